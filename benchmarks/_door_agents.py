@@ -2,7 +2,7 @@
 
 The controller is a real one in a process of its own; only the fleet and the store are left out. It is killed while the
 job trains, and another one takes its place with the same journal and the same listener. Agents are light: each has one
-link and speaks WebSocket by hand, beats once a second, and dials again as agent/main.py does.
+link and speaks WebSocket by hand, beats once a second, and dials again as agent/agent_shell.py does.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ _JOINING_S = 8.0  # over which they come the first time, which is not what is me
 _LIMIT_S = 60.0  # for everybody to be there
 _QUIET_S = 8.0  # after the last came: who was forgotten would be silent for too long by then
 _DIAL_S = 10.0  # as agent/connection/controller_dialer.py
-_REDIAL_S, _SLOWEST_S = 0.05, 1.0  # as agent/main.py
+_REDIAL_S, _SLOWEST_S = 0.05, 1.0  # as agent/agent_shell.py
 _BINARY, _PING, _PONG = 2, 9, 10
 
 

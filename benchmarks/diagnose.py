@@ -18,6 +18,7 @@ import msgspec
 from rich.table import Table
 
 from benchmarks._report import FULL, Findings, report
+from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.rank.stack_tracer import StackRequest, StackTracer
 from holdfast.core.diagnose.blocking_ranks import find_blocking
 from holdfast.model.job_seats import Seat
@@ -121,7 +122,7 @@ Window = tuple[float, float]
 
 def traces_s(ranks: Ranks) -> tuple[list[float], list[Window], list[Window]]:
     """What each trace took, and the windows with and without one."""
-    tracer = StackTracer("n0", RANKS)
+    tracer = StackTracer("n0", RANKS, SystemClock())
     took, busy, idle = [], [], []
     for _ in range(TRACES):
         time.sleep(0.3)

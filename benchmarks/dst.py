@@ -7,7 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from rich.table import Table
 
 from benchmarks._report import FULL, Findings, report
-from holdfast.cli.commands.sim_dst import build_controller, repeat_command
+from holdfast.cli.commands.sim_dst import REAL_PARTS, repeat_command
 from holdfast.logs import catalog_files
 from holdfast.sim.dst.seed_run import SeedResult, play_seed
 from holdfast.sim.dst.seed_setup import draw_setup
@@ -19,7 +19,7 @@ CHUNK = 50
 
 def some(first: int) -> list[SeedResult]:
     known = catalog_files.load_failures()
-    return [play_seed(draw_setup(seed), build_controller, known) for seed in range(first, min(first + CHUNK, SEEDS))]
+    return [play_seed(draw_setup(seed), REAL_PARTS, known) for seed in range(first, min(first + CHUNK, SEEDS))]
 
 
 def main() -> None:

@@ -26,8 +26,9 @@ PACKAGE = ROOT / "holdfast"
 # a first line that waits for little, 300; names of two words instead of one, and the lines that these break, 900;
 # decryption by processes of its own, 150; the job's state as a record with its invariants, and a view of it for
 # readers, 300; counters that never fall, what steps are counted from, imports that the environment changes, 150;
-# parts of the controller that say what they need when they are made, 400.
-TOTAL_LINES = 57_800
+# parts of the controller that say what they need when they are made, 400; the ports of an agent, so that the
+# simulation runs the real one, 500.
+TOTAL_LINES = 58_300
 SETTINGS = 98  # a detector has about five: its stance, its pace, its limits; hooks have five
 NOUNS = 70  # structs in holdfast/model/
 
@@ -44,7 +45,7 @@ TERMS = re.compile("data_(parallel|loader)|(read|write)_data")  # PyTorch's own 
 # The client never harms training: its outermost calls swallow everything. A rank's own exceptions, of whatever kind,
 # are shown and end it. A module that cannot be loaded ahead, for whatever reason, is left out. Drivers of storage raise
 # what their own libraries raise. A fork never goes on in the frames of its parent. In a simulated world whatever ends a
-# controller is a finding.
+# controller or an agent is a finding.
 CATCH_ALL = frozenset(
     {
         "checkpoint/remote_storage.py::_as_storage_error",
@@ -61,6 +62,7 @@ CATCH_ALL = frozenset(
         "client/training/update_norm.py::seen",
         "client/boot/zygote.py::_try_import",
         "linux/warm_fork.py::fork",
+        "sim/dst/agent_process.py::_run_agent",
         "sim/dst/controller_process.py::_serve_link",
         "sim/dst/controller_process.py::_run_life",
     }

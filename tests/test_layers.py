@@ -31,7 +31,7 @@ TORCH = (
 
 # Folders whose files still import each other in circles, and why. Take one out when its circle is gone.
 BEING_SPLIT = {
-    "sim.dst": "the simulated agent is being replaced by the real one",
+    "sim.dst": "machines, agents and ranks reach one another through the world that they are in",
 }
 
 

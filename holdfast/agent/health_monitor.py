@@ -11,12 +11,12 @@ import logging
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.sources import Read, Signal, SourceAbsent
 from holdfast.agent.sources.gpu import GpuSource, load_nvml
 from holdfast.agent.sources.host import HostSource
@@ -32,7 +32,7 @@ from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm
 from holdfast.model.signal import Gauge, Line
 from holdfast.wire import run_specs
-from holdfast.wire.holder_messages import HolderRank
+from holdfast.wire.holder_messages import HolderRank, RankKey
 from holdfast.wire.keeper_messages import ArenaRequest
 from holdfast.wire.run_specs import NodeSpec
 
@@ -45,11 +45,12 @@ _log = logging.getLogger("holdfast.agent")
 
 
 class MonitorPorts(msgspec.Struct, frozen=True):
-    """What the monitor needs from its agent: a callback for alarms, the ranks, the clock offset and NVML."""
+    """What the monitor needs from its agent: a callback for alarms, the ranks, the clocks and NVML."""
 
     noticed: Callable[[Alarm], None]
     held: Callable[[], list[HolderRank]]  # the ranks here, those that have ended among them
     offset_s: Callable[[], float]  # controller's clock minus ours
+    clock: AgentClock
     nvml: Callable[[], object] = load_nvml
 
 
@@ -73,6 +74,7 @@ class SourceFeed:
 class HealthMonitor:
     def __init__(self, node_dir: Path, node: NodeSpec, ties: MonitorPorts) -> None:
         self._spec, self._dir, self._ties = node, node_dir, ties
+        self._clock = ties.clock
         settings = node.settings
         limits = settings.health
         self._alone = "{node}" in limits.root
@@ -104,7 +106,7 @@ class HealthMonitor:
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.kills.count_now(time.monotonic())
+        self.kills.count_now(self._clock.monotonic())
         for feed in self._feeds.values():
             feed.thread = threading.Thread(
                 target=self._run_feed, args=(feed,), name=f"holdfast {feed.name}", daemon=True
@@ -131,15 +133,19 @@ class HealthMonitor:
         for name in (_GPUS, _HOST):
             self._feeds[name].wake.set()
 
+    def has_oom_kill(self) -> bool:
+        """Return whether the kernel has just killed for want of memory on this node."""
+        return self.kills.has_recent()
+
     def scarcely(self) -> str:
         """Return a sign that memory was scarce just now; empty if there is none, or if the kernel log is readable."""
-        return self.kills.scarcely(time.monotonic()) if self._feeds[_KERNEL].absent else ""
+        return self.kills.scarcely(self._clock.monotonic()) if self._feeds[_KERNEL].absent else ""
 
     # --- threads -----------------------------------------------------------------------------------------------
 
     def _run_feed(self, feed: SourceFeed) -> None:
         """Read one source at its pace, in its thread, until the monitor ends; return at once if it is absent."""
-        feed.asked_at = time.monotonic()
+        feed.asked_at = self._clock.monotonic()
         try:
             read = feed.make()
         except SourceAbsent as e:
@@ -148,7 +154,7 @@ class HealthMonitor:
             return
         while not self._ended.is_set():
             if not feed.shared or self._speaks_for_host():
-                feed.asked_at = time.monotonic()
+                feed.asked_at = self._clock.monotonic()
                 with feed.lock:
                     found = read()
                 if feed.behind:
@@ -168,7 +174,7 @@ class HealthMonitor:
         return True
 
     def _make_kernel(self) -> Read:
-        self._kernel = KernelLogSource(self._now, self._root)
+        self._kernel = KernelLogSource(self._now, self._clock, self._root)
         return self._kernel.read
 
     def _make_gpu(self) -> Read:
@@ -177,7 +183,7 @@ class HealthMonitor:
         return source.read
 
     def _make_host(self) -> Read:
-        self._host = HostSource(self._now, self._ties.offset_s, self._watched_paths, self._root)
+        self._host = HostSource(self._now, self._clock, self._ties.offset_s, self._watched_paths, self._root)
         return self._host.read
 
     def _make_logs(self) -> Read:
@@ -188,11 +194,10 @@ class HealthMonitor:
         return source.read
 
     def _now(self) -> float:
-        return time.time() + self._ties.offset_s()
+        return self._clock.wall() + self._ties.offset_s()
 
-    def _running_ranks(self) -> list[tuple[int, int]]:
-        keys = (held.key.split(":") for held in self._ties.held() if held.code is None)
-        return [(int(generation), int(rank)) for generation, rank in keys]
+    def _running_ranks(self) -> list[RankKey]:
+        return [held.rank_key for held in self._ties.held() if held.code is None]
 
     def _watched_paths(self) -> list[str]:
         """Return the paths that the job writes to, and where ranks want checkpoints. A node that speaks for its host
@@ -217,9 +222,9 @@ class HealthMonitor:
     def _on_signals(self, feed: SourceFeed, found: list[Signal]) -> None:
         """Turn signals into alarms; handle a large backlog in slices, so that beats go out in between."""
         owned = self._make_owned(feed)
-        until = time.monotonic() + _SLICE_S
+        until = self._clock.monotonic() + _SLICE_S
         for place, signal in enumerate(found):
-            if feed.behind and time.monotonic() > until:
+            if feed.behind and self._clock.monotonic() > until:
                 self._loop.call_soon(self._on_signals, feed, found[place:])
                 return
             match signal:
@@ -232,7 +237,7 @@ class HealthMonitor:
         feed.behind = False
 
     def _check_feeds(self) -> None:
-        now = time.monotonic()
+        now = self._clock.monotonic()
         self.kills.count_now(now)
         running = self._running_ranks()
         generation = max((generation for generation, _ in running), default=0)
@@ -252,7 +257,7 @@ class HealthMonitor:
         return self._health.on_gauge(Gauge(name=gauge, of=feed.name, value=value, at=self._now()), (self._spec.node,))
 
     def _send_alarm(self, alarm: Alarm | None) -> None:
-        if alarm and (passed := self._flood.admit_alarm(time.monotonic(), alarm)):
+        if alarm and (passed := self._flood.admit_alarm(self._clock.monotonic(), alarm)):
             _log.warning("%s (%s): %s", alarm.kind, alarm.stance, passed.reason)
             self._ties.noticed(passed)
 
@@ -264,7 +269,7 @@ class HealthMonitor:
             speaks=self._alone or self._speaker is not None,
             gpus=self._gpus,
             disks=self._host.disks if self._host else frozenset(),
-            ranks={held.pid: int(held.key.split(":")[1]) for held in self._ties.held() if self._knows_pids},
+            ranks={held.pid: held.rank_key.rank for held in self._ties.held() if self._knows_pids},
             bereaved=feed.name == _KERNEL and self.kills.has_recent(),
             elsewhere=self._rank_pids() if feed.name == _KERNEL and len(suspects) > 1 else frozenset(),
         )

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.agent import agent_state_files
 from holdfast.agent import main as agent
+from holdfast.agent.agent_state_files import AgentStateFiles
 from holdfast.agent.rank import last_words_judge
 from holdfast.agent.system import child_process
 from holdfast.agent.zygotes import Zygotes
@@ -50,7 +50,7 @@ class Holder:
     def __init__(self, node_dir: Path) -> None:
         self.node_dir = node_dir
         self.spec = run_specs.read_json(node_dir / "spec.json", run_specs.NodeSpec)
-        agent_state_files.reset_files(node_dir)  # what is written there is of an earlier life of this node
+        AgentStateFiles(node_dir).reset_notes()  # what is written there is of an earlier life of this node
         self.ranks: dict[str, HolderRank] = {}
         self.code: int | None = None  # set: leave with this code
         arena = os.memfd_create("holdfast-slots")

@@ -179,6 +179,7 @@ class RecoveryEffort:
         self._further_s = 0.0  # for so long the job made steps that were new
         self._stops: list[tuple[float, float]] = []  # when ranks were stopped, and how long it had been by then
         self._told: Progress | None = None
+        self._own_exits = 0  # before any step was made: a script that ends itself, as far as anybody can tell
         self._phase_at = 0.0
         self._phase = Phase.NEW
 
@@ -189,6 +190,8 @@ class RecoveryEffort:
         elif isinstance(event, Progress) and decision.phase is Phase.TRAINING:
             self.failures = 0
             self._on_progress(event)
+        elif isinstance(event, Alarm) and event.kind is Kind.CRASH and not self._told:
+            self._own_exits += event.code is not None and event.code > 0 and not event.klass
         for action in decision.actions:
             if isinstance(action, Stop):
                 self.failures += 1
@@ -210,7 +213,8 @@ class RecoveryEffort:
         waited = self._phase is Phase.WAITING and entry.at - self._phase_at >= self.wait_s - 0.001
         # Nobody may give up who makes new steps for half of the time, whatever else is done in the other half.
         stuck = sum(2 * (self._further_s - further_s) <= entry.at - at for at, further_s in self._stops)
-        if not waited and max(self.failures, stuck) <= self.attempts:
+        never_began = self._told is None and self._own_exits > 1
+        if not waited and not never_began and max(self.failures, stuck) <= self.attempts:
             raise UnsafeError(f"entry {entry.seq} at {entry.at:.3f}: gave up too early: {self.ended}")
 
 

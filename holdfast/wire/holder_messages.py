@@ -1,6 +1,7 @@
 """Messages between agent and holder: one per packet of a unix socket that the agent inherits."""
 
 import socket
+from typing import NamedTuple
 
 import msgspec
 
@@ -8,6 +9,21 @@ from holdfast.core.decoding import make_decoder
 from holdfast.wire.holder_zygote_messages import ForkRank
 
 PACKET_BYTES = 1 << 18
+
+
+class RankKey(NamedTuple):
+    """The name of a rank of one generation; the holder keeps it as text and never looks into it."""
+
+    generation: int
+    rank: int
+
+    @classmethod
+    def parse_text(cls, text: str) -> "RankKey":
+        generation, rank = text.split(":")
+        return cls(int(generation), int(rank))
+
+    def __str__(self) -> str:
+        return f"{self.generation}:{self.rank}"
 
 
 class ExecRank(msgspec.Struct, frozen=True, kw_only=True, tag="exec"):
@@ -74,6 +90,10 @@ class HolderRank(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     code: int | None = None
     at: float = 0.0
+
+    @property
+    def rank_key(self) -> RankKey:
+        return RankKey.parse_text(self.key)
 
 
 class KeptArena(msgspec.Struct, frozen=True, kw_only=True):

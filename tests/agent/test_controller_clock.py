@@ -4,11 +4,12 @@ import time
 
 import pytest
 
+from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.connection.controller_clock import ControllerClock
 
 
 def test_a_clock_that_is_set_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = ControllerClock()
+    clock = ControllerClock(SystemClock())
     known = [clock.known]
     assert abs(time.monotonic() + clock.offset_s - time.time()) < 5
     assert clock.wall_s() == 0.0

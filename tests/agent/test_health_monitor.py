@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from holdfast.agent import health_monitor
+from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.health_monitor import HealthMonitor, MonitorPorts
 from holdfast.core.detect.health import HealthLimits
 from holdfast.core.detect.user_log_rules import Rule, RuleLimits
@@ -46,7 +47,9 @@ class Scene:
     def monitor(self, node: str = "n0", **ties: Any) -> HealthMonitor:
         node_dir = self.nodes / node
         node_dir.mkdir(parents=True, exist_ok=True)
-        made = MonitorPorts(self.heard.append, lambda: self.held, lambda: 0.0, **{"nvml": lambda: self.nvml, **ties})
+        made = MonitorPorts(
+            self.heard.append, lambda: self.held, lambda: 0.0, SystemClock(), **{"nvml": lambda: self.nvml, **ties}
+        )
         return HealthMonitor(node_dir, self.spec(node), made)
 
     def spec(self, node: str) -> NodeSpec:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from holdfast.agent.rank.log_rotation import LogRotation
+from holdfast.wire.holder_messages import RankKey
 from tests.fleet.places import TEMPLATE
 
 
@@ -18,6 +19,6 @@ def test_a_flood_is_noted_once(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     path.parent.mkdir(parents=True)
     for _ in range(3):
         path.write_bytes(bytes(1 << 17))
-        rotating.rotate_logs(["1:0", "1:1"])
+        rotating.rotate_logs([RankKey(1, 0), RankKey(1, 1)])
         assert path.stat().st_size == 0
     assert caplog.text.count("rank 0 writes more than logs.file_bytes") == 1

@@ -3,6 +3,7 @@
 import mmap
 
 from holdfast.agent.rank.loss_alarms import LossReports
+from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.core.detect.loss_spikes import LossLimits
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.loss_response import LossPolicy
@@ -19,13 +20,15 @@ class Node:
     def __init__(self, generation: int = 1, limits: LossLimits = LIMITS) -> None:
         self.arena = mmap.mmap(-1, 2 * SLOT_BYTES)
         self.slots = [SlotWriter(self.arena, index, generation=generation, rank=index) for index in range(2)]
+        self.memory = ProgressSlots(2)
+        self.memory.arena = self.arena
         self.losses = LossReports("n0", limits)
 
     def step(self, number: int, *losses: float, own: tuple[float | None, float | None] = (None, None)) -> list[object]:
         for slot, loss, norm in zip(self.slots, losses, own, strict=True):
             slot.write_values(number, loss, None, norm)
             slot.step(number)
-        return list(self.losses.read_slots(self.arena, 2, 1000.0))
+        return list(self.losses.read_losses(self.memory, 1000.0))
 
 
 def test_a_spike_that_ranks_share_is_one_alarm() -> None:
@@ -65,7 +68,7 @@ def test_marks_are_handed_on_once() -> None:
     node = Node()
     node.slots[1].write_hash(10, 99, 1, 2)
     node.slots[1].step(10)
-    list(node.losses.read_slots(node.arena, 2, 0.0))
+    list(node.losses.read_losses(node.memory, 0.0))
     assert [(mark.rank, mark.step, mark.value) for mark in node.losses.take_marks()] == [(1, 10, 99)]
     assert node.losses.take_marks() == ()
 

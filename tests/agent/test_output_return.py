@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.releases.output_return import Homecoming, files_being_written
 from holdfast.wire.releases import release_copy_sync
 from holdfast.wire.releases.release_copy_sync import GatheredFiles
@@ -21,7 +22,7 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.root = plant(folder / "proj", CODE)
         self.at, self.index = copied(folder, self.root)
-        self.homecoming = Homecoming(folder / "releases")
+        self.homecoming = Homecoming(folder / "releases", SystemClock())
         self.now = 0.0
 
     def look(self, after_s: float = 3.0) -> GatheredFiles:

@@ -8,9 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.agent import agent_state_files
+from holdfast.agent.agent_state_files import AgentStateFiles
 from holdfast.agent.process_holder import Holder
 from holdfast.agent.zygotes import Zygote
+from holdfast.core.agent_state_machine import RememberLeaving
 from holdfast.model.errand import Leave
 from holdfast.wire import holder_messages, holder_zygote_messages, run_specs
 from holdfast.wire.holder_messages import (
@@ -104,11 +105,12 @@ def fork_of(key: str) -> ForkRank:
 
 
 def test_a_node_that_is_started_anew_was_not_alone_before(tmp_path: Path) -> None:
-    since = agent_state_files.mark_alone(tmp_path)
-    agent_state_files.write_leave_intent(tmp_path, Leave(id=0, code=1, grace_s=2.0, reason="no controller for 60 s"))
+    notes = AgentStateFiles(tmp_path)
+    notes.mark_alone(5.0)
+    notes.write_deed(RememberLeaving(Leave(id=0, code=1, grace_s=2.0, reason="no controller for 60 s")))
     Bench(tmp_path).close()
-    assert agent_state_files.mark_alone(tmp_path) > since
-    assert agent_state_files.read_leave_intent(tmp_path) is None, "the life before has left"
+    assert notes.mark_alone(9.0) == 9.0
+    assert notes.read_leave_intent() is None, "the life before has left"
 
 
 def test_a_rank_that_ends_before_its_birth_is_told(bench: Bench) -> None:

@@ -4,15 +4,17 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.rank.rank_processes import RankProcesses
 from holdfast.model.errand import LaunchHere
 from holdfast.model.job_seats import Seat
+from holdfast.model.release import Release
 from holdfast.wire import holder_messages
 from holdfast.wire.holder_messages import (
     ExecRank,
@@ -30,6 +32,7 @@ from holdfast.wire.holder_messages import (
 )
 from holdfast.wire.holder_zygote_messages import ForkRank
 from holdfast.wire.rank_memory.flight_log_writer import slot_memory_bytes
+from holdfast.wire.releases.staged_release import StagedRelease
 from tests.fleet.places import TEMPLATE
 
 
@@ -58,7 +61,12 @@ class Bench:
         ours, self.holder = holder_messages.make_socket_pair()
         self.holder.setblocking(False)
         self.over: list[HolderRank] = []
-        self.ranks = RankProcesses(node, Path(node.log_dir), ours, self.over.append)
+        self.said: asyncio.Queue[str] = asyncio.Queue()
+        self.releases: Callable[[Release], StagedRelease] = lambda release: StagedRelease()
+        self.ranks = RankProcesses(
+            node, Path(node.log_dir), ours, SystemClock(),
+            on_rank_exit=self.over.append, say=self.said.put_nowait, staged=lambda release: self.releases(release),
+        )  # fmt: skip
         self.sock: socket.socket = ours
         self.arena = folder / "arena"
         self.arena.write_bytes(bytes(slot_memory_bytes(2)))
@@ -230,8 +238,7 @@ async def test_a_zygote_is_asked_for_and_used(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(("ok", "then"), [(True, "another one is ready"), (False, "ranks are started afresh")])
 async def test_a_zygote_that_was_killed_is_told(tmp_path: Path, ok: bool, then: str) -> None:
     bench = Bench(tmp_path, zygote=True)
-    said: asyncio.Queue[str] = asyncio.Queue()
-    bench.ranks.say = said.put_nowait
+    said = bench.said
     await bench.begin()
     await bench.hear()
     await bench.say(ZygoteWarmed(ok=True))

@@ -23,7 +23,7 @@ def launch(generation: int, release: Release = RELEASE) -> LaunchHere:
 def staged(bench: Bench, module: bool = False) -> None:
     entry = msgspec.structs.replace(bench.ranks.spec.entry, cwd="/proj/sub", module=module)
     bench.ranks.spec = msgspec.structs.replace(bench.ranks.spec, entry=entry)
-    bench.ranks.staged = lambda r: StagedRelease(root=r.root, at=f"/staged/{r.digest}") if r.digest else StagedRelease()
+    bench.releases = lambda r: StagedRelease(root=r.root, at=f"/staged/{r.digest}") if r.digest else StagedRelease()
 
 
 async def started(bench: Bench, errand: LaunchHere) -> ExecRank | ForkRank:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.connection.controller_dialer import ControllerDialer
 from holdfast.agent.releases.release_stager import ReleaseStager
 from holdfast.cli.launch import release_packing
@@ -38,6 +39,7 @@ class Desk:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.said: list[str] = []
 
     def pack(self, root: Path, number: int = 2) -> Release:
         kept = list_release_files(root).kept
@@ -51,7 +53,7 @@ class Desk:
             releases=str(self.folder / releases),
             entry=EntryPoint(argv=("train.py",), python=sys.executable, zygote=False, cwd=str(self.folder)),
         )
-        return ReleaseStager(node, self.folder / "node", ControllerDialer(node))
+        return ReleaseStager(node, self.folder / "node", ControllerDialer(node), SystemClock(), self.said.append)
 
 
 @pytest.fixture
@@ -155,8 +157,7 @@ async def test_ranks_run_in_place_while_nothing_is_edited(desk: Desk, tmp_path: 
     root = plant(tmp_path / "proj", {"train.py": "print(1)\n", "lib/a.py": "", "ds.json": "{}"})
     release = desk.pack(root)
     node = desk.node()
-    said: list[str] = []
-    node.say = said.append
+    said = desk.said
     copy = node.staged_tree(release)
     assert node.staged_location(release) == copy, "as long as nobody has looked"
     assert await node.begin_launch(release) == ""
@@ -179,7 +180,6 @@ async def test_ranks_run_in_place_while_nothing_is_edited(desk: Desk, tmp_path: 
     ]
     assert await node.begin_launch(release) == "" and len(said) == 1, "which is said once"
     other = desk.node()
-    other.say = said.append
     assert await other.begin_launch(release, first=False) == "" and len(said) == 1, "by one node"
     plant(root, {"train.py": "print(1)\n", "lib/a.py": ""})
     assert await node.begin_launch(release) == "" and node.staged_location(release).at == "", "the edit was undone"
@@ -197,8 +197,7 @@ async def test_the_work_of_a_job_stays_in_its_own_tree(desk: Desk, tmp_path: Pat
     fixed = plant(tmp_path / "fixed", {"train.py": "2", "data/y": ""})
     release = msgspec.structs.replace(desk.pack(fixed), home=str(home))
     node = desk.node()
-    said: list[str] = []
-    node.say = said.append
+    said = desk.said
     assert await node.begin_launch(release) == ""
     at = Path(node.staged_location(release).at)
     assert at == Path(node.staged_tree(release).at), "equal to a tree that is not the job's"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.rank import stack_tracer
 from holdfast.agent.rank.stack_tracer import StackRequest, StackTracer, fit_trace
 from holdfast.agent.system import procfs
@@ -87,7 +88,7 @@ def held(*pids: int) -> tuple[HolderRank, ...]:
 
 
 def take(*pids: int, deadline_s: float = PATIENCE_S, spy: str | None = None, native: bool = False) -> Trace:
-    return StackTracer("n0", 4, spy).take_trace(
+    return StackTracer("n0", 4, SystemClock(), spy).take_trace(
         StackRequest(ranks=held(*pids), deadline_s=deadline_s, native=native), None
     )
 
@@ -142,7 +143,7 @@ def test_native_frames(start: Start) -> None:
 
 def test_a_pid_that_came_again_is_not_looked_at(start: Start) -> None:
     pid = start(SLEEPER)
-    looking = StackTracer("n0", 4, SPY)
+    looking = StackTracer("n0", 4, SystemClock(), SPY)
     looking.watch_ranks(held(pid))
     looking._starts["1:0", pid] -= 1  # as if the one we knew had been born earlier
     (process,) = looking.take_trace(StackRequest(ranks=held(pid), deadline_s=PATIENCE_S), None).processes
@@ -202,9 +203,13 @@ def test_what_a_rank_tells_of_its_end(start: Start) -> None:
         told = slot_reader.SlotWriter(memory, 0, generation=1, rank=0)
         asked = StackRequest(ranks=held(pid), deadline_s=PATIENCE_S)
         told.mark_parting(True)
-        assert [p.ending for p in StackTracer("n0", 1, SPY).take_trace(asked, memory).processes] == ["parting"]
+        assert [p.ending for p in StackTracer("n0", 1, SystemClock(), SPY).take_trace(asked, memory).processes] == [
+            "parting"
+        ]
         told.mark_returned()
-        assert [p.ending for p in StackTracer("n0", 1, SPY).take_trace(asked, memory).processes] == ["returned"]
+        assert [p.ending for p in StackTracer("n0", 1, SystemClock(), SPY).take_trace(asked, memory).processes] == [
+            "returned"
+        ]
 
 
 def test_no_py_spy(start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -253,7 +258,7 @@ def test_a_rank_tells_by_itself_where_it_is(start: Start, tmp_path: Path, can: b
             assert time.monotonic() < until
             time.sleep(0.02)
         time.sleep(0.0 if can else 2.0)  # until it holds the lock
-        looking = StackTracer("n0", 1, str(tmp_path / "missing"))
+        looking = StackTracer("n0", 1, SystemClock(), str(tmp_path / "missing"))
         trace = looking.take_trace(StackRequest(ranks=held(pid), deadline_s=5.0), memory)
     os.close(fd)
     assert trace.flights[0].rank == 0 and trace.took_s < PATIENCE_S
@@ -291,4 +296,9 @@ def test_logs_of_others_are_not_taken_for_the_ranks(start: Start) -> None:
     pid = start(SLEEPER)
     with mmap.mmap(-1, slot_memory_bytes(1)) as memory:
         FlightLog(memory, flight_log_offset(1, 0), generation=1, rank=0).write_flight(1.0, [], [])  # of this process
-        assert StackTracer("n0", 1, SPY).take_trace(StackRequest(ranks=held(pid), deadline_s=5.0), memory).flights == ()
+        assert (
+            StackTracer("n0", 1, SystemClock(), SPY)
+            .take_trace(StackRequest(ranks=held(pid), deadline_s=5.0), memory)
+            .flights
+            == ()
+        )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.rank.zygote_preload import ZygotePreload
 from tests.fleet.places import TEMPLATE
 
@@ -14,7 +15,7 @@ ABSENT = "a_module_that_nobody_has"
 def preloading(folder: Path, learned: str = "") -> ZygotePreload:
     entry = msgspec.structs.replace(TEMPLATE.entry, preload=("torch",), later=(ABSENT, "json"))
     node = msgspec.structs.replace(TEMPLATE, entry=entry, learned=learned)
-    return ZygotePreload(node, folder / "imports.json")
+    return ZygotePreload(node, folder / "imports.json", SystemClock())
 
 
 def test_before_the_first_launch_only_what_ranks_wait_for_or_what_is_there(tmp_path: Path) -> None:

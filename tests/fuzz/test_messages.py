@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.agent import agent_state_files, probes
+from holdfast.agent import probes
+from holdfast.agent.agent_state_files import AgentStateFiles
 from holdfast.agent.diagnostics import probe_runner
 from holdfast.agent.rank import stack_tracer
 from holdfast.chaos import rank_orders
@@ -136,10 +137,10 @@ def test_steps_to_skip(text: str) -> None:
 
 
 FILES: dict[str, Callable[[Path], object]] = {
-    "done.jsonl": agent_state_files.read_done,
-    "stopped": lambda path: agent_state_files.read_stopped(path.parent),
-    "alone": lambda path: agent_state_files.mark_alone(path.parent),
-    "leaving.json": lambda path: agent_state_files.read_leave_intent(path.parent),
+    "done.jsonl": lambda path: AgentStateFiles(path.parent).read_done(),
+    "stopped": lambda path: AgentStateFiles(path.parent).read_stopped(),
+    "alone": lambda path: AgentStateFiles(path.parent).mark_alone(1.0),
+    "leaving.json": lambda path: AgentStateFiles(path.parent).read_leave_intent(),
 }
 
 

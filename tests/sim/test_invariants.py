@@ -11,13 +11,15 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.incident.first_cause import Incident
+from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.incident.ladder_case import IncidentCase
 from holdfast.core.membership.standbys import Standbys
-from holdfast.model.action import Action, Dismiss, Launch, Stop
-from holdfast.model.event import Entry, Phase, Tick
-from holdfast.model.job_seats import Seat
+from holdfast.model.action import Action, Dismiss, Finish, Launch, Stop
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.event import Begin, Decision, Entry, Limits, Phase, Tick
+from holdfast.model.job_seats import Job, Seat
 from holdfast.sim.fault_source import HARSH, FaultRates, NodeLoss
-from holdfast.sim.invariants import InvariantWatch, UnsafeError
+from holdfast.sim.invariants import InvariantWatch, RecoveryEffort, UnsafeError
 from holdfast.sim.job_world import SimSetup
 from holdfast.sim.simulation import simulate
 from tests.core.transcript import Scenario
@@ -92,6 +94,27 @@ def test_giving_up_too_early_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(IncidentCase, "fruitless_restarts", 99)
     with pytest.raises(UnsafeError, match="gave up too early"):
         simulate(SMALL)
+
+
+def gives_up(*codes: int) -> str:
+    """What is said of a job that gives up when its ranks have ended with these codes, before any step."""
+    begin = Begin(job=Job(run_id="r", min_nodes=1, max_nodes=1, can_acquire=False), limits=Limits())
+    effort, finish = RecoveryEffort(), Finish(id=9, code=GAVE_UP, grace_s=1.0, reason="in vain")
+    effort.on_entry(Entry(seq=1, at=1.0, event=begin, decision=Decision()))
+    for seq, code in enumerate(codes, 2):
+        alarm = Alarm(kind=Kind.CRASH, at=2.0, suspects=("n0",), reason=f"exited with code {code}", code=code)
+        effort.on_entry(Entry(seq=seq, at=2.0, event=alarm, decision=Decision()))
+    try:
+        effort.on_entry(Entry(seq=99, at=3.0, event=Tick(), decision=Decision(actions=(finish,))))
+    except UnsafeError as e:
+        return str(e)
+    return ""
+
+
+def test_a_script_that_ends_itself_again_before_any_step_may_be_given_up() -> None:
+    assert gives_up(1, 1) == ""
+    assert "too early" in gives_up(1)
+    assert "too early" in gives_up(-9, -9), "which a machine may well do"
 
 
 def test_an_action_id_used_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

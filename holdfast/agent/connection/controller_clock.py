@@ -1,18 +1,19 @@
 """The controller's time as this node knows it: the monotonic clock, plus an offset set at each welcome."""
 
-import time
+from holdfast.agent.agent_clock import AgentClock
 
 
 class ControllerClock:
     """Converts instants of this node to the controller's time, even if someone sets the machine's clock meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: AgentClock) -> None:
+        self._clock = clock
         self.known = False  # until a controller has told its time, the machine's own is all there is
-        self.offset_s = time.time() - time.monotonic()  # what to add to an instant of the steady clock
+        self.offset_s = clock.wall() - clock.monotonic()  # what to add to an instant of the steady clock
 
     def on_welcome(self, at: float) -> None:
-        self.offset_s, self.known = at - time.monotonic(), True
+        self.offset_s, self.known = at - self._clock.monotonic(), True
 
     def wall_s(self) -> float:
         """Return what to add to the wall clock's present time to get the controller's; 0 before the first welcome."""
-        return time.monotonic() + self.offset_s - time.time() if self.known else 0.0
+        return self._clock.monotonic() + self.offset_s - self._clock.wall() if self.known else 0.0

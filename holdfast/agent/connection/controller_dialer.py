@@ -25,6 +25,33 @@ class UnprovenPeerError(OSError):
     """The peer that answers is not proven to be our controller."""
 
 
+class BrokenLinkError(OSError):
+    """The link to the controller cannot be opened, or has broken."""
+
+
+class WebSocketLink:
+    """A WebSocket to the controller."""
+
+    def __init__(self, ws: aiohttp.ClientWebSocketResponse) -> None:
+        self._ws = ws
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        message = await self._ws.receive()
+        if message.type is not aiohttp.WSMsgType.BINARY:
+            raise StopAsyncIteration
+        packet: bytes = message.data
+        return packet
+
+    async def send_bytes(self, packet: bytes) -> None:
+        try:
+            await self._ws.send_bytes(packet)
+        except aiohttp.ClientError as e:
+            raise BrokenLinkError(str(e)) from e
+
+
 class ControllerDialer:
     def __init__(self, node: NodeSpec) -> None:
         url = urlsplit(node.url)
@@ -59,14 +86,19 @@ class ControllerDialer:
         return f"/proc/self/fd/{self._folder}/{path.name}"
 
     @contextlib.asynccontextmanager
-    async def open_link(self) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """Open a WebSocket to the controller and verify the peer; raise UnprovenPeerError if it is another."""
-        async with (
-            self.open_session(aiohttp.ClientTimeout(total=_DIAL_S)) as session,
-            session.ws_connect(self.url_for("/agent"), max_msg_size=agent_messages.MAX_BYTES, heartbeat=PING_S) as ws,
-        ):
-            self._verify_peer(ws)
-            yield ws
+    async def open_link(self) -> AsyncIterator[WebSocketLink]:
+        """Open a WebSocket to the controller and verify the peer; raise UnprovenPeerError if it is another.
+        Raise BrokenLinkError or another OSError if there is no link, or no longer."""
+        url = self.url_for("/agent")
+        try:
+            async with (
+                self.open_session(aiohttp.ClientTimeout(total=_DIAL_S)) as session,
+                session.ws_connect(url, max_msg_size=agent_messages.MAX_BYTES, heartbeat=PING_S) as ws,
+            ):
+                self._verify_peer(ws)
+                yield WebSocketLink(ws)
+        except aiohttp.ClientError as e:
+            raise BrokenLinkError(str(e)) from e
 
     def _verify_peer(self, ws: aiohttp.ClientWebSocketResponse) -> None:
         """Raise UnprovenPeerError unless the peer is this run's controller. TLS has already proved its key."""

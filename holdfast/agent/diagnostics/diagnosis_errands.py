@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.agent.diagnostics.probe_runner import ProbeTerms, run_link, run_probes
 from holdfast.agent.diagnostics.replay_runner import run_replay
+from holdfast.core.agent_state_machine import ErrandDone
 from holdfast.model.errand import LaunchHere, PairTestHere, ProbeHere, ReplayHere
 from holdfast.model.probe import Finding
 from holdfast.model.release import Release
@@ -35,24 +36,27 @@ class DiagnosisResult(msgspec.Struct, frozen=True, kw_only=True):
 class NodeDiagnosis:
     """Runs one diagnosis at a time; the next errand cancels it, unless that only stages a release."""
 
-    def __init__(self, node: NodeSpec, node_dir: Path, environment: Environment) -> None:
+    def __init__(
+        self, node: NodeSpec, node_dir: Path, environment: Environment, entry: Callable[[Release], EntryPoint]
+    ) -> None:
         self._node = node
         self._node_dir = node_dir
         self._environment = environment
-        self.entry: Callable[[Release], EntryPoint] = lambda release: node.entry  # what ranks of a release run
+        self._entry = entry  # what ranks of a release run
         self._task: asyncio.Task[DiagnosisResult] | None = None
 
-    async def run_errand(self, errand: ProbeHere | PairTestHere | ReplayHere) -> tuple[str, DiagnosisResult]:
-        """Run the diagnosis; return an error in words, empty if there is none, and what was found."""
+    async def run_errand(self, errand: ProbeHere | PairTestHere | ReplayHere) -> ErrandDone:
+        """Run the diagnosis and return what was found, or why there is nothing."""
         await self.stop()
         task = self._task = asyncio.create_task(self._run_diagnosis(errand))
         await asyncio.wait([task])
         if task.cancelled():
-            return "it was given something else to do", DiagnosisResult()
+            return ErrandDone(errand, False, "it was given something else to do")
         try:
-            return "", task.result()
+            found = task.result()
         except OSError as e:
-            return f"it cannot be tried: {e}", DiagnosisResult()
+            return ErrandDone(errand, False, f"it cannot be tried: {e}")
+        return ErrandDone(errand, True, findings=found.findings, played=found.played)
 
     async def stop(self) -> None:
         """Cancel the running diagnosis; return when all of it has ended."""
@@ -71,7 +75,7 @@ class NodeDiagnosis:
                 if not _NAME.fullmatch(replay.name):
                     raise OSError(f"{replay.name!r} is no name of a replay")
                 folder = self._node_dir / "replay" / replay.name
-                entry = self.entry(launch.release)
+                entry = self._entry(launch.release)
                 return DiagnosisResult(
                     played=await run_replay(errand, entry, folder, partial(self._environment, launch))
                 )

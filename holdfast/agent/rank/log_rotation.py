@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from holdfast.agent.rank import log_tail
-from holdfast.wire.holder_messages import HolderRank
+from holdfast.wire.holder_messages import HolderRank, RankKey
 from holdfast.wire.run_specs import NodeSpec
 
 _LOOK_S = 1.0  # how often their sizes are looked at
@@ -15,20 +15,19 @@ _log = logging.getLogger("holdfast.agent")
 class LogRotation:
     def __init__(self, node: NodeSpec) -> None:
         self._node = node
-        self._flooded: set[str] = set()
+        self._flooded: set[RankKey] = set()
 
     async def run(self, ranks: Callable[[], Iterable[HolderRank]]) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
             # In a thread: a slow disk must not keep us from speaking.
-            await asyncio.to_thread(self.rotate_logs, [held.key for held in ranks()])
+            await asyncio.to_thread(self.rotate_logs, [held.rank_key for held in ranks()])
 
-    def rotate_logs(self, keys: list[str]) -> None:
+    def rotate_logs(self, keys: list[RankKey]) -> None:
         for key in keys:
-            generation, rank = (int(part) for part in key.split(":"))
-            where = log_tail.rank_folder(self._node.log_dir, generation, rank)
+            where = log_tail.rank_folder(self._node.log_dir, key.generation, key.rank)
             limit_bytes = self._node.settings.logs.file_bytes
             rotated = [log_tail.rotate_file(where / name, limit_bytes) for name in ("stdout.log", "stderr.log")]
             if any(rotated) and key not in self._flooded:
                 self._flooded.add(key)
-                _log.warning("rank %d writes more than logs.file_bytes; its older output is dropped", rank)
+                _log.warning("rank %d writes more than logs.file_bytes; its older output is dropped", key.rank)

@@ -1,15 +1,15 @@
 """Reads losses and state hashes from the ranks' progress slots, and runs the loss detectors on them."""
 
-import mmap
 from collections.abc import Iterator
 
 import msgspec
 
+from holdfast.agent.agent_ports import RankSlots
 from holdfast.core.detect.loss_spikes import LossLimits, SpikeDetector, SpikeRule, alarm_of, policy_hindrance
 from holdfast.model.alarm import Alarm
 from holdfast.model.release import Ease
 from holdfast.model.signal import Loss, Mark, StepValues
-from holdfast.wire.rank_memory import slot_reader
+from holdfast.wire.rank_memory.slot_reader import SlotReading
 
 _READERS = 1 << 10  # of ranks, dead ones among them
 
@@ -31,20 +31,19 @@ class LossReports:
         marks, self._marks = tuple(self._marks), []
         return marks
 
-    def read_slots(self, arena: mmap.mmap, nproc: int, offset_s: float) -> Iterator[Alarm | Loss]:
+    def read_losses(self, slots: RankSlots, offset_s: float) -> Iterator[Alarm | Loss]:
         """Yield new losses and alarms from the slots; `offset_s` converts their instants to the controller's time.
 
         The rank whose loss went wrong first comes first: the next all-reduce spreads its bad values to the others.
         """
-        read = [(index, slot_reader.read_slot(arena, index)) for index in range(nproc)]
-        readings = [(index, reading) for index, reading in read if reading is not None]
+        readings = slots.read_slots()
         spoilt = [r for _, r in readings if r.first_bad_step >= 0 and r.loss is not None]
         for reading in sorted(spoilt, key=lambda r: r.first_bad_step):
             yield self._nonfinite_loss(reading, offset_s)
         for index, reading in readings:
-            yield from self._new_alarms(arena, index, reading, offset_s)
+            yield from self._new_alarms(slots, index, reading, offset_s)
 
-    def _nonfinite_loss(self, reading: slot_reader.SlotReading, offset_s: float) -> Loss:
+    def _nonfinite_loss(self, reading: SlotReading, offset_s: float) -> Loss:
         assert reading.loss is not None
         return Loss(
             node=self._node,
@@ -55,9 +54,7 @@ class LossReports:
             at=reading.at + offset_s,
         )
 
-    def _new_alarms(
-        self, arena: mmap.mmap, index: int, reading: slot_reader.SlotReading, offset_s: float
-    ) -> Iterator[Alarm]:
+    def _new_alarms(self, slots: RankSlots, index: int, reading: SlotReading, offset_s: float) -> Iterator[Alarm]:
         owner = (reading.generation, reading.rank, reading.pid)
         if owner not in self._spikes:
             if len(self._spikes) >= _READERS:
@@ -67,7 +64,7 @@ class LossReports:
         seq, count = self._read.get(owner, (0, 0))
         if seq == reading.seq:
             return  # what goes into the ring is followed by a write of the step
-        count, news = slot_reader.read_entries(arena, index, reading, count)
+        count, news = slots.read_entries(index, reading, count)
         self._read[owner] = reading.seq, count
         for one in news:
             if isinstance(one, Mark):

@@ -4,18 +4,18 @@ import asyncio
 import contextlib
 import json
 import logging
-import mmap
 import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.rank import log_tail
+from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.agent.rank.zygote_preload import ZygotePreload
 from holdfast.core.decoding import from_json
 from holdfast.linux import process_control
@@ -34,6 +34,7 @@ from holdfast.wire.holder_messages import (
     MakeArena,
     QuitHolder,
     RankEnded,
+    RankKey,
     RankStarted,
     StartRefused,
     SweepDone,
@@ -42,7 +43,7 @@ from holdfast.wire.holder_messages import (
 )
 from holdfast.wire.holder_zygote_messages import ForkRank
 from holdfast.wire.rank_environment import make_rank_environment
-from holdfast.wire.rank_memory import flight_log_reader, flight_log_writer, slot_reader
+from holdfast.wire.rank_memory import flight_log_writer
 from holdfast.wire.releases.staged_release import StagedRelease, skip_variables, staged_entry, staged_environment
 from holdfast.wire.run_specs import EntryPoint, NodeSpec
 
@@ -53,27 +54,31 @@ _SWEPT_S = 8.0  # the holder takes less
 _EXECUTED = str(Path(__file__).parents[2] / "client" / "boot" / "executed_rank.py")
 
 
-def generation_of(key: str) -> int:
-    return int(key.partition(":")[0])
-
-
 class RankProcesses:
     def __init__(
-        self, node: NodeSpec, node_dir: Path, sock: socket.socket, on_over: Callable[[HolderRank], None]
+        self,
+        node: NodeSpec,
+        node_dir: Path,
+        sock: socket.socket,
+        clock: AgentClock,
+        *,
+        on_rank_exit: Callable[[HolderRank], None],
+        say: Callable[[str], None],  # to the person
+        staged: Callable[[Release], StagedRelease],
     ) -> None:
         self.spec = node
-        self.held: dict[str, HolderRank] = {}
+        self.held: dict[RankKey, HolderRank] = {}
         self.warm = asyncio.Event()
         self.cold = ""  # why there is no zygote, for the log
-        self.say: Callable[[str], None] = lambda text: None  # to the person
-        self.staged: Callable[[Release], StagedRelease] = lambda release: StagedRelease()
-        self.arena: mmap.mmap | None = None
+        self.slots = ProgressSlots(node.nproc)
+        self._say = say
+        self._staged = staged
+        self._clock = clock
         self._key = ""  # of the zygote: the environment of its release, as JSON
-        self._arena_path = ""
         self._sock = sock
         self._sock.setblocking(False)
-        self._on_over = on_over
-        self._started: dict[str, asyncio.Future[str]] = {}  # asked for, not answered
+        self._on_rank_exit = on_rank_exit
+        self._started: dict[RankKey, asyncio.Future[str]] = {}  # asked for, not answered
         self._stopped = 0  # ranks of generations up to this one may not start any more
         self._changed = asyncio.Event()
         self._swept: asyncio.Future[tuple[int, ...]] | None = None
@@ -82,7 +87,7 @@ class RankProcesses:
         self._made: dict[str, asyncio.Future[str]] = {}
         self._imports = node_dir / "imports.json"  # written by a rank at its first step
         self._mesh = node_dir / "mesh.json"  # parallel groups, if the script tells them
-        self._preloading = ZygotePreload(node, self._imports)
+        self._preloading = ZygotePreload(node, self._imports, clock)
 
     # --- talking to the holder ---------------------------------------------------------------------------------
 
@@ -93,20 +98,21 @@ class RankProcesses:
                 case HolderListing() as listing:
                     self._on_listing(listing)
                     listed.set()
-                case RankStarted(key=key, pid=pid):
-                    self.held[key] = HolderRank(key=key, pid=pid)
-                    if generation_of(key) <= self._stopped:  # told to stop while it was being born
-                        self._send_holder(KillRank(key=key, signal=signal.SIGKILL))
+                case RankStarted(key=text, pid=pid):
+                    key = RankKey.parse_text(text)
+                    self.held[key] = HolderRank(key=text, pid=pid)
+                    if key.generation <= self._stopped:  # told to stop while it was being born
+                        self._send_holder(KillRank(key=text, signal=signal.SIGKILL))
                     self._answer_start(key, "")
-                case StartRefused(key=key, error=error):
-                    self._answer_start(key, error)
+                case StartRefused(key=text, error=error):
+                    self._answer_start(RankKey.parse_text(text), error)
                 case SweepDone(left=left):
                     if self._swept and not self._swept.done():
                         self._swept.set_result(left)
-                case ZygoteWarmed(ok=ok, detail=detail, key=key, lost=lost) if key == self._key:
+                case ZygoteWarmed(ok=ok, detail=detail, key=zygote, lost=lost) if zygote == self._key:
                     if lost and self.warm.is_set():
                         then = "another one is ready" if ok else "ranks are started afresh from now on"
-                        self.say(f"the zygote {lost}; {then}")
+                        self._say(f"the zygote {lost}; {then}")
                     self.cold = "" if ok else detail
                     if self.warm.is_set():
                         _log.info("zygote: %s", detail)
@@ -117,17 +123,15 @@ class RankProcesses:
                     if made and not made.done():
                         made.set_result(arena.path)
                 case RankEnded(rank=rank):
-                    self.held[rank.key] = rank
+                    self.held[rank.rank_key] = rank
                     self._changed.set()
-                    self._on_over(rank)
+                    self._on_rank_exit(rank)
         os._exit(1)  # without a holder there is nothing to be an agent of
 
     def _on_listing(self, listing: HolderListing) -> None:
-        self.held = {rank.key: rank for rank in listing.ranks}
+        self.held = {rank.rank_key: rank for rank in listing.ranks}
         self.arenas = listing.arenas
-        fd = os.open(listing.arena, os.O_RDWR)
-        self.arena, self._arena_path = mmap.mmap(fd, 0), listing.arena
-        os.close(fd)
+        self.slots.open_memory(listing.arena)
         if listing.warm:
             self._key = listing.key
             self._preloading.adopt_modules(listing.modules)
@@ -138,7 +142,7 @@ class RankProcesses:
             self.cold = "not asked for"
             self.warm.set()
 
-    def _answer_start(self, key: str, error: str) -> None:
+    def _answer_start(self, key: RankKey, error: str) -> None:
         future = self._started.pop(key, None)
         if future and not future.done():
             future.set_result(error)
@@ -174,9 +178,9 @@ class RankProcesses:
         if errand.generation > 1:
             self.learn_imports()  # a fault so early that nobody has yet: once for all is sooner than in each rank
         for key, rank in list(self.held.items()):
-            if rank.code is not None and generation_of(key) < errand.generation:
+            if rank.code is not None and key.generation < errand.generation:
                 del self.held[key]
-                self._send_holder(ForgetRank(key=key))
+                self._send_holder(ForgetRank(key=rank.key))
         try:
             await self._have_zygote(errand.release.env)
         except ValueError as e:
@@ -198,29 +202,27 @@ class RankProcesses:
     async def _start_rank(self, errand: LaunchHere, local: int) -> str:
         rank = errand.seat.first_rank + local
         where = log_tail.rank_folder(self.spec.log_dir, errand.generation, rank)
-        key = f"{errand.generation}:{rank}"
+        key = RankKey(errand.generation, rank)
         if key in self.held:
             return ""  # an earlier agent got this far with the same errand
         try:
             where.mkdir(parents=True, exist_ok=True)
         except OSError as e:
             return f"rank {rank}: cannot make its log folder {where}: {e.strerror}"
-        assert self.arena is not None
-        slot_reader.clear_slot(self.arena, local)
-        flight_log_reader.clear_flight(self.arena, flight_log_writer.flight_log_offset(self.spec.nproc, local))
+        self.slots.clear_rank(local)
         env = self.environment_for(errand, local)
         env["TORCHELASTIC_ERROR_FILE"] = str(where / "error.json")
         if local == 0:
             env["HOLDFAST_IMPORTS"] = str(self._imports)
             self._mesh.unlink(missing_ok=True)
             env["HOLDFAST_MESH"] = str(self._mesh)
-        staged, entry = self.staged(errand.release), self.entry_for(errand.release)
+        staged, entry = self._staged(errand.release), self.entry_for(errand.release)
         argv = tuple(a.replace("${local_rank}", str(local)) for a in entry.argv)
         out, err = str(where / "stdout.log"), str(where / "stderr.log")
         reads = self.spec.stdin if rank == 0 else ""
         if entry.zygote and not self.cold:
             fork = ForkRank(
-                key=key,
+                key=str(key),
                 argv=argv,
                 module=entry.module,
                 env=env,
@@ -236,10 +238,10 @@ class RankProcesses:
                 return self._note_pid(where, rank, key)
         program = (*_interpreter(entry, staged), *argv)
         files = {"stdin": reads, "stdout": out, "stderr": err}
-        error = await self._request_start(key, ExecRank(key=key, argv=program, env=env, cwd=entry.cwd, **files))
+        error = await self._request_start(key, ExecRank(key=str(key), argv=program, env=env, cwd=entry.cwd, **files))
         return f"rank {rank}: {error}" if error else self._note_pid(where, rank, key)
 
-    def _note_pid(self, where: Path, rank: int, key: str) -> str:
+    def _note_pid(self, where: Path, rank: int, key: RankKey) -> str:
         """Write the rank's pid to its log folder, for people's own tools; return an error or an empty text."""
         try:
             run_specs.publish_file(where / "pid", f"{self.held[key].pid}\n".encode())
@@ -247,8 +249,8 @@ class RankProcesses:
             return f"rank {rank}: cannot write to its log folder {where}: {e.strerror}"
         return ""
 
-    async def _request_start(self, key: str, message: ExecRank | ForkRank) -> str:
-        if generation_of(key) <= self._stopped:
+    async def _request_start(self, key: RankKey, message: ExecRank | ForkRank) -> str:
+        if key.generation <= self._stopped:
             return "it was told to stop before it had started"
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._started[key] = future
@@ -285,8 +287,8 @@ class RankProcesses:
             "HOLDFAST_GENERATION": errand.generation,
             "HOLDFAST_BEGAN": errand.began_at,
             "HOLDFAST_REPLICA_EVERY": self.spec.settings.replica.every,
-            "HOLDFAST_SLOT": f"{self._arena_path}:{local}",
-            "HOLDFAST_FLIGHT": f"{self._arena_path}:{flight_log_writer.flight_log_offset(self.spec.nproc, local)}",
+            "HOLDFAST_SLOT": f"{self.slots.path}:{local}",
+            "HOLDFAST_FLIGHT": f"{self.slots.path}:{flight_log_writer.flight_log_offset(self.spec.nproc, local)}",
         }
         return {k: str(v) for k, v in values.items()}
 
@@ -307,11 +309,11 @@ class RankProcesses:
 
     def entry_for(self, release: Release) -> EntryPoint:
         """Return the entry point that ranks of a release run."""
-        return staged_entry(self.spec.entry, release, self.staged(release))
+        return staged_entry(self.spec.entry, release, self._staged(release))
 
     def environment_for(self, errand: LaunchHere, local: int) -> dict[str, str]:
         """Return the whole environment of a rank."""
-        staged = self.staged(errand.release)
+        staged = self._staged(errand.release)
         own = staged_environment(make_rank_environment(os.environ), self.spec.entry, errand.release, staged)
         return own | self._rank_env(errand, local) | skip_variables(errand.skips, errand.eases)
 
@@ -330,16 +332,12 @@ class RankProcesses:
     def running_ranks(self, up_to: int | None = None) -> list[HolderRank]:
         """Return ranks that have not ended, of generations up to `up_to`, or of all."""
         alive = [r for r in self.held.values() if r.code is None]
-        return [r for r in alive if up_to is None or generation_of(r.key) <= up_to]
-
-    def count_running(self, generation: int) -> int:
-        """Return how many ranks of one generation have not ended."""
-        return sum(generation_of(rank.key) == generation for rank in self.running_ranks())
+        return [r for r in alive if up_to is None or r.rank_key.generation <= up_to]
 
     async def stop_ranks(self, up_to: int, grace_s: float) -> str:
         """End ranks by SIGTERM, grace, SIGKILL (stopped ones at once by SIGKILL); return what still lives."""
         self._stopped = max(self._stopped, up_to)
-        grace_until = time.monotonic() + grace_s
+        grace_until = self._clock.monotonic() + grace_s
         for rank in self.running_ranks(up_to):
             stopped = process_control.process_state(rank.pid) in ("T", "t")
             self._send_holder(
@@ -348,13 +346,13 @@ class RankProcesses:
         await self._wait_ended(up_to, grace_until)
         for rank in self.running_ranks(up_to):
             self._send_holder(KillRank(key=rank.key, signal=signal.SIGKILL))
-        await self._wait_ended(up_to, time.monotonic() + _UNKILLABLE_S)
-        undead = [f"pid {r.pid} of rank {r.key.split(':')[1]} does not die" for r in self.running_ranks(up_to)]
-        undead += [f"rank {key.split(':')[1]} is still being started" for key in self._starting_keys(up_to)]
+        await self._wait_ended(up_to, self._clock.monotonic() + _UNKILLABLE_S)
+        undead = [f"pid {r.pid} of rank {r.rank_key.rank} does not die" for r in self.running_ranks(up_to)]
+        undead += [f"rank {key.rank} is still being started" for key in self._starting_keys(up_to)]
         return "; ".join([*undead, *await self._sweep_orphans()])
 
-    def _starting_keys(self, up_to: int) -> list[str]:
-        return [key for key in self._started if generation_of(key) <= up_to]
+    def _starting_keys(self, up_to: int) -> list[RankKey]:
+        return [key for key in self._started if key.generation <= up_to]
 
     async def _sweep_orphans(self) -> list[str]:
         """Have the holder kill what ranks left behind, such as data loaders; return in words what does not die."""
@@ -369,7 +367,9 @@ class RankProcesses:
         return [f"pid {pid}, left behind by a rank, does not die" for pid in left]
 
     async def _wait_ended(self, up_to: int, until: float) -> None:
-        while (self.running_ranks(up_to) or self._starting_keys(up_to)) and (left_s := until - time.monotonic()) > 0:
+        while self.running_ranks(up_to) or self._starting_keys(up_to):
+            if (left_s := until - self._clock.monotonic()) <= 0:
+                return
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):

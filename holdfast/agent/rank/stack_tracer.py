@@ -6,6 +6,7 @@ native frames stops each rank for some milliseconds. Where py-spy is missing or 
 stacks, through their flight logs.
 """
 
+import asyncio
 import mmap
 import os
 import shutil
@@ -18,11 +19,15 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.agent.agent_clock import AgentClock
+from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.agent.system import procfs
 from holdfast.agent.system.procfs import ProcessStat
 from holdfast.core.decoding import make_decoder
 from holdfast.core.diagnose.stack_folding import shorten_path
 from holdfast.model.stacks import Arrival, Flight, Frame, Process, Thread, Trace
+from holdfast.wire import agent_messages
+from holdfast.wire.agent_messages import TraceRequest
 from holdfast.wire.holder_messages import HolderRank
 from holdfast.wire.rank_memory import flight_log_reader, slot_reader
 from holdfast.wire.rank_memory.flight_log_writer import flight_log_offset
@@ -33,6 +38,7 @@ _FRAMES = 64  # of a thread
 _OUTER = 16  # of these from the outer end
 _TRIES = 3
 _AT_ONCE = max(4, min(32, 2 * (os.cpu_count() or 1)))
+_ENVELOPE = 1 << 10  # of a message around a trace
 _ASK_S = 1.5  # a rank that can answer does so by then
 _OURS = (
     "/holdfast/client/boot/zygote.py",
@@ -76,9 +82,10 @@ def find_spy() -> str | None:
 
 
 class StackTracer:
-    def __init__(self, node: str, nproc: int, spy: str | None = None) -> None:
+    def __init__(self, node: str, nproc: int, clock: AgentClock, spy: str | None = None) -> None:
         self._node = node
         self._nproc = nproc
+        self._clock = clock
         self._spy = spy
         self._starts: dict[tuple[str, int], int] = {}  # when ranks were born, by key and pid
 
@@ -94,7 +101,7 @@ class StackTracer:
 
     def take_trace(self, asked: StackRequest, arena: mmap.mmap | memoryview | None) -> Trace:
         """Trace all processes of the requested ranks; block until the deadline at most, and a little longer."""
-        began, until = time.time(), time.monotonic() + asked.deadline_s
+        began, until = self._clock.wall(), self._clock.monotonic() + asked.deadline_s
         alive, lost = self._known_ranks(asked.ranks)
         children = procfs.list_descendants(seen.pid for _, seen, _ in alive)
         subjects = alive + [(rank, child, True) for rank, seen, _ in alive for child in children[seen.pid]]
@@ -113,7 +120,7 @@ class StackTracer:
             at=began + asked.offset_s,
             processes=(*found, *lost),
             flights=tuple(told.values()),
-            took_s=time.time() - began,
+            took_s=self._clock.wall() - began,
         )
 
     def _known_ranks(self, ranks: Sequence[HolderRank]) -> tuple[list[Subject], list[Process]]:
@@ -122,7 +129,7 @@ class StackTracer:
         alive: list[Subject] = []
         lost = []
         for held in ranks:
-            rank, seen = int(held.key.split(":")[1]), procfs.read_stat(held.pid)
+            rank, seen = held.rank_key.rank, procfs.read_stat(held.pid)
             if held.code is None and seen and seen.start == self._starts[held.key, held.pid]:
                 alive.append((rank, seen, False))
             else:
@@ -165,7 +172,7 @@ class StackTracer:
         threads: tuple[Thread, ...] = ()
         error = ""
         for _ in range(_TRIES):
-            left_s = until - time.monotonic()
+            left_s = until - self._clock.monotonic()
             if left_s <= 0:
                 return (), error or "no time was left to look at it"
             threads, error, again = _run_spy([spy, "dump", "--json", *way, "--pid", str(pid)], pid, left_s)
@@ -197,7 +204,7 @@ class StackTracer:
         self, arena: mmap.mmap | memoryview, subjects: list[Subject], stacks: list[Stacks], until: float
     ) -> list[Stacks]:
         """Return the stacks; where py-spy failed, those that the ranks report themselves, if they answer in time."""
-        until = min(until, time.monotonic() + _ASK_S)
+        until = min(until, self._clock.monotonic() + _ASK_S)
         logs = {
             pid: at for i in range(self._nproc) if (pid := _log_owner(arena, at := flight_log_offset(self._nproc, i)))
         }
@@ -207,7 +214,7 @@ class StackTracer:
             if stacks[number][1] and not child and seen.pid in logs and seen.state not in ("T", "t", "Z")
         }
         answered = dict(enumerate(stacks))
-        while open_to_us and time.monotonic() < until:
+        while open_to_us and self._clock.monotonic() < until:
             for number, (at, question) in list(open_to_us.items()):
                 threads = flight_log_reader.read_stacks(arena, at, question)
                 if threads is not None:
@@ -217,6 +224,29 @@ class StackTracer:
         for number in open_to_us:
             answered[number] = ((), f"{stacks[number][1]}; and the rank did not answer, so it runs no Python")
         return list(answered.values())
+
+
+class NodeTracer:
+    """Traces this node's ranks in a thread; requests that come meanwhile wait their turn."""
+
+    def __init__(self, tracer: StackTracer, slots: ProgressSlots) -> None:
+        self._tracer = tracer
+        self._slots = slots
+        self._turn = asyncio.Lock()
+
+    def watch_ranks(self, ranks: Iterable[HolderRank]) -> None:
+        self._tracer.watch_ranks(ranks)
+
+    async def trace_ranks(self, ranks: tuple[HolderRank, ...], look: TraceRequest, offset_s: float) -> Trace:
+        asked = StackRequest(ranks=ranks, deadline_s=look.deadline_s, native=look.native, offset_s=offset_s)
+        async with self._turn:
+            trace = await asyncio.to_thread(self._tracer.take_trace, asked, self._slots.arena)
+        return fit_trace(trace, agent_messages.MAX_BYTES - _ENVELOPE)
+
+    def read_arrivals(self, generation: int, offset_s: float) -> dict[int, tuple[Arrival, ...]]:
+        """Return when each rank of a generation arrived at its newest collectives."""
+        arena = self._slots.arena
+        return {} if arena is None else self._tracer.read_arrivals(arena, generation, offset_s)
 
 
 def _log_owner(arena: mmap.mmap | memoryview, at: int) -> int:

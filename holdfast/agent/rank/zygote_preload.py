@@ -5,9 +5,9 @@ import contextlib
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
+from holdfast.agent.agent_clock import AgentClock
 from holdfast.wire import run_specs
 from holdfast.wire.holder_messages import PreloadZygote
 from holdfast.wire.rank_environment import make_rank_environment, with_whole_paths
@@ -18,13 +18,14 @@ _BETTER_S = 10.0  # for a zygote that is being made: what it has yet to import, 
 
 
 class ZygotePreload:
-    def __init__(self, node: NodeSpec, imports: Path) -> None:
+    def __init__(self, node: NodeSpec, imports: Path, clock: AgentClock) -> None:
+        self._clock = clock
         self._entry = node.entry
         self._shared = Path(node.learned) if node.learned else None
         self._imports = imports  # written by a rank at its first step
         self._learned: tuple[str, ...] = ()
         self._asked: tuple[str, ...] = ()  # what the zygote has, or the one that is being made will have
-        self._idle_since = time.monotonic()
+        self._idle_since = self._clock.monotonic()
         self._made = asyncio.Event()
         self._made.set()
 
@@ -44,7 +45,7 @@ class ZygotePreload:
 
     def on_warm(self) -> None:
         """Note that the requested zygote is ready, or will not come."""
-        self._idle_since = time.monotonic()
+        self._idle_since = self._clock.monotonic()
         self._made.set()
 
     async def wait_until_made(self) -> None:
@@ -61,7 +62,7 @@ class ZygotePreload:
         wait until ranks train (`trains`) or a node without ranks has been idle: starting ranks need all processors.
         """
         self._learn_imports(held)
-        calm = trains if held else time.monotonic() > self._idle_since + _IDLE_S
+        calm = trains if held else self._clock.monotonic() > self._idle_since + _IDLE_S
         modules = (*self._entry.preload, *(self._entry.later if calm else ()))
         if {*modules, *self._learned} <= set(self._asked):
             return None

@@ -7,13 +7,13 @@ import fcntl
 import glob
 import os
 import stat
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
+from holdfast.agent.agent_clock import AgentClock
 from holdfast.wire.releases import release_copy_sync
 from holdfast.wire.releases.release_copy_sync import GatheredFiles, TreeIndex
 from holdfast.wire.releases.release_files import is_stale
@@ -42,8 +42,9 @@ class Homecoming:
     is brought again, and a removed one is removed from the user's tree too.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, clock: AgentClock) -> None:
         self._folder = folder
+        self._clock = clock
         self._at = folder
         self._index: TreeIndex | None = None
         self._seen: dict[str, tuple[float, Look]] = {}  # since when each file looks so
@@ -74,7 +75,7 @@ class Homecoming:
             self._give_up()
             return ""
         first = not self._brought
-        index, gathered = self.look_at(at, time.monotonic())
+        index, gathered = self.look_at(at, self._clock.monotonic())
         if index is None:
             return ""
         news = tuple(text for text in (*gathered.stuck, *gathered.both) if text not in self._told)

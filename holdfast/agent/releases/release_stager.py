@@ -5,13 +5,13 @@ import contextlib
 import logging
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
 import msgspec
 
+from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.connection.controller_dialer import ControllerDialer
 from holdfast.agent.releases import import_check_runner
 from holdfast.agent.releases.output_return import Homecoming
@@ -33,8 +33,17 @@ _log = logging.getLogger("holdfast.agent")
 class ReleaseStager:
     """Stages releases in a folder that nodes of one host share; the first node puts a tree there, atomically."""
 
-    def __init__(self, node: NodeSpec, node_dir: Path, dialing: ControllerDialer) -> None:
+    def __init__(
+        self,
+        node: NodeSpec,
+        node_dir: Path,
+        dialing: ControllerDialer,
+        clock: AgentClock,
+        say: Callable[[str], None],
+    ) -> None:
         self._node = node
+        self._clock = clock
+        self._say = say
         self._dialing = dialing
         self._folder = Path(node.releases) if node.releases else node_dir / "releases"
         self._kept = ReleaseFolder(self._folder)
@@ -44,8 +53,7 @@ class ReleaseStager:
         self._later: dict[str, Release] = {}  # not here yet, as the user's own tree will do
         self._in_place = ""  # the digest of what is run from the user's own tree
         self._differs = ""  # what was said of that tree
-        self._homecoming = Homecoming(self._folder)
-        self.say: Callable[[str], None] = _log.warning
+        self._homecoming = Homecoming(self._folder, clock)
 
     def staged_location(self, release: Release) -> StagedRelease:
         if not release.digest:
@@ -69,7 +77,7 @@ class ReleaseStager:
         except (OSError, ArchiveError) as e:
             return f"release {release.number} cannot be run: {e}"
         if first and differs and differs != self._differs:
-            self.say(differs)
+            self._say(differs)
         self._differs = differs
         return ""
 
@@ -78,15 +86,15 @@ class ReleaseStager:
         try:
             found = await asyncio.to_thread(lambda: [*release_copy_sync.gather_all(self._folder)])
             for index, gathered in found:
-                self.say(release_copy_sync.describe_gathered(index, gathered))
+                self._say(release_copy_sync.describe_gathered(index, gathered))
             if not any(gathered.stuck for _, gathered in found):
                 await self._homecoming.close()
         except OSError as e:
-            self.say(f"what ranks made beside the script stays in {self._folder}: {e}")
+            self._say(f"what ranks made beside the script stays in {self._folder}: {e}")
 
     async def watch(self) -> None:
         """Bring files that ranks make to the user's tree while the ranks run; this does not return."""
-        await self._homecoming.run(self._in_copy, lambda text: self.say(text))
+        await self._homecoming.run(self._in_copy, self._say)
 
     def _in_copy(self) -> Path | None:
         """Return the staged tree that ranks of this node run in; None if they run in the user's own tree."""
@@ -174,7 +182,7 @@ class ReleaseStager:
 
     async def _bring_release(self, release: Release) -> str:
         self._wanted = [*(d for d in self._wanted if d != release.digest), release.digest][-3:]
-        began = time.monotonic()
+        began = self._clock.monotonic()
         try:
             if await asyncio.to_thread(self._kept.holds_release, release):
                 return ""
@@ -190,7 +198,7 @@ class ReleaseStager:
             await asyncio.to_thread(self._prune_trees)
         except (OSError, ArchiveError, aiohttp.ClientError, TimeoutError) as e:
             return str(e) or type(e).__name__
-        _log.info("release %d staged in %.2f s", release.number, time.monotonic() - began)
+        _log.info("release %d staged in %.2f s", release.number, self._clock.monotonic() - began)
         return ""
 
     async def _fetch_archive(self, digest: str, to: Path) -> None:

@@ -31,7 +31,8 @@ from holdfast.checkpoint.peer_server import PeerServer
 from holdfast.checkpoint.peer_transport import PeerGuard, TransportError
 from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.snapshots.recovery_floor import BackupLimits
-from holdfast.model.errand import LaunchHere
+from holdfast.model.errand import FinalState, LaunchHere
+from holdfast.model.signal import Beat
 from holdfast.model.state_copy import Aim, Copy, Restore, Source
 from holdfast.wire import keeper_messages, run_specs, unix_sockets
 from holdfast.wire.credentials.mutual_tls import NODE, KeyFiles
@@ -168,6 +169,23 @@ class Keeper:
             verified=bool(sealed.flags & VERIFIED),
             poisoned=bool(sealed.flags & POISONED),
         )
+
+    def complete_beat(self, beat: Beat) -> Beat:
+        """Return the beat with how far snapshots, copies and checkpoints are."""
+        return msgspec.structs.replace(
+            beat,
+            sealed=self.backing.newest_shared_step(),
+            backed=self.backing.backed,
+            backing_s=self.backing.took_s,
+            kept=self.parity_step,
+            stored=self.stored,
+            verifies=self.backing.wants_verification(),
+            compares=self.hashing.is_comparing,
+        )
+
+    async def write_final(self, lasts: tuple[FinalState, ...], within_s: float) -> None:
+        """Write the final states before the node leaves, as far as time allows."""
+        await self.parting.write_last(lasts, within_s)
 
     def begin_launch(self, errand: LaunchHere) -> str:
         """Begin a generation and drop all snapshots after the step it goes on from; return an error or an empty text.

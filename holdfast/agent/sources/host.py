@@ -2,11 +2,11 @@
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.sources import Signal
 from holdfast.agent.system.snapshot_memory import available_bytes
 from holdfast.model.signal import Gauge
@@ -23,11 +23,13 @@ class HostSource:
     def __init__(
         self,
         clock: Callable[[], float],
+        steady: AgentClock,
         offset_s: Callable[[], float],
         paths: Callable[[], list[str]],
         root: Path = Path("/"),
     ) -> None:
         self._clock = clock
+        self._steady = steady
         self._offset_s = offset_s
         self._paths = paths
         self._root = root
@@ -67,13 +69,13 @@ class HostSource:
 
     def _read_disks(self) -> Iterator[Number]:
         wanted = dict.fromkeys(path for url in self._paths() if (path := _local_path(url)))
-        self._mounts = {path: self._mounts.get(path) or WatchedMount(path, self._root) for path in wanted}
+        self._mounts = {path: self._mounts.get(path) or WatchedMount(path, self._root, self._steady) for path in wanted}
         for mount in self._mounts.values():
             mount.start_check()
-        until = time.monotonic() + _WAIT_S
+        until = self._steady.monotonic() + _WAIT_S
         seen: set[int] = set()
         for mount in self._mounts.values():
-            mount.answered.wait(max(0.0, until - time.monotonic()))
+            mount.answered.wait(max(0.0, until - self._steady.monotonic()))
             yield "mount.stuck_s", mount.path, mount.stuck_s
             if not mount.stuck_s and mount.device not in seen:  # several paths on one disk are told once
                 seen.add(mount.device)
@@ -86,8 +88,9 @@ class WatchedMount:
     There is at most one such thread per path, however often the path is checked.
     """
 
-    def __init__(self, path: str, root: Path) -> None:
+    def __init__(self, path: str, root: Path, steady: AgentClock) -> None:
         self.path = path
+        self._steady = steady
         self.device = 0  # its number
         self.devices: tuple[str, ...] = ()  # names of it and of the disk it is on
         self.answered = threading.Event()
@@ -98,7 +101,7 @@ class WatchedMount:
     def start_check(self) -> None:
         if self._asked_at is not None and not self.answered.is_set():
             return  # the last one is still waiting
-        self._asked_at = time.monotonic()
+        self._asked_at = self._steady.monotonic()
         self.answered.clear()
         threading.Thread(target=self._check_path, name=f"holdfast statvfs {self.path}", daemon=True).start()
 
@@ -114,7 +117,9 @@ class WatchedMount:
 
     @property
     def stuck_s(self) -> float:
-        return 0.0 if self.answered.is_set() or self._asked_at is None else time.monotonic() - self._asked_at
+        if self.answered.is_set() or self._asked_at is None:
+            return 0.0
+        return self._steady.monotonic() - self._asked_at
 
     def read_numbers(self) -> Iterator[Number]:
         found = self._found

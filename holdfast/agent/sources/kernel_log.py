@@ -2,10 +2,10 @@
 
 import os
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 
+from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.sources import Signal, SourceAbsent
 from holdfast.model.signal import Line
 
@@ -15,8 +15,9 @@ _HEAD = re.compile(rb"\d+,\d+,(\d+),[^;]*;")
 
 
 class KernelLogSource:
-    def __init__(self, clock: Callable[[], float], root: Path = Path("/")) -> None:
+    def __init__(self, clock: Callable[[], float], steady: AgentClock, root: Path = Path("/")) -> None:
         self._clock = clock
+        self._steady = steady
         self._read_at = clock()
         self._torn = b""  # of a line, where a reading ended in its middle
         try:
@@ -26,7 +27,7 @@ class KernelLogSource:
             raise SourceAbsent(f"/dev/kmsg: {e.strerror}") from None
 
     def read(self) -> list[Signal]:
-        now, monotonic = self._clock(), time.monotonic()
+        now, monotonic = self._clock(), self._steady.monotonic()
         found: list[Signal] = []
         for _ in range(_RECORDS):
             record = self._read_record()

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from holdfast.agent.rank import log_tail
@@ -11,7 +11,7 @@ from holdfast.model.signal import Line
 
 _LINE_BYTES = 4096  # of one line; the rest of it is dropped
 _END = re.compile(rb"[\r\n]+")
-Running = Callable[[], list[tuple[int, int]]]  # generation and rank of each
+Running = Callable[[], Sequence[tuple[int, int]]]  # generation and rank of each
 Key = tuple[int, int, str]
 _ANSI = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
 

@@ -1,9 +1,12 @@
-"""`holdfast sim dst`: tests the real controller and agent protocol against simulated failures, seed by seed."""
+"""`holdfast sim dst`: tests the real controller and agents against simulated failures, seed by seed."""
 
 import argparse
 import re
 import time
 
+from holdfast.agent.agent_ports import AgentEvents, AgentIdentity, AgentParts
+from holdfast.agent.agent_shell import Agent
+from holdfast.agent.connection.controller_clock import ControllerClock
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.config import Settings
@@ -13,9 +16,16 @@ from holdfast.model.event import Order
 from holdfast.model.job_seats import Job
 from holdfast.model.release import Release
 from holdfast.ports import ControllerPorts, Socket
+from holdfast.sim.dst.agent_interface import DstAgent
+from holdfast.sim.dst.agent_process import AgentProcess
 from holdfast.sim.dst.controller_interface import DstController
+from holdfast.sim.dst.dst_world import RealParts
 from holdfast.sim.dst.seed_run import SeedResult, play_seed
 from holdfast.sim.dst.seed_setup import draw_setup
+from holdfast.sim.dst.simulated_backup import SimBackup
+from holdfast.sim.dst.simulated_errands import SimDiagnosis, SimHealth, SimStaging, SimTracer
+from holdfast.sim.dst.simulated_link import SimDialer
+from holdfast.sim.dst.simulated_notes import SimNotes
 
 BROKEN = 1
 _SEED = re.compile("[0-9]{1,12}")
@@ -46,6 +56,37 @@ def build_controller(settings: Settings, ports: ControllerPorts) -> DstControlle
     return RealController(settings, ports)
 
 
+def build_agent(process: AgentProcess) -> DstAgent:
+    """Make the real agent of a simulated machine."""
+    setup, machine = process.world.setup, process.machine
+    identity = AgentIdentity(
+        node=machine.name, host=machine.name, order=machine.order, nproc=setup.nproc, settings=setup.settings
+    )
+    return Agent(identity, lambda events: _play_parts(process, events))
+
+
+def _play_parts(process: AgentProcess, events: AgentEvents) -> AgentParts:
+    machine, world = process.machine, process.world
+    keeper = SimBackup(process, events.on_copies)
+    return AgentParts(
+        clock=machine.clock,
+        controller_clock=ControllerClock(machine.clock),
+        dialer=SimDialer(process),
+        notes=SimNotes(process),
+        ranks=process.open_holder(events.on_rank_exit),
+        tracer=SimTracer(machine),
+        keeper=keeper,
+        staging=SimStaging(world),
+        diagnosis=SimDiagnosis(world),
+        health=SimHealth(),
+        judge=process.judge_exit,
+        background=(keeper.send_copies,),
+    )
+
+
+REAL_PARTS = RealParts(build_controller=build_controller, build_agent=build_agent)
+
+
 def add_command(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     what = "break the control plane of small jobs at random, by seed, and check that they recover"
     dst = commands.add_parser("dst", help="break the control plane, seed by seed", description=what)
@@ -58,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     began_at, known, broken = time.monotonic(), catalog_files.load_failures(), 0
     seeds = _parse_seeds(args)
     for seed in seeds:
-        result = play_seed(draw_setup(seed), build_controller, known, print if args.verbose else None)
+        result = play_seed(draw_setup(seed), REAL_PARTS, known, print if args.verbose else None)
         if result.failure:
             broken += 1
             print(f"seed {seed} is broken {result.failure}\nto see it: {repeat_command(seed)}", flush=True)

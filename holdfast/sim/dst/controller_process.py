@@ -14,6 +14,7 @@ from holdfast.sim.dst.controller_interface import BuildController, ControllerCra
 from holdfast.sim.dst.simulated_disk import DiskJournal, DiskNotes, SimDisk
 from holdfast.sim.dst.simulated_fleet import SimFleet, SimStore
 from holdfast.sim.dst.simulated_link import ControllerEnd, SimLink
+from holdfast.sim.dst.virtual_loop import describe_error
 
 if TYPE_CHECKING:
     from holdfast.sim.dst.dst_world import DstWorld
@@ -105,7 +106,7 @@ class ControllerProcess:
             await life.brain.run(self.world.setup.job)
         except BaseException as e:
             if not life.dead:
-                self.world.report_failure(f"the controller fails: {_error_text(e)}")
+                self.world.report_failure(f"the controller fails: {describe_error(e)}")
             return
         if not life.dead:
             self.ended = True
@@ -126,7 +127,7 @@ class ControllerProcess:
             await life.brain.serve_agent(end)
         except BaseException as e:
             if not life.dead:
-                self.world.report_failure(f"the controller fails at a link: {_error_text(e)}")
+                self.world.report_failure(f"the controller fails at a link: {describe_error(e)}")
 
     def is_fenced(self, node: str) -> bool:
         """Whether launches wait because ranks of this node may still live."""
@@ -152,9 +153,3 @@ class ControllerProcess:
             task.cancel()
         if not self.ended:
             self.world.call_later(self.world.rng.choice((0.3, 1.0, 3.0, 8.0)), self.start)
-
-
-def _error_text(error: BaseException) -> str:
-    if isinstance(error, BaseExceptionGroup):
-        return "; ".join(_error_text(e) for e in error.exceptions)
-    return f"{type(error).__name__}: {error}"

@@ -6,13 +6,16 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import msgspec
+
 from holdfast.core.detect.crash import FailureCatalog
 from holdfast.model.event import Order
+from holdfast.sim.dst.agent_interface import BuildAgent
+from holdfast.sim.dst.agent_process import AgentProcess
 from holdfast.sim.dst.controller_interface import BuildController
 from holdfast.sim.dst.controller_process import ControllerProcess
 from holdfast.sim.dst.random_faults import RandomFaults
 from holdfast.sim.dst.seed_setup import SeedSetup
-from holdfast.sim.dst.simulated_agent import SimAgent
 from holdfast.sim.dst.simulated_fleet import MachinePool
 from holdfast.sim.dst.simulated_link import SimLink
 from holdfast.sim.dst.simulated_machine import SimMachine
@@ -21,11 +24,19 @@ from holdfast.sim.dst.truth_checks import TruthChecks
 from holdfast.sim.dst.virtual_loop import VirtualLoop
 
 
+class RealParts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a simulation is there to test."""
+
+    build_controller: BuildController
+    build_agent: BuildAgent
+
+
 class DstWorld:
     def __init__(
-        self, setup: SeedSetup, build: BuildController, catalog: FailureCatalog, say: Callable[[str], None] | None
+        self, setup: SeedSetup, real: RealParts, catalog: FailureCatalog, say: Callable[[str], None] | None
     ) -> None:
         self.setup = setup
+        self.build_agent = real.build_agent
         self.catalog = catalog
         self.loop = VirtualLoop()
         self.rng = Random(setup.seed)
@@ -34,7 +45,7 @@ class DstWorld:
         self.storage = SimStorage()
         self.faults = RandomFaults(self)
         self.cloud = MachinePool(self)
-        self.office = ControllerProcess(self, build)
+        self.office = ControllerProcess(self, real.build_controller)
         self.truth = TruthChecks(self, self.office.disk)
         self.over = False  # the job is
         self.failure = ""  # the first promise that was broken
@@ -71,10 +82,10 @@ class DstWorld:
             self.loop.run_forever()
             end.cancel()
 
-    def dial_controller(self, agent: SimAgent) -> SimLink | None:
-        if agent.machine.cut or agent.machine.apart:
+    def dial_controller(self, process: AgentProcess) -> SimLink | None:
+        if process.machine.cut or process.machine.apart:
             return None
-        link = SimLink(self.loop, self.rng, agent)
+        link = SimLink(self.loop, self.rng, process)
         return link if self.office.accept_link(link) else None
 
     def world_size(self, generation: int) -> int:

@@ -8,8 +8,7 @@ import msgspec
 
 from holdfast.core.detect.crash import FailureCatalog
 from holdfast.model.event import Order, Phase
-from holdfast.sim.dst.controller_interface import BuildController
-from holdfast.sim.dst.dst_world import DstWorld
+from holdfast.sim.dst.dst_world import DstWorld, RealParts
 from holdfast.sim.dst.seed_setup import NOTICE_S, SeedSetup
 from holdfast.sim.dst.virtual_loop import StuckError
 
@@ -32,10 +31,10 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def play_seed(
-    setup: SeedSetup, build: BuildController, catalog: FailureCatalog, say: Callable[[str], None] | None = None
+    setup: SeedSetup, real: RealParts, catalog: FailureCatalog, say: Callable[[str], None] | None = None
 ) -> SeedResult:
     logging.getLogger("holdfast").setLevel(logging.CRITICAL)
-    world = DstWorld(setup, build, catalog, say)
+    world = DstWorld(setup, real, catalog, say)
     asyncio.set_event_loop(world.loop)
     ended = ""
     try:

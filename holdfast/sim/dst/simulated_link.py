@@ -5,6 +5,7 @@ when the controller still reads from an old link while a new one is up.
 """
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from random import Random
@@ -12,13 +13,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import WSMsgType
 
+from holdfast.wire import agent_messages
+from holdfast.wire.agent_messages import Ack, ErrandMessage
+
 if TYPE_CHECKING:
-    from holdfast.sim.dst.simulated_agent import SimAgent
+    from holdfast.sim.dst.agent_process import AgentProcess
 
 _BINARY = WSMsgType.BINARY
 _SLOW, _SLOW_S = 0.02, 1.5  # now and then a message takes this long
 _GAP_S = 1e-6
-_TELL, _HEAD = b"tell", 16  # how a message that carries an errand begins
+_TELL, _ACK, _HEAD = b"tell", b"ack", 16  # how messages begin that carry an errand, or an acknowledgement
 
 
 class LinkPacket(NamedTuple):
@@ -28,20 +32,90 @@ class LinkPacket(NamedTuple):
     data: bytes
 
 
+class LinkInbox:
+    """Messages that have arrived at one end of a link and were not read there yet."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._arrived: deque[bytes] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._closed = False
+
+    def put_packet(self, packet: bytes) -> None:
+        self._arrived.append(packet)
+        self._wake_reader()
+
+    def close(self) -> None:
+        """Nothing more will arrive; what has arrived can still be read."""
+        self._closed = True
+        self._wake_reader()
+
+    def _wake_reader(self) -> None:
+        if self._waiter and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def next_packet(self) -> bytes:
+        """Return the next message; raise StopAsyncIteration after the last."""
+        while not self._arrived:
+            if self._closed:
+                raise StopAsyncIteration
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        return self._arrived.popleft()
+
+
+class AgentEnd:
+    """The agent's end of a link."""
+
+    def __init__(self, link: "SimLink") -> None:
+        self._link = link
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        return await self._link.inbox_here.next_packet()
+
+    async def send_bytes(self, packet: bytes) -> None:
+        self._link.process.check_alive()
+        if not self._link.open_here:
+            raise ConnectionResetError
+        self._link.send_up(packet)
+
+
+class SimDialer:
+    """One agent's way to the controller."""
+
+    def __init__(self, process: "AgentProcess") -> None:
+        self._process = process
+
+    @contextlib.asynccontextmanager
+    async def open_link(self) -> AsyncIterator[AgentEnd]:
+        self._process.check_alive()
+        link = self._process.world.dial_controller(self._process)
+        if link is None:
+            raise ConnectionRefusedError
+        self._process.link = link
+        try:
+            yield AgentEnd(link)
+        finally:
+            self._process.link = None
+            link.hang_up()
+
+
 class SimLink:
     """One WebSocket; its two ends learn of its death at different times."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, rng: Random, agent: "SimAgent") -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, rng: Random, process: "AgentProcess") -> None:
         self.loop = loop
         self.rng = rng
-        self.agent = agent
+        self.process = process
         self.open_here = True  # the agent believes in it
         self.open_there = True  # the controller does
         self.dead = False  # nothing gets through any more
         self.stalled_until = 0.0  # everything gets through, but not before
         self._up_at = self._down_at = 0.0
-        self._heard: deque[bytes] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self.inbox_here, self._inbox_there = LinkInbox(loop), LinkInbox(loop)
 
     def _arrival_at(self, last_at: float) -> float:
         slow_s = self.rng.random() * _SLOW_S if self.rng.random() < _SLOW else 0.0
@@ -57,12 +131,23 @@ class SimLink:
 
     def _arrive_there(self, packet: bytes) -> None:
         if self.open_there and not self.dead:
-            self._heard.append(packet)
-            self._wake_reader()
+            self._inbox_there.put_packet(packet)
 
     def _arrive_here(self, packet: bytes) -> None:
         if self.open_here and not self.dead:
-            self.agent.on_message(self, packet)
+            if _ACK in packet[:_HEAD] or _TELL in packet[:_HEAD]:
+                self._check_promise(packet)
+            self.inbox_here.put_packet(packet)
+
+    def _check_promise(self, packet: bytes) -> None:
+        """Look whether the controller had written down what it acknowledges, or wants done."""
+        world, machine = self.process.world, self.process.machine
+        match agent_messages.decode_from_controller(packet):
+            case Ack(seq=seq):
+                world.truth.on_ack(self.process.agent.life, seq)
+            case ErrandMessage(errand=errand):
+                world.log_line(f"{machine.name}: is told {type(errand).__name__} {errand.id}")
+                world.truth.on_errand(errand.id)
 
     def hang_up(self) -> None:
         """Close the link on the agent's side; the controller learns of it a moment later, if the link still works."""
@@ -75,28 +160,19 @@ class SimLink:
         """Tell the agent that its link is gone."""
         if self.open_here:
             self.open_here = False
-            self.agent.on_unlinked(self)
+            self.inbox_here.close()
 
     # --- the controller's end ----------------------------------------------------------------------------------
 
     def end_there(self) -> None:
         self.open_there = False
-        self._wake_reader()
-
-    def _wake_reader(self) -> None:
-        if self._waiter and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._inbox_there.close()
 
     def __aiter__(self) -> AsyncIterator[LinkPacket]:
         return self
 
     async def __anext__(self) -> LinkPacket:
-        while not self._heard:
-            if not self.open_there:
-                raise StopAsyncIteration
-            self._waiter = self.loop.create_future()
-            await self._waiter
-        return LinkPacket(_BINARY, self._heard.popleft())
+        return LinkPacket(_BINARY, await self._inbox_there.next_packet())
 
     async def send_bytes(self, data: bytes) -> None:
         if not self.open_there:

@@ -4,9 +4,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.model.errand import Done, LaunchHere, Leave
-from holdfast.sim.dst.simulated_agent import SimAgent
+from holdfast.core.agent_state_machine import OWN
+from holdfast.model.errand import LaunchHere
+from holdfast.sim.dst.agent_process import AgentProcess
 from holdfast.sim.dst.simulated_keeper import HolderMemory
+from holdfast.sim.dst.simulated_notes import NodeDisk
+from holdfast.wire.holder_messages import HolderRank, RankEnded, RankKey, ZygoteWarmed
+from holdfast.wire.rank_memory.slot_reader import SlotReading
 
 if TYPE_CHECKING:
     from holdfast.sim.dst.dst_world import DstWorld
@@ -33,53 +37,60 @@ class SimRank(msgspec.Struct, kw_only=True):
     first_step: int = -1
     first_mono: float = 0.0
     nan_since: int = -1  # the first step whose loss was not finite
+    _reading: SlotReading | None = None
+
+    @property
+    def pid(self) -> int:
+        return self.rank + 1
+
+    def make_step(self, step: int, now: float, *, finite: bool) -> None:
+        """Write a step to the slot."""
+        self.step, self.stepped_mono, self._reading = step, now, None
+        if self.first_step < 0:
+            self.first_step, self.first_mono = step, now
+        if not finite and self.nan_since < 0:
+            self.nan_since = step
+
+    def describe_rank(self) -> HolderRank:
+        key = str(RankKey(self.generation, self.rank))
+        return HolderRank(key=key, pid=self.pid, code=self.code, at=self.ended_mono)
+
+    def read_slot(self) -> SlotReading:
+        if self._reading is None:
+            self._reading = self._make_reading()
+        return self._reading
+
+    def _make_reading(self) -> SlotReading:
+        return SlotReading(
+            seq=self.step + 2,
+            generation=self.generation,
+            rank=self.rank,
+            pid=self.pid,
+            step=self.step,
+            counted=False,
+            at=self.stepped_mono,
+            first_step=self.first_step,
+            first_at=self.first_mono,
+            loss=None if self.step < 0 else 1.0 if self.nan_since < 0 else float("nan"),
+            grad_norm=None,
+            loss_step=self.step,
+            first_bad_step=self.nan_since,
+            phase="",
+            phase_at=0.0,
+            failed=False,
+            failed_at=0.0,
+            failure="",
+            grouped_at=0.0,
+            restored_at=0.0,
+            skippable=False,
+            skipped=0,
+            skipped_samples=0,
+            origin=-1,
+        )
 
     @property
     def is_healthy(self) -> bool:
         return self.code is None and not (self.hung or self.killed) and self.machine.is_connected
-
-
-class NodeDisk:
-    """The notes that outlive an agent; after a power loss only synced ones remain."""
-
-    def __init__(self) -> None:
-        self.done: list[Done] = []  # synced
-        self.stopped = 0
-        self.launch: LaunchHere | None = None
-        self.alone: float | None = None  # since when there is no controller, by the steady clock
-        self.leaving: Leave | None = None  # begun, and not come to its end
-        self.epoch = 0  # newest controller that was heard
-        self.full = False  # nothing can be written
-
-    def write_done(self, done: Done) -> None:
-        if not self.full:
-            self.done.append(done)
-
-    def write_epoch(self, epoch: int) -> None:
-        if not self.full:
-            self.epoch = epoch
-
-    def write_stopped(self, generation: int) -> None:
-        if not self.full:
-            self.stopped = generation
-
-    def write_leaving(self, errand: Leave) -> None:
-        if not self.full:
-            self.leaving = errand
-
-    def write_launch(self, errand: LaunchHere) -> str:
-        """Note a launch; return why it cannot be noted, empty if it could."""
-        self.launch = self.launch if self.full else errand
-        return "what is launched cannot be written" if self.full else ""
-
-    def write_parting(self, now: float) -> float:
-        """Return since when there has been no controller; note it unless the disk is full."""
-        if self.alone is None and not self.full:
-            self.alone = now
-        return now if self.alone is None else self.alone
-
-    def lose_power(self) -> None:
-        self.stopped, self.launch, self.alone, self.leaving, self.epoch = 0, None, None, None, 0
 
 
 class MachineClock:
@@ -92,11 +103,11 @@ class MachineClock:
         self._boot = rng.uniform(0.0, 1e5)
         self._set = rng.uniform(-50.0, 50.0)
 
-    def mono(self) -> float:
+    def monotonic(self) -> float:
         return self._boot + self._loop.time() * self._rate
 
     def wall(self) -> float:
-        return self.mono() + self._set
+        return self.monotonic() + self._set
 
     def jump_wall(self, by_s: float) -> None:
         self._set += by_s
@@ -110,16 +121,16 @@ class SimMachine:
         self.clock = MachineClock(world)
         self.disk = NodeDisk()
         self.memory = HolderMemory()
-        self.held: dict[tuple[int, int], SimRank] = {}
+        self.held: dict[RankKey, SimRank] = {}
         self.alive = True
         self.cut = False  # the controller cannot be reached
         self.apart = False  # nor can other machines
         self.buried = False  # cut off, with a full disk, for longer than any fence stands
         self.warm = False
-        self.releases: set[int] = set()  # whose code is here
-        self.agent: SimAgent | None = None
+        self.agent: AgentProcess | None = None
         self.lives = 0  # agents so far
         self.leaves = False  # one of them has begun to
+        self.left_by = 0  # the errand by which it has left
 
     @property
     def is_connected(self) -> bool:
@@ -139,14 +150,16 @@ class SimMachine:
     def _on_warm(self) -> None:
         if self.alive and not self.warm:
             self.warm = True
-            if self.agent:
-                self.agent.say_hello()
+            self._tell_agent(ZygoteWarmed(ok=True))
+
+    def _tell_agent(self, message: RankEnded | ZygoteWarmed) -> None:
+        if self.agent:
+            self.agent.holder.send_agent(message)
 
     def start_agent(self) -> None:
         if self.alive and self.agent is None:
             self.lives += 1
-            self.agent = SimAgent(self)
-            self.agent.run()
+            self.agent = AgentProcess(self)
 
     def kill_agent(self) -> None:
         if self.agent:
@@ -155,14 +168,16 @@ class SimMachine:
             self.agent = None
             self.world.call_later(_AGENT_S + self.world.rng.random(), self.start_agent)
 
-    def start_rank(self, errand: LaunchHere, rank: int) -> str:
-        """Fork a rank's process; return an error in words, empty if there is none."""
-        key = (errand.generation, rank)
-        if key in self.held:
-            return ""  # an earlier agent got this far with the same errand
+    def on_leaving(self) -> None:
+        """The agent has written down, if the disk takes it, that the node leaves."""
+        self.leaves = not self.disk.full  # or the next agent cannot know
+        self.world.faults.on_leaving(self)
+
+    def start_rank(self, errand: LaunchHere, key: RankKey) -> SimRank:
+        """Fork a rank's process."""
         held = SimRank(
-            generation=errand.generation,
-            rank=rank,
+            generation=key.generation,
+            rank=key.rank,
             machine=self,
             world=errand.world_size,
             release=errand.release.number,
@@ -170,25 +185,24 @@ class SimMachine:
         self.world.truth.on_rank_start(held, self.running_ranks())
         self.held[key] = held
         self.world.teams.on_rank_start(held, errand)
-        return ""
+        return held
 
     def end_rank(self, held: SimRank, code: int, words: tuple[str, ...] = ()) -> None:
         if held.code is None:
             held.code, held.words = code, words
-            held.ended_mono = self.clock.mono()
+            held.ended_mono = self.clock.monotonic()
             self.world.teams.on_rank_end(held)
-            if self.agent:
-                self.agent.on_rank_exit(held)
+            self._tell_agent(RankEnded(rank=held.describe_rank()))
 
     def forget_ranks(self, below: int) -> None:
         self.held = {key: h for key, h in self.held.items() if h.code is None or h.generation >= below}
 
     # --- the end of it -----------------------------------------------------------------------------------------
 
-    def end_holder(self, errand: int) -> None:
+    def end_holder(self) -> None:
         """End the holder and everything below it; without a fleet, a person restarts a machine that left unasked."""
         self.end_machine("it leaves")
-        if errand == 0 and not self.world.setup.job.can_acquire:  # it found nobody; a person starts it again
+        if self.left_by == OWN and not self.world.setup.job.can_acquire:  # it found nobody; a person starts it again
             self.disk.lose_power()
             self.memory, self.held, self.warm = HolderMemory(), {}, False
             self.world.call_later(self.world.rng.uniform(2.0, 20.0), self._boot_again)

@@ -145,12 +145,7 @@ class RankTeam:
 
     def _make_step(self, step: int, who: "list[SimRank]") -> None:
         for held in who:
-            clock = held.machine.clock
-            held.step, held.stepped_mono = step, clock.mono()
-            if held.first_step < 0:
-                held.first_step, held.first_mono = step, clock.mono()
-            if 0 <= self.nan_at <= step and held.nan_since < 0:
-                held.nan_since = step
+            held.make_step(step, held.machine.clock.monotonic(), finite=not 0 <= self.nan_at <= step)
             if held.nan_since < 0:
                 snap = self._make_snapshot(step)
                 agent = held.machine.agent

@@ -93,11 +93,11 @@ class TruthChecks:
         if acted and body not in self._kept:
             self.report_broken(f"{life.node}'s {type(body).__name__} was acknowledged and is not on disk: {body}")
 
-    def on_carry(self, id: int) -> None:
-        """Check that the controller's journal on disk has the action that a node is about to carry out."""
+    def on_errand(self, id: int) -> None:
+        """Check that the controller's journal on disk has the action that a node is told to carry out."""
         self._read_new_entries()
         if 0 < id and id not in self._asked:
-            self.report_broken(f"action {id} is carried out, and is not on disk")
+            self.report_broken(f"a node is told action {id}, which is not on disk")
 
     def on_stay(self, node: str) -> None:
         """Report a node that began to leave, and so has ended ranks, but stays after its agent restarted."""

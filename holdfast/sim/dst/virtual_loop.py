@@ -12,7 +12,7 @@ class StuckError(Exception):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Runs the controller's real coroutines in virtual time; events of one instant run in the order of planning."""
+    """Runs real coroutines in virtual time; events of one instant run in the order of planning."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,3 +38,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         pass
+
+
+def describe_error(error: BaseException) -> str:
+    """Name the errors that have ended a task."""
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(describe_error(e) for e in error.exceptions)
+    return f"{type(error).__name__}: {error}"

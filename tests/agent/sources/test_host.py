@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.sources import host
 from holdfast.agent.sources.host import HostSource
 from holdfast.model.signal import Gauge
@@ -32,7 +33,7 @@ def numbers(source: HostSource) -> dict[tuple[str, str], float]:
 
 def test_memory_pressure_and_clock(tmp_path: Path) -> None:
     source = HostSource(
-        lambda: 7.0, lambda: -80.0, lambda: ["/job", "s3://bucket/x", "file:///job"], fake_root(tmp_path)
+        lambda: 7.0, SystemClock(), lambda: -80.0, lambda: ["/job", "s3://bucket/x", "file:///job"], fake_root(tmp_path)
     )
     read = numbers(source)
     assert read["memory", "memory.available_gib"] == 2.0
@@ -45,7 +46,7 @@ def test_memory_pressure_and_clock(tmp_path: Path) -> None:
 
 def test_several_paths_on_one_disk_are_told_once(tmp_path: Path) -> None:
     (fake_root(tmp_path) / "job/logs").mkdir()
-    read = numbers(HostSource(lambda: 0.0, lambda: 0.0, lambda: ["/job", "/job/logs"], tmp_path))
+    read = numbers(HostSource(lambda: 0.0, SystemClock(), lambda: 0.0, lambda: ["/job", "/job/logs"], tmp_path))
     assert len([name for _, name in read if name == "disk.free"]) == 1
 
 
@@ -58,7 +59,7 @@ def test_disks_that_the_job_uses(tmp_path: Path) -> None:
     block = root / "sys/dev/block"
     block.mkdir(parents=True)
     (block / f"{os.major(number)}:{os.minor(number)}").symlink_to(part)
-    source = HostSource(lambda: 0.0, lambda: 0.0, lambda: ["/job"], root)
+    source = HostSource(lambda: 0.0, SystemClock(), lambda: 0.0, lambda: ["/job"], root)
     read = numbers(source)
     assert source.disks == {"nvme0n1", "nvme0n1p2"}
     assert read["/job", "disk.readonly"] == 0.0
@@ -76,7 +77,7 @@ def test_a_mount_that_hangs_takes_one_thread_and_no_more(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "statvfs", stuck)
     monkeypatch.setattr(host, "_WAIT_S", 0.05)
     (fake_root(tmp_path) / "gone").mkdir()
-    source = HostSource(lambda: 0.0, lambda: 0.0, lambda: ["/gone", "/job"], tmp_path)
+    source = HostSource(lambda: 0.0, SystemClock(), lambda: 0.0, lambda: ["/gone", "/job"], tmp_path)
     before = threading.active_count()
     for _ in range(4):
         source.read()
@@ -92,11 +93,11 @@ def test_a_mount_that_hangs_takes_one_thread_and_no_more(tmp_path: Path, monkeyp
 
 
 def test_a_bare_root_is_no_error(tmp_path: Path) -> None:
-    read = numbers(HostSource(lambda: 0.0, lambda: 0.0, lambda: ["/nowhere"], tmp_path))
+    read = numbers(HostSource(lambda: 0.0, SystemClock(), lambda: 0.0, lambda: ["/nowhere"], tmp_path))
     assert set(read) == {("clock", "clock.offset_s"), ("/nowhere", "mount.stuck_s")}
 
 
 def test_this_machine() -> None:
-    read = numbers(HostSource(lambda: 0.0, lambda: 0.0, lambda: ["/tmp", "/dev/shm"]))
+    read = numbers(HostSource(lambda: 0.0, SystemClock(), lambda: 0.0, lambda: ["/tmp", "/dev/shm"]))
     assert read["memory", "memory.available_gib"] > 0
     assert ("/dev/shm", "shm.free") in read

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.agent.connection.controller_clock import ControllerClock
 from holdfast.controller.actions import action_executor
 from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.agent_ingest import AgentIngest
@@ -16,9 +17,10 @@ from holdfast.core.detect.silence import SilenceDetector
 from holdfast.model.errand import Leave, StopHere
 from holdfast.model.event import Outcome
 from holdfast.model.state_copy import Copy, Restore, Source
-from holdfast.sim.dst.simulated_agent import SimAgent
+from holdfast.sim.dst.agent_interface import AgentCrashed
 from holdfast.sim.dst.simulated_disk import DiskJournal
 from holdfast.sim.dst.simulated_keeper import SimKeeper
+from holdfast.sim.dst.simulated_notes import SimNotes
 from holdfast.wire import agent_messages
 from tests.sim.dst.mutant import Mutant, Patch
 
@@ -144,15 +146,15 @@ def leaving_is_forgotten(patch: Patch) -> None:
 
 def full_disks_matter(patch: Patch) -> None:
     """An agent dies of a disk that takes nothing, before it has ended the ranks that it is to end."""
-    stop = SimAgent._stop_ranks
+    write = SimNotes.write_stopped
 
-    def stops(self: SimAgent, errand: Any, generation: int) -> None:
-        if self.machine.disk.full:
-            self.machine.kill_agent()
-        else:
-            stop(self, errand, generation)
+    def writes(self: SimNotes, generation: int) -> None:
+        if self._disk.full:
+            self._machine.kill_agent()
+            raise AgentCrashed
+        write(self, generation)
 
-    patch.setattr(SimAgent, "_stop_ranks", stops)
+    patch.setattr(SimNotes, "write_stopped", writes)
 
 
 def stops_are_believed(patch: Patch) -> None:
@@ -186,18 +188,15 @@ def fleets_are_believed(patch: Patch) -> None:
 
 def wall_clock(patch: Patch) -> None:
     """Agents tell times by a clock that somebody may set."""
-    heard = SimAgent.on_message
 
-    def hears(self: SimAgent, link: Any, packet: bytes) -> None:
-        heard(self, link, packet)
-        if self._known and not hasattr(self, "_set"):
-            self._set = self.clock.wall() - self.clock.mono()  # type: ignore[attr-defined]
-        if self._known:
-            moved = self.clock.wall() - self.clock.mono() - self._set  # type: ignore[attr-defined]
-            self._offset_s += moved
-            self._set += moved  # type: ignore[attr-defined]
+    def read(self: ControllerClock) -> float:
+        offset_s: float = vars(self)["from_wall_s"] + self._clock.wall() - self._clock.monotonic()
+        return offset_s
 
-    patch.setattr(SimAgent, "on_message", hears)
+    def write(self: ControllerClock, offset_s: float) -> None:
+        vars(self)["from_wall_s"] = offset_s - self._clock.wall() + self._clock.monotonic()
+
+    patch.setattr(ControllerClock, "offset_s", property(read, write), raising=False)
 
 
 def forgets_reborn(patch: Patch) -> None:
@@ -226,25 +225,25 @@ def not_refilled(patch: Patch) -> None:
 
 
 PLANTED = (
-    Mutant(no_fence, 4),
-    Mutant(launch_under_way_untold, 29),
-    Mutant(acks_before_disk, 1),
+    Mutant(no_fence, 1),
+    Mutant(launch_under_way_untold, 69),
+    Mutant(acks_before_disk, 0),
     Mutant(acts_before_disk, 0),
     Mutant(ids_reused, 0),
-    Mutant(plan_made_anew, 28),
-    Mutant(restore_without_all, 2),
-    Mutant(strangers_copies, 505),
-    Mutant(astray_believed, None),
+    Mutant(plan_made_anew, 31),
+    Mutant(restore_without_all, 18),
+    Mutant(strangers_copies, 6),
+    Mutant(astray_believed, 126),
     Mutant(astray_kept, None),
-    Mutant(nobody_leaves, 399),
-    Mutant(leaving_is_forgotten, 1),
-    Mutant(full_disks_matter, 119),
+    Mutant(nobody_leaves, 406),
+    Mutant(leaving_is_forgotten, 9),
+    Mutant(full_disks_matter, None),
     Mutant(stops_are_believed, 1),
-    Mutant(nobody_is_waited_for, 2),
-    Mutant(fleets_are_believed, 104),
+    Mutant(nobody_is_waited_for, 0),
+    Mutant(fleets_are_believed, 365),
     Mutant(wall_clock, 2),
-    Mutant(forgets_reborn, 364),
+    Mutant(forgets_reborn, 112),
     Mutant(old_ranks_stay, None),
-    Mutant(silence_unheard, 14),
-    Mutant(not_refilled, 0),
+    Mutant(silence_unheard, 66),
+    Mutant(not_refilled, 2),
 )

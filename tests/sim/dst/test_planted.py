@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.cli.commands.sim_dst import build_controller
+from holdfast.cli.commands.sim_dst import REAL_PARTS
 from holdfast.logs import catalog_files
 from holdfast.sim.dst.seed_run import play_seed
 from tests.sim.dst.mutant import Mutant
@@ -20,9 +20,9 @@ def found(mutant: Mutant, seed: int) -> str:
     known, setup = catalog_files.load_failures(), mutant.draw(seed)
     with pytest.MonkeyPatch.context() as patch:
         mutant.plant(patch)
-        failure = play_seed(setup, build_controller, known).failure
+        failure = play_seed(setup, REAL_PARTS, known).failure
     assert not any(mistake in failure for mistake in _MISTAKES), f"the mutant itself is broken: {failure}"
-    return failure if failure and not play_seed(setup, build_controller, known).failure else ""
+    return failure if failure and not play_seed(setup, REAL_PARTS, known).failure else ""
 
 
 def first_seed(mutant: Mutant) -> int | None:

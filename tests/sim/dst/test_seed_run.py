@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.cli.commands.sim_dst import build_controller, repeat_command
+from holdfast.cli.commands.sim_dst import REAL_PARTS, repeat_command
 from holdfast.core.detect.crash import FailureCatalog
 from holdfast.logs import catalog_files
 from holdfast.sim.dst.seed_run import SeedResult, play_seed
@@ -49,7 +49,7 @@ def known() -> FailureCatalog:
 
 
 def played(seed: int) -> SeedResult:
-    result = play_seed(draw_setup(seed), build_controller, known())
+    result = play_seed(draw_setup(seed), REAL_PARTS, known())
     if result.failure:
         pytest.fail(f"seed {seed} is broken {result.failure}\nto see it: {repeat_command(seed)}", pytrace=False)
     return result
@@ -67,7 +67,7 @@ FORGOT_ONCE = {
 
 
 def forgetful(seed: int) -> SeedResult:
-    result = play_seed(msgspec.structs.replace(draw_setup(seed), forgets=True), build_controller, known())
+    result = play_seed(msgspec.structs.replace(draw_setup(seed), forgets=True), REAL_PARTS, known())
     if result.failure:
         pytest.fail(f"seed {seed}, with a journal that loses its end, is broken {result.failure}", pytrace=False)
     return result

@@ -10,11 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.agent import main
-from holdfast.agent.agent_state_files import append_done, write_leave_intent, write_stopped
-from holdfast.agent.main import Agent
+from holdfast.agent import agent_shell
+from holdfast.agent.agent_shell import Agent
+from holdfast.agent.agent_state_files import AgentStateFiles
+from holdfast.agent.main import build_agent
 from holdfast.agent.rank import log_tail
-from holdfast.core.agent_state_machine import ClockTick
+from holdfast.agent.rank.rank_processes import RankProcesses
+from holdfast.core.agent_state_machine import ClockTick, RememberDone, RememberLeaving
 from holdfast.core.detect.crash import alarm_of
 from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm
@@ -23,7 +25,15 @@ from holdfast.model.job_seats import Seat
 from holdfast.model.signal import Exit
 from holdfast.wire import agent_messages, holder_messages, run_specs
 from holdfast.wire.agent_messages import Welcome
-from holdfast.wire.holder_messages import HolderRank, KillRank, QuitHolder, RankEnded, SweepDone, SweepLeftovers
+from holdfast.wire.holder_messages import (
+    HolderRank,
+    KillRank,
+    QuitHolder,
+    RankEnded,
+    RankKey,
+    SweepDone,
+    SweepLeftovers,
+)
 from holdfast.wire.rank_memory.flight_log_writer import slot_memory_bytes
 from holdfast.wire.rank_memory.slot_reader import SlotWriter
 from tests.fleet.places import TEMPLATE
@@ -52,9 +62,21 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 def agent(tmp_path: Path, ends: tuple[socket.socket, socket.socket]) -> Agent:
     node = msgspec.structs.replace(TEMPLATE, node="n0", nproc=2, log_dir=str(tmp_path / "logs"))
     run_specs.write_json(tmp_path / "spec.json", node)
-    made = Agent(tmp_path, ends[0], judged)
-    made.ranks.arena = mmap.mmap(-1, slot_memory_bytes(2))
+    made = build_agent(tmp_path, ends[0], judged)
+    ranks_of(made).slots.arena = mmap.mmap(-1, slot_memory_bytes(2))
     return made
+
+
+def ranks_of(agent: Agent) -> RankProcesses:
+    """The real ones, behind the agent's port."""
+    assert isinstance(agent.ranks, RankProcesses)
+    return agent.ranks
+
+
+def arena_of(agent: Agent) -> mmap.mmap:
+    arena = ranks_of(agent).slots.arena
+    assert arena is not None
+    return arena
 
 
 def told(agent: Agent) -> list[object]:
@@ -65,12 +87,12 @@ def told(agent: Agent) -> list[object]:
 
 
 async def test_an_agent_goes_on_where_its_predecessor_was(agent: Agent, tmp_path: Path) -> None:
-    append_done(tmp_path / "done.jsonl", Done(id=1, node="n0", ok=True))
+    AgentStateFiles(tmp_path).write_deed(RememberDone(Done(id=1, node="n0", ok=True)))
     run_specs.publish_file(tmp_path / "stopped", b"2\n")
-    agent.ranks.held = {
-        "2:0": HolderRank(key="2:0", pid=1, code=-9, at=1.0),
-        "3:0": HolderRank(key="3:0", pid=2, code=-11, at=time.monotonic()),
-        "3:1": HolderRank(key="3:1", pid=3),
+    ranks_of(agent).held = {
+        RankKey(2, 0): HolderRank(key="2:0", pid=1, code=-9, at=1.0),
+        RankKey(3, 0): HolderRank(key="3:0", pid=2, code=-11, at=time.monotonic()),
+        RankKey(3, 1): HolderRank(key="3:1", pid=3),
     }
     (tmp_path / "logs" / "gen-3" / "rank-0").mkdir(parents=True)
     (tmp_path / "logs" / "gen-3" / "rank-0" / "stderr.log").write_text("Segmentation fault\n")
@@ -91,12 +113,12 @@ async def test_an_agent_goes_on_where_its_predecessor_was(agent: Agent, tmp_path
 
 
 def test_the_time_without_a_controller_is_that_of_the_node_not_of_its_agents(agent: Agent, tmp_path: Path) -> None:
-    limits = agent.spec.settings.node
+    limits = agent.identity.settings.node
     (tmp_path / "alone").write_text(f"{time.monotonic() - limits.lost_s}\n")
     ours, theirs = holder_messages.make_socket_pair()
-    second = Agent(tmp_path, ours, judged)
+    second = build_agent(tmp_path, ours, judged)
     assert second.life.step(time.monotonic(), ClockTick()), "it leaves at once"
-    third = Agent(tmp_path, ours, judged)
+    third = build_agent(tmp_path, ours, judged)
     third._staged = True
     third._on_message(Welcome(at=500.0, beat_s=1.0))
     assert not (tmp_path / "alone").exists()
@@ -107,15 +129,16 @@ def test_the_time_without_a_controller_is_that_of_the_node_not_of_its_agents(age
 
 async def test_an_agent_goes_on_with_leaving(agent: Agent, tmp_path: Path) -> None:
     """A controller is there again, and has not been told that the rank was ended; nor will it be."""
-    write_leave_intent(tmp_path, Leave(id=0, code=7, grace_s=0.0, reason="no controller for 60 s"))
-    write_stopped(tmp_path, 1)
-    agent.ranks.held = {"1:0": HolderRank(key="1:0", pid=1, code=-15, at=1.0)}
-    agent.ranks._swept = asyncio.get_running_loop().create_future()
+    notes = AgentStateFiles(tmp_path)
+    notes.write_deed(RememberLeaving(Leave(id=0, code=7, grace_s=0.0, reason="no controller for 60 s")))
+    notes.write_stopped(1)
+    ranks_of(agent).held = {RankKey(1, 0): HolderRank(key="1:0", pid=1, code=-15, at=1.0)}
+    swept = ranks_of(agent)._swept = asyncio.get_running_loop().create_future()
     async with asyncio.TaskGroup() as agent._tasks:
         agent._recall_state()
         agent._staged = True
         agent._on_message(Welcome(at=500.0, beat_s=1.0))
-        asyncio.get_running_loop().call_later(0.1, agent.ranks._swept.set_result, ())
+        asyncio.get_running_loop().call_later(0.1, swept.set_result, ())
     assert not agent.life._outbox
     assert (tmp_path / "left").read_text() == "no controller for 60 s\n"
 
@@ -126,7 +149,7 @@ async def test_ranks_are_ended_although_the_disk_takes_nothing(
     """Or a node that has lost its controller would go on for ever: its agent died before it had ended any."""
     for name in ("stopped", "left", "leaving.json", "done.jsonl", "launch.json"):
         (tmp_path / name / "in the way").mkdir(parents=True)
-    agent.ranks.held = {"1:0": HolderRank(key="1:0", pid=2**31 - 1)}
+    ranks_of(agent).held = {RankKey(1, 0): HolderRank(key="1:0", pid=2**31 - 1)}
     agent.life.restore_state((), 1, (0,), 0)
     async with asyncio.TaskGroup() as around:
         listening = around.create_task(agent.ranks.listen(asyncio.Event()))
@@ -159,8 +182,7 @@ async def _hold(sock: socket.socket) -> list[holder_messages.ToHolder]:
 
 
 def test_the_slowest_rank_speaks_for_the_node(agent: Agent) -> None:
-    arena = agent.ranks.arena
-    assert arena is not None
+    arena = arena_of(agent)
     agent.life.generation = 2
     slots = [SlotWriter(arena, index, generation=2, rank=4 + index) for index in range(2)]
     assert agent._summarize_ranks().step == -1
@@ -171,17 +193,16 @@ def test_the_slowest_rank_speaks_for_the_node(agent: Agent) -> None:
     beat = agent._summarize_ranks()
     assert (beat.node, beat.generation, beat.step, beat.first_step) == ("n0", 2, 8, 8)
     assert abs(beat.at - time.time()) < 5
-    agent.clock.on_welcome(time.time() + 1000)
+    agent.controller_clock.on_welcome(time.time() + 1000)
     assert abs(agent._summarize_ranks().at - time.time() - 1000) < 5, "told in the controller's time"
     agent.life.generation = 3
     assert agent._summarize_ranks().step == -1, "these were of another generation"
 
 
 async def test_a_rank_that_told_of_its_failure_and_stays_is_reported(agent: Agent) -> None:
-    arena = agent.ranks.arena
-    assert arena is not None
-    agent.clock.on_welcome(time.time())
-    agent.ranks.held = {"1:0": HolderRank(key="1:0", pid=1)}
+    arena = arena_of(agent)
+    agent.controller_clock.on_welcome(time.time())
+    ranks_of(agent).held = {RankKey(1, 0): HolderRank(key="1:0", pid=1)}
     agent.life.restore_state((), 1, (0,), 0)
     SlotWriter(arena, 0, generation=1, rank=0).write_failure("ValueError: stuck in its own clean-up")
     now = time.monotonic()
@@ -197,23 +218,22 @@ async def test_a_rank_that_told_of_its_failure_and_stays_is_reported(agent: Agen
 async def test_a_full_outbox_drops_beats_and_keeps_posts(agent: Agent) -> None:
     agent._send_beat()
     assert told(agent) == [], "nobody has told us the time yet"
-    agent.clock.on_welcome(time.time())
+    agent.controller_clock.on_welcome(time.time())
     for _ in range(1000):
         agent._send_beat()
-    assert len(told(agent)) == main._OUTBOX
-    agent.ranks.held = {"1:0": HolderRank(key="1:0", pid=1, code=3, at=1.0)}
+    assert len(told(agent)) == agent_shell._OUTBOX
+    ranks_of(agent).held = {RankKey(1, 0): HolderRank(key="1:0", pid=1, code=3, at=1.0)}
     agent.life.restore_state((), 1, (0,), 0)
     async with asyncio.TaskGroup() as agent._tasks:
-        agent._on_rank_exit(agent.ranks.held["1:0"])
+        agent._on_rank_exit(agent.ranks.held[RankKey(1, 0)])
     assert len(agent.life._outbox) == 1
 
 
 def test_a_loss_that_went_wrong_is_told_before_ranks_are_stopped(agent: Agent) -> None:
     """Or the step at which it did would be taken from a node that had it later."""
-    agent.clock.on_welcome(time.time())
+    agent.controller_clock.on_welcome(time.time())
     agent.life.restore_state((Done(id=5, node="n0", ok=True),), generation=1, ranks=(0, 1), stopped=0)
-    assert agent.ranks.arena is not None
-    mine = SlotWriter(agent.ranks.arena, 1, generation=1, rank=1)
+    mine = SlotWriter(arena_of(agent), 1, generation=1, rank=1)
     mine.write_values(30, float("nan"), None, None)
     mine.step(30)
     agent._on_message(agent_messages.ErrandMessage(errand=StopHere(id=5, generation=1, grace_s=1.0)))

@@ -1,0 +1,375 @@
+"""The agent: talks with the controller, carries out its errands on this node, reports what becomes of the ranks.
+
+It owns the state machine of the node protocol and steps it; all else it reaches through its ports.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+
+import msgspec
+
+from holdfast.agent.agent_ports import AgentEvents, AgentIdentity, AssembleParts, ControllerLink
+from holdfast.agent.rank.failed_not_exited import LatchedFailures
+from holdfast.agent.rank.heartbeat import make_beat, returned_ranks
+from holdfast.agent.rank.loss_alarms import LossReports
+from holdfast.core.agent_state_machine import (
+    OWN,
+    AgentProtocol,
+    AlarmNoticed,
+    BadLossSeen,
+    CarryOut,
+    ClockTick,
+    Deed,
+    ErrandDone,
+    ErrandReceived,
+    ExitJudged,
+    HeedEpoch,
+    JudgeExit,
+    LinkLost,
+    LinkOpened,
+    News,
+    PostAcknowledged,
+    RankExited,
+    RememberDone,
+    RememberLeaving,
+    SendPost,
+)
+from holdfast.model.alarm import Alarm
+from holdfast.model.errand import Errand, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere, StopHere
+from holdfast.model.release import Release
+from holdfast.model.signal import Beat, Exit, Loss, Mark
+from holdfast.wire import agent_messages
+from holdfast.wire.agent_messages import (
+    Ack,
+    AimMessage,
+    ErrandMessage,
+    HashReport,
+    Hello,
+    NodeNotice,
+    TraceAnswer,
+    TraceRequest,
+    Welcome,
+)
+from holdfast.wire.holder_messages import HolderRank, RankKey
+from holdfast.wire.rank_memory.slot_reader import SlotReading
+
+POLL_S = 0.1  # how often the slots are read until every rank has made its first step
+_STEADY_S = 0.25  # and then: waking up is most of what an agent costs
+_OUTBOX = 256
+_REDIAL_S = 0.05  # after a link that broke; then longer and longer
+_AGAIN_S = 5.0  # a release that could not be had is tried again
+_ANSWERED_S = 0.2  # for the answer to go out before the node is gone
+_log = logging.getLogger("holdfast.agent")
+
+
+class Agent:
+    def __init__(self, identity: AgentIdentity, assemble: AssembleParts) -> None:
+        self.node, self.identity = identity.node, identity
+        parts = assemble(
+            AgentEvents(
+                say=self._send_notice,
+                on_rank_exit=self._on_rank_exit,
+                on_alarm=self._on_alarm,
+                on_copies=self._send_beat,
+                on_marks=self._send_marks,
+                on_leave_request=self._on_leave_request,
+            )
+        )
+        self.clock, self.controller_clock = parts.clock, parts.controller_clock
+        self.dialer, self.notes, self.judge = parts.dialer, parts.notes, parts.judge
+        self.ranks, self.tracer, self.keeper = parts.ranks, parts.tracer, parts.keeper
+        self.staging, self.diagnosis, self.health = parts.staging, parts.diagnosis, parts.health
+        self._background = parts.background
+        settings = identity.settings
+        self.losses = LossReports(self.node, settings.loss)
+        self.life = AgentProtocol(self.node, settings.node, self.notes.mark_alone(self.clock.monotonic()))
+        self.life.on_bad_loss = settings.loss.stance
+        self.beat_s = settings.silence.beat_s
+        self._undated: list[HolderRank] = []  # ended before we knew the controller's time
+        self._outbox: asyncio.Queue[bytes] = asyncio.Queue(_OUTBOX)
+        self._tasks: asyncio.TaskGroup
+        self._beat_at, self._first_said = 0.0, 0  # the latter: generation whose first step was reported
+        self._latches = LatchedFailures()
+        self._staged = False  # what the controller has said that ranks may run here
+
+    async def run(self) -> None:
+        listed = asyncio.Event()
+        async with asyncio.TaskGroup() as self._tasks:
+            self._tasks.create_task(self.ranks.listen(listed))
+            await listed.wait()
+            self._recall_state()
+            self.keeper.adopt_arenas(self.ranks.arenas)
+            for work in (self._poll_ranks, self._say_when_warm, *self._background):
+                self._tasks.create_task(work())
+            await self._keep_link()
+
+    def _step(self, news: News) -> None:
+        """Tell the machine the time and the news, and do what it wants done."""
+        self._perform_deeds(self.life.step(self.clock.monotonic(), news))
+
+    # --- state that outlives an agent --------------------------------------------------------------------------
+
+    def _recall_state(self) -> None:
+        notes, keys = self.notes, self.ranks.held
+        newest = max((key.generation for key in keys), default=0)
+        ranks = tuple(key.rank for key in keys if key.generation == newest)
+        stopped, leave = notes.read_stopped(), notes.read_leave_intent()
+        self._perform_deeds(
+            self.life.restore_state(notes.read_done(), newest, ranks, stopped, leave, epoch=notes.read_epoch())
+        )
+        for held in list(self.ranks.held.values()):
+            if held.code is not None:
+                self._on_rank_exit(held)
+
+    def _perform_deeds(self, deeds: tuple[Deed, ...]) -> None:
+        for deed in deeds:
+            match deed:
+                case SendPost(post):
+                    self._queue_packet(agent_messages.encode(post))
+                case HeedEpoch() | RememberDone() | RememberLeaving():
+                    self.notes.write_deed(deed)
+                case CarryOut(errand):
+                    self._tasks.create_task(self._run_errand(errand))
+                case JudgeExit(exit):
+                    self._tasks.create_task(self._judge_exit(exit))
+
+    def _queue_packet(self, packet: bytes) -> None:
+        with contextlib.suppress(asyncio.QueueFull):  # posts stay in the machine's outbox until acknowledged
+            self._outbox.put_nowait(packet)
+
+    # --- the link ----------------------------------------------------------------------------------------------
+
+    async def _keep_link(self) -> None:
+        wait_s = _REDIAL_S
+        while True:
+            wait_s = _REDIAL_S if await self._run_link() else min(2 * wait_s, 1.0)
+            self._step(LinkLost())
+            self.notes.mark_alone(self.clock.monotonic())
+            await asyncio.sleep(wait_s)
+
+    async def _run_link(self) -> bool:
+        """Run one link to the controller until it ends; return whether it was opened."""
+        linked = False
+        try:
+            async with self.dialer.open_link() as link:
+                linked = True
+                await self._exchange_messages(link)
+        except (OSError, msgspec.DecodeError) as e:
+            _log.info("no link to the controller: %s", e)
+        return linked
+
+    async def _exchange_messages(self, link: ControllerLink) -> None:
+        while not self._outbox.empty():
+            self._outbox.get_nowait()
+        await link.send_bytes(self._make_hello())
+        sender = self._tasks.create_task(self._send_all(link))
+        try:
+            async for packet in link:
+                self._on_message(agent_messages.decode_from_controller(packet))
+        finally:
+            sender.cancel()
+
+    async def _send_all(self, link: ControllerLink) -> None:
+        with contextlib.suppress(OSError):  # who reads from the link hears of its end
+            while True:
+                await link.send_bytes(await self._outbox.get())
+
+    def _on_message(self, message: agent_messages.FromController) -> None:
+        match message:
+            case Welcome(at=at, beat_s=beat_s, releases=releases, revoked=revoked, epoch=epoch):
+                self.keeper.revoked = frozenset(revoked)
+                self.beat_s = beat_s
+                self.controller_clock.on_welcome(at)
+                if not self._staged:
+                    self._tasks.create_task(self._stage_releases(releases))
+                self._step(LinkOpened(epoch))
+                self.notes.clear_alone()
+                self._send_beat()
+                undated, self._undated = self._undated, []
+                for held in undated:
+                    self._on_rank_exit(held)
+            case Ack(seq=seq):
+                self._step(PostAcknowledged(seq))
+            case ErrandMessage(errand=errand, epoch=epoch):
+                if isinstance(errand, StopHere):
+                    self._look_at_losses()  # whose went wrong first is to be heard before it is judged
+                self._step(ErrandReceived(errand, epoch))
+            case AimMessage(aim=aim, revoked=revoked):
+                self.keeper.revoked = frozenset(revoked)
+                self._tasks.create_task(self.keeper.apply_aim(aim))
+            case TraceRequest():
+                self._tasks.create_task(self._trace_stacks(message))
+
+    async def _trace_stacks(self, look: TraceRequest) -> None:
+        generation = self.life.generation  # but for those that have ended well: nobody waits for them
+        newest = tuple(r for key, r in self.ranks.held.items() if key.generation == generation and r.code != 0)
+        trace = await self.tracer.trace_ranks(newest, look, self.controller_clock.wall_s())
+        self._queue_packet(agent_messages.encode(TraceAnswer(id=look.id, trace=trace)))
+
+    def _make_hello(self) -> bytes:
+        running = max((key.generation for key, rank in self.ranks.held.items() if rank.code is None), default=0)
+        hello = Hello(
+            node=self.node,
+            host=self.identity.host,
+            nproc=self.identity.nproc,
+            order=self.identity.order,
+            generation=self.life.occupied_by(running),
+            ready=self._staged and self.ranks.warm.is_set() and not self.life.leaving,
+            copies=self.keeper.list_copies(),
+            keeper=self.keeper.address,
+            epoch=self.life.epoch,
+        )
+        return agent_messages.encode(hello)
+
+    def _send_notice(self, text: str) -> None:
+        _log.warning("%s", text)
+        self._queue_packet(agent_messages.encode(NodeNotice(node=self.node, text=text)))
+
+    async def _say_when_warm(self) -> None:
+        await self.ranks.warm.wait()
+        if self.ranks.cold:
+            _log.warning("ranks are started afresh, not forked: %s", self.ranks.cold)
+        self._queue_packet(self._make_hello())
+
+    async def _stage_releases(self, releases: tuple[Release, ...]) -> None:
+        """Stage these releases, retrying until all are here; then send another hello, as the node is ready now."""
+        told = ""
+        while error := await self.staging.stage_all(releases):
+            if error != told:
+                self._send_notice(error)
+            told = error
+            await asyncio.sleep(_AGAIN_S)
+        self._staged = True
+        self._queue_packet(self._make_hello())
+
+    def _on_leave_request(self) -> None:
+        """Leave because someone on this host asked (SIGINT), without waiting for the controller."""
+        grace_s = self.identity.settings.recovery.shutdown_grace_s
+        leave = Leave(id=OWN, code=128 + signal.SIGINT, grace_s=grace_s, reason="asked to, on this host")
+        self._step(ErrandReceived(leave))
+
+    # --- errands -----------------------------------------------------------------------------------------------
+
+    async def _run_errand(self, errand: Errand) -> None:
+        if isinstance(errand, ProbeHere | PairTestHere | ReplayHere):
+            self._step(await self.diagnosis.run_errand(errand))
+            return
+        if isinstance(errand, StageHere):  # beside whatever else goes on
+            error, refused = await self.staging.stage_and_check(errand)
+            self._step(ErrandDone(errand, not error, error, refused=refused))
+            return
+        await self.diagnosis.stop()
+        if isinstance(errand, LaunchHere):
+            self.losses.eases = errand.eases
+            first = errand.seat.first_rank == 0
+            error = self.keeper.begin_launch(errand) or await self.staging.begin_launch(errand.release, first=first)
+            error = error or await self.ranks.launch_ranks(errand)
+        else:
+            generation = errand.generation if isinstance(errand, StopHere) else self.life.generation
+            self.notes.write_stopped(generation)
+            self._send_beat()  # the last steps, before the ranks are gone
+            self.life.returned = returned_ranks(self._read_slots().values(), generation)
+            error = await self.ranks.stop_ranks(generation, errand.grace_s)
+            await self.staging.gather_outputs()
+        if isinstance(errand, Leave):
+            await self.keeper.write_final(errand.last, errand.last_s)
+        copies = self.keeper.list_copies() if isinstance(errand, StopHere) else ()
+        self._step(ErrandDone(errand, not error, error, copies, stored=self.keeper.stored))
+        if isinstance(errand, Leave):
+            _log.info("leaving with code %d: %s", errand.code, errand.reason)
+            self.notes.write_leave_reason(errand)
+            await asyncio.sleep(_ANSWERED_S)
+            self.ranks.quit_holder(errand.code)
+
+    # --- ranks -------------------------------------------------------------------------------------------------
+
+    def _on_rank_exit(self, held: HolderRank) -> None:
+        if not self.controller_clock.known:
+            self._undated.append(held)
+            return
+        key, at = held.rank_key, held.at + self.controller_clock.offset_s
+        code = held.code if held.code is not None else 1
+        if code and key.generation > self.life.stopped:
+            self.health.on_rank_exit(at)
+        reading = self._read_slots().get(key)
+        exit = Exit(
+            node=self.node,
+            generation=key.generation,
+            rank=key.rank,
+            code=code,
+            at=at,
+            starved=code == -signal.SIGKILL and self.health.has_oom_kill(),
+            pressed=self.health.scarcely() if code == -signal.SIGKILL else "",
+            latched=reading.failure if reading and reading.failed else "",
+        )
+        self._send_beat()
+        self._step(RankExited(exit))
+
+    async def _judge_exit(self, exit: Exit) -> None:
+        self._step(ExitJudged(exit, await self.judge(exit)))
+
+    def _on_alarm(self, alarm: Alarm) -> None:
+        self._step(AlarmNoticed(alarm))
+
+    def _read_slots(self) -> dict[RankKey, SlotReading]:
+        """Return what each rank last wrote to its progress slot."""
+        return {RankKey(r.generation, r.rank): r for _, r in self.ranks.slots.read_slots()}
+
+    def _send_beat(self) -> None:
+        self._beat_at = self.clock.monotonic()
+        if self.controller_clock.known:
+            generation, held = self.life.generation, self.ranks.held
+            running = sum(key.generation == generation and rank.code is None for key, rank in held.items())
+            self._queue_packet(agent_messages.encode(msgspec.structs.replace(self._summarize_ranks(), running=running)))
+
+    def _summarize_ranks(self) -> Beat:
+        """Return the node's beat, with the step of its slowest rank; step -1 until every rank has made one."""
+        generation = self.life.generation
+        readings = [r for r in self._read_slots().values() if r.generation == generation and r.step >= 0]
+        if generation == 0 or len(readings) < self.identity.nproc:
+            return Beat(node=self.node, generation=generation, step=-1, at=0.0)
+        offset_s = self.controller_clock.offset_s
+        beat = msgspec.structs.replace(
+            make_beat(self.node, readings, offset_s),
+            sent=self.clock.monotonic() + offset_s,
+            arrivals=self.tracer.read_arrivals(generation, self.controller_clock.wall_s()),
+            mesh=self.ranks.read_mesh(),
+            replayable=self.ranks.read_replayable(),
+        )
+        return self.keeper.complete_beat(beat)
+
+    async def _poll_ranks(self) -> None:
+        while True:
+            await asyncio.sleep(_STEADY_S if self._first_said == self.life.generation else POLL_S)
+            now = self.clock.monotonic()
+            self._step(ClockTick())
+            self._look_for_latches(now)
+            self._look_at_losses()
+            due = now >= self._beat_at + self.beat_s
+            if due or (self._first_said != self.life.generation and self._summarize_ranks().step >= 0):
+                if due:
+                    self.ranks.learn_imports(trains := self._first_said == self.life.generation)
+                    self.staging.complete(trains)
+                    self.tracer.watch_ranks(self.ranks.held.values())
+                else:
+                    self._first_said = self.life.generation
+                self._send_beat()
+
+    def _look_for_latches(self, now: float) -> None:
+        for held in self._latches.overdue_ranks(now, self.ranks.held, self._read_slots()):
+            self._on_rank_exit(held)
+
+    def _look_at_losses(self) -> None:
+        if not self.controller_clock.known:
+            return
+        for found in self.losses.read_losses(self.ranks.slots, self.controller_clock.offset_s):
+            self._step(BadLossSeen(found) if isinstance(found, Loss) else AlarmNoticed(found))
+        self._send_marks(self.losses.take_marks())
+
+    def _send_marks(self, marks: tuple[Mark, ...]) -> None:
+        if marks:
+            self._queue_packet(
+                agent_messages.encode(HashReport(node=self.node, generation=self.life.generation, marks=marks))
+            )

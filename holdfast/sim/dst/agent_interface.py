@@ -1,0 +1,24 @@
+"""The interface of an agent that a simulated world needs; the caller of a simulation supplies the real one."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from holdfast.core.agent_state_machine import AgentProtocol
+
+if TYPE_CHECKING:
+    from holdfast.sim.dst.agent_process import AgentProcess
+
+
+class AgentCrashed(BaseException):
+    """Raised inside a simulated agent whose process has died, to end the code that runs in it."""
+
+
+class DstAgent(Protocol):
+    """One life of an agent."""
+
+    life: AgentProtocol
+
+    async def run(self) -> None: ...
+
+
+BuildAgent = Callable[["AgentProcess"], DstAgent]  # out of the parts that its process plays

@@ -1,0 +1,109 @@
+"""Work of a simulated node beside its ranks: releases that are staged, probes, stacks, and a machine in good health."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from holdfast.core.agent_state_machine import ErrandDone
+from holdfast.model.errand import PairTestHere, ProbeHere, ReplayHere, StageHere
+from holdfast.model.probe import Finding
+from holdfast.model.release import Release
+from holdfast.model.stacks import Arrival, Frame, Process, Thread, Trace
+from holdfast.wire.agent_messages import TraceRequest
+from holdfast.wire.holder_messages import HolderRank
+
+if TYPE_CHECKING:
+    from holdfast.sim.dst.dst_world import DstWorld
+    from holdfast.sim.dst.simulated_machine import SimMachine
+
+_TRACE_S = 0.2
+_WAITING = (Thread(main=True, frames=(Frame("all_reduce", "distributed_c10d.py", 7),)),)
+
+
+class SimStaging:
+    def __init__(self, world: "DstWorld") -> None:
+        self._world = world
+
+    async def stage_all(self, releases: tuple[Release, ...]) -> str:
+        await asyncio.sleep(self._world.rng.uniform(0.01, 0.5))
+        return ""
+
+    async def stage_and_check(self, errand: StageHere) -> tuple[str, bool]:
+        await asyncio.sleep(self._world.rng.uniform(0.1, 2.0))
+        refused = errand.check and self._world.faults.draw_chance(0.1)
+        full = not refused and self._world.faults.draw_chance(0.05)
+        return "it does not compile" if refused else "no room" if full else "", refused
+
+    async def begin_launch(self, release: Release, *, first: bool) -> str:
+        return ""
+
+    async def gather_outputs(self) -> None:
+        pass
+
+    def complete(self, trains: bool) -> None:
+        pass
+
+
+class SimDiagnosis:
+    """Finds every machine well; replays are not played."""
+
+    def __init__(self, world: "DstWorld") -> None:
+        self._world = world
+        self._interrupted = asyncio.Event()
+
+    async def run_errand(self, errand: ProbeHere | PairTestHere | ReplayHere) -> ErrandDone:
+        await self.stop()
+        stopped = self._interrupted = asyncio.Event()
+        try:
+            async with asyncio.timeout(self._world.rng.uniform(0.5, 4.0)):
+                await stopped.wait()
+        except TimeoutError:
+            if isinstance(errand, ReplayHere):
+                return ErrandDone(errand, False, "no replays here")
+            return ErrandDone(errand, True, findings=(Finding(probe="gemm", level=1, place="cpu", ok=True),))
+        return ErrandDone(errand, False, "it was given something else to do")
+
+    async def stop(self) -> None:
+        self._interrupted.set()
+
+
+class SimTracer:
+    """Sees every rank in the same collective, or stopped, or gone."""
+
+    def __init__(self, machine: "SimMachine") -> None:
+        self._machine = machine
+
+    def watch_ranks(self, ranks: Iterable[HolderRank]) -> None:
+        pass
+
+    async def trace_ranks(self, ranks: tuple[HolderRank, ...], look: TraceRequest, offset_s: float) -> Trace:
+        await asyncio.sleep(_TRACE_S)
+        node, at = self._machine.name, self._machine.clock.wall() + offset_s
+        held = [self._machine.held[one.rank_key] for one in ranks if one.rank_key in self._machine.held]
+        found = (
+            Process(
+                node=node,
+                rank=one.rank,
+                pid=one.pid,
+                state="Z" if one.code is not None else "T" if one.hung else "S",
+                threads=_WAITING,
+            )
+            for one in held
+        )
+        return Trace(node=node, at=at, processes=tuple(found))
+
+    def read_arrivals(self, generation: int, offset_s: float) -> dict[int, tuple[Arrival, ...]]:
+        return {}
+
+
+class SimHealth:
+    """A machine that never has anything to say about the end of a rank."""
+
+    def on_rank_exit(self, at: float) -> None:
+        pass
+
+    def has_oom_kill(self) -> bool:
+        return False
+
+    def scarcely(self) -> str:
+        return ""
