@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from holdfast.agent.snapshots.arena_table import SnapshotPin, pin_snapshot
 from holdfast.checkpoint import checkpoint_save, retention, storage_owner
 from holdfast.checkpoint.arena import DUE, Arena, SealedSnapshot
 from holdfast.checkpoint.manifest import Author, StorageError
@@ -70,11 +70,12 @@ class CheckpointWriter:
         self._written[rank] = sealed.step
         before = frozenset(sorted(self._missed.get(rank, ()))[-_MISSED:])
         missed = self._missed[rank] = {*before, sealed.step}  # until it is written
-        if not arena.pin(sealed.slot, sealed.seq):
+        pinned = pin_snapshot(arena, sealed)
+        if pinned is None:
             self._say(f"step {sealed.step} of rank {rank} was overwritten before it could be written to storage")
             return
         url = want.storage.url
-        job = PartWrite(want, author, SlotPin(arena, sealed.slot), sealed)
+        job = PartWrite(want, author, pinned)
         job.doubts, job.missed = self._doubts, before
         every = want.storage.every_steps
         if sealed.step == self.wanted or (every and sealed.step % every):  # somebody wants just this one
@@ -104,7 +105,7 @@ class CheckpointWriter:
         finally:
             self.under_way.pop((rank, job.step), None)
             over.set()
-            job.pinned.unpin()
+            job.pinned.release()
         if job.step in job.told and job.author == self._author:
             self.done[rank] = max(self.done.get(rank, -1), job.step)
         return outcome
@@ -115,7 +116,7 @@ class CheckpointWriter:
             if writer == rank:
                 lane.give_up()
 
-    def last_write(self, rank: int, pinned: "SlotPin", sealed: SealedSnapshot, *, doubted: bool) -> "PartWrite | None":
+    def last_write(self, rank: int, pinned: SnapshotPin, *, doubted: bool) -> "PartWrite | None":
         """Return the write of a rank's part of the final checkpoint; None without storage or if layouts differ."""
         want = self.latest.get(rank)
         if want is None or want.storage is None or want.layout != pinned.arena.layout.hex():
@@ -123,7 +124,7 @@ class CheckpointWriter:
         if doubted:  # in a folder of its own: nobody finds it who does not look for it, and nothing is retired for it
             apart = msgspec.structs.replace(want.storage, url=f"{want.storage.url}/{DOUBTED}", keep=0)
             want = msgspec.structs.replace(want, storage=apart)
-        job = PartWrite(want, self._author, pinned, sealed)
+        job = PartWrite(want, self._author, pinned)
         job.doubts = self._doubts
         return job
 
@@ -138,30 +139,14 @@ class CheckpointWriter:
             self._say(f"checkpoints are written again: {outcome.detail}")
 
 
-class SlotPin:
-    """A pinned snapshot, which its rank must not overwrite until it is unpinned, once."""
-
-    def __init__(self, arena: Arena, slot: int) -> None:
-        self.arena = arena
-        self.slot = slot
-        self._held = True
-        self._lock = threading.Lock()
-
-    def unpin(self) -> None:
-        with self._lock:
-            held, self._held = self._held, False
-        if held:
-            self.arena.unpin(self.slot)
-
-
 class PartWrite:
     """The write of one rank's part of one checkpoint."""
 
-    def __init__(self, want: ArenaRequest, author: Author, pinned: SlotPin, sealed: SealedSnapshot) -> None:
+    def __init__(self, want: ArenaRequest, author: Author, pinned: SnapshotPin) -> None:
         self.want = want
         self.author = author
         self.pinned = pinned
-        self.step = sealed.step
+        self.step = pinned.step
         self.doubts: tuple[Doubt, ...] = ()
         self.missed: frozenset[int] = frozenset()  # steps before this one whose part will not come
         self.told: set[int] = set()  # of these, and of this one if it is written: nobody waits for them
@@ -186,15 +171,15 @@ class PartWrite:
                 checkpoint_save.forsake_parts(base, self.author, want.rank, self.missed, before=self.step)
         if want.rank != 0 and not checkpoint_save.wait_until_begun(folder, pulse, self.begun_s):
             return ""
-        if self.checked and (wrong := self.pinned.arena.verify(self.pinned.slot)):
+        if self.checked and (wrong := self.pinned.verify()):
             if want.rank != 0:  # or rank 0 would wait for it
                 checkpoint_save.forsake_parts(base, self.author, want.rank, (self.step,), before=self.step)
             raise StorageError(f"the snapshot of rank {want.rank} is damaged: {wrong}")
-        image = self.pinned.arena.slot_image(self.pinned.slot)
+        image = self.pinned.image
         ranges = [image[start:end] for start, end in want.share]
         checkpoint_save.write_part(folder, want.rank, ranges, pulse=pulse)
         self.told.add(self.step)
-        self.pinned.unpin()
+        self.pinned.release()
         if want.rank != 0:
             return ""
         parts = checkpoint_save.collect_parts(folder, want.world, _PARTS_S, pulse)

@@ -10,14 +10,15 @@ import logging
 import secrets
 import socket
 import sys
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 
 import msgspec
 
+from holdfast.agent.snapshots.arena_table import ArenaTable, OwnArena
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
 from holdfast.agent.snapshots.departure_writer import FinalWriter
+from holdfast.agent.snapshots.keeper_ports import KeeperPorts
 from holdfast.agent.snapshots.peer_arenas import PREFIX
 from holdfast.agent.snapshots.peer_copies import PeerCopies
 from holdfast.agent.snapshots.peer_sender import PeerSender
@@ -62,27 +63,22 @@ class KeeperIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Keeper:
-    def __init__(
-        self, place: KeeperIdentity, make: Callable[[str, int], Awaitable[str]], budget: SnapshotBudget | None = None
-    ) -> None:
+    def __init__(self, place: KeeperIdentity, ports: KeeperPorts, budget: SnapshotBudget | None = None) -> None:
         self.place = place
         self.node = place.node
         self.socket_path = place.socket_path
         self._notes = place.socket_path.parent
-        self.say: Callable[[str], None] = lambda text: None  # to the person at the console
-        self.told: Callable[[], None] = lambda: None  # how far copies are should be heard of now
-        self._make = make
+        self._ports = ports
         self._budget = budget
         self._guard = PeerGuard(place.keys, self._is_peer, place.run_id, self._is_gone) if place.keys else None
-        self._arenas: dict[int, tuple[str, Arena]] = {}  # rank -> path and content
-        self._persisting = CheckpointWriter(lambda text: self.say(text))
-        self.parting = FinalWriter(self._arenas, self._persisting, lambda text: self.say(text))
-        self.backing = PeerSender(self._arenas, self._notes, self._guard, place.limits.bytes_s)
-        self.backing.say, self.backing.told = lambda text: self.say(text), lambda: self.told()
-        self.hashing = ReplicaHasher(self._arenas, self._notes, place.replica)
-        self.hashing.held = lambda: self.backing.next_snapshots
-        self._shelf = PeerCopies(self._notes, self._arenas, make)
-        self._shelf.say, self._shelf.pairs.told = lambda text: self.say(text), lambda: self.told()
+        self._arenas = ArenaTable()
+        self._persisting = CheckpointWriter(ports.say)
+        self.parting = FinalWriter(self._arenas, self._persisting, ports)
+        self.backing = PeerSender(self._arenas, self._notes, self._guard, place.limits.bytes_s, ports)
+        self.hashing = ReplicaHasher(
+            self._arenas, self._notes, place.replica, ports.report_marks, self.backing.next_seqs
+        )
+        self._shelf = PeerCopies(self._notes, self._arenas, ports)
         self._listener: socket.socket | None = None
         self.revoked: frozenset[str] = frozenset()  # what Welcome says of it
         # Of this life alone: who has sent us something before is to notice that we are new.
@@ -109,16 +105,16 @@ class Keeper:
         if kept.name.startswith(PREFIX):
             self._shelf.adopt_arena(kept)
         else:
-            arena = Arena.open(kept.path)
-            self._arenas[arena.rank] = (kept.path, arena)
+            self._arenas.adopt_arena(kept.path)
 
     def _on_want(self, want: ArenaRequest) -> None:
         """Note a rank's arena request; if it is of this generation and has been granted, put it into effect."""
         self._persisting.latest[want.rank] = want
-        if want.generation != self._generation or want.rank not in self._arenas:
+        own = self._arenas.find_arena(want.rank)
+        if want.generation != self._generation or own is None:
             return
         if self._budget:
-            self._budget.record_grant(want, self._arenas[want.rank][1].slots)
+            self._budget.record_grant(want, own.arena.slots)
         self._persisting.on_want(want)
         self._seen.pop(want.rank, None)
         self.backing.on_want(want)
@@ -145,7 +141,7 @@ class Keeper:
     def list_copies(self) -> tuple[Copy, ...]:
         """Return all snapshots, copies and parities on this node that could be restored."""
         own = [
-            self._describe_copy(arena, one, True) for _, arena in self._arenas.values() for one in arena.list_sealed()
+            self._describe_copy(arena, one, True) for arena in self._arenas.list_arenas() for one in arena.list_sealed()
         ]
         return (
             *own,
@@ -197,8 +193,7 @@ class Keeper:
         self._seen.clear()
         line = _last_shared_step(errand)
         self._shelf.begin_launch(errand.generation, line)
-        for _, arena in self._arenas.values():
-            arena.drop_after(line)
+        self._arenas.drop_after(line)
         try:
             run_specs.write_json(self._notes / "launch.json", errand)
         except OSError as e:
@@ -219,7 +214,7 @@ class Keeper:
         self.backing.set_aim(aim)
         if aim.floor >= 0 and aim.generation == self._generation:
             for name in self._shelf.pin_floor(aim.floor):
-                await self._make(name, 0)
+                await self._ports.make_arena(name, 0)
 
     # --- what ranks ask ----------------------------------------------------------------------------------------
 
@@ -264,19 +259,18 @@ class Keeper:
         return await self._find_state(asked)
 
     async def _grant_arena(self, want: ArenaRequest) -> ArenaAt | KeeperRefusal:
-        path, arena = self._arenas.get(want.rank, ("", None))
-        shape = (want.layout, want.image_bytes, want.world)
-        if arena is None or (arena.layout.hex(), arena.image_bytes, arena.world) != shape:
+        own = self._arenas.find_arena(want.rank)
+        if own is None or not own.fits(want):
             try:
-                path = await self._new_arena(want)
+                own = await self._new_arena(want)
             except (OSError, ValueError, ArenaError) as e:
                 return KeeperRefusal(why=f"no memory for snapshots: {e}")
         self._on_want(want)
         run_specs.write_json(self._notes / f"want-{want.rank}.json", want)
-        return ArenaAt(path=path)
+        return ArenaAt(path=own.path)
 
-    async def _new_arena(self, want: ArenaRequest) -> str:
-        """Make a rank's arena, with fewer slots if memory is short; return its path, or raise ArenaError."""
+    async def _new_arena(self, want: ArenaRequest) -> OwnArena:
+        """Make a rank's arena, with fewer slots if memory is short; raise ArenaError if there is not enough."""
         slots = want.slots
         if self._budget:
             self._budget.backed, self._budget.parity = bool(self.backing.aim.peer), bool(self.backing.aim.halves)
@@ -284,13 +278,12 @@ class Keeper:
             if not given.slots:
                 raise ArenaError(given.why)
             if given.why:
-                self.say(given.why)
+                self._ports.say(given.why)
             slots = given.slots
-        path = await self._make(f"rank-{want.rank}", arena_bytes(want.image_bytes, slots))
+        path = await self._ports.make_arena(f"rank-{want.rank}", arena_bytes(want.image_bytes, slots))
         layout, world = bytes.fromhex(want.layout), want.world
         arena = Arena.make(path, layout=layout, image_bytes=want.image_bytes, slots=slots, rank=want.rank, world=world)
-        self._arenas[want.rank] = (path, arena)
-        return path
+        return self._arenas.put_arena(path, arena)
 
     async def _find_state(self, asked: StateRequest) -> StateGrant | KeeperRefusal:
         source = next((s for s in self._restore.sources if s.rank == asked.rank), None)
@@ -298,46 +291,46 @@ class Keeper:
             return StateGrant(source="none", run=self._run, doubts=self._restore.doubts)
         if not source.own:
             return await self._fetch_state(source)
-        path, arena = self._arenas.get(asked.rank, ("", None))
-        if arena is None:
+        own = self._arenas.find_arena(asked.rank)
+        if own is None:
             return KeeperRefusal(why=f"the snapshot of step {self._restore.step} is not on this node")
-        return await self._own_state(source, path, arena)
+        return await self._own_state(own)
 
-    async def _own_state(self, source: Source, path: str, arena: Arena) -> StateGrant | KeeperRefusal:
+    async def _own_state(self, own: OwnArena) -> StateGrant | KeeperRefusal:
         """Verify the rank's own snapshot and grant it; drop a damaged one, so that it is never offered again."""
-        step = self._restore.step
+        step, arena = self._restore.step, own.arena
         for one in arena.list_sealed():
             if one.step != step:
                 continue
             wrong = await asyncio.to_thread(arena.verify, one.slot)
             if not wrong:
-                return StateGrant(source="memory", step=step, arena=path, slot=one.slot)
+                return StateGrant(source="memory", step=step, arena=own.path, slot=one.slot)
             arena.drop(one.slot)
-            self.say(f"the snapshot of rank {source.rank} is damaged ({wrong}); an older one is used")
+            self._ports.say(f"the snapshot of rank {arena.rank} is damaged ({wrong}); an older one is used")
             return KeeperRefusal(why=wrong)
         return KeeperRefusal(why=f"the snapshot of step {step} is gone")
 
     async def _fetch_state(self, source: Source) -> StateGrant | KeeperRefusal:
         """Fetch the state of a rank that ran on another node from keepers that hold it, into an arena of its own."""
-        restore, began_at = self._restore, time.monotonic()
+        restore, began_at = self._restore, self._ports.clock.monotonic()
         gathering = StateFetch(restore, source.rank, self._guard)
         try:
             plan = await asyncio.to_thread(gathering.fetch_layout)
-            if plan.rank not in self._arenas or self._arenas[plan.rank][1].layout != plan.digest:
-                await self._new_arena(make_want(plan, _SLOTS, "", None))  # it has not asked for its memory yet
-            path, arena = self._arenas[plan.rank]
-            slot = arena.begin_slot(restore.step, self._generation - 1)
+            own = self._arenas.find_arena(plan.rank)
+            if own is None or own.arena.layout != plan.digest:
+                own = await self._new_arena(make_want(plan, _SLOTS, "", None))  # it has not asked for its memory yet
+            slot = own.arena.begin_slot(restore.step, self._generation - 1)
             if slot is None:
                 return KeeperRefusal(why=f"there is no room for the state of rank {source.rank}")
             nodes = await asyncio.to_thread(gathering.fill_image, plan, slot.image)
         except (TransportError, OSError, ArenaError) as e:
-            self.say(str(e))
+            self._ports.say(str(e))
             return KeeperRefusal(why=str(e))
         slot.seal()
-        took_s = time.monotonic() - began_at
+        took_s = self._ports.clock.monotonic() - began_at
         size = f"{plan.image_bytes / 1e9:.3g} GB" if plan.image_bytes > 1e7 else f"{plan.image_bytes / 1e6:.2g} MB"
-        self.say(f"rank {source.rank} was given {size} of step {restore.step} from {nodes} in {took_s:.2f} s")
-        return StateGrant(source="peer", step=restore.step, arena=path, slot=slot.index)
+        self._ports.say(f"rank {source.rank} was given {size} of step {restore.step} from {nodes} in {took_s:.2f} s")
+        return StateGrant(source="peer", step=restore.step, arena=own.path, slot=slot.index)
 
     # --- watching ----------------------------------------------------------------------------------------------
 
@@ -348,22 +341,22 @@ class Keeper:
                     tasks.create_task(work)
                 if self.backing.is_next_ready():
                     tasks.create_task(self.backing.send_next())
-                await asyncio.sleep(LOOK_S if self._arenas else _IDLE_S)
+                await asyncio.sleep(LOOK_S if self._arenas.list_arenas() else _IDLE_S)
 
     async def check_snapshots(self) -> None:
         """Write checksums of each rank's newest snapshot, with little of a core; older ones are soon overwritten."""
         while True:
-            began_at = time.monotonic()
-            for _, arena in list(self._arenas.values()):
+            began_at = self._ports.clock.monotonic()
+            for arena in self._arenas.list_arenas():
                 newest = next(iter(arena.list_sealed()), None)
                 if newest and not arena.read_checksums(newest.slot):
                     await asyncio.to_thread(arena.write_checksums, newest.slot)
-            await asyncio.sleep(max(_IDLE_S, (time.monotonic() - began_at) / _CHECKING))
+            await asyncio.sleep(max(_IDLE_S, (self._ports.clock.monotonic() - began_at) / _CHECKING))
 
     def _due_writes(self) -> Iterator[Coroutine[None, None, None]]:
         """Yield the writes of snapshots that are due to become checkpoints."""
-        for rank, (_, arena) in self._arenas.items():
-            fresh = self._fresh_snapshots(rank, arena)
+        for arena in self._arenas.list_arenas():
+            rank, fresh = arena.rank, self._fresh_snapshots(arena)
             due = next((one for one in fresh if self._persisting.is_due(rank, one)), None)
             if due is None:
                 continue
@@ -371,13 +364,13 @@ class Keeper:
                 self.backing.step_aside()  # or snapshots would lack a slot
             yield self._persisting.write_snapshot(rank, arena, due)
 
-    def _fresh_snapshots(self, rank: int, arena: Arena) -> tuple[SealedSnapshot, ...]:
+    def _fresh_snapshots(self, arena: Arena) -> tuple[SealedSnapshot, ...]:
         """Return this generation's snapshots, newest first, and the one that it went on from if that one is wanted.
         Return nothing if none has changed since the last call."""
         wanted = self._persisting.wanted
         fresh = tuple(one for one in arena.list_sealed() if one.generation == self._generation or one.step == wanted)
         looks = tuple((one.seq, one.flags) for one in fresh)
-        seen, self._seen[rank] = self._seen.get(rank), looks
+        seen, self._seen[arena.rank] = self._seen.get(arena.rank), looks
         return fresh if seen != looks else ()
 
 

@@ -6,7 +6,8 @@ parity is sealed when both halves of a step have come; a half of a later step di
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -27,8 +28,10 @@ Ranks = tuple[int, int]
 
 
 class ParityCopies:
-    def __init__(self, notes: Path, plans: PeerLayouts, memory: PeerMemory) -> None:
-        self.told = _do_nothing  # the controller should hear how far we are
+    def __init__(
+        self, notes: Path, plans: PeerLayouts, memory: PeerMemory, report_progress: Callable[[], None]
+    ) -> None:
+        self._report_progress = report_progress
         self._notes = notes
         self._plans = plans
         self._memory = memory
@@ -171,23 +174,22 @@ class ParityCopies:
             slot = backup.arena.begin_slot(ask.step, ask.generation)
             if slot is None:
                 return PeerRefusal("all memory for this parity is in use")
-            mixing = self._mixing[ask.pair] = ParityEncoder(slot, shape)
-            mixing.finish = lambda mixing: self._seal_parity(ask.pair, backup, mixing)
+            mixing = self._mixing[ask.pair] = ParityEncoder(slot, shape, partial(self._seal_parity, ask.pair, backup))
         return mixing.half_target(half)
 
-    def _seal_parity(self, ranks: Ranks | None, backup: PeerArena, mixing: ParityEncoder) -> None:
+    def _seal_parity(self, ranks: Ranks, backup: PeerArena, mixing: ParityEncoder) -> None:
         """Seal the parity once both halves are complete; raise TransportError if a newer one has replaced it."""
         if not mixing.is_complete():
             return
         with self._lock:
-            if ranks and self._mixing.get(ranks) is mixing:
+            if self._mixing.get(ranks) is mixing:
                 mixing.slot.seal()
                 mixing.sealed = True
                 del self._mixing[ranks]
             if not mixing.sealed:
                 raise TransportError(*SUPERSEDED)
         backup.arena.write_checksums(mixing.slot.index)
-        self._memory.call_soon(self.told)
+        self._memory.call_soon(self._report_progress)
 
     def _note_path(self, name: str) -> Path:
         return self._notes / f"pair-{name}.json"

@@ -5,14 +5,13 @@ pinned: the rank goes on in its other slots.
 """
 
 import asyncio
-import logging
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from holdfast.checkpoint.arena import VERIFIED, Arena, SealedSnapshot
+from holdfast.agent.snapshots.arena_table import ArenaTable, SnapshotPin, pin_snapshot
+from holdfast.agent.snapshots.keeper_ports import KeeperPorts
+from holdfast.checkpoint.arena import VERIFIED, Arena
 from holdfast.checkpoint.parity_image import Cut, half_of
 from holdfast.checkpoint.peer_transport import (
     MOST_LINKS,
@@ -29,7 +28,6 @@ from holdfast.wire.keeper_messages import ArenaRequest, layout_file_name
 
 _AGAIN_S = 1.0  # after a link that broke
 _SLOTS = 3  # the least with which a floor can be held while snapshots go on safely
-_log = logging.getLogger("holdfast.keeper")
 
 
 class CancelablePacer(BytePacer):
@@ -50,48 +48,30 @@ class SnapshotParcel(msgspec.Struct, frozen=True, kw_only=True):
     """The part of one rank's snapshot that goes to one node."""
 
     rank: int
-    one: SealedSnapshot
+    pinned: SnapshotPin
     to: str
     at: Address
     ranges: tuple[Cut, ...]
     pair: tuple[int, int] | None = None  # with parity
 
 
-class PinnedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot that its rank must not overwrite, with its arena, since the rank may have got another arena."""
-
-    arena: Arena
-    one: SealedSnapshot
-
-    @property
-    def step(self) -> int:
-        return self.one.step
-
-    def is_intact(self) -> bool:
-        """Return False once the snapshot was dropped, for instance because it is damaged."""
-        return self.arena.slot_seq(self.one.slot) == self.one.seq
-
-    def unpin(self) -> None:
-        """Unpin the slot, even if its snapshot was dropped: nothing can be written to a pinned slot."""
-        self.arena.unpin(self.one.slot)
-
-
 class PeerSender:
-    def __init__(self, own: dict[int, tuple[str, Arena]], notes: Path, guard: PeerGuard | None, bytes_s: float) -> None:
-        self.say: Callable[[str], None] = lambda text: None
-        self.told: Callable[[], None] = lambda: None  # the controller should hear how far we are
+    def __init__(
+        self, arenas: ArenaTable, notes: Path, guard: PeerGuard | None, bytes_s: float, ports: KeeperPorts
+    ) -> None:
+        self._ports = ports
         self.aim = Aim(generation=0)
         self.backed = -1
         self.took_s = 0.0
-        self._own = own
+        self._arenas = arenas
         self._notes = notes
         self._guard = guard
         self._pacer = BytePacer(bytes_s)
         self._wants: dict[int, ArenaRequest] = {}
         self.ranks = 0
-        self._floor: dict[int, PinnedSnapshot] = {}
-        self._before: dict[int, PinnedSnapshot] = {}  # the floor before, for as long as this one is not verified
-        self._next: dict[int, PinnedSnapshot] = {}
+        self._floor: dict[int, SnapshotPin] = {}
+        self._before: dict[int, SnapshotPin] = {}  # the floor before, for as long as this one is not verified
+        self._next: dict[int, SnapshotPin] = {}
         self._sending: CancelablePacer | None = None
         self._done: set[tuple[int, int, str]] = set()  # rank, seq and the node that has it
         self._said: set[str] = set()
@@ -108,15 +88,15 @@ class PeerSender:
 
     def on_want(self, want: ArenaRequest) -> None:
         held = self._floor.get(want.rank)
-        if held and (held.arena is not self._own[want.rank][1] or not held.is_intact()):
-            self._floor.pop(want.rank).unpin()  # memory of another layout, or damaged
+        if held and (held.arena is not self._arena_of(want.rank) or not held.is_intact()):
+            self._floor.pop(want.rank).release()  # memory of another layout, or damaged
         self._wants[want.rank] = want
 
     def newest_shared_step(self) -> int:
         """Return the newest step that all ranks here have sealed; -1 if there is none or this node has no floor."""
         if len(self._wants) < self.ranks or not (self.aim.peer or self.wants_verification()):
             return -1
-        arenas = [self._own[rank][1] for rank in self._wants]
+        arenas = [self._arena_of(rank) for rank in self._wants]
         if any(arena.slots < _SLOTS for arena in arenas):
             self._say_once(f"snapshots are not copied to {self.aim.peer}: that takes {_SLOTS} slots a rank")
             return -1
@@ -125,10 +105,14 @@ class PeerSender:
             for arena in arenas
         )
 
-    @property
-    def next_snapshots(self) -> dict[int, SealedSnapshot]:
-        """The pinned snapshots that will become the next floor, by rank."""
-        return {rank: held.one for rank, held in self._next.items()}
+    def _arena_of(self, rank: int) -> Arena:
+        own = self._arenas.find_arena(rank)
+        assert own is not None, "a rank wants copies only once it has an arena"
+        return own.arena
+
+    def next_seqs(self) -> dict[int, int]:
+        """Return the seqs of the pinned snapshots that will become the next floor, by rank."""
+        return {rank: pinned.sealed.seq for rank, pinned in self._next.items()}
 
     def wants_verification(self) -> bool:
         return any(want.verified for want in self._wants.values())
@@ -153,12 +137,12 @@ class PeerSender:
 
     def _raise_floor(self, floor: int) -> None:
         """Pin the snapshots of a new floor: those that were just sent, or those found after the agent restarted."""
-        found: dict[int, PinnedSnapshot] = {}
+        found: dict[int, SnapshotPin] = {}
         for rank in self._wants:
-            arena = self._own[rank][1]
+            arena = self._arena_of(rank)
             one = next((one for one in arena.list_sealed() if one.step == floor), None)
-            if one and arena.pin(one.slot, one.seq):
-                found[rank] = PinnedSnapshot(arena=arena, one=one)
+            if one and (pinned := pin_snapshot(arena, one)):
+                found[rank] = pinned
         self._cancel_next()
         self._unpin_all(self._before)
         self._before, self._floor = self._floor, found
@@ -166,9 +150,9 @@ class PeerSender:
             self._unpin_all(self._before)
 
     def _flag_verified(self, step: int) -> None:
-        for rank, (_, arena) in self._own.items():
+        for arena in map(self._arena_of, self._wants):
             for one in arena.list_sealed():
-                if one.step == step and not one.flags & VERIFIED and rank in self._wants:
+                if one.step == step and not one.flags & VERIFIED:
                     arena.flag_slot(one.slot, VERIFIED)
 
     def step_aside(self) -> None:
@@ -181,9 +165,9 @@ class PeerSender:
             self._sending.over = True
         self._unpin_all(self._next)
 
-    def _unpin_all(self, held: dict[int, PinnedSnapshot]) -> None:
-        for one in held.values():
-            one.unpin()
+    def _unpin_all(self, held: dict[int, SnapshotPin]) -> None:
+        for pinned in held.values():
+            pinned.release()
         held.clear()
 
     # --- sending -----------------------------------------------------------------------------------------------
@@ -198,28 +182,26 @@ class PeerSender:
         return len(self._next) == len(self._wants) and len({one.step for one in self._next.values()}) == 1
 
     def _pin_candidate(self, rank: int, least: int) -> None:
-        arena, before = self._own[rank][1], self._next.get(rank)
+        arena, before = self._arena_of(rank), self._next.get(rank)
         if before and before.step >= least:
             return
         if before:
-            self._next.pop(rank).unpin()
+            self._next.pop(rank).release()
         fresh = [one for one in arena.list_sealed() if one.generation == self.aim.generation and one.step >= least]
         one = min(fresh, key=lambda one: one.step, default=None)
-        if one and arena.can_pin() and arena.pin(one.slot, one.seq):
-            self._next[rank] = PinnedSnapshot(arena=arena, one=one)
+        if one and arena.can_pin() and (pinned := pin_snapshot(arena, one)):
+            self._next[rank] = pinned
 
     async def send_next(self) -> None:
         """Send the next floor of all ranks at once; retry broken links until something newer is wanted."""
         if not self._next:
             return  # it was let go before its turn came
         sending = self._sending = CancelablePacer(self._pacer)
-        aim, began_at, failures = self.aim, time.monotonic(), 0
+        aim, began_at, failures = self.aim, self._ports.clock.monotonic(), 0
         step = next(iter(self._next.values())).step
         try:
             while aim.peer and not sending.over:
-                parcels = [
-                    parcel for rank, one in self.next_snapshots.items() for parcel in self._make_parcels(rank, one)
-                ]
+                parcels = [parcel for rank, one in self._next.items() for parcel in self._make_parcels(rank, one)]
                 errors = await asyncio.gather(*(asyncio.to_thread(self._push_parcel, one, sending) for one in parcels))
                 failed = [(parcel, error) for parcel, error in zip(parcels, errors, strict=True) if error]
                 if not failed or sending.over:
@@ -229,32 +211,31 @@ class PeerSender:
                     self._say_once(f"the copy of step {step} does not get to {failed[0][0].to}: {failed[0][1]}")
                 await asyncio.sleep(_AGAIN_S)
             if not sending.over:
-                self.backed, self.took_s = step, time.monotonic() - began_at
-                self.told()
+                self.backed, self.took_s = step, self._ports.clock.monotonic() - began_at
+                self._ports.report_progress()
         finally:
             self._sending = None
 
-    def _make_parcels(self, rank: int, one: SealedSnapshot) -> list[SnapshotParcel]:
+    def _make_parcels(self, rank: int, pinned: SnapshotPin) -> list[SnapshotParcel]:
         aim, share = self.aim, self._wants[rank].share
         if not aim.halves:
-            return [SnapshotParcel(rank=rank, one=one, to=aim.peer, at=aim.peer_at, ranges=share)]
+            return [SnapshotParcel(rank=rank, pinned=pinned, to=aim.peer, at=aim.peer_at, ranges=share)]
         parcels = []
         for number, half in enumerate(aim.halves):
             other = half.beside + rank - min(self._wants)
             pair = (rank, other) if number == 0 else (other, rank)
             ranges = half_of(share, number)
             parcels.append(
-                SnapshotParcel(rank=rank, one=one, to=half.keeper, at=half.keeper_at, ranges=ranges, pair=pair)
+                SnapshotParcel(rank=rank, pinned=pinned, to=half.keeper, at=half.keeper_at, ranges=ranges, pair=pair)
             )
         return parcels
 
     def _push_parcel(self, parcel: SnapshotParcel, pace: CancelablePacer) -> str:
-        rank, one = parcel.rank, parcel.one
+        rank, one = parcel.rank, parcel.pinned.sealed
         want, key = self._wants[rank], (rank, one.seq, parcel.to)
         if key in self._done:
             return ""
-        image = self._own[rank][1].slot_image(one.slot)
-        views = [image[start:end] for start, end in parcel.ranges]
+        views = [parcel.pinned.image[start:end] for start, end in parcel.ranges]
         state = PeerRequest(
             verb="push",
             rank=rank,
@@ -300,4 +281,4 @@ class PeerSender:
     def _say_once(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            self.say(text)
+            self._ports.say(text)

@@ -1,0 +1,95 @@
+"""The arenas of this node's own ranks, and pins of snapshots: the one owner of both.
+
+The event loop adds and replaces arenas. Threads that hash, send, write or serve snapshots look arenas up here and pin
+what they read. A pin belongs to its arena, so it stays valid when the rank gets another arena.
+"""
+
+import threading
+
+import msgspec
+
+from holdfast.checkpoint.arena import Arena, SealedSnapshot
+from holdfast.wire.keeper_messages import ArenaRequest
+
+
+class SnapshotPin:
+    """A pinned snapshot: its rank cannot overwrite it until `release`. Releasing it again does nothing."""
+
+    def __init__(self, arena: Arena, sealed: SealedSnapshot) -> None:
+        self.arena = arena
+        self.sealed = sealed
+        self._held = True
+        self._lock = threading.Lock()
+
+    @property
+    def step(self) -> int:
+        return self.sealed.step
+
+    @property
+    def image(self) -> memoryview:
+        return self.arena.slot_image(self.sealed.slot)
+
+    def is_intact(self) -> bool:
+        """Return False once the snapshot was dropped, for instance because it is damaged."""
+        return self.arena.slot_seq(self.sealed.slot) == self.sealed.seq
+
+    def verify(self) -> str:
+        """Return one sentence on what is wrong with the snapshot; empty if it is intact or has no checksums."""
+        return self.arena.verify(self.sealed.slot)
+
+    def release(self) -> None:
+        """Unpin the slot, even if its snapshot was dropped: nothing can be written to a pinned slot."""
+        with self._lock:
+            held, self._held = self._held, False
+        if held:
+            self.arena.unpin(self.sealed.slot)
+
+
+def pin_snapshot(arena: Arena, sealed: SealedSnapshot) -> SnapshotPin | None:
+    """Pin a snapshot; return None if it was dropped or overwritten since it was listed, or is about to be."""
+    return SnapshotPin(arena, sealed) if arena.pin(sealed.slot, sealed.seq) else None
+
+
+class OwnArena(msgspec.Struct, frozen=True, kw_only=True):
+    """The arena of a rank of this node, and the path at which the rank opens it."""
+
+    path: str
+    arena: Arena
+
+    def fits(self, want: ArenaRequest) -> bool:
+        """Return whether snapshots of the wanted layout can go here."""
+        arena = self.arena
+        return (arena.layout.hex(), arena.image_bytes, arena.world) == (want.layout, want.image_bytes, want.world)
+
+
+class ArenaTable:
+    """Which arena each rank of this node has. Every method may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._arenas: dict[int, OwnArena] = {}
+        self._lock = threading.Lock()
+
+    def adopt_arena(self, path: str) -> None:
+        """Take over an arena that exists at this path. Raises ArenaError if there is none."""
+        self.put_arena(path, Arena.open(path))
+
+    def put_arena(self, path: str, arena: Arena) -> OwnArena:
+        """Give a rank this arena, in place of any other; pins of the other one stay until they are released."""
+        own = OwnArena(path=path, arena=arena)
+        with self._lock:
+            self._arenas[arena.rank] = own
+        return own
+
+    def find_arena(self, rank: int) -> OwnArena | None:
+        with self._lock:
+            return self._arenas.get(rank)
+
+    def list_arenas(self) -> tuple[Arena, ...]:
+        """Return the arenas of all ranks, as they are now."""
+        with self._lock:
+            return tuple(own.arena for own in self._arenas.values())
+
+    def drop_after(self, step: int) -> None:
+        """Drop all snapshots after this step, pinned ones too: they belong to a lineage that was left."""
+        for arena in self.list_arenas():
+            arena.drop_after(step)
