@@ -243,5 +243,5 @@ class Trained:
 
 def backups(node: Node) -> set[tuple[int, int]]:
     """Ranks and steps that a node holds for others."""
-    own = {arena.rank for arena in node.keeper._arenas.list_arenas()}
+    own = {one.arena.rank for one in node.keeper._arenas.list_arenas()}
     return {(copy.rank, copy.step) for copy in node.keeper.list_copies() if copy.rank not in own}

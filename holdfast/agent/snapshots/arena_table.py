@@ -8,7 +8,8 @@ import threading
 
 import msgspec
 
-from holdfast.checkpoint.arena import Arena, SealedSnapshot
+from holdfast.checkpoint.arena import VERIFIED, Arena, SealedSnapshot
+from holdfast.core.snapshots.node_floor import OwnSnapshot, Sealed
 from holdfast.wire.keeper_messages import ArenaRequest
 
 
@@ -55,6 +56,20 @@ class OwnArena(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     arena: Arena
+    number: int  # of all arenas that this table has had
+
+    def list_snapshots(self) -> Sealed:
+        """Return what is sealed here, newest first."""
+        return tuple(
+            OwnSnapshot(rank=self.arena.rank, arena=self.number, seq=one.seq, step=one.step, generation=one.generation)
+            for one in self.arena.list_sealed()
+        )
+
+    def find_sealed(self, snapshot: OwnSnapshot) -> SealedSnapshot | None:
+        """Find a listed snapshot again; return None if it was overwritten or dropped, or was in another arena."""
+        if snapshot.arena != self.number:
+            return None
+        return next((one for one in self.arena.list_sealed() if one.seq == snapshot.seq), None)
 
     def fits(self, want: ArenaRequest) -> bool:
         """Return whether snapshots of the wanted layout can go here."""
@@ -67,6 +82,7 @@ class ArenaTable:
 
     def __init__(self) -> None:
         self._arenas: dict[int, OwnArena] = {}
+        self._count = 0
         self._lock = threading.Lock()
 
     def adopt_arena(self, path: str) -> None:
@@ -75,21 +91,40 @@ class ArenaTable:
 
     def put_arena(self, path: str, arena: Arena) -> OwnArena:
         """Give a rank this arena, in place of any other; pins of the other one stay until they are released."""
-        own = OwnArena(path=path, arena=arena)
         with self._lock:
-            self._arenas[arena.rank] = own
+            self._count += 1
+            own = self._arenas[arena.rank] = OwnArena(path=path, arena=arena, number=self._count)
         return own
 
     def find_arena(self, rank: int) -> OwnArena | None:
         with self._lock:
             return self._arenas.get(rank)
 
-    def list_arenas(self) -> tuple[Arena, ...]:
+    def list_arenas(self) -> tuple[OwnArena, ...]:
         """Return the arenas of all ranks, as they are now."""
         with self._lock:
-            return tuple(own.arena for own in self._arenas.values())
+            return tuple(self._arenas.values())
+
+    def list_snapshots(self) -> Sealed:
+        """Return what is sealed in all arenas, of each rank the newest first."""
+        return tuple(one for own in self.list_arenas() for one in own.list_snapshots())
+
+    def pin_own(self, snapshot: OwnSnapshot, *, spare: bool) -> SnapshotPin | None:
+        """Pin a listed snapshot; return None if it is gone or, with `spare`, if its arena needs all its free slots."""
+        own = self.find_arena(snapshot.rank)
+        found = own.find_sealed(snapshot) if own else None
+        if own is None or found is None or (spare and not own.arena.can_pin()):
+            return None
+        return pin_snapshot(own.arena, found)
+
+    def mark_verified(self, snapshot: OwnSnapshot) -> None:
+        """Flag a listed snapshot as verified, unless it is gone."""
+        own = self.find_arena(snapshot.rank)
+        found = own.find_sealed(snapshot) if own else None
+        if own and found and not found.flags & VERIFIED:
+            own.arena.flag_slot(found.slot, VERIFIED)
 
     def drop_after(self, step: int) -> None:
         """Drop all snapshots after this step, pinned ones too: they belong to a lineage that was left."""
-        for arena in self.list_arenas():
-            arena.drop_after(step)
+        for own in self.list_arenas():
+            own.arena.drop_after(step)

@@ -31,10 +31,11 @@ from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.peer_server import PeerServer
 from holdfast.checkpoint.peer_transport import PeerGuard, TransportError
 from holdfast.core.detect.replica import ReplicaLimits
+from holdfast.core.snapshots.keeper_launch import KeeperLaunch, read_launch
 from holdfast.core.snapshots.recovery_floor import BackupLimits
 from holdfast.model.errand import FinalState, LaunchHere
 from holdfast.model.signal import Beat
-from holdfast.model.state_copy import Aim, Copy, Restore, Source
+from holdfast.model.state_copy import Aim, Copy, Source
 from holdfast.wire import keeper_messages, run_specs, unix_sockets
 from holdfast.wire.credentials.mutual_tls import NODE, KeyFiles
 from holdfast.wire.holder_messages import KeptArena
@@ -83,9 +84,7 @@ class Keeper:
         self.revoked: frozenset[str] = frozenset()  # what Welcome says of it
         # Of this life alone: who has sent us something before is to notice that we are new.
         self._links_path = self._notes / f"{_LINKS}{secrets.token_hex(4)}.sock"
-        self._generation = 0
-        self._run = ""  # who writes checkpoints
-        self._restore = Restore()
+        self._launch = KeeperLaunch()
         self._seen: dict[int, tuple[tuple[int, int], ...]] = {}  # rank -> seq and flags of what was looked at last
 
     def adopt_arenas(self, kept: tuple[KeptArena, ...]) -> None:
@@ -95,7 +94,7 @@ class Keeper:
                 self._adopt_arena(one)
         with contextlib.suppress(OSError, msgspec.DecodeError):
             self._begin_generation(run_specs.read_json(self._notes / "launch.json", LaunchHere))
-            self._shelf.begin_launch(self._generation, sys.maxsize)  # nothing was given up since
+            self._shelf.begin_launch(self._launch.generation, sys.maxsize)  # nothing was given up since
         for path in self._notes.glob("want-*.json"):
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 self._on_want(run_specs.read_json(path, ArenaRequest))
@@ -111,7 +110,7 @@ class Keeper:
         """Note a rank's arena request; if it is of this generation and has been granted, put it into effect."""
         self._persisting.latest[want.rank] = want
         own = self._arenas.find_arena(want.rank)
-        if want.generation != self._generation or own is None:
+        if want.generation != self._launch.generation or own is None:
             return
         if self._budget:
             self._budget.record_grant(want, own.arena.slots)
@@ -140,9 +139,8 @@ class Keeper:
 
     def list_copies(self) -> tuple[Copy, ...]:
         """Return all snapshots, copies and parities on this node that could be restored."""
-        own = [
-            self._describe_copy(arena, one, True) for arena in self._arenas.list_arenas() for one in arena.list_sealed()
-        ]
+        arenas = [own.arena for own in self._arenas.list_arenas()]
+        own = [self._describe_copy(arena, one, True) for arena in arenas for one in arena.list_sealed()]
         return (
             *own,
             *(self._describe_copy(*found) for found in self._shelf.list_copies()),
@@ -191,9 +189,8 @@ class Keeper:
         """
         self._begin_generation(errand)
         self._seen.clear()
-        line = _last_shared_step(errand)
-        self._shelf.begin_launch(errand.generation, line)
-        self._arenas.drop_after(line)
+        self._shelf.begin_launch(errand.generation, self._launch.shared_step)
+        self._arenas.drop_after(self._launch.shared_step)
         try:
             run_specs.write_json(self._notes / "launch.json", errand)
         except OSError as e:
@@ -201,18 +198,17 @@ class Keeper:
         return ""
 
     def _begin_generation(self, errand: LaunchHere) -> None:
-        self._generation, self._restore = errand.generation, errand.restore
-        self._run = f"{errand.run_id}.{errand.mark}"
-        self._persisting.begin_generation(Author(errand.generation, self._run), errand.restore.doubts)
-        self._persisting.wanted = errand.restore.step if errand.restore.store else -1
-        self.backing.begin_generation(errand.generation, errand.seat.nproc, _last_shared_step(errand))
-        self.hashing.begin_generation(errand.generation)
+        launch = self._launch = read_launch(errand)
+        self._persisting.begin_generation(Author(launch.generation, launch.run), launch.restore.doubts)
+        self._persisting.wanted = launch.restore.step if launch.restore.store else -1
+        self.backing.begin_generation(launch.generation, len(launch.ranks), launch.shared_step)
+        self.hashing.begin_generation(launch.generation)
         self.backing.set_aim(errand.aim)
 
     async def apply_aim(self, aim: Aim) -> None:
         """Pin the snapshots that the job counts on, and free the memory of copies that nobody needs any more."""
         self.backing.set_aim(aim)
-        if aim.floor >= 0 and aim.generation == self._generation:
+        if aim.floor >= 0 and aim.generation == self._launch.generation:
             for name in self._shelf.pin_floor(aim.floor):
                 await self._ports.make_arena(name, 0)
 
@@ -252,8 +248,8 @@ class Keeper:
             asked = keeper_messages.to_keeper(line)
         except msgspec.DecodeError as e:
             return KeeperRefusal(why=f"not a request of this version of holdfast: {e}")
-        if asked.generation != self._generation:
-            return KeeperRefusal(why=f"generation {asked.generation} is over; the node runs {self._generation}")
+        if why := self._launch.refuse_request(asked.generation):
+            return KeeperRefusal(why=why)
         if isinstance(asked, ArenaRequest):
             return await self._grant_arena(asked)
         return await self._find_state(asked)
@@ -286,19 +282,19 @@ class Keeper:
         return self._arenas.put_arena(path, arena)
 
     async def _find_state(self, asked: StateRequest) -> StateGrant | KeeperRefusal:
-        source = next((s for s in self._restore.sources if s.rank == asked.rank), None)
+        launch, source = self._launch, self._launch.find_source(asked.rank)
         if source is None:
-            return StateGrant(source="none", run=self._run, doubts=self._restore.doubts)
+            return StateGrant(source="none", run=launch.run, doubts=launch.restore.doubts)
         if not source.own:
             return await self._fetch_state(source)
         own = self._arenas.find_arena(asked.rank)
         if own is None:
-            return KeeperRefusal(why=f"the snapshot of step {self._restore.step} is not on this node")
+            return KeeperRefusal(why=f"the snapshot of step {launch.restore.step} is not on this node")
         return await self._own_state(own)
 
     async def _own_state(self, own: OwnArena) -> StateGrant | KeeperRefusal:
         """Verify the rank's own snapshot and grant it; drop a damaged one, so that it is never offered again."""
-        step, arena = self._restore.step, own.arena
+        step, arena = self._launch.restore.step, own.arena
         for one in arena.list_sealed():
             if one.step != step:
                 continue
@@ -312,14 +308,14 @@ class Keeper:
 
     async def _fetch_state(self, source: Source) -> StateGrant | KeeperRefusal:
         """Fetch the state of a rank that ran on another node from keepers that hold it, into an arena of its own."""
-        restore, began_at = self._restore, self._ports.clock.monotonic()
-        gathering = StateFetch(restore, source.rank, self._guard)
+        launch, began_at = self._launch, self._ports.clock.monotonic()
+        gathering = StateFetch(launch.restore, source.rank, self._guard)
         try:
             plan = await asyncio.to_thread(gathering.fetch_layout)
             own = self._arenas.find_arena(plan.rank)
             if own is None or own.arena.layout != plan.digest:
                 own = await self._new_arena(make_want(plan, _SLOTS, "", None))  # it has not asked for its memory yet
-            slot = own.arena.begin_slot(restore.step, self._generation - 1)
+            slot = own.arena.begin_slot(launch.restore.step, launch.generation - 1)
             if slot is None:
                 return KeeperRefusal(why=f"there is no room for the state of rank {source.rank}")
             nodes = await asyncio.to_thread(gathering.fill_image, plan, slot.image)
@@ -327,10 +323,10 @@ class Keeper:
             self._ports.say(str(e))
             return KeeperRefusal(why=str(e))
         slot.seal()
-        took_s = self._ports.clock.monotonic() - began_at
+        step, took_s = launch.restore.step, self._ports.clock.monotonic() - began_at
         size = f"{plan.image_bytes / 1e9:.3g} GB" if plan.image_bytes > 1e7 else f"{plan.image_bytes / 1e6:.2g} MB"
-        self._ports.say(f"rank {source.rank} was given {size} of step {restore.step} from {nodes} in {took_s:.2f} s")
-        return StateGrant(source="peer", step=restore.step, arena=own.path, slot=slot.index)
+        self._ports.say(f"rank {source.rank} was given {size} of step {step} from {nodes} in {took_s:.2f} s")
+        return StateGrant(source="peer", step=step, arena=own.path, slot=slot.index)
 
     # --- watching ----------------------------------------------------------------------------------------------
 
@@ -347,15 +343,15 @@ class Keeper:
         """Write checksums of each rank's newest snapshot, with little of a core; older ones are soon overwritten."""
         while True:
             began_at = self._ports.clock.monotonic()
-            for arena in self._arenas.list_arenas():
-                newest = next(iter(arena.list_sealed()), None)
-                if newest and not arena.read_checksums(newest.slot):
-                    await asyncio.to_thread(arena.write_checksums, newest.slot)
+            for own in self._arenas.list_arenas():
+                newest = next(iter(own.arena.list_sealed()), None)
+                if newest and not own.arena.read_checksums(newest.slot):
+                    await asyncio.to_thread(own.arena.write_checksums, newest.slot)
             await asyncio.sleep(max(_IDLE_S, (self._ports.clock.monotonic() - began_at) / _CHECKING))
 
     def _due_writes(self) -> Iterator[Coroutine[None, None, None]]:
         """Yield the writes of snapshots that are due to become checkpoints."""
-        for arena in self._arenas.list_arenas():
+        for arena in [own.arena for own in self._arenas.list_arenas()]:
             rank, fresh = arena.rank, self._fresh_snapshots(arena)
             due = next((one for one in fresh if self._persisting.is_due(rank, one)), None)
             if due is None:
@@ -368,12 +364,9 @@ class Keeper:
         """Return this generation's snapshots, newest first, and the one that it went on from if that one is wanted.
         Return nothing if none has changed since the last call."""
         wanted = self._persisting.wanted
-        fresh = tuple(one for one in arena.list_sealed() if one.generation == self._generation or one.step == wanted)
+        fresh = tuple(
+            one for one in arena.list_sealed() if one.generation == self._launch.generation or one.step == wanted
+        )
         looks = tuple((one.seq, one.flags) for one in fresh)
         seen, self._seen[arena.rank] = self._seen.get(arena.rank), looks
         return fresh if seen != looks else ()
-
-
-def _last_shared_step(errand: LaunchHere) -> int:
-    """Return the last step that a generation shares with the states held here; -1 if there is none."""
-    return errand.restore.step if errand.restore.sources and not errand.astray else -1

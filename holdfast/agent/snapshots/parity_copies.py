@@ -20,6 +20,7 @@ from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.parity_image import ParityLayout, make_parity_layout
 from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, TransportError
+from holdfast.core.snapshots.copy_intake import Intake, judge_half, refuse_generation
 from holdfast.model.state_copy import Copy
 from holdfast.wire import run_specs
 
@@ -130,8 +131,8 @@ class ParityCopies:
         except (OSError, ArenaError, TimeoutError) as e:
             return PeerRefusal(f"no memory for parity: {e}")
         with self._lock:
-            if ask.generation != self._generation:
-                return PeerRefusal(f"generation {ask.generation} is over; this node is in {self._generation}")
+            if why := refuse_generation(ask.generation, self._generation):
+                return PeerRefusal(why)
             if self._kept.get(ranks) != (pair, backup):
                 return PeerRefusal("the pair is laid out anew")
             return self._half_target(backup, ask, shape)
@@ -163,12 +164,13 @@ class ParityCopies:
         half = ask.pair.index(ask.rank)
         if ask.floor >= 0:
             backup.pin_step(ask.floor)
-        newest, mixing = self._newest_sealed(backup), self._mixing.get(ask.pair)
-        if newest == ask.step:  # the answer to the last chunk was lost
+        mixing = self._mixing.get(ask.pair)
+        intake = judge_half(ask.step, mixing.step if mixing else -1, self._newest_sealed(backup))
+        if intake is Intake.HELD:
             return PushTarget([], len(shape.chunks[half]), _do_nothing)
-        if max(newest, mixing.step if mixing else -1) > ask.step:
+        if intake is Intake.SUPERSEDED:
             return SUPERSEDED
-        if mixing is None or mixing.step < ask.step:
+        if mixing is None or intake is Intake.BEGIN:
             if mixing:
                 mixing.cancel()
             slot = backup.arena.begin_slot(ask.step, ask.generation)

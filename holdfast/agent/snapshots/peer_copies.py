@@ -19,6 +19,7 @@ from holdfast.agent.snapshots.peer_arenas import NO_LAYOUT, PREFIX, PeerArena, P
 from holdfast.checkpoint.arena import Arena, ArenaError, SealedSnapshot, SnapshotSlot
 from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, cut_range
+from holdfast.core.snapshots.copy_intake import CopyName, Intake, judge_copy, refuse_generation
 from holdfast.wire.holder_messages import KeptArena
 from holdfast.wire.keeper_messages import layout_file_name
 
@@ -28,6 +29,7 @@ Given = tuple[Sequence[memoryview], Callable[[], None]]
 class IncomingCopy(msgspec.Struct):
     """A copy that is being received; after a broken link, it resumes where it was."""
 
+    name: CopyName
     slot: SnapshotSlot
     holding: PushTarget
 
@@ -105,8 +107,8 @@ class PeerCopies:
         except (OSError, ArenaError, TimeoutError) as e:
             return PeerRefusal(f"no memory for a copy: {e}")
         with self._lock:
-            if ask.generation != self._generation:
-                return PeerRefusal(f"generation {ask.generation} is over; this node is in {self._generation}")
+            if why := refuse_generation(ask.generation, self._generation):
+                return PeerRefusal(why)
             self._backups[ask.rank] = backup
             return self._incoming_target(backup, ask, sizes)
 
@@ -114,19 +116,20 @@ class PeerCopies:
         if ask.floor >= 0:
             backup.pin_step(ask.floor)  # our own word of it may come later than the copy of the next
         coming = self._coming.get(ask.rank)
-        if coming and (coming.slot.name.step, coming.slot.name.generation) == (ask.step, ask.generation):
+        sealed = [CopyName(step=one.step, generation=one.generation) for one in backup.arena.list_sealed()]
+        name = CopyName(step=ask.step, generation=ask.generation)
+        intake = judge_copy(name, coming.name if coming else None, sealed)
+        if coming and intake is Intake.RESUME:
             return coming.holding
-        if any((one.step, one.generation) == (ask.step, ask.generation) for one in backup.arena.list_sealed()):
-            return PushTarget(
-                [], sum(len(cut_range(0, size)) for size in sizes), _do_nothing
-            )  # the last answer was lost
+        if intake is Intake.HELD:
+            return PushTarget([], sum(len(cut_range(0, size)) for size in sizes), _do_nothing)
         slot = backup.arena.begin_slot(ask.step, ask.generation)
         if slot is None:
             return PeerRefusal("all copies of this rank are in use")
         ends = list(accumulate(sizes))  # both sides cut it into chunks alike
         views = [slot.image[end - size : end] for size, end in zip(sizes, ends, strict=True)]
         holding = PushTarget(views, 0, partial(self._seal_copy, backup.arena, slot))
-        self._coming[ask.rank] = IncomingCopy(slot, holding)
+        self._coming[ask.rank] = IncomingCopy(name, slot, holding)
         return holding
 
     def _seal_copy(self, arena: Arena, slot: SnapshotSlot) -> None:

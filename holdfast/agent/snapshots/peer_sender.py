@@ -1,18 +1,13 @@
-"""Sends this node's snapshots to its peer: which steps to pin, which to send, and how far the copy has come.
-
-All ranks of all nodes hold the same two steps: the job's floor, and the next one while it is copied. Held means
-pinned: the rank goes on in its other slots.
-"""
+"""Pins this node's snapshots and sends them to its peer; `core/snapshots/node_floor.py` decides which."""
 
 import asyncio
 from pathlib import Path
 
 import msgspec
 
-from holdfast.agent.snapshots.arena_table import ArenaTable, SnapshotPin, pin_snapshot
+from holdfast.agent.snapshots.arena_table import ArenaTable, SnapshotPin
 from holdfast.agent.snapshots.keeper_ports import KeeperPorts
-from holdfast.checkpoint.arena import VERIFIED, Arena
-from holdfast.checkpoint.parity_image import Cut, half_of
+from holdfast.checkpoint.parity_image import half_of
 from holdfast.checkpoint.peer_transport import (
     MOST_LINKS,
     BytePacer,
@@ -23,11 +18,31 @@ from holdfast.checkpoint.peer_transport import (
     TransportError,
     push_state,
 )
-from holdfast.model.state_copy import Address, Aim
+from holdfast.core.snapshots.node_floor import (
+    AimReceived,
+    ArenaGranted,
+    CancelSending,
+    CopyParcel,
+    FloorNews,
+    GenerationBegun,
+    MarkVerified,
+    NodeFloor,
+    OwnSnapshot,
+    ParcelArrived,
+    PinRefused,
+    PinSnapshot,
+    ReportBacked,
+    SendingBegun,
+    SendingEnded,
+    SlotNeeded,
+    SnapshotsListed,
+    UnpinSnapshot,
+)
+from holdfast.core.snapshots.slot_limits import FLOOR_SLOTS
+from holdfast.model.state_copy import Aim
 from holdfast.wire.keeper_messages import ArenaRequest, layout_file_name
 
 _AGAIN_S = 1.0  # after a link that broke
-_SLOTS = 3  # the least with which a floor can be held while snapshots go on safely
 
 
 class CancelablePacer(BytePacer):
@@ -44,201 +59,145 @@ class CancelablePacer(BytePacer):
             raise TransportError("it is given up for a newer one")
 
 
-class SnapshotParcel(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of one rank's snapshot that goes to one node."""
+class ParcelPush(msgspec.Struct, frozen=True, kw_only=True):
+    """One parcel with all that its thread needs, so that the thread reads nothing that the event loop changes."""
 
-    rank: int
-    pinned: SnapshotPin
-    to: str
-    at: Address
-    ranges: tuple[Cut, ...]
-    pair: tuple[int, int] | None = None  # with parity
+    parcel: CopyParcel
+    keeper: PeerKeeper
+    ask: PeerRequest
+    views: tuple[memoryview, ...]
 
 
 class PeerSender:
     def __init__(
         self, arenas: ArenaTable, notes: Path, guard: PeerGuard | None, bytes_s: float, ports: KeeperPorts
     ) -> None:
-        self._ports = ports
-        self.aim = Aim(generation=0)
-        self.backed = -1
-        self.took_s = 0.0
         self._arenas = arenas
         self._notes = notes
         self._guard = guard
+        self._ports = ports
         self._pacer = BytePacer(bytes_s)
+        self._floor = NodeFloor()
+        self._pins: dict[OwnSnapshot, SnapshotPin] = {}
         self._wants: dict[int, ArenaRequest] = {}
-        self.ranks = 0
-        self._floor: dict[int, SnapshotPin] = {}
-        self._before: dict[int, SnapshotPin] = {}  # the floor before, for as long as this one is not verified
-        self._next: dict[int, SnapshotPin] = {}
         self._sending: CancelablePacer | None = None
-        self._done: set[tuple[int, int, str]] = set()  # rank, seq and the node that has it
         self._said: set[str] = set()
 
-    def begin_generation(self, generation: int, ranks: int, step: int) -> None:
-        """Reset for a new generation; keep the floor pinned unless it is later than the step the job goes on from."""
-        self.aim, self.backed, self.ranks = Aim(generation=generation), -1, ranks
+    @property
+    def aim(self) -> Aim:
+        return self._floor.aim
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks on this node in this generation."""
+        return self._floor.ranks
+
+    @property
+    def backed(self) -> int:
+        """The newest step whose copies are complete; -1 if there is none in this generation."""
+        return self._floor.backed
+
+    @property
+    def took_s(self) -> float:
+        """How long it took to send that step."""
+        return self._floor.took_s
+
+    def begin_generation(self, generation: int, ranks: int, shared_step: int) -> None:
         self._wants.clear()
-        self._done.clear()
-        self._cancel_next()
-        for held in (self._before, self._floor):
-            if any(one.step > step for one in held.values()):
-                self._unpin_all(held)
+        self._take_news(GenerationBegun(generation=generation, ranks=ranks, shared_step=shared_step))
 
     def on_want(self, want: ArenaRequest) -> None:
-        held = self._floor.get(want.rank)
-        if held and (held.arena is not self._arena_of(want.rank) or not held.is_intact()):
-            self._floor.pop(want.rank).release()  # memory of another layout, or damaged
+        own = self._arenas.find_arena(want.rank)
+        assert own is not None, "a rank is heard here only once it has an arena"
         self._wants[want.rank] = want
-
-    def newest_shared_step(self) -> int:
-        """Return the newest step that all ranks here have sealed; -1 if there is none or this node has no floor."""
-        if len(self._wants) < self.ranks or not (self.aim.peer or self.wants_verification()):
-            return -1
-        arenas = [self._arena_of(rank) for rank in self._wants]
-        if any(arena.slots < _SLOTS for arena in arenas):
-            self._say_once(f"snapshots are not copied to {self.aim.peer}: that takes {_SLOTS} slots a rank")
-            return -1
-        return min(
-            max((one.step for one in arena.list_sealed() if one.generation == self.aim.generation), default=-1)
-            for arena in arenas
-        )
-
-    def _arena_of(self, rank: int) -> Arena:
-        own = self._arenas.find_arena(rank)
-        assert own is not None, "a rank wants copies only once it has an arena"
-        return own.arena
-
-    def next_seqs(self) -> dict[int, int]:
-        """Return the seqs of the pinned snapshots that will become the next floor, by rank."""
-        return {rank: pinned.sealed.seq for rank, pinned in self._next.items()}
-
-    def wants_verification(self) -> bool:
-        return any(want.verified for want in self._wants.values())
+        sealed, slots = own.list_snapshots(), own.arena.slots
+        self._take_news(ArenaGranted(rank=want.rank, slots=slots, verifies=want.verified, sealed=sealed))
 
     def set_aim(self, aim: Aim) -> None:
-        """Apply the controller's aim. The same aim again changes nothing; one of another generation is ignored."""
-        if aim.generation != self.aim.generation:
-            return
-        before, self.aim = self.aim, aim
-        if aim.peer != before.peer or aim.halves != before.halves:
-            self._done.clear()
-            if aim.halves and self.backed >= aim.next >= 0:
-                self.backed = -1  # whoever keeps our half has started anew, and what is not sealed is lost with it
-        if aim.floor >= 0 and {one.step for one in self._floor.values()} != {aim.floor}:
-            self._raise_floor(aim.floor)
-        if aim.next != before.next and self._next:
-            self._cancel_next()
-        if aim.verified >= 0:
-            self._flag_verified(aim.verified)
-        if aim.verified == aim.floor:
-            self._unpin_all(self._before)
-
-    def _raise_floor(self, floor: int) -> None:
-        """Pin the snapshots of a new floor: those that were just sent, or those found after the agent restarted."""
-        found: dict[int, SnapshotPin] = {}
-        for rank in self._wants:
-            arena = self._arena_of(rank)
-            one = next((one for one in arena.list_sealed() if one.step == floor), None)
-            if one and (pinned := pin_snapshot(arena, one)):
-                found[rank] = pinned
-        self._cancel_next()
-        self._unpin_all(self._before)
-        self._before, self._floor = self._floor, found
-        if not self.wants_verification():
-            self._unpin_all(self._before)
-
-    def _flag_verified(self, step: int) -> None:
-        for arena in map(self._arena_of, self._wants):
-            for one in arena.list_sealed():
-                if one.step == step and not one.flags & VERIFIED:
-                    arena.flag_slot(one.slot, VERIFIED)
+        self._take_news(AimReceived(aim=aim, sealed=self._arenas.list_snapshots()))
 
     def step_aside(self) -> None:
         """Give up the next floor, as a checkpoint needs the slot more."""
-        if self._next:
-            self._cancel_next()
+        self._take_news(SlotNeeded())
 
-    def _cancel_next(self) -> None:
-        if self._sending:
-            self._sending.over = True
-        self._unpin_all(self._next)
+    def newest_shared_step(self) -> int:
+        """Return the newest step that all ranks here have sealed; -1 if there is none or this node has no floor."""
+        if self._floor.lacks_slots():
+            self._say_once(f"snapshots are not copied to {self.aim.peer}: that takes {FLOOR_SLOTS} slots a rank")
+        return self._floor.shared_step(self._arenas.list_snapshots())
 
-    def _unpin_all(self, held: dict[int, SnapshotPin]) -> None:
-        for pinned in held.values():
-            pinned.release()
-        held.clear()
+    def wants_verification(self) -> bool:
+        return self._floor.verifies
 
-    # --- sending -----------------------------------------------------------------------------------------------
+    def next_seqs(self) -> dict[int, int]:
+        """Return the seqs of the pinned snapshots that will become the next floor, by rank."""
+        return self._floor.next_seqs()
 
     def is_next_ready(self) -> bool:
         """Pin snapshots for the next floor; return whether all ranks here have one, of the same step."""
-        if self.aim.next < 0 or self.backed >= self.aim.next or self._sending or len(self._wants) < self.ranks:
-            return False
-        least = max([self.aim.next, *(one.step for one in self._next.values())])
-        for rank in self._wants:
-            self._pin_candidate(rank, least)
-        return len(self._next) == len(self._wants) and len({one.step for one in self._next.values()}) == 1
+        if self._floor.wants_next():
+            self._take_news(SnapshotsListed(sealed=self._arenas.list_snapshots()))
+        return self._floor.is_next_ready()
 
-    def _pin_candidate(self, rank: int, least: int) -> None:
-        arena, before = self._arena_of(rank), self._next.get(rank)
-        if before and before.step >= least:
-            return
-        if before:
-            self._next.pop(rank).release()
-        fresh = [one for one in arena.list_sealed() if one.generation == self.aim.generation and one.step >= least]
-        one = min(fresh, key=lambda one: one.step, default=None)
-        if one and arena.can_pin() and (pinned := pin_snapshot(arena, one)):
-            self._next[rank] = pinned
+    def _take_news(self, news: FloorNews) -> None:
+        for deed in self._floor.step(self._ports.clock.monotonic(), news):
+            match deed:
+                case UnpinSnapshot(snapshot):
+                    self._pins.pop(snapshot).release()
+                case PinSnapshot(snapshot, spare):
+                    self._pin_snapshot(snapshot, spare)
+                case MarkVerified(snapshot):
+                    self._arenas.mark_verified(snapshot)
+                case CancelSending():
+                    if self._sending:
+                        self._sending.over = True
+                case ReportBacked():
+                    self._ports.report_progress()
+
+    def _pin_snapshot(self, snapshot: OwnSnapshot, spare: bool) -> None:
+        pinned = self._arenas.pin_own(snapshot, spare=spare)
+        if pinned is None:
+            self._take_news(PinRefused(snapshot))
+        else:
+            self._pins[snapshot] = pinned
+
+    # --- sending -----------------------------------------------------------------------------------------------
 
     async def send_next(self) -> None:
         """Send the next floor of all ranks at once; retry broken links until something newer is wanted."""
-        if not self._next:
+        self._take_news(SendingBegun())
+        if self._floor.sending is None:
             return  # it was let go before its turn came
         sending = self._sending = CancelablePacer(self._pacer)
-        aim, began_at, failures = self.aim, self._ports.clock.monotonic(), 0
-        step = next(iter(self._next.values())).step
         try:
-            while aim.peer and not sending.over:
-                parcels = [parcel for rank, one in self._next.items() for parcel in self._make_parcels(rank, one)]
-                errors = await asyncio.gather(*(asyncio.to_thread(self._push_parcel, one, sending) for one in parcels))
-                failed = [(parcel, error) for parcel, error in zip(parcels, errors, strict=True) if error]
-                if not failed or sending.over:
-                    break
-                failures += 1
-                if failures > 1:  # one that goes on at once where it broke is not worth a word
-                    self._say_once(f"the copy of step {step} does not get to {failed[0][0].to}: {failed[0][1]}")
-                await asyncio.sleep(_AGAIN_S)
-            if not sending.over:
-                self.backed, self.took_s = step, self._ports.clock.monotonic() - began_at
-                self._ports.report_progress()
+            await self._send_parcels(self._floor.sending.step, sending)
         finally:
             self._sending = None
+            self._take_news(SendingEnded())
 
-    def _make_parcels(self, rank: int, pinned: SnapshotPin) -> list[SnapshotParcel]:
-        aim, share = self.aim, self._wants[rank].share
-        if not aim.halves:
-            return [SnapshotParcel(rank=rank, pinned=pinned, to=aim.peer, at=aim.peer_at, ranges=share)]
-        parcels = []
-        for number, half in enumerate(aim.halves):
-            other = half.beside + rank - min(self._wants)
-            pair = (rank, other) if number == 0 else (other, rank)
-            ranges = half_of(share, number)
-            parcels.append(
-                SnapshotParcel(rank=rank, pinned=pinned, to=half.keeper, at=half.keeper_at, ranges=ranges, pair=pair)
-            )
-        return parcels
+    async def _send_parcels(self, step: int, sending: CancelablePacer) -> None:
+        failures = 0
+        while not sending.over and (parcels := self._floor.open_parcels()):
+            pushes = [self._make_push(parcel) for parcel in parcels]
+            errors = await asyncio.gather(*(asyncio.to_thread(self._push_parcel, push, sending) for push in pushes))
+            for parcel in [parcel for parcel, error in zip(parcels, errors, strict=True) if not error]:
+                self._take_news(ParcelArrived(parcel))
+            failed = [(parcel.to, error) for parcel, error in zip(parcels, errors, strict=True) if error]
+            if not failed or sending.over:
+                continue
+            failures += 1
+            if failures > 1:  # one that goes on at once where it broke is not worth a word
+                self._say_once(f"the copy of step {step} does not get to {failed[0][0]}: {failed[0][1]}")
+            await asyncio.sleep(_AGAIN_S)
 
-    def _push_parcel(self, parcel: SnapshotParcel, pace: CancelablePacer) -> str:
-        rank, one = parcel.rank, parcel.pinned.sealed
-        want, key = self._wants[rank], (rank, one.seq, parcel.to)
-        if key in self._done:
-            return ""
-        views = [parcel.pinned.image[start:end] for start, end in parcel.ranges]
-        state = PeerRequest(
+    def _make_push(self, parcel: CopyParcel) -> ParcelPush:
+        one = parcel.snapshot
+        want, image = self._wants[one.rank], self._pins[one].image
+        ranges = want.share if parcel.half < 0 else half_of(want.share, parcel.half)
+        views = tuple(image[start:end] for start, end in ranges)
+        ask = PeerRequest(
             verb="push",
-            rank=rank,
+            rank=one.rank,
             world=want.world,
             step=one.step,
             generation=one.generation,
@@ -247,36 +206,33 @@ class PeerSender:
             bytes=sum(map(len, views)),
             pair=parcel.pair,
         )
-        keeper = PeerKeeper(
-            parcel.at, self._guard, max(1, MOST_LINKS // len(self._wants))
-        )  # several ranks have several
+        links = max(1, MOST_LINKS // len(self._wants))  # several ranks have several
+        return ParcelPush(parcel=parcel, keeper=PeerKeeper(parcel.at, self._guard, links), ask=ask, views=views)
+
+    def _push_parcel(self, push: ParcelPush, pace: CancelablePacer) -> str:
+        """Send one parcel, in a thread of its own; return why it did not arrive, empty if it did."""
         try:
             try:
-                push_state(keeper, state, views, pace)
+                push_state(push.keeper, push.ask, push.views, pace)
             except TransportError as e:
                 if e.code is not RefusalCode.NO_LAYOUT:
                     raise
-                self._send_layout(want, state, parcel.at)
-                push_state(keeper, state, views, pace)
+                self._send_layout(push)
+                push_state(push.keeper, push.ask, push.views, pace)
         except OSError as e:
             return str(e)
         except TransportError as e:
             if e.code is not RefusalCode.SUPERSEDED:
                 return str(e)
             # Another rank has gone on to a later step. The controller hears that from its node, and aims anew.
-        self._done.add(key)
         return ""
 
-    def _send_layout(self, want: ArenaRequest, state: PeerRequest, at: Address) -> None:
-        content = (self._notes / layout_file_name(want.rank, want.layout)).read_bytes()
-        plan = PeerRequest(
-            verb="tell",
-            rank=want.rank,
-            layout=want.layout,
-            generation=state.generation,
-            bytes=len(content),
-        )
-        push_state(PeerKeeper(at, self._guard), plan, [memoryview(content)], BytePacer(0))
+    def _send_layout(self, push: ParcelPush) -> None:
+        rank, layout = push.ask.rank, push.ask.layout
+        content = (self._notes / layout_file_name(rank, layout)).read_bytes()
+        plan = PeerRequest(verb="tell", rank=rank, layout=layout, generation=push.ask.generation, bytes=len(content))
+        keeper = PeerKeeper(push.keeper.address, self._guard)
+        push_state(keeper, plan, [memoryview(content)], BytePacer(0))
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:
