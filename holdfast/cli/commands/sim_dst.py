@@ -71,7 +71,7 @@ def build_agent(process: AgentProcess) -> DstAgent:
 
 def _play_parts(process: AgentProcess, events: AgentEvents) -> AgentParts:
     machine, world = process.machine, process.world
-    keeper = SimBackup(process, events.on_copies)
+    keeper = SimBackup(process, process.open_keeper(events.on_copies))
     return AgentParts(
         clock=machine.clock,
         controller_clock=ControllerClock(machine.clock),

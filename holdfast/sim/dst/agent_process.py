@@ -31,7 +31,7 @@ class AgentProcess:
         self.alive = True
         self.link: SimLink | None = None
         self.holder: SimHolder
-        self.keeper = SimKeeper(machine.name, machine.memory, self.world.setup.verified)
+        self.keeper: SimKeeper
         self.agent = self.world.build_agent(self)
         if machine.leaves:
             self.world.call_later(LEAVE_S, self._check_left)
@@ -40,6 +40,11 @@ class AgentProcess:
     def open_holder(self, on_rank_exit: Callable[[HolderRank], None]) -> SimHolder:
         self.holder = SimHolder(self, on_rank_exit)
         return self.holder
+
+    def open_keeper(self, on_copies: Callable[[], None]) -> SimKeeper:
+        machine, verifies = self.machine, self.world.setup.verified
+        self.keeper = SimKeeper(machine.name, machine.memory, verifies, machine.clock.monotonic, on_copies)
+        return self.keeper
 
     async def judge_exit(self, exit: Exit) -> Alarm:
         """Judge the last words of a rank, which takes its time."""

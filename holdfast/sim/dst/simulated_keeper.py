@@ -1,15 +1,36 @@
-"""Simulated snapshot memory of a machine: snapshots of its own ranks, and copies that it keeps for other nodes.
+"""The keeper of a simulated agent: the real decisions of `core/snapshots`, over records of snapshots without bytes.
 
-Parallel to `keeper.py`, `peer_sender.py` and `peer_copies.py` of `agent/snapshots`, without the bytes. Instead every
-snapshot records which generation really made it; no keeper knows that, and only the checks may read it.
+Every record says which generation really made the snapshot; no keeper knows that, and only the checks may read it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
+from holdfast.core.snapshots.copy_intake import CopyName, Intake, judge_copy, refuse_generation
+from holdfast.core.snapshots.keeper_launch import KeeperLaunch, read_launch
+from holdfast.core.snapshots.node_floor import (
+    AimReceived,
+    ArenaGranted,
+    CancelSending,
+    FloorNews,
+    GenerationBegun,
+    MarkVerified,
+    NodeFloor,
+    OwnSnapshot,
+    ParcelArrived,
+    PinRefused,
+    PinSnapshot,
+    ReportBacked,
+    Sealed,
+    SendingBegun,
+    SendingEnded,
+    SnapshotsListed,
+    UnpinSnapshot,
+)
+from holdfast.core.snapshots.slot_limits import can_spare_slot
 from holdfast.model.errand import LaunchHere
-from holdfast.model.state_copy import Aim, Copy, Restore, Source
+from holdfast.model.state_copy import Aim, Copy
 
 _SLOTS = 4  # of a rank
 _SHELF = 2  # of a copy: the floor, and the next that is coming in
@@ -21,24 +42,36 @@ class SimSnapshot(msgspec.Struct, kw_only=True):
     made: int  # the generation that made it, in truth
     nan_at: int  # in truth: it leads to NaN at this step; -1: it does not
     verified: bool = False
+    seq: int = 0  # in its arena
+
+    @property
+    def name(self) -> CopyName:
+        return CopyName(step=self.step, generation=self.label)
 
 
 class SimArena:
     """The snapshot slots of one rank, oldest first."""
 
-    def __init__(self, world: int, slots: int) -> None:
+    def __init__(self, number: int, world: int, slots: int) -> None:
+        self.number = number
         self.world = world
         self.slots = slots
         self.snaps: list[SimSnapshot] = []
+        self._seq = 0
 
     def put_snapshot(self, snap: SimSnapshot, pinned: Iterable[SimSnapshot]) -> bool:
-        """Store a snapshot, replacing the oldest one that is neither pinned nor the newest; False if none can go."""
-        held = list(pinned)
+        """Store a snapshot in place of the oldest one that is not pinned; False if all are.
+
+        The newest is replaced only if readers hold all others.
+        """
         if len(self.snaps) >= self.slots:
-            free = [one for one in self.snaps[:-1] if not any(one is other for other in held)]
+            held = [id(one) for one in pinned]
+            free = [one for one in self.snaps if id(one) not in held]
             if not free:
                 return False
             self.snaps.remove(free[0])
+        self._seq += 1
+        snap.seq = self._seq
         self.snaps.append(snap)
         return True
 
@@ -55,56 +88,76 @@ class HolderMemory:
     def __init__(self) -> None:
         self.own: dict[int, SimArena] = {}
         self.shelf: dict[int, SimArena] = {}
+        self.asked: dict[int, int] = {}  # rank -> the generation in which it asked for its arena last
+        self._arenas = 0
+
+    def fit_arena(self, arenas: dict[int, SimArena], rank: int, world: int, slots: int) -> SimArena:
+        """Return the rank's arena; if there is none for a job of this size, a new one in its place."""
+        if rank not in arenas or arenas[rank].world != world:
+            self._arenas += 1
+            arenas[rank] = SimArena(self._arenas, world, slots)
+        return arenas[rank]
 
     def take_snapshot(self, rank: int, world: int, snap: SimSnapshot, pinned: Iterable[SimSnapshot]) -> bool:
         """Store a snapshot of a rank that runs on this machine; False if no slot is free."""
-        arena = self.own.get(rank)
-        if arena is None or arena.world != world:
-            arena = self.own[rank] = SimArena(world, _SLOTS)
-        return arena.put_snapshot(snap, pinned)
+        return self.fit_arena(self.own, rank, world, _SLOTS).put_snapshot(snap, pinned)
 
 
 class SimKeeper:
     """One agent's access to the snapshot memory; its pins are released when the agent ends."""
 
-    def __init__(self, node: str, memory: HolderMemory, verifies: bool) -> None:
+    def __init__(
+        self,
+        node: str,
+        memory: HolderMemory,
+        verifies: bool,
+        now: Callable[[], float],
+        report_progress: Callable[[], None],
+    ) -> None:
         self.node = node
         self.memory = memory
-        self.verifies = verifies
-        self.generation = 0
-        self.restore = Restore()
-        self.aim = Aim(generation=0)
-        self.backed = -1
+        self.launch = KeeperLaunch()
+        self.floor = NodeFloor()
         self.stored = -1
-        self.sending = 0  # the step that is on its way to the peer, 0: none
-        self.ranks: tuple[int, ...] = ()
-        self._floor: dict[int, SimSnapshot] = {}
-        self._before: dict[int, SimSnapshot] = {}
-        self._next: dict[int, SimSnapshot] = {}
+        self._verifies = verifies
+        self._now = now
+        self._report_progress = report_progress
+        self._pinned: dict[OwnSnapshot, SimSnapshot] = {}
+        self._kept_floor: dict[int, SimSnapshot] = {}  # pinned, of the ranks of other nodes
 
     # --- generations -------------------------------------------------------------------------------------------
 
     def recall_launch(self, launch: LaunchHere | None) -> None:
-        if launch is not None:
-            self._begin_generation(launch)
+        """Take over the newest launch from the agent before, and the arenas that its ranks have asked for."""
+        if launch is None:
+            return
+        self._begin_generation(launch)
+        for rank in self.launch.ranks:
+            if self.memory.asked.get(rank) == launch.generation:
+                self.grant_arena(rank, launch.world_size)
 
     def begin_launch(self, errand: LaunchHere) -> None:
         """Begin a generation: drop all snapshots newer than the state that the job resumes from."""
         self._begin_generation(errand)
-        line = errand.restore.step if errand.restore.sources and not errand.astray else -1
+        last = self.launch.shared_step
         for arena in (*self.memory.own.values(), *self.memory.shelf.values()):
-            arena.drop_after(line)
-        for held in (self._before, self._floor):
-            if any(snap.step > line for snap in held.values()):
-                held.clear()
+            arena.drop_after(last)
+        self._kept_floor = {rank: snap for rank, snap in self._kept_floor.items() if snap.step <= last}
 
     def _begin_generation(self, errand: LaunchHere) -> None:
-        seat = errand.seat
-        self.generation, self.restore = errand.generation, errand.restore
-        self.ranks = tuple(range(seat.first_rank, seat.first_rank + seat.nproc))
-        self.aim, self.backed, self.stored, self.sending = Aim(generation=errand.generation), -1, -1, 0
-        self._next.clear()
-        self.apply_aim(errand.aim)
+        launch = self.launch = read_launch(errand)
+        self.stored = -1
+        self._take_news(
+            GenerationBegun(generation=launch.generation, ranks=len(launch.ranks), shared_step=launch.shared_step)
+        )
+        self._take_news(AimReceived(aim=errand.aim, sealed=self._list_snapshots()))
+
+    def grant_arena(self, rank: int, world: int) -> None:
+        """Give a rank of this generation the memory for its snapshots."""
+        arena = self.memory.fit_arena(self.memory.own, rank, world, _SLOTS)
+        self.memory.asked[rank] = self.launch.generation
+        sealed = tuple(one for one in self._list_snapshots() if one.rank == rank)
+        self._take_news(ArenaGranted(rank=rank, slots=arena.slots, verifies=self._verifies, sealed=sealed))
 
     def list_copies(self) -> tuple[Copy, ...]:
         own = [(rank, arena, True) for rank, arena in self.memory.own.items()]
@@ -125,12 +178,9 @@ class SimKeeper:
 
     # --- ranks -------------------------------------------------------------------------------------------------
 
-    def restore_source(self, rank: int) -> Source | None:
-        return next((source for source in self.restore.sources if source.rank == rank), None)
-
     def own_snapshot(self, rank: int) -> SimSnapshot | None:
         arena = self.memory.own.get(rank)
-        return arena.find_step(self.restore.step) if arena else None
+        return arena.find_step(self.launch.restore.step) if arena else None
 
     def give_snapshot(self, rank: int, step: int) -> SimSnapshot | None:
         """Return the snapshot of a rank at a step, for another keeper; None if this node does not hold it."""
@@ -141,69 +191,86 @@ class SimKeeper:
 
     def pinned_snapshots(self, rank: int) -> list[SimSnapshot]:
         """Return the snapshots that the rank may not overwrite."""
-        return [held[rank] for held in (self._floor, self._before, self._next) if rank in held]
+        return [snap for own, snap in self._pinned.items() if own.rank == rank]
 
-    # --- copies on peers ---------------------------------------------------------------------------------------
-
-    def sealed_step(self) -> int:
-        if not self.aim.peer and not self.verifies:
-            return -1
-        return min((self._newest_step(rank) for rank in self.ranks), default=-1)
-
-    def _newest_step(self, rank: int) -> int:
-        arena = self.memory.own.get(rank)
-        steps = [snap.step for snap in arena.snaps if snap.label == self.generation] if arena else []
-        return max(steps, default=-1)
+    # --- the floor ---------------------------------------------------------------------------------------------
 
     def apply_aim(self, aim: Aim) -> None:
-        if aim.generation != self.aim.generation:
-            return
-        before, self.aim = self.aim, aim
-        if aim.floor >= 0 and {snap.step for snap in self._floor.values()} != {aim.floor}:
-            self._before, self._floor = self._floor, self._find_snapshots(aim.floor)
-            self._next.clear()
-            if not self.verifies:
-                self._before = {}
-        if aim.next != before.next:
-            self._next.clear()
-            self.sending = 0
-        if aim.verified >= 0:
-            for snap in self._find_snapshots(aim.verified).values():
-                snap.verified = True
-        if aim.verified == aim.floor:
-            self._before = {}
-        if aim.floor >= 0:  # copies that lack it belong to nobody
-            lacking = [rank for rank, arena in self.memory.shelf.items() if not arena.find_step(aim.floor)]
-            for rank in lacking:
+        self._take_news(AimReceived(aim=aim, sealed=self._list_snapshots()))
+        if aim.floor >= 0 and aim.generation == self.launch.generation:
+            for rank in [rank for rank in self.memory.shelf if not self._pin_kept(rank, aim.floor)]:
                 del self.memory.shelf[rank]
+                self._kept_floor.pop(rank, None)
 
-    def _find_snapshots(self, step: int) -> dict[int, SimSnapshot]:
-        found = {rank: arena.find_step(step) for rank, arena in self.memory.own.items() if rank in self.ranks}
-        return {rank: snap for rank, snap in found.items() if snap}
+    def sealed_step(self) -> int:
+        return self.floor.shared_step(self._list_snapshots())
 
-    def ready_snapshots(self) -> dict[int, SimSnapshot]:
-        """Return the snapshots to send now, all of the same step; empty while a rank is not that far."""
-        if self.aim.next < 0 or self.backed >= self.aim.next or self.sending:
-            return {}
-        least = max([self.aim.next, *(snap.step for snap in self._next.values())])
-        for rank in self.ranks:
-            if rank in self._next and self._next[rank].step >= least:
-                continue
-            arena = self.memory.own.get(rank)
-            fresh = [s for s in arena.snaps if s.label == self.generation and s.step >= least] if arena else []
-            if fresh:
-                self._next[rank] = min(fresh, key=lambda snap: snap.step)
-        steps = {snap.step for snap in self._next.values()}
-        return dict(self._next) if len(self._next) == len(self.ranks) and len(steps) == 1 else {}
+    def is_next_ready(self) -> bool:
+        """Pin snapshots for the next floor; return whether all ranks here have one, of the same step."""
+        if self.floor.wants_next():
+            self._take_news(SnapshotsListed(sealed=self._list_snapshots()))
+        return self.floor.is_next_ready()
 
-    def keep_copy(self, rank: int, generation: int, world: int, snap: SimSnapshot) -> bool:
-        """Store a copy of another node's rank; False if it belongs to another generation or no slot is free."""
-        if generation != self.generation:
+    def begin_sending(self) -> None:
+        self._take_news(SendingBegun())
+
+    def deliver_copies(self, reach: "Callable[[str], SimKeeper | None]") -> bool:
+        """Hand what is being sent to its peers; return whether that is over: all has arrived, or it is given up."""
+        for parcel in self.floor.open_parcels():
+            own, peer = parcel.snapshot, reach(parcel.to)
+            world = self.memory.own[own.rank].world
+            if peer and peer.keep_copy(own.rank, world, self.floor.aim.floor, self._pinned[own]):
+                self._take_news(ParcelArrived(parcel))
+        if self.floor.open_parcels():
             return False
-        arena = self.memory.shelf.get(rank)
-        if arena is None or arena.world != world:
-            arena = self.memory.shelf[rank] = SimArena(world, _SHELF)
-        found, held = arena.find_step(snap.step), arena.find_step(self.aim.floor)
-        if found and found.label == snap.label:
+        self._take_news(SendingEnded())
+        return True
+
+    def keep_copy(self, rank: int, world: int, floor: int, snap: SimSnapshot) -> bool:
+        """Store a copy of another node's rank; False if it belongs to another generation or no slot is free."""
+        if refuse_generation(snap.label, self.launch.generation):
+            return False
+        arena = self.memory.fit_arena(self.memory.shelf, rank, world, _SHELF)
+        self._pin_kept(rank, floor)
+        if judge_copy(snap.name, None, [one.name for one in arena.snaps]) is Intake.HELD:
             return True
-        return arena.put_snapshot(msgspec.structs.replace(snap, verified=False), [held] if held else ())
+        held = [self._kept_floor[rank]] if rank in self._kept_floor else []
+        return arena.put_snapshot(msgspec.structs.replace(snap, verified=False), held)
+
+    def _pin_kept(self, rank: int, floor: int) -> bool:
+        """Pin the copy of the floor instead of the one before; return False if there is no such copy."""
+        found = self.memory.shelf[rank].find_step(floor)
+        if found:
+            self._kept_floor[rank] = found
+        return found is not None
+
+    def _take_news(self, news: FloorNews) -> None:
+        for deed in self.floor.step(self._now(), news):
+            match deed:
+                case UnpinSnapshot(snapshot):
+                    del self._pinned[snapshot]
+                case PinSnapshot(snapshot, spare):
+                    self._pin_snapshot(snapshot, spare)
+                case MarkVerified(snapshot):
+                    self._find_snapshot(snapshot).verified = True
+                case ReportBacked():
+                    self._report_progress()
+                case CancelSending():
+                    pass  # whoever delivers looks whether anything is left to deliver
+
+    def _pin_snapshot(self, snapshot: OwnSnapshot, spare: bool) -> None:
+        slots, pinned = self.memory.own[snapshot.rank].slots, len(self.pinned_snapshots(snapshot.rank))
+        if spare and not can_spare_slot(slots, pinned):
+            self._take_news(PinRefused(snapshot))
+        else:
+            self._pinned[snapshot] = self._find_snapshot(snapshot)
+
+    def _list_snapshots(self) -> Sealed:
+        return tuple(
+            OwnSnapshot(rank=rank, arena=arena.number, seq=snap.seq, step=snap.step, generation=snap.label)
+            for rank, arena in self.memory.own.items()
+            for snap in reversed(arena.snaps)
+        )
+
+    def _find_snapshot(self, snapshot: OwnSnapshot) -> SimSnapshot:
+        return next(snap for snap in self.memory.own[snapshot.rank].snaps if snap.seq == snapshot.seq)
