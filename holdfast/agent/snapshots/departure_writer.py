@@ -34,12 +34,11 @@ class FinalWriter:
         pinned = self._pin_unwritten(rank, last)
         if pinned is None:
             return
-        job = self._persisting.last_write(rank, pinned, doubted=last.doubted)
         left_s = until - self._clock.monotonic()
+        job = self._persisting.last_write(rank, pinned, left_s, doubted=last.doubted)
         if job is None:
             pinned.release()
             return
-        job.begun_s, job.checked = left_s, True
         await self._await_writes(rank, last, left_s)
         if not last.doubted and self._is_done(rank, last.step):
             pinned.release()

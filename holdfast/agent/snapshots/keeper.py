@@ -108,7 +108,7 @@ class Keeper:
 
     def _on_want(self, want: ArenaRequest) -> None:
         """Note a rank's arena request; if it is of this generation and has been granted, put it into effect."""
-        self._persisting.latest[want.rank] = want
+        self._persisting.note_request(want)
         own = self._arenas.find_arena(want.rank)
         if want.generation != self._launch.generation or own is None:
             return
@@ -199,8 +199,8 @@ class Keeper:
 
     def _begin_generation(self, errand: LaunchHere) -> None:
         launch = self._launch = read_launch(errand)
-        self._persisting.begin_generation(Author(launch.generation, launch.run), launch.restore.doubts)
-        self._persisting.wanted = launch.restore.step if launch.restore.store else -1
+        wanted = launch.restore.step if launch.restore.store else -1
+        self._persisting.begin_generation(Author(launch.generation, launch.run), launch.restore.doubts, wanted)
         self.backing.begin_generation(launch.generation, len(launch.ranks), launch.shared_step)
         self.hashing.begin_generation(launch.generation)
         self.backing.set_aim(errand.aim)
