@@ -244,6 +244,7 @@ async def test_due_steps_become_checkpoints(bench: Bench, tmp_path: Path) -> Non
         content = snapshot(arena, step)
         if step % 2 == 0:
             await until(partial(published, storage.url, step))
+            await until(lambda: not bench.keeper._persisting.under_way)  # or the next would be left out
     await until(lambda: len(retention.find_checkpoints(storage.url)) == 1)  # older ones go after the new one is there
     [found] = retention.find_checkpoints(storage.url)
     assert found.step == 4 and checkpoint_load.verify_checkpoint(found.url) == ()
