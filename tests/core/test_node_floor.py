@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from holdfast.core.snapshots.node_floor import (
     AimReceived,
     ArenaGranted,
-    CancelSending,
     CopyParcel,
     FloorDeed,
     FloorNews,
@@ -139,7 +138,7 @@ def test_a_newer_aim_ends_what_is_being_sent() -> None:
     node.hear(SnapshotsListed(sealed=(snap(5),)))
     node.hear(SendingBegun())
     node.aim(snap(5), next=9)
-    assert node.done[-1] == CancelSending() and not node.pinned
+    assert node.floor.sending and node.floor.sending.cancelled and not node.pinned
     assert not node.floor.wants_next(), "not before the old one has ended"
     node.hear(SendingEnded())
     assert node.floor.backed == -1 and node.send(snap(9)) and node.floor.backed == 9

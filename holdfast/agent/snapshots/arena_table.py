@@ -1,7 +1,7 @@
 """The arenas of this node's own ranks, and pins of snapshots: the one owner of both.
 
-The event loop adds and replaces arenas. Threads that hash, send, write or serve snapshots look arenas up here and pin
-what they read. A pin belongs to its arena, so it stays valid when the rank gets another arena.
+The event loop adds and replaces arenas. Threads that hash, write or serve snapshots look arenas up here and pin what
+they read. A pin belongs to its arena, so it stays valid when the rank gets another arena.
 """
 
 import threading
@@ -78,10 +78,14 @@ class OwnArena(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArenaTable:
-    """Which arena each rank of this node has. Every method may be called from any thread."""
+    """Which arena each rank of this node has, and which of their snapshots the job counts on.
+
+    Every method may be called from any thread.
+    """
 
     def __init__(self) -> None:
         self._arenas: dict[int, OwnArena] = {}
+        self._pins: dict[OwnSnapshot, SnapshotPin] = {}
         self._count = 0
         self._lock = threading.Lock()
 
@@ -109,13 +113,36 @@ class ArenaTable:
         """Return what is sealed in all arenas, of each rank the newest first."""
         return tuple(one for own in self.list_arenas() for one in own.list_snapshots())
 
-    def pin_own(self, snapshot: OwnSnapshot, *, spare: bool) -> SnapshotPin | None:
-        """Pin a listed snapshot; return None if it is gone or, with `spare`, if its arena needs all its free slots."""
+    def count_slots(self, rank: int) -> int:
+        """Return how many snapshots the rank's arena can hold; 0 if the rank has none."""
+        own = self.find_arena(rank)
+        return own.arena.slots if own else 0
+
+    def pin_own(self, snapshot: OwnSnapshot, *, spare: bool) -> bool:
+        """Pin a listed snapshot until `unpin_own`, once for all of its readers.
+
+        Return False if it is gone or, with `spare`, if its arena needs all its free slots.
+        """
         own = self.find_arena(snapshot.rank)
         found = own.find_sealed(snapshot) if own else None
         if own is None or found is None or (spare and not own.arena.can_pin()):
-            return None
-        return pin_snapshot(own.arena, found)
+            return False
+        pinned = pin_snapshot(own.arena, found)
+        if pinned is None:
+            return False
+        with self._lock:
+            self._pins[snapshot] = pinned
+        return True
+
+    def unpin_own(self, snapshot: OwnSnapshot) -> None:
+        with self._lock:
+            pinned = self._pins.pop(snapshot)
+        pinned.release()
+
+    def read_pinned(self, snapshot: OwnSnapshot) -> memoryview:
+        """Return the image of a snapshot that `pin_own` has pinned."""
+        with self._lock:
+            return self._pins[snapshot].image
 
     def mark_verified(self, snapshot: OwnSnapshot) -> None:
         """Flag a listed snapshot as verified, unless it is gone."""

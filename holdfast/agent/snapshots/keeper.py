@@ -19,6 +19,7 @@ from holdfast.agent.snapshots.arena_table import ArenaTable, OwnArena
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
 from holdfast.agent.snapshots.departure_writer import FinalWriter
 from holdfast.agent.snapshots.keeper_ports import KeeperPorts
+from holdfast.agent.snapshots.parcel_transport import ParcelTransport
 from holdfast.agent.snapshots.peer_arenas import PREFIX
 from holdfast.agent.snapshots.peer_copies import PeerCopies
 from holdfast.agent.snapshots.peer_sender import PeerSender
@@ -75,7 +76,8 @@ class Keeper:
         self._arenas = ArenaTable()
         self._persisting = CheckpointWriter(ports.say)
         self.parting = FinalWriter(self._arenas, self._persisting, ports)
-        self.backing = PeerSender(self._arenas, self._notes, self._guard, place.limits.bytes_s, ports)
+        transport = ParcelTransport(self._arenas, self._notes, self._guard, place.limits.bytes_s)
+        self.backing = PeerSender(self._arenas, transport, ports.clock, ports.say, ports.report_progress)
         self.hashing = ReplicaHasher(
             self._arenas, self._notes, place.replica, ports.report_marks, self.backing.next_seqs
         )

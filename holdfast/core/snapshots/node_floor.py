@@ -29,6 +29,7 @@ class CopyParcel(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: OwnSnapshot
     to: str
     at: Address
+    floor: int = -1  # a step that the node must not give up for this one
     half: int = -1  # 0, 1: with parity
     pair: tuple[int, int] | None = None  # with parity: the ranks whose first and second half are XORed
 
@@ -105,24 +106,21 @@ class MarkVerified(msgspec.Struct, frozen=True):
     snapshot: OwnSnapshot
 
 
-class CancelSending(msgspec.Struct, frozen=True):
-    """What is being sent is no longer wanted."""
-
-
 class ReportBacked(msgspec.Struct, frozen=True):
     """Tell the controller now that a copy is complete."""
 
 
-FloorDeed = UnpinSnapshot | PinSnapshot | MarkVerified | CancelSending | ReportBacked
+FloorDeed = UnpinSnapshot | PinSnapshot | MarkVerified | ReportBacked
 Held = dict[int, OwnSnapshot]  # by rank
 
 
 class CopyRun(msgspec.Struct, kw_only=True):
-    """The sending of one step, until the shell says that it has ended."""
+    """The sending of one step, until the shell says that it has ended. Threads that send look at `cancelled`."""
 
     step: int
+    ranks: int  # whose snapshots are sent at once
     began_at: float
-    cancelled: bool = False
+    cancelled: bool = False  # what is being sent is no longer wanted
 
 
 class NodeFloor:
@@ -157,7 +155,7 @@ class NodeFloor:
     def _take_news(self, now: float, news: FloorNews) -> tuple[FloorDeed, ...]:
         match news:
             case GenerationBegun():
-                return self._begin_generation(news)
+                self._begin_generation(news)
             case ArenaGranted(rank=rank, sealed=sealed):
                 if rank in self._floor and self._floor[rank] not in sealed:
                     del self._floor[rank]  # memory of another layout, or damaged
@@ -167,9 +165,10 @@ class NodeFloor:
             case SnapshotsListed(sealed=sealed):
                 self._choose_next(sealed)
             case SlotNeeded():
-                return self._cancel_next()
+                self._cancel_next()
             case SendingBegun() if self._next:
-                self.sending = CopyRun(step=next(iter(self._next.values())).step, began_at=now)
+                step = next(iter(self._next.values())).step
+                self.sending = CopyRun(step=step, ranks=len(self._next), began_at=now)
             case ParcelArrived(parcel):
                 self._arrived.add((parcel.snapshot, parcel.to))
             case SendingEnded():
@@ -184,7 +183,7 @@ class NodeFloor:
         """Return all snapshots that are pinned, in a fixed order."""
         return dict.fromkeys(one for held in (self._floor, self._before, self._next) for one in held.values())
 
-    def _begin_generation(self, news: GenerationBegun) -> tuple[FloorDeed, ...]:
+    def _begin_generation(self, news: GenerationBegun) -> None:
         """Reset for a new generation; keep the floor unless it is later than the step the job goes on from."""
         self.aim, self.backed, self.ranks = Aim(generation=news.generation), -1, news.ranks
         self._granted.clear()
@@ -192,28 +191,25 @@ class NodeFloor:
         for held in (self._before, self._floor):
             if any(one.step > news.shared_step for one in held.values()):
                 held.clear()
-        return self._cancel_next()
+        self._cancel_next()
 
     def _set_aim(self, aim: Aim, sealed: Sealed) -> tuple[FloorDeed, ...]:
         """Apply the controller's aim; the same aim again changes nothing."""
         before, self.aim = self.aim, aim
-        deeds: tuple[FloorDeed, ...] = ()
         if aim.peer != before.peer or aim.halves != before.halves:
             self._arrived.clear()
             if aim.halves and self.backed >= aim.next >= 0:
                 self.backed = -1  # whoever keeps our half has started anew, and what is not sealed is lost with it
         if aim.floor >= 0 and {one.step for one in self._floor.values()} != {aim.floor}:
-            deeds = self._cancel_next()
+            self._cancel_next()
             self._before = self._floor if self.verifies else {}
             self._floor = self._find_step(aim.floor, sealed)
         if aim.next != before.next and self._next:
-            deeds = (*deeds, *self._cancel_next())
+            self._cancel_next()
         if aim.verified == aim.floor:
             self._before = {}
-        if aim.verified < 0:
-            return deeds
         good = (one for one in sealed if one.step == aim.verified and one.rank in self._granted)
-        return (*deeds, *map(MarkVerified, good))
+        return tuple(map(MarkVerified, good))
 
     def _find_step(self, step: int, sealed: Sealed) -> Held:
         """Return each rank's newest snapshot of this step: just sent, or found after the agent restarted."""
@@ -228,12 +224,10 @@ class NodeFloor:
             if held.get(snapshot.rank) == snapshot:
                 del held[snapshot.rank]
 
-    def _cancel_next(self) -> tuple[FloorDeed, ...]:
+    def _cancel_next(self) -> None:
         self._next = {}
-        if self.sending is None or self.sending.cancelled:
-            return ()
-        self.sending.cancelled = True
-        return (CancelSending(),)
+        if self.sending:
+            self.sending.cancelled = True
 
     # --- the next floor ----------------------------------------------------------------------------------------
 
@@ -244,8 +238,9 @@ class NodeFloor:
 
     def is_next_ready(self) -> bool:
         """Return whether all ranks here hold a snapshot for the next floor, of the same step."""
-        same = len({one.step for one in self._next.values()}) == 1
-        return self.wants_next() and same and len(self._next) == len(self._granted)
+        if not self._next or len(self._next) < len(self._granted) or not self.wants_next():
+            return False
+        return len({one.step for one in self._next.values()}) == 1
 
     def _choose_next(self, sealed: Sealed) -> None:
         """Hold for each rank its oldest snapshot that will do, until all ranks have one of the same step."""
@@ -271,12 +266,14 @@ class NodeFloor:
     def _make_parcels(self, one: OwnSnapshot) -> list[CopyParcel]:
         aim = self.aim
         if not aim.halves:
-            return [CopyParcel(snapshot=one, to=aim.peer, at=aim.peer_at)] if aim.peer else []
+            return [CopyParcel(snapshot=one, to=aim.peer, at=aim.peer_at, floor=aim.floor)] if aim.peer else []
         parcels = []
         for number, half in enumerate(aim.halves):
             other = half.beside + one.rank - min(self._granted)
             pair = (one.rank, other) if number == 0 else (other, one.rank)
-            parcels.append(CopyParcel(snapshot=one, to=half.keeper, at=half.keeper_at, half=number, pair=pair))
+            parcels.append(
+                CopyParcel(snapshot=one, to=half.keeper, at=half.keeper_at, floor=aim.floor, half=number, pair=pair)
+            )
         return parcels
 
     def _end_sending(self, now: float) -> tuple[FloorDeed, ...]:

@@ -11,7 +11,7 @@ from holdfast.model.alarm import Alarm
 from holdfast.model.signal import Exit
 from holdfast.sim.dst.agent_interface import AgentCrashed
 from holdfast.sim.dst.simulated_holder import SimHolder
-from holdfast.sim.dst.simulated_keeper import SimKeeper
+from holdfast.sim.dst.simulated_keeper import CopySender, SimKeeper, SimOwnSnapshots
 from holdfast.sim.dst.simulated_link import SimLink
 from holdfast.sim.dst.virtual_loop import describe_error
 from holdfast.wire.holder_messages import HolderRank, RankKey
@@ -41,9 +41,9 @@ class AgentProcess:
         self.holder = SimHolder(self, on_rank_exit)
         return self.holder
 
-    def open_keeper(self, on_copies: Callable[[], None]) -> SimKeeper:
+    def open_keeper(self, snapshots: SimOwnSnapshots, sender: CopySender) -> SimKeeper:
         machine, verifies = self.machine, self.world.setup.verified
-        self.keeper = SimKeeper(machine.name, machine.memory, verifies, machine.clock.monotonic, on_copies)
+        self.keeper = SimKeeper(machine.name, machine.memory, snapshots, sender, verifies)
         return self.keeper
 
     async def judge_exit(self, exit: Exit) -> Alarm:

@@ -1,29 +1,29 @@
-"""The keeper of one simulated agent as the agent sees it: notes launches, and sends copies to the node's peer."""
+"""The keeper of one simulated agent as the agent sees it, and the way on which copies get to other machines."""
 
 import asyncio
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from holdfast.core.snapshots.node_floor import CopyParcel, CopyRun
 from holdfast.model.errand import FinalState, LaunchHere
 from holdfast.model.signal import Beat
 from holdfast.model.state_copy import Aim, Copy
 from holdfast.sim.dst.simulated_keeper import SimKeeper
 from holdfast.wire.holder_messages import KeptArena
+from holdfast.wire.keeper_messages import ArenaRequest
 
 if TYPE_CHECKING:
     from holdfast.sim.dst.agent_process import AgentProcess
 
 _COPY_S = 0.3
 _LOOK_S = 0.5
-_AGAIN_S = 1.0
 
 
 class SimBackup:
     def __init__(self, process: "AgentProcess", keeper: SimKeeper) -> None:
         self._process = process
         self._machine = process.machine
-        self._world = process.world
         self._keeper = keeper
         self.revoked: frozenset[str] = frozenset()
         self.address = (process.machine.name, 1)
@@ -49,14 +49,14 @@ class SimBackup:
         return self._keeper.list_copies()
 
     def complete_beat(self, beat: Beat) -> Beat:
-        keeper = self._keeper
+        sender = self._keeper.sender
         return msgspec.structs.replace(
             beat,
-            sealed=keeper.sealed_step(),
-            backed=keeper.floor.backed,
-            backing_s=keeper.floor.took_s,
-            stored=keeper.stored,
-            verifies=keeper.floor.verifies,
+            sealed=sender.newest_shared_step(),
+            backed=sender.backed,
+            backing_s=sender.took_s,
+            stored=self.stored,
+            verifies=sender.wants_verification(),
         )
 
     async def write_final(self, lasts: tuple[FinalState, ...], within_s: float) -> None:
@@ -66,19 +66,25 @@ class SimBackup:
         """Send snapshots to the peer as soon as they are ready, for as long as the agent lives."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            if self._keeper.is_next_ready():
-                self._keeper.begin_sending()
-                await asyncio.sleep(_COPY_S * self._world.rng.uniform(0.3, 2.0))
-                await self._deliver_copies()
+            if self._keeper.sender.is_next_ready():
+                await self._keeper.sender.send_next()
 
-    async def _deliver_copies(self) -> None:
-        """Try until the peer has the copies, or they are no longer wanted."""
+
+class SimTransport:
+    """The way to other machines: a copy takes its time, and arrives if both machines are connected then."""
+
+    def __init__(self, process: "AgentProcess") -> None:
+        self._process = process
+        self._machine = process.machine
+        self._world = process.world
+
+    async def send_parcel(self, parcel: CopyParcel, want: ArenaRequest, run: CopyRun) -> str:
+        await asyncio.sleep(_COPY_S * self._world.rng.uniform(0.3, 2.0))
         self._process.check_alive()
-        while not self._keeper.deliver_copies(self._reach_keeper):
-            await asyncio.sleep(_AGAIN_S)
-            self._process.check_alive()
-
-    def _reach_keeper(self, node: str) -> SimKeeper | None:
-        there = self._world.machines.get(node)
-        connected = there and there.is_connected and self._machine.is_connected
-        return there.agent.keeper if there and connected and there.agent else None
+        there = self._world.machines.get(parcel.to)
+        if not (there and there.agent and there.is_connected and self._machine.is_connected):
+            return "it cannot be reached"
+        snap = self._process.keeper.snapshots.pinned.get(parcel.snapshot)
+        if snap is None:
+            return "it is given up for a newer one"
+        return there.agent.keeper.keep_copy(parcel.snapshot.rank, want.world, parcel.floor, snap)

@@ -1,36 +1,20 @@
-"""The keeper of a simulated agent: the real decisions of `core/snapshots`, over records of snapshots without bytes.
+"""The keeper of a simulated agent: the real sender of copies and the real decisions, over records without bytes.
 
 Every record says which generation really made the snapshot; no keeper knows that, and only the checks may read it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Protocol
 
 import msgspec
 
 from holdfast.core.snapshots.copy_intake import CopyName, Intake, judge_copy, refuse_generation
 from holdfast.core.snapshots.keeper_launch import KeeperLaunch, read_launch
-from holdfast.core.snapshots.node_floor import (
-    AimReceived,
-    ArenaGranted,
-    CancelSending,
-    FloorNews,
-    GenerationBegun,
-    MarkVerified,
-    NodeFloor,
-    OwnSnapshot,
-    ParcelArrived,
-    PinRefused,
-    PinSnapshot,
-    ReportBacked,
-    Sealed,
-    SendingBegun,
-    SendingEnded,
-    SnapshotsListed,
-    UnpinSnapshot,
-)
+from holdfast.core.snapshots.node_floor import OwnSnapshot, Sealed
 from holdfast.core.snapshots.slot_limits import can_spare_slot
 from holdfast.model.errand import LaunchHere
 from holdfast.model.state_copy import Aim, Copy
+from holdfast.wire.keeper_messages import ArenaRequest
 
 _SLOTS = 4  # of a rank
 _SHELF = 2  # of a copy: the floor, and the next that is coming in
@@ -103,26 +87,80 @@ class HolderMemory:
         return self.fit_arena(self.own, rank, world, _SLOTS).put_snapshot(snap, pinned)
 
 
+class SimOwnSnapshots:
+    """The snapshots of a machine's own ranks, and the pins of one agent, which end with it."""
+
+    def __init__(self, memory: HolderMemory) -> None:
+        self.pinned: dict[OwnSnapshot, SimSnapshot] = {}
+        self._memory = memory
+
+    def list_snapshots(self) -> Sealed:
+        return tuple(
+            OwnSnapshot(rank=rank, arena=arena.number, seq=snap.seq, step=snap.step, generation=snap.label)
+            for rank, arena in self._memory.own.items()
+            for snap in reversed(arena.snaps)
+        )
+
+    def count_slots(self, rank: int) -> int:
+        return self._memory.own[rank].slots
+
+    def list_pinned(self, rank: int) -> list[SimSnapshot]:
+        """Return the snapshots that the rank may not overwrite."""
+        return [snap for own, snap in self.pinned.items() if own.rank == rank]
+
+    def pin_own(self, snapshot: OwnSnapshot, *, spare: bool) -> bool:
+        if spare and not can_spare_slot(self.count_slots(snapshot.rank), len(self.list_pinned(snapshot.rank))):
+            return False
+        self.pinned[snapshot] = self._find_snapshot(snapshot)
+        return True
+
+    def unpin_own(self, snapshot: OwnSnapshot) -> None:
+        del self.pinned[snapshot]
+
+    def mark_verified(self, snapshot: OwnSnapshot) -> None:
+        self._find_snapshot(snapshot).verified = True
+
+    def _find_snapshot(self, snapshot: OwnSnapshot) -> SimSnapshot:
+        return next(snap for snap in self._memory.own[snapshot.rank].snaps if snap.seq == snapshot.seq)
+
+
+class CopySender(Protocol):
+    """What a simulated keeper needs of the real sender of copies, which the caller of a simulation supplies."""
+
+    @property
+    def backed(self) -> int: ...
+
+    @property
+    def took_s(self) -> float: ...
+
+    def begin_generation(self, generation: int, ranks: int, shared_step: int) -> None: ...
+
+    def on_want(self, want: ArenaRequest) -> None: ...
+
+    def set_aim(self, aim: Aim) -> None: ...
+
+    def newest_shared_step(self) -> int: ...
+
+    def wants_verification(self) -> bool: ...
+
+    def is_next_ready(self) -> bool: ...
+
+    async def send_next(self) -> None: ...
+
+
 class SimKeeper:
-    """One agent's access to the snapshot memory; its pins are released when the agent ends."""
+    """One agent's access to the snapshot memory."""
 
     def __init__(
-        self,
-        node: str,
-        memory: HolderMemory,
-        verifies: bool,
-        now: Callable[[], float],
-        report_progress: Callable[[], None],
+        self, node: str, memory: HolderMemory, snapshots: SimOwnSnapshots, sender: CopySender, verifies: bool
     ) -> None:
         self.node = node
         self.memory = memory
+        self.snapshots = snapshots
+        self.sender = sender
         self.launch = KeeperLaunch()
-        self.floor = NodeFloor()
         self.stored = -1
         self._verifies = verifies
-        self._now = now
-        self._report_progress = report_progress
-        self._pinned: dict[OwnSnapshot, SimSnapshot] = {}
         self._kept_floor: dict[int, SimSnapshot] = {}  # pinned, of the ranks of other nodes
 
     # --- generations -------------------------------------------------------------------------------------------
@@ -147,17 +185,25 @@ class SimKeeper:
     def _begin_generation(self, errand: LaunchHere) -> None:
         launch = self.launch = read_launch(errand)
         self.stored = -1
-        self._take_news(
-            GenerationBegun(generation=launch.generation, ranks=len(launch.ranks), shared_step=launch.shared_step)
-        )
-        self._take_news(AimReceived(aim=errand.aim, sealed=self._list_snapshots()))
+        self.sender.begin_generation(launch.generation, len(launch.ranks), launch.shared_step)
+        self.sender.set_aim(errand.aim)
 
     def grant_arena(self, rank: int, world: int) -> None:
         """Give a rank of this generation the memory for its snapshots."""
-        arena = self.memory.fit_arena(self.memory.own, rank, world, _SLOTS)
-        self.memory.asked[rank] = self.launch.generation
-        sealed = tuple(one for one in self._list_snapshots() if one.rank == rank)
-        self._take_news(ArenaGranted(rank=rank, slots=arena.slots, verifies=self._verifies, sealed=sealed))
+        generation = self.memory.asked[rank] = self.launch.generation
+        slots = self.memory.fit_arena(self.memory.own, rank, world, _SLOTS).slots
+        self.sender.on_want(
+            ArenaRequest(
+                rank=rank,
+                world=world,
+                generation=generation,
+                layout="",
+                image_bytes=0,
+                slots=slots,
+                share=(),
+                verified=self._verifies,
+            )
+        )
 
     def list_copies(self) -> tuple[Copy, ...]:
         own = [(rank, arena, True) for rank, arena in self.memory.own.items()]
@@ -189,53 +235,26 @@ class SimKeeper:
                 return snap
         return None
 
-    def pinned_snapshots(self, rank: int) -> list[SimSnapshot]:
-        """Return the snapshots that the rank may not overwrite."""
-        return [snap for own, snap in self._pinned.items() if own.rank == rank]
-
-    # --- the floor ---------------------------------------------------------------------------------------------
+    # --- copies of other nodes ---------------------------------------------------------------------------------
 
     def apply_aim(self, aim: Aim) -> None:
-        self._take_news(AimReceived(aim=aim, sealed=self._list_snapshots()))
+        self.sender.set_aim(aim)
         if aim.floor >= 0 and aim.generation == self.launch.generation:
             for rank in [rank for rank in self.memory.shelf if not self._pin_kept(rank, aim.floor)]:
                 del self.memory.shelf[rank]
                 self._kept_floor.pop(rank, None)
 
-    def sealed_step(self) -> int:
-        return self.floor.shared_step(self._list_snapshots())
-
-    def is_next_ready(self) -> bool:
-        """Pin snapshots for the next floor; return whether all ranks here have one, of the same step."""
-        if self.floor.wants_next():
-            self._take_news(SnapshotsListed(sealed=self._list_snapshots()))
-        return self.floor.is_next_ready()
-
-    def begin_sending(self) -> None:
-        self._take_news(SendingBegun())
-
-    def deliver_copies(self, reach: "Callable[[str], SimKeeper | None]") -> bool:
-        """Hand what is being sent to its peers; return whether that is over: all has arrived, or it is given up."""
-        for parcel in self.floor.open_parcels():
-            own, peer = parcel.snapshot, reach(parcel.to)
-            world = self.memory.own[own.rank].world
-            if peer and peer.keep_copy(own.rank, world, self.floor.aim.floor, self._pinned[own]):
-                self._take_news(ParcelArrived(parcel))
-        if self.floor.open_parcels():
-            return False
-        self._take_news(SendingEnded())
-        return True
-
-    def keep_copy(self, rank: int, world: int, floor: int, snap: SimSnapshot) -> bool:
-        """Store a copy of another node's rank; False if it belongs to another generation or no slot is free."""
-        if refuse_generation(snap.label, self.launch.generation):
-            return False
+    def keep_copy(self, rank: int, world: int, floor: int, snap: SimSnapshot) -> str:
+        """Store a copy of another node's rank; return why it is not taken, empty if it is."""
+        if why := refuse_generation(snap.label, self.launch.generation):
+            return why
         arena = self.memory.fit_arena(self.memory.shelf, rank, world, _SHELF)
         self._pin_kept(rank, floor)
         if judge_copy(snap.name, None, [one.name for one in arena.snaps]) is Intake.HELD:
-            return True
+            return ""
         held = [self._kept_floor[rank]] if rank in self._kept_floor else []
-        return arena.put_snapshot(msgspec.structs.replace(snap, verified=False), held)
+        kept = arena.put_snapshot(msgspec.structs.replace(snap, verified=False), held)
+        return "" if kept else "all copies of this rank are in use"
 
     def _pin_kept(self, rank: int, floor: int) -> bool:
         """Pin the copy of the floor instead of the one before; return False if there is no such copy."""
@@ -243,34 +262,3 @@ class SimKeeper:
         if found:
             self._kept_floor[rank] = found
         return found is not None
-
-    def _take_news(self, news: FloorNews) -> None:
-        for deed in self.floor.step(self._now(), news):
-            match deed:
-                case UnpinSnapshot(snapshot):
-                    del self._pinned[snapshot]
-                case PinSnapshot(snapshot, spare):
-                    self._pin_snapshot(snapshot, spare)
-                case MarkVerified(snapshot):
-                    self._find_snapshot(snapshot).verified = True
-                case ReportBacked():
-                    self._report_progress()
-                case CancelSending():
-                    pass  # whoever delivers looks whether anything is left to deliver
-
-    def _pin_snapshot(self, snapshot: OwnSnapshot, spare: bool) -> None:
-        slots, pinned = self.memory.own[snapshot.rank].slots, len(self.pinned_snapshots(snapshot.rank))
-        if spare and not can_spare_slot(slots, pinned):
-            self._take_news(PinRefused(snapshot))
-        else:
-            self._pinned[snapshot] = self._find_snapshot(snapshot)
-
-    def _list_snapshots(self) -> Sealed:
-        return tuple(
-            OwnSnapshot(rank=rank, arena=arena.number, seq=snap.seq, step=snap.step, generation=snap.label)
-            for rank, arena in self.memory.own.items()
-            for snap in reversed(arena.snaps)
-        )
-
-    def _find_snapshot(self, snapshot: OwnSnapshot) -> SimSnapshot:
-        return next(snap for snap in self.memory.own[snapshot.rank].snaps if snap.seq == snapshot.seq)

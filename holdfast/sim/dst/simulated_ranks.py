@@ -101,7 +101,7 @@ class RankTeam:
             return f"the snapshot of step {step} is gone"
         if not source.own:
             snap = msgspec.structs.replace(snap, label=self.generation - 1, verified=False)
-            held.machine.memory.take_snapshot(rank, self.size, snap, keeper.pinned_snapshots(rank))
+            held.machine.memory.take_snapshot(rank, self.size, snap, keeper.snapshots.list_pinned(rank))
         held.machine.memory.own[rank].drop_after(step)
         return snap
 
@@ -152,7 +152,7 @@ class RankTeam:
                 snap = self._make_snapshot(step)
                 agent = held.machine.agent
                 held.machine.memory.take_snapshot(
-                    held.rank, self.size, snap, agent.keeper.pinned_snapshots(held.rank) if agent else ()
+                    held.rank, self.size, snap, agent.keeper.snapshots.list_pinned(held.rank) if agent else ()
                 )
 
     def _make_snapshot(self, step: int) -> SimSnapshot:
