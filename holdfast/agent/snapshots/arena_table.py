@@ -30,10 +30,6 @@ class SnapshotPin:
     def image(self) -> memoryview:
         return self.arena.slot_image(self.sealed.slot)
 
-    def is_intact(self) -> bool:
-        """Return False once the snapshot was dropped, for instance because it is damaged."""
-        return self.arena.slot_seq(self.sealed.slot) == self.sealed.seq
-
     def verify(self) -> str:
         """Return one sentence on what is wrong with the snapshot; empty if it is intact or has no checksums."""
         return self.arena.verify(self.sealed.slot)

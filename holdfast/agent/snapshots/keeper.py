@@ -43,7 +43,7 @@ from holdfast.wire.holder_messages import KeptArena
 from holdfast.wire.keeper_messages import ArenaGrant as ArenaAt
 from holdfast.wire.keeper_messages import ArenaRequest, KeeperRefusal, StateGrant, StateRequest
 
-LOOK_S = 0.02  # how often the headers are looked at
+_LOOK_S = 0.02  # how often the headers are looked at
 _IDLE_S = 0.2  # the same while no rank has asked for memory
 _SLOTS = 4  # for a rank that will ask for as many at most
 _BACKLOG = 256
@@ -339,7 +339,7 @@ class Keeper:
                     tasks.create_task(work)
                 if self.backing.is_next_ready():
                     tasks.create_task(self.backing.send_next())
-                await asyncio.sleep(LOOK_S if self._arenas.list_arenas() else _IDLE_S)
+                await asyncio.sleep(_LOOK_S if self._arenas.list_arenas() else _IDLE_S)
 
     async def check_snapshots(self) -> None:
         """Write checksums of each rank's newest snapshot, with little of a core; older ones are soon overwritten."""

@@ -6,7 +6,6 @@ from pathlib import Path
 from holdfast.agent.snapshots.arena_table import ArenaTable
 from holdfast.checkpoint.parity_image import half_of
 from holdfast.checkpoint.peer_transport import (
-    MOST_LINKS,
     BytePacer,
     PeerGuard,
     PeerKeeper,
@@ -57,9 +56,8 @@ class ParcelTransport:
             bytes=sum(map(len, views)),
             pair=parcel.pair,
         )
-        links = max(1, MOST_LINKS // run.ranks)  # several ranks have several
-        keeper = PeerKeeper(parcel.at, self._guard, links)
-        return await asyncio.to_thread(self._push_views, keeper, ask, views, CancelablePacer(self._pacer, run))
+        keeper, pacer = PeerKeeper(parcel.at, self._guard), CancelablePacer(self._pacer, run)
+        return await asyncio.to_thread(self._push_views, keeper, ask, views, pacer)
 
     def _push_views(self, keeper: PeerKeeper, ask: PeerRequest, views: list[memoryview], pacer: BytePacer) -> str:
         try:
@@ -81,4 +79,4 @@ class ParcelTransport:
     def _send_layout(self, keeper: PeerKeeper, ask: PeerRequest) -> None:
         content = (self._notes / layout_file_name(ask.rank, ask.layout)).read_bytes()
         plan = PeerRequest(verb="tell", rank=ask.rank, layout=ask.layout, generation=ask.generation, bytes=len(content))
-        push_state(PeerKeeper(keeper.address, self._guard), plan, [memoryview(content)], BytePacer(0))
+        push_state(keeper, plan, [memoryview(content)], BytePacer(0))

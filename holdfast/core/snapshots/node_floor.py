@@ -118,7 +118,6 @@ class CopyRun(msgspec.Struct, kw_only=True):
     """The sending of one step, until the shell says that it has ended. Threads that send look at `cancelled`."""
 
     step: int
-    ranks: int  # whose snapshots are sent at once
     began_at: float
     cancelled: bool = False  # what is being sent is no longer wanted
 
@@ -167,8 +166,7 @@ class NodeFloor:
             case SlotNeeded():
                 self._cancel_next()
             case SendingBegun() if self._next:
-                step = next(iter(self._next.values())).step
-                self.sending = CopyRun(step=step, ranks=len(self._next), began_at=now)
+                self.sending = CopyRun(step=next(iter(self._next.values())).step, began_at=now)
             case ParcelArrived(parcel):
                 self._arrived.add((parcel.snapshot, parcel.to))
             case SendingEnded():
