@@ -25,6 +25,7 @@ from holdfast.agent.rank.stack_tracer import NodeTracer, StackTracer
 from holdfast.agent.releases.release_stager import ReleaseStager
 from holdfast.agent.snapshots.keeper import Keeper
 from holdfast.agent.snapshots.keeper_address import make_keeper_identity
+from holdfast.agent.snapshots.keeper_ports import KeeperPorts
 from holdfast.agent.system import snapshot_memory
 from holdfast.linux import warm_fork
 from holdfast.model.alarm import Alarm
@@ -56,8 +57,8 @@ def _assemble_parts(
         on_rank_exit=events.on_rank_exit, say=events.say, staged=staging.staged_location,
     )  # fmt: skip
     budget = snapshot_memory.SnapshotBudget(lambda: snapshot_memory.measure_room(node_dir, spec))
-    keeper = Keeper(make_keeper_identity(spec, ranks.keeper_path), ranks.make_arena, budget)
-    keeper.say, keeper.told, keeper.hashing.told = events.say, events.on_copies, events.on_marks
+    keeper_ports = KeeperPorts(ranks.make_arena, clock, events.say, events.on_copies, events.on_marks)
+    keeper = Keeper(make_keeper_identity(spec, ranks.keeper_path), keeper_ports, budget)
     ties = MonitorPorts(events.on_alarm, lambda: [*ranks.held.values()], controller_clock.wall_s, clock)
     health = HealthMonitor(node_dir, spec, ties)
     return AgentParts(

@@ -33,6 +33,7 @@ from holdfast.checkpoint.arena_header import (
     memory_fence,
     round_to_pages,
 )
+from holdfast.core.snapshots.slot_limits import can_spare_slot
 
 __all__ = [
     "DUE",
@@ -284,10 +285,7 @@ class Arena:
         return sum(is_alive(head.pin) for head in self._heads)
 
     def can_pin(self) -> bool:
-        """Return whether one more slot may be pinned. With four or more slots two stay with the writer, so that a
-        whole newest snapshot always exists; with fewer, one stays, and the newest whole snapshot may briefly be a
-        step or two older."""
-        return self.slots - self.count_pinned() > (2 if self.slots > 3 else 1)
+        return can_spare_slot(self.slots, self.count_pinned())
 
     def pin_own(self, slot: int) -> None:
         """Pin, as the writer, a slot that it has just begun or claimed; end the pin with unpin."""

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.snapshots.keeper import Keeper, KeeperIdentity
+from holdfast.agent.snapshots.keeper_ports import KeeperPorts, MakeArena
 from holdfast.checkpoint.arena import Arena, SealedSnapshot
 from holdfast.checkpoint.image_layout import ImageLayout, RecordSpec, arrange_image
 from holdfast.checkpoint.keeper_client import make_want
@@ -44,6 +46,17 @@ def layout(rank: int, world: int, shared: bool) -> ImageLayout:
     return arrange_image(specs, lambda one: (64, one.bytes + 128), rank=rank, world=world, form="test")
 
 
+def keeper_ports(make: MakeArena, said: list[str]) -> KeeperPorts:
+    """Memory from the test, and a list of what is said; no controller hears of the rest."""
+    return KeeperPorts(
+        make_arena=make,
+        clock=SystemClock(),
+        say=said.append,
+        report_progress=lambda: None,
+        report_marks=lambda marks: None,
+    )
+
+
 class Node:
     """A keeper, the memory a holder would keep for it, and one rank that talks to it."""
 
@@ -52,14 +65,16 @@ class Node:
         self.name = name
         self.memory: dict[str, int] = {}
         self.said: list[str] = []
-        self.keeper = Keeper(KeeperIdentity(node=name, run_id="r", socket_path=folder / "k"), self.make)
-        self.keeper.say = self.said.append
         self.folder = folder
+        self.keeper = self._new_keeper()
         self.running: list[asyncio.Task[None]] = []
 
+    def _new_keeper(self) -> Keeper:
+        place = KeeperIdentity(node=self.name, run_id="r", socket_path=self.folder / "k")
+        return Keeper(place, keeper_ports(self.make, self.said))
+
     def successor(self) -> Keeper:
-        keeper = Keeper(self.keeper.place, self.make)
-        keeper.say = self.said.append
+        keeper = self._new_keeper()
         kept = [
             KeptArena(name=name, bytes=os.fstat(fd).st_size, path=f"/proc/{os.getpid()}/fd/{fd}")
             for name, fd in self.memory.items()
@@ -228,5 +243,5 @@ class Trained:
 
 def backups(node: Node) -> set[tuple[int, int]]:
     """Ranks and steps that a node holds for others."""
-    own = {arena.rank for _, arena in node.keeper._arenas.values()}
+    own = {one.arena.rank for one in node.keeper._arenas.list_arenas()}
     return {(copy.rank, copy.step) for copy in node.keeper.list_copies() if copy.rank not in own}

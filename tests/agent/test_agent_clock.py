@@ -15,7 +15,6 @@ OTHERS = (
     "process_holder.py",
     "rank/last_words_judge.py",
     "releases/import_check.py",
-    "snapshots/",
     "zygotes.py",
 )
 READS = {"monotonic", "monotonic_ns", "time", "time_ns", "perf_counter", "perf_counter_ns"}

@@ -30,6 +30,7 @@ from holdfast.wire.keeper_messages import (
     StateRequest,
     ToKeeper,
 )
+from tests.agent.peers import keeper_ports
 from tests.wire.given import Organisation
 
 LAYOUT = "ab" * 32
@@ -82,9 +83,7 @@ class Bench:
 
     def fresh(self) -> Keeper:
         place = KeeperIdentity(node="n0", run_id="r", socket_path=self.folder / "keeper.sock")
-        keeper = Keeper(place, self.make)
-        keeper.say = self.said.append
-        return keeper
+        return Keeper(place, keeper_ports(self.make, self.said))
 
     async def make(self, name: str, size: int) -> str:
         fd = os.memfd_create(name)
@@ -141,9 +140,8 @@ def from_own_memory(step: int) -> Restore:
 
 def test_who_has_left_is_no_peer(tmp_path: Path, bench: Bench) -> None:
     keys = Organisation(tmp_path / "ca").keys("n0")
-    keeper = Keeper(
-        KeeperIdentity(node="n0", run_id="r", socket_path=tmp_path / "k", keys=keys, host="127.0.0.1"), bench.make
-    )
+    place = KeeperIdentity(node="n0", run_id="r", socket_path=tmp_path / "k", keys=keys, host="127.0.0.1")
+    keeper = Keeper(place, keeper_ports(bench.make, bench.said))
     shown = {"subjectAltName": (("URI", "holdfast:node:b"),), "serialNumber": "0B"}
     assert keeper._guard and keeper._guard.accepts_certificate(shown)
     assert not keeper._guard.accepts_certificate({**shown, "subjectAltName": ()}), "it names no node"
@@ -246,6 +244,7 @@ async def test_due_steps_become_checkpoints(bench: Bench, tmp_path: Path) -> Non
         content = snapshot(arena, step)
         if step % 2 == 0:
             await until(partial(published, storage.url, step))
+            await until(lambda: not bench.keeper._persisting.under_way)  # or the next would be left out
     await until(lambda: len(retention.find_checkpoints(storage.url)) == 1)  # older ones go after the new one is there
     [found] = retention.find_checkpoints(storage.url)
     assert found.step == 4 and checkpoint_load.verify_checkpoint(found.url) == ()

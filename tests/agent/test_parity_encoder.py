@@ -33,7 +33,7 @@ def mixing(tmp_path: Path, shape: ParityLayout) -> ParityEncoder:
     slot = arena.begin_slot(5, 1)
     assert slot
     slot.image[:] = random.Random(0).randbytes(shape.image_bytes)  # what lay there before
-    return ParityEncoder(slot, shape)
+    return ParityEncoder(slot, shape, lambda mixing: None)
 
 
 @pytest.fixture

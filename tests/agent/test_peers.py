@@ -130,7 +130,7 @@ async def test_a_floor_that_was_damaged_is_held_no_longer(fleet: Fleet) -> None:
     job = Trained(fleet)
     await job.start(slots=4)
     await job.back_up(5)
-    own = fleet.nodes["b"].keeper._arenas[1][1]
+    own = fleet.nodes["b"].keeper._arenas.list_arenas()[0].arena
     newest = own.list_sealed()[0]
     assert own.write_checksums(newest.slot) and own.count_pinned() == 1, "the floor"
     own.slot_image(newest.slot)[100] ^= 1

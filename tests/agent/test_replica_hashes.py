@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.agent.snapshots.arena_table import ArenaTable
 from holdfast.agent.snapshots.replica_hashes import ReplicaHasher, hash_part, shared_parts
 from holdfast.checkpoint.arena import Arena, SealedSnapshot
 from holdfast.checkpoint.image_layout import ImageLayout, RecordSpec, arrange_image
@@ -43,10 +44,14 @@ class Scene:
         self.arena = Arena.make(str(folder / "arena"), rank=0, world=2, **sizes)  # type: ignore[arg-type]
         want = make_want(self.layout, 4, "", None)
         (folder / layout_file_name(0, want.layout)).write_bytes(msgspec.msgpack.encode(self.layout))
-        self.hashing = ReplicaHasher({0: ("", self.arena)}, folder, ReplicaLimits(every=every))
+        arenas = ArenaTable()
+        arenas.put_arena("", self.arena)
         self.told: list[Mark] = []
+        self.next_floor: dict[int, int] = {}
         self._more = asyncio.Event()
-        self.hashing.told = self._tell
+        self.hashing = ReplicaHasher(
+            arenas, folder, ReplicaLimits(every=every), self._tell, next_floor=lambda: self.next_floor
+        )
         self.hashing.begin_generation(1)
         self.hashing.on_want(want)
 
@@ -109,7 +114,7 @@ async def test_every_tenth_step_is_hashed_and_where_it_went_on_from(tmp_path: Pa
 async def test_what_is_to_be_the_floor_is_hashed_whatever_its_step(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     held = scene.save(13)
-    scene.hashing.held = lambda: {0: held}
+    scene.next_floor = {0: held.seq}
     await scene.run(2)
     assert {mark.step for mark in scene.told} == {13}
 
@@ -118,7 +123,7 @@ def test_a_snapshot_that_was_overwritten_is_not_told(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     one = scene.save(10)
     scene.arena.drop(one.slot)
-    assert scene.hashing._hash_snapshot(0, one) == ()
+    assert scene.hashing._hash_snapshot(scene.arena, one) == ()
 
 
 def test_zero_turns_it_off(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ async def test_a_job_that_takes_signed_releases_only(desk_of: Open, tmp_path: Pa
     async with desk_of(settings=Settings(release=signers)) as desk:
         (tmp_path / f"{DIGEST}.tar").write_bytes(b"an archive")
         await desk.train()
-        for signature, why in (("", "requires signed releases"), ("junk", "its signature")):
+        for signature, why in (("", "requires signed releases"), ("junk", "none of the signers")):
             status, answer = await order(desk, "update", release=RELEASE | {"signature": signature})
             assert status == 400 and why in answer["error"]
         assert list(await told(desk)) == [1]

@@ -152,7 +152,7 @@ async def test_a_certificate_of_another_authority(ours: Organisation, tmp_path: 
     theirs = Organisation(tmp_path / "theirs").keys("n1")
     stranger = KeyFiles(theirs.key, theirs.certificate, ours.keys("n1").authority)
     async with Desk(tmp_path / "door").open(ours.keys("n0")) as desk:
-        with pytest.raises(LinkClosedError, match="rejects door.certificate"):
+        with pytest.raises(LinkClosedError, match=r"rejects door\.certificate"):
             await desk.introduce(stranger)
         assert desk.certificates.serial_of("n1") is None
         with pytest.raises(EnrolmentError, match="refused: this job takes certificates of its user's own"):

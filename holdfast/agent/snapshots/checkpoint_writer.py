@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from holdfast.agent.snapshots.arena_table import SnapshotPin, pin_snapshot
 from holdfast.checkpoint import checkpoint_save, retention, storage_owner
 from holdfast.checkpoint.arena import DUE, Arena, SealedSnapshot
 from holdfast.checkpoint.manifest import Author, StorageError
@@ -28,19 +28,20 @@ class CheckpointWriter:
         self._author = Author(0)
         self._doubts: tuple[Doubt, ...] = ()
         self._say = say
-        self._wants: dict[int, ArenaRequest] = {}
+        self._wants: dict[int, ArenaRequest] = {}  # of this generation
+        self._latest: dict[int, ArenaRequest] = {}  # rank -> what it asked for last, in whichever generation
         self._lanes: dict[tuple[int, str], WriteLane] = {}  # one each: a rank whose storage hangs holds up no other
         self._written: dict[int, int] = {}  # rank -> newest step that was taken on
         self._missed: dict[int, set[int]] = {}  # rank -> steps whose part is not written, and rank 0 may wait for it
-        self.latest: dict[int, ArenaRequest] = {}  # rank -> what it asked for last, in whichever generation
         self.done: dict[int, int] = {}  # rank -> newest step of which its part is on storage
         self.under_way: dict[tuple[int, int], asyncio.Event] = {}  # rank and step -> set when it is over
         self.stored = -1  # newest step that was published
         self._trouble: set[str] = set()  # storages
         self.wanted = -1  # this step is due as well
 
-    def begin_generation(self, author: Author, doubts: tuple[Doubt, ...] = ()) -> None:
-        self._author, self._doubts = author, doubts
+    def begin_generation(self, author: Author, doubts: tuple[Doubt, ...] = (), wanted: int = -1) -> None:
+        """Begin a generation, whose ranks must ask for memory first; the step `wanted` becomes a checkpoint as well."""
+        self._author, self._doubts, self.wanted = author, doubts, wanted
         for lane in self._lanes.values():
             lane.give_up()  # of a generation that is over: a part that is missing will not come
         self._wants.clear()
@@ -48,6 +49,10 @@ class CheckpointWriter:
         self._missed.clear()
         self.done.clear()
         self.stored = -1
+
+    def note_request(self, want: ArenaRequest) -> None:
+        """Remember where a rank's last states go, even if the rank is of a generation that is over."""
+        self._latest[want.rank] = want
 
     def on_want(self, want: ArenaRequest) -> None:
         self._wants[want.rank] = want
@@ -70,15 +75,15 @@ class CheckpointWriter:
         self._written[rank] = sealed.step
         before = frozenset(sorted(self._missed.get(rank, ()))[-_MISSED:])
         missed = self._missed[rank] = {*before, sealed.step}  # until it is written
-        if not arena.pin(sealed.slot, sealed.seq):
+        pinned = pin_snapshot(arena, sealed)
+        if pinned is None:
             self._say(f"step {sealed.step} of rank {rank} was overwritten before it could be written to storage")
             return
-        url = want.storage.url
-        job = PartWrite(want, author, SlotPin(arena, sealed.slot), sealed)
-        job.doubts, job.missed = self._doubts, before
-        every = want.storage.every_steps
-        if sealed.step == self.wanted or (every and sealed.step % every):  # somebody wants just this one
-            job.begun_s = _PARTS_S
+        url, every = want.storage.url, want.storage.every_steps
+        alone = sealed.step == self.wanted or bool(every and sealed.step % every)  # somebody wants just this one
+        begun_s = _PARTS_S if alone else checkpoint_save.BEGUN_S
+        job = PartWrite(want, author, pinned, doubts=self._doubts, missed=before, begun_s=begun_s)
+        if alone:
             await self._wait_idle(rank)
         outcome = await self.run_write(job)
         if author != self._author:  # of a generation that is over: no trouble of the storage
@@ -104,7 +109,7 @@ class CheckpointWriter:
         finally:
             self.under_way.pop((rank, job.step), None)
             over.set()
-            job.pinned.unpin()
+            job.pinned.release()
         if job.step in job.told and job.author == self._author:
             self.done[rank] = max(self.done.get(rank, -1), job.step)
         return outcome
@@ -115,17 +120,15 @@ class CheckpointWriter:
             if writer == rank:
                 lane.give_up()
 
-    def last_write(self, rank: int, pinned: "SlotPin", sealed: SealedSnapshot, *, doubted: bool) -> "PartWrite | None":
+    def last_write(self, rank: int, pinned: SnapshotPin, begun_s: float, *, doubted: bool) -> "PartWrite | None":
         """Return the write of a rank's part of the final checkpoint; None without storage or if layouts differ."""
-        want = self.latest.get(rank)
+        want = self._latest.get(rank)
         if want is None or want.storage is None or want.layout != pinned.arena.layout.hex():
             return None
         if doubted:  # in a folder of its own: nobody finds it who does not look for it, and nothing is retired for it
             apart = msgspec.structs.replace(want.storage, url=f"{want.storage.url}/{DOUBTED}", keep=0)
             want = msgspec.structs.replace(want, storage=apart)
-        job = PartWrite(want, self._author, pinned, sealed)
-        job.doubts = self._doubts
-        return job
+        return PartWrite(want, self._author, pinned, doubts=self._doubts, begun_s=begun_s, checked=True)
 
     def _report_outcome(self, rank: int, url: str, outcome: WriteOutcome) -> None:
         """Report trouble with a storage when it begins and when it ends, not once for every rank and step."""
@@ -138,35 +141,29 @@ class CheckpointWriter:
             self._say(f"checkpoints are written again: {outcome.detail}")
 
 
-class SlotPin:
-    """A pinned snapshot, which its rank must not overwrite until it is unpinned, once."""
-
-    def __init__(self, arena: Arena, slot: int) -> None:
-        self.arena = arena
-        self.slot = slot
-        self._held = True
-        self._lock = threading.Lock()
-
-    def unpin(self) -> None:
-        with self._lock:
-            held, self._held = self._held, False
-        if held:
-            self.arena.unpin(self.slot)
-
-
 class PartWrite:
     """The write of one rank's part of one checkpoint."""
 
-    def __init__(self, want: ArenaRequest, author: Author, pinned: SlotPin, sealed: SealedSnapshot) -> None:
+    def __init__(
+        self,
+        want: ArenaRequest,
+        author: Author,
+        pinned: SnapshotPin,
+        *,
+        doubts: tuple[Doubt, ...],
+        begun_s: float,  # for rank 0 to begin
+        missed: frozenset[int] = frozenset(),  # steps before this one whose part will not come
+        checked: bool = False,  # whether the snapshot is to be compared with its checksums first
+    ) -> None:
         self.want = want
         self.author = author
         self.pinned = pinned
-        self.step = sealed.step
-        self.doubts: tuple[Doubt, ...] = ()
-        self.missed: frozenset[int] = frozenset()  # steps before this one whose part will not come
-        self.told: set[int] = set()  # of these, and of this one if it is written: nobody waits for them
-        self.begun_s = checkpoint_save.BEGUN_S  # for rank 0 to begin
-        self.checked = False  # whether the snapshot is to be compared with its checksums first
+        self.step = pinned.step
+        self.told: set[int] = set()  # of the missed, and of this one if it is written: nobody waits for them
+        self._doubts = doubts
+        self._missed = missed
+        self._begun_s = begun_s
+        self._checked = checked
 
     @property
     def url(self) -> str:
@@ -180,21 +177,21 @@ class PartWrite:
         if want.rank == 0:
             storage_owner.take_ownership(base, self.author)  # from here on no older generation can publish
         folder = checkpoint_save.staging_folder(base, self.step, self.author)
-        if want.rank != 0 and self.missed:
-            self.told |= self.missed
+        if want.rank != 0 and self._missed:
+            self.told |= self._missed
             with suppress(StorageError):
-                checkpoint_save.forsake_parts(base, self.author, want.rank, self.missed, before=self.step)
-        if want.rank != 0 and not checkpoint_save.wait_until_begun(folder, pulse, self.begun_s):
+                checkpoint_save.forsake_parts(base, self.author, want.rank, self._missed, before=self.step)
+        if want.rank != 0 and not checkpoint_save.wait_until_begun(folder, pulse, self._begun_s):
             return ""
-        if self.checked and (wrong := self.pinned.arena.verify(self.pinned.slot)):
+        if self._checked and (wrong := self.pinned.verify()):
             if want.rank != 0:  # or rank 0 would wait for it
                 checkpoint_save.forsake_parts(base, self.author, want.rank, (self.step,), before=self.step)
             raise StorageError(f"the snapshot of rank {want.rank} is damaged: {wrong}")
-        image = self.pinned.arena.slot_image(self.pinned.slot)
+        image = self.pinned.image
         ranges = [image[start:end] for start, end in want.share]
         checkpoint_save.write_part(folder, want.rank, ranges, pulse=pulse)
         self.told.add(self.step)
-        self.pinned.unpin()
+        self.pinned.release()
         if want.rank != 0:
             return ""
         parts = checkpoint_save.collect_parts(folder, want.world, _PARTS_S, pulse)
@@ -206,8 +203,8 @@ class PartWrite:
             base, self.step, parts, metadata, author=self.author, layout=want.layout, pulse=pulse
         )
         try:
-            found = retention.find_checkpoints(base) if self.doubts else ()
-            doubted = [one.step for one in retention.apply_doubts(found, self.author.run, self.doubts) if not one.ok]
+            found = retention.find_checkpoints(base) if self._doubts else ()
+            doubted = [one.step for one in retention.apply_doubts(found, self.author.run, self._doubts) if not one.ok]
             retention.retain_checkpoints(
                 base, want.storage.keep, want.storage.keep_every, newest=self.step, doubted=doubted
             )

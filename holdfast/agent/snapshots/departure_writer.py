@@ -1,11 +1,11 @@
 """Writes the snapshots of the job's last step to storage before the node leaves, within a time limit."""
 
 import asyncio
-import time
-from collections.abc import Callable, Mapping
 
-from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter, SlotPin
-from holdfast.checkpoint.arena import STORED, Arena, SealedSnapshot
+from holdfast.agent.snapshots.arena_table import ArenaTable, SnapshotPin, pin_snapshot
+from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
+from holdfast.agent.snapshots.keeper_ports import KeeperPorts
+from holdfast.checkpoint.arena import STORED
 from holdfast.checkpoint.write_lane import WriteOutcome
 from holdfast.model.errand import FinalState
 
@@ -16,44 +16,38 @@ _OLDER = 0.5  # of the time an older write that is under way may have: it may be
 class FinalWriter:
     """Writes the final states of this node's ranks. All nodes get the same step; rank 0's keeper reports."""
 
-    def __init__(
-        self, arenas: Mapping[int, tuple[str, Arena]], persisting: CheckpointWriter, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, arenas: ArenaTable, persisting: CheckpointWriter, ports: KeeperPorts) -> None:
         self._arenas = arenas
         self._persisting = persisting
-        self._say = say
+        self._clock = ports.clock
+        self._say = ports.say
 
     async def write_last(self, lasts: tuple[FinalState, ...], within_s: float) -> None:
         """Write the final states in order, a good one before a doubted one, as far as time allows."""
-        until = time.monotonic() + within_s
+        until = self._clock.monotonic() + within_s
         for last in lasts:
             async with asyncio.TaskGroup() as tasks:
                 for rank in last.ranks:
                     tasks.create_task(self._write_rank(rank, last, until, f"within {within_s:.0f} s"))
 
     async def _write_rank(self, rank: int, last: FinalState, until: float, within: str) -> None:
-        sealed = self._snapshot_to_write(rank, last)
-        if sealed is None:
+        pinned = self._pin_unwritten(rank, last)
+        if pinned is None:
             return
-        arena = self._arenas[rank][1]
-        if not arena.pin(sealed.slot, sealed.seq):
-            return
-        pinned = SlotPin(arena, sealed.slot)
-        job = self._persisting.last_write(rank, pinned, sealed, doubted=last.doubted)
-        left_s = until - time.monotonic()
+        left_s = until - self._clock.monotonic()
+        job = self._persisting.last_write(rank, pinned, left_s, doubted=last.doubted)
         if job is None:
-            pinned.unpin()
+            pinned.release()
             return
-        job.begun_s, job.checked = left_s, True
         await self._await_writes(rank, last, left_s)
         if not last.doubted and self._is_done(rank, last.step):
-            pinned.unpin()
+            pinned.release()
             return
         named = f"step {last.step}{', which is in doubt,' if last.doubted else ''}"
         if rank == 0:
             self._say(f"{named} is written to {job.url} before the job ends, {within}")
         writing = asyncio.create_task(self._persisting.run_write(job))
-        done, _ = await asyncio.wait([writing], timeout=max(0.0, until - time.monotonic()))
+        done, _ = await asyncio.wait([writing], timeout=max(0.0, until - self._clock.monotonic()))
         if not done:
             self._persisting.give_up(rank)
             if rank == 0:
@@ -61,24 +55,25 @@ class FinalWriter:
             return
         self._report_outcome(rank, last, writing.result())
 
-    def _snapshot_to_write(self, rank: int, last: FinalState) -> SealedSnapshot | None:
-        """Return the rank's snapshot of that step; None if it is not here or is already on storage."""
-        if rank not in self._arenas or (not last.doubted and self._is_done(rank, last.step)):
+    def _pin_unwritten(self, rank: int, last: FinalState) -> SnapshotPin | None:
+        """Pin the rank's snapshot of that step; return None if it is not here or is already on storage."""
+        own = self._arenas.find_arena(rank)
+        if own is None or (not last.doubted and self._is_done(rank, last.step)):
             return None
-        found = next((one for one in self._arenas[rank][1].list_sealed() if one.step == last.step), None)
-        return None if found is None or found.flags & STORED else found
+        found = next((one for one in own.arena.list_sealed() if one.step == last.step), None)
+        return None if found is None or found.flags & STORED else pin_snapshot(own.arena, found)
 
     def _is_done(self, rank: int, step: int) -> bool:
         return (self._persisting.stored if rank == 0 else self._persisting.done.get(rank, -1)) >= step
 
     async def _await_writes(self, rank: int, last: FinalState, left_s: float) -> None:
         """Wait for writes under way; give up on slow ones, and on one of a later step, which not all ranks hold."""
-        until = time.monotonic() + left_s * _OLDER
+        until = self._clock.monotonic() + left_s * _OLDER
         while steps := [step for writer, step in self._persisting.under_way if writer == rank]:
-            if max(steps) > last.step or time.monotonic() > until:
+            if max(steps) > last.step or self._clock.monotonic() > until:
                 self._persisting.give_up(rank)
             await asyncio.sleep(_LOOK_S)
-            if time.monotonic() > until + left_s * (1 - _OLDER):
+            if self._clock.monotonic() > until + left_s * (1 - _OLDER):
                 return
 
     def _report_outcome(self, rank: int, last: FinalState, outcome: WriteOutcome) -> None:

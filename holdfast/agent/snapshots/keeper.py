@@ -10,14 +10,16 @@ import logging
 import secrets
 import socket
 import sys
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 
 import msgspec
 
+from holdfast.agent.snapshots.arena_table import ArenaTable, OwnArena
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
 from holdfast.agent.snapshots.departure_writer import FinalWriter
+from holdfast.agent.snapshots.keeper_ports import KeeperPorts
+from holdfast.agent.snapshots.parcel_transport import ParcelTransport
 from holdfast.agent.snapshots.peer_arenas import PREFIX
 from holdfast.agent.snapshots.peer_copies import PeerCopies
 from holdfast.agent.snapshots.peer_sender import PeerSender
@@ -30,17 +32,18 @@ from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.peer_server import PeerServer
 from holdfast.checkpoint.peer_transport import PeerGuard, TransportError
 from holdfast.core.detect.replica import ReplicaLimits
+from holdfast.core.snapshots.keeper_launch import KeeperLaunch, read_launch
 from holdfast.core.snapshots.recovery_floor import BackupLimits
 from holdfast.model.errand import FinalState, LaunchHere
 from holdfast.model.signal import Beat
-from holdfast.model.state_copy import Aim, Copy, Restore, Source
+from holdfast.model.state_copy import Aim, Copy, Source
 from holdfast.wire import keeper_messages, run_specs, unix_sockets
 from holdfast.wire.credentials.mutual_tls import NODE, KeyFiles
 from holdfast.wire.holder_messages import KeptArena
 from holdfast.wire.keeper_messages import ArenaGrant as ArenaAt
 from holdfast.wire.keeper_messages import ArenaRequest, KeeperRefusal, StateGrant, StateRequest
 
-LOOK_S = 0.02  # how often the headers are looked at
+_LOOK_S = 0.02  # how often the headers are looked at
 _IDLE_S = 0.2  # the same while no rank has asked for memory
 _SLOTS = 4  # for a rank that will ask for as many at most
 _BACKLOG = 256
@@ -62,34 +65,28 @@ class KeeperIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Keeper:
-    def __init__(
-        self, place: KeeperIdentity, make: Callable[[str, int], Awaitable[str]], budget: SnapshotBudget | None = None
-    ) -> None:
+    def __init__(self, place: KeeperIdentity, ports: KeeperPorts, budget: SnapshotBudget | None = None) -> None:
         self.place = place
         self.node = place.node
         self.socket_path = place.socket_path
         self._notes = place.socket_path.parent
-        self.say: Callable[[str], None] = lambda text: None  # to the person at the console
-        self.told: Callable[[], None] = lambda: None  # how far copies are should be heard of now
-        self._make = make
+        self._ports = ports
         self._budget = budget
         self._guard = PeerGuard(place.keys, self._is_peer, place.run_id, self._is_gone) if place.keys else None
-        self._arenas: dict[int, tuple[str, Arena]] = {}  # rank -> path and content
-        self._persisting = CheckpointWriter(lambda text: self.say(text))
-        self.parting = FinalWriter(self._arenas, self._persisting, lambda text: self.say(text))
-        self.backing = PeerSender(self._arenas, self._notes, self._guard, place.limits.bytes_s)
-        self.backing.say, self.backing.told = lambda text: self.say(text), lambda: self.told()
-        self.hashing = ReplicaHasher(self._arenas, self._notes, place.replica)
-        self.hashing.held = lambda: self.backing.next_snapshots
-        self._shelf = PeerCopies(self._notes, self._arenas, make)
-        self._shelf.say, self._shelf.pairs.told = lambda text: self.say(text), lambda: self.told()
+        self._arenas = ArenaTable()
+        self._persisting = CheckpointWriter(ports.say)
+        self.parting = FinalWriter(self._arenas, self._persisting, ports)
+        transport = ParcelTransport(self._arenas, self._notes, self._guard, place.limits.bytes_s)
+        self.backing = PeerSender(self._arenas, transport, ports.clock, ports.say, ports.report_progress)
+        self.hashing = ReplicaHasher(
+            self._arenas, self._notes, place.replica, ports.report_marks, self.backing.next_seqs
+        )
+        self._shelf = PeerCopies(self._notes, self._arenas, ports)
         self._listener: socket.socket | None = None
         self.revoked: frozenset[str] = frozenset()  # what Welcome says of it
         # Of this life alone: who has sent us something before is to notice that we are new.
         self._links_path = self._notes / f"{_LINKS}{secrets.token_hex(4)}.sock"
-        self._generation = 0
-        self._run = ""  # who writes checkpoints
-        self._restore = Restore()
+        self._launch = KeeperLaunch()
         self._seen: dict[int, tuple[tuple[int, int], ...]] = {}  # rank -> seq and flags of what was looked at last
 
     def adopt_arenas(self, kept: tuple[KeptArena, ...]) -> None:
@@ -99,7 +96,7 @@ class Keeper:
                 self._adopt_arena(one)
         with contextlib.suppress(OSError, msgspec.DecodeError):
             self._begin_generation(run_specs.read_json(self._notes / "launch.json", LaunchHere))
-            self._shelf.begin_launch(self._generation, sys.maxsize)  # nothing was given up since
+            self._shelf.begin_launch(self._launch.generation, sys.maxsize)  # nothing was given up since
         for path in self._notes.glob("want-*.json"):
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 self._on_want(run_specs.read_json(path, ArenaRequest))
@@ -109,16 +106,16 @@ class Keeper:
         if kept.name.startswith(PREFIX):
             self._shelf.adopt_arena(kept)
         else:
-            arena = Arena.open(kept.path)
-            self._arenas[arena.rank] = (kept.path, arena)
+            self._arenas.adopt_arena(kept.path)
 
     def _on_want(self, want: ArenaRequest) -> None:
         """Note a rank's arena request; if it is of this generation and has been granted, put it into effect."""
-        self._persisting.latest[want.rank] = want
-        if want.generation != self._generation or want.rank not in self._arenas:
+        self._persisting.note_request(want)
+        own = self._arenas.find_arena(want.rank)
+        if want.generation != self._launch.generation or own is None:
             return
         if self._budget:
-            self._budget.record_grant(want, self._arenas[want.rank][1].slots)
+            self._budget.record_grant(want, own.arena.slots)
         self._persisting.on_want(want)
         self._seen.pop(want.rank, None)
         self.backing.on_want(want)
@@ -144,9 +141,8 @@ class Keeper:
 
     def list_copies(self) -> tuple[Copy, ...]:
         """Return all snapshots, copies and parities on this node that could be restored."""
-        own = [
-            self._describe_copy(arena, one, True) for _, arena in self._arenas.values() for one in arena.list_sealed()
-        ]
+        arenas = [own.arena for own in self._arenas.list_arenas()]
+        own = [self._describe_copy(arena, one, True) for arena in arenas for one in arena.list_sealed()]
         return (
             *own,
             *(self._describe_copy(*found) for found in self._shelf.list_copies()),
@@ -195,10 +191,8 @@ class Keeper:
         """
         self._begin_generation(errand)
         self._seen.clear()
-        line = _last_shared_step(errand)
-        self._shelf.begin_launch(errand.generation, line)
-        for _, arena in self._arenas.values():
-            arena.drop_after(line)
+        self._shelf.begin_launch(errand.generation, self._launch.shared_step)
+        self._arenas.drop_after(self._launch.shared_step)
         try:
             run_specs.write_json(self._notes / "launch.json", errand)
         except OSError as e:
@@ -206,20 +200,19 @@ class Keeper:
         return ""
 
     def _begin_generation(self, errand: LaunchHere) -> None:
-        self._generation, self._restore = errand.generation, errand.restore
-        self._run = f"{errand.run_id}.{errand.mark}"
-        self._persisting.begin_generation(Author(errand.generation, self._run), errand.restore.doubts)
-        self._persisting.wanted = errand.restore.step if errand.restore.store else -1
-        self.backing.begin_generation(errand.generation, errand.seat.nproc, _last_shared_step(errand))
-        self.hashing.begin_generation(errand.generation)
+        launch = self._launch = read_launch(errand)
+        wanted = launch.restore.step if launch.restore.store else -1
+        self._persisting.begin_generation(Author(launch.generation, launch.run), launch.restore.doubts, wanted)
+        self.backing.begin_generation(launch.generation, len(launch.ranks), launch.shared_step)
+        self.hashing.begin_generation(launch.generation)
         self.backing.set_aim(errand.aim)
 
     async def apply_aim(self, aim: Aim) -> None:
         """Pin the snapshots that the job counts on, and free the memory of copies that nobody needs any more."""
         self.backing.set_aim(aim)
-        if aim.floor >= 0 and aim.generation == self._generation:
+        if aim.floor >= 0 and aim.generation == self._launch.generation:
             for name in self._shelf.pin_floor(aim.floor):
-                await self._make(name, 0)
+                await self._ports.make_arena(name, 0)
 
     # --- what ranks ask ----------------------------------------------------------------------------------------
 
@@ -257,26 +250,25 @@ class Keeper:
             asked = keeper_messages.to_keeper(line)
         except msgspec.DecodeError as e:
             return KeeperRefusal(why=f"not a request of this version of holdfast: {e}")
-        if asked.generation != self._generation:
-            return KeeperRefusal(why=f"generation {asked.generation} is over; the node runs {self._generation}")
+        if why := self._launch.refuse_request(asked.generation):
+            return KeeperRefusal(why=why)
         if isinstance(asked, ArenaRequest):
             return await self._grant_arena(asked)
         return await self._find_state(asked)
 
     async def _grant_arena(self, want: ArenaRequest) -> ArenaAt | KeeperRefusal:
-        path, arena = self._arenas.get(want.rank, ("", None))
-        shape = (want.layout, want.image_bytes, want.world)
-        if arena is None or (arena.layout.hex(), arena.image_bytes, arena.world) != shape:
+        own = self._arenas.find_arena(want.rank)
+        if own is None or not own.fits(want):
             try:
-                path = await self._new_arena(want)
+                own = await self._new_arena(want)
             except (OSError, ValueError, ArenaError) as e:
                 return KeeperRefusal(why=f"no memory for snapshots: {e}")
         self._on_want(want)
         run_specs.write_json(self._notes / f"want-{want.rank}.json", want)
-        return ArenaAt(path=path)
+        return ArenaAt(path=own.path)
 
-    async def _new_arena(self, want: ArenaRequest) -> str:
-        """Make a rank's arena, with fewer slots if memory is short; return its path, or raise ArenaError."""
+    async def _new_arena(self, want: ArenaRequest) -> OwnArena:
+        """Make a rank's arena, with fewer slots if memory is short; raise ArenaError if there is not enough."""
         slots = want.slots
         if self._budget:
             self._budget.backed, self._budget.parity = bool(self.backing.aim.peer), bool(self.backing.aim.halves)
@@ -284,60 +276,59 @@ class Keeper:
             if not given.slots:
                 raise ArenaError(given.why)
             if given.why:
-                self.say(given.why)
+                self._ports.say(given.why)
             slots = given.slots
-        path = await self._make(f"rank-{want.rank}", arena_bytes(want.image_bytes, slots))
+        path = await self._ports.make_arena(f"rank-{want.rank}", arena_bytes(want.image_bytes, slots))
         layout, world = bytes.fromhex(want.layout), want.world
         arena = Arena.make(path, layout=layout, image_bytes=want.image_bytes, slots=slots, rank=want.rank, world=world)
-        self._arenas[want.rank] = (path, arena)
-        return path
+        return self._arenas.put_arena(path, arena)
 
     async def _find_state(self, asked: StateRequest) -> StateGrant | KeeperRefusal:
-        source = next((s for s in self._restore.sources if s.rank == asked.rank), None)
+        launch, source = self._launch, self._launch.find_source(asked.rank)
         if source is None:
-            return StateGrant(source="none", run=self._run, doubts=self._restore.doubts)
+            return StateGrant(source="none", run=launch.run, doubts=launch.restore.doubts)
         if not source.own:
             return await self._fetch_state(source)
-        path, arena = self._arenas.get(asked.rank, ("", None))
-        if arena is None:
-            return KeeperRefusal(why=f"the snapshot of step {self._restore.step} is not on this node")
-        return await self._own_state(source, path, arena)
+        own = self._arenas.find_arena(asked.rank)
+        if own is None:
+            return KeeperRefusal(why=f"the snapshot of step {launch.restore.step} is not on this node")
+        return await self._own_state(own)
 
-    async def _own_state(self, source: Source, path: str, arena: Arena) -> StateGrant | KeeperRefusal:
+    async def _own_state(self, own: OwnArena) -> StateGrant | KeeperRefusal:
         """Verify the rank's own snapshot and grant it; drop a damaged one, so that it is never offered again."""
-        step = self._restore.step
+        step, arena = self._launch.restore.step, own.arena
         for one in arena.list_sealed():
             if one.step != step:
                 continue
             wrong = await asyncio.to_thread(arena.verify, one.slot)
             if not wrong:
-                return StateGrant(source="memory", step=step, arena=path, slot=one.slot)
+                return StateGrant(source="memory", step=step, arena=own.path, slot=one.slot)
             arena.drop(one.slot)
-            self.say(f"the snapshot of rank {source.rank} is damaged ({wrong}); an older one is used")
+            self._ports.say(f"the snapshot of rank {arena.rank} is damaged ({wrong}); an older one is used")
             return KeeperRefusal(why=wrong)
         return KeeperRefusal(why=f"the snapshot of step {step} is gone")
 
     async def _fetch_state(self, source: Source) -> StateGrant | KeeperRefusal:
         """Fetch the state of a rank that ran on another node from keepers that hold it, into an arena of its own."""
-        restore, began_at = self._restore, time.monotonic()
-        gathering = StateFetch(restore, source.rank, self._guard)
+        launch, began_at = self._launch, self._ports.clock.monotonic()
+        gathering = StateFetch(launch.restore, source.rank, self._guard)
         try:
             plan = await asyncio.to_thread(gathering.fetch_layout)
-            if plan.rank not in self._arenas or self._arenas[plan.rank][1].layout != plan.digest:
-                await self._new_arena(make_want(plan, _SLOTS, "", None))  # it has not asked for its memory yet
-            path, arena = self._arenas[plan.rank]
-            slot = arena.begin_slot(restore.step, self._generation - 1)
+            own = self._arenas.find_arena(plan.rank)
+            if own is None or own.arena.layout != plan.digest:
+                own = await self._new_arena(make_want(plan, _SLOTS, "", None))  # it has not asked for its memory yet
+            slot = own.arena.begin_slot(launch.restore.step, launch.generation - 1)
             if slot is None:
                 return KeeperRefusal(why=f"there is no room for the state of rank {source.rank}")
             nodes = await asyncio.to_thread(gathering.fill_image, plan, slot.image)
         except (TransportError, OSError, ArenaError) as e:
-            self.say(str(e))
+            self._ports.say(str(e))
             return KeeperRefusal(why=str(e))
         slot.seal()
-        took_s = time.monotonic() - began_at
+        step, took_s = launch.restore.step, self._ports.clock.monotonic() - began_at
         size = f"{plan.image_bytes / 1e9:.3g} GB" if plan.image_bytes > 1e7 else f"{plan.image_bytes / 1e6:.2g} MB"
-        self.say(f"rank {source.rank} was given {size} of step {restore.step} from {nodes} in {took_s:.2f} s")
-        return StateGrant(source="peer", step=restore.step, arena=path, slot=slot.index)
+        self._ports.say(f"rank {source.rank} was given {size} of step {step} from {nodes} in {took_s:.2f} s")
+        return StateGrant(source="peer", step=step, arena=own.path, slot=slot.index)
 
     # --- watching ----------------------------------------------------------------------------------------------
 
@@ -348,22 +339,22 @@ class Keeper:
                     tasks.create_task(work)
                 if self.backing.is_next_ready():
                     tasks.create_task(self.backing.send_next())
-                await asyncio.sleep(LOOK_S if self._arenas else _IDLE_S)
+                await asyncio.sleep(_LOOK_S if self._arenas.list_arenas() else _IDLE_S)
 
     async def check_snapshots(self) -> None:
         """Write checksums of each rank's newest snapshot, with little of a core; older ones are soon overwritten."""
         while True:
-            began_at = time.monotonic()
-            for _, arena in list(self._arenas.values()):
-                newest = next(iter(arena.list_sealed()), None)
-                if newest and not arena.read_checksums(newest.slot):
-                    await asyncio.to_thread(arena.write_checksums, newest.slot)
-            await asyncio.sleep(max(_IDLE_S, (time.monotonic() - began_at) / _CHECKING))
+            began_at = self._ports.clock.monotonic()
+            for own in self._arenas.list_arenas():
+                newest = next(iter(own.arena.list_sealed()), None)
+                if newest and not own.arena.read_checksums(newest.slot):
+                    await asyncio.to_thread(own.arena.write_checksums, newest.slot)
+            await asyncio.sleep(max(_IDLE_S, (self._ports.clock.monotonic() - began_at) / _CHECKING))
 
     def _due_writes(self) -> Iterator[Coroutine[None, None, None]]:
         """Yield the writes of snapshots that are due to become checkpoints."""
-        for rank, (_, arena) in self._arenas.items():
-            fresh = self._fresh_snapshots(rank, arena)
+        for arena in [own.arena for own in self._arenas.list_arenas()]:
+            rank, fresh = arena.rank, self._fresh_snapshots(arena)
             due = next((one for one in fresh if self._persisting.is_due(rank, one)), None)
             if due is None:
                 continue
@@ -371,16 +362,13 @@ class Keeper:
                 self.backing.step_aside()  # or snapshots would lack a slot
             yield self._persisting.write_snapshot(rank, arena, due)
 
-    def _fresh_snapshots(self, rank: int, arena: Arena) -> tuple[SealedSnapshot, ...]:
+    def _fresh_snapshots(self, arena: Arena) -> tuple[SealedSnapshot, ...]:
         """Return this generation's snapshots, newest first, and the one that it went on from if that one is wanted.
         Return nothing if none has changed since the last call."""
         wanted = self._persisting.wanted
-        fresh = tuple(one for one in arena.list_sealed() if one.generation == self._generation or one.step == wanted)
+        fresh = tuple(
+            one for one in arena.list_sealed() if one.generation == self._launch.generation or one.step == wanted
+        )
         looks = tuple((one.seq, one.flags) for one in fresh)
-        seen, self._seen[rank] = self._seen.get(rank), looks
+        seen, self._seen[arena.rank] = self._seen.get(arena.rank), looks
         return fresh if seen != looks else ()
-
-
-def _last_shared_step(errand: LaunchHere) -> int:
-    """Return the last step that a generation shares with the states held here; -1 if there is none."""
-    return errand.restore.step if errand.restore.sources and not errand.astray else -1

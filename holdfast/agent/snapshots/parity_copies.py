@@ -6,7 +6,8 @@ parity is sealed when both halves of a step have come; a half of a later step di
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.parity_image import ParityLayout, make_parity_layout
 from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, TransportError
+from holdfast.core.snapshots.copy_intake import Intake, judge_half, refuse_generation
 from holdfast.model.state_copy import Copy
 from holdfast.wire import run_specs
 
@@ -27,8 +29,10 @@ Ranks = tuple[int, int]
 
 
 class ParityCopies:
-    def __init__(self, notes: Path, plans: PeerLayouts, memory: PeerMemory) -> None:
-        self.told = _do_nothing  # the controller should hear how far we are
+    def __init__(
+        self, notes: Path, plans: PeerLayouts, memory: PeerMemory, report_progress: Callable[[], None]
+    ) -> None:
+        self._report_progress = report_progress
         self._notes = notes
         self._plans = plans
         self._memory = memory
@@ -127,8 +131,8 @@ class ParityCopies:
         except (OSError, ArenaError, TimeoutError) as e:
             return PeerRefusal(f"no memory for parity: {e}")
         with self._lock:
-            if ask.generation != self._generation:
-                return PeerRefusal(f"generation {ask.generation} is over; this node is in {self._generation}")
+            if why := refuse_generation(ask.generation, self._generation):
+                return PeerRefusal(why)
             if self._kept.get(ranks) != (pair, backup):
                 return PeerRefusal("the pair is laid out anew")
             return self._half_target(backup, ask, shape)
@@ -160,34 +164,34 @@ class ParityCopies:
         half = ask.pair.index(ask.rank)
         if ask.floor >= 0:
             backup.pin_step(ask.floor)
-        newest, mixing = self._newest_sealed(backup), self._mixing.get(ask.pair)
-        if newest == ask.step:  # the answer to the last chunk was lost
+        mixing = self._mixing.get(ask.pair)
+        intake = judge_half(ask.step, mixing.step if mixing else -1, self._newest_sealed(backup))
+        if intake is Intake.HELD:
             return PushTarget([], len(shape.chunks[half]), _do_nothing)
-        if max(newest, mixing.step if mixing else -1) > ask.step:
+        if intake is Intake.SUPERSEDED:
             return SUPERSEDED
-        if mixing is None or mixing.step < ask.step:
+        if mixing is None or intake is Intake.BEGIN:
             if mixing:
                 mixing.cancel()
             slot = backup.arena.begin_slot(ask.step, ask.generation)
             if slot is None:
                 return PeerRefusal("all memory for this parity is in use")
-            mixing = self._mixing[ask.pair] = ParityEncoder(slot, shape)
-            mixing.finish = lambda mixing: self._seal_parity(ask.pair, backup, mixing)
+            mixing = self._mixing[ask.pair] = ParityEncoder(slot, shape, partial(self._seal_parity, ask.pair, backup))
         return mixing.half_target(half)
 
-    def _seal_parity(self, ranks: Ranks | None, backup: PeerArena, mixing: ParityEncoder) -> None:
+    def _seal_parity(self, ranks: Ranks, backup: PeerArena, mixing: ParityEncoder) -> None:
         """Seal the parity once both halves are complete; raise TransportError if a newer one has replaced it."""
         if not mixing.is_complete():
             return
         with self._lock:
-            if ranks and self._mixing.get(ranks) is mixing:
+            if self._mixing.get(ranks) is mixing:
                 mixing.slot.seal()
                 mixing.sealed = True
                 del self._mixing[ranks]
             if not mixing.sealed:
                 raise TransportError(*SUPERSEDED)
         backup.arena.write_checksums(mixing.slot.index)
-        self._memory.call_soon(self.told)
+        self._memory.call_soon(self._report_progress)
 
     def _note_path(self, name: str) -> Path:
         return self._notes / f"pair-{name}.json"

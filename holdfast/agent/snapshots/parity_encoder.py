@@ -41,10 +41,10 @@ class ParityPair(msgspec.Struct, frozen=True, kw_only=True):
 class ParityEncoder:
     """One parity that is being made in a slot."""
 
-    def __init__(self, slot: SnapshotSlot, shape: ParityLayout) -> None:
+    def __init__(self, slot: SnapshotSlot, shape: ParityLayout, on_half: "Callable[[ParityEncoder], None]") -> None:
         self.slot = slot
         self.sealed = False
-        self.finish: Callable[[ParityEncoder], None] = lambda mixing: None  # when a half is all in
+        self._on_half = on_half  # called when all of a half is in
         self._shape = shape
         self._reached = 0  # up to here there is something to XOR with; what is behind was never written
         self._over = False
@@ -71,7 +71,7 @@ class ParityEncoder:
     def _make_target(self, half: int) -> PushTarget:
         starts, image = self._shape.starts[half], self.slot.image
         views = [image[start:end] for start, end in pairwise(starts)]
-        return PushTarget(views, 0, lambda: self.finish(self), partial(self._add_chunk, half))
+        return PushTarget(views, 0, lambda: self._on_half(self), partial(self._add_chunk, half))
 
     def _add_chunk(self, half: int, number: int, chunk: memoryview, digest: bytes) -> None:
         holding = self._halves[half]

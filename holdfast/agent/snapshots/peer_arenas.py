@@ -6,7 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.checkpoint.arena import Arena, SealedSnapshot, arena_bytes
+from holdfast.agent.snapshots.arena_table import SnapshotPin, pin_snapshot
+from holdfast.agent.snapshots.keeper_ports import MakeArena
+from holdfast.checkpoint.arena import Arena, arena_bytes
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, RefusalCode
@@ -25,28 +27,27 @@ class PeerArena(msgspec.Struct):
     """An arena with copies of one rank's share, or with parities of two ranks."""
 
     arena: Arena
-    held: SealedSnapshot | None = None  # the floor
+    held: SnapshotPin | None = None  # the floor
 
     def pin_step(self, step: int) -> bool:
         """Pin the copy of this step instead of the one held so far; return False if there is no such copy."""
         if self.held and self.held.step == step:
             return True
         found = next((one for one in self.arena.list_sealed() if one.step == step), None)
-        if not found or not self.arena.pin(found.slot, found.seq):
+        pinned = pin_snapshot(self.arena, found) if found else None
+        if pinned is None:
             return False
         self.unpin()
-        self.held = found
+        self.held = pinned
         return True
 
     def unpin(self) -> None:
         if self.held:
-            self.arena.unpin(self.held.slot)
+            self.held.release()
             self.held = None
 
     def forget_after(self, step: int) -> None:
-        for one in self.arena.list_sealed():
-            if one.step > step:
-                self.arena.drop(one.slot)
+        self.arena.drop_after(step)
         if self.held and self.held.step > step:
             self.unpin()
 
@@ -82,8 +83,8 @@ class PeerLayouts:
 class PeerMemory:
     """Has the event loop make arenas for peers. Never ask for one while holding a lock that the loop may wait for."""
 
-    def __init__(self, make: Callable[[str, int], Awaitable[str]]) -> None:
-        self._make = make
+    def __init__(self, make_arena: MakeArena) -> None:
+        self._make_arena = make_arena
         self._running: asyncio.AbstractEventLoop | None = None
 
     def use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -102,7 +103,7 @@ class PeerMemory:
         if found and (found.arena.layout, found.arena.image_bytes, found.arena.world) == wanted:
             return found
         assert self._running is not None
-        making = _await_path(self._make(f"{PREFIX}{name}", arena_bytes(image_bytes, _SLOTS)))
+        making = _await_path(self._make_arena(f"{PREFIX}{name}", arena_bytes(image_bytes, _SLOTS)))
         path = asyncio.run_coroutine_threadsafe(making, self._running).result(_MAKE_S)
         rank, world = ask.rank, ask.world
         return PeerArena(Arena.make(path, layout=layout, image_bytes=image_bytes, slots=_SLOTS, rank=rank, world=world))

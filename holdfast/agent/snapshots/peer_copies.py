@@ -5,18 +5,21 @@ Links of other keepers are served in threads, so a lock guards the copies.
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
 import msgspec
 
+from holdfast.agent.snapshots.arena_table import ArenaTable, SnapshotPin, pin_snapshot
+from holdfast.agent.snapshots.keeper_ports import KeeperPorts
 from holdfast.agent.snapshots.parity_copies import ParityCopies
 from holdfast.agent.snapshots.peer_arenas import NO_LAYOUT, PREFIX, PeerArena, PeerLayouts, PeerMemory
 from holdfast.checkpoint.arena import Arena, ArenaError, SealedSnapshot, SnapshotSlot
 from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, cut_range
+from holdfast.core.snapshots.copy_intake import CopyName, Intake, judge_copy, refuse_generation
 from holdfast.wire.holder_messages import KeptArena
 from holdfast.wire.keeper_messages import layout_file_name
 
@@ -26,22 +29,21 @@ Given = tuple[Sequence[memoryview], Callable[[], None]]
 class IncomingCopy(msgspec.Struct):
     """A copy that is being received; after a broken link, it resumes where it was."""
 
+    name: CopyName
     slot: SnapshotSlot
     holding: PushTarget
 
 
 class PeerCopies:
-    def __init__(
-        self, notes: Path, own: dict[int, tuple[str, Arena]], make: Callable[[str, int], Awaitable[str]]
-    ) -> None:
-        self.say: Callable[[str], None] = lambda text: None
+    def __init__(self, notes: Path, arenas: ArenaTable, ports: KeeperPorts) -> None:
+        self._say = ports.say
         self._notes = notes
-        self._own = own
-        self._memory = PeerMemory(make)
+        self._arenas = arenas  # of this node's own ranks, which others may fetch from as well
+        self._memory = PeerMemory(ports.make_arena)
         self._plans = PeerLayouts(notes)
         self._backups: dict[int, PeerArena] = {}
         self._coming: dict[int, IncomingCopy] = {}
-        self.pairs = ParityCopies(notes, self._plans, self._memory)
+        self.pairs = ParityCopies(notes, self._plans, self._memory, ports.report_progress)
         self._generation = 0
         self._sound: set[tuple[Arena, int]] = set()  # and seq: found undamaged in this generation
         self._lock = threading.Lock()
@@ -105,8 +107,8 @@ class PeerCopies:
         except (OSError, ArenaError, TimeoutError) as e:
             return PeerRefusal(f"no memory for a copy: {e}")
         with self._lock:
-            if ask.generation != self._generation:
-                return PeerRefusal(f"generation {ask.generation} is over; this node is in {self._generation}")
+            if why := refuse_generation(ask.generation, self._generation):
+                return PeerRefusal(why)
             self._backups[ask.rank] = backup
             return self._incoming_target(backup, ask, sizes)
 
@@ -114,19 +116,20 @@ class PeerCopies:
         if ask.floor >= 0:
             backup.pin_step(ask.floor)  # our own word of it may come later than the copy of the next
         coming = self._coming.get(ask.rank)
-        if coming and (coming.slot.name.step, coming.slot.name.generation) == (ask.step, ask.generation):
+        sealed = [CopyName(step=one.step, generation=one.generation) for one in backup.arena.list_sealed()]
+        name = CopyName(step=ask.step, generation=ask.generation)
+        intake = judge_copy(name, coming.name if coming else None, sealed)
+        if coming and intake is Intake.RESUME:
             return coming.holding
-        if any((one.step, one.generation) == (ask.step, ask.generation) for one in backup.arena.list_sealed()):
-            return PushTarget(
-                [], sum(len(cut_range(0, size)) for size in sizes), _do_nothing
-            )  # the last answer was lost
+        if intake is Intake.HELD:
+            return PushTarget([], sum(len(cut_range(0, size)) for size in sizes), _do_nothing)
         slot = backup.arena.begin_slot(ask.step, ask.generation)
         if slot is None:
             return PeerRefusal("all copies of this rank are in use")
         ends = list(accumulate(sizes))  # both sides cut it into chunks alike
         views = [slot.image[end - size : end] for size, end in zip(sizes, ends, strict=True)]
         holding = PushTarget(views, 0, partial(self._seal_copy, backup.arena, slot))
-        self._coming[ask.rank] = IncomingCopy(slot, holding)
+        self._coming[ask.rank] = IncomingCopy(name, slot, holding)
         return holding
 
     def _seal_copy(self, arena: Arena, slot: SnapshotSlot) -> None:
@@ -145,10 +148,9 @@ class PeerCopies:
             path = self._notes / layout_file_name(ask.rank, ask.layout)
             return ([memoryview(path.read_bytes())], _do_nothing) if path.exists() else NO_LAYOUT
         for arena, ranges in self._find_ranges(ask):
-            given = self._pin_snapshot(arena, ask) if ranges else None
-            if given is not None:
-                image, release = given
-                return [image[start:end] for start, end in ranges], release
+            pinned = self._pin_sound(arena, ask) if ranges else None
+            if pinned is not None:
+                return [pinned.image[start:end] for start, end in ranges], pinned.release
         return PeerRefusal(f"step {ask.step} of rank {ask.rank} is not here")
 
     def _find_ranges(self, ask: PeerRequest) -> Iterator[tuple[Arena, tuple[tuple[int, int], ...]]]:
@@ -156,25 +158,27 @@ class PeerCopies:
         if ask.pair:
             yield from ((arena, ask.ranges) for arena in self.pairs.find_arenas(ask))
             return
+        own = self._arenas.find_arena(ask.rank)
         with self._lock:
-            own = self._own.get(ask.rank)
             backup = self._backups.get(ask.rank)
-        if own and own[1].layout.hex().startswith(ask.layout):
-            yield own[1], ask.ranges
+        if own and own.arena.layout.hex().startswith(ask.layout):
+            yield own.arena, ask.ranges
         if backup and backup.arena.layout.hex().startswith(ask.layout):
             yield backup.arena, self._compact_ranges(ask)
 
-    def _pin_snapshot(self, arena: Arena, ask: PeerRequest) -> tuple[memoryview, Callable[[], None]] | None:
+    def _pin_sound(self, arena: Arena, ask: PeerRequest) -> SnapshotPin | None:
+        """Pin the requested snapshot if it is here and undamaged; drop a damaged one, so that nobody gets it."""
         for one in arena.list_sealed():
-            if one.step != ask.step or not arena.pin(one.slot, one.seq):
+            pinned = pin_snapshot(arena, one) if one.step == ask.step else None
+            if pinned is None:
                 continue
-            wrong = "" if (arena, one.seq) in self._sound else arena.verify(one.slot)
+            wrong = "" if (arena, one.seq) in self._sound else pinned.verify()
             if not wrong:
                 self._sound.add((arena, one.seq))
-                return arena.slot_image(one.slot), partial(arena.unpin, one.slot)
-            arena.unpin(one.slot)
+                return pinned
+            pinned.release()
             arena.drop(one.slot)
-            self.say(f"the copy of rank {ask.rank} is damaged ({wrong}); an older one is used")
+            self._say(f"the copy of rank {ask.rank} is damaged ({wrong}); an older one is used")
         return None
 
     def _compact_ranges(self, ask: PeerRequest) -> tuple[tuple[int, int], ...]:

@@ -1,303 +1,150 @@
-"""Sends this node's snapshots to its peer: which steps to pin, which to send, and how far the copy has come.
-
-All ranks of all nodes hold the same two steps: the job's floor, and the next one while it is copied. Held means
-pinned: the rank goes on in its other slots.
-"""
+"""Pins this node's snapshots and sends them to its peer; `core/snapshots/node_floor.py` decides which."""
 
 import asyncio
-import logging
-import time
 from collections.abc import Callable
-from pathlib import Path
 
-import msgspec
-
-from holdfast.checkpoint.arena import VERIFIED, Arena, SealedSnapshot
-from holdfast.checkpoint.parity_image import Cut, half_of
-from holdfast.checkpoint.peer_transport import (
-    MOST_LINKS,
-    BytePacer,
-    PeerGuard,
-    PeerKeeper,
-    PeerRequest,
-    RefusalCode,
-    TransportError,
-    push_state,
+from holdfast.agent.agent_clock import AgentClock
+from holdfast.agent.snapshots.keeper_ports import CopyTransport, OwnSnapshots
+from holdfast.core.snapshots.node_floor import (
+    AimReceived,
+    ArenaGranted,
+    CopyRun,
+    FloorNews,
+    GenerationBegun,
+    MarkVerified,
+    NodeFloor,
+    ParcelArrived,
+    PinRefused,
+    PinSnapshot,
+    ReportBacked,
+    SendingBegun,
+    SendingEnded,
+    SlotNeeded,
+    SnapshotsListed,
+    UnpinSnapshot,
 )
-from holdfast.model.state_copy import Address, Aim
-from holdfast.wire.keeper_messages import ArenaRequest, layout_file_name
+from holdfast.core.snapshots.slot_limits import FLOOR_SLOTS
+from holdfast.model.state_copy import Aim
+from holdfast.wire.keeper_messages import ArenaRequest
 
 _AGAIN_S = 1.0  # after a link that broke
-_SLOTS = 3  # the least with which a floor can be held while snapshots go on safely
-_log = logging.getLogger("holdfast.keeper")
-
-
-class CancelablePacer(BytePacer):
-    """A pacer that stops a transfer as soon as what it sends is no longer wanted."""
-
-    def __init__(self, pacer: BytePacer) -> None:
-        super().__init__(pacer.bytes_s)
-        self._pacer = pacer
-        self.over = False
-
-    def spend_bytes(self, count: int) -> None:
-        self._pacer.spend_bytes(count)
-        if self.over:
-            raise TransportError("it is given up for a newer one")
-
-
-class SnapshotParcel(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of one rank's snapshot that goes to one node."""
-
-    rank: int
-    one: SealedSnapshot
-    to: str
-    at: Address
-    ranges: tuple[Cut, ...]
-    pair: tuple[int, int] | None = None  # with parity
-
-
-class PinnedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot that its rank must not overwrite, with its arena, since the rank may have got another arena."""
-
-    arena: Arena
-    one: SealedSnapshot
-
-    @property
-    def step(self) -> int:
-        return self.one.step
-
-    def is_intact(self) -> bool:
-        """Return False once the snapshot was dropped, for instance because it is damaged."""
-        return self.arena.slot_seq(self.one.slot) == self.one.seq
-
-    def unpin(self) -> None:
-        """Unpin the slot, even if its snapshot was dropped: nothing can be written to a pinned slot."""
-        self.arena.unpin(self.one.slot)
 
 
 class PeerSender:
-    def __init__(self, own: dict[int, tuple[str, Arena]], notes: Path, guard: PeerGuard | None, bytes_s: float) -> None:
-        self.say: Callable[[str], None] = lambda text: None
-        self.told: Callable[[], None] = lambda: None  # the controller should hear how far we are
-        self.aim = Aim(generation=0)
-        self.backed = -1
-        self.took_s = 0.0
-        self._own = own
-        self._notes = notes
-        self._guard = guard
-        self._pacer = BytePacer(bytes_s)
+    def __init__(
+        self,
+        snapshots: OwnSnapshots,
+        transport: CopyTransport,
+        clock: AgentClock,
+        say: Callable[[str], None],
+        report_progress: Callable[[], None],
+    ) -> None:
+        self._snapshots = snapshots
+        self._transport = transport
+        self._clock = clock
+        self._say = say
+        self._report_progress = report_progress
+        self._floor = NodeFloor()
         self._wants: dict[int, ArenaRequest] = {}
-        self.ranks = 0
-        self._floor: dict[int, PinnedSnapshot] = {}
-        self._before: dict[int, PinnedSnapshot] = {}  # the floor before, for as long as this one is not verified
-        self._next: dict[int, PinnedSnapshot] = {}
-        self._sending: CancelablePacer | None = None
-        self._done: set[tuple[int, int, str]] = set()  # rank, seq and the node that has it
         self._said: set[str] = set()
 
-    def begin_generation(self, generation: int, ranks: int, step: int) -> None:
-        """Reset for a new generation; keep the floor pinned unless it is later than the step the job goes on from."""
-        self.aim, self.backed, self.ranks = Aim(generation=generation), -1, ranks
-        self._wants.clear()
-        self._done.clear()
-        self._cancel_next()
-        for held in (self._before, self._floor):
-            if any(one.step > step for one in held.values()):
-                self._unpin_all(held)
-
-    def on_want(self, want: ArenaRequest) -> None:
-        held = self._floor.get(want.rank)
-        if held and (held.arena is not self._own[want.rank][1] or not held.is_intact()):
-            self._floor.pop(want.rank).unpin()  # memory of another layout, or damaged
-        self._wants[want.rank] = want
-
-    def newest_shared_step(self) -> int:
-        """Return the newest step that all ranks here have sealed; -1 if there is none or this node has no floor."""
-        if len(self._wants) < self.ranks or not (self.aim.peer or self.wants_verification()):
-            return -1
-        arenas = [self._own[rank][1] for rank in self._wants]
-        if any(arena.slots < _SLOTS for arena in arenas):
-            self._say_once(f"snapshots are not copied to {self.aim.peer}: that takes {_SLOTS} slots a rank")
-            return -1
-        return min(
-            max((one.step for one in arena.list_sealed() if one.generation == self.aim.generation), default=-1)
-            for arena in arenas
-        )
+    @property
+    def aim(self) -> Aim:
+        return self._floor.aim
 
     @property
-    def next_snapshots(self) -> dict[int, SealedSnapshot]:
-        """The pinned snapshots that will become the next floor, by rank."""
-        return {rank: held.one for rank, held in self._next.items()}
+    def ranks(self) -> int:
+        """The number of ranks on this node in this generation."""
+        return self._floor.ranks
 
-    def wants_verification(self) -> bool:
-        return any(want.verified for want in self._wants.values())
+    @property
+    def backed(self) -> int:
+        """The newest step whose copies are complete; -1 if there is none in this generation."""
+        return self._floor.backed
+
+    @property
+    def took_s(self) -> float:
+        """How long it took to send that step."""
+        return self._floor.took_s
+
+    def begin_generation(self, generation: int, ranks: int, shared_step: int) -> None:
+        self._wants.clear()
+        self._take_news(GenerationBegun(generation=generation, ranks=ranks, shared_step=shared_step))
+
+    def on_want(self, want: ArenaRequest) -> None:
+        """A rank of this generation has the arena that it asked for."""
+        rank, self._wants[want.rank] = want.rank, want
+        sealed = tuple(one for one in self._snapshots.list_snapshots() if one.rank == rank)
+        slots = self._snapshots.count_slots(rank)
+        self._take_news(ArenaGranted(rank=rank, slots=slots, verifies=want.verified, sealed=sealed))
 
     def set_aim(self, aim: Aim) -> None:
-        """Apply the controller's aim. The same aim again changes nothing; one of another generation is ignored."""
-        if aim.generation != self.aim.generation:
-            return
-        before, self.aim = self.aim, aim
-        if aim.peer != before.peer or aim.halves != before.halves:
-            self._done.clear()
-            if aim.halves and self.backed >= aim.next >= 0:
-                self.backed = -1  # whoever keeps our half has started anew, and what is not sealed is lost with it
-        if aim.floor >= 0 and {one.step for one in self._floor.values()} != {aim.floor}:
-            self._raise_floor(aim.floor)
-        if aim.next != before.next and self._next:
-            self._cancel_next()
-        if aim.verified >= 0:
-            self._flag_verified(aim.verified)
-        if aim.verified == aim.floor:
-            self._unpin_all(self._before)
-
-    def _raise_floor(self, floor: int) -> None:
-        """Pin the snapshots of a new floor: those that were just sent, or those found after the agent restarted."""
-        found: dict[int, PinnedSnapshot] = {}
-        for rank in self._wants:
-            arena = self._own[rank][1]
-            one = next((one for one in arena.list_sealed() if one.step == floor), None)
-            if one and arena.pin(one.slot, one.seq):
-                found[rank] = PinnedSnapshot(arena=arena, one=one)
-        self._cancel_next()
-        self._unpin_all(self._before)
-        self._before, self._floor = self._floor, found
-        if not self.wants_verification():
-            self._unpin_all(self._before)
-
-    def _flag_verified(self, step: int) -> None:
-        for rank, (_, arena) in self._own.items():
-            for one in arena.list_sealed():
-                if one.step == step and not one.flags & VERIFIED and rank in self._wants:
-                    arena.flag_slot(one.slot, VERIFIED)
+        self._take_news(AimReceived(aim=aim, sealed=self._snapshots.list_snapshots()))
 
     def step_aside(self) -> None:
         """Give up the next floor, as a checkpoint needs the slot more."""
-        if self._next:
-            self._cancel_next()
+        self._take_news(SlotNeeded())
 
-    def _cancel_next(self) -> None:
-        if self._sending:
-            self._sending.over = True
-        self._unpin_all(self._next)
+    def newest_shared_step(self) -> int:
+        """Return the newest step that all ranks here have sealed; -1 if there is none or this node has no floor."""
+        if self._floor.lacks_slots():
+            self._say_once(f"snapshots are not copied to {self.aim.peer}: that takes {FLOOR_SLOTS} slots a rank")
+        return self._floor.shared_step(self._snapshots.list_snapshots())
 
-    def _unpin_all(self, held: dict[int, PinnedSnapshot]) -> None:
-        for one in held.values():
-            one.unpin()
-        held.clear()
+    def wants_verification(self) -> bool:
+        return self._floor.verifies
 
-    # --- sending -----------------------------------------------------------------------------------------------
+    def next_seqs(self) -> dict[int, int]:
+        """Return the seqs of the pinned snapshots that will become the next floor, by rank."""
+        return self._floor.next_seqs()
 
     def is_next_ready(self) -> bool:
         """Pin snapshots for the next floor; return whether all ranks here have one, of the same step."""
-        if self.aim.next < 0 or self.backed >= self.aim.next or self._sending or len(self._wants) < self.ranks:
+        if not self._floor.wants_next():
             return False
-        least = max([self.aim.next, *(one.step for one in self._next.values())])
-        for rank in self._wants:
-            self._pin_candidate(rank, least)
-        return len(self._next) == len(self._wants) and len({one.step for one in self._next.values()}) == 1
-
-    def _pin_candidate(self, rank: int, least: int) -> None:
-        arena, before = self._own[rank][1], self._next.get(rank)
-        if before and before.step >= least:
-            return
-        if before:
-            self._next.pop(rank).unpin()
-        fresh = [one for one in arena.list_sealed() if one.generation == self.aim.generation and one.step >= least]
-        one = min(fresh, key=lambda one: one.step, default=None)
-        if one and arena.can_pin() and arena.pin(one.slot, one.seq):
-            self._next[rank] = PinnedSnapshot(arena=arena, one=one)
+        self._take_news(SnapshotsListed(sealed=self._snapshots.list_snapshots()))
+        return self._floor.is_next_ready()
 
     async def send_next(self) -> None:
         """Send the next floor of all ranks at once; retry broken links until something newer is wanted."""
-        if not self._next:
+        self._take_news(SendingBegun())
+        if self._floor.sending is None:
             return  # it was let go before its turn came
-        sending = self._sending = CancelablePacer(self._pacer)
-        aim, began_at, failures = self.aim, time.monotonic(), 0
-        step = next(iter(self._next.values())).step
         try:
-            while aim.peer and not sending.over:
-                parcels = [
-                    parcel for rank, one in self.next_snapshots.items() for parcel in self._make_parcels(rank, one)
-                ]
-                errors = await asyncio.gather(*(asyncio.to_thread(self._push_parcel, one, sending) for one in parcels))
-                failed = [(parcel, error) for parcel, error in zip(parcels, errors, strict=True) if error]
-                if not failed or sending.over:
-                    break
-                failures += 1
-                if failures > 1:  # one that goes on at once where it broke is not worth a word
-                    self._say_once(f"the copy of step {step} does not get to {failed[0][0].to}: {failed[0][1]}")
-                await asyncio.sleep(_AGAIN_S)
-            if not sending.over:
-                self.backed, self.took_s = step, time.monotonic() - began_at
-                self.told()
+            await self._send_parcels(self._floor.sending)
         finally:
-            self._sending = None
+            self._take_news(SendingEnded())
 
-    def _make_parcels(self, rank: int, one: SealedSnapshot) -> list[SnapshotParcel]:
-        aim, share = self.aim, self._wants[rank].share
-        if not aim.halves:
-            return [SnapshotParcel(rank=rank, one=one, to=aim.peer, at=aim.peer_at, ranges=share)]
-        parcels = []
-        for number, half in enumerate(aim.halves):
-            other = half.beside + rank - min(self._wants)
-            pair = (rank, other) if number == 0 else (other, rank)
-            ranges = half_of(share, number)
-            parcels.append(
-                SnapshotParcel(rank=rank, one=one, to=half.keeper, at=half.keeper_at, ranges=ranges, pair=pair)
+    async def _send_parcels(self, run: CopyRun) -> None:
+        failures = 0
+        while not run.cancelled and (parcels := self._floor.open_parcels()):
+            errors = await asyncio.gather(
+                *(self._transport.send_parcel(one, self._wants[one.snapshot.rank], run) for one in parcels)
             )
-        return parcels
+            for parcel in [parcel for parcel, error in zip(parcels, errors, strict=True) if not error]:
+                self._take_news(ParcelArrived(parcel))
+            failed = [(parcel.to, error) for parcel, error in zip(parcels, errors, strict=True) if error]
+            if not failed or run.cancelled:
+                continue
+            failures += 1
+            if failures > 1:  # one that goes on at once where it broke is not worth a word
+                self._say_once(f"the copy of step {run.step} does not get to {failed[0][0]}: {failed[0][1]}")
+            await asyncio.sleep(_AGAIN_S)
 
-    def _push_parcel(self, parcel: SnapshotParcel, pace: CancelablePacer) -> str:
-        rank, one = parcel.rank, parcel.one
-        want, key = self._wants[rank], (rank, one.seq, parcel.to)
-        if key in self._done:
-            return ""
-        image = self._own[rank][1].slot_image(one.slot)
-        views = [image[start:end] for start, end in parcel.ranges]
-        state = PeerRequest(
-            verb="push",
-            rank=rank,
-            world=want.world,
-            step=one.step,
-            generation=one.generation,
-            layout=want.layout,
-            floor=self.aim.floor,
-            bytes=sum(map(len, views)),
-            pair=parcel.pair,
-        )
-        keeper = PeerKeeper(
-            parcel.at, self._guard, max(1, MOST_LINKS // len(self._wants))
-        )  # several ranks have several
-        try:
-            try:
-                push_state(keeper, state, views, pace)
-            except TransportError as e:
-                if e.code is not RefusalCode.NO_LAYOUT:
-                    raise
-                self._send_layout(want, state, parcel.at)
-                push_state(keeper, state, views, pace)
-        except OSError as e:
-            return str(e)
-        except TransportError as e:
-            if e.code is not RefusalCode.SUPERSEDED:
-                return str(e)
-            # Another rank has gone on to a later step. The controller hears that from its node, and aims anew.
-        self._done.add(key)
-        return ""
-
-    def _send_layout(self, want: ArenaRequest, state: PeerRequest, at: Address) -> None:
-        content = (self._notes / layout_file_name(want.rank, want.layout)).read_bytes()
-        plan = PeerRequest(
-            verb="tell",
-            rank=want.rank,
-            layout=want.layout,
-            generation=state.generation,
-            bytes=len(content),
-        )
-        push_state(PeerKeeper(at, self._guard), plan, [memoryview(content)], BytePacer(0))
+    def _take_news(self, news: FloorNews) -> None:
+        for deed in self._floor.step(self._clock.monotonic(), news):
+            match deed:
+                case UnpinSnapshot(snapshot):
+                    self._snapshots.unpin_own(snapshot)
+                case PinSnapshot(snapshot, spare):
+                    if not self._snapshots.pin_own(snapshot, spare=spare):
+                        self._take_news(PinRefused(snapshot))
+                case MarkVerified(snapshot):
+                    self._snapshots.mark_verified(snapshot)
+                case ReportBacked():
+                    self._report_progress()
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            self.say(text)
+            self._say(text)

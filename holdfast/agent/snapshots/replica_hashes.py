@@ -8,13 +8,14 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
 import xxhash
 
+from holdfast.agent.snapshots.arena_table import ArenaTable, pin_snapshot
 from holdfast.checkpoint.arena import Arena, SealedSnapshot
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.core.decoding import make_decoder
@@ -66,12 +67,19 @@ def _group_id(replicas: tuple[int, ...]) -> str:
 
 
 class ReplicaHasher:
-    def __init__(self, own: dict[int, tuple[str, Arena]], notes: Path, limits: ReplicaLimits) -> None:
-        self.told: Callable[[tuple[Mark, ...]], None] = lambda marks: None
-        self.held: Callable[[], dict[int, SealedSnapshot]] = dict  # what is to be the floor
-        self._own = own
+    def __init__(
+        self,
+        arenas: ArenaTable,
+        notes: Path,
+        limits: ReplicaLimits,
+        report_marks: Callable[[tuple[Mark, ...]], None],
+        next_floor: Callable[[], Mapping[int, int]],  # rank -> seq of the snapshot that will become the floor
+    ) -> None:
+        self._arenas = arenas
         self._notes = notes
         self._limits = limits
+        self._report_marks = report_marks
+        self._next_floor = next_floor
         self._generation = 0
         self._parts: dict[int, tuple[SharedPart, ...]] = {}
         self._done: deque[tuple[int, int]] = deque(maxlen=_DONE)  # rank and seq
@@ -102,22 +110,21 @@ class ReplicaHasher:
             for rank, one in [(rank, one) for rank in self._parts if (one := self._due_snapshot(rank))]:
                 self._done.append((rank, one.seq))
                 generation = self._generation
-                marks = await asyncio.to_thread(self._hash_snapshot, rank, one)
+                marks = await asyncio.to_thread(self._hash_snapshot, self._arena_of(rank), one)
                 if marks and generation == self._generation:
-                    self.told(marks)
+                    self._report_marks(marks)
             await asyncio.sleep(_LOOK_S if self._parts else _IDLE_S)
 
     def _due_snapshot(self, rank: int) -> SealedSnapshot | None:
         """Return the newest snapshot that is due and not yet hashed, or None; replicas may still hold its step."""
-        arena, floor = self._own[rank][1], self.held().get(rank)
-        sealed = arena.list_sealed()
+        sealed, next_seq = self._arena_of(rank).list_sealed(), self._next_floor().get(rank)
         self._adjust_stride(sealed)
         for one in sealed:
             if (rank, one.seq) in self._done:
                 continue
             gone_on_from = one.generation < self._generation and one is sealed[0]
             own = one.generation == self._generation and one.step % self.stride == 0
-            if own or gone_on_from or (floor and floor.seq == one.seq):
+            if own or gone_on_from or one.seq == next_seq:
                 return one
         return None
 
@@ -128,10 +135,15 @@ class ReplicaHasher:
             step_s = (newest.at - self._first.at) / (newest.step - self._first.step)
             self.stride = hash_stride(self._limits, self._cost_s * len(self._parts), step_s)
 
-    def _hash_snapshot(self, rank: int, one: SealedSnapshot) -> tuple[Mark, ...]:
+    def _arena_of(self, rank: int) -> Arena:
+        own = self._arenas.find_arena(rank)
+        assert own is not None, "a rank has parts only once it has an arena"
+        return own.arena
+
+    def _hash_snapshot(self, arena: Arena, one: SealedSnapshot) -> tuple[Mark, ...]:
         """Return the hashes of one snapshot; empty if the snapshot was overwritten meanwhile."""
-        arena, parts = self._own[rank][1], self._parts.get(rank, ())
-        pinned = arena.can_pin() and arena.pin(one.slot, one.seq)  # else it is read in the hope that nobody writes
+        rank, parts = arena.rank, self._parts.get(arena.rank, ())
+        pinned = pin_snapshot(arena, one) if arena.can_pin() else None  # else it is read in the hope that nobody writes
         began_at = time.thread_time()
         try:
             image = arena.slot_image(one.slot)
@@ -139,7 +151,7 @@ class ReplicaHasher:
             whole = arena.slot_seq(one.slot) == one.seq
         finally:
             if pinned:
-                arena.unpin(one.slot)
+                pinned.release()
         self._cost_s = max(self._cost_s / 2, time.thread_time() - began_at)
         if not whole:
             return ()

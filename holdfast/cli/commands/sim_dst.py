@@ -7,6 +7,7 @@ import time
 from holdfast.agent.agent_ports import AgentEvents, AgentIdentity, AgentParts
 from holdfast.agent.agent_shell import Agent
 from holdfast.agent.connection.controller_clock import ControllerClock
+from holdfast.agent.snapshots.peer_sender import PeerSender
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.config import Settings
@@ -22,8 +23,9 @@ from holdfast.sim.dst.controller_interface import DstController
 from holdfast.sim.dst.dst_world import RealParts
 from holdfast.sim.dst.seed_run import SeedResult, play_seed
 from holdfast.sim.dst.seed_setup import draw_setup
-from holdfast.sim.dst.simulated_backup import SimBackup
+from holdfast.sim.dst.simulated_backup import SimBackup, SimTransport
 from holdfast.sim.dst.simulated_errands import SimDiagnosis, SimHealth, SimStaging, SimTracer
+from holdfast.sim.dst.simulated_keeper import SimOwnSnapshots
 from holdfast.sim.dst.simulated_link import SimDialer
 from holdfast.sim.dst.simulated_notes import SimNotes
 
@@ -67,7 +69,9 @@ def build_agent(process: AgentProcess) -> DstAgent:
 
 def _play_parts(process: AgentProcess, events: AgentEvents) -> AgentParts:
     machine, world = process.machine, process.world
-    keeper = SimBackup(process, events.on_copies)
+    snapshots = SimOwnSnapshots(machine.memory)
+    sender = PeerSender(snapshots, SimTransport(process), machine.clock, events.say, events.on_copies)
+    keeper = SimBackup(process, process.open_keeper(snapshots, sender))
     return AgentParts(
         clock=machine.clock,
         controller_clock=ControllerClock(machine.clock),

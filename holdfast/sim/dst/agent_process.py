@@ -11,7 +11,7 @@ from holdfast.model.alarm import Alarm
 from holdfast.model.signal import Exit
 from holdfast.sim.dst.agent_interface import AgentCrashed
 from holdfast.sim.dst.simulated_holder import SimHolder
-from holdfast.sim.dst.simulated_keeper import SimKeeper
+from holdfast.sim.dst.simulated_keeper import CopySender, SimKeeper, SimOwnSnapshots
 from holdfast.sim.dst.simulated_link import SimLink
 from holdfast.sim.dst.virtual_loop import describe_error
 from holdfast.wire.holder_messages import HolderRank, RankKey
@@ -31,7 +31,7 @@ class AgentProcess:
         self.alive = True
         self.link: SimLink | None = None
         self.holder: SimHolder
-        self.keeper = SimKeeper(machine.name, machine.memory, self.world.setup.verified)
+        self.keeper: SimKeeper
         self.agent = self.world.build_agent(self)
         if machine.leaves:
             self.world.call_later(LEAVE_S, self._check_left)
@@ -40,6 +40,11 @@ class AgentProcess:
     def open_holder(self, on_rank_exit: Callable[[HolderRank], None]) -> SimHolder:
         self.holder = SimHolder(self, on_rank_exit)
         return self.holder
+
+    def open_keeper(self, snapshots: SimOwnSnapshots, sender: CopySender) -> SimKeeper:
+        machine, verifies = self.machine, self.world.setup.verified
+        self.keeper = SimKeeper(machine.name, machine.memory, snapshots, sender, verifies)
+        return self.keeper
 
     async def judge_exit(self, exit: Exit) -> Alarm:
         """Judge the last words of a rank, which takes its time."""

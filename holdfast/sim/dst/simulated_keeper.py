@@ -1,15 +1,20 @@
-"""Simulated snapshot memory of a machine: snapshots of its own ranks, and copies that it keeps for other nodes.
+"""The keeper of a simulated agent: the real sender of copies and the real decisions, over records without bytes.
 
-Parallel to `keeper.py`, `peer_sender.py` and `peer_copies.py` of `agent/snapshots`, without the bytes. Instead every
-snapshot records which generation really made it; no keeper knows that, and only the checks may read it.
+Every record says which generation really made the snapshot; no keeper knows that, and only the checks may read it.
 """
 
 from collections.abc import Iterable
+from typing import Protocol
 
 import msgspec
 
+from holdfast.core.snapshots.copy_intake import CopyName, Intake, judge_copy, refuse_generation
+from holdfast.core.snapshots.keeper_launch import KeeperLaunch, read_launch
+from holdfast.core.snapshots.node_floor import OwnSnapshot, Sealed
+from holdfast.core.snapshots.slot_limits import can_spare_slot
 from holdfast.model.errand import LaunchHere
-from holdfast.model.state_copy import Aim, Copy, Restore, Source
+from holdfast.model.state_copy import Aim, Copy
+from holdfast.wire.keeper_messages import ArenaRequest
 
 _SLOTS = 4  # of a rank
 _SHELF = 2  # of a copy: the floor, and the next that is coming in
@@ -21,24 +26,36 @@ class SimSnapshot(msgspec.Struct, kw_only=True):
     made: int  # the generation that made it, in truth
     nan_at: int  # in truth: it leads to NaN at this step; -1: it does not
     verified: bool = False
+    seq: int = 0  # in its arena
+
+    @property
+    def name(self) -> CopyName:
+        return CopyName(step=self.step, generation=self.label)
 
 
 class SimArena:
     """The snapshot slots of one rank, oldest first."""
 
-    def __init__(self, world: int, slots: int) -> None:
+    def __init__(self, number: int, world: int, slots: int) -> None:
+        self.number = number
         self.world = world
         self.slots = slots
         self.snaps: list[SimSnapshot] = []
+        self._seq = 0
 
     def put_snapshot(self, snap: SimSnapshot, pinned: Iterable[SimSnapshot]) -> bool:
-        """Store a snapshot, replacing the oldest one that is neither pinned nor the newest; False if none can go."""
-        held = list(pinned)
+        """Store a snapshot in place of the oldest one that is not pinned; False if all are.
+
+        The newest is replaced only if readers hold all others.
+        """
         if len(self.snaps) >= self.slots:
-            free = [one for one in self.snaps[:-1] if not any(one is other for other in held)]
+            held = [id(one) for one in pinned]
+            free = [one for one in self.snaps if id(one) not in held]
             if not free:
                 return False
             self.snaps.remove(free[0])
+        self._seq += 1
+        snap.seq = self._seq
         self.snaps.append(snap)
         return True
 
@@ -55,56 +72,138 @@ class HolderMemory:
     def __init__(self) -> None:
         self.own: dict[int, SimArena] = {}
         self.shelf: dict[int, SimArena] = {}
+        self.asked: dict[int, int] = {}  # rank -> the generation in which it asked for its arena last
+        self._arenas = 0
+
+    def fit_arena(self, arenas: dict[int, SimArena], rank: int, world: int, slots: int) -> SimArena:
+        """Return the rank's arena; if there is none for a job of this size, a new one in its place."""
+        if rank not in arenas or arenas[rank].world != world:
+            self._arenas += 1
+            arenas[rank] = SimArena(self._arenas, world, slots)
+        return arenas[rank]
 
     def take_snapshot(self, rank: int, world: int, snap: SimSnapshot, pinned: Iterable[SimSnapshot]) -> bool:
         """Store a snapshot of a rank that runs on this machine; False if no slot is free."""
-        arena = self.own.get(rank)
-        if arena is None or arena.world != world:
-            arena = self.own[rank] = SimArena(world, _SLOTS)
-        return arena.put_snapshot(snap, pinned)
+        return self.fit_arena(self.own, rank, world, _SLOTS).put_snapshot(snap, pinned)
+
+
+class SimOwnSnapshots:
+    """The snapshots of a machine's own ranks, and the pins of one agent, which end with it."""
+
+    def __init__(self, memory: HolderMemory) -> None:
+        self.pinned: dict[OwnSnapshot, SimSnapshot] = {}
+        self._memory = memory
+
+    def list_snapshots(self) -> Sealed:
+        return tuple(
+            OwnSnapshot(rank=rank, arena=arena.number, seq=snap.seq, step=snap.step, generation=snap.label)
+            for rank, arena in self._memory.own.items()
+            for snap in reversed(arena.snaps)
+        )
+
+    def count_slots(self, rank: int) -> int:
+        return self._memory.own[rank].slots
+
+    def list_pinned(self, rank: int) -> list[SimSnapshot]:
+        """Return the snapshots that the rank may not overwrite."""
+        return [snap for own, snap in self.pinned.items() if own.rank == rank]
+
+    def pin_own(self, snapshot: OwnSnapshot, *, spare: bool) -> bool:
+        if spare and not can_spare_slot(self.count_slots(snapshot.rank), len(self.list_pinned(snapshot.rank))):
+            return False
+        self.pinned[snapshot] = self._find_snapshot(snapshot)
+        return True
+
+    def unpin_own(self, snapshot: OwnSnapshot) -> None:
+        del self.pinned[snapshot]
+
+    def mark_verified(self, snapshot: OwnSnapshot) -> None:
+        self._find_snapshot(snapshot).verified = True
+
+    def _find_snapshot(self, snapshot: OwnSnapshot) -> SimSnapshot:
+        return next(snap for snap in self._memory.own[snapshot.rank].snaps if snap.seq == snapshot.seq)
+
+
+class CopySender(Protocol):
+    """What a simulated keeper needs of the real sender of copies, which the caller of a simulation supplies."""
+
+    @property
+    def backed(self) -> int: ...
+
+    @property
+    def took_s(self) -> float: ...
+
+    def begin_generation(self, generation: int, ranks: int, shared_step: int) -> None: ...
+
+    def on_want(self, want: ArenaRequest) -> None: ...
+
+    def set_aim(self, aim: Aim) -> None: ...
+
+    def newest_shared_step(self) -> int: ...
+
+    def wants_verification(self) -> bool: ...
+
+    def is_next_ready(self) -> bool: ...
+
+    async def send_next(self) -> None: ...
 
 
 class SimKeeper:
-    """One agent's access to the snapshot memory; its pins are released when the agent ends."""
+    """One agent's access to the snapshot memory."""
 
-    def __init__(self, node: str, memory: HolderMemory, verifies: bool) -> None:
+    def __init__(
+        self, node: str, memory: HolderMemory, snapshots: SimOwnSnapshots, sender: CopySender, verifies: bool
+    ) -> None:
         self.node = node
         self.memory = memory
-        self.verifies = verifies
-        self.generation = 0
-        self.restore = Restore()
-        self.aim = Aim(generation=0)
-        self.backed = -1
+        self.snapshots = snapshots
+        self.sender = sender
+        self.launch = KeeperLaunch()
         self.stored = -1
-        self.sending = 0  # the step that is on its way to the peer, 0: none
-        self.ranks: tuple[int, ...] = ()
-        self._floor: dict[int, SimSnapshot] = {}
-        self._before: dict[int, SimSnapshot] = {}
-        self._next: dict[int, SimSnapshot] = {}
+        self._verifies = verifies
+        self._kept_floor: dict[int, SimSnapshot] = {}  # pinned, of the ranks of other nodes
 
     # --- generations -------------------------------------------------------------------------------------------
 
     def recall_launch(self, launch: LaunchHere | None) -> None:
-        if launch is not None:
-            self._begin_generation(launch)
+        """Take over the newest launch from the agent before, and the arenas that its ranks have asked for."""
+        if launch is None:
+            return
+        self._begin_generation(launch)
+        for rank in self.launch.ranks:
+            if self.memory.asked.get(rank) == launch.generation:
+                self.grant_arena(rank, launch.world_size)
 
     def begin_launch(self, errand: LaunchHere) -> None:
         """Begin a generation: drop all snapshots newer than the state that the job resumes from."""
         self._begin_generation(errand)
-        line = errand.restore.step if errand.restore.sources and not errand.astray else -1
+        last = self.launch.shared_step
         for arena in (*self.memory.own.values(), *self.memory.shelf.values()):
-            arena.drop_after(line)
-        for held in (self._before, self._floor):
-            if any(snap.step > line for snap in held.values()):
-                held.clear()
+            arena.drop_after(last)
+        self._kept_floor = {rank: snap for rank, snap in self._kept_floor.items() if snap.step <= last}
 
     def _begin_generation(self, errand: LaunchHere) -> None:
-        seat = errand.seat
-        self.generation, self.restore = errand.generation, errand.restore
-        self.ranks = tuple(range(seat.first_rank, seat.first_rank + seat.nproc))
-        self.aim, self.backed, self.stored, self.sending = Aim(generation=errand.generation), -1, -1, 0
-        self._next.clear()
-        self.apply_aim(errand.aim)
+        launch = self.launch = read_launch(errand)
+        self.stored = -1
+        self.sender.begin_generation(launch.generation, len(launch.ranks), launch.shared_step)
+        self.sender.set_aim(errand.aim)
+
+    def grant_arena(self, rank: int, world: int) -> None:
+        """Give a rank of this generation the memory for its snapshots."""
+        generation = self.memory.asked[rank] = self.launch.generation
+        slots = self.memory.fit_arena(self.memory.own, rank, world, _SLOTS).slots
+        self.sender.on_want(
+            ArenaRequest(
+                rank=rank,
+                world=world,
+                generation=generation,
+                layout="",
+                image_bytes=0,
+                slots=slots,
+                share=(),
+                verified=self._verifies,
+            )
+        )
 
     def list_copies(self) -> tuple[Copy, ...]:
         own = [(rank, arena, True) for rank, arena in self.memory.own.items()]
@@ -125,12 +224,9 @@ class SimKeeper:
 
     # --- ranks -------------------------------------------------------------------------------------------------
 
-    def restore_source(self, rank: int) -> Source | None:
-        return next((source for source in self.restore.sources if source.rank == rank), None)
-
     def own_snapshot(self, rank: int) -> SimSnapshot | None:
         arena = self.memory.own.get(rank)
-        return arena.find_step(self.restore.step) if arena else None
+        return arena.find_step(self.launch.restore.step) if arena else None
 
     def give_snapshot(self, rank: int, step: int) -> SimSnapshot | None:
         """Return the snapshot of a rank at a step, for another keeper; None if this node does not hold it."""
@@ -139,71 +235,30 @@ class SimKeeper:
                 return snap
         return None
 
-    def pinned_snapshots(self, rank: int) -> list[SimSnapshot]:
-        """Return the snapshots that the rank may not overwrite."""
-        return [held[rank] for held in (self._floor, self._before, self._next) if rank in held]
-
-    # --- copies on peers ---------------------------------------------------------------------------------------
-
-    def sealed_step(self) -> int:
-        if not self.aim.peer and not self.verifies:
-            return -1
-        return min((self._newest_step(rank) for rank in self.ranks), default=-1)
-
-    def _newest_step(self, rank: int) -> int:
-        arena = self.memory.own.get(rank)
-        steps = [snap.step for snap in arena.snaps if snap.label == self.generation] if arena else []
-        return max(steps, default=-1)
+    # --- copies of other nodes ---------------------------------------------------------------------------------
 
     def apply_aim(self, aim: Aim) -> None:
-        if aim.generation != self.aim.generation:
-            return
-        before, self.aim = self.aim, aim
-        if aim.floor >= 0 and {snap.step for snap in self._floor.values()} != {aim.floor}:
-            self._before, self._floor = self._floor, self._find_snapshots(aim.floor)
-            self._next.clear()
-            if not self.verifies:
-                self._before = {}
-        if aim.next != before.next:
-            self._next.clear()
-            self.sending = 0
-        if aim.verified >= 0:
-            for snap in self._find_snapshots(aim.verified).values():
-                snap.verified = True
-        if aim.verified == aim.floor:
-            self._before = {}
-        if aim.floor >= 0:  # copies that lack it belong to nobody
-            lacking = [rank for rank, arena in self.memory.shelf.items() if not arena.find_step(aim.floor)]
-            for rank in lacking:
+        self.sender.set_aim(aim)
+        if aim.floor >= 0 and aim.generation == self.launch.generation:
+            for rank in [rank for rank in self.memory.shelf if not self._pin_kept(rank, aim.floor)]:
                 del self.memory.shelf[rank]
+                self._kept_floor.pop(rank, None)
 
-    def _find_snapshots(self, step: int) -> dict[int, SimSnapshot]:
-        found = {rank: arena.find_step(step) for rank, arena in self.memory.own.items() if rank in self.ranks}
-        return {rank: snap for rank, snap in found.items() if snap}
+    def keep_copy(self, rank: int, world: int, floor: int, snap: SimSnapshot) -> str:
+        """Store a copy of another node's rank; return why it is not taken, empty if it is."""
+        if why := refuse_generation(snap.label, self.launch.generation):
+            return why
+        arena = self.memory.fit_arena(self.memory.shelf, rank, world, _SHELF)
+        self._pin_kept(rank, floor)
+        if judge_copy(snap.name, None, [one.name for one in arena.snaps]) is Intake.HELD:
+            return ""
+        held = [self._kept_floor[rank]] if rank in self._kept_floor else []
+        kept = arena.put_snapshot(msgspec.structs.replace(snap, verified=False), held)
+        return "" if kept else "all copies of this rank are in use"
 
-    def ready_snapshots(self) -> dict[int, SimSnapshot]:
-        """Return the snapshots to send now, all of the same step; empty while a rank is not that far."""
-        if self.aim.next < 0 or self.backed >= self.aim.next or self.sending:
-            return {}
-        least = max([self.aim.next, *(snap.step for snap in self._next.values())])
-        for rank in self.ranks:
-            if rank in self._next and self._next[rank].step >= least:
-                continue
-            arena = self.memory.own.get(rank)
-            fresh = [s for s in arena.snaps if s.label == self.generation and s.step >= least] if arena else []
-            if fresh:
-                self._next[rank] = min(fresh, key=lambda snap: snap.step)
-        steps = {snap.step for snap in self._next.values()}
-        return dict(self._next) if len(self._next) == len(self.ranks) and len(steps) == 1 else {}
-
-    def keep_copy(self, rank: int, generation: int, world: int, snap: SimSnapshot) -> bool:
-        """Store a copy of another node's rank; False if it belongs to another generation or no slot is free."""
-        if generation != self.generation:
-            return False
-        arena = self.memory.shelf.get(rank)
-        if arena is None or arena.world != world:
-            arena = self.memory.shelf[rank] = SimArena(world, _SHELF)
-        found, held = arena.find_step(snap.step), arena.find_step(self.aim.floor)
-        if found and found.label == snap.label:
-            return True
-        return arena.put_snapshot(msgspec.structs.replace(snap, verified=False), [held] if held else ())
+    def _pin_kept(self, rank: int, floor: int) -> bool:
+        """Pin the copy of the floor instead of the one before; return False if there is no such copy."""
+        found = self.memory.shelf[rank].find_step(floor)
+        if found:
+            self._kept_floor[rank] = found
+        return found is not None

@@ -72,12 +72,14 @@ class RankTeam:
             self._begin_steps({rank: pick for rank, pick in picks.items() if not isinstance(pick, str)})
 
     def _begin_steps(self, picks: dict[int, SimSnapshot | None]) -> None:
-        memory = any(self._rank_keeper(held).restore_source(held.rank) for held in self.members.values())
+        memory = any(self._rank_keeper(held).launch.find_source(held.rank) for held in self.members.values())
         self.world.truth.on_restore(self, picks, memory)
         snap = next(iter(picks.values()))
         self.step = snap.step if snap else 0
         if snap and snap.nan_at >= 0:
             self.spoilt_at, self.nan_at = snap.step, snap.nan_at
+        for held in self.members.values():
+            self._rank_keeper(held).grant_arena(held.rank, self.size)
         self.world.call_later(self.world.setup.step_s, self.advance_step)
 
     @staticmethod
@@ -88,18 +90,18 @@ class RankTeam:
     def _resume_rank(self, held: "SimRank") -> SimSnapshot | str | None:
         """Return the state that a rank resumes from: a snapshot, None for a fresh start, or why it is refused."""
         keeper, rank = self._rank_keeper(held), held.rank
-        if keeper.generation != self.generation:
-            return f"generation {self.generation} is over; the node runs {keeper.generation}"
-        source = keeper.restore_source(rank)
+        if why := keeper.launch.refuse_request(self.generation):
+            return why
+        source = keeper.launch.find_source(rank)
         if source is None:
             return self._find_checkpoint()
-        step = keeper.restore.step
+        step = keeper.launch.restore.step
         snap = keeper.own_snapshot(rank) if source.own else self._fetch_copy(held, source.nodes, step)
         if snap is None:
             return f"the snapshot of step {step} is gone"
         if not source.own:
             snap = msgspec.structs.replace(snap, label=self.generation - 1, verified=False)
-            held.machine.memory.take_snapshot(rank, self.size, snap, keeper.pinned_snapshots(rank))
+            held.machine.memory.take_snapshot(rank, self.size, snap, keeper.snapshots.list_pinned(rank))
         held.machine.memory.own[rank].drop_after(step)
         return snap
 
@@ -118,7 +120,7 @@ class RankTeam:
     def _find_checkpoint(self) -> SimSnapshot | None:
         """Return the newest checkpoint that is not in doubt, as rank 0 sees the doubts; None if there is none."""
         first = self.members[min(self.members)]
-        doubts = self._rank_keeper(first).restore.doubts
+        doubts = self._rank_keeper(first).launch.restore.doubts
         sound = [
             snap
             for snap in self.world.storage.kept.values()
@@ -150,7 +152,7 @@ class RankTeam:
                 snap = self._make_snapshot(step)
                 agent = held.machine.agent
                 held.machine.memory.take_snapshot(
-                    held.rank, self.size, snap, agent.keeper.pinned_snapshots(held.rank) if agent else ()
+                    held.rank, self.size, snap, agent.keeper.snapshots.list_pinned(held.rank) if agent else ()
                 )
 
     def _make_snapshot(self, step: int) -> SimSnapshot:
@@ -166,7 +168,7 @@ class RankTeam:
 
     def _publish_snapshot(self, snap: SimSnapshot) -> None:
         agents = [held.machine.agent for held in self.members.values()]
-        together = all(agent and agent.keeper.generation == self.generation for agent in agents)
+        together = all(agent and agent.keeper.launch.generation == self.generation for agent in agents)
         if together and self.world.storage.publish_checkpoint(self.generation, snap):
             keeper = self._rank_keeper(self.members[0])
             keeper.stored = max(keeper.stored, snap.step)

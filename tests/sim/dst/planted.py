@@ -14,6 +14,7 @@ from holdfast.core.agent_state_machine import AgentProtocol
 from holdfast.core.decide.action_ids import ActionIds
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.detect.silence import SilenceDetector
+from holdfast.core.snapshots.keeper_launch import KeeperLaunch, read_launch
 from holdfast.model.errand import Leave, StopHere
 from holdfast.model.event import Outcome
 from holdfast.model.state_copy import Copy, Restore, Source
@@ -128,6 +129,15 @@ def astray_kept(patch: Patch) -> None:
     patch.setattr(SimKeeper, "begin_launch", launches)
 
 
+def nothing_is_dropped(patch: Patch) -> None:
+    """A keeper does not know which snapshots a launch gives up, and keeps them all."""
+
+    def reads(errand: Any) -> KeeperLaunch:
+        return msgspec.structs.replace(read_launch(errand), shared_step=10**9)
+
+    patch.setattr("holdfast.sim.dst.simulated_keeper.read_launch", reads)
+
+
 def nobody_leaves(patch: Patch) -> None:
     """A node that has lost its controller goes on for ever."""
     patch.setattr(AgentProtocol, "_on_clock", lambda self, now: ())
@@ -236,6 +246,7 @@ PLANTED = (
     Mutant(astray_believed, 126),
     Mutant(astray_kept, None),
     Mutant(nobody_leaves, 406),
+    Mutant(nothing_is_dropped, 12),
     Mutant(leaving_is_forgotten, 9),
     Mutant(full_disks_matter, None),
     Mutant(stops_are_believed, 1),

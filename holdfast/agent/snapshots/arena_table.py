@@ -1,0 +1,153 @@
+"""The arenas of this node's own ranks, and pins of snapshots: the one owner of both.
+
+The event loop adds and replaces arenas. Threads that hash, write or serve snapshots look arenas up here and pin what
+they read. A pin belongs to its arena, so it stays valid when the rank gets another arena.
+"""
+
+import threading
+
+import msgspec
+
+from holdfast.checkpoint.arena import VERIFIED, Arena, SealedSnapshot
+from holdfast.core.snapshots.node_floor import OwnSnapshot, Sealed
+from holdfast.wire.keeper_messages import ArenaRequest
+
+
+class SnapshotPin:
+    """A pinned snapshot: its rank cannot overwrite it until `release`. Releasing it again does nothing."""
+
+    def __init__(self, arena: Arena, sealed: SealedSnapshot) -> None:
+        self.arena = arena
+        self.sealed = sealed
+        self._held = True
+        self._lock = threading.Lock()
+
+    @property
+    def step(self) -> int:
+        return self.sealed.step
+
+    @property
+    def image(self) -> memoryview:
+        return self.arena.slot_image(self.sealed.slot)
+
+    def verify(self) -> str:
+        """Return one sentence on what is wrong with the snapshot; empty if it is intact or has no checksums."""
+        return self.arena.verify(self.sealed.slot)
+
+    def release(self) -> None:
+        """Unpin the slot, even if its snapshot was dropped: nothing can be written to a pinned slot."""
+        with self._lock:
+            held, self._held = self._held, False
+        if held:
+            self.arena.unpin(self.sealed.slot)
+
+
+def pin_snapshot(arena: Arena, sealed: SealedSnapshot) -> SnapshotPin | None:
+    """Pin a snapshot; return None if it was dropped or overwritten since it was listed, or is about to be."""
+    return SnapshotPin(arena, sealed) if arena.pin(sealed.slot, sealed.seq) else None
+
+
+class OwnArena(msgspec.Struct, frozen=True, kw_only=True):
+    """The arena of a rank of this node, and the path at which the rank opens it."""
+
+    path: str
+    arena: Arena
+    number: int  # of all arenas that this table has had
+
+    def list_snapshots(self) -> Sealed:
+        """Return what is sealed here, newest first."""
+        return tuple(
+            OwnSnapshot(rank=self.arena.rank, arena=self.number, seq=one.seq, step=one.step, generation=one.generation)
+            for one in self.arena.list_sealed()
+        )
+
+    def find_sealed(self, snapshot: OwnSnapshot) -> SealedSnapshot | None:
+        """Find a listed snapshot again; return None if it was overwritten or dropped, or was in another arena."""
+        if snapshot.arena != self.number:
+            return None
+        return next((one for one in self.arena.list_sealed() if one.seq == snapshot.seq), None)
+
+    def fits(self, want: ArenaRequest) -> bool:
+        """Return whether snapshots of the wanted layout can go here."""
+        arena = self.arena
+        return (arena.layout.hex(), arena.image_bytes, arena.world) == (want.layout, want.image_bytes, want.world)
+
+
+class ArenaTable:
+    """Which arena each rank of this node has, and which of their snapshots the job counts on.
+
+    Every method may be called from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._arenas: dict[int, OwnArena] = {}
+        self._pins: dict[OwnSnapshot, SnapshotPin] = {}
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def adopt_arena(self, path: str) -> None:
+        """Take over an arena that exists at this path. Raises ArenaError if there is none."""
+        self.put_arena(path, Arena.open(path))
+
+    def put_arena(self, path: str, arena: Arena) -> OwnArena:
+        """Give a rank this arena, in place of any other; pins of the other one stay until they are released."""
+        with self._lock:
+            self._count += 1
+            own = self._arenas[arena.rank] = OwnArena(path=path, arena=arena, number=self._count)
+        return own
+
+    def find_arena(self, rank: int) -> OwnArena | None:
+        with self._lock:
+            return self._arenas.get(rank)
+
+    def list_arenas(self) -> tuple[OwnArena, ...]:
+        """Return the arenas of all ranks, as they are now."""
+        with self._lock:
+            return tuple(self._arenas.values())
+
+    def list_snapshots(self) -> Sealed:
+        """Return what is sealed in all arenas, of each rank the newest first."""
+        return tuple(one for own in self.list_arenas() for one in own.list_snapshots())
+
+    def count_slots(self, rank: int) -> int:
+        """Return how many snapshots the rank's arena can hold; 0 if the rank has none."""
+        own = self.find_arena(rank)
+        return own.arena.slots if own else 0
+
+    def pin_own(self, snapshot: OwnSnapshot, *, spare: bool) -> bool:
+        """Pin a listed snapshot until `unpin_own`, once for all of its readers.
+
+        Return False if it is gone or, with `spare`, if its arena needs all its free slots.
+        """
+        own = self.find_arena(snapshot.rank)
+        found = own.find_sealed(snapshot) if own else None
+        if own is None or found is None or (spare and not own.arena.can_pin()):
+            return False
+        pinned = pin_snapshot(own.arena, found)
+        if pinned is None:
+            return False
+        with self._lock:
+            self._pins[snapshot] = pinned
+        return True
+
+    def unpin_own(self, snapshot: OwnSnapshot) -> None:
+        with self._lock:
+            pinned = self._pins.pop(snapshot)
+        pinned.release()
+
+    def read_pinned(self, snapshot: OwnSnapshot) -> memoryview:
+        """Return the image of a snapshot that `pin_own` has pinned."""
+        with self._lock:
+            return self._pins[snapshot].image
+
+    def mark_verified(self, snapshot: OwnSnapshot) -> None:
+        """Flag a listed snapshot as verified, unless it is gone."""
+        own = self.find_arena(snapshot.rank)
+        found = own.find_sealed(snapshot) if own else None
+        if own and found and not found.flags & VERIFIED:
+            own.arena.flag_slot(found.slot, VERIFIED)
+
+    def drop_after(self, step: int) -> None:
+        """Drop all snapshots after this step, pinned ones too: they belong to a lineage that was left."""
+        for own in self.list_arenas():
+            own.arena.drop_after(step)

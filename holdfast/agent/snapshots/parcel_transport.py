@@ -1,0 +1,82 @@
+"""Sends parts of pinned snapshots to the keepers of other nodes, each in a thread of its own."""
+
+import asyncio
+from pathlib import Path
+
+from holdfast.agent.snapshots.arena_table import ArenaTable
+from holdfast.checkpoint.parity_image import half_of
+from holdfast.checkpoint.peer_transport import (
+    BytePacer,
+    PeerGuard,
+    PeerKeeper,
+    PeerRequest,
+    RefusalCode,
+    TransportError,
+    push_state,
+)
+from holdfast.core.snapshots.node_floor import CopyParcel, CopyRun
+from holdfast.wire.keeper_messages import ArenaRequest, layout_file_name
+
+
+class CancelablePacer(BytePacer):
+    """A pacer that stops a transfer as soon as what it sends is no longer wanted."""
+
+    def __init__(self, pacer: BytePacer, run: CopyRun) -> None:
+        super().__init__(pacer.bytes_s)
+        self._pacer = pacer
+        self._run = run
+
+    def spend_bytes(self, count: int) -> None:
+        self._pacer.spend_bytes(count)
+        if self._run.cancelled:
+            raise TransportError("it is given up for a newer one")
+
+
+class ParcelTransport:
+    def __init__(self, arenas: ArenaTable, notes: Path, guard: PeerGuard | None, bytes_s: float) -> None:
+        self._arenas = arenas
+        self._notes = notes
+        self._guard = guard
+        self._pacer = BytePacer(bytes_s)  # of all that this node sends
+
+    async def send_parcel(self, parcel: CopyParcel, want: ArenaRequest, run: CopyRun) -> str:
+        """Send one parcel; return why it did not arrive, empty if it did."""
+        one = parcel.snapshot
+        image = self._arenas.read_pinned(one)
+        ranges = want.share if parcel.half < 0 else half_of(want.share, parcel.half)
+        views = [image[start:end] for start, end in ranges]
+        ask = PeerRequest(
+            verb="push",
+            rank=one.rank,
+            world=want.world,
+            step=one.step,
+            generation=one.generation,
+            layout=want.layout,
+            floor=parcel.floor,
+            bytes=sum(map(len, views)),
+            pair=parcel.pair,
+        )
+        keeper, pacer = PeerKeeper(parcel.at, self._guard), CancelablePacer(self._pacer, run)
+        return await asyncio.to_thread(self._push_views, keeper, ask, views, pacer)
+
+    def _push_views(self, keeper: PeerKeeper, ask: PeerRequest, views: list[memoryview], pacer: BytePacer) -> str:
+        try:
+            try:
+                push_state(keeper, ask, views, pacer)
+            except TransportError as e:
+                if e.code is not RefusalCode.NO_LAYOUT:
+                    raise
+                self._send_layout(keeper, ask)
+                push_state(keeper, ask, views, pacer)
+        except OSError as e:
+            return str(e)
+        except TransportError as e:
+            if e.code is not RefusalCode.SUPERSEDED:
+                return str(e)
+            # Another rank has gone on to a later step. The controller hears that from its node, and aims anew.
+        return ""
+
+    def _send_layout(self, keeper: PeerKeeper, ask: PeerRequest) -> None:
+        content = (self._notes / layout_file_name(ask.rank, ask.layout)).read_bytes()
+        plan = PeerRequest(verb="tell", rank=ask.rank, layout=ask.layout, generation=ask.generation, bytes=len(content))
+        push_state(keeper, plan, [memoryview(content)], BytePacer(0))
