@@ -98,11 +98,11 @@ def on_stopped(state: JobState, now: float, event: Outcome) -> str:
     else:
         incident.on_timeout(state.named if state.named and state.named.generation == state.generation else None)
     state.named = None
-    cause = incident.name_cause()
-    if cause.not_after is not None:
-        incident.good_step = min(incident.good_step, cause.not_after)
-        state.resume_point.doubt_after(state.generation, cause.not_after, state.progress)
-        state.failures.discount_steps(cause.not_after)
+    incident.name_cause()
+    if incident.not_after is not None:
+        incident.good_step = min(incident.good_step, incident.not_after)
+        state.resume_point.doubt_after(state.generation, incident.not_after, state.progress)
+        state.failures.discount_steps(incident.not_after)
     case = state.failures.make_case(now, incident, state.releases, nodes=state.nodes, lost=lost)
     verdict = state.failures.judge_case(now, case)
     state.nodes.unstopped = set(event.failed)

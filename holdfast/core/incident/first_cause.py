@@ -121,6 +121,14 @@ class Incident(msgspec.Struct, kw_only=True):
         self.first = self.first or cause
         return cause
 
+    @property
+    def not_after(self) -> int | None:
+        """Return the last step that every alarm of this round trusts; None if no alarm doubts any state.
+
+        A loss that went bad spoils states also where it is not the cause, as when a node falls silent meanwhile.
+        """
+        return min((alarm.not_after for alarm in self.alarms if alarm.not_after is not None), default=None)
+
     def _good_step(self, resumed_from: int | None) -> int:
         """Return the last good step. A resumed step counts too, although a silent node could not report it."""
         told = not self.counted and self.good_step >= 0 and resumed_from is not None
