@@ -6,8 +6,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "holdfast"
 
-# Not yet `agent`, whose holder wires its zygotes late; nor `chaos`, whose catalog has them as data.
-PACKAGES = tuple("controller cli fleet sim client dash journal checkpoint core wire logs linux".split())
+# Not `chaos`, whose catalog has them as data.
+PACKAGES = tuple("agent controller cli fleet sim client dash journal checkpoint core wire logs linux".split())
 STAND_INS = frozenset({"print", "tuple", "list", "dict", "set", "str", "int", "bool"})  # as functions that do nothing
 
 

@@ -48,7 +48,7 @@ class MonitorPorts(msgspec.Struct, frozen=True):
     """What the monitor needs from its agent: a callback for alarms, the ranks, the clocks and NVML."""
 
     noticed: Callable[[Alarm], None]
-    held: Callable[[], list[HolderRank]]  # the ranks here, those that have ended among them
+    list_ranks: Callable[[], list[HolderRank]]  # the ranks here, those that have ended among them
     offset_s: Callable[[], float]  # controller's clock minus ours
     clock: AgentClock
     nvml: Callable[[], object] = load_nvml
@@ -187,17 +187,21 @@ class HealthMonitor:
         return self._host.read
 
     def _make_logs(self) -> Read:
-        source = RankLogSource(self._now, self._spec.log_dir, self._running_ranks, self._spec.settings.lines.bytes_s)
-        if not self._spec.settings.rules.rule:
-            source.worth = lambda text: self._lines.catalog.may_match(text, rank=True)
-        self.logs = source
-        return source.read
+        spec = self._spec
+        self.logs = RankLogSource(
+            self._now, spec.log_dir, self._running_ranks, spec.settings.lines.bytes_s, self._is_worth_splitting
+        )
+        return self.logs.read
+
+    def _is_worth_splitting(self, text: bytes) -> bool:
+        """Return whether a piece of a log may hold a line that a row of the catalog or a rule of the user's matches."""
+        return bool(self._spec.settings.rules.rule) or self._lines.catalog.may_match(text, rank=True)
 
     def _now(self) -> float:
         return self._clock.wall() + self._ties.offset_s()
 
     def _running_ranks(self) -> list[RankKey]:
-        return [held.rank_key for held in self._ties.held() if held.code is None]
+        return [held.rank_key for held in self._ties.list_ranks() if held.code is None]
 
     def _watched_paths(self) -> list[str]:
         """Return the paths that the job writes to, and where ranks want checkpoints. A node that speaks for its host
@@ -269,7 +273,7 @@ class HealthMonitor:
             speaks=self._alone or self._speaker is not None,
             gpus=self._gpus,
             disks=self._host.disks if self._host else frozenset(),
-            ranks={held.pid: held.rank_key.rank for held in self._ties.held() if self._knows_pids},
+            ranks={held.pid: held.rank_key.rank for held in self._ties.list_ranks() if self._knows_pids},
             bereaved=feed.name == _KERNEL and self.kills.has_recent(),
             elsewhere=self._rank_pids() if feed.name == _KERNEL and len(suspects) > 1 else frozenset(),
         )

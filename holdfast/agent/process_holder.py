@@ -15,7 +15,7 @@ from holdfast.agent import main as agent
 from holdfast.agent.agent_state_files import AgentStateFiles
 from holdfast.agent.rank import last_words_judge
 from holdfast.agent.system import child_process
-from holdfast.agent.zygotes import Zygotes
+from holdfast.agent.zygotes import ZygotePorts, Zygotes
 from holdfast.linux import process_control, warm_fork
 from holdfast.linux.warm_fork import OpenFiles, Program
 from holdfast.logs import catalog_files
@@ -64,13 +64,16 @@ class Holder:
         self._sweep_until: float | None = None
         self._selector = selectors.DefaultSelector()
         self._waker: socket.socket
-        self._zygotes = Zygotes(node_dir, lambda sock, said: self._watch_socket(sock, said))
-        self._zygotes.tell, self._zygotes.drop, self._zygotes.started = (
-            self._send_agent,
-            self._drop_socket,
-            self._on_forked,
+        self._zygotes = Zygotes(
+            node_dir,
+            ZygotePorts(
+                watch=self._watch_socket,
+                drop=self._drop_socket,
+                on_forked=self._on_forked,
+                send_agent=self._send_agent,
+                close_inherited=self._close_inherited,
+            ),
         )
-        self._zygotes.let_go = self._close_inherited
 
     def run(self) -> int:
         wake, self._waker = socket.socketpair()

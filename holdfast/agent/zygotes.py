@@ -5,6 +5,7 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -30,16 +31,22 @@ class Zygote:
         return self.threads > 0
 
 
-class Zygotes:
-    """Starts and replaces zygotes; the holder provides the callbacks `watch`, `drop`, `started` and `tell`."""
+class ZygotePorts(NamedTuple):
+    """What zygotes need from their holder."""
 
-    def __init__(self, node_dir: Path, watch: Callable[[socket.socket, Callable[[socket.socket], None]], None]) -> None:
-        self.tell: Callable[[holder_messages.ToAgent], None] = lambda message: None
-        self.started: Callable[[str, int], None] = lambda key, pid: None
-        self.drop: Callable[[socket.socket], None] = lambda sock: None
-        self.let_go: Callable[[socket.socket], None] = lambda sock: None  # in a fork: close what the holder has open
+    watch: Callable[[socket.socket, Callable[[socket.socket], None]], None]  # call back when there is something to read
+    drop: Callable[[socket.socket], None]  # watch it no longer
+    on_forked: Callable[[str, int], None]  # a rank has this pid
+    send_agent: Callable[[holder_messages.ToAgent], None]
+    close_inherited: Callable[[socket.socket], None]  # in a fork: close what the holder has open, but for this
+
+
+class Zygotes:
+    """Starts and replaces zygotes."""
+
+    def __init__(self, node_dir: Path, ports: ZygotePorts) -> None:
+        self._ports = ports
         self._node_dir = node_dir
-        self._watch = watch
         self._now: Zygote | None = None
         self._next: Zygote | None = None
         self._retired: set[int] = set()  # ended by themselves presently
@@ -79,7 +86,7 @@ class Zygotes:
             self._better, self._next = preload, self._start_zygote(preload)
             return
         for key in sorted(self._now.forking) if self._now else ():
-            self.tell(StartRefused(key=key, error="another zygote is being made"))
+            self._ports.send_agent(StartRefused(key=key, error="another zygote is being made"))
         self._retire_zygote(self._now)
         self._kill_zygote(self._next)
         self._next = self._better = None
@@ -88,7 +95,7 @@ class Zygotes:
 
     def fork(self, request: holder_zygote_messages.ForkRank) -> None:
         if self._now is None or not self._now.warm:
-            self.tell(StartRefused(key=request.key, error="there is no zygote"))
+            self._ports.send_agent(StartRefused(key=request.key, error="there is no zygote"))
             return
         self._now.forking.add(request.key)
         try:
@@ -105,7 +112,7 @@ class Zygotes:
             self._kill_zygote(self._next)
             self._next = None
             detail = f"the zygote stays as it was: the new one ended with code {code}"
-            self.tell(ZygoteWarmed(ok=self.warm, detail=detail, key=self.key))
+            self._ports.send_agent(ZygoteWarmed(ok=self.warm, detail=detail, key=self.key))
             return True
         if self._now and pid == self._now.pid:
             self._on_lost(describe_exit(code))
@@ -120,16 +127,16 @@ class Zygotes:
         args = ("--fd", str(end), *preloads)
         program = Program(module="holdfast.client.boot.zygote", args=args, env=preload.env, bare=True)
         files = OpenFiles(stdout=log, stderr=log, keep=(end,))
-        pid = warm_fork.fork(program, files, lambda: self.let_go(ours), tied=True)
+        pid = warm_fork.fork(program, files, lambda: self._ports.close_inherited(ours), tied=True)
         os.close(log)
         os.close(end)
         ours.settimeout(10.0)
-        self._watch(ours, self._on_packet)
+        self._ports.watch(ours, self._on_packet)
         return Zygote(pid, ours)
 
     def _kill_zygote(self, old: Zygote | None) -> None:
         if old is not None:
-            self.drop(old.sock)
+            self._ports.drop(old.sock)
             child_process.signal_group(old.pid, signal.SIGKILL)
 
     def _retire_zygote(self, old: Zygote | None) -> None:
@@ -138,24 +145,24 @@ class Zygotes:
             self._kill_zygote(old)
             return
         self._retired.add(old.pid)
-        self.drop(old.sock)
+        self._ports.drop(old.sock)
 
     def _on_lost(self, why: str) -> None:
         lost, self._now, self._ended = self._now, None, why
         self._kill_zygote(lost)
         for key in sorted(lost.forking) if lost else ():
-            self.tell(StartRefused(key=key, error=f"the zygote {why}"))
+            self._ports.send_agent(StartRefused(key=key, error=f"the zygote {why}"))
         if self._preload and self._tries < _TRIES:
             self._tries += 1
             self._now = self._start_zygote(self._preload)
         else:
             detail = f"the zygote does not stay up (it {why}); see zygote.log"
-            self.tell(ZygoteWarmed(ok=False, detail=detail, key=self.key, lost=why))
+            self._ports.send_agent(ZygoteWarmed(ok=False, detail=detail, key=self.key, lost=why))
 
     def _on_packet(self, sock: socket.socket) -> None:
         packet = child_process.receive_packet(sock, holder_messages.PACKET_BYTES)
         if not packet:
-            self.drop(sock)  # it is reaped presently
+            self._ports.drop(sock)  # it is reaped presently
             return
         source = self._next if self._next and self._next.sock is sock else self._now
         if source is None:
@@ -163,10 +170,10 @@ class Zygotes:
         match holder_zygote_messages.from_zygote(packet):
             case holder_zygote_messages.RankForked(key=key, pid=pid):
                 source.forking.discard(key)
-                self.started(key, pid)
+                self._ports.on_forked(key, pid)
             case holder_zygote_messages.ForkFailed(key=key, error=error):
                 source.forking.discard(key)
-                self.tell(StartRefused(key=key, error=error))
+                self._ports.send_agent(StartRefused(key=key, error=error))
             case holder_zygote_messages.ZygoteReady() as warm:
                 self._on_warm(source, warm)
         if self._next and self._next.warm:
@@ -188,7 +195,7 @@ class Zygotes:
                 return
         else:
             source.threads, self._tries = max(warm.threads, 1), 1
-        self.tell(ZygoteWarmed(ok=True, detail=detail, key=self.key, lost=self._ended))
+        self._ports.send_agent(ZygoteWarmed(ok=True, detail=detail, key=self.key, lost=self._ended))
         self._ended = ""
 
     def _swap_zygotes(self) -> None:

@@ -23,9 +23,16 @@ class RankLogSource:
     their files, since an earlier agent has read the rest.
     """
 
-    def __init__(self, clock: Callable[[], float], log_dir: str, running: Running, limit_bytes: int) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        log_dir: str,
+        running: Running,
+        limit_bytes: int,
+        worth: Callable[[bytes], bool],
+    ) -> None:
         self.skipped_bytes = 0
-        self.worth: Callable[[bytes], bool] = lambda _: True
+        self._worth = worth
         self._clock = clock
         self._log_dir = log_dir
         self._running = running
@@ -46,7 +53,7 @@ class RankLogSource:
         for (_, rank, _), file in self._files.items():
             text = file.read_new(limit_bytes)
             self.skipped_bytes += file.take_skipped()
-            if text and self.worth(text):
+            if text and self._worth(text):
                 found += (Line(text=line, at=now, rank=rank) for line in file.split_lines(text))
             elif text:
                 file.skip_piece(text)

@@ -13,7 +13,10 @@ class Logs:
         self.running = [(1, 0)]
         self.path = folder / "gen-1/rank-0/stderr.log"
         self.path.parent.mkdir(parents=True)
-        self.source = RankLogSource(lambda: 9.0, str(folder), lambda: self.running, limit_bytes)
+        self.needle = b""
+        self.source = RankLogSource(
+            lambda: 9.0, str(folder), lambda: self.running, limit_bytes, lambda text: self.needle in text
+        )
 
     def write(self, text: bytes) -> list[str]:
         with self.path.open("ab") as file:
@@ -42,7 +45,7 @@ def test_a_file_that_is_truncated_below_us(tmp_path: Path) -> None:
 def test_what_was_there_before_us_is_not_read_again(tmp_path: Path) -> None:
     (tmp_path / "gen-1/rank-0").mkdir(parents=True)
     (tmp_path / "gen-1/rank-0/stdout.log").write_bytes(b"old\n")
-    source = RankLogSource(lambda: 0.0, str(tmp_path), lambda: [(1, 0)], MIB)
+    source = RankLogSource(lambda: 0.0, str(tmp_path), lambda: [(1, 0)], MIB, lambda text: True)
     assert source.read() == []
     (tmp_path / "gen-1/rank-0/stdout.log").write_bytes(b"old\nnew\n")
     assert [s.text for s in source.read() if isinstance(s, Line)] == ["new"]
@@ -66,7 +69,7 @@ def test_garbage(tmp_path: Path) -> None:
 
 def test_what_is_of_no_interest_is_not_taken_apart(tmp_path: Path) -> None:
     logs = Logs(tmp_path)
-    logs.source.worth = lambda text: b"needle" in text
+    logs.needle = b"needle"
     assert logs.write(b"hay\nhay\nnee") == []
     assert logs.write(b"dle here\n") == ["needle here"], "a line in two pieces is not missed"
 
