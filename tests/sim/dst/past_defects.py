@@ -80,7 +80,7 @@ PAST_DEFECTS = (
     Mutant(stopped_launch_told_again, None, draw_setup),
     Mutant(ends_dated_at_once, 41),
     Mutant(standbys_stay_believed, 28, draw_forgetful),
-    Mutant(unknown_generation_not_fenced, 85, draw_forgetful),
-    Mutant(lineage_kept, 126, draw_forgetful),
-    Mutant(last_call_stays_over, 31, draw_forgetful),
+    Mutant(unknown_generation_not_fenced, 727, draw_forgetful),
+    Mutant(lineage_kept, 250, draw_forgetful),
+    Mutant(last_call_stays_over, 144, draw_forgetful),
 )

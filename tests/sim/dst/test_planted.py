@@ -29,11 +29,10 @@ def first_seed(mutant: Mutant) -> int | None:
     return next((seed for seed in range(SEEDS) if found(mutant, seed)), None)
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("mutant", "seed"), NOTED)
 def test_its_seed_finds_it(mutant: Mutant, seed: int) -> None:
-    """Quick while the seed holds. A change of the code may move chance, and so the seed; then the search decides."""
-    assert found(mutant, seed) or first_seed(mutant) is not None, mutant.plant.__doc__
+    """A change of the code may move chance, and so the seed: `python -m tests.sim.dst.test_planted` notes it anew."""
+    assert found(mutant, seed), f"seed {seed} does not find it any more: {mutant.plant.__doc__}"
 
 
 @pytest.mark.slow
