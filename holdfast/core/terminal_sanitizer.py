@@ -25,7 +25,7 @@ def strip_controls(text: str) -> str:
 
 
 def sentence_of_ours(text: str) -> str:
-    """Return our message sanitized and with later lines indented, so that quoted text cannot pose as a message."""
+    """Return our message, sanitized and with later lines indented, so that a text it quotes cannot pose as ours."""
     return strip_controls(text).replace("\n", "\n  ")
 
 

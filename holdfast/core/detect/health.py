@@ -90,7 +90,7 @@ class HealthDetector:
 
 
 def _counted_amount(row: GaugeRow, value: float, last: float) -> float:
-    """Return what one reading adds: 1 or 0 for a level beyond or within its limit, and the rise of a counter."""
+    """Return how much one reading adds: for a counter its rise; for a level 1 if it is beyond its limit, else 0."""
     if row.above is not None:
         return float(value > row.above)
     if row.below is not None:

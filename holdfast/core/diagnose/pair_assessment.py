@@ -1,4 +1,4 @@
-"""Decides which worlds of a pair test failed, from reports of their nodes and by comparing their measurements."""
+"""Decides which worlds of a pair test failed: by their nodes' reports, and by comparing measurements of the worlds."""
 
 from collections.abc import Mapping, Sequence
 from math import exp, log
@@ -94,7 +94,8 @@ def _better_half(samples: Sequence[float], lower: bool) -> tuple[float, ...]:
 
 
 def _worse_of_two(samples: Mapping[World, Sequence[float]]) -> dict[World, float]:
-    """Return the worse of two worlds if it reaches less than half of the other, without overlap; empty otherwise."""
+    """Return the worse of two worlds, with its shortfall, if its median is below half of the other's and their samples
+    do not overlap; empty otherwise."""
     better, worse = sorted(samples, key=lambda world: -median(samples[world]))
     part = median(samples[worse]) / median(samples[better])
     apart = fleet_baseline.inner_range(samples[worse])[1] < fleet_baseline.inner_range(samples[better])[0]

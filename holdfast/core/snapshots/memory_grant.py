@@ -34,7 +34,7 @@ class MemoryRoom(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def part_bytes(self) -> int:
-        """Return the available bytes of one node, where several nodes share the host."""
+        """Return one node's part of the available bytes, because several nodes may share the host."""
         return self.available_bytes // self.nodes
 
     @property
