@@ -187,11 +187,9 @@ class AgentProtocol:
         return self._begin_leaving(leave) if leave else ()
 
     def occupied_by(self, running: int) -> int:
-        """Return the newest generation that has ranks here or may soon have some; 0 if there is none.
-
-        A launch under way has no ranks yet, so the newest generation counts until this node is told to stop it. After
-        that, only `running` counts: the generation whose processes were seen on this node.
-        """
+        """Return the newest generation that has ranks here or may soon have some; 0 if there is none. A launch under
+        way has no ranks yet, so a generation counts until this node is told to stop it. After that, the answer is
+        `running`, the generation whose processes were seen here."""
         return self.generation if self.generation > self.stopped else running
 
     def step(self, now: float, news: News) -> tuple[Deed, ...]:

@@ -49,8 +49,7 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
 class Stage(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):
     """Bring a release to these nodes beside the running one; the first node checks it before the others get it.
 
-    The outcome is ok if every node has the release. If the check failed, the outcome has a `detail` and an empty
-    `failed`.
+    The outcome is ok if every node has the release. If the check failed, `detail` says why and `failed` is empty.
     """
 
     id: int

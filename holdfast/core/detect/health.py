@@ -2,8 +2,7 @@
 
 A counter is judged by how much it rises while we watch, never by its earlier value. A level is judged by how many
 readings in a row show it. The detector raises the same alarm at most once an hour. It does not act on faults that
-heal by themselves: one flap of a link is ignored; heat, throttling and a source that does not answer are only
-reported.
+heal by themselves: it ignores one flap of a link, and only reports heat, throttling and sources that do not answer.
 """
 
 from collections.abc import Iterable

@@ -2,11 +2,9 @@
 
 All ranks leave a collective together, so a rank that arrives late at the next one was slow in between. A round of
 several steps shows for how much of the time the others waited for each rank. A rank is named only if ranks of the
-same node are the latest in most of five rounds, by a distance to other nodes that noise does not produce. Usually
-nobody is named.
+same node are the latest in most of five rounds, by more than noise produces. Usually no rank is named.
 
-The detector does not judge ranks until all of their group have reported collectives, nor a pace before it has seen a
-better one for a while.
+The detector judges no rank until its whole group has reported collectives, and no pace before it has seen a better one.
 
 A named rank is reported only if it costs something: the job is slower than it was, or the others wait for that rank
 for much of the time. The job acts on a named rank once the rank has cost more than its replacement would. So at most
@@ -86,7 +84,7 @@ class SlowDetector:
         return self._close_round(now) or self._check_pace(now)
 
     def _clock_offset_s(self, now: float, beat: Beat) -> float:
-        """Return the delay of a node's fastest recent beat, which is added to the node's times to correct its clock.
+        """Return the delay of a node's fastest recent beat. It is added to the node's times to correct its clock.
 
         A node sets its clock by one message from the controller, whose delay is unknown. On a busy machine the delay is
         tens of milliseconds, so that without the correction the node would always look late.

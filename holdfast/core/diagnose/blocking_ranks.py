@@ -3,8 +3,7 @@
 There are three kinds of evidence, the surest first. The kernel says which processes are stopped or gone. Sequence
 numbers show a rank that others wait for in a collective while that rank waits for nobody; if all wait in a circle,
 the circle is named. Stacks show which ranks are at another place than most. "Nobody" is a possible answer: if all
-ranks are at one place, the network or the code is at fault, and a majority that lags behind a few ranks is not to
-blame.
+ranks are at one place, the network or the code is at fault. A majority that lags behind a few ranks is not named.
 
 Do not use `find_blocking` on a running job: records of different ranks are up to a second apart, and some rank is
 always last. Call it repeatedly and let `vote_rounds` find the rank that is named again and again.
@@ -85,8 +84,7 @@ def training_processes(traces: Sequence[Trace]) -> dict[int, Process]:
 
 
 def vote_rounds(rounds: Sequence[BlockingRanks], margin: float = 0.4, share: float = 0.6) -> BlockingRanks:
-    """Return the ranks named in at least `share` of the rounds. Nobody is named unless these ranks were named more
-    often than every other rank, by `margin` of the rounds."""
+    """Return the ranks named in at least `share` of the rounds, if they lead all others by `margin` of the rounds."""
     counts = Counter(rank for round in rounds for rank in round.ranks)
     often = {rank for rank, count in counts.items() if count >= max(1, ceil(share * len(rounds)))}
     runner_up = max((count for rank, count in counts.items() if rank not in often), default=0)

@@ -94,8 +94,7 @@ def _better_half(samples: Sequence[float], lower: bool) -> tuple[float, ...]:
 
 
 def _worse_of_two(samples: Mapping[World, Sequence[float]]) -> dict[World, float]:
-    """Return the worse of two worlds, with its shortfall, if its median is below half of the other's and their samples
-    do not overlap; empty otherwise."""
+    """Return the worse of two worlds if its median is below half of the other's, without overlap; empty otherwise."""
     better, worse = sorted(samples, key=lambda world: -median(samples[world]))
     part = median(samples[worse]) / median(samples[better])
     apart = fleet_baseline.inner_range(samples[worse])[1] < fleet_baseline.inner_range(samples[better])[0]

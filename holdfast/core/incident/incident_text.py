@@ -106,8 +106,7 @@ def describe_phases(record: Record | Change) -> str:
 
 
 def phases_s(record: Record | Change) -> dict[str, float]:
-    """Return how long each phase took from the last good step to the next one. Group set-up and restore appear only
-    if ranks reported them."""
+    """Return the seconds of each phase from the last good step to the next one. Unreported phases are left out."""
     if isinstance(record, Record):
         ends = {"detect": record.alarm_at, "stop": record.stopped_at, "probe": record.stopped_at + record.probed_s}
     else:

@@ -208,8 +208,7 @@ def _user_code(case: IncidentCase) -> Verdict:
 def _judge_start(case: IncidentCase) -> Verdict:
     """Return the verdict on a script that fails before any step: one more try, unless it would fail the same way.
 
-    A file may be missing only because another rank is still making it. If the user set a number of restarts, that
-    number applies instead.
+    A file may be missing only because another rank is still making it. If the user limits restarts, that limit applies.
     """
     hint = f"; {case.cause.hint}" if case.cause.action == SETTING and case.cause.hint else ""
     if case.is_certain:

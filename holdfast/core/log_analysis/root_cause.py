@@ -41,8 +41,7 @@ class CauseFinding(msgspec.Struct, kw_only=True):
         return summary.root_rank if summary.root_rank is not None else self._rank_of_others()
 
     def _rank_of_others(self) -> int | None:
-        """Return a rank for a root hit without one: that of the first cause that has one, else of a context hit, else a
-        local rank; None if none fits."""
+        """Return a rank for a root hit without one: from other causes, context hits or the local rank; else None."""
         ranked = [hit for hit in self.hits if hit.row.role == "cause" and hit.rank is not None]
         if ranked:
             return _first_hit(ranked, {}).rank

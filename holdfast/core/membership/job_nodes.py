@@ -12,8 +12,7 @@ from holdfast.model.job_seats import Job, Seat
 
 
 class JobNodes:
-    """The seated nodes and the standbys, as part of the job's state. Methods return the actions that they
-    require."""
+    """The seated nodes and the standbys, as part of the job's state. Methods return the actions that they require."""
 
     def __init__(self, job: Job, limits: Limits, ids: Iterator[int]) -> None:
         self.job = job

@@ -1,5 +1,4 @@
-"""Chooses which nodes replay together: n groups of m nodes, formed in two ways, so that a group of one way and a group
-of the other share at most one node.
+"""Chooses which nodes replay together: n groups of m, cut in two ways. Groups of different cuts share at most one.
 
 Of z = m * n nodes, node x is in horizontal group x // m and in vertical group x mod n. With m <= n, the nodes of one
 horizontal group all lie in different vertical groups, so a faulty group of each phase has exactly one node in common.

@@ -1,5 +1,4 @@
-"""Runs a twin replay: two halves of a job's nodes do the same work, and a referee decides which of two twins is
-wrong.
+"""Two-half replay: two halves of a job's nodes do the same work, and a referee decides which of two twins is wrong.
 
 Each half is a job of its own, with ranks numbered alike, so node x of one half is the twin of node x of the other. A
 rank computes signatures (hashes) of the data that it sends into a sum or to the next stage, before that data mixes with

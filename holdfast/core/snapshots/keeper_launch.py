@@ -27,7 +27,7 @@ class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_launch(errand: LaunchHere) -> KeeperLaunch:
-    """Return the part of a launch that a keeper needs. A node that was away shares no step with the job's lineage."""
+    """Return the part of a launch that a keeper needs. A node that was away keeps no older snapshot."""
     seat, restore = errand.seat, errand.restore
     return KeeperLaunch(
         generation=errand.generation,
