@@ -1,4 +1,4 @@
-"""Sanitizer for text from others before it is shown: it removes what a terminal would obey.
+"""Sanitizer for text from others before it is shown: it removes everything that a terminal would obey.
 
 Sequences that move the cursor or set the title or the clipboard, and characters that reverse the reading direction,
 could make a console or a report show false text.

@@ -82,7 +82,7 @@ class JobState:
     # --- what one step decides -----------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """Forget what the last step decided."""
+        """Clear the decision of the last step."""
         self.actions: list[Action] = []
         self.next_move = ""  # what the job does now, as the last clause of the step's reason
         self.closed: Record | None = None

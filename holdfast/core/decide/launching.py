@@ -129,7 +129,7 @@ def on_wait_tick(state: JobState, now: float) -> str:
 
 
 def launch_or_wait(state: JobState, now: float) -> str:
-    """Launch if enough nodes are there and nothing holds the job back; otherwise wait for what is missing."""
+    """Launch if enough nodes are ready and nothing holds the job back; otherwise wait."""
     state.next_move = _launch_or_wait(state, now)
     return state.next_move
 

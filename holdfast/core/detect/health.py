@@ -98,7 +98,7 @@ def _counted_amount(row: GaugeRow, value: float, last: float) -> float:
 
 
 def find_row_fault(row: GaugeRow) -> str:
-    """Return what is wrong with a row; empty if nothing is."""
+    """Return the fault in one row; empty if there is none."""
     if sum(limit is not None for limit in (row.above, row.below, row.rises)) != 1:
         return "needs exactly one of above, below and rises"
     try:

@@ -9,7 +9,7 @@
 5. Probes find nothing: restart in place, since many faults are transient.
 6. The same again: roll the newest release back. If the loss fails at the same step again and the script can skip,
    leave that batch out.
-7. The same again, and the script allows it: replay the work in groups of nodes and evict who fails in two groupings.
+7. The same again, and the script allows it: replay the work in groups; evict a node that fails in two groupings.
 8. Nothing left: ask a person, or end the job with code 93 and the story, its state kept.
 
 The first failure of its kind without a culprit always leads to a restart in place, the cheapest remedy. A release

@@ -80,7 +80,7 @@ _INSIDE = re.compile(r"\[(?:RANK|[Rr]ank) ?(\d{1,6})\]|\b[Rr]ank (\d{1,6})[\]:]|
 
 
 class LogLine(msgspec.Struct, kw_only=True):
-    """One log line: its words without prefixes, and what the prefixes say."""
+    """One log line: its text without prefixes, and the facts that the prefixes state."""
 
     text: str
     raw: str  # as it is shown

@@ -179,7 +179,7 @@ class Standbys:
         return (Dismiss(id=next(self._ids), node=node, reason=reason),)
 
     def doubt_all(self, now: float) -> None:
-        """Distrust all standbys until they report again: what they do now is unknown, and one may run ranks."""
+        """Distrust all standbys until they report again, because their state is unknown and one may run ranks."""
         self.coming |= dict.fromkeys(sorted({*self.pool, *self.under_probe}), now)
         for known in (self.pool, self._checked, self.suspects, self.examined, self.checking):
             known.clear()

@@ -96,7 +96,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def at_most(self) -> str:
-        """Return "at most " if the ETTR may include work that was redone unnoticed; else ""."""
+        """Return "at most " if the ETTR may count redone work as new, because a resumed step is unknown; else ""."""
         mended = (r for r in self.incidents if r.verdict.remedy is not Remedy.GIVE_UP)
         sure = not any(incident_text.describe_unknown_resume(r) for r in mended) and not any(
             incident_text.describe_unknown_resume(c) for c in self.changes

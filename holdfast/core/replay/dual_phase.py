@@ -180,7 +180,7 @@ class DualPhaseReplay:
 
 
 def _shared_nodes(first: dict[str, Nodes], second: dict[str, Nodes]) -> Nodes:
-    """Return the nodes that are in every group that failed: a single fault there would explain all failures."""
+    """Return the nodes that are in every failed group. A fault of one such node would explain all failures."""
     groups = [*first.values(), *second.values()]
     return tuple(node for node in groups[0] if all(node in group for group in groups))
 

@@ -25,7 +25,7 @@ _MIX, _WORD = 0x9E3779B97F4A7C15, 2**64 - 1
 
 
 def nodes_per_half(count: int, mesh: Dims, nproc: int) -> int:
-    """Return how many of the nodes make one half. Raises UnfitError if there are no two halves or no referee."""
+    """Return how many nodes form one half. Raises UnfitError if there are too few for two halves and a referee."""
     unit = nodes_per_replica(mesh, nproc)
     half = count // unit // 2 * unit
     if not half:
