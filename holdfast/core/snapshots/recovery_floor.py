@@ -49,7 +49,7 @@ class RecoveryFloor:
         self.nodes: frozenset[str] = frozenset()
 
     def on_launch(self, generation: int, seats: tuple[Seat, ...], mesh: Dims) -> tuple[str, ...]:
-        """Place the copies for a new generation. Return sentences on evictions that lose state, or on missing parity."""
+        """Place the copies for a new generation. Return sentences on evictions that lose state or why parity failed."""
         self.generation, self.nodes = generation, frozenset(seat.node for seat in seats)
         self.floor = self.verified = self._next = -1
         self._beats.clear()
