@@ -36,13 +36,13 @@ class LogLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WordLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the user's own catalog of last words lies."""
+    """The location of the user's own catalog of last words."""
 
     catalog: str = ""  # the user's own rows; empty: words.toml in HOLDFAST_HOME, else in ~/.config/holdfast
 
 
 class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings for a language model that is asked where the rules are not sure."""
+    """Settings for a language model that is asked if the rules are not sure."""
 
     url: str = ""  # of an OpenAI-compatible endpoint; empty: nobody is asked
     name: str = ""
@@ -60,7 +60,7 @@ class ReleaseLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DoorLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """TLS files by which the hosts of a job prove themselves; empty: the job creates its own authority."""
+    """TLS files with which the hosts of a job prove their identity. If empty, the job creates its own authority."""
 
     authority: str = ""
     certificate: str = ""

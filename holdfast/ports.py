@@ -20,10 +20,10 @@ class Journal(Protocol):
     doubt: str  # why nobody knows whether some were lost; empty: it is known
 
     def raise_epoch(self, epoch: int) -> None:
-        """Move to this epoch, which a node has heard from an unknown writer. The epoch is on disk on return."""
+        """Move to this epoch, because a node has heard it from an unknown writer. On return, the epoch is on disk."""
 
     def append(self, entry: Entry, durable: bool) -> None:
-        """Add an entry; with `durable` it and all before it are on disk when this returns."""
+        """Add an entry. With `durable`, this entry and all earlier ones are on disk on return."""
 
     def flush(self) -> None:
         """Write all appended entries to disk before returning."""
@@ -50,8 +50,7 @@ class Fleet(Protocol):
     can_acquire: bool
 
     async def acquire(self, count: int) -> tuple[str, ...]:
-        """Start this many nodes and return their names; each dials the controller later. Raise OSError if it
-        fails."""
+        """Start this many nodes and return their names; each dials the controller later. Raise OSError on failure."""
 
     async def give_back(self, node: str, reason: str) -> None:
         """End the node and all processes on it; an unknown or ended node is no error.
@@ -72,7 +71,7 @@ class Store(Protocol):
     async def open(self, generation: int) -> int:
         """Return the port of this generation's store, the same at every call; raise OSError if there is none.
 
-        Negative numbers stand for groups besides the generations.
+        Negative numbers stand for groups outside the generations, such as those of a replay.
         """
 
     async def quit(self) -> None:
@@ -90,8 +89,8 @@ class Socket(Protocol):
 
 
 class ControllerPorts(msgspec.Struct, frozen=True, kw_only=True):
-    """The world around one controller: what it works on, and who hears of its work. Nothing has a default, so that
-    a wire that is forgotten is an error at the start."""
+    """The world around one controller: the interfaces that it uses, and the listeners that hear of its work. No field
+    has a default, so that a forgotten field is an error at the start."""
 
     journal: Journal
     fleet: Fleet

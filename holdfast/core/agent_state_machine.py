@@ -25,9 +25,9 @@ class NodeLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fence_s(limits: NodeLimits) -> float:
-    """Return how long ranks may live on a node after its controller has given the node up.
+    """Return for how many seconds ranks may still run on a node after the controller has given the node up.
 
-    The controller may still reach a node that it cannot hear; that node must first notice the broken link.
+    The link may be broken in one direction only. Then the node ends its ranks only after it notices the broken link.
     """
     return limits.lost_s + 2 * _NOTICE_S + _MARGIN_S
 
@@ -119,13 +119,13 @@ class RememberDone(msgspec.Struct, frozen=True):
 
 
 class HeedEpoch(msgspec.Struct, frozen=True):
-    """Write this epoch to disk; from now on the agent ignores controllers older than it."""
+    """Write this epoch to disk; from now on the agent ignores controllers of older epochs."""
 
     epoch: int
 
 
 class RememberLeaving(msgspec.Struct, frozen=True):
-    """Write to disk, before anything is ended, that the node leaves; the next agent here then goes on with it."""
+    """Write to disk that the node leaves, before any process is ended, so that a new agent can finish leaving."""
 
     errand: Leave
 
@@ -135,7 +135,7 @@ class CarryOut(msgspec.Struct, frozen=True):
 
 
 class JudgeExit(msgspec.Struct, frozen=True):
-    """Have a rank's last words judged in another process, because that may take any length of time."""
+    """Have another process judge a rank's last words, because judging them may take any length of time."""
 
     exit: Exit
 
@@ -179,7 +179,7 @@ class AgentProtocol:
         *,
         epoch: int = 0,
     ) -> tuple[Deed, ...]:
-        """Take over the state of an earlier agent of this node. With `leave`, go on with the leaving it had begun."""
+        """Take over the state of this node's earlier agent. `leave` is the Leave errand that it had begun, if any."""
         self._done = {d.id: d for d in done}
         self.generation, self.expected, self.stopped = generation, set(ranks), stopped
         self._begun = generation
@@ -187,10 +187,9 @@ class AgentProtocol:
         return self._begin_leaving(leave) if leave else ()
 
     def occupied_by(self, running: int) -> int:
-        """Return the newest generation that has or may soon have ranks here; 0 if none. `running` is seen to run.
-
-        A launch under way has no ranks yet, and a generation that nobody has told us to stop is not over.
-        """
+        """Return the newest generation that has ranks here or may soon have some; 0 if there is none. A launch under
+        way has no ranks yet, so a generation counts until this node is told to stop it. After that, the answer is
+        `running`, the generation whose processes were seen here."""
         return self.generation if self.generation > self.stopped else running
 
     def step(self, now: float, news: News) -> tuple[Deed, ...]:
@@ -253,12 +252,13 @@ class AgentProtocol:
         return (CarryOut(errand),)
 
     def _begin_leaving(self, errand: Leave) -> tuple[Deed, ...]:
-        """Start to leave and write that down, because nobody else would tell the next agent to finish it."""
+        """Start to leave the job. Write that to disk, because nobody else would tell a new agent to finish leaving."""
         self.leaving, self.stopped = True, self.generation
         return (RememberLeaving(errand), CarryOut(errand))
 
     def _is_over(self, generation: int) -> bool:
-        """Return whether this generation was stopped or launched here, unless an earlier agent left it half done."""
+        """Return whether to refuse a launch of this generation, because it was already stopped or launched here. One
+        that an earlier agent launched may be launched again, because that launch may be incomplete."""
         return generation <= self.stopped or (generation <= self.generation and generation != self._begun)
 
     def _on_finished(self, news: ErrandDone) -> tuple[Deed, ...]:
@@ -312,7 +312,7 @@ class AgentProtocol:
         return self._post_due()
 
     def _post_due(self) -> tuple[Deed, ...]:
-        """Post what is due in order of events; an exit that is still being judged holds back all that follows it."""
+        """Send waiting posts in the order of their events. An exit that is still being judged holds up later posts."""
         posts = []
         while self._due and not isinstance(body := self._due[0], Exit):
             self._due.popleft()

@@ -1,4 +1,4 @@
-"""Sanitizer for text from others before it is shown: it removes what a terminal would obey.
+"""Sanitizer for text from others before it is shown: it removes everything that a terminal would obey.
 
 Sequences that move the cursor or set the title or the clipboard, and characters that reverse the reading direction,
 could make a console or a report show false text.
@@ -25,7 +25,7 @@ def strip_controls(text: str) -> str:
 
 
 def sentence_of_ours(text: str) -> str:
-    """Return our message sanitized and with later lines indented, so that quoted text cannot pose as a message."""
+    """Return our message, sanitized and with later lines indented, so that a text it quotes cannot pose as ours."""
     return strip_controls(text).replace("\n", "\n  ")
 
 

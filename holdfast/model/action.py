@@ -1,4 +1,4 @@
-"""Actions that the decider requests. Each has an id, is safe to repeat and gets an outcome; a Say has neither."""
+"""Actions that the decider requests. Each has an id, is safe to repeat and gets an outcome, except for Say."""
 
 import msgspec
 
@@ -47,9 +47,9 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):
-    """Bring a release to these nodes beside what runs there; the first node checks it before the others get it.
+    """Bring a release to these nodes beside the running one; the first node checks it before the others get it.
 
-    The outcome is ok when every node has the release. If the check failed, it has a `detail` and an empty `failed`.
+    The outcome is ok if every node has the release. If the check failed, `detail` says why and `failed` is empty.
     """
 
     id: int
@@ -60,7 +60,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):
 class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     """Test these nodes while no rank runs on them: each alone and, if none fails, in pairs.
 
-    The outcome is ok when all could be tested. `failed` names nodes found bad; `nodes` is a set of which one is bad.
+    The outcome is ok if all nodes could be tested. `failed` names bad nodes; `nodes` names a set with one bad node.
     """
 
     id: int

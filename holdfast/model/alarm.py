@@ -19,7 +19,7 @@ class Kind(StrEnum):
 
 
 class Stance(StrEnum):
-    """What an alarm of a detector may lead to."""
+    """The most that an alarm of a detector may lead to."""
 
     OBSERVE = "observe"  # the journal alone
     NOTIFY = "notify"  # a person is told
@@ -49,5 +49,5 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True, tag="alarm"):
 
     @property
     def response(self) -> LossResponse | None:
-        """Return what the user wants done about a loss that stands out; None for every other alarm."""
+        """Return the user's chosen response to a loss that stands out; None for every other alarm."""
         return parse_response(self.policy)

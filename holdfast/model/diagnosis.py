@@ -1,4 +1,4 @@
-"""The diagnosis of ranks' last words: the failure class, who is at fault, and what to do next."""
+"""The diagnosis of ranks' last words: the failure class, the party at fault, and the next action."""
 
 import msgspec
 

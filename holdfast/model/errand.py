@@ -38,7 +38,7 @@ class StopHere(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
 
 
 class StageHere(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):
-    """Stage this release beside what runs; with `check`, only if it compiles and its imports resolve."""
+    """Stage this release beside the running one. With `check`, do so only if it compiles and its imports resolve."""
 
     id: int
     release: Release
@@ -53,7 +53,7 @@ class ProbeHere(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
 
 
 class PairTestHere(msgspec.Struct, frozen=True, kw_only=True, tag="meet"):
-    """Test the connection between this node and others, together with them."""
+    """Test the links between this node and others, which run the same test at the same time."""
 
     id: int
     meeting: PairMeeting
@@ -69,7 +69,7 @@ class ReplayHere(msgspec.Struct, frozen=True, kw_only=True, tag="play"):
 
 
 class FinalState(msgspec.Struct, frozen=True, kw_only=True):
-    """A step that goes from memory to storage before the job ends, and the ranks of one node that write it."""
+    """A step that one node writes from memory to storage before the job ends, and the ranks whose state it writes."""
 
     step: int
     ranks: tuple[int, ...]

@@ -55,7 +55,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """A node has reported, runs no ranks and can take some."""
+    """A node has reported. It runs no ranks and can take some."""
 
     node: str
     host: str
@@ -86,7 +86,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
-    """All ranks of a node have ended well, or hang after their scripts have come to an end."""
+    """All ranks of a node have ended well, or have finished their scripts and hang at exit."""
 
     node: str
     generation: int
@@ -95,7 +95,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
-    """The result of an action; `failed` names the nodes on which it did not work, and why."""
+    """The result of an action. `failed` names the nodes on which the action failed, each with the reason."""
 
     action: int
     ok: bool
@@ -123,7 +123,7 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True, tag="tick"):
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
-    """Entries that the journal has lost, and what is known about the job at the time they were written."""
+    """A loss of journal entries, and what is still known of the job's state when those entries were written."""
 
     kept: int  # entries that are left
     of: int  # that it had, at least; 0: nobody knows

@@ -1,4 +1,4 @@
-"""What the user wants done about a loss that stands out, as a value; alarms carry it as text."""
+"""The user's chosen response to a loss that stands out, as a value; alarms carry it as text."""
 
 from enum import StrEnum
 
@@ -16,14 +16,14 @@ class LossPolicy(StrEnum):
 
 
 class LossResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A response that changes the steps to come: how many of them, and how."""
+    """A response that changes coming steps: the number of steps, and the change."""
 
     policy: LossPolicy
     steps: int
     factor: float = 1.0  # of the learning rate; of LOWER alone
 
     def encode_text(self) -> str:
-        """Return this as an alarm carries it: "skip-batches:K", "rewind-and-skip:K" or "lower-lr:FACTOR:K"."""
+        """Return the text that an alarm carries: "skip-batches:K", "rewind-and-skip:K" or "lower-lr:FACTOR:K"."""
         factor = f"{self.factor!r}:" if self.policy is LossPolicy.LOWER else ""
         return f"{self.policy}:{factor}{self.steps}"
 

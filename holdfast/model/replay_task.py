@@ -1,4 +1,4 @@
-"""The task of ranks that do earlier work again in a replay, and their results."""
+"""The task of ranks that repeat earlier work in a replay, and their results."""
 
 import msgspec
 

@@ -46,7 +46,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Arrival(msgspec.Struct, frozen=True, array_like=True):
-    """The time at which a rank reached one collective; `group` and `seq` are the same on all ranks."""
+    """The time at which a rank reached one collective. All ranks give a collective the same `group` and `seq`."""
 
     group: str
     seq: int

@@ -33,7 +33,7 @@ class CopySummary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Doubt(msgspec.Struct, frozen=True, kw_only=True):
-    """A ban on restoring states after `not_after` that this generation or an older one made."""
+    """A ban on restoring states that this generation or an older one made after step `not_after`."""
 
     generation: int
     not_after: int
@@ -48,7 +48,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Restore(msgspec.Struct, frozen=True, kw_only=True):
-    """The step that all ranks of the next generation resume from, and its sources; by default step 0 from nothing."""
+    """The step from which all ranks of the next generation resume, and its sources. By default: step 0, no sources."""
 
     step: int = 0
     sources: tuple[Source, ...] = ()
@@ -60,7 +60,7 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Half(msgspec.Struct, frozen=True, kw_only=True):
-    """The keeper of one half of a node's backup, which is XORed with a half of another node's."""
+    """The keeper of one half of a node's backup. The keeper XORs it with a half of another node's backup."""
 
     keeper: str
     keeper_at: Address = ("", 0)

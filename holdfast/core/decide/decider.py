@@ -57,7 +57,7 @@ def _look_after_standbys(state: JobState, now: float) -> None:
 
 
 def _dispatch(state: JobState, now: float, event: Event) -> str:
-    """Pass the event to the function for the current phase, and return the reason for what it decided."""
+    """Pass the event to the function for the current phase and event, and return the reason for its decision."""
     match state.phase, event:
         case Phase.NEW, Begin():
             return launching.on_begin(state, now, event)

@@ -18,7 +18,7 @@ class DoubtfulStates:
         self._bad = -1  # where it went wrong last
 
     def doubt_after(self, generation: int, not_after: int, progress: Progress | None) -> None:
-        """Doubt states after `not_after`. If that is no later than last time, doubt the restored state too."""
+        """Doubt states after `not_after`. If the loss went bad no later than before, doubt the restored state too."""
         self.not_after, self.verified = not_after, 0 <= self._bad and not_after <= self._bad
         if self.verified and not (progress and progress.counted):  # before the state that it went on from
             self.not_after = min(not_after, progress.first_step - 2 if progress else not_after - 1)
@@ -26,11 +26,11 @@ class DoubtfulStates:
         self.all = (*self.all, Doubt(generation=generation, not_after=self.not_after))[-_KEPT:]
 
     def clear_after(self, not_after: int) -> None:
-        """Trust the states up to this step again: a bad batch spoilt the loss, and that batch is now skipped."""
+        """Trust the states up to this step again, because the batch that made the loss bad is now skipped."""
         if self.all and self.not_after is not None:
             self.not_after, self.verified = not_after, False
             self.all = (*self.all[:-1], Doubt(generation=self.all[-1].generation, not_after=not_after))
 
     def on_training(self) -> None:
-        """Lift the limits of the open incident: the job trains again, from a state that is not in doubt."""
+        """Lift the open incident's limit on states to restore: the job trains again from a state not in doubt."""
         self.not_after, self.verified = None, False

@@ -1,4 +1,4 @@
-"""What keeps a job from training: an incident, or the pause of a planned restart. There is never more than one."""
+"""The interruption that keeps a job from training: an incident or the pause of a planned restart, never both."""
 
 import msgspec
 
@@ -39,7 +39,7 @@ class Pause(msgspec.Struct, kw_only=True):
         )
 
     def on_late_step(self, event: Progress) -> None:
-        """Take in steps that were made before the ranks ended but reported after the order."""
+        """Take in steps that ranks made before they ended but reported after the order for the restart."""
         if event.step > self.good_step or self.good_step < 0:
             self.good_step, self.good_at = event.step, max(self.good_at, event.at)
             self.counted, self.numbered = event.counted, event.numbered
@@ -73,7 +73,7 @@ Interruption = Incident | Pause
 
 
 def resumed_step(event: Progress, after: Interruption) -> int | None:
-    """Return the step that a generation resumed from; None if unknown or numbered differently than before."""
+    """Return the step that a generation resumed from; None if it is unknown or steps are now numbered differently."""
     before = event.first_step - 1
     alike = after.good_step < 0 or after.counted or after.numbered == event.numbered
     return before if not event.counted and (alike or before <= 0) else None

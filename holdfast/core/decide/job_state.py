@@ -69,7 +69,7 @@ class JobState:
         self.begin_step()
 
     def begin_job(self, begin: Begin) -> None:
-        """Take over what the first event of the journal says about the job."""
+        """Take over the job, its limits and its first release from the first event of the journal."""
         self.job, self.limits = begin.job, begin.limits
         self._make_parts(begin.release)
         self.fence = Fence(begin.fence_s, fleet_ends=begin.job.can_acquire)
@@ -82,7 +82,7 @@ class JobState:
     # --- what one step decides -----------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """Forget what the last step decided."""
+        """Clear the decision of the last step."""
         self.actions: list[Action] = []
         self.next_move = ""  # what the job does now, as the last clause of the step's reason
         self.closed: Record | None = None
@@ -109,7 +109,7 @@ class JobState:
     # --- the phase -----------------------------------------------------------------------------------------------
 
     def enter(self, phase: Phase, awaited: int = 0) -> None:
-        """Change the phase. `awaited` is the action whose outcome will end it, for phases that end so."""
+        """Change the phase. If an action's outcome ends the new phase, `awaited` is the number of that action."""
         assert phase in _NEXT[self.phase], f"{phase} does not follow {self.phase}"
         assert bool(awaited) is (phase in _AWAITING), f"{phase} awaits {awaited or 'nothing'}"
         self.phase = phase
@@ -159,12 +159,12 @@ class JobState:
 
     @property
     def current_case(self) -> IncidentCase:
-        """Return the case that nodes are being tried for."""
+        """Return the case of the incident for which nodes are being probed or replay work."""
         assert self.case is not None, f"{self.phase} without a case"
         return self.case
 
     @property
     def current_verdict(self) -> Verdict:
-        """Return the verdict that a launch carries out while an incident is open."""
+        """Return the verdict on the open incident, which the current launch carries out."""
         assert self.verdict is not None, f"{self.phase} without a verdict"
         return self.verdict

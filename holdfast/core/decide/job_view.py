@@ -1,7 +1,7 @@
 """A read-only view of a job's state, for everybody outside of core/decide.
 
-It is a window and not a copy: what it shows is always so now, and to look costs nothing. Controllers look at every
-beat of every node, and simulations of months at every event. All that it hands out is read-only too.
+It is a window and not a copy: it always shows the present state, and reading it costs nothing. That matters because
+controllers read it at every beat, and long simulations at every event. All values that it returns are read-only.
 """
 
 from collections.abc import Mapping, Set
@@ -48,7 +48,7 @@ class JobView:
 
     @property
     def awaited(self) -> int:
-        """The action whose outcome ends the phase, or ended the last one that had one."""
+        """The action whose outcome ends this phase; if the phase has none, that of the last phase that had one."""
         return self._state.awaited
 
     @property
@@ -64,7 +64,7 @@ class JobView:
 
     @property
     def incidents(self) -> int:
-        """How many incidents the job has had, with the open one."""
+        """The number of incidents so far, including an open one."""
         return self._state.incidents
 
     @property
@@ -132,12 +132,12 @@ class JobView:
 
     @property
     def under_check(self) -> frozenset[str]:
-        """The nodes that are checked before they become standbys, or as standbys."""
+        """The new nodes and the standbys that are being checked now."""
         return frozenset(self._state.nodes.standbys.checking.values())
 
     @property
     def under_probe(self) -> frozenset[str]:
-        """The same, and the evicted nodes that are examined or are about to be."""
+        """The nodes under check, and the evicted nodes that are being examined or will be."""
         return frozenset(self._state.nodes.standbys.under_probe)
 
     @property
@@ -146,11 +146,11 @@ class JobView:
         return frozenset(self._state.fence.nodes)
 
     def may_return(self, node: str) -> bool:
-        """Return whether this node may join (again)."""
+        """Return whether this node may join the job, or join it again."""
         return self._state.nodes.standbys.may_return(node)
 
     def assign_roles(self, admitting: Set[str]) -> dict[str, NodeRole]:
-        """Return the role of each node; `admitting` are those that have made no step since they were admitted."""
+        """Return the role of each node. `admitting` names the admitted nodes that have made no step yet."""
         return assign_roles(self._state, admitting)
 
     # --- people --------------------------------------------------------------------------------------------------
@@ -172,12 +172,12 @@ class JobView:
 
     @property
     def evicting(self) -> Mapping[str, str]:
-        """The nodes that people want gone at once, and who does."""
+        """The nodes that must leave at once, each with the person who ordered that."""
         return MappingProxyType(self._state.requests.evicting)
 
     @property
     def draining(self) -> Mapping[str, str]:
-        """The nodes that people want gone when a standby can take their place, and who does."""
+        """The nodes that must leave once a standby can replace them, each with the person who ordered that."""
         return MappingProxyType(self._state.requests.draining)
 
     # --- releases ------------------------------------------------------------------------------------------------
@@ -188,12 +188,12 @@ class JobView:
 
     @property
     def waiting_release(self) -> Release | None:
-        """The release that the next launch will run, if it is another one."""
+        """The staged release that waits for the next launch; None if the running release stays."""
         return self._state.releases.waiting
 
     @property
     def waits_until(self) -> float | None:
-        """When the release that waits gets a restart of its own; None if none waits."""
+        """The time at which the waiting release gets a restart of its own; None if no release waits."""
         return self._state.releases.wake_at()
 
     @property
@@ -209,7 +209,7 @@ class JobView:
         return MappingProxyType(self._state.releases.told)
 
     def rolled_back_as(self, release: Release) -> int:
-        """Return the number under which the same code was rolled back before; 0 if it was not."""
+        """Return the number of an earlier release with the same code that was rolled back; 0 if there is none."""
         return self._state.releases.rolled_back_as(release)
 
     def rollback_refusal(self, number: int) -> str:

@@ -12,7 +12,7 @@ class Fence:
     """
 
     def __init__(self, lasts_s: float = 0.0, *, fleet_ends: bool = True) -> None:
-        """`lasts_s`: how long ranks may live on without a controller. 0, as in old journals: no fence."""
+        """`lasts_s` is how long ranks may run without a controller. Old journals have 0, which means no fence."""
         self.nodes: set[str] = set()  # that may have living ranks, and nobody knows
         self.until = 0.0  # 0: it does not stand
         self._lasts_s = lasts_s
@@ -20,7 +20,7 @@ class Fence:
         self._dismissed: dict[int, str] = {}
 
     def raise_fence(self, now: float, nodes: Iterable[str]) -> list[Action]:
-        """Raise the fence for these nodes. Return a message for a person if the fleet cannot end them."""
+        """Raise the fence for these nodes. If the fleet cannot end nodes, return a message that tells a person so."""
         self.nodes.update(nodes)
         if not self.nodes or not self._lasts_s:
             return []
@@ -39,7 +39,7 @@ class Fence:
         return f"waiting out {left_s:.0f} s until the ranks on {where}, which did not answer, have ended themselves"
 
     def watch_dismissals(self, actions: Iterable[Action]) -> None:
-        """Remember which of these actions make the fleet end a fenced node, to await their outcomes."""
+        """Remember the actions by which the fleet ends a fenced node. Their outcomes may take the fence down."""
         if self.until and self._fleet_ends:
             found = (action for action in actions if isinstance(action, Dismiss) and action.node in self.nodes)
             self._dismissed |= {action.id: action.node for action in found}

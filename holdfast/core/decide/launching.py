@@ -1,4 +1,4 @@
-"""The path from ready nodes to a training generation: who gets ranks, when to launch, and how the job ends."""
+"""The path from ready nodes to a training generation: which nodes get ranks, when to launch, and how a job ends."""
 
 from collections.abc import Collection, Iterable
 
@@ -48,7 +48,7 @@ def on_side_probe(state: JobState, now: float, found: tuple[str, tuple[Action, .
 
 
 def tell_alarm(state: JobState, alarm: Alarm, more: str = "") -> str:
-    """Report an alarm that stops nobody, and remember which ranks keep the others waiting."""
+    """Report an alarm that does not stop the job. Remember it if it names the ranks that make the others wait."""
     if alarm.kind is Kind.HANG and alarm.suspects and alarm.generation == state.generation:
         state.named = alarm
     if alarm.stance is not Stance.OBSERVE:
@@ -89,7 +89,7 @@ def evict_nodes(
 
 
 def make_stop(state: JobState, lost: Collection[str] = ()) -> Stop:
-    """Return the action that ends all ranks of this generation, but on nodes that are `lost` and would not answer."""
+    """Return the action that ends all ranks of this generation, except on `lost` nodes, which would not answer."""
     nodes = tuple(seat.node for seat in state.nodes.active_seats if seat.node not in lost)
     return Stop(id=next(state.ids), generation=state.generation, nodes=nodes, grace_s=state.limits.stop_grace_s)
 
@@ -102,7 +102,7 @@ def fence_unstopped(state: JobState, now: float, nodes: Iterable[str]) -> None:
 
 
 def on_dismissed(state: JobState, now: float, event: Outcome) -> str:
-    """Handle the fleet's report that it has ended a node that did not answer, or could not end it."""
+    """Handle the fleet's report that it has ended a fenced node, or that it could not end the node."""
     error = "" if event.ok else event.detail or "the fleet did not say why"
     reason, actions = state.fence.on_dismissed(now, event.action, error)
     state.emit(*actions)
@@ -129,7 +129,7 @@ def on_wait_tick(state: JobState, now: float) -> str:
 
 
 def launch_or_wait(state: JobState, now: float) -> str:
-    """Launch if enough nodes are there and nothing holds the job back; otherwise wait for what is missing."""
+    """Launch if enough nodes are ready and nothing holds the job back; otherwise wait."""
     state.next_move = _launch_or_wait(state, now)
     return state.next_move
 
@@ -208,7 +208,7 @@ def on_progress(state: JobState, now: float, event: Progress) -> str:
 
 
 def _end_interruption(state: JobState, event: Progress) -> str:
-    """Record that the first step after a launch ends the incident or the planned restart that the launch was for."""
+    """End the incident or the planned restart, if there is one, because the first step after the launch was made."""
     match state.interruption:
         case Incident() as incident:
             incident.on_recovered(event)

@@ -20,7 +20,7 @@ class NodeRole(StrEnum):
 
 
 def assign_roles(state: JobState, admitting: Set[str]) -> dict[str, NodeRole]:
-    """Return the role of each node. Seated nodes come last, so a node's seat outweighs what it was before."""
+    """Return the role of each node. A seat overrides other roles of a node, unless the node was evicted."""
     nodes, standbys = state.nodes, state.nodes.standbys
     left = [node for node, kind in standbys.gone.items() if kind is not None]
     checking = standbys.checking.values()

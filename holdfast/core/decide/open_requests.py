@@ -1,4 +1,4 @@
-"""What people have asked of a job and is not done yet: to stand still, to answer a question, to let nodes go."""
+"""People's requests to a job that are still open: holding the job, answering its question, letting nodes go."""
 
 from collections.abc import Set
 
@@ -26,7 +26,7 @@ class OpenRequests:
             self.draining.pop(node, None)
 
     def nodes_to_leave(self, active: Set[str], standbys: int) -> set[str]:
-        """Return the nodes that leave at the next restart: all evicted ones, and drained ones while standbys last."""
+        """Return the nodes that leave at the next restart: all to be evicted, and drained ones while standbys last."""
         gone = {node for node in active if node in self.evicting}
         drained = sorted(node for node in active if node in self.draining and node not in gone)
         return gone.union(drained[: max(0, standbys - len(gone))])

@@ -47,7 +47,7 @@ def on_paused(state: JobState, now: float, event: Outcome) -> str:
 
 
 def on_alarm_in_pause(state: JobState, now: float, alarm: Alarm) -> str:
-    """Open an incident during a pause. The restart for the incident also serves what the pause was for."""
+    """Open an incident during a pause. Its restart also serves the purpose of the pause."""
     incident = recovery.add_failure(state, now, alarm)
     next(state.ids)  # journals have counted a Stop here that nobody sends; without it all later numbers would differ
     state.enter(Phase.STOPPING, state.awaited)  # the ranks are being ended already

@@ -26,7 +26,7 @@ def open_trouble(state: JobState, now: float, alarm: Alarm) -> str:
 
 
 def add_failure(state: JobState, now: float, alarm: Alarm) -> Incident:
-    """Return the incident that an alarm opens, or the open one with a new round. It replaces a planned restart."""
+    """Open an incident for this alarm, in place of any planned restart, or add a round to the open one. Return it."""
     incident = state.incident
     if incident is None:
         state.incidents += 1
@@ -40,7 +40,7 @@ def add_failure(state: JobState, now: float, alarm: Alarm) -> Incident:
 
 
 def describe_round(incident: Incident) -> str:
-    """Return the first alarm of this round, and what earlier rounds have cost."""
+    """Return a line about the first alarm of this round, with the failures and evictions of earlier rounds."""
     cost = ""
     if incident.rounds:
         gone = f", {', '.join(incident.evicted)} evicted so far" if incident.evicted else ""
@@ -51,7 +51,8 @@ def describe_round(incident: Incident) -> str:
 def tolerates_slowness(state: JobState, now: float, alarm: Alarm) -> str:
     """Return why a slow job is left running; "" if it must stop for an eviction or a rollback.
 
-    A job without copies of its state would lose more than it gains, and a restart makes no slow machine faster.
+    Only these two can help, since a restart alone makes no slow machine faster. Without copies of its state on peers,
+    a job would lose more by the stop than it gains.
     """
     if state.incident is not None or state.phase is not Phase.TRAINING:
         return "the job is not steady yet"
@@ -157,7 +158,7 @@ def on_alarm_in_probe(state: JobState, alarm: Alarm) -> str:
 
 
 def on_probed(state: JobState, now: float, event: Outcome) -> str:
-    """Evict the nodes that were found bad or were lost meanwhile; if there are none, take the ladder's next rung."""
+    """Evict the nodes that the probe found bad or that were lost during it; if none, take the ladder's next rung."""
     incident, case = state.current_incident, state.current_case
     incident.probed_s, state.case = now - incident.stopped_at, None
     silent = {node for node, alarm in incident.lost.items() if alarm.kind is Kind.SILENCE}

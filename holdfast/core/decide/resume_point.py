@@ -1,4 +1,4 @@
-"""What the next launch resumes from: which states are in doubt, and which steps to skip or ease."""
+"""The conditions for the next resume: which states are in doubt, and which steps to skip or ease."""
 
 from holdfast.core.decide.doubtful_states import DoubtfulStates
 from holdfast.core.incident import incident_text
@@ -32,7 +32,7 @@ class ResumePoint:
         self.eases = (*self.eases, *verdict.eases)[-_KEPT:]
 
     def on_resumed(self, over: Record | Change) -> tuple[Say, ...]:
-        """Return advice when a script restarts at step 0 the second time, unless it restored state by holdfast."""
+        """Return advice if a script starts from step 0 for the second time without a restore through holdfast."""
         self.anew += incident_text.is_fresh_start(over)
         return (
             (Say(text=incident_text.ADVICE),)

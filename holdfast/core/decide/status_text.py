@@ -8,8 +8,7 @@ from holdfast.model.event import Phase
 
 
 def tell_present(state: JobState, now: float, step: int, ending: str) -> str:
-    """Return one line on what the job is doing now. It uses only the current state, because the reason of the last
-    decision may be hours old."""
+    """Return one line on what the job is doing now, from its state alone: the last decision may be hours old."""
     generation, why = state.generation, _interruption_text(state)
     match state.phase:
         case Phase.NEW:

@@ -28,7 +28,7 @@ def alarm_of(exit: Exit, catalog: FailureCatalog) -> Alarm:
 
 
 def alarm_without_words(exit: Exit, catalog: FailureCatalog) -> Alarm:
-    """Return an alarm from exit code and latched failure alone, for when last words cannot be judged in time."""
+    """Return an alarm made from the exit code and the latched failure, for last words that take too long to judge."""
     return _make_alarm(exit, classify_failure(_case(exit, []), catalog), exit.latched)
 
 
@@ -68,7 +68,7 @@ def _last_exception(lines: list[LogLine]) -> str:
 
 
 def _add_evidence(found: tuple[str, ...], words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the last lines of a rank, with the lines that the diagnosis rests on in front if these came earlier."""
+    """Return the last lines of a rank, preceded by any earlier lines that the diagnosis rests on."""
     last = tuple(line[:_LINE_CHARS] for line in words[-_EVIDENCE:])
     earlier = tuple(line for line in found if line in words and line not in last)
     return (*earlier, *last[len(earlier) :])

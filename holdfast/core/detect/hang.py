@@ -1,9 +1,10 @@
 """Hang detector: raises an alarm when nodes answer but the job makes no step for longer than it ever has.
 
-Naming a rank is cheap. After the time of a few of the job's own steps, all processes are inspected twice. A rank that
-the others wait for both times is named. Acting on a rank is expensive. The job acts at once only on a rank that is
-stopped or gone. Otherwise the suspects and their children must show no CPU time, no bytes read or written and no
-frame that moves, for `act_s` and for longer than any pause that this run has recovered from.
+Naming a rank is cheap. When the job has made no step for the time of a few steps, all processes are inspected twice.
+If the others wait for the same rank both times, that rank is named. Acting on a rank is expensive. The job acts at once
+only on a rank that is stopped or gone. Otherwise it acts when the suspects and their children have used no CPU time,
+read or written no bytes and moved no frame for `act_s`, or when it has made no step for `last_s`. Either time must also
+be longer than any pause that this run has recovered from.
 
 The detector does not judge before the first step of a generation, since compilation and data may take any time
 (`start_s`); until then the job acts only on stopped ranks. A script that makes no steps is judged by its collectives.
@@ -53,7 +54,7 @@ class Stillness:
         self._last: tuple[float, tuple[Trace, ...]] = (0.0, ())
 
     def on_traces(self, now: float, traces: Sequence[Trace]) -> dict[int, RankMotion]:
-        """Record one look at all ranks; return what each rank did since the last look."""
+        """Record one inspection of all ranks; return what each rank did since the last one."""
         (last_at, last), self._last = self._last, (now, tuple(traces))
         motions = find_motion(last, traces)
         for rank, motion in motions.items():
@@ -117,8 +118,8 @@ class HangDetector:
         self._phase = slowest.phase or self._phase
 
     def _find_slowest(self, before: Beat | None, beat: Beat) -> Beat:
-        """Return the beat with the lowest step; of equals, that of the node heard first. All beats are searched only
-        when the slowest node itself has moved, because many nodes beat once a second."""
+        """Return the beat with the lowest step; if several have it, that of the node heard first. All beats are
+        searched only when the slowest node itself has moved, because a search at every beat would cost too much."""
         known = self._beats.get(self._slowest)
         if known is None or (beat.node == self._slowest and before and beat.step > before.step):
             known = min(self._beats.values(), key=lambda b: b.step)
@@ -160,7 +161,7 @@ class HangDetector:
         return max(self.limits.least_s, self.limits.steps * typical_s, learned_s)
 
     def should_look(self, now: float) -> bool:
-        """Return whether all processes should be inspected now; call several times a second."""
+        """Return whether all processes should be inspected now. Call this several times a second."""
         asked_at, self._asked_at = self._asked_at, now
         if asked_at and now - asked_at > self.limits.least_s / 2:
             self._moved_at += now - asked_at  # we stood still, not they
@@ -168,7 +169,7 @@ class HangDetector:
         return bool(self._nodes) and now >= max(self._moved_at + patience_s, self._look_at)
 
     def on_traces(self, now: float, traces: Sequence[Trace], named: BlockingRanks) -> Alarm | None:
-        """Judge one look at all processes; return an alarm or None. Looks come at growing intervals."""
+        """Judge one inspection of all processes; return an alarm or None. The intervals between inspections grow."""
         motions = self._stillness.on_traces(now, traces)
         goes_on = any(motions[rank].collectives for rank in named.ranks or motions if rank in motions)
         if self._step < 0 and goes_on:  # no step is counted, as in an evaluation: collectives tell that it moves
@@ -201,9 +202,9 @@ class HangDetector:
         return self._make_alarm(now, named, Stance.NOTIFY, named.reason)
 
     def _find_place(self, named: BlockingRanks, traces: Sequence[Trace]) -> Place:
-        """Return the place in the code of the first blocking rank, reduced to the frames that all looks so far share.
+        """Return where the first blocking rank is in its code: the frames that its stacks in all inspections share.
 
-        Keeps the earlier place if other ranks are at the reduced one too: the rank may be moving again at that look.
+        If other ranks share these frames too, return the earlier place, because the rank may be moving again.
         """
         mains = {rank: main_frames(p) for rank, p in training_processes(traces).items()}
         own = mains.get(named.ranks[0], ())
@@ -215,14 +216,14 @@ class HangDetector:
 
     @property
     def _usual_until(self) -> float:
-        """Time until which the blocking rank may stay at this place, going by earlier pauses there."""
+        """The time until which the blocking rank may stay at this place, derived from earlier pauses at that place."""
         usual_s = max(
             (s for place, s in self._places.items() if shared_place(place, self._place) == place), default=0.0
         )
         return self._moved_at + self.limits.pause * usual_s
 
     def _where(self) -> str:
-        """Return text for the job's current step, or the steps since its launch if these have no known numbers."""
+        """Return text with the job's current step. If its number is unknown, the text counts steps since the launch."""
         if self._step < 0:
             return ", no step seen yet,"
         counted = self._beats[self._slowest].counted

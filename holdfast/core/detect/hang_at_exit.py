@@ -1,11 +1,11 @@
 """Exit hang detector: finds ranks that have finished their work but whose processes do not end.
 
-Causes are a thread that nobody joins, an exit handler, or a deadlock in PyTorch's teardown: the script has returned,
-or waits in `destroy_process_group`, and the process stays. If only such ranks are left of a job, they are named.
-After `hang.act_s` without a sign of life, the job counts as ended well without them. While they read or write bytes,
-they may be saving something, so there is no limit; if they only use CPU time, the limit is `hang.last_s`.
+The script has returned or waits in `destroy_process_group`, but the process stays. Causes are a thread that nobody
+joins, an exit handler, or a deadlock in PyTorch's teardown. If only such ranks are left of a job, they are named. After
+`hang.act_s` without a sign of life, the job counts as ended well without them. While they read or write bytes, they may
+be saving something, so there is no limit. If they only use CPU time, the limit is `hang.last_s`.
 
-If other ranks have ended well, a rank that is just as still but has not finished is the script's fault.
+A rank that has not finished and is just as still, while other ranks have ended well, is the script's fault.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class ExitHangDetector:
     def on_traces(
         self, now: float, traces: Sequence[Trace], seats: tuple[Seat, ...]
     ) -> tuple[bool, tuple[Alarm | Ended, ...]]:
-        """Return whether the job is at its end, and the alarms or end events that follow from this look.
+        """Return whether all remaining ranks have finished, and the alarms or end events that follow from this look.
 
         `traces` come from nodes that still have ranks; `seats` are all seats of the generation.
         """

@@ -2,8 +2,7 @@
 
 A counter is judged by how much it rises while we watch, never by its earlier value. A level is judged by how many
 readings in a row show it. The detector raises the same alarm at most once an hour. It does not act on faults that
-heal by themselves: one flap of a link is ignored; heat, throttling and a source that does not answer are only
-reported.
+heal by themselves: it ignores one flap of a link, and only reports heat, throttling and sources that do not answer.
 """
 
 from collections.abc import Iterable
@@ -90,7 +89,7 @@ class HealthDetector:
 
 
 def _counted_amount(row: GaugeRow, value: float, last: float) -> float:
-    """Return what one reading adds: 1 or 0 for a level beyond or within its limit, and the rise of a counter."""
+    """Return how much one reading adds: for a counter its rise; for a level 1 if it is beyond its limit, else 0."""
     if row.above is not None:
         return float(value > row.above)
     if row.below is not None:
@@ -99,7 +98,7 @@ def _counted_amount(row: GaugeRow, value: float, last: float) -> float:
 
 
 def find_row_fault(row: GaugeRow) -> str:
-    """Return what is wrong with a row; empty if nothing is."""
+    """Return the fault in one row; empty if there is none."""
     if sum(limit is not None for limit in (row.above, row.below, row.rises)) != 1:
         return "needs exactly one of above, below and rises"
     try:

@@ -13,13 +13,13 @@ class PaceLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def agreed_origin(origins: Iterable[int]) -> int:
-    """Return the step origin that all ranks report; -1 if they differ, since one rank may have read it for all."""
+    """Return the number of earlier steps that all report; -1 if they differ: perhaps only one rank has read it."""
     first, *others = set(origins)
     return -1 if others else first
 
 
 class JobPace:
-    """Condenses beats into a few Progress events: at the first step, once redone work caught up, and now and then."""
+    """Condenses beats into a few Progress events: at the first step, when redone work is complete, and now and then."""
 
     def __init__(self, limits: PaceLimits) -> None:
         self.limits = limits
@@ -68,13 +68,14 @@ class JobPace:
         return min(self._beats.values(), key=lambda b: (b.step, -b.at))
 
     def _step_origin(self, slowest: Beat) -> int:
-        """Return the number to add to the slowest node's step; -1 if its steps were counted from an unknown start."""
+        """Return the number to add to the slowest node's step; -1 if it is unknown how many steps came before."""
         if not slowest.counted:
             return 0
         return agreed_origin(beat.origin if beat.counted else -1 for beat in self._beats.values())
 
     def flush_progress(self, now: float) -> Progress | None:
-        """Return the newest job-level step, None if already reported. Call before an alarm, which needs it exact."""
+        """Return the job's newest step; None if it was reported before or some node has made no step. Call this before
+        an alarm is raised, because an alarm needs the exact step."""
         if self._missing or not self._beats:
             return None
         slowest = self._slowest_beat

@@ -27,7 +27,7 @@ class LineLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Catalog row that says what one message means; the pattern's group `of` captures what the message is about."""
+    """Catalog row that says what one message means; the pattern's group `of` captures the message's subject."""
 
     klass: str
     group: str
@@ -70,7 +70,7 @@ class LineCatalog:
         return any(needle in text for needle in self._needles[rank])
 
     def match_line(self, text: str, *, rank: bool) -> list[tuple[LineRow, str]]:
-        """Return the rows that match this line, each with what the message is about (may be empty)."""
+        """Return the rows that match this line, each with the subject of the message, which may be empty."""
         text = text[: CHARS[0]]
         rows = [known for known in self._patterns if known[0].rank is rank and known[0].needle in text]
         found = ((row, pattern.search(text[:chars])) for row, pattern, chars in rows)
@@ -131,7 +131,7 @@ def _parse_number(of: str) -> int:
 
 
 def find_row_fault(row: LineRow) -> str:
-    """Return what is wrong with a row taken by itself; empty if nothing is."""
+    """Return the fault in one row, without regard to other rows; empty if there is none."""
     try:
         pattern = re.compile(row.pattern)
     except re.error as e:

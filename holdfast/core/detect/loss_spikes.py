@@ -1,11 +1,11 @@
 """Spike detector: finds a loss, gradient norm or update that stands out from this rank's recent values.
 
 It does not judge before it has seen enough values, nor by a median that is not positive ("five times" means nothing
-there), nor an update whose previous step was not seen. Losses that are not finite belong to the module `loss`. Of
-norms that are not finite only the first is reported, and none if they occur from the start, because loss scaling
-produces them on purpose. The rules cannot tell a fault from a bad batch, nor whose fault it was, since all replicas
-share a summed gradient. So they name the step; only the norm of a rank's own gradient, before the sum, names a rank.
-The user chooses the response (`loss.policy`), and the job acts only on a loss or gradient norm that ranks share.
+there), nor an update whose previous step was not seen. The module `nonfinite_loss` handles losses that are not finite.
+Of norms that are not finite, only the first is reported, and none if they occur from the start, because loss scaling
+produces them on purpose. The rules cannot tell a fault from a bad batch. Nor can they name the faulty rank, since all
+replicas share a summed gradient. So they name the step; only the norm of a rank's own gradient, before the sum, names a
+rank. The user chooses the response (`loss.policy`); the job acts only on a loss or gradient norm that ranks share.
 """
 
 from bisect import bisect_left, insort
@@ -28,7 +28,7 @@ _STEADY = 10
 
 
 class SpikeRule(StrEnum):
-    """What stood out, and by which test."""
+    """The rules: each names the value that stood out and the test that it failed."""
 
     LOSS_TIMES = "loss times"
     LOSS_SCORE = "loss score"
@@ -56,7 +56,7 @@ class LossLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def response(self) -> LossResponse | None:
-        """Return what the job does about a spike; None if people are told at most."""
+        """Return the job's response to a spike; None if the job does nothing but report it."""
         match self.policy:
             case LossPolicy.SKIP | LossPolicy.REWIND:
                 return LossResponse(policy=self.policy, steps=self.skip_batches)
@@ -111,7 +111,7 @@ def times_reason(window: SpikeWindow, value: float, limit: float) -> str:
 
 
 def score_reason(window: SpikeWindow, value: float, limit: float) -> str:
-    """Return why this value is too many deviations above the median, empty if not; suits values that hardly vary."""
+    """Return why this value is too many deviations above the median; empty if it is not. Suits steady values."""
     if not window.has_enough or value <= window.largest_value:  # most values end here, before anything is sorted
         return ""
     above = (value - window.median) / max(window.deviation(), 1e-300)
@@ -119,8 +119,8 @@ def score_reason(window: SpikeWindow, value: float, limit: float) -> str:
 
 
 class UpdateRule:
-    """The update rule of Altenbernd, Wiesner and Kao. It fires when the largest RMS of a tensor's Adam step, lr m /
-    (sqrt(v) + eps), jumps by more than the jumps of the warm-up allow, while the gradient norm rises."""
+    """The update rule of Altenbernd, Wiesner and Kao. It watches the largest RMS of any tensor's Adam step, lr m /
+    (sqrt(v) + eps). It fires if that value jumps much more than in the warm-up while the gradient norm rises."""
 
     def __init__(self, warmup: int) -> None:
         self._warmup = warmup
@@ -168,9 +168,9 @@ class SpikeDetector:
     def _judge_value(
         self, value: float | None, what: str, times: SpikeRule, score: SpikeRule | None = None
     ) -> list[tuple[SpikeRule, str]]:
-        """Return the rules that fire on a value of the series that `times` judges; `what` names it in words.
+        """Return the rules that fire on this value, each with its reason. `what` names the value in words.
 
-        A rank's own norm has no `score`: its tails are heavy, and of injected faults the rule saw none.
+        A rank's own norm gets no `score` rule: its tails are heavy, and that rule detected no injected fault.
         """
         if value is None:
             return []

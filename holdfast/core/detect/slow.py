@@ -2,11 +2,9 @@
 
 All ranks leave a collective together, so a rank that arrives late at the next one was slow in between. A round of
 several steps shows for how much of the time the others waited for each rank. A rank is named only if ranks of the
-same node are the latest in most of five rounds, by a distance to other nodes that noise does not produce. Usually
-nobody is named.
+same node are the latest in most of five rounds, by more than noise produces. Usually no rank is named.
 
-The detector does not judge ranks until all of their group have reported collectives, nor a pace before it has seen a
-better one for a while.
+The detector judges no rank until its whole group has reported collectives, and no pace before it has seen a better one.
 
 A named rank is reported only if it costs something: the job is slower than it was, or the others wait for that rank
 for much of the time. The job acts on a named rank once the rank has cost more than its replacement would. So at most
@@ -86,10 +84,10 @@ class SlowDetector:
         return self._close_round(now) or self._check_pace(now)
 
     def _clock_offset_s(self, now: float, beat: Beat) -> float:
-        """Return the seconds to add to a node's times to make them comparable: the delay of its fastest recent beat.
+        """Return the delay of a node's fastest recent beat. It is added to the node's times to correct its clock.
 
-        A node learns our clock from one message of unknown delay. On a busy machine that is tens of milliseconds,
-        which would make the node look always late.
+        A node sets its clock by one message from the controller, whose delay is unknown. On a busy machine the delay is
+        tens of milliseconds, so that without the correction the node would always look late.
         """
         if not beat.sent:
             return 0.0
@@ -181,8 +179,8 @@ class SlownessCost:
         return self.lost_s >= self.limits.cost_s
 
     def add_round(self, node: str, took_s: float, ratio: float, ahead: float) -> None:
-        """Add a round in which a node was named. Of what the job lost, the node is charged at most the part of the
-        time (`ahead`) in which the others waited for it alone."""
+        """Add a round in which a node was named. The node is charged the time that the job lost, but at most the part
+        of the round (`ahead`) in which the others waited for this node alone."""
         if node != self._node:
             self._node, self.lost_s = node, 0.0
         self._rounds, self._unnamed = self._rounds + 1, 0
@@ -213,7 +211,7 @@ class StepPace:
 
     @property
     def slowdown_ratio(self) -> float:
-        """How many times as long as at their best steps take now; 1.0 while the best is unknown."""
+        """The present step time divided by the best step time; 1.0 while the best is unknown."""
         return self.step_s / self._best_s if self._best_s else 1.0
 
     def on_beat(self, now: float, beat: Beat) -> None:
@@ -226,7 +224,7 @@ class StepPace:
             self._best_s = min(self._best_s or self.step_s, self.step_s)
 
     def lasting_slowdown(self, now: float) -> float:
-        """Return how many times as long as before steps have taken for at least `pace_s`; 0 if they have not."""
+        """Return the slowdown ratio if it has exceeded the limit for at least `pace_s`; 0 otherwise."""
         if self.slowdown_ratio < self.limits.pace:
             self._slow_since = None
             return 0.0

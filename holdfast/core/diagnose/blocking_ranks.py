@@ -3,8 +3,7 @@
 There are three kinds of evidence, the surest first. The kernel says which processes are stopped or gone. Sequence
 numbers show a rank that others wait for in a collective while that rank waits for nobody; if all wait in a circle,
 the circle is named. Stacks show which ranks are at another place than most. "Nobody" is a possible answer: if all
-ranks are at one place, the network or the code is at fault, and a majority that lags behind a few ranks is not to
-blame.
+ranks are at one place, the network or the code is at fault. A majority that lags behind a few ranks is not named.
 
 Do not use `find_blocking` on a running job: records of different ranks are up to a second apart, and some rank is
 always last. Call it repeatedly and let `vote_rounds` find the rank that is named again and again.
@@ -85,7 +84,7 @@ def training_processes(traces: Sequence[Trace]) -> dict[int, Process]:
 
 
 def vote_rounds(rounds: Sequence[BlockingRanks], margin: float = 0.4, share: float = 0.6) -> BlockingRanks:
-    """Return the ranks named in at least `share` of the rounds, and more often than any other by `margin` of them."""
+    """Return the ranks named in at least `share` of the rounds, if they lead all others by `margin` of the rounds."""
     counts = Counter(rank for round in rounds for rank in round.ranks)
     often = {rank for rank, count in counts.items() if count >= max(1, ceil(share * len(rounds)))}
     runner_up = max((count for rank, count in counts.items() if rank not in often), default=0)
@@ -103,7 +102,7 @@ def vote_rounds(rounds: Sequence[BlockingRanks], margin: float = 0.4, share: flo
 
 
 def find_motion(before: Sequence[Trace], after: Sequence[Trace]) -> dict[int, RankMotion]:
-    """Return what every rank and its children did between two traces; a process that started or ended has moved."""
+    """Return what every rank and its children did between two traces. A process that started or ended has moved."""
     then = {(p.node, p.pid): p for trace in before for p in trace.processes}
     now = {(p.node, p.pid): p for trace in after for p in trace.processes}
     found: dict[int, RankMotion] = {}
@@ -167,7 +166,7 @@ def _by_state(mains: dict[int, Process], children: list[Process]) -> BlockingRan
 
 
 def _by_silence(silent: dict[str, str], node_of: dict[int, str], waiting: WaitGraph) -> BlockingRanks | None:
-    """Return the ranks of nodes that did not answer; None if another rank is surely missing or no node answered."""
+    """Return the ranks of nodes that did not answer; None if all or none did, or if another rank is surely missing."""
     ranks = tuple(sorted(rank for rank, node in node_of.items() if node in silent))
     if not ranks or waiting.outside or len(ranks) == len(node_of):
         return None
@@ -193,7 +192,7 @@ def _by_waits(waiting: WaitGraph, mains: dict[int, Process], children: list[Proc
 
 
 def _by_place(places: tuple[StackCluster, ...], world: int) -> BlockingRanks | None:
-    """Return the ranks that are elsewhere than most, or do not wait while others do; None if nobody stands out."""
+    """Return the ranks at another place than most, or outside while the others wait; None if no rank stands out."""
     inside = {rank for c in places if c.waits for rank in c.ranks}
     pair = {r for c in places if c.waits and is_waiting_for_one(c.frames) for r in c.ranks}
     rest = [c for c in places if not c.waits] if inside and inside != pair else list(places[1:])

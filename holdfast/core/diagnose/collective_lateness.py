@@ -40,7 +40,7 @@ class CollectiveLateness:
         self.first, self.last = min(self.first, here) if self.first[0] else here, max(self.last, here)
 
     def take_shares(self) -> dict[int, float]:
-        """Return for which part of the time the others waited for each rank, and end the round."""
+        """Return for each rank the part of the round in which the others waited for it; then start a new round."""
         (first, began), (last, ended) = self.first, self.last
         rate = (last - first) / (ended - began) if ended > began else 0.0  # only some of them are told of
         found = {rank: total / self.count * rate for rank, total in self.sums.items()}

@@ -1,8 +1,8 @@
 """Compares a node's measurements with the fleet and with the node's own past; no number is good or bad by itself.
 
 Whole distributions are compared. The shortfall of one against another is the area between their empirical
-distribution functions on the worse side only. The area is taken of logarithms, so the shortfall is relative whatever
-the unit: 0.04 means "4 % worse". The medoid, the node closest to all others, stands for the fleet. It is first taken
+distribution functions on the worse side only. The area uses logarithms, so the shortfall is relative in any unit:
+0.04 means "4 % worse". The medoid, the node closest to all others, stands for the fleet. It is first taken
 from a majority whose nodes are close together, then from all nodes that do not fall short of it, until that set stays
 the same. The allowed shortfall follows from the scatter of the healthy nodes; it is not a fixed part.
 """
@@ -36,7 +36,7 @@ class MeasurementHistory(msgspec.Struct, frozen=True):
 
 
 class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
-    """By how much a node falls short, and of what."""
+    """How far a node falls short, and of which reference."""
 
     by: float  # as a part of what it should be
     limit: float
@@ -44,7 +44,7 @@ class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shortfall(samples: Sequence[float], against: Sequence[float], *, lower: bool = False) -> float:
-    """Return by which part the samples fall short of `against`, as the one-sided area between both distributions."""
+    """Return the relative shortfall of the samples against `against`: the one-sided area between the distributions."""
     return _area_share(_one_sided_area(_log_quantiles(samples), _log_quantiles(against), lower), lower)
 
 
@@ -74,7 +74,8 @@ def below_fleet(
 def below_own_past(
     now: Mapping[str, float], past: Mapping[str, Sequence[float]], *, lower: bool = False
 ) -> dict[str, Shortfall]:
-    """Return the nodes that became worse than their own past by more than all did: a new driver is nobody's fault."""
+    """Return the nodes that became worse than their own past by more than the median node did. The median change is
+    nobody's fault: a new driver may have slowed all nodes."""
     known = {node: _log_quantiles(past[node], 0.0) for node in now if len(past.get(node, ())) >= LEAST}
     change = {node: _safe_log(now[node]) - known[node][_MIDDLE] for node in known}
     of_all = median(change.values()) if len(change) >= LEAST else 0.0
@@ -98,7 +99,7 @@ def _make_shortfall(by: float, limit: float, lower: bool, of: str) -> Shortfall:
 
 
 def _area_share(area: float, lower: bool) -> float:
-    """Convert a logarithmic area into a part: how much longer if lower values are better, else how much less."""
+    """Convert a logarithmic area into a relative shortfall: the excess if lower values are better, else the lack."""
     return exp(area) - 1.0 if lower else 1.0 - exp(-area)
 
 
@@ -107,8 +108,8 @@ def _safe_log(value: float) -> float:
 
 
 def _scatter_limit(deviations: Sequence[float], curves: Sequence[Sequence[float]] = ()) -> float:
-    """Return how far a healthy node may fall short, given how these nodes scatter. With few nodes the scatter is
-    uncertain, so it gets more weight, and so does the scatter within each node."""
+    """Return how far a healthy node may fall short, given the scatter of these nodes. With few nodes that scatter is
+    uncertain, so the limit is wider, and the scatter within each node counts for more."""
     few = _FEW / len(deviations)
     middle = median(deviations)
     between = _SCALE * median(abs(one - middle) for one in deviations)
@@ -117,7 +118,7 @@ def _scatter_limit(deviations: Sequence[float], curves: Sequence[Sequence[float]
 
 
 def _closest_majority(curves: Mapping[str, Sequence[float]]) -> list[str]:
-    """Return the majority of nodes closest together. Starting from all would let bad nodes hide each other."""
+    """Return the majority of nodes closest to the medoid. If all nodes were taken, bad nodes could hide each other."""
     if not curves:
         return []
     medoid = curves[_find_medoid(curves, sorted(curves))]
@@ -127,8 +128,8 @@ def _closest_majority(curves: Mapping[str, Sequence[float]]) -> list[str]:
 
 
 def _find_medoid(curves: Mapping[str, Sequence[float]], among: Sequence[str]) -> str:
-    """Return the node with the least sum of distances to all others. Only the middle nodes by median are tried,
-    because the distance of two nodes is about that of their medians."""
+    """Return the node with the least sum of distances to all others. Only nodes with a middling median are tried,
+    because the distance between two nodes is about the distance between their medians."""
     ordered = sorted(among, key=lambda node: curves[node][_MIDDLE])
     half = len(ordered) // 2
     near = ordered[max(0, half - 2) : half + 3]
@@ -145,7 +146,7 @@ def _one_sided_area(curve: Sequence[float], against: Sequence[float], lower: boo
 
 
 def _signed_area(curve: Sequence[float], against: Sequence[float], lower: bool) -> float:
-    """Return the area with its sign, so that half of the healthy nodes lie on either side."""
+    """Return the area on the worse side minus that on the better side. Healthy nodes scatter evenly around 0."""
     return _one_sided_area(curve, against, lower) - _one_sided_area(curve, against, not lower)
 
 

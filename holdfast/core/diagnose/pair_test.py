@@ -56,8 +56,8 @@ def next_wave(nodes: Sequence[str], met: Sequence[PairResult]) -> PairWave | Pai
 
 
 def _pair_strangers(nodes: Sequence[str], turn: int) -> tuple[World, ...]:
-    """Return pairs of nodes that no other turn contains. With an odd number of nodes, turn 0 has one world of three
-    and in later turns one node waits."""
+    """Return pairs of nodes; every turn gives other pairs. If the number of nodes is odd, turn 0 has one world of
+    three nodes, and in later turns one node waits."""
     if turn == 0:
         half = len(nodes) // 2
         pairs = [(nodes[i], nodes[i + half]) for i in range(half)]
@@ -84,7 +84,7 @@ def _pair_again(nodes: Sequence[str], met: Sequence[PairResult]) -> PairWave | P
 
 
 def _count_rounds(met: Iterable[PairResult]) -> int:
-    """Return in how many worlds the most often tried node was."""
+    """Return the number of rounds so far: the highest number of worlds that any one node was in."""
     counts: dict[str, int] = {}
     for one in met:
         for node in one.world:
@@ -93,8 +93,8 @@ def _count_rounds(met: Iterable[PairResult]) -> int:
 
 
 def _failed_with_good(met: Sequence[PairResult]) -> dict[str, PairResult]:
-    """Return the nodes that failed with a node already known to be good, each with that result. Between two unknown
-    nodes the link itself may be bad."""
+    """Return the nodes that failed together with a node known to be good, each with that result. If neither node is
+    known to be good, the link between them may be bad."""
     good: set[str] = set()
     found = {}
     for one in met:

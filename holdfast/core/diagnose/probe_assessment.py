@@ -1,4 +1,4 @@
-"""Judges the findings of probes on all nodes: which nodes are bad, which are suspects with others, and why."""
+"""Judges the probe findings of all nodes: which nodes are bad, which are among several suspects, and why."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,9 +56,10 @@ class ProbeAssessment(msgspec.Struct, frozen=True, kw_only=True):
 def assess_probes(
     found: Found, golden: Mapping[Key, str], past: Mapping[str, MeasurementHistory] | None = None, least: float = 0.0
 ) -> ProbeAssessment:
-    """Return bad and suspect nodes, by failed probes, by bits unlike the golden or most nodes' bits, and by low values.
+    """Return the bad nodes and the suspects, each with a reason.
 
-    `least` is the part by which a value must fall short to accuse a node; a smaller shortfall becomes a note.
+    A reason is a failed probe, result bits that differ from the golden bits or from most nodes' bits, or a low value.
+    `least` is the relative shortfall that accuses a node; a smaller shortfall becomes a note.
     """
     why: dict[str, list[str]] = {}
     notes = _collect_failures(found, why)
@@ -102,7 +103,7 @@ def finding_sentence(finding: Finding) -> str:
 
 
 def _collect_failures(found: Found, why: dict[str, list[str]]) -> list[str]:
-    """Add failed probes to `why`, by node. Return notes on probes that fail on most nodes and so accuse none."""
+    """Add failed probes to `why`, by node. A probe that fails on most nodes accuses none; return a note on it."""
     notes = []
     for probe in dict.fromkeys(f.probe for findings in found.values() for f in findings):
         tried = [node for node, findings in found.items() if any(f.probe == probe for f in findings)]
@@ -123,7 +124,7 @@ def _collect_failures(found: Found, why: dict[str, list[str]]) -> list[str]:
 def _compare_bits(
     key: Key, found: Found, golden: str | None, into: tuple[dict[str, list[str]], dict[str, str]]
 ) -> list[str]:
-    """Compare a result that must have the same bits everywhere. Add bad nodes and suspects; return notes."""
+    """Compare a result that must have the same bits everywhere. Add bad nodes and suspects to `into`; return notes."""
     why, suspects = into
     what = f"{key[0]} ({key[3]})" if key[3] else key[0]
     votes: dict[str, str] = {}

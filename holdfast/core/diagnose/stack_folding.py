@@ -51,13 +51,13 @@ def main_frames(process: Process) -> tuple[Frame, ...]:
 
 
 def is_waiting(folded: Folded) -> bool:
-    """Return whether the innermost Python frame (native ones aside) is one of torch's that wait for other ranks."""
+    """Return whether the innermost Python frame belongs to a torch function that waits for other ranks."""
     python = next((frame for frame in reversed(folded) if frame.endswith((".py)", ">)"))), "")
     return any(file in python for file in _WAITING)
 
 
 def is_waiting_for_one(folded: Folded) -> bool:
-    """Return whether a stack waits in a message between two ranks, which has no sequence number."""
+    """Return whether a stack waits in a send or receive between two ranks, which has no sequence number."""
     return is_waiting(folded) and any(
         frame.startswith(tuple(f"{name} (" for name in _BETWEEN)) for frame in folded[-3:]
     )
@@ -85,7 +85,7 @@ def cluster_ranks(mains: Sequence[Process]) -> tuple[StackCluster, ...]:
 
 
 def is_same_place(one: Folded, other: Folded) -> bool:
-    """Return whether two stacks are the same place a moment apart: a long common start, or mostly the same frames.
+    """Return whether two stacks may be one place a moment apart: most of their outer frames, or of all frames, agree.
 
     A thread that waits for others never matches one that does not, however many frames they share.
     """

@@ -72,7 +72,7 @@ def _find_missing(group: dict[int, Collective]) -> Iterable[MissingAtCollective]
 
 
 def _mixed_operations(group: dict[int, Collective]) -> Iterable[int]:
-    """Yield ranks in another operation than most under the same number; all of them, if there is no majority."""
+    """Yield the ranks whose operation is not the commonest one under the same sequence number; all if two are tied."""
     inside = {rank: one for rank, one in group.items() if one.entered > one.completed and one.op}
     for seq in {one.entered for one in inside.values()}:
         here = {rank: one.op for rank, one in inside.items() if one.entered == seq}

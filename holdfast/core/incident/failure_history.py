@@ -116,7 +116,7 @@ class FailureHistory:
         )
 
     def judge_case(self, now: float, case: IncidentCase) -> Verdict:
-        """Return the verdict and add the failure to the past. Nodes that did not answer are evicted in any case."""
+        """Return the verdict and record the failure. Nodes that did not answer are evicted, unless the job gives up."""
         cause, verdict, lost = case.cause, find_verdict(case), set(case.lost)
         if verdict.remedy is Remedy.EVICT and case.is_guess:
             self._guessed_at.extend([now] * len(verdict.nodes))
@@ -155,7 +155,7 @@ def _count_last_hour(times: deque[float], now: float) -> int:
 
 
 def _add_lost_nodes(verdict: Verdict, cause: Alarm, lost: set[str]) -> Verdict:
-    """Return the verdict with the lost nodes evicted too. Nodes are not probed then: a lost one may be the cause."""
+    """Return the verdict with the lost nodes evicted too. It probes no nodes, since a lost node may be the cause."""
     if verdict.remedy in (Remedy.RESTART, Remedy.PROBE, Remedy.REPLAY):
         reason = f"{incident_text.describe_cause(cause)}; {', '.join(sorted(lost))} did not answer: evicted"
         return Verdict(remedy=Remedy.EVICT, nodes=tuple(sorted(lost)), reason=reason)

@@ -22,7 +22,7 @@ _NOTICE_S = 1.0
 
 
 class Incident(msgspec.Struct, kw_only=True):
-    """One trouble from its first alarm to steady training; it may take several rounds of stopping and launching."""
+    """One incident, from its first alarm to the next step; it may take several rounds of stopping and launching."""
 
     number: int
     generation: int
@@ -80,7 +80,7 @@ class Incident(msgspec.Struct, kw_only=True):
         self.judged = False
 
     def on_timeout(self, named: Alarm | None) -> None:
-        """Add the alarm that named a waited-for rank if a collective timed out and all other alarms are echoes."""
+        """Add the alarm that named the rank others waited for, if a collective timed out and all alarms are echoes."""
         waited = any(a.klass == TIMED_OUT for a in self.alarms) and all(is_echo(a) for a in self.alarms)
         if named is not None and waited:
             self.add_alarm(named)
@@ -125,12 +125,12 @@ class Incident(msgspec.Struct, kw_only=True):
     def not_after(self) -> int | None:
         """Return the last step that every alarm of this round trusts; None if no alarm doubts any state.
 
-        A loss that went bad spoils states also where it is not the cause, as when a node falls silent meanwhile.
+        All alarms count, not only the first cause: states with a bad loss are bad even if a node then fell silent.
         """
         return min((alarm.not_after for alarm in self.alarms if alarm.not_after is not None), default=None)
 
     def _good_step(self, resumed_from: int | None) -> int:
-        """Return the last good step. A resumed step counts too, although a silent node could not report it."""
+        """Return the last good step. The step resumed from counts too, since a silent node may not have reported it."""
         told = not self.counted and self.good_step >= 0 and resumed_from is not None
         return max(self.good_step, resumed_from or 0) if told else self.good_step
 
@@ -140,7 +140,7 @@ class Incident(msgspec.Struct, kw_only=True):
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """Return the nodes that no longer answer; after judgement, only those that fell silent since."""
+        """Return the nodes that have fallen silent; once the round is judged, only those that fell silent since."""
         if self.judged:
             return tuple(sorted(node for node, alarm in self.lost.items() if alarm.kind is Kind.SILENCE))
         return tuple(sorted({n for a in self.alarms if a.kind is Kind.SILENCE for n in a.suspects}))
@@ -199,15 +199,15 @@ def is_echo(alarm: Alarm) -> bool:
 
 
 def is_node_proof(alarm: Alarm) -> bool:
-    """Return whether the alarm names a bad machine beyond doubt, regardless of the generation that runs there."""
+    """Return whether the alarm is proof against a machine, so that it holds whichever generation runs there."""
     return alarm.hard and alarm.kind in (Kind.HEALTH, Kind.LINES, Kind.REPLICA)
 
 
 def first_cause(alarms: list[Alarm]) -> Alarm:
     """Return the earliest alarm that is not an echo of another one.
 
-    Neighbours of a vanished node report closed connections before the silence limit reports the node, and a bad
-    machine is read only after its ranks fail. So the kind of an alarm counts before its time.
+    Neighbours of a vanished node report closed connections before the silence detector reports the node. The gauges of
+    a bad machine are read only after its ranks fail. So the kind of an alarm counts before its time.
     """
     causes = [a for a in alarms if is_node_proof(a)] or [a for a in alarms if not is_echo(a)] or alarms
     first = min(causes, key=lambda a: (a.at, a.ranks))

@@ -1,4 +1,4 @@
-"""Sentences about incidents: who failed on which node and why, the step resumed from, and the cost."""
+"""Sentences about incidents: which rank failed on which node and why, the step resumed from, and the cost."""
 
 from collections.abc import Iterable
 
@@ -24,7 +24,7 @@ def describe_exit(code: int) -> str:
 
 
 def describe_cause(alarm: Alarm) -> str:
-    """Return in words who failed, where and how."""
+    """Return in words which rank or node failed, and how."""
     where = ", ".join(alarm.suspects)
     if not where:
         return alarm.reason
@@ -41,7 +41,7 @@ def describe_lost_standby(alarm: Alarm) -> str:
 
 
 def incident_sentence(record: Record, *, names_step: bool = False) -> str:
-    """Return the sentence that an incident ends in; `names_step`: the cause itself says at which step it happened."""
+    """Return the sentence that sums up a closed incident. With `names_step`, the cause already names the step."""
     again = (
         f", then failed {_count_times(record.failures - 1)} more before the next step" if record.failures > 1 else ""
     )
@@ -96,7 +96,7 @@ def describe_step(record: Record) -> str:
 
 
 def count_failures(records: Iterable[Record]) -> int:
-    """Return the number of failures in these incidents."""
+    """Return the number of failures in these incidents; an incident may have several."""
     return sum(max(1, record.failures) for record in records)
 
 
@@ -106,8 +106,7 @@ def describe_phases(record: Record | Change) -> str:
 
 
 def phases_s(record: Record | Change) -> dict[str, float]:
-    """Return how long each phase took from the last good step to the next one. Group set-up and restore appear only
-    if ranks reported them."""
+    """Return the seconds of each phase from the last good step to the next one. Unreported phases are left out."""
     if isinstance(record, Record):
         ends = {"detect": record.alarm_at, "stop": record.stopped_at, "probe": record.stopped_at + record.probed_s}
     else:

@@ -9,7 +9,7 @@
 5. Probes find nothing: restart in place, since many faults are transient.
 6. The same again: roll the newest release back. If the loss fails at the same step again and the script can skip,
    leave that batch out.
-7. The same again, and the script allows it: replay the work in groups of nodes and evict who fails in two groupings.
+7. The same again, and the script allows it: replay the work in groups; evict a node that fails in two groupings.
 8. Nothing left: ask a person, or end the job with code 93 and the story, its state kept.
 
 The first failure of its kind without a culprit always leads to a restart in place, the cheapest remedy. A release
@@ -93,7 +93,7 @@ def _roll_back(case: IncidentCase) -> Verdict:
 
 
 def _skip_batch(case: IncidentCase) -> Verdict | None:
-    """Return a verdict that skips the batch at which the loss was not finite again; None if that does not apply."""
+    """Return a verdict to skip a batch if its loss was not finite again after a restart; None otherwise."""
     cause = case.cause
     if cause.kind is not Kind.LOSS or case.is_spike or cause.not_after is None or not case.skippable:
         return None
@@ -105,7 +105,7 @@ def _skip_batch(case: IncidentCase) -> Verdict | None:
 
 
 def _is_stubborn(case: IncidentCase) -> bool:
-    """Return whether the failure came again after probes that found nothing, and was not replayed yet."""
+    """Return whether the failure came again after probes that found nothing, and no replay was made for it yet."""
     since = case.recent_failures if case.is_costly else _fruitless_failures(case)
     return any(p.probed for p in since) and not any(p.replayed for p in since)
 
@@ -123,8 +123,8 @@ def verdict_after_probe(case: IncidentCase, bad: Mapping[str, str], found: str, 
 def _is_due(case: IncidentCase) -> bool:
     """Return whether to probe now: the failure repeats without progress or at a high cost, and was not probed yet.
 
-    A process that dies during or soon after a recovery is restarted once more first, since two nodes may have failed
-    at the same time and a restart is cheaper than a probe. After a timeout, a probe is cheaper.
+    A job whose process dies during or soon after a recovery is first restarted once more: two nodes may have failed at
+    the same time, and a restart is cheaper than a probe. After a timeout of a collective, a probe is cheaper.
     """
     if case.is_timeout and not any(p.probed for p in case.recent_failures):
         return True
@@ -206,9 +206,9 @@ def _user_code(case: IncidentCase) -> Verdict:
 
 
 def _judge_start(case: IncidentCase) -> Verdict:
-    """Return the verdict on a script that fails before any step: one more try, since ranks race when they start.
+    """Return the verdict on a script that fails before any step: one more try, unless it would fail the same way.
 
-    A file may be missing only because another rank still makes it. With a cap, the user has said how often to try.
+    A file may be missing only because another rank is still making it. If the user limits restarts, that limit applies.
     """
     hint = f"; {case.cause.hint}" if case.cause.action == SETTING and case.cause.hint else ""
     if case.is_certain:
@@ -228,7 +228,7 @@ def _keep_bad_node(case: IncidentCase) -> Verdict:
 
 
 def _judge_replicas(case: IncidentCase) -> Verdict:
-    """Return the verdict where replicas disagree without a majority: restart, and give up if that leads nowhere."""
+    """Return the verdict on replicas that differ without a majority: restart, and give up after several in vain."""
     if case.is_capped:
         return _restarts_used_up(case)
     if case.max_restarts is None and case.is_stuck:
@@ -251,7 +251,7 @@ def _judge_setting(case: IncidentCase) -> Verdict:
 
 
 def _judge_loss(case: IncidentCase) -> Verdict:
-    """Return the verdict on a bad loss. The rank that told it first is not blamed, since all ranks share the loss."""
+    """Return the verdict on a bad loss. The rank that reported it is not blamed, since all ranks share the loss."""
     if case.is_capped:
         return _restarts_used_up(case)
     cause = case.cause
@@ -278,14 +278,15 @@ def _wait_for_service(case: IncidentCase) -> Verdict:
 
 
 def _replaceable_suspects(case: IncidentCase) -> tuple[str, ...]:
-    """Return the suspects that standbys can replace: all, else repeated ones, else those whose ranks are named."""
+    """Return the suspects that standbys can replace: all suspects; if these are too many, the repeated suspects; or
+    else the suspects whose ranks are named. Empty if no such set is small enough."""
     suspects, seen = case.cause.suspects, {node for past in case.recent_failures for node in past.nodes}
     some = [tuple(node for node in suspects if node in among) for among in (suspects, seen, case.near)]
     return next((nodes for nodes in some if 0 < len(nodes) <= case.standbys), ())
 
 
 def _spare_last_copies(case: IncidentCase, verdict: Verdict) -> Verdict:
-    """Remove nodes from an eviction without proof if the last copy of a state would be lost with them."""
+    """Remove nodes from an eviction without proof if they hold the last copy of a rank's state."""
     often = Counter(node for past in case.recent_failures for node in past.nodes)
     first = sorted(verdict.nodes, key=lambda node: (-often[node], node not in case.near, node))
     going = may_leave(first, case.bonds, case.lost)
@@ -303,7 +304,7 @@ def _spare_last_copies(case: IncidentCase, verdict: Verdict) -> Verdict:
 
 
 def _limit_evictions(case: IncidentCase, verdict: Verdict) -> Verdict:
-    """Return the verdict when too many nodes were evicted without proof within an hour: restart, or give up."""
+    """Return the verdict that replaces an eviction beyond the hourly limit on evictions: restart, or give up."""
     where = ", ".join(verdict.nodes)
     if case.is_capped:
         return _restarts_used_up(case)

@@ -77,7 +77,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_spike(self) -> bool:
-        """Return whether the loss was finite but stood out. Only such an alarm says what the user wants done."""
+        """Return whether the loss was finite but stood out; only such an alarm carries the user's response."""
         return self.cause.response is not None
 
     @property
@@ -88,7 +88,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
     def is_no_further(self) -> bool:
         """Return whether the job failed like this before at the same step or later.
 
-        Steps that holdfast counts start again at every launch, so two counts are compared for equality only.
+        Counts of steps start again at every launch, so a count only matches an equal count.
         """
         if self.counted:
             return any(p.counted and p.step == self.step for p in self.past)
@@ -98,8 +98,8 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
     def fruitless_restarts(self) -> int:
         """Return how many earlier failures like this were followed by a restart that gained nothing.
 
-        Steps told by the script show how far the job came. With steps counted since launch, a restart gained nothing
-        if it failed at the same count as now, or at less than half of the best count.
+        If steps are numbered, time trained is compared with time lost. If steps are only counted since the launch, a
+        restart gained nothing if the job failed at the same count as now, or at less than half of the best count.
         """
         tried = [p for p in self.past if not p.rolled]
         if not self.counted:
@@ -111,12 +111,12 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
         return led_on.index(True) if True in led_on else len(led_on)
 
     def was_in_vain(self, past: PastFailure) -> bool:
-        """Return whether the job gained at most a tenth of the time that it has lost since this failure."""
+        """Return whether, since that failure, the job has trained for at most a tenth of the time that it has lost."""
         return _WORTH * (self.trained_s - past.trained_s) <= self.lost_s - past.lost_s
 
     @property
     def is_worth_it(self) -> bool:
-        """Return whether the job gains twice what such failures cost; False if the script tells no steps."""
+        """Return whether the job trains twice as long as such failures cost; False if steps have no numbers."""
         if self.counted or not self.recent_failures:
             return False
         since = self.recent_failures[0]
@@ -141,12 +141,12 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_timeout(self) -> bool:
-        """Return whether a collective timed out; to wait for the next timeout costs more than to probe nodes."""
+        """Return whether a collective timed out. A further timeout would cost more than a probe of the nodes."""
         return self.cause.klass == TIMED_OUT
 
     @property
     def is_repeated(self) -> bool:
-        """Return whether the running release failed like this before, or the incident repeats without a step."""
+        """Return whether the running release failed like this before, or this incident failed again without a step."""
         return self.rounds > 0 or any(p.release == self.release and p.at > self.since for p in self.past)
 
     @property
@@ -167,7 +167,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_guess(self) -> bool:
-        """Return whether the evidence is less than proof; a stopped or missing process is not a guess."""
+        """Return whether the evidence against nodes is less than proof. A stopped or missing process is proof."""
         return not (self.is_proof or self.cause.hard)
 
     @property
@@ -177,8 +177,8 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_certain(self) -> bool:
-        """Return whether a script that failed at its start would fail the same way again: it cannot be read, it ended
-        itself, or a setting must change. A missing file may be there next time: another rank may be making it."""
+        """Return whether a script that failed at its start would fail the same way again: its code cannot be read, it
+        exited by itself, or a setting must change. A missing file may appear, since another rank may be making it."""
         cause = self.cause
         return (
             cause.raised in _UNREADABLE
@@ -194,16 +194,16 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def follows_the_rank(self) -> bool:
-        """Return whether such a wait was seen before on other nodes, so it comes with a rank and not with a node.
+        """Return whether such a hang or slowness was seen before on other nodes: then a rank causes it and not a node.
 
-        Rank 0 alone saves and evaluates, for example; otherwise each node that gets rank 0 would be evicted in turn.
+        For example, rank 0 alone saves and evaluates. Without this test, each node that gets rank 0 would be evicted.
         """
         waited = self.cause.kind in (Kind.HANG, Kind.SLOW) and not self.cause.hard
         return waited and any(not p.hard and set(p.nodes).isdisjoint(self.cause.suspects) for p in self.past)
 
     @property
     def is_short_of_memory(self) -> bool:
-        """Return whether this node alone runs short of memory: it did before, and chance does not explain that.
+        """Return whether this node alone runs short of memory: it did so before, and more often than by chance.
 
         With thousands of nodes, two may run short independently, so the test allows for repeats by chance (as in the
         birthday problem). If another node also ran short twice, the cause moves with a rank and not with a machine.

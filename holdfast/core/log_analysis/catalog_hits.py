@@ -65,7 +65,7 @@ class CatalogHit(msgspec.Struct, kw_only=True):
 
 
 def find_hits(lines: Sequence[LogLine], catalog: FailureCatalog) -> list[CatalogHit]:
-    """Return the hits of these lines; of a chain of exceptions, only the hits of the one that counts."""
+    """Return the hits of these lines. A chain of exceptions gives only the hits of its most telling exception."""
     promised = catalog.candidate_rows([said.raw for said in lines])
     known = {id(lines[index]): rows for index, rows in promised.items()}
     traces = list(parse_tracebacks(lines))
@@ -82,7 +82,7 @@ def find_hits(lines: Sequence[LogLine], catalog: FailureCatalog) -> list[Catalog
 
 
 def _hits_of_trace(trace: ExceptionChain, known: dict[int, list[RowPattern]]) -> Iterator[CatalogHit]:
-    """Yield the hits of the one exception in a chain that counts: the heaviest, and of equals the first."""
+    """Yield the hits of a chain's most telling exception: the one with the heaviest hit, the first among equals."""
     best: list[CatalogHit] = []
     worth = -1.0
     for place, raised in enumerate(trace.chain):
@@ -119,13 +119,13 @@ def _hits_of_exception(raised: RaisedException, known: dict[int, list[RowPattern
 
 
 def _is_type_only(hit: CatalogHit) -> bool:
-    """Return whether the row knows no more than the type of the exception, or that something was raised there."""
+    """Return whether the hit's catalog row tells no more than the exception's type, or is only a context row."""
     bare = f"{hit.raised.type}:" if hit.raised else ""
     return hit.row.role == "context" or (hit.klass in _OF_TYPES and re.search(hit.row.pattern, bare) is not None)
 
 
 def _keep_heaviest(hits: list[CatalogHit]) -> list[CatalogHit]:
-    """Return the heaviest hits of one line, since lighter rows know only a part of it, and all context and hints."""
+    """Return the heaviest hits of one line, and all its context and hint hits. Lighter rows match less of the line."""
     top = max((hit.weight for hit in hits if hit.row.role not in _ASIDE), default=0.0)
     return [hit for hit in hits if hit.row.role in _ASIDE or hit.weight >= top]
 

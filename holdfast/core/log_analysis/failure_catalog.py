@@ -82,8 +82,8 @@ class RowPattern:
 
 
 def row_patterns(row: CatalogRow) -> list[RowPattern]:
-    """Split a row into the alternatives of its pattern, so that a line is tried only against those whose literals it
-    contains. Raises ValueError if the pattern has no literal."""
+    """Split a row into the alternatives of its pattern. A line is then matched only with alternatives whose literals it
+    contains. Raises ValueError if an alternative has no literal and the row gives none."""
     given = (row.needle,) if isinstance(row.needle, str) else row.needle
     if given:
         return [RowPattern(row, row.pattern, tuple(fold_line(needle) for needle in given))]
@@ -107,13 +107,13 @@ class FailureCatalog:
         self.index = LiteralIndex((*self._by_needle, *STRUCTURE))
 
     def match_line(self, line: str) -> list[CatalogRow]:
-        """Return the rows whose pattern matches this line, whatever else the rows demand."""
+        """Return the rows whose pattern matches this line. Other conditions of the rows are not checked."""
         line = line[:_LINE_CHARS]
         found = (known.row for known in self.candidate_rows([line]).get(0, ()) if known.pattern.search(line))
         return list({id(row): row for row in found}.values())
 
     def candidate_rows(self, lines: Sequence[str]) -> dict[int, list[RowPattern]]:
-        """Return, by index of the line, the rows that may match it because it contains one of their literals."""
+        """Return for each line, by index, the rows that may match because the line contains one of their literals."""
         plains = [fold_line(line[:_LINE_CHARS]).replace(b"\n", b" ") for line in lines]
         unlike = list(dict.fromkeys(plains))
         rows = {
@@ -124,7 +124,7 @@ class FailureCatalog:
         return {place: rows[line] for place, line in enumerate(plains) if line in rows}
 
     def rows_of_literals(self, found: Iterable[bytes]) -> list[RowPattern]:
-        """Return the rows that look for one of these literals, in catalog order, so that ties are decided alike."""
+        """Return the rows that have one of these literals, in catalog order, so that ties always fall the same way."""
         wanted = {id(known): known for needle in found for known in self._by_needle.get(needle, ())}
         return sorted(wanted.values(), key=lambda known: self._places[id(known)])
 

@@ -1,4 +1,4 @@
-"""Names the failure class of a failed job: finds the first cause among all log lines, and what follows from it."""
+"""Names the failure class of a failed job: finds the first cause among all log lines and makes the diagnosis of it."""
 
 from collections.abc import Mapping, Sequence
 
@@ -61,8 +61,8 @@ def classify_failure(case: FailureEvidence, catalog: FailureCatalog) -> Diagnosi
 
 
 def _prefer_user_bug(root: CatalogHit | None, hits: list[CatalogHit], catalog: FailureCatalog) -> CatalogHit | None:
-    """Return the first clear bug in the user's code, if the evidence against a machine is short of proof; else None.
-    A machine fault does not cause a TypeError."""
+    """Return the first clear bug in the user's code if the root cause accuses a machine without proof; else None. A
+    machine fault does not cause a TypeError."""
     if root is None or root.raised or root.weight >= _PROOF:
         return None
     if (root.row.action or _find_class(root.klass, catalog, root.row).action) != _EVICT:
@@ -72,8 +72,8 @@ def _prefer_user_bug(root: CatalogHit | None, hits: list[CatalogHit], catalog: F
 
 
 def _telling_code(summary: LauncherSummary, case: FailureEvidence, *, words: bool, mute: bool) -> int | None:
-    """Return the exit code that says most about the cause, or None. If there are words (`words`), only some signals
-    outweigh them, unless the first rank to fail said nothing itself (`mute`)."""
+    """Return the exit code that says most about the cause, or None. If log lines name a cause (`words`), only some
+    signals outweigh them, unless the first rank to fail wrote nothing itself (`mute`)."""
     codes = [*summary.told_codes(), *([normalize_code(case.code)] if case.code is not None else [])]
     strong = [code for code in codes if code in _LOUD]
     if strong:
@@ -86,7 +86,7 @@ def _telling_code(summary: LauncherSummary, case: FailureEvidence, *, words: boo
 
 
 def _is_loud_signal(summary: LauncherSummary, case: FailureEvidence) -> bool:
-    """Return whether a signal says more than a hint: a loud signal, or nothing but SIGTERM."""
+    """Return whether the exit codes say more than a hint: one is a telling signal, or all are SIGTERM."""
     codes = [*summary.told_codes(), *([normalize_code(case.code)] if case.code is not None else [])]
     return any(code in _LOUD for code in codes) or (bool(codes) and all(code == -15 for code in codes))
 

@@ -1,4 +1,4 @@
-"""Collects what launchers report about their processes' ends: which rank, which exit code, and which failed first."""
+"""Collects launchers' reports on how processes ended: the rank, its exit code, and which rank failed first."""
 
 import re
 from collections.abc import Iterable
@@ -55,7 +55,7 @@ class LauncherSummary(msgspec.Struct, kw_only=True):
     lines: dict[int, LogLine] = {}  # by code: who says so
 
     def told_codes(self) -> list[int]:
-        """Return the exit code of the first failure; all codes if it is not known which came first."""
+        """Return the exit code of the rank that failed first; if that rank is unknown, all exit codes."""
         if self.root_rank in self.codes:
             return [self.codes[self.root_rank]]
         return [*self.codes.values(), *self.others]

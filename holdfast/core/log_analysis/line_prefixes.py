@@ -80,7 +80,7 @@ _INSIDE = re.compile(r"\[(?:RANK|[Rr]ank) ?(\d{1,6})\]|\b[Rr]ank (\d{1,6})[\]:]|
 
 
 class LogLine(msgspec.Struct, kw_only=True):
-    """One log line: its words without prefixes, and what the prefixes say."""
+    """One log line: its text without prefixes, and the facts that the prefixes state."""
 
     text: str
     raw: str  # as it is shown
@@ -99,7 +99,7 @@ class LogLine(msgspec.Struct, kw_only=True):
 
 
 class PrefixHabits(msgspec.Struct, frozen=True):
-    """Ambiguous prefixes that most lines of this source have, so that they can be trusted."""
+    """Ambiguous prefixes that can be trusted in this source, because most of its lines have them."""
 
     ranks: bool = False
     nodes: frozenset[str] = frozenset()
@@ -123,7 +123,7 @@ def strip_ansi(line: str) -> str:
 
 
 def strip_prefixes(line: str, habits: PrefixHabits) -> LogLine:
-    """Return a line without its prefixes, and with what these say about rank, node, time and level."""
+    """Return a line without its prefixes, together with the rank, node, time and level that they state."""
     line = strip_ansi(line)
     said = LogLine(text=line, raw=line.strip())
     if line.startswith("{") and line.endswith("}"):
@@ -210,7 +210,7 @@ def _unwrap_json(said: LogLine) -> None:
 
 
 def _failure_text(key: str, value: object) -> list[str]:
-    """Return the texts in a JSON field, nested ones included, that its name or content marks as a failure."""
+    """Return the failure texts in a JSON field and in fields nested in it, recognized by a field's name or content."""
     if isinstance(value, dict):
         return [told for name, inner in value.items() for told in _failure_text(str(name), inner)][:_ROUNDS]
     if isinstance(value, str) and (_FAILURE.search(key) or "Traceback (most recent" in value):
@@ -219,7 +219,7 @@ def _failure_text(key: str, value: object) -> list[str]:
 
 
 def fill_times(lines: Sequence[LogLine]) -> None:
-    """Give each line without a time that of the line before it, of the same rank if that has told a time."""
+    """Give each line without a time the time of an earlier line: the last of its rank, else the last of any rank."""
     if all(said.at is None for said in lines):
         for said in lines:
             said.at = said.day_s  # nobody tells the day: then it is the same one

@@ -21,7 +21,7 @@ WHOLE = 128 << 10  # bytes: a log up to this size is kept as it is
 
 
 class LineSieve:
-    """Keeps the telling lines from chunks of whole lines. Lines that differ only in numbers are judged by a few."""
+    """Keeps the telling lines of a log that comes in chunks. Of lines that differ only in digits, a few are judged."""
 
     def __init__(self, catalog: FailureCatalog) -> None:
         self._catalog = catalog
@@ -61,7 +61,7 @@ class LineSieve:
         ]
 
     def _note_progress(self, plains: list[bytes], lines: list[bytes]) -> None:
-        """Keep the last line of a chunk that shows progress: the job survived whatever was said before it."""
+        """Keep a chunk's last line that shows progress, because the job survived all errors before that line."""
         for place in range(len(plains) - 1, max(-1, len(plains) - _LOOKED), -1):
             if any(mark in plains[place] for mark in _PROGRESS):
                 self._going.append((self.lines + place, _cut_line(lines[place])))

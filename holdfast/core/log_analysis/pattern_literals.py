@@ -1,4 +1,4 @@
-"""Finds literals that every line matched by a pattern must contain; searched first, because patterns are slow."""
+"""Finds literals that every line matched by a pattern must contain. Searching literals first saves slow patterns."""
 
 import re
 from bisect import bisect_right
@@ -35,7 +35,7 @@ def fold_line(text: str) -> bytes:
 
 @lru_cache(maxsize=4096)  # catalogs are made again with a few rows more
 def required_literals(pattern: str) -> tuple[bytes, ...]:
-    """Return literals of which each line that the pattern matches, once folded, contains one; empty if none."""
+    """Return literals such that every matching line, once folded, contains at least one; empty if there are none."""
     found = _literals_of_sequence(parser.parse(pattern))
     return tuple(sorted(found)) if found and _literal_worth(found)[0] else ()
 
@@ -62,7 +62,7 @@ def split_alternatives(pattern: str) -> list[str]:
 
 
 def _end_of_class(pattern: str, at: int) -> int:
-    """Return the index at which a character set ends. A bracket that comes first in it is one of the characters."""
+    """Return the index of the `]` that ends a character set. A `]` at the start of the set is one of its characters."""
     at += 2 if pattern[at + 1 : at + 2] == "^" else 1
     at += pattern[at : at + 1] == "]"
     while at < len(pattern) and pattern[at] != "]":
@@ -119,7 +119,7 @@ class LiteralIndex:
                 self._dull.discard(word)
 
     def _worth_a_look(self, words: list[bytes]) -> set[bytes]:
-        """Return the words that may contain a part of a literal, found in one pass over all of them."""
+        """Return those of `words` that may contain a part of a literal. One pass searches all words together."""
         many = b"\n".join(words)
         found = self._whole.keys() & words
         for match in self._any_part.finditer(many) if self._parts else ():
@@ -150,7 +150,7 @@ class LineBlock:
 
 
 def _any_of(words: list[bytes]) -> bytes:
-    """Return a pattern for any of these words that branches letter by letter: a thousand are as fast as ten."""
+    """Return a pattern that matches any of these words. It branches by letter, so many words are as fast as few."""
     if b"" in words:
         return b""
     rests: dict[bytes, list[bytes]] = {}
@@ -161,7 +161,7 @@ def _any_of(words: list[bytes]) -> bytes:
 
 
 def _index_word(needle: bytes) -> tuple[bytes, bool]:
-    """Return the word by which to index a literal (empty if it has none), and whether it stands alone there."""
+    """Return the word by which to index a literal (empty if it has none), and whether it is whole in the literal."""
     found = [(m.group(), m.start() > 0 and m.end() < len(needle)) for m in re.finditer(rb"[a-z_]{2,}", needle)]
     alone = [word for word, inside in found if inside and len(word) >= _WHOLE and word not in _COMMON]
     if alone:
@@ -170,7 +170,7 @@ def _index_word(needle: bytes) -> tuple[bytes, bool]:
 
 
 def _literals_of_sequence(sequence: Iterable[tuple[Any, Any]]) -> set[bytes]:
-    """Return the best literals that one part of a sequence guarantees; neighbouring characters form one literal."""
+    """Return the most useful literals that one part of the sequence requires. Adjacent characters form one literal."""
     offers: list[set[bytes]] = []
     run = ""
     for op, value in sequence:

@@ -19,12 +19,12 @@ def allowed_chars(pattern: str) -> int:
 
 
 def _search_steps(widths: list[int], chars: int) -> float:
-    """Return how many steps a search may take: from every place, all ways to divide the rest among the repeats."""
+    """Return how many steps a search may take: from every start, the repeats may divide the rest in all ways."""
     return float(chars * prod(min(width, chars) for width in widths) / factorial(len(widths) + 1))
 
 
 def _repeat_widths(tree: Sequence[Part], after: Part | None) -> list[int]:
-    """Return how far each repeat with several possible ends may reach. `after` follows the tree, if not None."""
+    """Return the maximum length of each repeat that has several possible ends. `after` is the part after the tree."""
     found: list[int] = []
     for place, (op, value) in enumerate(tree):
         follows = tree[place + 1] if place + 1 < len(tree) else after
@@ -47,7 +47,7 @@ def _repeat_widths(tree: Sequence[Part], after: Part | None) -> list[int]:
 
 
 def _has_one_end(inner: Any, follows: Part) -> bool:
-    """Return whether what follows a repeat cannot occur inside it, so that the repeat can end in only one place."""
+    """Return whether the repeat can end in only one place, because the character after it cannot occur inside it."""
     op, value = follows
     while op is parser.SUBPATTERN and len(value[-1]):
         op, value = value[-1][0]

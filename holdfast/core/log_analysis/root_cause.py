@@ -41,7 +41,7 @@ class CauseFinding(msgspec.Struct, kw_only=True):
         return summary.root_rank if summary.root_rank is not None else self._rank_of_others()
 
     def _rank_of_others(self) -> int | None:
-        """Return the rank if the root hit has none: that of the first cause with one, or the local rank."""
+        """Return a rank for a root hit without one: from other causes, context hits or the local rank; else None."""
         ranked = [hit for hit in self.hits if hit.row.role == "cause" and hit.rank is not None]
         if ranked:
             return _first_hit(ranked, {}).rank
@@ -68,7 +68,7 @@ def find_root(hits: Sequence[CatalogHit], lines: Sequence[LogLine], ended_at: Ma
 
 
 def best_hint(hints: Sequence[CatalogHit], lines: Sequence[LogLine]) -> CatalogHit | None:
-    """Return the heaviest hint (of equals the last: vague lines matter more near the end), or None if too light."""
+    """Return the heaviest hint, or None if all are too light. Among equals the last wins: late lines say more."""
     discount_survived(hints, lines)
     told = [hit for hit in hints if hit.weight >= _TOLD]
     return max(told, key=lambda hit: (hit.weight, hit.said.source, hit.said.index), default=None)
@@ -85,7 +85,7 @@ def rival_causes(finding: CauseFinding) -> list[CatalogHit]:
 
 
 def _first_hit(hits: list[CatalogHit], ended_at: Mapping[int, float]) -> CatalogHit:
-    """Return the earliest of the heaviest hits; if their order is unknown, the heaviest."""
+    """Return the earliest of the hits with about the highest weight; if their order is unknown, the heaviest."""
     top = max(hit.weight for hit in hits)
     near = [hit for hit in hits if hit.weight >= top - _NEAR]
     if len({hit.rank for hit in near}) > 1 and all(hit.rank in ended_at for hit in near):

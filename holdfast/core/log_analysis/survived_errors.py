@@ -52,7 +52,7 @@ _AT_START = frozenset(
 
 
 class _Source(msgspec.Struct):
-    """What one log says besides its failures, by line number."""
+    """The line numbers at which one log shows progress, retries, devices that came back, and a new run."""
 
     going: dict[int | None, list[int]] = {}  # progress, by rank
     steps: list[int] = []  # progress, anyone's
@@ -121,7 +121,7 @@ def _discount_retry(hit: CatalogHit, log: _Source) -> None:
 
 
 def _discount_earlier_runs(hits: Sequence[CatalogHit], log: _Source) -> None:
-    """Reduce the hits of earlier runs in this log, if the newest run has a clear cause of its own."""
+    """Reduce the weight of hits from earlier runs in this log, if the newest run has a clear cause of its own."""
     now = [hit for hit in hits if hit.said.index > log.run and hit.row.role == "cause" and hit.weight >= _CLEAR]
     for hit in hits if log.run >= 0 and now else ():
         if hit.said.index < log.run:

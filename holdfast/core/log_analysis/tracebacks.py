@@ -199,7 +199,7 @@ class _TracebackParser:
 
 
 def _is_type(name: str, *, strict: bool) -> bool:
-    """Return whether a name may be an exception's. `strict`: other lines, such as "Loss: 2.3", may come between."""
+    """Return whether this may be the name of an exception. Be `strict` where a line such as "Loss: 2.3" may occur."""
     last = name.rsplit(".", 1)[-1]
     return bool(_BARE.search(last)) or "." in name or (not strict and (last[:1].isupper() or last.startswith("_")))
 

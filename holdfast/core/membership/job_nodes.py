@@ -12,8 +12,7 @@ from holdfast.model.job_seats import Job, Seat
 
 
 class JobNodes:
-    """The seated nodes and the standbys, as part of the job's state. Methods return the actions that they
-    require."""
+    """The seated nodes and the standbys, as part of the job's state. Methods return the actions that they require."""
 
     def __init__(self, job: Job, limits: Limits, ids: Iterator[int]) -> None:
         self.job = job
@@ -44,16 +43,16 @@ class JobNodes:
         return len(self.seats) - len(self.out) + len(self.pool)
 
     def on_step(self) -> None:
-        """Record that the nodes seated now carry the job's lineage."""
+        """Record that the seated nodes hold the job's lineage, because they have made a step."""
         self._line = self.seated
 
     def set_lineage(self, nodes: Iterable[str]) -> None:
-        """Set which nodes carry the job's lineage. If none are named, no node here carries it."""
+        """Set which nodes hold the job's lineage. If `nodes` is empty, no seated node holds it."""
         self._line = frozenset(nodes) or frozenset({""})
 
     @property
     def astray(self) -> tuple[str, ...]:
-        """Return the seated nodes that were away at the last step: their state may belong to an abandoned lineage."""
+        """Return the seated nodes that were away at the last step. Their state may belong to an abandoned lineage."""
         return tuple(sorted(self.seated - self._line)) if self._line else ()
 
     def can_do_without(self, nodes: Iterable[str]) -> bool:
@@ -71,7 +70,7 @@ class JobNodes:
     def evict_nodes(
         self, nodes: Iterable[str], silent: Collection[str], generation: int, *, examine: bool
     ) -> tuple[list[str], list[Action]]:
-        """Evict those of `nodes` that are active. Return the nodes that leave and the actions for it."""
+        """Evict the active nodes among `nodes`. Return the evicted nodes and the actions that this requires."""
         leaving = sorted(self.active.intersection(nodes))
         actions: list[Action] = []
         self.out.update(leaving)

@@ -45,7 +45,7 @@ def next_seats(
 
 
 def growth_unit(job: Job, nproc: int) -> int:
-    """Return by how many nodes the job grows or shrinks: those of one replica if the mesh is known, else 1."""
+    """Return by how many nodes the job grows or shrinks: the nodes of one replica if the mesh is known, else 1."""
     if not job.mesh:
         return 1
     replica = prod(size for name, size in job.mesh if name not in REPLICAS)

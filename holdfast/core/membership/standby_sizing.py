@@ -10,7 +10,7 @@ _NONE = -1200.0  # not even _MUCH times what has this logarithm is above 0
 
 
 class LossRates(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job loses on average in one period, the time it takes to replace a used standby."""
+    """A job's mean losses in one period. A period is the time that it takes to replace a used standby."""
 
     nodes: int
     p: float  # that a node fails within a period
@@ -60,9 +60,9 @@ def size_standbys(losses: LossRates, confidence: float = 0.99) -> StandbySizing:
 
 
 def loss_distribution(kinds: Sequence[tuple[float, int]], most: int) -> Iterator[float]:
-    """Yield the chance of losing exactly 0, 1, 2, ... nodes; the last value is the chance of losing `most`, which is
-    all. A kind is the mean number of events and the nodes lost in each. Uses Panjer's recursion, started at 1 and
-    scaled down whenever a value grows too large for a float."""
+    """Yield the chance of losing exactly 0, 1, 2, ... nodes; the last value is the chance of losing all `most` nodes.
+    Each of `kinds` is a mean number of events and the number of nodes lost in each event. Uses Panjer's recursion,
+    started at 1 and scaled down whenever a value grows too large for a float."""
     weights = [(mean * each, each) for mean, each in kinds if mean]
     scale = -sum(weight / each for weight, each in weights)  # logarithm of what the newest are to be multiplied by
     found, smaller_at, older_at, seen = [1.0], 0, 0, exp(scale)

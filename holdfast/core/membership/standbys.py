@@ -72,17 +72,18 @@ class Standbys:
         return f"the fleet gave {len(event.nodes)} of {asked}" + (f", {', '.join(new)} will come" if new else "")
 
     def on_arrival(self, now: float, node: str) -> None:
-        """Note how long a new node took to report. Later nodes may take twice as long, or `ready_s` if longer."""
+        """Note how long a new node took to report. Later nodes get twice that time, but at least `ready_s`."""
         if node not in self._met and node not in self.gone:
             took_s = now - self.coming.get(node, now)
             self._came, self._patience_s = True, max(self.limits.ready_s, 2 * took_s)
 
     def may_return(self, node: str) -> bool:
-        """Return whether this node may join (again). Where the fleet cannot acquire, a node that fell silent may."""
+        """Return whether this node may join the job. A node that has left may not join again, with one exception: if
+        the fleet cannot acquire nodes, a node that left because it fell silent may come back."""
         return node not in self.gone or (not self.job.can_acquire and self.gone[node] is Kind.SILENCE)
 
     def on_ready(self, event: Ready, level: int) -> tuple[Dismiss | Probe, ...]:
-        """Take a node that reports, probing it first if `level` is above 0. Send a node away that left for good."""
+        """Make a new node a standby, or probe it first if `level` is above 0. Dismiss a node that may not return."""
         self.coming.pop(event.node, None)
         if not self.may_return(event.node):
             return (Dismiss(id=next(self._ids), node=event.node, reason="it had left the job before"),)
@@ -133,7 +134,7 @@ class Standbys:
             del self.checking[id]
 
     def evict_node(self, node: str, kind: Kind, generation: int, *, examine: bool) -> tuple[Dismiss, ...]:
-        """Part with a seated node: dismiss it, or keep it for an examination, once, from which it may come back."""
+        """Dismiss a seated node or, at its first eviction, keep it for an examination, from which it may come back."""
         again = node in self._evicted
         self._evicted.add(node)
         if kind is Kind.SILENCE or again or not examine or not self.job.probes:
@@ -151,7 +152,7 @@ class Standbys:
         return tuple(actions)
 
     def on_examined(self, now: float, event: Outcome) -> tuple[str, tuple[Dismiss | Say, ...]]:
-        """Dismiss an evicted node or make it a standby again, by its examination, and report which it was."""
+        """Make an examined node a standby again if nothing is wrong with it and the job needs one; else dismiss it."""
         node = self.examined.pop(event.action)
         if why := event.failed.get(node, "" if event.ok else event.detail or "it could not be probed"):
             found, actions = f"{node} is bad: {why}", self.dismiss_node(node, Kind.CRASH, f"examined: {why}")
@@ -164,7 +165,7 @@ class Standbys:
         return found, (*actions, Say(text=f"after its eviction: {found}"))
 
     def dismiss_node(self, node: str, kind: Kind | None, reason: str) -> tuple[Dismiss, ...]:
-        """Part with a node that was seated, waiting or still coming. Return the action for it, if one is needed."""
+        """Part with a node that was seated, waiting or still coming. Return the action that this requires, if any."""
         self.pool.pop(node, None)
         self.coming.pop(node, None)
         self._checked.pop(node, None)
@@ -178,13 +179,13 @@ class Standbys:
         return (Dismiss(id=next(self._ids), node=node, reason=reason),)
 
     def doubt_all(self, now: float) -> None:
-        """Distrust all standbys until they report again: what they do now is unknown, and one may run ranks."""
+        """Distrust all standbys until they report again, because their state is unknown and one may run ranks."""
         self.coming |= dict.fromkeys(sorted({*self.pool, *self.under_probe}), now)
         for known in (self.pool, self._checked, self.suspects, self.examined, self.checking):
             known.clear()
 
     def beside_job(self, nodes: Iterable[str]) -> tuple[str, ...]:
-        """Return those of these nodes that wait as standbys, are on their way, or are under probe."""
+        """Return the nodes among these that wait as standbys, are on their way, or are under probe."""
         return tuple(n for n in nodes if n in self.pool or n in self.coming or n in self.under_probe)
 
     def tick(self, now: float, *, standing: bool = False) -> tuple[Dismiss, ...]:
@@ -204,13 +205,13 @@ class Standbys:
         return tuple(action for node in late for action in self.dismiss_node(node, None, reason))
 
     def _arrival_limit_s(self, standing: bool) -> float:
-        """Return how long a node may take to arrive. While the job stands, a replacement needs time to come too."""
+        """Return how long a node may take to arrive. While the job stands, leave time for another node in its place."""
         longest_s = max(self.limits.ready_s, self.limits.wait_s / 2) if standing else self._patience_s
         return min(self._patience_s, longest_s)
 
     def wake_at(self, *, steady: bool = False, standing: bool = False) -> float | None:
-        """Return when standbys next need attention: an arrival deadline, a retry or, while the job is steady, a new
-        probe. None if never."""
+        """Return when standbys next need attention: at an arrival deadline, at a retry and, while the job is steady, at
+        a new probe. None if never."""
         patience_s = self._arrival_limit_s(standing)
         waits = [asked_at + patience_s for asked_at in self.coming.values()] + (
             [self._retry_at] if self._retry_at is not None else []

@@ -58,7 +58,7 @@ class HookNotice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """What hooks need from the decider besides its decisions: its open question, and the fates of releases."""
+    """The part of the decider's state that hooks need besides its decisions: its open question and releases' fates."""
 
     asking: str = ""
     until: float | None = None
@@ -68,7 +68,7 @@ class JobStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HookNotices:
-    """Turns journal entries into notices. It needs every entry, replayed ones too, and the standing after each."""
+    """Turns journal entries into notices. It must get every entry, replayed ones too, with the standing after it."""
 
     def __init__(self, run_id: str = "") -> None:
         self.run_id = run_id
@@ -124,7 +124,7 @@ class HookNotices:
 
 
 class NoticePacer:
-    """Lets one notice pass per interval; it carries the texts of the notices that waited with it."""
+    """Lets one notice pass per interval, or at once if urgent. That notice carries the texts of others that waited."""
 
     def __init__(self, least_s: float) -> None:
         self._least_s = least_s

@@ -17,7 +17,7 @@ UNSETTLED = "open incident"  # of what an incident has cost whose cause is not k
 
 
 class TimeUse(StrEnum):
-    """What a second was spent on; only TRAIN is productive."""
+    """The use of a second of the job's time; only TRAIN is productive."""
 
     TRAIN = "train"
     REDO = "redo"
@@ -96,7 +96,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def at_most(self) -> str:
-        """Return "at most " if the ETTR may include work that was redone unnoticed; else ""."""
+        """Return "at most " if the ETTR may count redone work as new, because a resumed step is unknown; else ""."""
         mended = (r for r in self.incidents if r.verdict.remedy is not Remedy.GIVE_UP)
         sure = not any(incident_text.describe_unknown_resume(r) for r in mended) and not any(
             incident_text.describe_unknown_resume(c) for c in self.changes
@@ -105,7 +105,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mttr_s(self) -> float | None:
-        """Return the mean time from last good step to next step over repaired incidents; None without any."""
+        """Return the mean time of repaired incidents from the last good step to the next one; None without any."""
         times = [r.resumed_at - r.good_at for r in self.incidents if r.verdict.remedy is not Remedy.GIVE_UP]
         return sum(times) / len(times) if times else None
 
@@ -216,11 +216,11 @@ class Ledger:
         )
 
     def settle_account(self, now: float) -> Account:
-        """Return the account without what a later entry may change: counters are made of it, so that they never fall.
+        """Return the account without time that a later entry may change. Counters use it, because they must not fall.
 
-        Training is settled up to the newest step: an alarm takes back what came after it. A launch is settled by the
-        first step, which may be older than the news of it. Until a job has made one or is over, nobody knows whether
-        its ranks restored their state or ran.
+        Training is settled up to the newest step, because an alarm takes back the time after it. A launch is settled
+        at the first step, because that step may be older than its report. Until the job makes a step or ends, it is
+        not known whether its ranks restored their state or ran.
         """
         account = self.make_account(now)
         if self.phase is Phase.DONE:
@@ -236,7 +236,7 @@ class Ledger:
         return msgspec.structs.replace(account, spans=tuple(spans))
 
     def _counted_since(self) -> str:
-        """Return from when on the newest step was counted; "" if it is the script's number, or its optimizer's."""
+        """Return since when the newest step was counted; "" if the script or its optimizer gave the step's number."""
         newest = self._newest
         if newest is not None and newest.counted:
             return "the last launch"
@@ -250,7 +250,7 @@ class Ledger:
         return Span(use=use, start_at=start_at, end_at=end_at, incident=self._incident, change=self._change)
 
     def _close_span(self, at: float) -> None:
-        """Add a span up to `at` for what the current phase spends its time on."""
+        """Add a span up to `at` for the current use of time."""
         at = max(at, self._at)
         if at > self._at and self.phase in _USES:
             self._spans.append(self._make_span(self._current_use(), self._at, at))
@@ -313,7 +313,7 @@ class Ledger:
         self._ran[self._release] = msgspec.structs.replace(ran, steps=ran.steps + max(0, event.step - done))
 
     def _on_recovery(self, record: Record | Change) -> None:
-        """Backdate the loss of a finished incident or planned restart, and start counting redone steps."""
+        """Backdate a finished incident or planned restart to the last good step, and start to count redone steps."""
         self._backdate_span(record)
         if self.phase is not Phase.TRAINING:
             return

@@ -113,7 +113,7 @@ class JobReleases:
         return self.waiting is not None and self.due_at is not None and self.due_at <= now
 
     def next_release(self, now: float, *, machines: bool, guess: bool) -> Release:
-        """Return the release of the next generation; code is not changed when machines are changed on a guess."""
+        """Return the release of the next generation. No update starts while nodes are changed on a guess."""
         if not self._since:
             self._since[self.running.number] = now
         if self.waiting is None or (guess and machines and self._left is None):
@@ -158,7 +158,7 @@ class JobReleases:
         self.fates[number], self.told[number] = fate, why
 
     def rolled_back_as(self, release: Release) -> int:
-        """Return the number under which the same code was rolled back before; 0 if it was not."""
+        """Return the number of an earlier release with the same code that was rolled back; 0 if there is none."""
         same = (release.digest, release.argv, release.env)
         bad = [n for n, fate in self.fates.items() if fate is Fate.ROLLED_BACK]
         return next((n for n in bad if release.digest and _launch_key(self.known[n]) == same), 0)

@@ -1,4 +1,4 @@
-"""Probabilities of replay: how often to repeat one, and what it means when no fault showed."""
+"""Probabilities of replays: how often to repeat a replay, and what it means if no fault showed."""
 
 from math import ceil, inf, log, sqrt
 
@@ -6,12 +6,12 @@ DIGITS = 1e-9  # a chance that misses the wanted one by less is it
 
 
 def dual_phase_odds(q: float, repeats: int) -> float:
-    """Return the chance that a fault shows in both phases, if it shows with chance q in every replay of its group."""
+    """Return the chance that a fault shows in both phases, if the chance that it shows in one replay is q."""
     return shown_odds(q, repeats) ** 2
 
 
 def shown_odds(q: float, repeats: float) -> float:
-    """Return the chance that a fault shows at least once in so many repeats."""
+    """Return the chance that a fault shows at least once in this many repeats."""
     return 1.0 - float((1.0 - q) ** repeats)
 
 
@@ -41,12 +41,12 @@ def second_phase_repeats(shown_at: int, confidence: float, most: int) -> int:
 
 
 def excluded_rate(replays: int, confidence: float) -> float:
-    """Return the lowest q that is ruled out when so many replays showed nothing; 1 if none is."""
+    """Return the lowest q that is ruled out if this many replays showed nothing; 1 if no q is ruled out."""
     return shown_odds(confidence, 1.0 / replays) if replays else 1.0
 
 
 def remaining_belief(replays: int, prior: float = 0.5) -> float:
-    """Return the chance that a machine is faulty although nothing showed, with this prior and every q as likely."""
+    """Return the chance that a machine is faulty although its replays showed nothing, if every q is equally likely."""
     hidden = prior / (replays + 1)
     return hidden / (hidden + 1.0 - prior)
 

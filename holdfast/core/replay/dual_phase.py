@@ -79,7 +79,7 @@ class DualPhaseReplay:
         return self.plan.first if self.phase == 1 else self.plan.second
 
     def next_wave(self) -> ReplayWave | ReplayRuling:
-        """Return the groups to run now, or the ruling. While groups have not answered, return those."""
+        """Return the groups to run now, or the ruling. While some groups have not answered, return only these."""
         while not self._ruling and not self._open:
             self._advance_phase()
         return self._ruling or ReplayWave(groups=tuple(self._open))
@@ -120,7 +120,7 @@ class DualPhaseReplay:
         self._begin_wave()
 
     def _all_failed(self) -> bool:
-        """Return whether all groups of the grid failed; most of these share no node."""
+        """Return whether all groups of the grid failed. One faulty node cannot explain that: most share no node."""
         grid = {name for name, _ in self.phase_waves[0]}
         return grid <= self._shown[self.phase - 1].keys()
 
@@ -180,7 +180,7 @@ class DualPhaseReplay:
 
 
 def _shared_nodes(first: dict[str, Nodes], second: dict[str, Nodes]) -> Nodes:
-    """Return the nodes that are in every group that failed: a single fault there would explain all failures."""
+    """Return the nodes that are in every failed group. A fault of one such node would explain all failures."""
     groups = [*first.values(), *second.values()]
     return tuple(node for node in groups[0] if all(node in group for group in groups))
 

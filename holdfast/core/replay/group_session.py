@@ -60,7 +60,7 @@ class GroupSession:
         self.unlike = False  # no two groups came to the same
 
     def next_launches(self) -> tuple[GroupLaunch, ...] | ReplayRuling:
-        """Return the groups to launch now, or the ruling. While groups run, return those without a result."""
+        """Return the groups to launch now, or the ruling. While groups run, return only the groups without a result."""
         if self._waiting.keys() <= self._told.keys():
             self._judge_wave()
             match self._replay.next_wave():
@@ -104,7 +104,7 @@ class GroupSession:
 
 
 def plan_replay(seats: Sequence[Seat], mesh: Dims, suspects: Nodes = ()) -> ReplayPlan:
-    """Return the plan for these nodes, or for the suspects alone if they make enough groups. Raises UnfitError."""
+    """Return the plan for the suspects alone if they form enough groups, else for all nodes. Raises UnfitError."""
     if len({seat.nproc for seat in seats}) != 1:
         raise UnfitError("nodes with different numbers of ranks cannot stand in for one another")
     whole = nodes_per_replica(valid_mesh(seats, mesh), seats[0].nproc)

@@ -1,4 +1,4 @@
-"""Chooses which nodes replay together: n groups of m nodes, cut in two ways so that two groups share at most one.
+"""Chooses which nodes replay together: n groups of m, cut in two ways. Groups of different cuts share at most one.
 
 Of z = m * n nodes, node x is in horizontal group x // m and in vertical group x mod n. With m <= n, the nodes of one
 horizontal group all lie in different vertical groups, so a faulty group of each phase has exactly one node in common.
@@ -70,7 +70,7 @@ def plan_grid(nodes: Sequence[str], m: int, n: int) -> ReplayPlan:
 
 
 def fit_grid(count: int, whole: int = 1) -> tuple[int, int]:
-    """Return the best m and n for `count` nodes, if whole replicas of the model take a multiple of `whole` nodes.
+    """Return the best m and n for `count` nodes. m is a multiple of `whole`, so that groups hold whole replicas.
 
     Prefers the fewest nodes left over, as these cost further waves; then the largest groups, which are most like the
     job. Groups of one node are the last choice, because they cannot show faults between nodes. Raises UnfitError.
@@ -87,7 +87,7 @@ def fit_grid(count: int, whole: int = 1) -> tuple[int, int]:
 
 
 def nodes_per_replica(mesh: Dims, nproc: int) -> int:
-    """Return the fewest nodes that hold only whole replicas; every dimension but data parallelism is kept."""
+    """Return the smallest number of nodes that hold whole replicas only; only data parallelism adds replicas."""
     ranks = prod(size for name, size in mesh if name not in DATA_PARALLEL)
     return ranks // gcd(ranks, nproc)
 

@@ -1,10 +1,10 @@
 """Compares twins, replicas in two halves that process the same batches; a third replica decides which twin is wrong.
 
-Every replica of one half has its twin in the other. Both sign what crosses the boundary of a pipeline stage. The
-first stage at which twins differ is where the fault is, since all later stages inherit the error. A third replica,
-the referee, repeats that step to decide which twin is wrong. So the fault has to show only once, whereas a dual-phase
-replay needs it to show in both phases. If a stage spans several nodes, the same comparison runs inside it against a
-healthy replica.
+Every replica of one half has its twin in the other. Both compute a signature, which is a hash, of the data that crosses
+each boundary between pipeline stages. The fault is in the first stage at which twins differ, since all later stages
+inherit the error. A third replica, the referee, repeats that step to decide which twin is wrong. So the fault has to
+show only once, whereas a dual-phase replay needs it to show in both phases. If a stage spans several nodes, the same
+comparison runs inside it against a healthy replica.
 
 The work must give the same bits wherever it runs; if it does not, nobody is named.
 """
@@ -39,7 +39,7 @@ class WatchTwins(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Referee(msgspec.Struct, frozen=True, kw_only=True):
-    """Instruction to repeat this step on another replica, from the state and with the batch of the pair."""
+    """Instruction to repeat this step on another replica, with the same state and batch as the two twins had."""
 
     step: int
     pair: tuple[int, int]
@@ -94,7 +94,7 @@ class TwinComparison:
             self._set_ruling(*self._nobody_ruling(_ALONE if self._unwatched_nodes() else ""))
 
     def on_referee_signature(self, signature: int | None) -> None:
-        """Record what the referee signed at the doubtful stage; None if it could not repeat the step."""
+        """Record the referee's signature of the stage in doubt; None if the referee could not repeat the step."""
         doubt = self._doubt
         if doubt is None:
             return
@@ -114,7 +114,7 @@ class TwinComparison:
             self._set_ruling(RulingKind.SOME, nodes, f"{why} with either")
 
     def rule_nobody(self, steps: int) -> ReplayRuling:
-        """Return the ruling "nobody" after `steps` steps, the number in which the least watched node was compared."""
+        """Return the ruling "nobody". `steps` is the number of steps in which the least compared node was compared."""
         self.steps = steps
         how, nodes, reason = self._nobody_ruling()
         return ReplayRuling(how=how, nodes=nodes, reason=reason)
@@ -191,7 +191,7 @@ class TwinComparison:
 
 
 def _differing_places(pair: tuple[int, int], signatures: Signatures) -> Iterator[tuple[int, int, int]]:
-    """Yield the places, in order, at which two replicas signed differently, with both signatures."""
+    """Yield, in order, the places at which the signatures of two replicas differ, with both signatures."""
     one, other = signatures.get(pair[0], ()), signatures.get(pair[1], ())
     if one == other:
         return

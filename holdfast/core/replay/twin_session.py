@@ -1,13 +1,12 @@
-"""Runs a twin replay: two halves of a job's nodes do the same work, and a referee decides which of two twins is
-wrong.
+"""Two-half replay: two halves of a job's nodes do the same work, and a referee decides which of two twins is wrong.
 
 Each half is a job of its own, with ranks numbered alike, so node x of one half is the twin of node x of the other. A
-rank signs what it sends into a sum or to the next stage, before that mixes with what others send, and its state after
-the step. If exactly one pair of twins differs first, the fault is there. The referee takes the place of one twin, in
-the half that it is not part of, and repeats the steps up to the difference.
+rank computes signatures (hashes) of the data that it sends into a sum or to the next stage, before that data mixes with
+others', and of its state after the step. If exactly one pair of twins differs first, the fault is there. The referee
+takes the place of one twin, in the half that the referee is not part of, and repeats the steps up to the difference.
 
-A dual-phase replay takes over what this cannot decide: several pairs that differ at once, a half that crashes, or
-work that does not give the same bits twice.
+A dual-phase replay takes over the cases that this cannot decide: several pairs that differ at once, a half that
+crashes, or work that does not give the same bits twice.
 """
 
 from collections import Counter
@@ -26,7 +25,7 @@ _MIX, _WORD = 0x9E3779B97F4A7C15, 2**64 - 1
 
 
 def nodes_per_half(count: int, mesh: Dims, nproc: int) -> int:
-    """Return how many of the nodes make one half. Raises UnfitError if there are no two halves or no referee."""
+    """Return how many nodes form one half. Raises UnfitError if there are too few for two halves and a referee."""
     unit = nodes_per_replica(mesh, nproc)
     half = count // unit // 2 * unit
     if not half:
@@ -37,7 +36,7 @@ def nodes_per_half(count: int, mesh: Dims, nproc: int) -> int:
 
 
 class TwinSession:
-    """A twin replay up to its ruling, used like a GroupSession. A dual-phase replay follows SOME and EVERYWHERE."""
+    """A two-half replay up to its ruling, used like a GroupSession. A dual-phase replay follows SOME and EVERYWHERE."""
 
     def __init__(self, asked: ReplayRequest, limits: ReplayLimits) -> None:
         self._asked, self._limits = asked, limits
@@ -60,7 +59,7 @@ class TwinSession:
         self._start_round()
 
     def next_launches(self) -> tuple[GroupLaunch, ...] | ReplayRuling:
-        """Return the groups to launch now, or the ruling. While groups run, return those without a result."""
+        """Return the groups to launch now, or the ruling. While groups run, return only the groups without a result."""
         if self._ruling is None and self._waiting.keys() <= self._told.keys():
             self._evaluate_round()
         left = tuple(launch for name, launch in self._waiting.items() if name not in self._told)
@@ -74,7 +73,8 @@ class TwinSession:
     # --- rounds ------------------------------------------------------------------------------------------------
 
     def _start_round(self) -> None:
-        """Start another round, twice as long as the last: starts are expensive, as are steps after a difference."""
+        """Start another round, with twice as many steps as the last one. Few rounds save expensive starts, and short
+        rounds save steps after a difference."""
         replicas, half = len(self._nodes) // self._unit, self._half
         turn = self._round % replicas * self._unit if replicas % 2 else 0  # then every round leaves out another one
         self._order = (*self._nodes[turn:], *self._nodes[:turn])
@@ -138,13 +138,13 @@ class TwinSession:
             self._set_ruling(RulingKind.EVERYWHERE, (), "the script signed nothing")
 
     def _node_signatures(self, moment: "_Moment", one: GroupResult, other: GroupResult) -> dict[int, list[int | None]]:
-        """Return what each node signed at this moment, by the numbers that TwinComparison gives to nodes."""
+        """Return each node's signature for this point in time, by the number that TwinComparison gives to the node."""
         places = range(self._half)
         first = {place: [self._node_signature(moment, one, place)] for place in places}
         return first | {self._half + place: [self._node_signature(moment, other, place)] for place in places}
 
     def _node_signature(self, moment: "_Moment", told: GroupResult, place: int) -> int | None:
-        """Return what a node's ranks signed as one number; None if a rank did not sign."""
+        """Return one signature for a node, made of its ranks' signatures; None if one of them is missing."""
         values, signature = told.marks if moment.state else told.signed, 0
         for rank in range(place * self._each, (place + 1) * self._each):
             value = values.get((moment.step, rank))
@@ -162,8 +162,7 @@ class TwinSession:
         """Return whether exactly one pair of twins differs, so that a referee can judge it; otherwise set the ruling.
 
         If several differ, one may have the error from another: a late pipeline stage sends wrong gradients to earlier
-        stages within the same step, and sharded state may be wrong on the node that keeps it though another node
-        computed it.
+        stages within the same step. And a node may keep a shard of state that another node computed wrongly.
         """
         half, at = self._half, f"at step {moment.step}"
         unsigned = moment.state and half > 1 and not any(step == moment.step for step, _ in told.signed)
@@ -204,7 +203,7 @@ class _Moment(msgspec.Struct, frozen=True):
 
 
 def _shared_moments(one: GroupResult, other: GroupResult) -> list[_Moment]:
-    """Return all moments at which both halves signed something, in order of time."""
+    """Return the points in time for which both halves have signatures, in order: within a step, or after a step."""
     sent = {step for step, _ in one.signed} & {step for step, _ in other.signed}
     kept = {step for step, _ in one.marks} & {step for step, _ in other.marks}
     found = [_Moment(step, False) for step in sent] + [_Moment(step, True) for step in kept]

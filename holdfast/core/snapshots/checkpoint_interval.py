@@ -15,8 +15,8 @@ def best_interval(
 ) -> CheckpointInterval:
     """Return the checkpoint interval that loses the least time: sqrt(2 * cost * mean time between failures).
 
-    The cost is what one checkpoint takes from training, not the time of writing it in the background. With state in
-    memory and on peers, storage matters only for failures that lose both.
+    The cost is the training time that one checkpoint takes, not the time to write it in the background. With state in
+    memory and on peers, only failures that lose both need a checkpoint.
     """
     if failures_per_day <= 0:
         return CheckpointInterval(every_s=ceiling_s, reason=f"no failures known: every {ceiling_s:g} s")

@@ -1,4 +1,4 @@
-"""What a keeper does with a copy, or a half for a parity, that another node wants to send it."""
+"""The keeper's answer to a node that wants to send it a copy, or one half for a parity."""
 
 from collections.abc import Iterable
 from enum import Enum
@@ -21,14 +21,14 @@ class Intake(Enum):
 
 
 def judge_copy(sent: CopyName, coming: CopyName | None, sealed: Iterable[CopyName]) -> Intake:
-    """Judge a copy of one rank, given what is coming in and what is sealed of that rank."""
+    """Judge an offered copy of one rank, given the rank's copy that is being received and its sealed copies."""
     if sent == coming:
         return Intake.RESUME
     return Intake.HELD if sent in sealed else Intake.BEGIN
 
 
 def judge_half(step: int, mixing: int, newest: int) -> Intake:
-    """Judge a half for a parity, given the step that is being made and the newest one that is sealed; -1: none."""
+    """Judge an offered half, given the step of the parity being made and that of the newest sealed one (-1: none)."""
     if step == newest:
         return Intake.HELD
     if step < max(mixing, newest):
@@ -37,5 +37,5 @@ def judge_half(step: int, mixing: int, newest: int) -> Intake:
 
 
 def refuse_generation(sent: int, here: int) -> str:
-    """Return why a copy of this generation is not taken; empty if it is."""
+    """Return why copies of this generation are refused; empty if they are accepted."""
     return "" if sent == here else f"generation {sent} is over; this node is in {here}"

@@ -25,7 +25,7 @@ def copy_bonds(seats: tuple[Seat, ...], mesh: Dims, *, parity: bool) -> Bonds:
 
 
 def may_leave(nodes: Sequence[str], bonds: Bonds, lost: Collection[str]) -> tuple[str, ...]:
-    """Return those of `nodes` that may leave together, besides the nodes already lost; earlier ones go first."""
+    """Return the members of `nodes` that may leave together, given the nodes already lost. Earlier ones go first."""
     gone = set(lost)
     for node in nodes:
         if node in gone or gone.isdisjoint(bonds.get(node, ())):

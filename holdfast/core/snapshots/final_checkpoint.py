@@ -15,7 +15,7 @@ _LEAST = 0.5  # of the time is for storage, however long ranks took to end
 def choose_final(
     copies: Mapping[str, Collection[Copy]], stored: int, not_after: int | None, *, verified: bool = False
 ) -> dict[str, tuple[FinalState, ...]]:
-    """Return the states each node must write, the good one first; storage already has good steps up to `stored`."""
+    """Return the states that each node must write, the good state first. Good steps up to `stored` are on storage."""
     held: dict[tuple[int, int], dict[int, Copy]] = {}  # by step and world
     for one in (copy for node in sorted(copies) for copy in copies[node] if copy.whole):
         held.setdefault((one.step, one.world), {})[one.rank] = one
@@ -30,7 +30,7 @@ def choose_final(
 
 
 def storage_time_s(last_s: float, took_s: float) -> float:
-    """Return how long storage may take: the rest of `last_s` after the ranks' `took_s`, but at least half."""
+    """Return how long storage may take: the part of `last_s` that ranks left, but at least half of `last_s`."""
     return max(last_s - took_s, last_s * _LEAST)
 
 

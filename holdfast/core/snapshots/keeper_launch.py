@@ -1,4 +1,4 @@
-"""The launch that a keeper serves: what its ranks go on from, and which snapshots of before are still of its line."""
+"""The launch that a keeper serves: the state its ranks resume from, and which older snapshots share its lineage."""
 
 import msgspec
 
@@ -22,12 +22,12 @@ class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):
         return f"generation {generation} is over; the node runs {self.generation}"
 
     def find_source(self, rank: int) -> Source | None:
-        """Return the nodes that hold the rank's state; None if it gets nothing from memory."""
+        """Return the nodes that hold the rank's state; None if the rank gets no state from memory."""
         return next((source for source in self.restore.sources if source.rank == rank), None)
 
 
 def read_launch(errand: LaunchHere) -> KeeperLaunch:
-    """Return what a keeper must know of a launch. Whoever was away holds steps that others have made anew since."""
+    """Return the part of a launch that a keeper needs. A node that was away keeps no older snapshot."""
     seat, restore = errand.seat, errand.restore
     return KeeperLaunch(
         generation=errand.generation,

@@ -34,7 +34,7 @@ class MemoryRoom(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def part_bytes(self) -> int:
-        """Return the available bytes of one node, where several nodes share the host."""
+        """Return one node's part of the available bytes, because several nodes may share the host."""
         return self.available_bytes // self.nodes
 
     @property
@@ -86,9 +86,9 @@ def _unit_bytes(unit: str) -> int:
 def grant_memory(ask: MemoryRequest, made: Mapping[int, int], room: MemoryRoom) -> MemoryGrant:
     """Return how many slots the asking rank gets, such that every rank of its node can have as many.
 
-    `made` gives the bytes already granted on this node by rank, copies for others included. The asking rank's own are
-    replaced and do not count. Ranks that have not asked are assumed to need the mean of those that have, so that a
-    refusal comes before training starts.
+    `made` gives, by rank, the bytes already granted on this node, including copies for others. The asking rank's bytes
+    do not count, because they are replaced. Ranks that have not asked yet are assumed to need the mean of the others,
+    so that a refusal comes before training starts.
     """
     others = {rank: size for rank, size in made.items() if rank != ask.rank}
     need, room_bytes = 0, room.bytes

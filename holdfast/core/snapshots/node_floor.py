@@ -1,7 +1,7 @@
 """A node's part in the recovery floor, as a pure state machine: which snapshots to pin, and which to send to the peer.
 
 All ranks of all nodes hold the same two steps: the job's floor, and the next one while it is copied. Held means
-pinned: the rank goes on in its other slots. The shell lists, pins and sends snapshots, and reports what became of it.
+pinned: the rank goes on in its other slots. The shell lists, pins and sends snapshots, and reports the results.
 """
 
 import msgspec
@@ -42,7 +42,7 @@ class GenerationBegun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArenaGranted(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank of this generation has its arena, a new one or that of the generation before."""
+    """A rank of this generation has its arena, which is new or comes from the generation before."""
 
     rank: int
     slots: int
@@ -66,7 +66,7 @@ class PinRefused(msgspec.Struct, frozen=True):
 
 
 class SlotNeeded(msgspec.Struct, frozen=True):
-    """A checkpoint needs the slot of the next floor more."""
+    """A checkpoint needs the slot that is held for the next floor."""
 
 
 class SendingBegun(msgspec.Struct, frozen=True): ...
@@ -123,7 +123,7 @@ class CopyRun(msgspec.Struct, kw_only=True):
 
 
 class NodeFloor:
-    """`step` takes news and returns deeds: a snapshot that is held after a step and was not before is to be pinned."""
+    """A node's floor. `step` takes news and returns deeds, which pin each newly held snapshot and unpin the others."""
 
     def __init__(self) -> None:
         self.aim = Aim(generation=0)
@@ -210,7 +210,7 @@ class NodeFloor:
         return tuple(map(MarkVerified, good))
 
     def _find_step(self, step: int, sealed: Sealed) -> Held:
-        """Return each rank's newest snapshot of this step: just sent, or found after the agent restarted."""
+        """Return each rank's newest snapshot of this step. It was just sent, or found after the agent restarted."""
         found: Held = {}
         for one in sealed:
             if one.step == step and one.rank in self._granted:
@@ -230,7 +230,7 @@ class NodeFloor:
     # --- the next floor ----------------------------------------------------------------------------------------
 
     def wants_next(self) -> bool:
-        """Return whether the ranks' snapshots must be looked through for the next floor."""
+        """Return whether to search the ranks' snapshots for the next floor."""
         behind = self.backed < self.aim.next and self.aim.next >= 0
         return behind and self.sending is None and len(self._granted) >= self.ranks
 
@@ -241,7 +241,7 @@ class NodeFloor:
         return len({one.step for one in self._next.values()}) == 1
 
     def _choose_next(self, sealed: Sealed) -> None:
-        """Hold for each rank its oldest snapshot that will do, until all ranks have one of the same step."""
+        """Hold for each rank its oldest snapshot that is not older than the aim, until all ranks hold the same step."""
         if not self.wants_next():
             return
         least = max([self.aim.next, *(one.step for one in self._next.values())])
@@ -257,7 +257,7 @@ class NodeFloor:
         return {rank: one.seq for rank, one in self._next.items()}
 
     def open_parcels(self) -> list[CopyParcel]:
-        """Return what of the next floor has yet to arrive at its peers; nothing if there is no peer."""
+        """Return the parcels of the next floor that have not arrived at their peers; empty if there is no peer."""
         parcels = [parcel for one in self._next.values() for parcel in self._make_parcels(one)]
         return [parcel for parcel in parcels if (parcel.snapshot, parcel.to) not in self._arrived]
 
@@ -285,15 +285,15 @@ class NodeFloor:
 
     @property
     def verifies(self) -> bool:
-        """Whether a rank wants verified snapshots to be kept."""
+        """Whether any rank here wants verified snapshots to be kept."""
         return any(granted.verifies for granted in self._granted.values())
 
     def lacks_slots(self) -> bool:
-        """Return whether snapshots should be copied, and a rank has too few slots for that."""
+        """Return whether this node should have a floor but a rank has too few slots for one."""
         return self._has_floor() and any(granted.slots < FLOOR_SLOTS for granted in self._granted.values())
 
     def shared_step(self, sealed: Sealed) -> int:
-        """Return the newest step that all ranks here have sealed; -1 if there is none or this node has no floor."""
+        """Return the newest step that all ranks here have sealed; -1 if there is none or this node lacks a floor."""
         if not self._has_floor() or self.lacks_slots():
             return -1
         newest = dict.fromkeys(self._granted, -1)

@@ -48,7 +48,7 @@ def place_halves(seats: tuple[Seat, ...], mesh: Dims) -> tuple[dict[str, tuple[H
 
 
 def place_parity(world: int, nproc: int, groups: Groups) -> ParityPlacement | None:
-    """Assign every node two owners to keep halves for, each owner once per half; None if no assignment is found."""
+    """Choose for every node the two owners whose halves it keeps. Every half is kept once. None if none is found."""
     nodes = world // nproc
     if nodes < _LEAST:
         return None
@@ -67,8 +67,8 @@ def place_parity(world: int, nproc: int, groups: Groups) -> ParityPlacement | No
 
 
 def _shift_pairs(nodes: int, safe: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield pairs of shifts to try, best first: three nodes that keep only for each other, then opposite shifts. The
-    fewer nodes depend on one node, the fewer second losses are fatal."""
+    """Yield pairs of shifts to try, best first: shifts by which three nodes keep only for each other, other opposite
+    shifts, then all others. The fewer nodes depend on one node, the fewer second losses are fatal."""
     yield from ((shift, nodes - shift) for shift in sorted(safe, key=lambda s: abs(3 * s - nodes)))
     yield from ((one, two) for one in safe for two in safe if one < two)
 

@@ -54,7 +54,7 @@ def dense_mesh(seats: tuple[Seat, ...], mesh: Dims) -> Dims:
 
 
 def place_copies(world: int, nproc: int, groups: Groups) -> PeerPlacement:
-    """Choose a keeper node for every node's snapshots, such that each node keeps for one other where possible.
+    """Choose a keeper node for every node's snapshots, such that each node keeps for only one other if possible.
 
     Ranks are dense over nodes, nproc to a node; a rank's copy goes to the same local rank on the keeper node.
     """
@@ -81,7 +81,7 @@ def find_exposures(nodes: int, nproc: int, groups: Groups, chosen: tuple[int, ..
 
 
 def evicted_together(nodes: int, nproc: int, groups: Groups) -> tuple[frozenset[int], ...]:
-    """Return for every node those that could be evicted with it. A group that spans all nodes is never evicted."""
+    """Return for every node the nodes that could be evicted with it. A group that spans all nodes is never evicted."""
     shared: list[set[int]] = [{node} for node in range(nodes)]
     evictions = ({rank // nproc for rank in ranks} for _, members in groups for ranks in members)
     for together in evictions:
@@ -91,7 +91,7 @@ def evicted_together(nodes: int, nproc: int, groups: Groups) -> tuple[frozenset[
 
 
 def _regular_shift(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int, ...] | None:
-    """Return keepers at one distance that is safe for all nodes, near half-way round if possible; else None."""
+    """Return keepers all at the same distance, about half-way round if possible; None if no distance is safe."""
     for shift in sorted(range(1, nodes), key=lambda s: abs(2 * s - nodes)):
         if all((node + shift) % nodes not in shared[node] for node in range(nodes)):
             return tuple((node + shift) % nodes for node in range(nodes))
@@ -116,7 +116,7 @@ def _match_keepers(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int,
 
 
 def match_owners(nodes: int, barred: Sequence[frozenset[int]]) -> dict[int, int]:
-    """Return a largest matching from owners to keepers: no keeper is barred for its owner or used twice."""
+    """Return a largest matching from owners to keepers in which no keeper is barred for its owner or used twice."""
     keeper_of: dict[int, int] = {}  # keeper -> owner
     for owner in range(nodes):
         _augment_matching(owner, nodes, barred, keeper_of)

@@ -32,7 +32,7 @@ class BackupLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 class RecoveryFloor:
     def __init__(self, limits: BackupLimits, newest_equal: Callable[[], int | None]) -> None:
-        """`newest_equal` returns the step up to which replicas are equal; None if nobody can say."""
+        """`newest_equal` returns the step up to which replicas are equal; None if that is not known."""
         self.limits = limits
         self._newest_equal = newest_equal
         self.generation = 0
@@ -49,7 +49,7 @@ class RecoveryFloor:
         self.nodes: frozenset[str] = frozenset()
 
     def on_launch(self, generation: int, seats: tuple[Seat, ...], mesh: Dims) -> tuple[str, ...]:
-        """Place the copies for a new generation. Return sentences on what the placement does not survive."""
+        """Place the copies for a new generation. Return sentences on evictions that lose state or why parity failed."""
         self.generation, self.nodes = generation, frozenset(seat.node for seat in seats)
         self.floor = self.verified = self._next = -1
         self._beats.clear()
@@ -113,12 +113,12 @@ class RecoveryFloor:
         return self._aim_if_settled(now)
 
     def _are_replicas_equal(self, step: int) -> bool:
-        """Return whether replicas agreed up to this step; True where they are not compared."""
+        """Return whether replicas were equal up to this step; True if replicas are not compared."""
         equal = self._newest_equal() if any(beat.compares for beat in self._beats.values()) else None
         return equal is None or equal >= step
 
     def _aim_if_settled(self, now: float) -> bool:
-        """Set the next aim if its time has come and, where verified states are kept, the floor is verified."""
+        """Set the next aim if it is due. If verified states are kept, the floor must be verified first."""
         settled = self.verified == self.floor or not any(beat.verifies for beat in self._beats.values())
         return settled and now >= self._not_before and self._set_next_aim(now)
 

@@ -52,7 +52,7 @@ def _find_source(rank: int, node: str, copies: tuple[Copy, ...]) -> Source | Non
 
 
 def _parity_keepers(mine: list[Copy], whole: set[int]) -> set[str]:
-    """Return the keepers of a share's two halves, where both can be decoded with other ranks' states; else empty."""
+    """Return the keepers of a share's two halves if both halves can be decoded with other ranks' states; else empty."""
     usable = [c for c in mine if c.beside in whole]
     return {c.node for c in usable} if {c.half for c in usable} == {0, 1} else set()
 
