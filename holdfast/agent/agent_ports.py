@@ -100,7 +100,7 @@ class NodeRanks(Protocol):
         """End everything on this node, this agent included."""
 
     def learn_imports(self, trains: bool) -> None:
-        """Have the modules preloaded that the script was seen to import, so that the next ranks start sooner."""
+        """Preload the modules that the script was seen to import, so that the next ranks start sooner."""
 
     def read_mesh(self) -> Dims: ...
     def read_replayable(self) -> str: ...

@@ -1,4 +1,4 @@
-"""The agent: talks with the controller, carries out its errands on this node, and reports how ranks do and end.
+"""The agent: talks with the controller, carries out its errands on this node, and reports the state of its ranks.
 
 The agent owns and steps the state machine of the node protocol. It reaches everything else through its ports.
 """

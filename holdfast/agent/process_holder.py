@@ -238,7 +238,7 @@ class Holder:
         self._send_agent(RankEnded(rank=self.ranks[key]))
 
     def _sweep_orphans(self, until: float) -> None:
-        """Kill all children but ranks, zygotes and the agent. When all are gone or time is up, report the remaining."""
+        """Kill all children but ranks, zygotes and the agent. When all are gone or time is up, report the rest."""
         self._reap_children()
         keep = {rank.pid for rank in self.ranks.values() if rank.code is None}
         keep |= self._zygotes.pids | ({self._agent[0]} if self._agent else set())

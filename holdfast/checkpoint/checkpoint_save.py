@@ -101,7 +101,7 @@ def forsake_parts(base: str, author: Author, rank: int, steps: Collection[int], 
 
 
 def wait_until_begun(folder: str, pulse: WritePulse | None = None, wait_s: float = BEGUN_S) -> bool:
-    """Wait for rank 0 to begin this step; return whether it does in time. So all ranks write parts of the same step."""
+    """Wait for rank 0 to begin this step; return whether it does in time. This keeps all ranks on the same step."""
     storage, until = open_storage(folder), time.monotonic() + wait_s
     pulse = pulse or WritePulse()
     pulse.waiting, again = True, True

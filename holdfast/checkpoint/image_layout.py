@@ -87,7 +87,7 @@ class ImageLayout(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(found)
 
     def owned_items(self) -> Iterator[tuple[ImageItem, int]]:
-        """Yield each item that this rank owns, with its offset in the rank's file: the owned ranges, joined."""
+        """Yield each item that this rank owns, with its offset in the rank's file, which joins the owned ranges."""
         before = 0
         for part in self.owned_ranges():
             for item in self.items:

@@ -1,4 +1,4 @@
-"""Probes that run while training stands still, one module each, in a process: `python -m holdfast.agent.probes`.
+"""Probes that run while training stands still, one module each; started by `python -m holdfast.agent.probes`.
 
 A probe's module has a function `run(asked)` that yields findings. It catches only errors that say something about the
 machine. Any other error ends the process: the parent reports the current probe as failed and runs the next ones in a

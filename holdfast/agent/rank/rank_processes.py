@@ -335,7 +335,7 @@ class RankProcesses:
         return [r for r in alive if up_to is None or r.rank_key.generation <= up_to]
 
     async def stop_ranks(self, up_to: int, grace_s: float) -> str:
-        """End ranks by SIGTERM, then SIGKILL; stopped ones get SIGKILL at once. Return in words what still lives."""
+        """End ranks by SIGTERM and, after the grace, SIGKILL; kill stopped ones at once. Return what still lives."""
         self._stopped = max(self._stopped, up_to)
         grace_until = self._clock.monotonic() + grace_s
         for rank in self.running_ranks(up_to):

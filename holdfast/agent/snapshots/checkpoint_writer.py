@@ -121,7 +121,7 @@ class CheckpointWriter:
                 lane.give_up()
 
     def last_write(self, rank: int, pinned: SnapshotPin, begun_s: float, *, doubted: bool) -> "PartWrite | None":
-        """Return the rank's write for a final checkpoint; None if it has no storage or the pinned layout is another."""
+        """Return the rank's write for a final checkpoint; None if it has no storage or its layout has changed."""
         want = self._latest.get(rank)
         if want is None or want.storage is None or want.layout != pinned.arena.layout.hex():
             return None
