@@ -1,4 +1,4 @@
-"""The clock of an agent: its parts are given one, and no other module of theirs asks the machine for the time."""
+"""The clock of an agent: its parts get the time from here, so that a simulation can supply its own time."""
 
 import time
 from typing import Protocol
@@ -8,10 +8,10 @@ class AgentClock(Protocol):
     """Tells the time of one machine, in seconds."""
 
     def monotonic(self) -> float:
-        """Return an instant of the clock that nobody can set; the same for all processes of the machine."""
+        """Return the time of the monotonic clock, which nobody can set and all processes of the machine share."""
 
     def wall(self) -> float:
-        """Return the date, which somebody may set at any time."""
+        """Return the wall-clock time. Somebody may set this clock at any time."""
 
 
 class SystemClock:

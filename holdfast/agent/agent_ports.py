@@ -1,6 +1,6 @@
-"""Ports of an agent: what it needs of its machine, and what the parts around it tell it.
+"""Ports of an agent: interfaces to its machine, and callbacks by which the agent's parts report news.
 
-The process of a node fills them with sockets, files and processes; the simulation, with a world that it has made up.
+A real node implements these ports with sockets, files and processes, the simulation with a simulated world.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ class ControllerLink(Protocol):
 
 class LinkDialer(Protocol):
     def open_link(self) -> AbstractAsyncContextManager[ControllerLink]:
-        """Open a link to the controller; raise OSError if that fails, and when a link breaks."""
+        """Open a link to the controller. Raise OSError if the link cannot be opened, or later when it breaks."""
 
 
 class AgentNotes(Protocol):
-    """Notes that outlive an agent. None of these calls raises: an agent acts although it cannot write."""
+    """Notes that outlive an agent. No method raises: an agent must act even if it cannot write its notes."""
 
     def read_done(self) -> tuple[Done, ...]: ...
     def read_stopped(self) -> int: ...
@@ -50,13 +50,13 @@ class AgentNotes(Protocol):
     def write_stopped(self, generation: int) -> None: ...
     def write_leave_reason(self, errand: Leave) -> None: ...
     def mark_alone(self, now: float) -> float:
-        """Note that the controller is gone; return since when. A restarted agent keeps the first instant."""
+        """Note that the controller is gone; return the time at which this or an earlier agent first noted that."""
 
     def clear_alone(self) -> None: ...
 
 
 class RankSlots(Protocol):
-    """The progress slots in which ranks tell of their steps."""
+    """The progress slots in which ranks report their steps."""
 
     def read_slots(self) -> list[tuple[int, SlotReading]]:
         """Return what each rank last wrote, with the index of its slot."""
@@ -70,11 +70,11 @@ class NodeRanks(Protocol):
 
     @property
     def held(self) -> Mapping[RankKey, HolderRank]:
-        """The ranks that the holder knows, ended ones among them."""
+        """All ranks that the holder knows, including ended ones."""
 
     @property
     def arenas(self) -> tuple[KeptArena, ...]:
-        """Memory of snapshots that the holder kept from before this agent."""
+        """Snapshot arenas that the holder has kept since before this agent started."""
 
     @property
     def slots(self) -> RankSlots: ...
@@ -85,22 +85,22 @@ class NodeRanks(Protocol):
 
     @property
     def cold(self) -> str:
-        """Why ranks are started afresh, not forked; empty if they are forked."""
+        """Why ranks are started as new processes and not forked from a zygote; empty if they are forked."""
 
     async def listen(self, listed: asyncio.Event) -> None:
-        """Hear the holder for as long as it lives; set `listed` when it has told what it holds."""
+        """Receive the holder's messages for as long as it lives; set `listed` once it has listed what it holds."""
 
     async def launch_ranks(self, errand: LaunchHere) -> str:
         """Start every rank of the seat; return an error in words, empty if all have started."""
 
     async def stop_ranks(self, up_to: int, grace_s: float) -> str:
-        """End all ranks of generations up to this one; return in words what still lives."""
+        """End all ranks of generations up to this one; return in words what still lives, empty if nothing does."""
 
     def quit_holder(self, code: int) -> None:
         """End everything on this node, this agent included."""
 
     def learn_imports(self, trains: bool) -> None:
-        """Let the next ranks start sooner, by what the script was seen to import."""
+        """Preload the modules that the script was seen to import, so that the next ranks start sooner."""
 
     def read_mesh(self) -> Dims: ...
     def read_replayable(self) -> str: ...
@@ -129,7 +129,7 @@ class SnapshotKeeper(Protocol):
     async def apply_aim(self, aim: Aim) -> None: ...
     def list_copies(self) -> tuple[Copy, ...]: ...
     def complete_beat(self, beat: Beat) -> Beat:
-        """Return the beat with how far snapshots, copies and checkpoints are."""
+        """Return the beat, completed with the progress of snapshots, copies and checkpoints."""
 
     async def write_final(self, lasts: tuple[FinalState, ...], within_s: float) -> None: ...
 
@@ -147,21 +147,21 @@ class NodeStaging(Protocol):
 class DiagnosisRunner(Protocol):
     async def run_errand(self, errand: ProbeHere | PairTestHere | ReplayHere) -> ErrandDone: ...
     async def stop(self) -> None:
-        """End what runs; return when it has ended."""
+        """End the running diagnosis; return once it has ended."""
 
 
 class HealthSigns(Protocol):
-    """What the machine tells about the end of a rank."""
+    """Signs on this machine of why a rank has ended."""
 
     def on_rank_exit(self, at: float) -> None:
-        """Raise the alarms that explain a rank's end before that end is told."""
+        """Raise the alarms that explain a rank's exit, before the exit itself is reported."""
 
     def has_oom_kill(self) -> bool: ...
     def scarcely(self) -> str: ...
 
 
 class AgentIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Which node an agent works for, and by which settings."""
+    """The node that an agent works for, and its settings."""
 
     node: str
     host: str
@@ -171,7 +171,7 @@ class AgentIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentEvents(msgspec.Struct, frozen=True, kw_only=True):
-    """What the parts of an agent call when there is news."""
+    """Callbacks by which the parts of an agent report news."""
 
     say: Callable[[str], None]  # a sentence for the person at the console
     on_rank_exit: Callable[[HolderRank], None]

@@ -1,6 +1,6 @@
-"""The agent: talks with the controller, carries out its errands on this node, reports what becomes of the ranks.
+"""The agent: talks with the controller, carries out its errands on this node, and reports the state of its ranks.
 
-It owns the state machine of the node protocol and steps it; all else it reaches through its ports.
+The agent owns and steps the state machine of the node protocol. It reaches everything else through its ports.
 """
 
 import asyncio
@@ -106,7 +106,7 @@ class Agent:
             await self._keep_link()
 
     def _step(self, news: News) -> None:
-        """Tell the machine the time and the news, and do what it wants done."""
+        """Step the state machine with the present time and this news, and perform the deeds that it returns."""
         self._perform_deeds(self.life.step(self.clock.monotonic(), news))
 
     # --- state that outlives an agent --------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class Agent:
         self._queue_packet(self._make_hello())
 
     async def _stage_releases(self, releases: tuple[Release, ...]) -> None:
-        """Stage these releases, retrying until all are here; then send another hello, as the node is ready now."""
+        """Stage these releases, retrying until all are here. Then send another hello: the node is ready now."""
         told = ""
         while error := await self.staging.stage_all(releases):
             if error != told:
@@ -325,7 +325,7 @@ class Agent:
             self._queue_packet(agent_messages.encode(msgspec.structs.replace(self._summarize_ranks(), running=running)))
 
     def _summarize_ranks(self) -> Beat:
-        """Return the node's beat, with the step of its slowest rank; step -1 until every rank has made one."""
+        """Return the node's beat, with the step of its slowest rank; the step is -1 until every rank has made one."""
         generation = self.life.generation
         readings = [r for r in self._read_slots().values() if r.generation == generation and r.step >= 0]
         if generation == 0 or len(readings) < self.identity.nproc:

@@ -1,4 +1,4 @@
-"""Notes on disk that outlive an agent: errands done, stops, epoch, leaving, and since when the controller is gone.
+"""Notes on disk that outlive an agent: finished errands, stops, the epoch, leaving, and when the controller was lost.
 
 A note that cannot be written costs only the next agent's memory. The agent still acts: above all, it ends ranks even
 if it cannot note that they were stopped.
@@ -63,7 +63,7 @@ class AgentStateFiles:
         _write_file(self._stopped, f"{generation}\n".encode())
 
     def read_stopped(self) -> int:
-        """Return the newest generation that this node was ordered to stop; 0 if there is no note or a damaged one."""
+        """Return the newest generation that this node was ordered to stop; 0 if the note is missing or damaged."""
         with contextlib.suppress(ValueError):  # a damaged note costs a launch that is told twice, not the agent
             return int(self._stopped.read_bytes()) if self._stopped.exists() else 0
         return 0
@@ -86,7 +86,7 @@ class AgentStateFiles:
         _write_file(self._left, f"{errand.reason}\n".encode())
 
     def mark_alone(self, now: float) -> float:
-        """Note that the controller is gone; return since when. A restarted agent keeps the first instant."""
+        """Note that the controller is gone; return the time at which this or an earlier agent first noted that."""
         with contextlib.suppress(OSError, ValueError):  # a full disk costs no more than that it does
             if self._alone.exists():
                 return min(now, float(self._alone.read_text()))
@@ -99,7 +99,7 @@ class AgentStateFiles:
             self._alone.unlink(missing_ok=True)
 
     def reset_notes(self) -> None:
-        """Delete what the holder's last life left: since when the controller was gone, and an unfinished leave."""
+        """Delete notes from the holder's last life: when the controller was lost, and an unfinished Leave errand."""
         self.clear_alone()
         with contextlib.suppress(OSError):
             self._leaving.unlink(missing_ok=True)

@@ -134,17 +134,17 @@ class HealthMonitor:
             self._feeds[name].wake.set()
 
     def has_oom_kill(self) -> bool:
-        """Return whether the kernel has just killed for want of memory on this node."""
+        """Return whether the kernel has just killed a process on this node because memory ran out."""
         return self.kills.has_recent()
 
     def scarcely(self) -> str:
-        """Return a sign that memory was scarce just now; empty if there is none, or if the kernel log is readable."""
+        """Return a sign of scarce memory in words; empty if there is none, or if the kernel log is readable."""
         return self.kills.scarcely(self._clock.monotonic()) if self._feeds[_KERNEL].absent else ""
 
     # --- threads -----------------------------------------------------------------------------------------------
 
     def _run_feed(self, feed: SourceFeed) -> None:
-        """Read one source at its pace, in its thread, until the monitor ends; return at once if it is absent."""
+        """Read a source at its pace, in its thread, until the monitor ends; return at once if the source is absent."""
         feed.asked_at = self._clock.monotonic()
         try:
             read = feed.make()
@@ -194,7 +194,7 @@ class HealthMonitor:
         return self.logs.read
 
     def _is_worth_splitting(self, text: bytes) -> bool:
-        """Return whether a piece of a log may hold a line that a row of the catalog or a rule of the user's matches."""
+        """Return whether a piece of a log may hold a line that a catalog row or one of the user's rules matches."""
         return bool(self._spec.settings.rules.rule) or self._lines.catalog.may_match(text, rank=True)
 
     def _now(self) -> float:
@@ -204,7 +204,7 @@ class HealthMonitor:
         return [held.rank_key for held in self._ties.list_ranks() if held.code is None]
 
     def _watched_paths(self) -> list[str]:
-        """Return the paths that the job writes to, and where ranks want checkpoints. A node that speaks for its host
+        """Return the paths that the job writes to, and the ranks' checkpoint storages. A node that reads for its host
         includes the requests of all nodes there, as it may itself be a standby without ranks."""
         paths = [self._spec.entry.cwd, self._spec.log_dir, str(self._dir), "/dev/shm"]
         wanted = self._dir.glob("want-*.json") if self._alone else self._dir.parent.glob("*/want-*.json")
@@ -294,8 +294,8 @@ class HealthMonitor:
 
 
 def _lock_file(path: Path) -> int | None:
-    """Lock a file until this process ends; return its fd, None if another process has it, -1 if it cannot be locked,
-    which the caller takes for a lock: better all nodes speak than none."""
+    """Lock a file until this process ends; return its fd, or None if another process holds the lock. Return -1 if
+    locking fails. The caller then acts as if it had the lock: better all nodes speak than none."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:

@@ -87,7 +87,7 @@ def _assemble_parts(
 
 
 async def _heed_interrupt(on_leave_request: Callable[[], None]) -> None:
-    """Have the node leave on SIGINT; until now there was nothing to leave with, and the signal ended the process."""
+    """Have the node leave on SIGINT from now on. Until now the agent was not ready, and SIGINT ended its process."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, on_leave_request)
 
 

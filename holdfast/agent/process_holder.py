@@ -99,7 +99,7 @@ class Holder:
         self.code = code if self.code is None else self.code
 
     def _exit_with_grace(self) -> None:
-        """Have the agent end its ranks and leave, as someone on this host asked; without an agent, exit at once."""
+        """Have the agent end its ranks and leave, as someone on this host asked. Without an agent, exit at once."""
         if self._agent:
             os.kill(self._agent[0], signal.SIGINT)
         else:
@@ -112,7 +112,7 @@ class Holder:
     # --- the agent ---------------------------------------------------------------------------------------------
 
     def _start_agent(self) -> None:
-        """Start an agent while ranks go on, retrying failed starts; exit after too many in quick succession."""
+        """Start an agent while ranks go on; retry failed starts, and exit after too many starts in quick succession."""
         while self._agent is None:
             self._agent_tries = 0 if time.monotonic() - self._agent_at > _AGENT_LIVED_S else self._agent_tries + 1
             if self._agent_tries >= _AGENT_TRIES:
@@ -238,7 +238,7 @@ class Holder:
         self._send_agent(RankEnded(rank=self.ranks[key]))
 
     def _sweep_orphans(self, until: float) -> None:
-        """Kill children that are not rank, zygote or agent; when none is left or time is up, report the rest."""
+        """Kill all children but ranks, zygotes and the agent. When all are gone or time is up, report the rest."""
         self._reap_children()
         keep = {rank.pid for rank in self.ranks.values() if rank.code is None}
         keep |= self._zygotes.pids | ({self._agent[0]} if self._agent else set())
@@ -277,7 +277,7 @@ class Holder:
     # --- memory ------------------------------------------------------------------------------------------------
 
     def _make_arena(self, request: MakeArena) -> None:
-        """Make an arena of this name, or keep the existing one; replace one of another size, with its content."""
+        """Make an arena of this name, or keep an existing one of the same size; one of another size is discarded."""
         kept = self._arenas.get(request.name)
         if kept is not None and kept.bytes != request.bytes:
             os.close(int(kept.path.rpartition("/")[2]))
@@ -314,7 +314,7 @@ class Holder:
 
 
 def prepare() -> None:
-    """Load the failure catalog in a process that will fork many holders, so that their agents need not."""
+    """Load the failure catalog in a process that will fork many holders, so that their agents need not load it."""
     last_words_judge.warm_catalog(catalog_files.load_built_in())
 
 

@@ -80,7 +80,7 @@ class Zygotes:
         return {z.pid for z in (self._now, self._next) if z is not None} | self._retired
 
     def ensure_zygote(self, preload: PreloadZygote) -> None:
-        """Start a zygote with these modules; a warm one with the same key serves until the new one is warm."""
+        """Start a zygote with these modules; until it is warm, a warm one with the same key stays in use."""
         if self._now and self._now.warm and preload.key == self.key:
             self._kill_zygote(self._next)
             self._better, self._next = preload, self._start_zygote(preload)
@@ -199,7 +199,7 @@ class Zygotes:
         self._ended = ""
 
     def _swap_zygotes(self) -> None:
-        """Replace the zygote with the new one, unless the old one still has forks to answer for."""
+        """Replace the zygote with the new one, unless the old one is still forking ranks."""
         if self._now and self._now.forking:
             return
         self._retire_zygote(self._now)

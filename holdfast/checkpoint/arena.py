@@ -78,7 +78,7 @@ class SnapshotName(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """A slot promised to copies that a GPU has queued and will seal: the seal raises its seq from `seq` by one."""
+    """A slot promised to queued copies. The GPU seals the slot after them, which raises its seq from `seq` by one."""
 
     slot: int
     seq: int
@@ -288,7 +288,7 @@ class Arena:
         return can_spare_slot(self.slots, self.count_pinned())
 
     def pin_own(self, slot: int) -> None:
-        """Pin, as the writer, a slot that it has just begun or claimed; end the pin with unpin."""
+        """Pin a slot that the calling writer has just begun or claimed; `unpin` ends the pin."""
         with self._lock:
             self._pins[slot] += 1
             self._heads[slot].pin = os.getpid()

@@ -101,7 +101,7 @@ def forsake_parts(base: str, author: Author, rank: int, steps: Collection[int], 
 
 
 def wait_until_begun(folder: str, pulse: WritePulse | None = None, wait_s: float = BEGUN_S) -> bool:
-    """Return whether rank 0 begins this step in time: following rank 0 keeps all parts on the same step."""
+    """Wait for rank 0 to begin this step; return whether it does in time. This keeps all ranks on the same step."""
     storage, until = open_storage(folder), time.monotonic() + wait_s
     pulse = pulse or WritePulse()
     pulse.waiting, again = True, True
@@ -123,8 +123,8 @@ def wait_until_begun(folder: str, pulse: WritePulse | None = None, wait_s: float
 def collect_parts(
     folder: str, world: int, wait_s: float, pulse: WritePulse | None = None
 ) -> tuple[CheckpointPart, ...]:
-    """Wait for the parts of all ranks in this folder and return them, for ranks that share only storage. Raises
-    PartsMissingError after `wait_s`, and PartFailedError if a rank reports that it could not write."""
+    """Wait until all ranks have written their parts to this folder; return the parts. Ranks need share only storage.
+    Raises PartsMissingError after `wait_s`, and PartFailedError if a rank reports that it could not write."""
     storage = open_storage(folder)
     until = time.monotonic() + wait_s
     found: dict[int, CheckpointPart] = {}

@@ -38,7 +38,7 @@ class SharedTurns:
 
 
 def run_in_threads(count: int, threads: int, work: Callable[[Iterator[int]], None]) -> None:
-    """Run `work` in several threads that share the numbers of range(count); raise the first error, which ends all."""
+    """Run `work` in several threads that share the numbers of range(count). The first error ends all and is raised."""
     turns = SharedTurns(count)
     ended: list[bool] = []
 

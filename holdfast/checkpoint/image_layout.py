@@ -87,7 +87,7 @@ class ImageLayout(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(found)
 
     def owned_items(self) -> Iterator[tuple[ImageItem, int]]:
-        """Yield each item that the rank owns, with its offset in the rank's file: its ranges in a row."""
+        """Yield each item that this rank owns, with its offset in the rank's file, which joins the owned ranges."""
         before = 0
         for part in self.owned_ranges():
             for item in self.items:
@@ -127,7 +127,7 @@ def name_tensors(layouts: Sequence[ImageLayout]) -> dict[tuple[str, Ranks], str]
 
 
 def name_of(key: str, group: Ranks) -> str:
-    """Return the name of a key for a group that does not have the plain name."""
+    """Return the name of a key for a group that may not use the plain key: the key and the group's first rank."""
     return f"{key}@{group[0]}"
 
 

@@ -65,7 +65,7 @@ class Author(msgspec.Struct, frozen=True):
 
 
 class WriteAttempt(msgspec.Struct, frozen=True):
-    """A folder that is not a checkpoint: being written by the author in `tag` or, if that is empty, being removed."""
+    """An unpublished folder: the author in `tag` writes it or, if `tag` is empty, it is being removed."""
 
     name: str
     step: int
@@ -207,13 +207,13 @@ def step_of(name: str) -> int | None:
 
 
 def staged_of(name: str) -> WriteAttempt | None:
-    """Return the write or removal that a folder's name stands for; None if it is no such name."""
+    """Return the write or removal that a folder's name stands for; None if the name stands for neither."""
     found = _STAGED.fullmatch(name)
     return WriteAttempt(name, int(found[1]), found[3] if found[2] == "tmp" else "") if found else None
 
 
 def tagged_of(name: str) -> WriteAttempt | None:
-    """Return the write attempt of a remote folder's name, which keeps its author's tag; None without a tag."""
+    """Return the write attempt that a remote folder's name stands for; None if the name has no author's tag."""
     found = _STEP.fullmatch(name)
     return WriteAttempt(name, int(found[1]), found[2]) if found and found[2] else None
 

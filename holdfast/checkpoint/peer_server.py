@@ -116,7 +116,7 @@ class PeerServer:
                 self._forget_link()
 
     def _make_room_for(self, one: UnprovenLink) -> bool:
-        """Return whether a new unauthenticated link may stay. If there are too many, the oldest one is dropped, from
+        """Return whether a new unauthenticated link may stay. If there are too many, drop the oldest such link, from
         the same host if that host has many: an honest peer has authenticated by then."""
         with self._lock:
             beside = [other for other in self._strangers if other.host == one.host]
@@ -164,7 +164,7 @@ class PeerServer:
             self._forget_link()
 
     def _prove_peer(self, one: UnprovenLink) -> bool:
-        """Return whether the peer may have our state: our own user on this host, a valid certificate over TLS."""
+        """Return whether the peer may have our state: on this host our own user, over TLS a valid certificate."""
         link = one.link
         if self._guard is None or self._context is None:
             if link.family == socket.AF_UNIX and read_peer(link).user != os.getuid():

@@ -62,7 +62,7 @@ class PeerRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusalCode(StrEnum):
-    """The reason of a refusal, where the asking keeper acts on it; every other reason is only text for people."""
+    """Reasons of a refusal on which the asking keeper acts; every other reason is only text for people."""
 
     OTHER = ""
     NO_LAYOUT = "no layout"  # send the layout, then ask again
@@ -129,7 +129,7 @@ class BytePacer:
 def push_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview], pacer: BytePacer) -> int:
     """Send state to a keeper that will hold it; return the number of bytes sent.
 
-    One link does it: more would share one core of the keeper, which decrypts in threads.
+    This uses one link: several would share one core of the receiving keeper, which decrypts in threads.
     """
     sent = 0
     with _connect_keeper(keeper) as link:
@@ -200,7 +200,7 @@ class _PartTransfer:
         self._failed: list[TransportError] = []
 
     def run(self) -> int:
-        """Transfer all parts and return the bytes moved. The first goes alone, so that a refusal comes once."""
+        """Transfer all parts and return the bytes moved. The first part goes alone, so a refusal comes only once."""
         with _connect_keeper(self._keeper) as link:
             self._moved.append(self._carry(link, self._left.popleft()))
             if not self._relayed:
@@ -230,7 +230,7 @@ class _PartTransfer:
         return threads
 
     def _run_link(self) -> None:
-        """Transfer parts over a link of its own; if it cannot connect, the other links do its work."""
+        """Transfer parts over a new link; if it cannot connect, the other links transfer its parts."""
         try:
             with _relay_link(self._keeper) if self._relayed else _connect_keeper(self._keeper) as link:
                 self._drain_parts(link)
@@ -281,7 +281,7 @@ class PeerGuard(NamedTuple):
     is_gone: Callable[[str], bool] = _never_gone  # whether a node has left, whatever certificate it has now
 
     def accepts_certificate(self, shown: dict[str, Any] | None) -> bool:
-        """Return whether this certificate belongs to a node of this run; the user's CA may have signed others."""
+        """Return whether this certificate belongs to a node of this run; the user's CA may certify others as well."""
         ours = not self.run_id or mutual_tls.certificate_run(shown) in ("", self.run_id)
         node = mutual_tls.certificate_node(shown)
         return ours and bool(node) and not self.is_gone(node) and self.is_peer(mutual_tls.certificate_serial(shown))

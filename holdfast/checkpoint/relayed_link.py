@@ -1,4 +1,4 @@
-"""Links to a keeper that a process of its own decrypts, for large copies between hosts.
+"""Links to a keeper for large copies between hosts, each decrypted by a process of its own.
 
 Python returns decrypted bytes 16 KB at a time, and takes the interpreter's lock each time. So the TLS links of one
 process share about one core, however many threads read them. A relay (tls_relay.py) has an interpreter of its own,
@@ -35,7 +35,7 @@ class RelayStart(msgspec.Struct, frozen=True):
 
 
 def spares_a_core() -> bool:
-    """Return whether this machine has the cores to gain from relays."""
+    """Return whether this machine has enough cores to gain from relays."""
     return len(os.sched_getaffinity(0)) > _FEW_CORES
 
 

@@ -52,7 +52,7 @@ def find_checkpoints(base: str, step: int | None = None) -> tuple[StoredCheckpoi
 def apply_doubts(
     found: Collection[StoredCheckpoint], run: str, doubts: Collection[Doubt]
 ) -> tuple[StoredCheckpoint, ...]:
-    """Return the checkpoints with those of a doubted lineage of this run marked as not ok."""
+    """Return the checkpoints again, with those of this run that are in doubt marked as not ok."""
     told = []
     for one in found:
         made = one.author.generation if one.ok and one.author.run == run else sys.maxsize
@@ -104,7 +104,7 @@ def _read_checkpoint(storage: Storage, name: str) -> StoredCheckpoint | None:
 def retain_checkpoints(
     base: str, keep: int, every: int = 0, *, newest: int | None = None, doubted: Collection[int] = ()
 ) -> tuple[str, ...]:
-    """Remove all checkpoints except the last `keep` good ones and every `every`-th step; return the removed URLs.
+    """Remove checkpoints older than the last `keep` good ones, except every `every`-th step; return the removed URLs.
 
     keep=0 removes none. `newest` is the step published last: after training went back, later steps belong to an
     abandoned lineage, and are neither counted nor removed before training has passed them. Doubted steps do not count

@@ -41,7 +41,7 @@ Holders = Callable[[Path], TensorHolders]  # of what is no DTensor, as that know
 
 
 class FlatState(NamedTuple):
-    """The content of a state dict: record specs, and by key the local tensors and values they were made from."""
+    """A flattened state dict: the record specs, and by key the local tensors and values behind them."""
 
     specs: list[RecordSpec]
     objects: dict[str, object]
@@ -92,7 +92,7 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def bare_local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a tensor without detaching it, which creates no object: this runs at every step."""
+    """Return this rank's part of a tensor, not detached: this runs at every step, and detaching creates an object."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
@@ -134,7 +134,7 @@ def record_sizes(spec: RecordSpec) -> tuple[int, int]:
 
 
 class StateImage:
-    """The tensors and values in the memory of one slot, or in other memory that has `places` for some items."""
+    """The tensors and values in the memory of one slot, or in other memory, where `places` gives the items' offsets."""
 
     def __init__(self, layout: ImageLayout, memory: memoryview, places: Mapping[int, int] | None = None) -> None:
         self.layout = layout
@@ -150,13 +150,13 @@ class StateImage:
         self._finish: Callable[[], None] | None = None
 
     def use_reach(self, reach: Callable[[int], None]) -> None:
-        """Call `reach` before a GPU reads this memory; it waits until the GPU can reach the image up to an end."""
+        """Set `reach`, to be called before a GPU reads the image: it waits until the GPU can access it."""
         self._reach = reach
 
     @contextlib.contextmanager
     def fetched_by(self, fetch: Callable[[int, torch.Tensor], None], finish: Callable[[], None]) -> Iterator[None]:
-        """Within this block, tensors of a GPU come by `fetch`, which is faster than by this memory; `finish` waits for
-        all of them."""
+        """Within this block, GPU tensors are filled by `fetch`, which is faster than a copy from this memory. `finish`
+        waits for all of them."""
         self._fetch, self._finish = fetch, finish
         try:
             yield
@@ -164,7 +164,7 @@ class StateImage:
             self._fetch = self._finish = None
 
     def settle(self) -> None:
-        """Wait for all that was fetched."""
+        """Wait until all fetched tensors are filled."""
         if self._finish:
             self._finish()
 
@@ -182,7 +182,7 @@ class StateImage:
         self._known.clear()
 
     def put_tensor(self, index: int, tensor: torch.Tensor) -> Move | None:
-        """Copy a tensor into the image, or return the memory move that would."""
+        """Copy a tensor into the image, or return the memory move that the caller is to make."""
         to, size = self._ways[index]
         if tensor.nbytes != size:  # its memory was exchanged; what is copied blindly must fit
             raise StateError(f"{self.layout.items[index].spec.key} has another size than before")
@@ -192,7 +192,7 @@ class StateImage:
         return None
 
     def get_tensor(self, index: int, tensor: torch.Tensor) -> Move | None:
-        """Copy an item back into a tensor, or return the memory move that would."""
+        """Copy an item back into a tensor, or return the memory move that the caller is to make."""
         if tensor.is_cpu and tensor.is_contiguous():
             start, size = self._ways[index]
             return tensor.data_ptr(), start, size
@@ -315,7 +315,7 @@ def _check_tensor(key: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _value_room(key: str, value: object) -> int:
-    """Return the room for a value, twice its present size. Raises StateError if it could not be read again."""
+    """Return the room for a value, twice its present size. Raises StateError if the value cannot be decoded again."""
     try:
         content = encode_value(value)
         decode_value(content)

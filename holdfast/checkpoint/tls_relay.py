@@ -1,7 +1,7 @@
 """The process behind one TLS link of a large copy: decrypts what a keeper sends and passes it on by a unix socket.
 
 `python -m holdfast.checkpoint.tls_relay FD HOST PORT KEY CERTIFICATE AUTHORITY` dials the keeper, sends one line with
-its certificate or with what went wrong, then carries bytes both ways until either side hangs up. It needs the standard
+the keeper's certificate or an error, then carries bytes both ways until either side hangs up. It needs the standard
 library alone, so that it starts quickly.
 """
 
@@ -57,7 +57,7 @@ def _carry_bytes(near: socket.socket, far: ssl.SSLSocket) -> None:
 
 
 def _decrypt_into(buffer: memoryview, far: ssl.SSLSocket) -> tuple[int, bool]:
-    """Decrypt what has come, as far as there is room; return how many bytes, and whether the keeper has hung up."""
+    """Decrypt the bytes that have come, as far as they fit; return their number, and whether the keeper has hung up."""
     far.settimeout(0)
     count = 0
     try:

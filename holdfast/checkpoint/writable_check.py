@@ -14,7 +14,7 @@ WAIT_S = 10.0
 
 
 def write_refusal(url: str, wait_s: float = WAIT_S) -> str:
-    """Return why nothing can ever be written there; empty if writing works, or if the cause may pass."""
+    """Return why this storage can never be written to; empty if it can, or if the failure may be temporary."""
     found: list[str] = []
     # Of its own, and left behind if storage hangs: that is told when a checkpoint is due, and stops nobody.
     thread = threading.Thread(target=lambda: found.append(_try_write(url)), name="holdfast-try", daemon=True)

@@ -68,7 +68,7 @@ class WriteLane:
         self._pulse.give_up()
 
     def run(self, step: int, write: Callable[[WritePulse], str]) -> WriteOutcome:
-        """Run one write, which returns the checkpoint's URL or ""; a storage failure becomes an outcome."""
+        """Run `write`, which returns the checkpoint's URL or "". Return the outcome, also if storage fails or hangs."""
         if self._last and self._last[1].is_alive() and self._pulse.waiting:
             self._pulse.passed_over = True  # or ranks would wait for different steps, and none would ever be whole
             self._last[1].join(_LOOK_S)

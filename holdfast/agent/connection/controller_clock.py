@@ -4,7 +4,7 @@ from holdfast.agent.agent_clock import AgentClock
 
 
 class ControllerClock:
-    """Converts instants of this node to the controller's time, even if someone sets the machine's clock meanwhile."""
+    """Converts this node's monotonic time to the controller's time, even if someone sets the machine's clock."""
 
     def __init__(self, clock: AgentClock) -> None:
         self._clock = clock
@@ -15,5 +15,5 @@ class ControllerClock:
         self.offset_s, self.known = at - self._clock.monotonic(), True
 
     def wall_s(self) -> float:
-        """Return what to add to the wall clock's present time to get the controller's; 0 before the first welcome."""
+        """Return the controller's time minus this machine's wall-clock time; 0 before the first welcome."""
         return self._clock.monotonic() + self.offset_s - self._clock.wall() if self.known else 0.0

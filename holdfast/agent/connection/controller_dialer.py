@@ -77,7 +77,7 @@ class ControllerDialer:
         return aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
 
     def _through_folder(self, path: Path) -> str:
-        """Return a path to the socket below the kernel's 107 bytes; raise if others may write to its folder."""
+        """Return a path to the socket within the kernel's 107 bytes; raise if other users may write to its folder."""
         if self._folder < 0:
             self._folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         seen = os.fstat(self._folder)
@@ -87,8 +87,8 @@ class ControllerDialer:
 
     @contextlib.asynccontextmanager
     async def open_link(self) -> AsyncIterator[WebSocketLink]:
-        """Open a WebSocket to the controller and verify the peer; raise UnprovenPeerError if it is another.
-        Raise BrokenLinkError or another OSError if there is no link, or no longer."""
+        """Open a WebSocket to the controller and verify the peer; raise UnprovenPeerError if that is not our
+        controller. Raise BrokenLinkError or another OSError if the link cannot be opened or breaks."""
         url = self.url_for("/agent")
         try:
             async with (
@@ -113,7 +113,7 @@ class ControllerDialer:
 
 
 class _FixedHostResolver(AbstractResolver):
-    """Resolves the controller's name to the address of the host that this node was given."""
+    """Resolves the controller's name to the host that this node was told to dial."""
 
     def __init__(self, host: str) -> None:
         self._host = host

@@ -34,7 +34,7 @@ class DiagnosisResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeDiagnosis:
-    """Runs one diagnosis at a time; the next errand cancels it, unless that only stages a release."""
+    """Runs one diagnosis at a time. The next errand cancels it, unless that errand only stages a release."""
 
     def __init__(
         self, node: NodeSpec, node_dir: Path, environment: Environment, entry: Callable[[Release], EntryPoint]
@@ -46,7 +46,7 @@ class NodeDiagnosis:
         self._task: asyncio.Task[DiagnosisResult] | None = None
 
     async def run_errand(self, errand: ProbeHere | PairTestHere | ReplayHere) -> ErrandDone:
-        """Run the diagnosis and return what was found, or why there is nothing."""
+        """Run the diagnosis and return its findings, or the reason why there are none."""
         await self.stop()
         task = self._task = asyncio.create_task(self._run_diagnosis(errand))
         await asyncio.wait([task])

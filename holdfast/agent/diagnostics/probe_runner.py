@@ -1,7 +1,7 @@
 """Runs probes in a separate process; a probe that hangs or dies becomes a failed finding.
 
-This side needs no torch. It passes on the findings that the process prints. If it is silent for longer than the
-current probe may take, dies, or uses too much memory, that probe has failed and a fresh process runs the next one.
+This side needs no torch. It passes on the findings that the process prints. If the process is silent for longer than
+the current probe may take, dies, or uses too much memory, that probe has failed and a fresh process runs the next.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Runs this node's ranks of a replay: the job's own script again, in processes that only this errand knows of."""
+"""Runs this node's ranks of a replay: the job's own script again, in processes that only this errand uses."""
 
 import asyncio
 import contextlib

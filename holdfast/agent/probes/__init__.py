@@ -1,4 +1,4 @@
-"""Probes for while training stands, one module each, run in their own process: `python -m holdfast.agent.probes`.
+"""Probes that run while training stands still, one module each; started by `python -m holdfast.agent.probes`.
 
 A probe's module has a function `run(asked)` that yields findings. It catches only errors that say something about the
 machine. Any other error ends the process: the parent reports the current probe as failed and runs the next ones in a
@@ -13,7 +13,7 @@ from holdfast.model.probe import Finding
 
 
 class ProbeEntry(msgspec.Struct, frozen=True):
-    """One probe of the list and the module in this package that has its code."""
+    """One probe, with the module of this package that has its code."""
 
     name: str
     level: int

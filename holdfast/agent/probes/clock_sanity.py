@@ -20,7 +20,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
 
 
 def _backward_faults() -> Iterator[str]:
-    """Yield a fault for each core on which the monotonic clock is behind the core read before."""
+    """Yield a fault for each core whose monotonic clock is behind that of the core read before."""
     allowed = os.sched_getaffinity(0)
     last = time.monotonic_ns()
     try:
@@ -47,7 +47,7 @@ def _drift_faults() -> Iterator[str]:
 
 
 def _both() -> tuple[float, float, float]:
-    """Return the raw and the monotonic clock, and the seconds between the readings; the closest of several tries."""
+    """Read the raw and the monotonic clock several times; return the closest pair, and the seconds between the two."""
     found = []
     for _ in range(_TRIES):
         before, raw = time.monotonic(), time.clock_gettime(time.CLOCK_MONOTONIC_RAW)

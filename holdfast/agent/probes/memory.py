@@ -23,7 +23,7 @@ def word_tensor(device: torch.device, size: int) -> torch.Tensor:
 
 
 def check_patterns(piece: torch.Tensor) -> dict[str, object]:
-    """Check that all words of a piece of memory keep each pattern and their own index; return fields of a finding."""
+    """Check that all words of this memory keep each pattern, and then their own index; return fields of a finding."""
     for pattern in _PATTERNS:
         piece.fill_(pattern)
         if wrong := int((piece != pattern).count_nonzero()):

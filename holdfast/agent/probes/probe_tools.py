@@ -33,7 +33,7 @@ def accelerators() -> list[torch.device]:
 
 
 def devices() -> list[torch.device]:
-    """Return all devices that compute, with the CPU, since processors err as well."""
+    """Return all accelerators and the CPU, since a CPU can compute wrongly as well."""
     return [*accelerators(), CPU]
 
 

@@ -8,7 +8,7 @@ from holdfast.wire.rank_memory.slot_reader import SlotReading
 
 
 def make_beat(node: str, readings: Sequence[SlotReading], wall_s: float) -> Beat:
-    """Return the beat of ranks that have all made a step; `wall_s` converts instants to the controller's time."""
+    """Return the beat of ranks that have all made a step; `wall_s` is added to instants to get controller time."""
     slowest = min(readings, key=lambda r: (r.step, -r.at))
     return Beat(
         node=node,

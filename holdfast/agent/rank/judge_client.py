@@ -29,7 +29,7 @@ class JudgeClient:
         self._gone = False  # the judge has ended
 
     async def judge_exit(self, exit: Exit, where: Path) -> Alarm:
-        """Return the alarm for an exit, judged by the last words; if these take too long, judged without them."""
+        """Return the alarm for an exit, judged by the rank's last words, or without them if that takes too long."""
         loop = asyncio.get_running_loop()
         if not self._listening:
             self._listening = True

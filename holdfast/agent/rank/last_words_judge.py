@@ -135,7 +135,7 @@ class JudgeProcess:
 
 
 def _judge_in_fork(sock: socket.socket, asked: JudgeRequest, known: FailureCatalog) -> None:
-    """Judge one exit in a fork that ends here. Send the alarm without last words first: these may take too long."""
+    """Judge one exit in a fork, which ends here. First send an alarm without last words: they may take too long."""
     for number in _LATE:  # by the kernel's own hand: a search that goes on for ever hears nobody
         signal.signal(number, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, DEADLINE_S)
@@ -156,7 +156,7 @@ def _judge_in_fork(sock: socket.socket, asked: JudgeRequest, known: FailureCatal
 
 
 def load_catalog(limits: WordLimits) -> FailureCatalog:
-    """Load the catalog with the user's file; if that file can no longer be read, the built-in catalog alone."""
+    """Load the catalog with the user's file, or only the built-in catalog if that file can no longer be read."""
     try:
         known = catalog_files.load_failures(limits)
     except ConfigError as e:

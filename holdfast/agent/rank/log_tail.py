@@ -33,7 +33,7 @@ def _read_tail(path: Path) -> tuple[str, ...]:
 
 
 def rotate_file(path: Path, limit_bytes: int) -> bool:
-    """Move the end of a file that has outgrown `limit_bytes` to PATH.1 and empty it; return whether this was done.
+    """If a file has outgrown `limit_bytes`, copy its end to PATH.1 and empty the file; return whether this was done.
 
     Ranks hold the file open for appending, so it cannot be renamed. What they write during the copy is lost.
     """

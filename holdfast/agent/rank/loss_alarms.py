@@ -75,7 +75,7 @@ class LossReports:
                 yield msgspec.structs.replace(alarm, at=alarm.at + offset_s)
 
     def _is_new(self, rule: SpikeRule, told: StepValues) -> bool:
-        """Return whether this rule was not reported lately by any rank, or for `own` rules by this rank."""
+        """Return True unless any rank, or for the OWN_TIMES rule this rank, has reported the rule lately."""
         key = f"{rule} {told.generation}" + (f" {told.rank}" if rule is SpikeRule.OWN_TIMES else "")
         fresh = told.step >= self._said.get(key, -1)
         self._said[key] = told.step + self._limits.window

@@ -190,7 +190,7 @@ class RankProcesses:
         return "; ".join(e for e in errors if e)
 
     async def _have_zygote(self, env: dict[str, str]) -> None:
-        """Make sure that the zygote has the release's environment; if not, wait until a new one is warm."""
+        """Make sure that the zygote has the release's environment; if not, request a new one and wait for it."""
         key = json.dumps(env, sort_keys=True) if env else ""
         if not self.spec.entry.zygote or key == self._key:
             return
@@ -300,7 +300,7 @@ class RankProcesses:
             return ()
 
     def read_replayable(self) -> str:
-        """Return "seeded" or "unseeded", as the script said of repeating its work; empty if it has not said."""
+        """Return "seeded" or "unseeded", as the script declared for replays; empty if it declared nothing."""
         try:
             note = from_json((self.keeper_path.parent / replay_environment.NOTE).read_bytes(), dict[str, object])
         except (OSError, msgspec.DecodeError):
@@ -330,12 +330,12 @@ class RankProcesses:
     # --- watching and ending -----------------------------------------------------------------------------------
 
     def running_ranks(self, up_to: int | None = None) -> list[HolderRank]:
-        """Return ranks that have not ended, of generations up to `up_to`, or of all."""
+        """Return the ranks that have not ended; with `up_to`, only those of generations up to that number."""
         alive = [r for r in self.held.values() if r.code is None]
         return [r for r in alive if up_to is None or r.rank_key.generation <= up_to]
 
     async def stop_ranks(self, up_to: int, grace_s: float) -> str:
-        """End ranks by SIGTERM, grace, SIGKILL (stopped ones at once by SIGKILL); return what still lives."""
+        """End ranks by SIGTERM and, after the grace, SIGKILL; kill stopped ones at once. Return what still lives."""
         self._stopped = max(self._stopped, up_to)
         grace_until = self._clock.monotonic() + grace_s
         for rank in self.running_ranks(up_to):
@@ -377,7 +377,7 @@ class RankProcesses:
 
 
 def _interpreter(entry: EntryPoint, staged: StagedRelease) -> tuple[str, ...]:
-    """Return the command that precedes a rank's arguments; another Python may lack our code, and runs without."""
+    """Return the command before a rank's arguments. A Python other than ours may lack our code, and runs without it."""
     if entry.python != sys.executable:
         return entry.interpreter_argv()
     return (entry.python, "-u", _EXECUTED, staged.staged_path(entry.cwd) if entry.module else "script")

@@ -100,7 +100,7 @@ class StackTracer:
         self._starts = known
 
     def take_trace(self, asked: StackRequest, arena: mmap.mmap | memoryview | None) -> Trace:
-        """Trace all processes of the requested ranks; block until the deadline at most, and a little longer."""
+        """Trace all processes of the requested ranks; block until the deadline, or a little longer."""
         began, until = self._clock.wall(), self._clock.monotonic() + asked.deadline_s
         alive, lost = self._known_ranks(asked.ranks)
         children = procfs.list_descendants(seen.pid for _, seen, _ in alive)
@@ -124,7 +124,7 @@ class StackTracer:
         )
 
     def _known_ranks(self, ranks: Sequence[HolderRank]) -> tuple[list[Subject], list[Process]]:
-        """Return the ranks whose pids are still theirs, and a record of each rank that is gone."""
+        """Return the ranks whose pids still belong to them, and a record of each rank that is gone."""
         self.watch_ranks(ranks)
         alive: list[Subject] = []
         lost = []
@@ -203,7 +203,7 @@ class StackTracer:
     def _ask_ranks(
         self, arena: mmap.mmap | memoryview, subjects: list[Subject], stacks: list[Stacks], until: float
     ) -> list[Stacks]:
-        """Return the stacks; where py-spy failed, those that the ranks report themselves, if they answer in time."""
+        """Return the stacks. Where py-spy failed, ask the rank itself and use its own report, if that comes in time."""
         until = min(until, self._clock.monotonic() + _ASK_S)
         logs = {
             pid: at for i in range(self._nproc) if (pid := _log_owner(arena, at := flight_log_offset(self._nproc, i)))
@@ -256,7 +256,7 @@ def _log_owner(arena: mmap.mmap | memoryview, at: int) -> int:
 
 
 def _run_spy(argv: list[str], pid: int, left_s: float) -> tuple[tuple[Thread, ...], str, bool]:
-    """Return stacks, or else why there are none and whether a retry may help."""
+    """Return the stacks, why there are none (empty if there are), and whether a retry may help."""
     try:
         ran = subprocess.run(argv, capture_output=True, timeout=left_s, stdin=subprocess.DEVNULL, check=False)
     except subprocess.TimeoutExpired:
@@ -299,7 +299,7 @@ def _trim_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
 
 
 def fit_trace(trace: Trace, limit_bytes: int) -> Trace:
-    """Return the trace, cut down to fit: other threads go first, then those of children, then all frames."""
+    """Return the trace, cut to fit the limit: first threads other than main ones go, then children's, then all."""
     cuts = (
         lambda p: p.threads,
         lambda p: tuple(t for t in p.threads if t.main),

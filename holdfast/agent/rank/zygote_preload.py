@@ -30,7 +30,7 @@ class ZygotePreload:
         self._made.set()
 
     def first_preload(self) -> PreloadZygote:
-        """Return the first zygote's preload: few modules, as ranks wait for it, and those already imported here."""
+        """Return the first zygote's preload: a short list, as ranks wait for it, plus modules already imported here."""
         self._asked = (*self._entry.preload, *(name for name in self._entry.later if name in sys.modules))
         return PreloadZygote(modules=self._asked, env=self._environment({}))
 
@@ -40,16 +40,16 @@ class ZygotePreload:
         self._asked, self._learned = modules, tuple(name for name in modules if name not in own)
 
     def preload_for(self, env: dict[str, str], key: str) -> PreloadZygote:
-        """Return the preload of a new zygote with this environment, which a fork of the old one could not change."""
+        """Return the preload of a new zygote with this environment; forks of the old zygote could not change theirs."""
         return self._make_preload((*self._entry.preload, *self._entry.later), self._environment(env), key)
 
     def on_warm(self) -> None:
-        """Note that the requested zygote is ready, or will not come."""
+        """Note that the requested zygote is warm, or that it will not come."""
         self._idle_since = self._clock.monotonic()
         self._made.set()
 
     async def wait_until_made(self) -> None:
-        """Wait a little for a zygote that is being made; after a wait in vain, the next call returns at once."""
+        """Wait a little for a zygote that is being made; if that wait times out, the next call returns at once."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_BETTER_S):
                 await self._made.wait()

@@ -148,7 +148,7 @@ def _catches_import_error(handler: ast.ExceptHandler) -> bool:
 
 
 def find_module_spec(name: str, path: list[str] | None = None) -> importlib.machinery.ModuleSpec | None:
-    """Find a module's spec as an import would, ignoring what this program has imported; None if there is none."""
+    """Find a module's spec as an import would, ignoring what this program has imported; None if there is no module."""
     try:
         found = (finder.find_spec(name, path) for finder in sys.meta_path)
         return next((spec for spec in found if spec is not None), None)
@@ -236,7 +236,7 @@ class ImportFollower:
     def _resolve_module(
         self, source: SourceFile, name: str, wanted: ImportStatement, odds: ImportOdds
     ) -> tuple[importlib.machinery.ModuleSpec | None, list[tuple[str, str]]]:
-        """Return the module's spec, None if it is not of this tree, and the tree's files that its import executes."""
+        """Return the spec (None if missing or not of this tree) and the tree's files that the import executes."""
         found: list[tuple[str, str]] = []
         path, spec = None, None
         parts = name.split(".")
@@ -258,8 +258,7 @@ class ImportFollower:
         return spec, found
 
     def _report_missing(self, source: SourceFile, name: str, wanted: ImportStatement, odds: ImportOdds) -> None:
-        """Raise ReleaseFault for a missing module, unless that is excused or the module may exist when the script
-        runs."""
+        """Raise ReleaseFault for a missing module, unless the script catches that or may have it at run time."""
         if not self.strict or odds.excused or ("." not in name and (self.moves_path or not odds.certain)):
             return
         raise ReleaseFault(f"{self.show_path(source.path)}, line {wanted.line}: there is no module {name}")

@@ -28,7 +28,7 @@ Look = tuple[int, int, int]  # size, time of writing, inode
 
 
 class FileAtHome(msgspec.Struct, frozen=True):
-    """One file that was brought to the user's tree: its look in the staged tree, its new path, and its look there."""
+    """A file brought to the user's tree: its path there, and its size, time and inode in both trees."""
 
     ours: Look
     to: str
@@ -57,7 +57,7 @@ class Homecoming:
         self._turn = asyncio.Lock()
 
     async def run(self, copy: Callable[[], Path | None], say: Callable[[str], None]) -> None:
-        """Bring files for as long as the agent lives. Nodes of one host share a staged tree: one does it for all."""
+        """Bring files for as long as the agent lives. Of the nodes that share a staged tree, one does it for all."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -153,7 +153,7 @@ class Homecoming:
         return since if before == found else now
 
     def _bring_file(self, path: str, expected: Look | None, index: TreeIndex) -> tuple[str, ...]:
-        """Bring one file; return its new path within the user's tree, or nothing if it is there already."""
+        """Bring one file; return a tuple with its new path in the user's tree, empty if it is there already."""
         ours, theirs = self._at / path, Path(index.home, path)
         to, moved = theirs, False
         found = _look_of(os.lstat(ours))
@@ -172,7 +172,7 @@ class Homecoming:
         return (os.path.join(os.path.dirname(path), to.name),) if moved else ()
 
     def _destination(self, path: str, theirs: Path) -> Path:
-        """The path to bring a rank's file to. If nobody has touched the copy we brought home earlier, it is
+        """Return the path to bring a rank's file to. A copy that we brought earlier and nobody has touched is
         overwritten. Otherwise file times decide whether both are kept."""
         known = self._brought.get(path)
         if known and known.to == str(theirs) and (there := _stat(theirs)) and _look_of(there) == known.theirs:
@@ -180,7 +180,7 @@ class Homecoming:
         return release_copy_sync.destination(self._at / path, theirs, self._at.name)
 
     def _link_home(self, ours: Path, to: Path, expected: Look | None) -> Look:
-        """Hard-link a file to `to`, atomically replacing what is there; return how the file looked."""
+        """Hard-link a file to `to`, atomically replacing what is there; return the file's size, time and inode."""
         draft = to.with_name(f".{to.name}.{os.getpid()}")
         draft.unlink(missing_ok=True)
         os.link(ours, draft, follow_symlinks=False)
@@ -193,7 +193,7 @@ class Homecoming:
         return found
 
     def _check_unchanged(self, ours: Path, found: Look, expected: Look | None) -> None:
-        """Raise FileNotFoundError if a process is writing to the file, or if it does not look as expected."""
+        """Raise FileNotFoundError if a process writes to the file, or if its size, time or inode is not as expected."""
         busy = self._busy if expected else files_being_written(str(self._at))
         place = os.path.join(os.path.realpath(ours.parent), ours.name)
         if place in busy or (expected and found != expected):
@@ -202,8 +202,8 @@ class Homecoming:
     def _withdraw_removed(self, made: dict[str, Look], index: TreeIndex, now: float) -> None:
         """Remove from the user's tree what a script has removed, such as old checkpoints.
 
-        This requires that the file is still what we put there, that it has no new name in the staged tree that is not
-        yet brought, and that the staged tree is whole: otherwise somebody may have been clearing away old files.
+        A file is removed only if it is still as we brought it, if it does not wait to be brought under a new name, and
+        if the release's own files are all there: otherwise somebody may be clearing away the staged tree.
         """
         self._gone = {path: self._gone.get(path, now) for path in self._brought if path not in made}
         renamed = {found[2] for path, found in made.items() if not self._is_home(path, found)}
@@ -224,7 +224,7 @@ class Homecoming:
                 os.unlink(brought.to)
 
     async def close(self) -> None:
-        """Remove from the user's tree what ranks removed last, after gathering; skip this while a file is copied."""
+        """After gathering, remove from the user's tree what ranks removed last; do nothing while a file is copied."""
         if not self._turn.locked():  # a large file is on its way to another disk: nobody waits for that
             async with self._turn:
                 await asyncio.to_thread(self._close)
@@ -238,7 +238,7 @@ class Homecoming:
 
 
 def _is_replaced(before: tuple[float, Look] | None, now: Look) -> bool:
-    """Return whether another file has taken the name since; such a file was complete when it was renamed."""
+    """Return whether another file has taken this name; such a file was complete when it was renamed."""
     return before is not None and before[1][2] != now[2]
 
 

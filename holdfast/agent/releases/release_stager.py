@@ -66,7 +66,7 @@ class ReleaseStager:
         return StagedRelease(root=root, at=str(self._kept.copy_of(release.digest)))
 
     async def begin_launch(self, release: Release, *, first: bool = True) -> str:
-        """Prepare the tree that ranks run from; report edits if `first`. Return an error or an empty text."""
+        """Prepare the tree that ranks run from; if `first`, report the user's edits. Return an error or ""."""
         self._launched = [*(d for d in self._launched if d != release.digest), release.digest][-2:]
         if (error := await self._have_or_stand(release)) or not release.digest:
             self._in_place = ""
@@ -104,7 +104,7 @@ class ReleaseStager:
         return self._kept.copy_of(digest) if digest and digest != self._in_place else None
 
     def _choose_tree(self, release: Release) -> str:
-        """Choose the user's own tree if it equals the release, else a copy; return a notice of edits, or empty."""
+        """Choose the user's own tree if it equals the release, else a copy; return a notice of edits, empty if none."""
         at = self._kept.copy_of(release.digest)
         self._in_place = ""
         if (index := release_copy_sync.read_index(at)) is None:
@@ -140,7 +140,7 @@ class ReleaseStager:
         return f"release {release.number} cannot be staged: {error}" if error else ""
 
     async def _have_or_stand(self, release: Release) -> str:
-        """Stage a release; postpone that if the user's tree equals it, as starting ranks need the processors."""
+        """Stage a release. If the user's tree equals it, do so later, because starting ranks need the processors."""
         stands = await asyncio.to_thread(self._stands, release)
         if stands:
             self._later[release.digest] = release
@@ -169,7 +169,7 @@ class ReleaseStager:
         return "; ".join(error for error in errors if error)
 
     async def stage_and_check(self, errand: StageHere) -> tuple[str, bool]:
-        """Stage a release and check it if asked; return an error or "", and whether the release is at fault."""
+        """Stage a release and, if asked, check it; return an error or "", and whether the release is at fault."""
         if error := await self.ensure_staged(errand.release):
             return error, False
         if not errand.check:
@@ -213,7 +213,7 @@ class ReleaseStager:
                     await asyncio.to_thread(file.write, chunk)
 
     def _prune_trees(self) -> None:
-        """Remove all but the newest trees that nobody needs, and what agents that died at work left behind."""
+        """Remove unneeded trees except the newest few, and the drafts of agents that have died."""
         trees = [path for path in self._folder.iterdir() if len(path.name) == NAME and path.is_dir()]
         needed = {digest[:NAME] for digest in (*self._wanted, *self._launched)}
         spare = sorted((p for p in trees if p.name not in needed), key=lambda p: p.stat().st_mtime)
@@ -226,6 +226,6 @@ class ReleaseStager:
 
 
 def _is_own(index: release_copy_sync.TreeIndex, release: Release) -> bool:
-    """Return whether a release may run from the user's tree. A signed one may not: others may edit that tree."""
+    """Return whether ranks may run in the user's tree. With a signature they may not: others may edit that tree."""
     own = os.path.isdir(index.root) and os.path.realpath(index.root) == os.path.realpath(index.home)
     return own and not release.signature

@@ -43,7 +43,7 @@ class SnapshotPin:
 
 
 def pin_snapshot(arena: Arena, sealed: SealedSnapshot) -> SnapshotPin | None:
-    """Pin a snapshot; return None if it was dropped or overwritten since it was listed, or is about to be."""
+    """Pin a snapshot; return None if it was dropped or overwritten since it was listed, or if its slot is claimed."""
     return SnapshotPin(arena, sealed) if arena.pin(sealed.slot, sealed.seq) else None
 
 
@@ -55,20 +55,20 @@ class OwnArena(msgspec.Struct, frozen=True, kw_only=True):
     number: int  # of all arenas that this table has had
 
     def list_snapshots(self) -> Sealed:
-        """Return what is sealed here, newest first."""
+        """Return the sealed snapshots of this arena, newest first."""
         return tuple(
             OwnSnapshot(rank=self.arena.rank, arena=self.number, seq=one.seq, step=one.step, generation=one.generation)
             for one in self.arena.list_sealed()
         )
 
     def find_sealed(self, snapshot: OwnSnapshot) -> SealedSnapshot | None:
-        """Find a listed snapshot again; return None if it was overwritten or dropped, or was in another arena."""
+        """Find a listed snapshot again; return None if it was overwritten or dropped, or belongs to another arena."""
         if snapshot.arena != self.number:
             return None
         return next((one for one in self.arena.list_sealed() if one.seq == snapshot.seq), None)
 
     def fits(self, want: ArenaRequest) -> bool:
-        """Return whether snapshots of the wanted layout can go here."""
+        """Return whether the arena fits snapshots of the requested layout, size and world."""
         arena = self.arena
         return (arena.layout.hex(), arena.image_bytes, arena.world) == (want.layout, want.image_bytes, want.world)
 
@@ -106,7 +106,7 @@ class ArenaTable:
             return tuple(self._arenas.values())
 
     def list_snapshots(self) -> Sealed:
-        """Return what is sealed in all arenas, of each rank the newest first."""
+        """Return the sealed snapshots of all arenas, for each rank the newest first."""
         return tuple(one for own in self.list_arenas() for one in own.list_snapshots())
 
     def count_slots(self, rank: int) -> int:
@@ -115,9 +115,9 @@ class ArenaTable:
         return own.arena.slots if own else 0
 
     def pin_own(self, snapshot: OwnSnapshot, *, spare: bool) -> bool:
-        """Pin a listed snapshot until `unpin_own`, once for all of its readers.
+        """Pin a listed snapshot until `unpin_own`; this one pin serves all readers.
 
-        Return False if it is gone or, with `spare`, if its arena needs all its free slots.
+        Return False if the snapshot is gone or, with `spare`, if its arena needs all its free slots.
         """
         own = self.find_arena(snapshot.rank)
         found = own.find_sealed(snapshot) if own else None
@@ -148,6 +148,6 @@ class ArenaTable:
             own.arena.flag_slot(found.slot, VERIFIED)
 
     def drop_after(self, step: int) -> None:
-        """Drop all snapshots after this step, pinned ones too: they belong to a lineage that was left."""
+        """Drop all snapshots after this step, pinned ones too: they belong to an abandoned lineage."""
         for own in self.list_arenas():
             own.arena.drop_after(step)

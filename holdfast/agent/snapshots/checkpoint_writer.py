@@ -40,7 +40,7 @@ class CheckpointWriter:
         self.wanted = -1  # this step is due as well
 
     def begin_generation(self, author: Author, doubts: tuple[Doubt, ...] = (), wanted: int = -1) -> None:
-        """Begin a generation, whose ranks must ask for memory first; the step `wanted` becomes a checkpoint as well."""
+        """Begin a generation and forget the last one's requests; the step `wanted` becomes a checkpoint as well."""
         self._author, self._doubts, self.wanted = author, doubts, wanted
         for lane in self._lanes.values():
             lane.give_up()  # of a generation that is over: a part that is missing will not come
@@ -51,18 +51,18 @@ class CheckpointWriter:
         self.stored = -1
 
     def note_request(self, want: ArenaRequest) -> None:
-        """Remember where a rank's last states go, even if the rank is of a generation that is over."""
+        """Remember where to write a rank's final states, even if the rank's generation is over."""
         self._latest[want.rank] = want
 
     def on_want(self, want: ArenaRequest) -> None:
         self._wants[want.rank] = want
 
     def mark_recalled(self) -> None:
-        """Mark all wants as an earlier agent's, which may have been killed during a write of an unknown step."""
+        """Mark all wants as an earlier agent's. That agent may have been killed while it wrote an unknown step."""
         self._missed.update({rank: {checkpoint_save.UNKNOWN} for rank in self._wants})
 
     def is_due(self, rank: int, sealed: SealedSnapshot) -> bool:
-        """Return whether to write this snapshot, by step number or agreement: all ranks write the same steps."""
+        """Return whether to write this snapshot. Its step or a flag decides, so that all ranks write the same steps."""
         want = self._wants.get(rank)
         if want is None or want.storage is None or sealed.step <= self._written.get(rank, -1):
             return False
@@ -95,7 +95,7 @@ class CheckpointWriter:
         self._report_outcome(rank, url, outcome)
 
     async def _wait_idle(self, rank: int) -> None:
-        """Wait until this rank has no write under way; a write lane gives up a write that makes no progress."""
+        """Wait until this rank has no write under way. Its write lane gives up a write that makes no progress."""
         for over in [over for (writer, _), over in self.under_way.items() if writer == rank]:
             await over.wait()
 
@@ -121,7 +121,7 @@ class CheckpointWriter:
                 lane.give_up()
 
     def last_write(self, rank: int, pinned: SnapshotPin, begun_s: float, *, doubted: bool) -> "PartWrite | None":
-        """Return the write of a rank's part of the final checkpoint; None without storage or if layouts differ."""
+        """Return the rank's write for a final checkpoint; None if it has no storage or its layout has changed."""
         want = self._latest.get(rank)
         if want is None or want.storage is None or want.layout != pinned.arena.layout.hex():
             return None
@@ -170,7 +170,7 @@ class PartWrite:
         return self.want.storage.url if self.want.storage else ""
 
     def write_and_publish(self, pulse: WritePulse) -> str:
-        """Write the part; on rank 0, wait for all parts, publish, and return the checkpoint's URL (else empty)."""
+        """Write the part; rank 0 also waits for all parts, publishes, and returns the checkpoint's URL (others "")."""
         want = self.want
         assert want.storage is not None
         base = want.storage.url

@@ -56,7 +56,7 @@ class FinalWriter:
         self._report_outcome(rank, last, writing.result())
 
     def _pin_unwritten(self, rank: int, last: FinalState) -> SnapshotPin | None:
-        """Pin the rank's snapshot of that step; return None if it is not here or is already on storage."""
+        """Pin the rank's snapshot of the final step; return None if it is not here or is already on storage."""
         own = self._arenas.find_arena(rank)
         if own is None or (not last.doubted and self._is_done(rank, last.step)):
             return None
@@ -67,7 +67,7 @@ class FinalWriter:
         return (self._persisting.stored if rank == 0 else self._persisting.done.get(rank, -1)) >= step
 
     async def _await_writes(self, rank: int, last: FinalState, left_s: float) -> None:
-        """Wait for writes under way; give up on slow ones, and on one of a later step, which not all ranks hold."""
+        """Wait for the rank's writes. Give them up if they are slow or of a later step, which not all ranks hold."""
         until = self._clock.monotonic() + left_s * _OLDER
         while steps := [step for writer, step in self._persisting.under_way if writer == rank]:
             if max(steps) > last.step or self._clock.monotonic() > until:

@@ -90,7 +90,7 @@ class Keeper:
         self._seen: dict[int, tuple[tuple[int, int], ...]] = {}  # rank -> seq and flags of what was looked at last
 
     def adopt_arenas(self, kept: tuple[KeptArena, ...]) -> None:
-        """Take over arenas, the launch and arena requests from before this agent was started."""
+        """Take over from an earlier agent: the arenas, the launch, and the ranks' arena requests."""
         for one in kept:
             with contextlib.suppress(ArenaError):  # made, and never used
                 self._adopt_arena(one)
@@ -109,7 +109,7 @@ class Keeper:
             self._arenas.adopt_arena(kept.path)
 
     def _on_want(self, want: ArenaRequest) -> None:
-        """Note a rank's arena request; if it is of this generation and has been granted, put it into effect."""
+        """Note a rank's arena request. Put it into effect if it is of this generation and the rank has its arena."""
         self._persisting.note_request(want)
         own = self._arenas.find_arena(want.rank)
         if want.generation != self._launch.generation or own is None:
@@ -129,7 +129,7 @@ class Keeper:
 
     @property
     def stored(self) -> int:
-        """The step of the newest checkpoint that this node has published in this generation."""
+        """The step of the newest checkpoint that this node has published in this generation; -1 if there is none."""
         return self._persisting.stored
 
     @property
@@ -167,7 +167,7 @@ class Keeper:
         )
 
     def complete_beat(self, beat: Beat) -> Beat:
-        """Return the beat with how far snapshots, copies and checkpoints are."""
+        """Return the beat, completed with the progress of snapshots, copies and checkpoints."""
         return msgspec.structs.replace(
             beat,
             sealed=self.backing.newest_shared_step(),
@@ -184,10 +184,10 @@ class Keeper:
         await self.parting.write_last(lasts, within_s)
 
     def begin_launch(self, errand: LaunchHere) -> str:
-        """Begin a generation and drop all snapshots after the step it goes on from; return an error or an empty text.
+        """Begin a generation; drop all snapshots after the step that it resumes from. Return an error or "".
 
-        The launch is written to disk, so that the next agent does not take an older one for the newest. Snapshots are
-        dropped even if that fails: a node that leaves must not hand over states of a lineage that was left.
+        The launch is written to disk, so that the next agent does not take an older launch for the newest. Snapshots
+        are dropped even if writing fails: a node that leaves must not hand over states of an abandoned lineage.
         """
         self._begin_generation(errand)
         self._seen.clear()
@@ -309,7 +309,7 @@ class Keeper:
         return KeeperRefusal(why=f"the snapshot of step {step} is gone")
 
     async def _fetch_state(self, source: Source) -> StateGrant | KeeperRefusal:
-        """Fetch the state of a rank that ran on another node from keepers that hold it, into an arena of its own."""
+        """Fetch the state of a rank that ran on another node: from keepers that hold it, into an arena on this node."""
         launch, began_at = self._launch, self._ports.clock.monotonic()
         gathering = StateFetch(launch.restore, source.rank, self._guard)
         try:
@@ -342,7 +342,7 @@ class Keeper:
                 await asyncio.sleep(_LOOK_S if self._arenas.list_arenas() else _IDLE_S)
 
     async def check_snapshots(self) -> None:
-        """Write checksums of each rank's newest snapshot, with little of a core; older ones are soon overwritten."""
+        """Compute checksums of each rank's newest snapshot, at low speed; older snapshots are soon overwritten."""
         while True:
             began_at = self._ports.clock.monotonic()
             for own in self._arenas.list_arenas():
@@ -363,8 +363,8 @@ class Keeper:
             yield self._persisting.write_snapshot(rank, arena, due)
 
     def _fresh_snapshots(self, arena: Arena) -> tuple[SealedSnapshot, ...]:
-        """Return this generation's snapshots, newest first, and the one that it went on from if that one is wanted.
-        Return nothing if none has changed since the last call."""
+        """Return the snapshots of this generation and of the wanted step, newest first. Return () if none of these has
+        changed since the last call."""
         wanted = self._persisting.wanted
         fresh = tuple(
             one for one in arena.list_sealed() if one.generation == self._launch.generation or one.step == wanted

@@ -23,7 +23,7 @@ def make_keeper_identity(node: NodeSpec, socket_path: Path) -> KeeperIdentity:
 
 
 def _facing_host(address: str) -> str:
-    """Return this host's address on the network that leads to the controller; other nodes reach it there, too."""
+    """Return this host's address on the network to the controller; other nodes can reach it there too."""
     url = urllib.parse.urlsplit(address)
     with socket.socket(socket.AF_INET6 if ":" in (url.hostname or "") else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((url.hostname or "127.0.0.1", url.port or 1))  # sends nothing

@@ -1,4 +1,4 @@
-"""Ports of a keeper and its parts: memory, a clock, callbacks for news, and what the sender of copies works on."""
+"""Ports of a keeper and its parts: memory, a clock, callbacks for news, and interfaces for the sender of copies."""
 
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
@@ -23,12 +23,12 @@ class OwnSnapshots(Protocol):
     """The snapshots of this node's ranks."""
 
     def list_snapshots(self) -> Sealed:
-        """Return what is sealed, of each rank the newest first."""
+        """Return the sealed snapshots, for each rank the newest first."""
 
     def count_slots(self, rank: int) -> int: ...
 
     def pin_own(self, snapshot: OwnSnapshot, *, spare: bool) -> bool:
-        """Keep the rank from overwriting a snapshot; False if it is gone or, with `spare`, no slot can be spared."""
+        """Keep the rank from overwriting a snapshot; False if that is gone or, with `spare`, no slot can be spared."""
 
     def unpin_own(self, snapshot: OwnSnapshot) -> None: ...
 
@@ -36,10 +36,10 @@ class OwnSnapshots(Protocol):
 
 
 class CopyTransport(Protocol):
-    """The way to other nodes."""
+    """Sends copies to other nodes."""
 
     async def send_parcel(self, parcel: CopyParcel, want: ArenaRequest, run: CopyRun) -> str:
-        """Send the part of a pinned snapshot; return why it did not arrive, empty if it did.
+        """Send a part of a pinned snapshot; return why that failed, empty if it arrived or a later step replaced it.
 
-        Once the run is cancelled it ends soon, whether or not all has arrived.
+        After the run is cancelled this call ends soon, whether or not everything has arrived.
         """

@@ -19,7 +19,7 @@ from holdfast.wire.keeper_messages import ArenaRequest, layout_file_name
 
 
 class CancelablePacer(BytePacer):
-    """A pacer that stops a transfer as soon as what it sends is no longer wanted."""
+    """A pacer that stops a transfer once the run that the transfer belongs to is cancelled."""
 
     def __init__(self, pacer: BytePacer, run: CopyRun) -> None:
         super().__init__(pacer.bytes_s)
@@ -40,7 +40,7 @@ class ParcelTransport:
         self._pacer = BytePacer(bytes_s)  # of all that this node sends
 
     async def send_parcel(self, parcel: CopyParcel, want: ArenaRequest, run: CopyRun) -> str:
-        """Send one parcel; return why it did not arrive, empty if it did."""
+        """Send one parcel; return why that failed, empty if it arrived or the keeper has gone on to a later step."""
         one = parcel.snapshot
         image = self._arenas.read_pinned(one)
         ranges = want.share if parcel.half < 0 else half_of(want.share, parcel.half)

@@ -62,7 +62,7 @@ class ParityCopies:
             self._news.notify_all()
 
     def pin_floor(self, floor: int) -> list[str]:
-        """Pin the parities of the floor; forget those that lack it, and return the names of their memory."""
+        """Pin the parities of the floor. Forget idle arenas without that step, and return their names to free them."""
         with self._lock:
             left = []
             for ranks, (pair, backup) in list(self._kept.items()):
@@ -73,7 +73,7 @@ class ParityCopies:
             return left
 
     def newest_step(self, count: int) -> int:
-        """Return the newest step that all pairs here, at least `count` of them, have sealed; -1 if there is none."""
+        """Return the newest step that every pair here has sealed; -1 if there is none, or fewer than `count` pairs."""
         with self._lock:
             met = [ranks for ranks, layouts in self._met.items() if len(layouts) == len(ranks) and ranks in self._kept]
             steps = [self._newest_sealed(self._kept[ranks][1]) for ranks in met]
@@ -84,7 +84,7 @@ class ParityCopies:
         return max(ours, default=-1)
 
     def list_copies(self, node: str) -> Iterator[Copy]:
-        """Yield every sealed parity twice: as half a copy of either rank."""
+        """Yield every sealed parity twice: for each of its two ranks, as half a copy."""
         with self._lock:
             found = [
                 (pair, backup.arena, one) for pair, backup in self._kept.values() for one in backup.arena.list_sealed()
@@ -104,7 +104,7 @@ class ParityCopies:
             )
 
     def find_arenas(self, ask: PeerRequest) -> list[Arena]:
-        """Return the arena with a half of this rank, in a list; empty if there is none."""
+        """Return the arena of the parity that holds a half of this rank, in a list; empty if there is none."""
         with self._lock:
             pair, backup = self._kept.get(ask.pair or (-1, -1), (None, None))
         if pair is None or backup is None or ask.rank not in pair.ranks:
@@ -138,7 +138,7 @@ class ParityCopies:
             return self._half_target(backup, ask, shape)
 
     def _await_partner(self, ask: PeerRequest, ranks: Ranks, other: int) -> str:
-        """Wait for the pair's other rank and return its layout; empty if it does not come in time."""
+        """Wait until the pair's other rank has sent its layout, and return that; empty if it does not come in time."""
         with self._news:
             if ask.generation == self._generation:
                 self._met.setdefault(ranks, {})[ask.rank] = ask.layout

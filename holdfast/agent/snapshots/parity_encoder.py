@@ -23,7 +23,7 @@ SUPERSEDED = PeerRefusal("a later step is wanted by now", RefusalCode.SUPERSEDED
 
 
 class ParityPair(msgspec.Struct, frozen=True, kw_only=True):
-    """The two ranks whose halves form a parity; written beside the memory for the next agent."""
+    """The two ranks whose halves form a parity; also written to disk, for the next agent."""
 
     ranks: tuple[int, int]  # the first half of one, the second half of the other
     layouts: tuple[str, str]

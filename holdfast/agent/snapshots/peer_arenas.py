@@ -98,7 +98,7 @@ class PeerMemory:
     def fit_arena(
         self, found: PeerArena | None, name: str, layout: bytes, ask: PeerRequest, image_bytes: int
     ) -> PeerArena:
-        """Return the arena that was found if it fits this request, or else a new one."""
+        """Return the arena `found` if it fits this request, or else a new one."""
         wanted = (layout, image_bytes, ask.world)
         if found and (found.arena.layout, found.arena.image_bytes, found.arena.world) == wanted:
             return found

@@ -27,7 +27,7 @@ Given = tuple[Sequence[memoryview], Callable[[], None]]
 
 
 class IncomingCopy(msgspec.Struct):
-    """A copy that is being received; after a broken link, it resumes where it was."""
+    """A copy that is being received; after a broken link, it resumes where it stopped."""
 
     name: CopyName
     slot: SnapshotSlot
@@ -60,7 +60,7 @@ class PeerCopies:
             self.pairs.adopt_arena(name, arena)
 
     def begin_launch(self, generation: int, step: int) -> None:
-        """Drop copies after the step that the job goes on from, as their lineage was left; with -1, drop all."""
+        """Drop copies of later steps than the job resumes from: their lineage is abandoned. With -1, drop all."""
         with self._lock:
             self._generation = generation
             self._sound.clear()
@@ -78,7 +78,7 @@ class PeerCopies:
                     yield backup.arena, one, plan is not None and plan.image_bytes == backup.arena.image_bytes
 
     def pin_floor(self, floor: int) -> list[str]:
-        """Pin the copies of the job's new floor; forget those that lack it, and return the names of their memory."""
+        """Pin the copies of the floor. Forget idle arenas without that step, and return their names to free them."""
         left = self.pairs.pin_floor(floor)
         with self._lock:
             for rank, backup in list(self._backups.items()):
@@ -143,7 +143,7 @@ class PeerCopies:
     # --- others fetch ------------------------------------------------------------------------------------------
 
     def serve_pull(self, ask: PeerRequest) -> Given | PeerRefusal:
-        """Return a layout or byte ranges of a snapshot, verified before it is sent; a refusal if it is not here."""
+        """Return the requested layout, or byte ranges of a snapshot after verifying it; a refusal if it is not here."""
         if ask.verb == "plan":
             path = self._notes / layout_file_name(ask.rank, ask.layout)
             return ([memoryview(path.read_bytes())], _do_nothing) if path.exists() else NO_LAYOUT
@@ -182,7 +182,7 @@ class PeerCopies:
         return None
 
     def _compact_ranges(self, ask: PeerRequest) -> tuple[tuple[int, int], ...]:
-        """Convert ranges of an image to those of a copy, which has only the rank's share; empty if it lacks any."""
+        """Convert ranges of an image to ranges of a copy, which has only the rank's share; () if the copy lacks any."""
         plan = self._plans.get(ask.rank, ask.layout)
         found, before = [], 0
         for part in plan.owned_ranges() if plan else ():

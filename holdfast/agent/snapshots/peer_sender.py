@@ -64,7 +64,7 @@ class PeerSender:
 
     @property
     def took_s(self) -> float:
-        """How long it took to send that step."""
+        """How long it took to send the step in `backed`, in seconds."""
         return self._floor.took_s
 
     def begin_generation(self, generation: int, ranks: int, shared_step: int) -> None:
@@ -72,7 +72,7 @@ class PeerSender:
         self._take_news(GenerationBegun(generation=generation, ranks=ranks, shared_step=shared_step))
 
     def on_want(self, want: ArenaRequest) -> None:
-        """A rank of this generation has the arena that it asked for."""
+        """Note that a rank of this generation now has the arena that it asked for."""
         rank, self._wants[want.rank] = want.rank, want
         sealed = tuple(one for one in self._snapshots.list_snapshots() if one.rank == rank)
         slots = self._snapshots.count_slots(rank)
@@ -82,7 +82,7 @@ class PeerSender:
         self._take_news(AimReceived(aim=aim, sealed=self._snapshots.list_snapshots()))
 
     def step_aside(self) -> None:
-        """Give up the next floor, as a checkpoint needs the slot more."""
+        """Give up the next floor, because a checkpoint needs its slot."""
         self._take_news(SlotNeeded())
 
     def newest_shared_step(self) -> int:
@@ -99,14 +99,14 @@ class PeerSender:
         return self._floor.next_seqs()
 
     def is_next_ready(self) -> bool:
-        """Pin snapshots for the next floor; return whether all ranks here have one, of the same step."""
+        """Pin snapshots for the next floor; return whether every rank here has one of the same step."""
         if not self._floor.wants_next():
             return False
         self._take_news(SnapshotsListed(sealed=self._snapshots.list_snapshots()))
         return self._floor.is_next_ready()
 
     async def send_next(self) -> None:
-        """Send the next floor of all ranks at once; retry broken links until something newer is wanted."""
+        """Send the next floor of all ranks at once; retry broken links until this run is cancelled."""
         self._take_news(SendingBegun())
         if self._floor.sending is None:
             return  # it was let go before its turn came

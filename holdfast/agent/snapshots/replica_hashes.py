@@ -31,8 +31,7 @@ _decode = make_decoder(msgspec.msgpack.Decoder(ImageLayout))
 
 
 class SharedPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of a rank's state, parameters or optimizer state, that is identical on all ranks of one replica
-    group."""
+    """The parameters, or the optimizer state, that a rank shares with all ranks of one replica group."""
 
     group: str
     count: int
@@ -41,7 +40,7 @@ class SharedPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shared_parts(layout: ImageLayout) -> tuple[SharedPart, ...]:
-    """Return the tensors that replicas share at every step, without plain values, whose room may hold old bytes."""
+    """Return the tensors that replicas share at every step, but no plain values: their room may hold old bytes."""
     found: dict[tuple[tuple[int, ...], str], list[tuple[int, int]]] = {}
     for item in layout.items:
         spec = item.spec
@@ -116,7 +115,7 @@ class ReplicaHasher:
             await asyncio.sleep(_LOOK_S if self._parts else _IDLE_S)
 
     def _due_snapshot(self, rank: int) -> SealedSnapshot | None:
-        """Return the newest snapshot that is due and not yet hashed, or None; replicas may still hold its step."""
+        """Return the newest snapshot that is due and not yet hashed, or None. Replicas may still hold the same step."""
         sealed, next_seq = self._arena_of(rank).list_sealed(), self._next_floor().get(rank)
         self._adjust_stride(sealed)
         for one in sealed:

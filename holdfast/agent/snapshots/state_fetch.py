@@ -37,7 +37,7 @@ class StateFetch:
         return ", ".join(dict.fromkeys(nodes))
 
     def _fetch_share(self, plan: ImageLayout, owner: int, image: memoryview) -> list[str]:
-        """Fetch the share that `owner` keeps for all its replicas, from a copy or two parities; return the nodes."""
+        """Fetch the part of the image that `owner` owns, from one copy or two parities; return the source nodes."""
         holders = self._copies_of(owner)
 
         def theirs(kept: CopySummary) -> ImageLayout:
@@ -57,7 +57,7 @@ class StateFetch:
         return nodes
 
     def _decode_half(self, kept: CopySummary, theirs: ImageLayout, plan: ImageLayout, image: memoryview) -> list[str]:
-        """Decode one half of an owner's share from a parity and the other rank's state; return both nodes."""
+        """Decode one half of an owner's share from a parity and its other rank's state; return both source nodes."""
 
         def with_other(other: CopySummary) -> list[str]:
             laid = ParityDecoder(self._source_for(kept), self._source_for(other), theirs, self._layout_from(other))
@@ -90,7 +90,7 @@ class StateFetch:
             raise TransportError(f"the layout of rank {kept.rank} cannot be read: {e}") from None
 
     def _copies_of(self, rank: int) -> list[CopySummary]:
-        """Return the holders of a rank's state, the rank's own node first, to save network traffic."""
+        """Return the holders of a rank's state: first nodes that the restore names, then those with a whole image."""
         named = next((source.nodes for source in self._restore.sources if source.rank == rank), ())
         found = [k for k in self._restore.kept if k.rank == rank and k.node in self._restore.keepers]
         return sorted(found, key=lambda kept: (kept.node not in named, not kept.whole, kept.node))
@@ -107,7 +107,7 @@ class StateFetch:
 
 
 def _matching_runs(ours: ImageLayout, theirs: ImageLayout, owner: int) -> Iterator[Run]:
-    """Yield the runs of our image that `owner` has, at their place in its image; adjacent items make one run."""
+    """Yield the runs of our image that `owner` owns, as placed in the owner's image; adjacent items make one run."""
     places = {_item_key(item): (index, item) for index, item in enumerate(theirs.items) if item.owner == owner}
     run: Run | None = None
     before = (-2, -2)

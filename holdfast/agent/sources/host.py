@@ -18,7 +18,7 @@ Number = tuple[str, str, float]
 
 
 class HostSource:
-    """Reads the host. `paths` are files and folders that the job uses, as paths or URLs; it skips object stores."""
+    """Reads the host. `paths` returns the paths or URLs of files that the job uses; object stores are skipped."""
 
     def __init__(
         self,

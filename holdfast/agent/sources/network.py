@@ -12,7 +12,7 @@ _RDMA_ERRORS = ("symbol_error", "port_rcv_errors", "link_error_recovery", "port_
 
 
 class NetworkSource:
-    """Watches the links that are up at the start; the job does without those that are down then.
+    """Watches the links that are up at the start; it assumes that the job does not use links that are down then.
 
     Bridges and other interfaces without a device are left out, since they come and go with containers.
     """

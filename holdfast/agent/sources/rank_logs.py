@@ -19,8 +19,8 @@ _ANSI = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
 class RankLogSource:
     """Follows logs of running ranks. `worth` decides if a piece of a file is split into lines; most pieces are not.
 
-    All files together get `limit_bytes` per reading. Ranks that already run at the start are followed from the end of
-    their files, since an earlier agent has read the rest.
+    One reading takes at most `limit_bytes` from all files together. Ranks that already run at the start are followed
+    from the end of their files, since an earlier agent has read the rest.
     """
 
     def __init__(

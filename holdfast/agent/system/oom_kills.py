@@ -1,4 +1,4 @@
-"""Tells whether the kernel killed for want of memory in this node's own cgroup; others' kills do not count."""
+"""Tells whether the kernel has killed a process for want of memory in this node's cgroup, not in others."""
 
 from collections import deque
 from pathlib import Path
@@ -34,7 +34,7 @@ class OomKills:
         return count is not None and bool(self._counts) and count > self._counts[0][1]
 
     def scarcely(self, now: float) -> str:
-        """Return a sign that memory was scarce lately; empty if there is none, or where kills are counted."""
+        """Return a recent sign of scarce memory in words; empty if there is none, or if kills are counted."""
         if count_oom_kills(self._root) is not None:
             return ""
         at, sign = self._pressed
@@ -58,7 +58,7 @@ def scarcity(root: Path) -> str:
 
 
 def knows_pids(root: Path) -> bool:
-    """Return whether pids in the kernel log are those that we see; in a container they are not."""
+    """Return whether the kernel log uses the same pids as this process; in a container it does not."""
     try:
         return root != Path("/") or (root / "proc/self/ns/pid").stat().st_ino == _FIRST_PIDS
     except OSError:

@@ -34,7 +34,7 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def io_bytes(pid: int) -> int:
-    """Return the bytes that a process has read and written by system calls; 0 if we may not know."""
+    """Return the bytes that a process has read and written by system calls; 0 if we may not read the counters."""
     try:
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()
         return sum(int(line.split()[1]) for line in lines[:2])  # rchar, wchar
@@ -43,7 +43,7 @@ def io_bytes(pid: int) -> int:
 
 
 def list_descendants(ranks: Iterable[int]) -> dict[int, list[ProcessStat]]:
-    """Return, for each of these processes, its descendants and what else is in its session."""
+    """Return, for each of these processes, its descendants and the other processes of its session."""
     everybody = {int(name): seen for name in os.listdir("/proc") if name.isdigit() and (seen := read_stat(int(name)))}
     found: dict[int, list[ProcessStat]] = {rank: [] for rank in ranks}
     for seen in everybody.values():

@@ -25,7 +25,7 @@ class SnapshotBudget:
         self._given: dict[int, int] = {}
 
     def grant_slots(self, want: ArenaRequest) -> MemoryGrant:
-        """Grant slots to a rank and count them as given; no slots means refused, for the reason in `why`."""
+        """Grant slots to a rank and count them as given. A grant of 0 slots is a refusal, with the reason in `why`."""
         ask = self._memory_ask(want, want.slots)
         given = grant_memory(ask, self._given, self._room())
         if given.slots:
@@ -33,7 +33,7 @@ class SnapshotBudget:
         return given
 
     def record_grant(self, want: ArenaRequest, slots: int) -> None:
-        """Count memory that a rank already has, given before this agent started or kept as it was."""
+        """Count memory that a rank already has: an earlier agent granted it, or the rank keeps its arena."""
         self._given[want.rank] = self._memory_ask(want, slots).need_bytes(slots)
 
     def _memory_ask(self, want: ArenaRequest, slots: int) -> MemoryRequest:
@@ -46,7 +46,7 @@ class SnapshotBudget:
 
 
 def measure_room(node_dir: Path, node: NodeSpec, root: Path = _ROOT) -> MemoryRoom:
-    """Measure this node's memory. What snapshots already hold counts as free, as it stays theirs in any case."""
+    """Measure this node's memory. What snapshots hold already counts as available, since they keep it anyway."""
     held_bytes = sum(_held_bytes(pid, root) for pid in _holder_pids(node_dir.parent))
     return MemoryRoom(
         available_bytes=available_bytes(root) + held_bytes,
@@ -57,7 +57,7 @@ def measure_room(node_dir: Path, node: NodeSpec, root: Path = _ROOT) -> MemoryRo
 
 
 def available_bytes(root: Path = _ROOT) -> int:
-    """Return the bytes that can be taken without harm, from the machine or this process's tightest cgroup."""
+    """Return the bytes that can be taken without harm: the least that the machine or any of our cgroups has left."""
     meminfo = _read_fields(root / "proc/meminfo")
     return max(0, min([1024 * meminfo["MemAvailable:"], *(left for left, _ in _cgroups_left(root))]))
 

@@ -30,7 +30,7 @@ def step_under(checkpoint_id: str, url: str) -> int | None:
 
 
 def locate_checkpoint(url: str, checkpoint_id: str = "") -> str:
-    """Return the URL of the checkpoint with this id; without an id the one at `url` itself, else the newest under it.
+    """Return the URL of the checkpoint with this id; without an id, `url` if that is one, else the newest under it.
 
     Raises StorageError if an id is given and no such checkpoint exists.
     """
@@ -51,8 +51,8 @@ def locate_checkpoint(url: str, checkpoint_id: str = "") -> str:
 
 
 def newest_step(url: str) -> int:
-    """Return the newest step of all finished checkpoints; -1 if there is none. Unfinished ones do not count, because
-    other ranks may be ahead with the very save that this call is for."""
+    """Return the newest step of all finished checkpoints; -1 if there is none. Unfinished ones do not count: another
+    rank may already be writing the step that this call is to number."""
     return max((one.step for one in find_checkpoints(url)), default=-1)
 
 

@@ -43,7 +43,7 @@ def _is_quantized(dtype: torch.dtype) -> bool:
 def arrange_plan(
     items: Sequence[WriteItem], things: Things, owned: Collection[MetadataIndex], last: ImageLayout | None, at: Ranks
 ) -> ImageLayout:
-    """Lay out these items in an image; items not in `owned` are written by other ranks. `at`: rank and world.
+    """Lay out these items in an image. Other ranks write the items that are not in `owned`. `at` is (rank, world).
 
     Returns `last` again if all items still fit into it, because a new layout needs new memory.
     """

@@ -77,7 +77,7 @@ class Reader(StorageReader):
         return self._read_torch(kwargs.get("rank")) or decode_metadata(checkpoint_load.read_metadata(self._place))
 
     def _read_torch(self, rank: int | None) -> Metadata | None:
-        """Return the metadata if torch wrote this checkpoint, else None; with `rank`, that of this rank alone."""
+        """Return the metadata if torch wrote this checkpoint, else None; with `rank`, read that rank's file."""
         here = storage_url.open_storage(self._place)
         if here.file_size(MANIFEST) is not None:
             return None
@@ -163,7 +163,7 @@ class Planner(DefaultLoadPlanner):
 
 
 class _RecordTensors:
-    """Makes tensors from records. A record that begins as ours do needs no unpickling, which is the slowest part."""
+    """Makes tensors from records. A record that begins like ours is read without unpickling, the slowest part."""
 
     def __init__(self, contents: Metadata) -> None:
         self._known = contents.state_dict_metadata

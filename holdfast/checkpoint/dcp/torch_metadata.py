@@ -1,4 +1,4 @@
-"""Encodes and decodes the `.metadata` of a checkpoint, which says what it holds and where; also reads torch's own."""
+"""Encodes and decodes `.metadata`, which says what a checkpoint holds and where; also reads the metadata of torch."""
 
 import io
 import pathlib
@@ -117,7 +117,7 @@ def _enter_record(
 
 
 def single_image_metadata(layout: ImageLayout) -> Metadata:
-    """Return the metadata of a single image, with each record's number as its place."""
+    """Return the metadata of a single image; it gives a record's number in place of a location in a file."""
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     places = {_enter_record(tensors, item.spec.key, item): number for number, item in enumerate(layout.items)}
     return Metadata(tensors, {item.spec.key: item.spec.path for item in layout.items}, places)

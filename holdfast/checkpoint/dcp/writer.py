@@ -46,7 +46,7 @@ _PARTS_S = 600.0  # storage has as long to show what other ranks have written
 
 
 class SaveCall(msgspec.Struct):
-    """What the coordinator sends to a rank with its plan; `taken` marks a plan kept from an earlier save."""
+    """The coordinator's message to a rank, sent with its plan. `taken`: it came with an earlier save's plan."""
 
     step: int
     world: int
@@ -175,7 +175,7 @@ class Writer(StorageWriter):
 
     @property
     def _keeper(self) -> KeeperClient | None:
-        """The keeper that takes this save; None without an agent, or if only some ranks save: it waits for all."""
+        """The keeper that takes this save; None without an agent, or if only some ranks save: keepers wait for all."""
         return KeeperClient.for_this_rank() if (self._rank, self._call.world) == rank_and_world() else None
 
     def _next(self) -> int:
@@ -195,7 +195,7 @@ class Writer(StorageWriter):
         return max(newest, kept.step if kept and kept.source != "none" else -1) + 1
 
     def _heard(self, call: object) -> SaveCall:
-        """Return this save's call; a rank whose plan was kept from an earlier save counts steps by itself."""
+        """Return the SaveCall of this save. A rank with an earlier save's plan gets none and counts steps itself."""
         if isinstance(call, SaveCall) and not call.taken:
             call.taken = True
             self._call = call
@@ -205,7 +205,7 @@ class Writer(StorageWriter):
         return self._call
 
     def _whole(self, planner: SavePlanner) -> Sequence[WriteItem]:
-        """Return everything this rank holds; a planner that caches plans shows it only once, but still has it."""
+        """Return all items that this rank holds. A planner that caches plans returns them only once, but keeps them."""
         plan = self._local or planner.create_local_plan()
         return plan.items if plan.usable else planner.plan.items  # type: ignore[attr-defined]
 
@@ -224,7 +224,7 @@ class Writer(StorageWriter):
         return checkpoint_save.staging_folder(self._storage.url, self._call.step, self._author)
 
     def _results(self, layout: ImageLayout, things: Things) -> list[WriteResult]:
-        """Return the place of every record; under our own key also the folder, which reveals ranks that differ."""
+        """Return the place of every record and, under our own key, the folder: it must be the same on all ranks."""
         told = [WriteResult(MetadataIndex(EXTRA), 0, "" if self._slot else self._folder)]
         for item, at in layout.owned_items():
             index, length = index_of(item.spec), item.length
@@ -248,7 +248,7 @@ class Writer(StorageWriter):
         MemoryCopier().copy_moves(filter(None, moves))
 
     def _begun(self, layout: ImageLayout, link: KeeperClient | None) -> StateImage:
-        """Return the memory to copy into; the same as before if the layout is unchanged."""
+        """Return the image to copy into. Its memory or arena is used again if the layout is unchanged."""
         if not link:
             if not self._image or self._image.layout.digest != layout.digest:
                 self._image = StateImage(layout, memoryview(mmap.mmap(-1, layout.image_bytes)))
@@ -270,5 +270,5 @@ class Writer(StorageWriter):
 
 
 def _launch_token() -> str:
-    """Return what all ranks of this launch, and of no other, know."""
+    """Return a token that all ranks of this launch share, and no other launch has."""
     return _get_default_store().compare_set("holdfast.dcp", "", secrets.token_hex(8)).decode()
