@@ -1,4 +1,4 @@
-"""Where agents arrive: one WebSocket each; turns their beats and posts into job-level events."""
+"""Receives agents, one WebSocket for each, and turns their beats and posts into job-level events."""
 
 import asyncio
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class AgentIngest:
         certificates: NodeCertificates,
         say: Callable[[str], None],
     ) -> None:
-        """`controller` processes the events that messages become; nodes are told to beat every `beat_s`."""
+        """`controller` gets the events made from messages; each node is told to send a beat every `beat_s` seconds."""
         self.controller, self.view = controller, controller.view
         self.links, self.registry, self.aims = controller.links, controller.registry, controller.aims
         self.detectors, self.dispatch, self.executor = controller.detectors, controller.dispatch, controller.executor
@@ -172,7 +172,7 @@ class AgentIngest:
                 self.controller.announce_news(alarm)
 
     def _read_script_facts(self, beat: Beat) -> None:
-        """Take over what the script reports about itself: its parallel groups, and whether it may be replayed."""
+        """Record what a beat says about the script: its parallel groups, and whether its work may be replayed."""
         if self.registry.record_mesh(beat.mesh):
             self._say(f"parallel groups, as the script tells: {','.join(f'{n}={s}' for n, s in beat.mesh)}")
             self.aims.place_copies(self.view.generation, self.view.seats)

@@ -79,7 +79,7 @@ class TraceBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobStacks(msgspec.Struct, frozen=True, kw_only=True):
-    """The stacks of all processes, and which ranks the others wait for if the job stands."""
+    """The stacks of all processes; if the job stands, also the ranks that the others wait for."""
 
     at: float
     naming: BlockingRanks
@@ -257,7 +257,7 @@ def _trace_route(controller: Controller, tracing: StackTracing) -> Answer:
 
 
 def _guard_routes(door: ApiEntrance) -> Any:
-    """Return middleware that admits only proved callers, and each only to the routes that it may use."""
+    """Return middleware that admits only callers with a proved identity, each only to the routes that it may use."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Answer) -> web.StreamResponse:
@@ -299,7 +299,7 @@ def _why_forbidden(caller: Caller, request: web.Request) -> str:
 
 
 def _needed_right(verb: str) -> Right:
-    """Return the right that an order needs: orders that bring code or environment need more."""
+    """Return the right that an order needs. Orders that change the code or the environment need ADMIN."""
     return Right.ADMIN if verb in ("update", "rollback") else Right.OPERATE
 
 
@@ -327,7 +327,7 @@ def _error_response(status: int, sentence: str) -> web.Response:
 
 
 def describe_api() -> dict[str, Any]:
-    """Return the OpenAPI description, with schemas taken from the structs that are sent."""
+    """Return the OpenAPI description, with schemas made from the structs that requests and answers use."""
     shown = {"status": Status, "report": Report, "releases": ReleaseOverview, "entries": list[Entry]}
     sent = (JobStacks, TraceBody, MintedToken, MintBody, OrderReceipt, OrderBody)
     refs, schemas = msgspec.json.schema_components([*shown.values(), *sent], ref_template="#/components/schemas/{name}")

@@ -1,4 +1,4 @@
-"""Builds a controller from the ports that it is given: whoever needs a part gets it when it is made."""
+"""Builds a controller from its ports. Each part gets the parts that it needs when it is made."""
 
 from typing import NamedTuple
 

@@ -111,7 +111,7 @@ class Controller:
         return self.ledger.finish.code if self.ledger.finish else 1
 
     def _take_over(self) -> None:
-        """Tell the decider about a predecessor, which may have told nodes what the journal has lost."""
+        """Tell the decider that an earlier controller ran; nodes may act on decisions that the journal has lost."""
         if self.journal.doubt:
             self._say(self.journal.doubt)
         plan, lost = self.executor.newest_plan(), self.journal.lost
@@ -129,7 +129,7 @@ class Controller:
         self.process_event(Successor(epoch=self.epoch, lost=lost))
 
     def on_newer_node(self, hello: Hello) -> None:
-        """Take over from a controller or generation that a node knows of but the journal and its mark do not."""
+        """Take over from a newer controller or generation that a node reports but that the journal does not know."""
         if hello.epoch > self.epoch:
             self.journal.raise_epoch(hello.epoch + 1)
         self._announce_takeover(Lost(kept=self.seq, of=0, generation=hello.generation))
@@ -142,7 +142,7 @@ class Controller:
         return step if step >= 0 else self.ledger.step
 
     def announce_news(self, news: Alarm | Ended | Outcome) -> None:
-        """Process an alarm, an end or an outcome, after the newest step: that must be known first."""
+        """Process an alarm, an end or an outcome; progress first, so that the decider knows the newest step."""
         self._flush_progress()
         self.process_event(news)
 
@@ -151,7 +151,7 @@ class Controller:
             self.process_event(progress)
 
     def process_event(self, event: Event) -> None:
-        """Process one event, as all must be: step the decider, journal the decision, start its actions."""
+        """Process one event: step the decider, journal the decision, start its actions. Every event comes here."""
         self._stepping = True
         now = self.clock()
         decision = self._decider.step(now, event)
@@ -182,7 +182,7 @@ class Controller:
         self._spawn_task(self.executor.end_at_once())
 
     def on_store_lost(self) -> None:
-        """React to the loss of the store: ranks that are starting would wait for it as long as torch lets them."""
+        """React to the loss of the store. Ranks that are starting would wait for it until torch's timeout."""
         if self.view.phase in (Phase.LAUNCHING, Phase.STARTING):
             self._spawn_task(self._check_starting(self.view.generation))
 
@@ -228,7 +228,7 @@ class Controller:
         return unanswered
 
     def _unfinished_actions(self, unanswered: dict[int, Action]) -> list[Action]:
-        """Return the actions to carry out again; not launches and stops that the decider no longer waits for."""
+        """Return the actions to carry out again, without launches and stops for which the decider no longer waits."""
         stale = {a.id for a in unanswered.values() if isinstance(a, Launch | Stop) and a.id != self.view.awaited}
         return [action for id, action in unanswered.items() if id not in stale]
 
@@ -248,7 +248,7 @@ class Controller:
             self.links.send_acks()
 
     def check_nodes(self) -> None:
-        """Look for silent nodes, late copies and ranks that stand."""
+        """Look for silent nodes, late copies, and ranks that make no progress."""
         now = self.clock()
         for alarm in self.registry.overdue_alarms(now):
             self._on_silence(alarm)

@@ -15,7 +15,7 @@ class RebuildError(Exception):
 
 
 def rebuild_decider(journal: Journal, decider: Decider) -> Iterator[Entry]:
-    """Step the decider through the journal, and yield each entry; RebuildError if the actions of one differ."""
+    """Step the decider through the journal and yield each entry; RebuildError if it decides on other actions."""
     for entry in journal.read():
         decision = decider.step(entry.at, entry.event)
         if decision != entry.decision and _written_actions(decision) != _written_actions(entry.decision):
@@ -24,9 +24,9 @@ def rebuild_decider(journal: Journal, decider: Decider) -> Iterator[Entry]:
 
 
 def _written_actions(decision: Decision) -> bytes:
-    """Return what a decision makes others do, without sentences and durations: versions word and time it differently.
+    """Return a decision's actions without texts and durations, which may differ between versions of holdfast.
 
-    As bytes, because a number that is none is not equal to itself.
+    The result is encoded as bytes, because NaN does not equal itself.
     """
     actions = [msgspec.to_builtins(action) for action in decision.actions if not isinstance(action, Say)]
     told = [{name: value for name, value in one.items() if not _is_manner(name)} for one in actions]

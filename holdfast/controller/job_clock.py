@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 class SteadyClock:
-    """Wall time that never runs backwards, whatever NTP or a restart does: spans must cover it without gaps."""
+    """Wall time that never runs backwards, whatever NTP or a restart does, so that spans cover it without overlap."""
 
     def __init__(self, not_before: float = 0.0) -> None:
         self._wall_s = max(time.time(), not_before) - time.monotonic()
@@ -25,5 +25,5 @@ class JobClock:
         return self._read()
 
     def continue_from(self, at: float) -> None:
-        """Go on from the time of the journal's last entry."""
+        """Never return a time before that of the journal's last entry."""
         self._read = self._make_clock(at)

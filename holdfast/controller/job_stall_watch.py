@@ -1,4 +1,4 @@
-"""Watches whether a responding job makes progress, and finds the ranks that make the others wait."""
+"""Watches whether a job whose nodes respond makes progress, and finds the ranks that make the others wait."""
 
 from collections.abc import Callable
 
@@ -47,14 +47,14 @@ class StallWatch:
         return alarm if alarm and self.is_under_way() and not self._view.some_ended else None
 
     def should_look(self, now: float) -> bool:
-        """Whether the job stands so long that its ranks must be looked at."""
+        """Whether the job has stood still so long that the stacks of its ranks are needed."""
         return self.hang.should_look(now) and self.is_under_way() and not self._looking
 
     def is_under_way(self) -> bool:
         return self._view.phase in (Phase.STARTING, Phase.TRAINING)
 
     async def look_at_ranks(self) -> tuple[Alarm | Ended, ...]:
-        """Take the stacks of all ranks. Return who makes the others wait, and which nodes have ended unseen."""
+        """Take the stacks of all ranks. Return an alarm if some block the others, and ends that nobody reported."""
         generation, seats = self._view.generation, self._view.seats
         self._looking = True
         try:

@@ -23,7 +23,7 @@ class NodeLinks:
     """
 
     def __init__(self, epoch: Callable[[], int]) -> None:
-        """`epoch` returns the number of this controller, which goes with every errand."""
+        """`epoch` returns the number of this controller; every errand carries it."""
         self._epoch = epoch
         self._outboxes: dict[str, Outbox] = {}
         self._acks: list[tuple[Outbox, Ack]] = []  # of posts that the journal may not have on disk yet
@@ -44,7 +44,7 @@ class NodeLinks:
         return self._outboxes.get(node) is outbox
 
     def open_link(self, node: str, outbox: Outbox) -> bool:
-        """Send to the node through this outbox from now on; False if this is so already."""
+        """Send to the node through this outbox from now on; False if this outbox is already in use for the node."""
         is_new = not self.is_newest(node, outbox)
         self._outboxes[node] = outbox
         return is_new
@@ -73,7 +73,7 @@ class NodeLinks:
         return outbox is not None and _put_message(outbox, message)
 
     def hold_ack(self, outbox: Outbox, seq: int) -> None:
-        """Keep the acknowledgement of a post back until `send_acks`. It goes to the link that the post came by."""
+        """Keep a post's acknowledgement until `send_acks` sends it, through the link on which the post came."""
         self._acks.append((outbox, Ack(seq=seq)))
 
     def send_acks(self) -> None:

@@ -15,7 +15,7 @@ _RECONNECT_S = 5.0  # agents find a restarted controller within this
 
 
 class NodeRegistry:
-    """Owns what the controller knows of nodes. Others read it, and write only by the methods that record news."""
+    """Owns what the controller knows about nodes. Other parts read it, and change it only through its methods."""
 
     def __init__(self, limits: SilenceLimits, view: JobView, links: NodeLinks) -> None:
         self.hosts: dict[str, str] = {}
@@ -45,7 +45,7 @@ class NodeRegistry:
             self.copies[hello.node] = hello.copies
 
     def record_origin(self, node: str, *, local: bool) -> None:
-        """Record whether the node called by the socket of this host."""
+        """Record whether the node connected through this host's unix socket."""
         (self._local.add if local else self._local.discard)(node)
 
     def record_alive(self, now: float, node: str) -> None:
@@ -59,7 +59,7 @@ class NodeRegistry:
             self.stored = max(self.stored, beat.stored)
 
     def record_mesh(self, mesh: Dims) -> bool:
-        """Record the parallel groups that the script tells. Return whether they are news; the user's own come first."""
+        """Record the parallel groups that the script reports unless the user gave some; return whether they are new."""
         if not mesh or mesh == self.mesh or self._view.job.mesh:
             return False
         self._told_mesh = mesh
@@ -76,12 +76,12 @@ class NodeRegistry:
         self.copies[node] = copies
 
     def record_silence(self, node: str) -> None:
-        """Record that a node fell silent: its copies and its beat count no more."""
+        """Record that a node fell silent: forget its copies and its last beat."""
         self.copies.pop(node, None)
         self.beats.pop(node, None)
 
     def record_departure(self, node: str) -> None:
-        """Record that a node was told to leave: it is expected to fall silent."""
+        """Record that a node was told to leave, so that its silence raises no alarm; forget what it holds."""
         self._left.add(node)
         self._silence.forget_node(node)
         self.copies.pop(node, None)
@@ -93,11 +93,11 @@ class NodeRegistry:
         self.copies = {node: held for node, held in self.copies.items() if node in nodes}
 
     def drop_copies_after(self, step: int) -> None:
-        """Forget copies of later steps: they are of a line that the job leaves."""
+        """Forget copies of later steps: they belong to a lineage that the job leaves."""
         self.copies = {node: tuple(c for c in held if c.step <= step) for node, held in self.copies.items()}
 
     def lower_stored(self, step: int) -> None:
-        """Count no checkpoint after this step: it is of a line that the job leaves."""
+        """Count no checkpoint after this step: it belongs to a lineage that the job leaves."""
         self.stored = min(self.stored, step)
 
     def expect_nodes(self, now: float, nodes: Collection[str]) -> None:
@@ -109,7 +109,7 @@ class NodeRegistry:
 
     @property
     def mesh(self) -> Dims:
-        """The parallel groups, as the user gave them or else as the script tells them."""
+        """The parallel groups that the user gave or, if there are none, those that the script reports."""
         return self._view.job.mesh or self._told_mesh
 
     def overdue_alarms(self, now: float) -> tuple[Alarm, ...]:
@@ -117,8 +117,8 @@ class NodeRegistry:
         return self._silence.overdue_alarms(now)
 
     def may_accuse(self, node: str, suspects: Collection[str]) -> bool:
-        """Whether a node may accuse these. It may accuse only itself, or, if it called by this host's socket, nodes
-        that did so too, because one agent reports for all nodes of its host."""
+        """Whether a node may accuse these suspects. A node may accuse itself. A node that connected through this host's
+        unix socket may also accuse the others that did, because one agent reports for all nodes of its host."""
         return set(suspects) <= ({node} | self._local if node in self._local else {node})
 
     def is_seated(self, node: str) -> bool:
@@ -128,7 +128,7 @@ class NodeRegistry:
         return node in self._sitting and node not in self.lost_nodes()
 
     def lost_nodes(self) -> set[str]:
-        """Return nodes that have no seat, or will lose it because they fell silent in the open incident."""
+        """Return the nodes that have left, and those that will leave because they fell silent in the open incident."""
         return {*self._view.gone, *self._view.silent_nodes}
 
     def present_nodes(self) -> tuple[str, ...]:

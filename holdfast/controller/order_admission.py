@@ -1,4 +1,4 @@
-"""Orders of people: whether one can be taken as the job stands, and what it will lead to."""
+"""People's orders: whether the job can take an order in its present state, and what the order will lead to."""
 
 import msgspec
 
@@ -99,7 +99,7 @@ def _list_nodes(nodes: frozenset[str]) -> str:
 
 
 def describe_effect(view: JobView, order: Order) -> str:
-    """Say what an order will lead to as the job stands; call this before the decider gets the order."""
+    """Say what an order will lead to in the job's present state; call this before the decider gets the order."""
     when = "now" if view.phase in _RUNNING else _SOON
     match order.verb:
         case "hold" if view.phase in (Phase.WAITING, Phase.HELD):

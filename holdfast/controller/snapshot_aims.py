@@ -46,14 +46,14 @@ class SnapshotAims:
             self.send_aims()
 
     def on_hello(self, node: str) -> None:
-        """Send aims to a node that is linked anew, and to the nodes whose aims hold its keeper's address. Telling all
-        nodes at every hello would cost the square of their number."""
+        """Send aims to a node that has just linked, and to the nodes whose aims contain its keeper's address. To
+        send aims to all nodes at every hello would take a number of messages quadratic in the number of nodes."""
         peers = {own for own, peer in self.floor.peers.items() if peer == node}
         halved = {own for own, halves in self.floor.halves.items() if any(half.keeper == node for half in halves)}
         self.send_aims({node, *peers, *halved} & self.floor.nodes)
 
     def on_departure(self, node: str) -> None:
-        """Tell all nodes that the certificate of a node that leaves counts no more."""
+        """A node leaves: if it has a certificate, tell all nodes not to accept it any more."""
         if self._certificates.serial_of(node) is not None:
             self.send_aims()
 

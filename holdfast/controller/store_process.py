@@ -30,7 +30,7 @@ class StoreProcess:
     """
 
     def __init__(self, run_dir: Path, host: str, lost_s: float, env: dict[str, str], server: Path | None) -> None:
-        """`server` is the socket of a fork server, which has torch imported already; None: there is none."""
+        """`server` is the socket of a fork server, which has already imported torch; None if there is none."""
         self.host = host
         self._server = server
         self._run_dir = run_dir
@@ -42,7 +42,7 @@ class StoreProcess:
         self._over = False
 
     async def connect_ahead(self) -> None:
-        """Connect before the first request: a new process starts slowly, an old one may be about to leave."""
+        """Connect before the first request: a new store process starts slowly, and an old one may be about to end."""
         with contextlib.suppress(OSError):  # it is said to whoever asks
             async with self._asking:
                 self._streams = self._streams or await self._connect_store()
@@ -133,5 +133,5 @@ class StoreProcess:
 
 
 def _is_over(reader: asyncio.StreamReader) -> bool:
-    """Whether the other end has closed; it may have done so before it accepted the call."""
+    """Whether the store process has closed the connection, perhaps before it accepted it."""
     return reader.at_eof() or reader.exception() is not None

@@ -44,13 +44,13 @@ _log = logging.getLogger("holdfast.controller")
 
 
 class HookProgress(msgspec.Struct, frozen=True):
-    """RUN_DIR/hooked.json: the newest journal entry that hooks were told of."""
+    """RUN_DIR/hooked.json: the newest journal entry whose notices were sent to the hooks."""
 
     seq: int
 
 
 class UserHooks:
-    """Gets every journal entry and tells the hooks; a new controller continues where the last one stopped."""
+    """Sends notices about journal entries to the hooks; a new controller continues where the last one stopped."""
 
     def __init__(self, limits: HookLimits, run_id: str, run_dir: Path, cwd: str, say: Callable[[str], None]) -> None:
         self.failures = 0
@@ -76,7 +76,7 @@ class UserHooks:
                 self._news.set()
 
     async def run(self) -> None:
-        """Tell notices one at a time, until finish_up was called and all are told."""
+        """Send notices one at a time; return when finish_up was called and all notices are sent."""
         while True:
             upto, now = self._pacer.newest_seq, math.inf if self._over else time.monotonic()
             if notice := self._pacer.next_notice(now):
@@ -90,7 +90,7 @@ class UserHooks:
                     await self._news.wait()
 
     def finish_up(self) -> None:
-        """Tell all remaining notices now, because the job has ended."""
+        """Send all remaining notices now, because the job has ended."""
         self._over = True
         self._news.set()
 
@@ -176,7 +176,7 @@ class UserHooks:
                 return
 
     async def _post_once(self, notice: HookNotice, trust_env: bool) -> tuple[str, bool]:
-        """Post once; returns why the notice was not taken, and whether to try again."""
+        """Post once; returns why the notice was not accepted, and whether to try again."""
         slack = self._limits.format == "slack"
         body = msgspec.json.encode({"text": format_slack(notice)} if slack else notice)
         try:

@@ -71,7 +71,7 @@ class LocalFleet:
         return sorted(int(path.name[1:]) for path in self._dir.iterdir() if _NAME.fullmatch(path.name))
 
     async def acquire(self, count: int) -> tuple[str, ...]:
-        """Start nodes and return their names. All folders are made first, so that ending all nodes includes these."""
+        """Start nodes and return their names. All folders are made first, so that a call to end all nodes sees them."""
         first = max(self._used_numbers(), default=-1) + 1
         nodes = [msgspec.structs.replace(self.template, node=f"n{n}", order=n) for n in range(first, first + count)]
         for node in nodes:
@@ -110,7 +110,7 @@ class LocalFleet:
 
 
 def end_node(folder: Path, grace_s: float = 5.0) -> None:
-    """End a holder, and all processes with its mark in case the holder died first. Raises OSError if some survive."""
+    """End a node's holder, then kill every process that still carries its mark. Raises OSError if some survive."""
     mark = _node_mark(folder)
     pid = _read_pid(folder / "holder.pid")
     if pid and _signal_marked(pid, signal.SIGTERM, mark):
@@ -131,7 +131,7 @@ def end_node(folder: Path, grace_s: float = 5.0) -> None:
 
 
 def node_processes(folder: Path) -> list[int]:
-    """Return the pids of a node's processes, found by its mark: those below the holder and those that outlived it."""
+    """Return the pids of all processes that carry the node's mark, even those that have outlived its holder."""
     mark = _node_mark(folder)
     return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _has_mark(pid, mark)]
 
@@ -163,7 +163,7 @@ def _has_mark(pid: int, mark: str) -> bool:
 
 
 def _signal_marked(pid: int, number: int, mark: str) -> bool:
-    """Signal the process if it carries the mark; return whether it did. Never hits a reused pid."""
+    """Signal the process if it carries the mark; return whether a signal was sent. Never signals a reused pid."""
     if not _has_mark(pid, mark):
         return False
     try:

@@ -1,4 +1,4 @@
-"""`holdfast chaos`: injects faults of known truth into a job, and checks how the job handles them."""
+"""`holdfast chaos`: injects faults into a job, records each as ground truth, and checks how the job handles them."""
 
 import argparse
 import shlex

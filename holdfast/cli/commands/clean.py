@@ -1,4 +1,4 @@
-"""`holdfast clean`: removes what killed runs have left, but only if a lock proves that they are dead."""
+"""`holdfast clean`: removes the leftovers of killed runs, but only if a lock proves that the run is dead."""
 
 import sys
 from pathlib import Path
@@ -81,7 +81,7 @@ def _report_lines(found: RunLeftovers, dry_run: bool) -> list[str]:
 
 
 def _files(found: RunLeftovers) -> list[str]:
-    """Return one line per folder with its removed files."""
+    """Return one line for each folder of the run, which names the leftover files in it."""
     names: dict[str, list[str]] = {}
     total: dict[str, int] = {}
     for one in found.left:

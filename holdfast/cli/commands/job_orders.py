@@ -75,7 +75,7 @@ def _make_parser(verb: str) -> argparse.ArgumentParser:
 
 
 def give_order(run_dir: Path, body: dict[str, Any]) -> str:
-    """Give an order exactly once, even if the controller restarts meanwhile; returns what happens next."""
+    """Give an order exactly once, even if the controller restarts meanwhile; returns in words what happens next."""
     seq = ask_patiently(run_dir, lambda: ask_controller(run_dir, "/api/v1/status"))["seq"]
     while True:
         try:
@@ -113,7 +113,7 @@ def _is_taken(run_dir: Path, seq: int, body: dict[str, Any]) -> bool:
 
 
 def _await_order(run_dir: Path, body: dict[str, Any]) -> str:
-    """Wait until the order has taken effect, and print what the job does meanwhile."""
+    """Wait until the order has taken effect and return a sentence about that; meanwhile print what the job does."""
     said, gait = "", Gait()
     while True:
         try:
@@ -129,7 +129,7 @@ def _await_order(run_dir: Path, body: dict[str, Any]) -> str:
 
 
 class Gait:
-    """Tells whether ranks make steps again; in a job that never made a step, whether they have run for a while."""
+    """Tells whether the job trains again. If the job never made a step, it is enough that ranks ran for a while."""
 
     def __init__(self) -> None:
         self._since: float | None = None

@@ -76,7 +76,7 @@ def _row_line(whose: str, row: CatalogRow) -> str:
 
 
 def _read_rows(wanted: str, path: Path) -> tuple[CatalogRow, ...]:
-    """Return the rows of a file or of a proposal's id."""
+    """Return the catalog rows of a proposal, given by its id, or of a file."""
     file = user_rows.list_proposals(path).get(wanted) or Path(wanted)
     if not file.exists():
         raise UsageError(f"there is no file and no proposal '{wanted}'; holdfast catalog ls shows what is proposed")

@@ -1,4 +1,4 @@
-"""`holdfast diagnose`: finds in logs which failure it was, whose fault it is, and what to do next."""
+"""`holdfast diagnose`: reads logs and says which failure they show, whose fault it is, and what to do next."""
 
 import argparse
 import contextlib
@@ -138,7 +138,7 @@ def _stdin_log() -> RankLog:
 
 
 def _logs_of_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
-    """Return the logs of the newest generation that failed, and how its ranks ended."""
+    """Return the logs of the newest generation in which a rank crashed, and how its ranks ended."""
     journal_path = run_dir / "journal.db"
     if not journal_path.exists():
         raise UsageError(f"{run_dir} has no journal yet; its controller has not started")

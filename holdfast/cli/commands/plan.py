@@ -1,4 +1,4 @@
-"""`holdfast plan`: how many standbys a job needs, given how often nodes fail; with --gpus cadence and ETTR too."""
+"""`holdfast plan`: how many standbys a job needs, given how often nodes fail; --gpus adds cadence and ETTR."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""`holdfast sim replay`: how surely, and at what cost, replays find a faulty machine."""
+"""`holdfast sim replay`: how reliably replays find a faulty machine, and what they cost."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""`holdfast report`: what a job did and what it cost, from its journal alone, while it runs or afterwards."""
+"""`holdfast report`: what a job did and what that cost, from the journal alone, during the run or afterwards."""
 
 import contextlib
 import sys
@@ -115,7 +115,7 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
 
 
 def _since_start(report: Report) -> str:
-    """Return the productive share since the first step, if the start took long; a young job is not a bad one."""
+    """Return the productive share since the first step in words; "" unless the start took much of the time so far."""
     first_at = next((span.start_at for span in report.spans if span.use is TimeUse.TRAIN), None)
     if first_at is None:
         return ""
@@ -131,7 +131,7 @@ def _use_mark(use: TimeUse, letters: bool) -> str:
 
 
 def _time_bar(report: Report, width: int, letters: bool) -> Text:
-    """Draw the wall time as one line, each use by colour or letter; a cell shows its longest use."""
+    """Draw the wall time as one line of cells. Each cell shows, by colour or letter, the use that took most of it."""
     if report.wall_s <= 0:
         return Text("")
     bar = Text()

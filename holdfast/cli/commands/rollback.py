@@ -35,7 +35,7 @@ def _roll_back(args: argparse.Namespace) -> int:
 
 
 def _await_release(run_dir: Path, before: int) -> str:
-    """Wait until another release makes steps, and say how long that took."""
+    """Wait until the job trains with another release than `before`; return a sentence on how long that took."""
     began, gait = time.monotonic(), Gait()
     while True:
         try:

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
 
 
 def _load_settings(args: RunArgs) -> Settings:
-    """Load settings, with the values of torchrun's own flags on top."""
+    """Load the settings; flags of the command line that stand for a setting override the configuration file."""
     given = [*args.settings]
     if args.grace_s is not None:
         given.append(("recovery.shutdown_grace_s", str(args.grace_s)))
@@ -117,7 +117,7 @@ def _run_local(args: RunArgs, settings: Settings) -> int:
 
 
 def _early_server(args: RunArgs, run_dir: Path, closing: contextlib.ExitStack) -> ForkServer | None:
-    """Start a fork server that imports while the rest is prepared; None with --detach, which it would not survive."""
+    """Start a fork server that imports while the rest is prepared; None with --detach, which ends this process."""
     if args.detach:
         return None
     run_directory.save_environment(run_dir)

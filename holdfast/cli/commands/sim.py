@@ -1,4 +1,4 @@
-"""`holdfast sim`: runs the real decisions in virtual time, with modelled delays and faults drawn from a seed."""
+"""`holdfast sim`: runs the real decider in virtual time, with modelled delays and with faults drawn from a seed."""
 
 import argparse
 import re

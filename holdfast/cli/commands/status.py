@@ -97,7 +97,7 @@ def _planned_text(status: dict[str, Any]) -> str:
 
 
 def _people_lines(status: dict[str, Any]) -> list[Text | Table]:
-    """Return lines that name the person the job waits for."""
+    """Return a line if a person holds the job, and a line if the job asks a question that a person must answer."""
     lines: list[Text | Table] = []
     if status.get("held"):
         lines.append(Text(f"held by {status['held']}: holdfast resume continues it", style="bold"))

@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
 
 
 def find_stopped(found: JobStacks) -> BlockingRanks | None:
-    """Return the ranks that are stopped now, which is certain whatever the others do; None if none is."""
+    """Name the stopped ranks as the ones that block the job; None if no rank is stopped."""
     stopped = {p.rank: p.node for p in training_processes(found.traces).values() if p.state in STOPPED}
     if found.naming.how == "stopped" or not stopped:
         return found.naming if found.naming.how == "stopped" else None
@@ -86,8 +86,8 @@ def _read_step(run_dir: Path) -> int:
 
 
 def acquit_if_moving(found: JobStacks, later: JobStacks, steps: int) -> BlockingRanks:
-    """Name nobody if the job made steps or the accused entered more collectives between two looks: some rank is
-    always last for a moment."""
+    """Return the ranks that block the job, or none if the job moved between the two samples: it made steps, or all
+    accused ranks entered more collectives. Some rank is always the last for a short time."""
     motions = find_motion(found.traces, later.traces)
     accused = [motions[rank].collectives for rank in found.naming.ranks if rank in motions]
     if steps <= 0 and not (accused and all(accused)):

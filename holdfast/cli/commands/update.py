@@ -121,7 +121,7 @@ def _make_release(
 
 
 def _script_path(word: str, root: str) -> str:
-    """Return a script's path in the tree, whether it was given relative to the tree or to the current folder."""
+    """Return a script's path relative to the tree; `word` may be relative to the tree or to the current folder."""
     whole = os.path.realpath(word)
     return os.path.relpath(whole, root) if is_within(whole, root) else os.path.normpath(word)
 
@@ -169,8 +169,8 @@ def _changed_words(base: Release, release: Release) -> tuple[tuple[str, Any, Any
 def _watch_release(
     run_dir: Path, release: Release, before: tuple[ReleaseChapter, ...], now: bool, window_s: float
 ) -> int:
-    """Wait until the release is staged or, with `now`, has made a step; returns the exit code. In a job that never
-    made a step, running for a while is enough."""
+    """Wait until the release is staged or, with `now`, has made a step; returns the exit code. If the job never made
+    a step, it is enough that the release has run for a while."""
     began, said = time.monotonic(), ""
     stepless = not any(chapter.steps for chapter in before)
     while True:
@@ -188,7 +188,7 @@ def _watch_release(
 
 
 def _find_chapter(run_dir: Path, release: Release, before: int) -> ReleaseChapter | None:
-    """Return the newest chapter of this release among those since `before`, or None."""
+    """Return the newest history entry of this release, without the first `before` entries; None if there is none."""
     came = releases.ask_releases(run_dir, waits=True).releases[before:]
     mine = [c for c in came if _is_same_code(c.release, release) and c.release.message == release.message]
     return mine[-1] if mine else None

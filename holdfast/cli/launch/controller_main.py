@@ -56,8 +56,8 @@ _PREDECESSOR_S = 5.0  # for one that was killed to be gone
 
 
 class SaidLog:
-    """RUN_DIR/said.log: our messages for the console, shown by the supervisor. Through a file, because a console that
-    blocks or is closed must not stop the controller."""
+    """RUN_DIR/said.log: our messages for the console, which the supervisor shows. They go through a file, because a
+    console that blocks or is closed must not stop the controller."""
 
     def __init__(self, run_dir: Path) -> None:
         self._file = (run_dir / "said.log").open("a", encoding="utf-8", errors="replace")
@@ -83,7 +83,7 @@ class NotesFolder:
 
 
 def main() -> int:
-    """Run the controller: argv is RUN_DIR and the supervisor's pid; the first inherited file is the socket."""
+    """Run the controller. The arguments are RUN_DIR and the supervisor's pid; the first inherited file is the port."""
     run_dir, front = Path(sys.argv[1]), int(sys.argv[2])
     process_control.die_with(front)
     fd = int(os.environ.pop(KEPT).split(",")[0])
@@ -197,7 +197,7 @@ class NetworkPort:
     def _make_enrolling(
         self, built: BuiltController, run_id: str, run_dir: Path, audit: AuditLog
     ) -> NodeEnrolment | CertificateEnrolment:
-        """Return the part that decides which hosts become nodes: by user certificates, or by secret and tokens."""
+        """Return the part that admits hosts as nodes, either by user certificates or by the secret and tokens."""
         folder = run_directory.door_keys_folder(run_dir)
         if run_directory.is_certified(run_dir):
             self.minting = TokenMinting(audit, None, NEEDLESS)
@@ -223,7 +223,7 @@ class NetworkPort:
 
 
 class EntryListeners:
-    """Passes new entries to console and hooks. Hooks get old entries too, since the last may not have been told."""
+    """Passes new entries to console and hooks. Hooks also get old entries, as some notices may not have been sent."""
 
     def __init__(self, teller: "ConsoleTeller", hooks: UserHooks) -> None:
         self._teller, self._hooks = teller, hooks
@@ -276,7 +276,7 @@ def _on_signals(controller: Controller) -> None:
 
 
 class ConsoleTeller:
-    """Tells the person at the terminal how the job proceeds, besides the sentence that ends an incident."""
+    """Prints changes of the job's phase, and its end. The decider itself words the end of an incident."""
 
     def __init__(self, run_dir: Path, say: SaidLog) -> None:
         self._run_dir = run_dir
@@ -289,7 +289,7 @@ class ConsoleTeller:
         self._phase = phase
 
     def on_entry(self, entry: Entry, summary: str) -> None:
-        """Tell of a new entry; `summary` is what the job does now."""
+        """Print a line if this entry changes the job's phase; `summary` says what the job does now."""
         phase, self._phase = self._phase, entry.decision.phase
         if isinstance(entry.event, Begin):
             self._begun_at = entry.at

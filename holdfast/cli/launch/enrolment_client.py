@@ -33,7 +33,7 @@ class EnrolmentRefusedError(EnrolmentError):
 
 
 class UnknownTokenError(EnrolmentError):
-    """The controller does not know this host's token, so it may be anyone's."""
+    """The controller does not know this host's token, so nothing proves that it is this job's controller."""
 
 
 class NotControllerError(EnrolmentError):
@@ -52,7 +52,7 @@ class TlsConnection:
     """HTTP over one TLS link to a controller."""
 
     def __init__(self, address: tuple[str, int], context: ssl.SSLContext) -> None:
-        """Connect; `context` says how the controller must prove itself. EnrolmentError if it does not."""
+        """Connect; `context` says how the controller must prove its identity. EnrolmentError if that fails."""
         self.where, self._shows = f"{address[0]}:{address[1]}", context.verify_mode is not ssl.CERT_NONE
         try:
             bare = socket.create_connection(address, timeout=_WAIT_S)
@@ -133,7 +133,7 @@ class EnrolmentClient:
             )
 
     def enrol_node(self, name: str, folder: Path, run_id: str = "") -> KeyFiles:
-        """Make a key for this node and have it signed; the key never leaves this host."""
+        """Make a key for this node and let the controller sign its certificate; the key never leaves this host."""
         key = certificate_authority.make_key()
         request = certificate_authority.request_pem(key).decode()
         parts = enrolment.node_proof_parts(name, self._nonces, request, self._certificate)

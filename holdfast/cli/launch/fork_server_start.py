@@ -10,7 +10,7 @@ from holdfast.wire.fork_server import ForkServer, Later
 
 
 def start_fork_server(run_dir: Path, zygote: bool, nodes: int) -> ForkServer | None:
-    """Start the fork server of this host's nodes; None if it fails, and then nodes start one by one."""
+    """Start the fork server of this host's nodes; None if there is one already, or if the start fails."""
     if os.environ.get(fork_server.NAMED):
         return None
     preload, later = fork_preload(nodes) if zygote else ((), None)
@@ -26,7 +26,7 @@ def start_fork_server(run_dir: Path, zygote: bool, nodes: int) -> ForkServer | N
 def fork_preload(nodes: int) -> tuple[tuple[str, ...], Later | None]:
     """Return the modules that the fork server imports for ranks before it forks, and those that it imports later.
 
-    The ranks of a single node wait only for torch, and import the rest in parallel, as they would anywhere.
-    For several nodes it is faster to import everything once.
+    With a single node, ranks wait only for torch and import the rest themselves, in parallel. With several nodes it
+    is faster if the fork server imports everything once.
     """
     return (DEFAULT_PRELOAD, None) if nodes > 1 else (FIRST_PRELOAD, Later(LATER_PRELOAD))

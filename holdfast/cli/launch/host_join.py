@@ -1,4 +1,4 @@
-"""Joins this host to a job that spans hosts: each host runs the same command, and one carries the controller."""
+"""Joins this host to a job that spans hosts: each host runs the same command, and one host runs the controller."""
 
 import errno
 import os
@@ -88,8 +88,8 @@ class HostJoin:
 
     @property
     def may_lead(self) -> bool:
-        """Whether this host may carry the controller. If not, it waits for another even at its own endpoint, because
-        several nodes may share one address and come in any order."""
+        """Whether this host may run the controller. If not, it waits for another node's controller even at an endpoint
+        of its own, because several nodes may share one address and start in any order."""
         return self.given.leads if self.given else self.own_token is None
 
     @property
@@ -238,7 +238,7 @@ def _user_certificates(args: RunArgs, settings: Settings) -> UserCertificates | 
 
 
 def _try_to_lead(host: str, port: int, node_rank: int | None) -> socket.socket | None:
-    """Bind the endpoint, to carry the controller, and return its socket; None if this host must follow."""
+    """Bind the endpoint for the controller and return its socket; None if the controller runs elsewhere."""
     if node_rank not in (None, 0) and host not in _LOOPBACK:
         return None
     try:
@@ -259,7 +259,7 @@ def _try_to_lead(host: str, port: int, node_rank: int | None) -> socket.socket |
 
 
 def _read_token(args: RunArgs, host: str, port: int) -> tuple[str, NodeToken | None]:
-    """Read the job's secret or a node token from a file or the environment; never from the command line."""
+    """Read the job's secret or a node token from a file or the environment; on loopback, a secret of our own."""
     if path := args.token_file or os.environ.get("HOLDFAST_TOKEN_FILE"):
         try:
             token, named = Path(path).read_text(encoding="utf-8").strip(), f"the token in {path}"
@@ -285,7 +285,7 @@ def _read_token(args: RunArgs, host: str, port: int) -> tuple[str, NodeToken | N
 
 
 def _own_token(port: int) -> str:
-    """Return a secret that this user's processes on this host share, from a folder that only this user can write."""
+    """Return a secret for this user's processes on this host, kept in a folder that only this user can write."""
     folder = run_directory.holdfast_home() / "join"
     try:
         folder.mkdir(parents=True, mode=0o700, exist_ok=True)

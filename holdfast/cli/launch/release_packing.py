@@ -76,7 +76,7 @@ def _pack_tree(
 
 
 def _note_files(run_dir: Path, root: Path, found: ReleaseFiles, packed: PackedArchive) -> None:
-    """Index the tree, so that nodes of this host can see that it is unchanged and run it before they have a copy."""
+    """Write an index of the tree. If it still matches the tree, nodes of this host need not wait for a copy."""
     loose = found.possible_outputs()
     files = {path: word for path, word in packed.words.items() if path not in loose}
     index = release_copy_sync.TreeIndex(root=str(root), home=str(root), files=files)
@@ -113,7 +113,7 @@ def _check_tree(entry: EntryPoint, root: Path, script: str, found: ReleaseFiles)
 
 
 def _commit_text(root: Path) -> str:
-    """Return the commit in words that follow the tree's name; "" if there is no commit."""
+    """Return the tree's commit as text to put after the tree's name; "" if there is no commit."""
     try:
         commit = os.fsdecode(run_git(root, "rev-parse", "--short", "HEAD")).strip()
         changed = bool(run_git(root, "status", "--porcelain"))
@@ -185,9 +185,9 @@ def _pack_commit(what: str, root: str, run_dir: Path) -> PackedUpdate:
 
 
 def describe_difference(run_dir: Path, before: str, after: Release) -> str:
-    """Say in words what an archive changes against the one before; empty if nothing differs.
+    """Say how many files an archive changes, adds and removes against the one before; empty if nothing differs.
 
-    A file that the release lacks but that still lies in the user's tree is linked into every copy: it is not removed.
+    A file that the archive lacks but the user's tree has is linked into every copy, so it does not count as removed.
     """
     old = tree_archive.archive_contents(run_dir / "releases" / f"{before}.tar")
     new = tree_archive.archive_contents(run_dir / "releases" / f"{after.digest}.tar")

@@ -39,7 +39,7 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
 
 
 def _check_replay(run_dir: Path) -> None:
-    """Check that this version can continue the journal, before anything that still runs is touched."""
+    """Check that this version of holdfast can continue the journal; call this before you end any process of the run."""
     path = run_dir / "journal.db"
     if not path.exists():
         return

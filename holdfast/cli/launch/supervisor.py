@@ -30,7 +30,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def leave_terminal(run_dir: Path) -> None:
-    """Continue in a background process with its own session; the foreground one says how to come back, and exits."""
+    """Continue in a background process with its own session; the foreground process says how to attach, and exits."""
     say(f"it runs in the background: holdfast attach {run_dir} shows it, holdfast stop {run_dir} ends it")
     if os.fork():
         os._exit(0)
@@ -42,7 +42,7 @@ def leave_terminal(run_dir: Path) -> None:
 
 
 class StopSignals:
-    """The signals received: the first asks for an end, the second for a quick one, the third for one at any price."""
+    """The stop signals received: the first stops the job with grace, the second without, the third by force."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -64,7 +64,7 @@ class Supervisor:
     def __init__(
         self, run_dir: Path, listener: socket.socket, console: Console, server: ForkServer | None = None
     ) -> None:
-        """`server` is a fork server that was started earlier, so that it has imported something by now."""
+        """`server` is a fork server that was started early, so that its imports are under way by now."""
         self._run_dir = run_dir
         self._listener = listener
         self._console = console
@@ -169,7 +169,7 @@ class Supervisor:
                 return None
 
     def _watch_controller(self, process: ProgramProcess | None) -> int | None:
-        """Wait for the controller to end; returns the job's exit code, or None if the controller crashed."""
+        """Wait for the controller to end. Returns the exit code of the job or of a third signal; None after a crash."""
         while process is not None and not process.is_over():
             self._pass_signals_on(process)
             self._look_at_fork_server()
@@ -182,7 +182,7 @@ class Supervisor:
             return self._asked.code if len(self._asked.numbers) > 2 else None
 
     def _pass_signals_on(self, process: ProgramProcess) -> None:
-        """Pass signals to a controller that can take them; a new controller gets those of its predecessor again."""
+        """Pass signals on once the controller can handle them; a restarted controller gets the earlier ones again."""
         asked = self._asked.numbers
         if len(asked) > 2:
             process.kill()
@@ -205,7 +205,7 @@ class Supervisor:
                 _end_one_node(folder)
 
     def _end_store(self) -> None:
-        """Tell the store process to quit, in case the controller could not; it would wait for another controller."""
+        """Tell the store process to quit, in case the controller did not; else it would wait for another controller."""
         try:
             with unix_sockets.connect(self._run_dir / "store.sock") as store:
                 store.sendall(b'{"quit": true}\n')
@@ -214,7 +214,7 @@ class Supervisor:
 
 
 def _gather_outputs(releases: Path) -> None:
-    """Bring files that ranks made in copies to the user's tree, if their nodes had no time to do so."""
+    """Bring files that ranks made in staged trees to the user's tree, if their nodes had no time to do so."""
     try:
         for index, gathered in release_copy_sync.gather_all(releases):
             say(release_copy_sync.describe_gathered(index, gathered))
@@ -230,7 +230,7 @@ def _end_one_node(folder: Path) -> None:
 
 
 def watch_node(folder: Path, pid: int, console: Console) -> int:
-    """Follow a node of another host's job until its holder ends; returns the job's exit code."""
+    """Follow this host's node in another host's job until its holder ends; returns the exit code."""
     asked = StopSignals()
     pump = ConsolePump(console)
     passed = 0

@@ -1,4 +1,4 @@
-"""Finds and removes what a dead run has left on this host and on storage; a lock proves that it is dead."""
+"""Finds and removes the leftovers of a dead run on this host and on storage; a lock proves that the run is dead."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ class Leftover(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """Something of a run that stays, and why."""
+    """A part of a run that is not removed, and why."""
 
     what: str
     bytes: int
@@ -74,7 +74,7 @@ def _node_folders(run_dir: Path) -> list[Path]:
 
 
 def _alive_reason(run_dir: Path, locks: contextlib.ExitStack) -> str:
-    """Say what still runs; "" if nothing does: then all locks are held until the stack is closed."""
+    """Say which part of the run is alive; "" if none is. Then `locks` holds all locks until it is closed."""
     if os.path.realpath(os.environ.get(MARK, "/")).startswith(os.path.realpath(run_dir) + "/"):
         return "this command was started by one of its ranks"
     if not _take_lock(run_dir, locks):

@@ -49,7 +49,7 @@ def make_run_dir(wanted: str | None, run_id: str) -> Path:
 
 
 def _require_owner(run_dir: Path) -> None:
-    """Check that a folder is ours, empty, and writable by nobody else, because its owner controls the run."""
+    """Check that a folder is ours, empty, and writable by nobody else: whoever can write it controls the run."""
     seen = run_dir.lstat()
     if not stat.S_ISDIR(seen.st_mode):
         raise UsageError(f"{run_dir} is a symbolic link or a file; give another --run-dir")
@@ -96,7 +96,7 @@ def new_run_id() -> str:
 
 
 def save_environment(run_dir: Path) -> None:
-    """Save this environment, so that nodes started later, even after a resume from another shell, run in it."""
+    """Save this process's environment for nodes that start later, even after a resume from another shell."""
     try:
         mutual_tls.write_secret(run_dir / "env.json", json.dumps(dict(os.environ)).encode())
     except OSError as e:
@@ -104,7 +104,7 @@ def save_environment(run_dir: Path) -> None:
 
 
 def node_environment(run_dir: Path) -> dict[str, str]:
-    """Return the environment of this host's nodes and of their fork server, which must be the same."""
+    """Return the environment of this host's nodes. Their fork server must have the same environment."""
     try:
         env = from_json((run_dir / "env.json").read_bytes(), dict[str, str])
     except (OSError, msgspec.DecodeError) as e:
@@ -113,7 +113,7 @@ def node_environment(run_dir: Path) -> dict[str, str]:
 
 
 def publish_run(run_dir: Path, run: RunSpec) -> None:
-    """Write the files that a controller, and commands that look for it, need to know about the run."""
+    """Write the files from which the controller, and commands that call it, know the run."""
     try:
         mutual_tls.write_secret(run_dir / "token", os.urandom(16).hex().encode())
         save_environment(run_dir)
@@ -123,7 +123,7 @@ def publish_run(run_dir: Path, run: RunSpec) -> None:
 
 
 def lock_run_dir(run_dir: Path) -> tuple[int, ...]:
-    """Mark the run as alive while this process, or a child that inherits these files, lives."""
+    """Mark the run as alive while this process lives, or a child that inherits the returned files."""
     try:
         return folder_lock.lock_shared(run_dir)
     except BlockingIOError:
@@ -177,7 +177,7 @@ def open_authority(run_dir: Path) -> "CertificateAuthority":
 
 
 def door_keys_folder(run_dir: Path) -> Path:
-    """Return the folder of the keys by which the controller proves itself and checks hosts."""
+    """Return the folder of the keys with which the controller proves its identity and checks hosts."""
     return run_dir / "door"
 
 
@@ -238,7 +238,7 @@ def user_name() -> str:
 
 
 def ending_text(run_dir: Path) -> str:
-    """Describe a run that has no controller: how it ended, or that it has none now."""
+    """Describe a run without a controller: say how the run ended, or that it has no controller now."""
     try:
         ended = run_specs.read_json(run_dir / "exit.json", RunEnd)
     except (OSError, msgspec.DecodeError):

@@ -69,7 +69,7 @@ def _id_of(run_dir: Path) -> str:
 
 
 def run_to_read(args: argparse.Namespace) -> Path:
-    """Return the run of a command that only reads: the newest, or the only live one if the newest has ended."""
+    """Return the run to read: the named one, else the newest, or the only live run if the newest has ended."""
     if (name := named_run(args)) is not None:
         return find(name)
     newest = run_directory.find_run_dir(None)
@@ -80,7 +80,7 @@ def run_to_read(args: argparse.Namespace) -> Path:
 
 
 def run_to_change(args: argparse.Namespace) -> Path:
-    """Return the run of a command that changes something; UsageError rather than a guess between live runs."""
+    """Return the run to change: the named or only live one. UsageError if it has ended or several are alive."""
     if (name := named_run(args)) is not None:
         run_dir = find(name)
         if since := _ended_since(run_dir):

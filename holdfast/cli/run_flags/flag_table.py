@@ -1,4 +1,4 @@
-"""The flags of `holdfast run` as a table: torchrun's, our own, those without effect; and how they are read."""
+"""The table of flags of `holdfast run` (torchrun's, our own, and flags without effect), and how they are read."""
 
 import argparse
 import difflib
@@ -124,9 +124,9 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see holdfast run --help")
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Resolve abbreviated flags: torchrun's meaning wins over ours, and an ambiguous one is unknown.
+        """Resolve an abbreviated flag. torchrun's flags win over ours; an ambiguous abbreviation matches no flag.
 
-        argparse also looks at the script's own arguments here, and would refuse those that it finds ambiguous.
+        argparse would refuse an ambiguous one, and it also passes the script's own arguments through here.
         """
         found = super()._get_option_tuples(option_string)
         found = [match for match in found if match[0].dest in _TORCHRUN_DESTS] or found
@@ -175,7 +175,7 @@ def read_flags(argv: Sequence[str], env: Mapping[str, str]) -> GivenFlags:
 
 
 def _is_set(flag: Flag, text: str) -> bool:
-    """Whether the variable sets the flag: for an on/off flag, 0 means that it does not."""
+    """Whether the PET_ variable sets the flag; an on/off flag is not set by the value 0."""
     if flag.value:
         return True
     try:

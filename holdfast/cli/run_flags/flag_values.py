@@ -180,7 +180,7 @@ def parse_mesh(given: GivenFlags, name: str) -> Dims:
 
 
 def check_replicas(mesh: Dims, least: int, nproc: int) -> None:
-    """Check that --min-nodes is a number of whole data-parallel replicas; a job shrinks only by those."""
+    """Check that --min-nodes nodes hold a whole number of data-parallel replicas; a job shrinks only by whole ones."""
     if not any(dim in DATA_PARALLEL for dim, _ in mesh):
         raise UsageError(f"--min-nodes {least}: --mesh has one replica, which needs all nodes; drop one of these flags")
     ranks = prod(size for dim, size in mesh if dim not in DATA_PARALLEL)
@@ -209,7 +209,7 @@ def existing_path(given: GivenFlags, name: str, *, folder: bool = False) -> str 
 
 
 def check_script(path: str, *, compiles: bool) -> None:
-    """Refuse a script on which every rank would fail; `compiles` only if this interpreter will run it."""
+    """Raise UsageError if every rank would fail on this script; with `compiles`, also if its syntax is wrong."""
     if not os.path.exists(path):
         raise UsageError(f"there is no script {path}; give its path, or -m for a module, or --no-python for a program")
     if os.path.isdir(path):
@@ -234,7 +234,7 @@ def check_script(path: str, *, compiles: bool) -> None:
 
 
 def resolve_nproc(value: int | str, env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> int:
-    """Return the number of ranks on this node, counting its GPUs or CPUs, without torch, if the flag says so."""
+    """Return the number of ranks on this node. For `auto`, `gpu` and `cpu`, count GPUs or CPUs without torch."""
     if isinstance(value, int):
         return value
     visible = 0 if value == "cpu" else _visible_gpus(env, root)

@@ -202,7 +202,7 @@ def _shutdown_grace_s(given: GivenFlags, env: Mapping[str, str]) -> float | None
 
 
 def _script_kind(given: GivenFlags) -> tuple[bool, bool]:
-    """Whether the script is a module, and whether it is no Python at all."""
+    """Return whether the script is a module, and whether it is a program that is not Python."""
     module, no_python = "module" in given.words, "no-python" in given.words
     if "resume" in given.words:
         if given.script:
@@ -226,7 +226,7 @@ def _unused_flags(given: GivenFlags) -> list[str]:
 
 
 def _misplaced_flags(given: GivenFlags, fleet: str, hosts: int) -> list[str]:
-    """Return notes about flags that have no effect beside the others that were given."""
+    """Return notes about flags that have no effect in combination with the other flags given."""
     names: tuple[str, ...]
     if fleet == "local":
         names, why = _JOIN_ONLY, "nodes are started on this host"
@@ -240,7 +240,7 @@ def _misplaced_flags(given: GivenFlags, fleet: str, hosts: int) -> list[str]:
 
 
 def _flags_beside_resume(given: GivenFlags) -> list[str]:
-    """Return notes about flags that --resume ignores; PET_ variables do not count, as they belong to the host."""
+    """Return notes about flags, not PET_ variables, that --resume ignores; UsageError for flags that it forbids."""
     if "resume" not in given.words:
         return []
     for name, why in _NOT_ON_RESUME.items():

@@ -29,7 +29,7 @@ class CommandParser(argparse.ArgumentParser):
         self.error(f"there is no flag {written}")
 
     def _chosen(self, found: argparse.Namespace) -> "CommandParser":
-        """Return the parser of the chosen verb, whose flags may be meant; this parser if there are no verbs."""
+        """Return the parser of the chosen subcommand; this parser if it has no subcommands."""
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
                 below: CommandParser = action.choices[getattr(found, action.dest)]

@@ -11,7 +11,7 @@ _LEAST = 0.3  # boxes narrower than this are left out
 
 
 def draw_flame_graph(root: StackBranch, title: str, suspects: frozenset[int]) -> str:
-    """Return the SVG, innermost frames on top; boxes that hold only suspects are red."""
+    """Return the SVG, with the innermost frames on top. A box is red if all of its ranks are suspects."""
     total = max(1, len(root.ranks))
     boxes: list[str] = []
     height = (_tree_depth(root) + 2) * _ROW

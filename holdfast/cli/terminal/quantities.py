@@ -23,14 +23,14 @@ def ettr_of(wall_s: float, ettr: float | None, at_most: str = "") -> str:
 
 
 def step_said(step: int, since: str = "") -> str:
-    """Return the newest step in words, or how many were counted since when; -1 means that there was none."""
+    """Return the newest step in words, or with `since` the number of steps since then; -1 means no step."""
     if step < 0:
         return "no step seen"
     return f"{counted_noun(step, 'step')} since {since}" if since else f"step {step}"
 
 
 def incidents_text(count: int, failures: int) -> str:
-    """Return the number of incidents, and of failures if some incident failed again before its next step."""
+    """Return the number of incidents in words; add the number of failures if some incident had more than one."""
     return counted_noun(count, "incident") + (f" ({counted_noun(failures, 'failure')})" if failures > count else "")
 
 

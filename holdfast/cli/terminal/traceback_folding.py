@@ -1,6 +1,6 @@
 """Folds tracebacks on a console that many ranks share: the first cause is shown whole, later ones in one line.
 
-When a rank is gone, every other prints a screen that says no more than that. The line names the log that has it all.
+When a rank fails, every other rank prints a traceback that says only this. The line names the log with all of it.
 """
 
 import re
@@ -54,7 +54,7 @@ class TracebackFolding:
         self._first: dict[tuple[Path, bytes], str] = {}  # by generation and exception: whose was shown
 
     def fold_lines(self, path: Path, lines: list[bytes]) -> list[bytes]:
-        """Return those of these lines that must be shown now."""
+        """Return the lines to show now; lines of a traceback are held back until it ends."""
         own = b"[%s]: " % path.parent.name.replace("-", "").encode()  # as torch prefixes them; we do that, too
         found: list[bytes] = []
         for line in lines:
@@ -72,11 +72,11 @@ class TracebackFolding:
         return done
 
     def ended_paths(self) -> list[Path]:
-        """Return the files whose traceback has ended."""
+        """Return the log files whose open traceback has had no new line for a while."""
         return [path for path, held in self._open.items() if time.monotonic() > held.at + _HELD_S]
 
     def end_traceback(self, path: Path) -> list[bytes]:
-        """Return the traceback at the end of this file, whole or folded into one line; empty if there is none."""
+        """End the open traceback of this file and return it, whole or folded into one line; empty if there is none."""
         held = self._open.pop(path, None)
         if held is None:
             return []

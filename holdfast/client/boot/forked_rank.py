@@ -38,7 +38,7 @@ class RankFiles(NamedTuple):
 
 
 def become_rank(request: ForkRank, files: RankFiles, coerced: dict[str, str], preloaded: tuple[str, ...] = ()) -> None:
-    """Turn this process into the rank, as far as that is possible while it is still the usher's child."""
+    """Turn this process into the rank. Its parent is still the usher; `await_holder` waits for the holder."""
     os.setsid()
     for fd, standard in zip(files[:3], (0, 1, 2), strict=True):
         os.dup2(fd, standard)
@@ -66,9 +66,9 @@ def await_holder(go: int, holder: int) -> None:
 
 
 def _forget_the_zygote() -> None:
-    """Reset what modules remember from their import in the zygote; `random` reseeds itself after a fork.
+    """Reset values that standard modules and numpy cached in the zygote; `random` reseeds itself after a fork.
 
-    Every object touched here costs the rank a copied page, so this does not walk all modules.
+    Each object touched here costs the rank a copied page of memory, so this does not go through all modules.
     """
     for path in sys.path:
         finder = sys.path_importer_cache.get(path)

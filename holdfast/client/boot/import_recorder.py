@@ -14,7 +14,7 @@ _OURS = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", ".."))
 
 
 def watch_imports(environ: "os._Environ[str]") -> Callable[[], None] | None:
-    """Start recording in a fresh rank; return a function to call at the first step, or None if nobody asked."""
+    """Start recording in a fresh rank; return the function to call at the first step, None if recording is off."""
     path = environ.get(IMPORTS)
     if not path:
         return None
@@ -24,10 +24,10 @@ def watch_imports(environ: "os._Environ[str]") -> Callable[[], None] | None:
 
 
 class EnvironmentWatch:
-    """Notes what is imported when the script first changes its environment; later imports may depend on the change.
+    """Records which modules are loaded when the script first changes an environment variable.
 
-    The zygote imports without that change, so it must not import those modules for the script. What a library changes
-    does not count: it does so when it is imported, wherever that is, or after its import.
+    Modules imported later may depend on this change. The zygote would import them without the change, so it must not
+    preload them. Changes by an installed library do not count: it would make the same changes in the zygote.
     """
 
     def __init__(self) -> None:
@@ -35,20 +35,20 @@ class EnvironmentWatch:
         self._is_over = False
 
     def on_audit(self, event: str, _args: tuple[Any, ...]) -> None:
-        """An audit hook, which cannot be removed; what raised here would make the script's call fail."""
+        """Audit hook; Python cannot remove it. An exception raised here would make the script's own call fail."""
         if self._is_over or event not in ("os.putenv", "os.unsetenv"):
             return
         if _is_users_frame(sys._getframe(1)):
             self._imported, self._is_over = frozenset(sys.modules), True
 
     def close(self) -> frozenset[str]:
-        """Stop watching; return the modules that were imported before the script's first change, or by now."""
+        """Stop watching; return the modules loaded at the script's first change, or now if it changed nothing."""
         self._is_over = True
         return frozenset(sys.modules) if self._imported is None else self._imported
 
 
 def _is_users_frame(frame: FrameType | None) -> bool:
-    """Return whether the code that changes the environment is the user's, or reads the user's .env file."""
+    """Return whether this frame runs the user's code, or python-dotenv, which loads the user's .env file."""
     while frame is not None and frame.f_code.co_filename.startswith("<frozen"):  # os.environ itself
         frame = frame.f_back
     path = os.path.realpath(frame.f_code.co_filename) if frame is not None else _OURS + os.sep
@@ -56,7 +56,7 @@ def _is_users_frame(frame: FrameType | None) -> bool:
 
 
 def installed_modules(before: frozenset[str], known: frozenset[str]) -> list[str]:
-    """Return those of the `known` modules that are installed and were imported since `before`, in order."""
+    """Return the installed modules that are in `known` but not in `before`, in the order of import."""
     roots, found = _installed_roots(), []
     for name, module in list(sys.modules.items()):
         spec = getattr(module, "__spec__", None)

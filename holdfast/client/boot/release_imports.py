@@ -10,7 +10,7 @@ from holdfast.wire.releases.staged_release import StagedRelease, editable_mappin
 
 
 def find_strays() -> tuple[str, ...]:
-    """Return the preloaded modules that are not installed: they may come from a user's tree, which changes."""
+    """Return the preloaded modules that are not installed. They may come from a user's tree, which may change later."""
     roots = library_roots()
     folder_of = functools.cache(os.path.realpath)  # of two thousand modules in four hundred folders
     found = []

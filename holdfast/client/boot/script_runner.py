@@ -1,4 +1,4 @@
-"""Runs a script as `__main__` in this process; the script sees what a fresh interpreter would show it."""
+"""Runs a script as `__main__` in this process, so that it finds everything as in a fresh interpreter."""
 
 import atexit
 import builtins

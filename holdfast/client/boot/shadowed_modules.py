@@ -17,10 +17,10 @@ _EARLY = frozenset(sys.builtin_module_names) | {
 
 
 def forget_shadowed(folder: str) -> None:
-    """Remove from sys.modules what modules in `folder` shadow. Call it in a fresh rank that imports from there first.
+    """Remove each module from sys.modules that has the name of a module in `folder` but comes from elsewhere.
 
-    Code that has imported such a module keeps it. Our own client modules are imported first, so that none of them
-    picks up a user's module later.
+    Call this in a fresh rank whose sys.path begins with `folder`. Code that imported a removed module earlier keeps
+    it. If torch is loaded, our own client modules are all imported first, so that none of them gets a user's module.
     """
     names = {name for name in _importable_names(folder) if name in sys.modules and not _is_from(folder, name)} - _EARLY
     if not names:
@@ -33,7 +33,7 @@ def forget_shadowed(folder: str) -> None:
 
 
 def _importable_names(folder: str) -> set[str]:
-    """Return the names that can be imported from a folder; a folder needs an __init__.py to come first."""
+    """Return the names of the modules and packages in a folder. A subfolder counts only if it has an __init__.py."""
     found = set()
     with contextlib.suppress(OSError), os.scandir(folder or ".") as entries:
         for entry in entries:

@@ -2,9 +2,9 @@
 
     python -m holdfast.client.boot.tcp_store_server RUN_DIR LOST_S HOST
 
-Controllers send one line of JSON at a time to RUN_DIR/store.sock: {"open": generation} is answered {"port": port};
-{"close": generation} and {"quit": true} are answered {}. Stale keys make restarts fail, and a store inside a rank
-dies with it. This process outlives ranks and controllers, and ends LOST_S seconds after the last controller left.
+Controllers send one line of JSON at a time to RUN_DIR/store.sock. The answer to {"open": generation} is {"port": port};
+the answer to {"close": generation} or {"quit": true} is {}. Stale keys would make restarts fail. Unlike a store in a
+rank, this process outlives ranks and controllers; it ends LOST_S seconds after the last controller has disconnected.
 """
 
 import asyncio
@@ -37,10 +37,10 @@ class StoreServers:
         self._newest = -1
 
     def open(self, generation: int) -> int:
-        """Return the port of this generation's server; opening a generation closes older ones.
+        """Return the port of this generation's server; opening a new generation closes all other servers.
 
-        Negative numbers belong to groups beside the generations; their servers last until the next generation is
-        opened. Raises ValueError if a later generation was opened already.
+        A negative number stands for a group that runs beside the generations, such as a replay. Raises ValueError if
+        a later generation was opened already.
         """
         if generation < 0:
             if generation not in self._stores:

@@ -41,7 +41,7 @@ def install_finder(staged: StagedRelease) -> None:
 
 
 def displayed_name(path: str, source: bytes) -> str:
-    """Return the path to show for a file in tracebacks, and cache this source as its text."""
+    """Return the path under which tracebacks show a file; cache `source` as the text to show for that path."""
     copy = next((one for one in _copies if is_within(path, one.at)), None)
     if copy is None:
         return path

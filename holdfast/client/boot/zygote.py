@@ -126,7 +126,7 @@ def serve_forks(serving: ZygoteLink) -> RankBirth | None:
 
 
 def _announce_ranks(holder: socket.socket, answers: list[bytes], start: int) -> None:
-    """Report the ranks to the holder first, then let them run: no rank may run that the holder does not know."""
+    """Report the ranks to the holder, then let them run. A rank must not run before the holder knows of it."""
     for answer in answers:
         holder.send(answer)
     try:
@@ -174,7 +174,7 @@ def _try_import(name: str) -> bool:
 
 
 def _lasting_threads() -> int:
-    """Return the number of threads that survive a fork; libraries such as OpenBLAS end theirs at a fork."""
+    """Return how many threads remain after a trial fork; libraries such as OpenBLAS end theirs at a fork."""
     if process_control.count_threads() > 1:
         child = os.fork()
         if child == 0:

@@ -8,7 +8,7 @@ _MODEL, _OPTIMIZER, _RANK = "model.", "optimizer.", "@"
 
 
 def describe_mismatch(url: str, stored: Metadata, ours: Metadata, *, trained: bool) -> str:
-    """Return one sentence on what differs; empty if all fits. `trained`: a whole model with its optimizers."""
+    """Say what differs; empty if the checkpoint fits. `trained`: our state is a model with its optimizers."""
     there, here = _tensor_shapes(stored), _tensor_shapes(ours)
     if trained and (rest := _forgotten_optimizer(there, here)):
         give = "give optimizer=, or another path"
@@ -36,7 +36,7 @@ def _describe_difference(key: str, there: str | None, here: str) -> str:
 
 
 def _tensor_shapes(metadata: Metadata) -> dict[str, str]:
-    """Return the shapes of all tensors as text; tensors that ranks hold separately count once, without their rank."""
+    """Return the shape of each tensor as text. A tensor that every rank has under its own key is listed once."""
     found = sorted(metadata.state_dict_metadata.items(), reverse=True)
     tensors = {key: one for key, one in found if isinstance(one, TensorStorageMetadata) and key != EXTRA}
     shapes = {key.partition(_RANK)[0]: "x".join(map(str, one.size)) or "a number" for key, one in tensors.items()}

@@ -112,9 +112,9 @@ class Checkpointer:
         atexit.register(_on_exit, weakref.ref(self))
 
     def save(self, step: int, *, force: bool = False) -> bool:
-        """Take a snapshot; the state may change once this returns. False if it was skipped: training goes on.
+        """Take a snapshot; the script may change the state once this returns. False if no snapshot was taken.
 
-        `force` makes it a checkpoint whatever `every` says; all ranks must force the same steps.
+        `force` makes this snapshot a checkpoint whatever `every` says; all ranks must force the same steps.
 
         >>> holdfast.Checkpointer(model=torch.nn.Linear(2, 1), path="saved", every=100).save(7, force=True)
         True
@@ -146,7 +146,7 @@ class Checkpointer:
         return True
 
     def restore(self) -> int:
-        """Restore the newest state that every rank can get; return its step, or 0 if there is none.
+        """Restore the newest state that all ranks can restore; return its step, or 0 if there is none.
 
         >>> holdfast.Checkpointer(model=torch.nn.Linear(2, 1), path="nothing-yet").restore()
         0
@@ -169,7 +169,7 @@ class Checkpointer:
         return step
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for copies and a write that are under way; False if they did not finish in time.
+        """Wait for queued snapshots, then for a write to storage; False if that write takes longer than `timeout_s`.
 
         >>> holdfast.Checkpointer(model=torch.nn.Linear(2, 1), path="waited-for").wait(timeout_s=60)
         True
@@ -182,7 +182,7 @@ class Checkpointer:
         return whole
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Make the newest snapshot a checkpoint; all ranks call it last. With an agent, the keeper does it.
+        """Make the newest snapshot a checkpoint; with an agent, the keeper does so. All ranks call this last.
 
         >>> holdfast.Checkpointer(model=torch.nn.Linear(2, 1), path="closed").close()
         """
@@ -192,7 +192,7 @@ class Checkpointer:
             self.wait(None if until is None else max(0.0, until - time.monotonic()))
 
     def _check_path(self) -> None:
-        """Raise StateError before training if no checkpoints can be written; in later generations only warn."""
+        """Raise StateError before training if checkpoints cannot be written; in later generations, only warn."""
         if not self._storage or self._replay:
             return
         why = self._world.broadcast_first(write_refusal(self._storage.url) if self._world.rank == 0 else "")
@@ -202,8 +202,8 @@ class Checkpointer:
             raise StateError(f"cannot write checkpoints: {why}")
 
     def _check_line(self, step: int) -> None:
-        """Raise if the storage already holds a checkpoint of this step or a later one, and restore() was not
-        called. The next restore would find that checkpoint instead of ours."""
+        """Raise StateError if restore() was not called and the storage already has a checkpoint of this step or a
+        later one. The next restore would find that checkpoint instead of ours."""
         if not self._unread or not self._storage:
             return
         self._unread = False
@@ -216,7 +216,7 @@ class Checkpointer:
             raise StateError(f"{url} already holds a checkpoint of step {newest}, and this is step {step}: {told}")
 
     def _sign_replay(self, step: int) -> bool:
-        """In a replay, report the hash of the state instead of saving it."""
+        """In a replay, report the hash of the state instead of saving the state; always return False."""
         self._say_once("this is a replay: nothing is saved")
         try:
             known = self._snapshots is not None or self._lay_out()
@@ -250,7 +250,7 @@ class Checkpointer:
         return self._snapshots.take_snapshot(name, things, packed)
 
     def _lay_out(self) -> bool:
-        """Plan everything that all snapshots have in common; a collective. False if the state is not known yet."""
+        """Plan the layout and memory of all snapshots; a collective. False if some rank does not know its state yet."""
         state = self._source.build_state()
         if not all(self._world.gather_all(state is not None)) or state is None:
             return False
@@ -295,7 +295,7 @@ class Checkpointer:
         return RankSnapshots(layout, arena, path)
 
     def _resume_from(self, link: KeeperClient) -> int:
-        """Restore the state that the keeper names, the same step on all ranks; from storage if no memory holds it."""
+        """Restore the state that the keeper names, from memory or storage; all ranks get the same step."""
         state = link.request_state(StateRequest(rank=self._world.rank, generation=self._generation))
         self.restored_from = state.source
         if state.source == "none":
@@ -333,7 +333,7 @@ class Checkpointer:
         return 0
 
     def _load_checkpoint(self, restoring: StateRestore, url: str, step: int) -> str:
-        """Restore a checkpoint on all ranks; return why that failed, the same on every rank, or ""."""
+        """Restore a checkpoint on all ranks. Return "", or why it failed; every rank returns the same sentence."""
         metadata, pieces, why = None, None, ""
         try:
             metadata, pieces = restoring.plan_read(url)
@@ -355,7 +355,7 @@ class Checkpointer:
         return next(filter(None, self._world.gather_all(why)), "")
 
     def _check_alike(self, url: str, metadata: Metadata) -> None:
-        """Raise StateError on all ranks if the checkpoint is of another model, instead of trying older ones."""
+        """Raise StateError on all ranks if the checkpoint is of another model; older checkpoints are not tried."""
         ours, trained = (
             dcp.decode_metadata(self._metadata) if self._metadata else None,
             isinstance(self._source, ModelState),

@@ -59,7 +59,7 @@ def _check_parameters(model: torch.nn.Module, optimizers: list[Optimizer]) -> No
 def storage_of(
     path: str | os.PathLike[str] | None, every: int | str | None, keep: int, keep_every: int | None
 ) -> CheckpointPolicy | None:
-    """Return where and how often checkpoints are made; None if never. Raises ValueError on wrong arguments."""
+    """Return where and how often to make checkpoints; None without a path. Raises ValueError on wrong arguments."""
     if path is None:
         if every is not None:
             raise ValueError("every= makes checkpoints, so give path=")

@@ -41,7 +41,7 @@ class ExtraState:
         return pack_metadata(ImageMetadata(step=step, absent=absent, generators=_read_generators(), extra=extra))
 
     def restore(self, told: ImageMetadata, *, here: bool) -> None:
-        """Restore all extra state; generators only if `here`, when the state is this very rank's."""
+        """Restore the script's extras; with `here`, when the state is this rank's own, also the random generators."""
         states = decode_value(told.extra) if told.extra else {}
         for name, state in states.items() if isinstance(states, dict) else ():
             if name in self._extra:
@@ -65,7 +65,7 @@ class ExtraState:
 
 
 def extras_room(content: bytes) -> int:
-    """Return the room for packed extras, at least twice their present size."""
+    """Return how many bytes to reserve for packed extras: at least twice their present size."""
     return max(_LEAST_BYTES, -(-2 * len(content) // _ROOM_BYTES) * _ROOM_BYTES)
 
 
@@ -91,7 +91,7 @@ def _read_generators() -> GeneratorStates:
 
 
 class _NumpySeen(NamedTuple):
-    """A state of numpy's generator, and the generator's memory at that moment."""
+    """A state of numpy's generator, and the bytes of the generator's memory in that state."""
 
     memory: bytes
     state: NumpyState

@@ -1,4 +1,4 @@
-"""A model and its optimizers as a state source: the items, the ranks that hold them, and where each is now."""
+"""A model and its optimizers as a state source: its items, which ranks hold each item, and where each lies now."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import is_
@@ -104,7 +104,7 @@ class ModelState:
         return state
 
     def loadable_state(self) -> dict[str, Any]:
-        """Return the state dict with memory for everything, to be loaded into; its values do not matter."""
+        """Return a state dict for torch to load into. Every tensor has memory; the values do not matter."""
         for optimizer in self._optimizers:
             kept = foresee_state(optimizer)
             if kept is None:
@@ -175,7 +175,7 @@ class ModelState:
             holder[key] = value
 
     def finish_load(self, absent: Collection[str]) -> None:
-        """Complete a restore after everything was copied or put; removes optimizer state that is absent in it."""
+        """Complete a restore after all items were copied. Removes optimizer state that the restored state lacks."""
         for path in self._paths:
             if path[:2] == (OPTIMIZER, STATE) and ".".join(map(str, path)) in absent:
                 optimizer, parameter = self._kin[str(path[2])]
@@ -197,7 +197,7 @@ class ModelState:
         return found
 
     def guarded_items(self) -> list[bool]:
-        """Return for every item whether only an optimizer step changes it; buffers change with every forward pass."""
+        """Return True for each item that only an optimizer step changes. Buffers may change in every forward pass."""
         return [
             path[:2] == (OPTIMIZER, STATE)
             or (path[0] == MODEL and str(path[1]) in self._places and self._places[str(path[1])].trained)
@@ -205,7 +205,7 @@ class ModelState:
         ]
 
     def before_step(self, call: Callable[..., None]) -> None:
-        """Call `call` before every step of these optimizers, in place of the callback registered before."""
+        """Call `call` before every step of the optimizers; it replaces an earlier callback."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = [optimizer.register_step_pre_hook(call) for optimizer in self._optimizers]
@@ -239,7 +239,7 @@ class ModelState:
         raise ChangedError("there are fewer groups of parameters than before")
 
     def _find_holder(self, path: Path) -> tuple[Any, Any]:
-        """Return the container and key of an item that has no place in a module."""
+        """Return the container and key of an item that is not a parameter or buffer of a module."""
         if path[0] == MODEL:
             if path[1] not in self._odd:
                 self._odd[str(path[1])] = get_model_state_dict(self._model)[str(path[1])]
@@ -264,7 +264,7 @@ class ModelState:
                     )
 
     def _shadow_of(self, optimizer: Optimizer) -> Optimizer | None:
-        """Return a shadow with all present and future state of this optimizer; None if that is unknown."""
+        """Return a shadow with the optimizer's present and future state; None if that state cannot be predicted."""
         kept = foresee_state(optimizer)
         if kept is None and not optimizer.state:
             return None
@@ -281,7 +281,7 @@ class ModelState:
         return any(len(own) > self._room.get(parameter, -1) for parameter, own in kept)
 
     def _find_spot(self, path: Path) -> Spot | None:
-        """Return the dict and key that hold a tensor; None if that is unknown or the tensor does not exist."""
+        """Return the dict and key that hold a tensor; None if they are unknown or the tensor does not exist."""
         if path[0] == MODEL and (place := self._places.get(str(path[1]))):
             return place.holder, place.name
         if path[:2] == (OPTIMIZER, STATE) and len(path) == 4:
@@ -295,7 +295,7 @@ class ModelState:
 
 
 def _find_places(model: torch.nn.Module, named: dict[str, Any]) -> Iterator[tuple[str, TensorPlace]]:
-    """Find where a model keeps the tensors of a state dict, by their memory, because names differ."""
+    """Yield where the model keeps each tensor of a state dict. Tensors are matched by memory, as names differ."""
     holders: list[tuple[dict[str, Any], bool]] = []
     for module in model.modules():
         holders += [(module._buffers, False), (module._parameters, True)]
@@ -332,7 +332,7 @@ def _mesh_ranks(mesh: Any) -> Ranks:
 
 
 def _make_untouched(like: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor that will be overwritten; its memory is first touched by the threads that copy into it."""
+    """Return a tensor without values. The threads that copy into it will be the first to touch its memory."""
     tensor = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
     if tensor.is_cpu:
         prefer_large_pages(tensor.data_ptr(), tensor.nbytes)

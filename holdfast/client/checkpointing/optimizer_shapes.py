@@ -1,8 +1,8 @@
 """Predicts the state that an optimizer will keep for its parameters, before its first step.
 
 An image is laid out when training starts, but optimizers create their state in their first step. So a shadow of the
-optimizer makes that step on tensors without memory or, if it must read values, on zeros of the same shapes one by
-one. The optimizer itself and the parameters are not touched.
+optimizer makes that step on tensors without memory. If the step must read values, the shadow makes it on zeros of the
+same shapes, one parameter at a time. The optimizer itself and the parameters are not touched.
 """
 
 from collections import OrderedDict, defaultdict
@@ -94,7 +94,7 @@ def _first_step(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Te
 
 
 def _unwrap_step(step: Callable[..., object]) -> Callable[..., object]:
-    """Return the step without its wrappers: hooks count steps, and profilers record them."""
+    """Return the step function without its wrappers, since these would count or record the shadow's step."""
     while inner := getattr(step, "__wrapped__", None):
         step = inner
     return step
@@ -113,7 +113,7 @@ def _to_blank(value: object, parameter: torch.Tensor, beside: bool) -> object:
 
 
 def shadow_optimizer(optimizer: Optimizer, kept: dict[torch.Tensor, Kept]) -> Optimizer:
-    """Return a copy of the optimizer that has its present state, and blanks for the state it will have."""
+    """Return a copy of the optimizer with its present state, and with blanks for the state that it will create."""
     double = object.__new__(type(optimizer))
     vars(double).update(vars(optimizer))
     state = {
@@ -131,7 +131,7 @@ def make_zeros(like: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def allocate_state(parameter: torch.Tensor, kept: Kept, make: Make = make_zeros) -> Kept:
-    """Return the future state of a parameter, with memory."""
+    """Return the future state of a parameter, with tensors that have memory in place of the blanks."""
     return _map_blanks(kept, lambda blank: blank.make_tensor(parameter, make))
 
 

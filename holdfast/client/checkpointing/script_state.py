@@ -21,7 +21,7 @@ State = dict[str, Any]
 
 
 class UserState:
-    """The state dict that the script's function returns; complete from the start, as torch needs it to load."""
+    """The script's own state dict. It must be complete from the start, because torch loads into its tensors."""
 
     def __init__(
         self, state: State | Callable[[], State], load: Callable[[State], object] | None, group: Ranks
@@ -38,7 +38,7 @@ class UserState:
         return self._make()
 
     def loadable_state(self) -> State:
-        """Return the state dict, to be loaded into."""
+        """Return the state dict for torch to load into."""
         self._loading = self._make()
         return self._loading
 

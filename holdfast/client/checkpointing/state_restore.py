@@ -1,4 +1,4 @@
-"""Restores a state from an image in memory or from a checkpoint, whether it was split the same way or not."""
+"""Restores a state from an image in memory or from a checkpoint, even one that was split among ranks differently."""
 
 import warnings
 
@@ -22,7 +22,7 @@ from holdfast.client.snapshot.rank_snapshots import RankSnapshots
 
 
 class StateRestore:
-    """Fills one rank's state from wherever it is found."""
+    """Restores one rank's state from memory or from a checkpoint."""
 
     def __init__(self, source: ModelState | UserState, extras: ExtraState, snapshots: RankSnapshots) -> None:
         self._source = source
@@ -30,7 +30,7 @@ class StateRestore:
         self._snapshots = snapshots
 
     def from_memory(self, path: str, slot: int, step: int) -> None:
-        """Restore a snapshot of this rank from its own or a fetched arena. Raises StateError if it does not fit."""
+        """Restore this rank's snapshot from its own arena or a fetched one. Raises StateError if it does not fit."""
         own = path == self._snapshots.path
         arena = self._snapshots.arena if own else Arena.open(path)
         if arena.layout != self._snapshots.layout.digest:
@@ -44,16 +44,16 @@ class StateRestore:
             raise StateError(f"the snapshot of step {step} was overwritten while it was read")
 
     def drop_later(self, step: int) -> None:
-        """Drop snapshots after this step, which belong to an abandoned lineage; the restored one stays."""
+        """Drop the snapshots of later steps: they belong to a lineage that the job has left."""
         self._snapshots.arena.drop_after(step)
 
     def plan_read(self, url: str) -> tuple[Metadata, tuple[checkpoint_load.PartPiece, ...] | None]:
-        """Return a checkpoint's metadata and the pieces of this rank's image; None if split differently."""
+        """Return the checkpoint's metadata, and the pieces of this rank's image or None if split differently."""
         metadata = dcp.decode_metadata(checkpoint_load.read_metadata(url))
         return metadata, locate_pieces(metadata, self._snapshots.layout)
 
     def from_parts(self, url: str, step: int, generation: int, pieces: tuple[checkpoint_load.PartPiece, ...]) -> None:
-        """Restore a checkpoint that was split the same way, through a slot that then is a snapshot as usual."""
+        """Restore a checkpoint that was split the same way: read it into a slot, and seal that slot as a snapshot."""
         slot = self._snapshots.arena.begin_slot(step, generation, STORED)
         if slot is None:
             raise StorageError("there is no free slot to read into")
@@ -64,7 +64,7 @@ class StateRestore:
         self._from_image(image)
 
     def from_other(self, url: str, metadata: Metadata, rank: int) -> str:
-        """Restore a checkpoint of another world size or split; return what could not be restored, or ""."""
+        """Restore a checkpoint of another world size or split; say what could not be restored, or return ""."""
         state = self._source.loadable_state()
         extra = metadata.state_dict_metadata.get(EXTRA)
         rows = torch.zeros(extra.size, dtype=torch.uint8) if isinstance(extra, TensorStorageMetadata) else None
@@ -86,7 +86,7 @@ class StateRestore:
         return "" if here else f"is of {len(told)} ranks: random numbers will differ, extras are rank 0's"
 
     def _upload_image(self, image: StateImage, path: str, first: int) -> None:
-        """Restore an image that begins at `first` in the file at `path`; a GPU state takes the faster upload."""
+        """Restore the image that begins at `first` in the file `path`; a state on a GPU is restored by GpuUpload."""
         side = self._snapshots.side
         if not side:
             self._from_image(image)

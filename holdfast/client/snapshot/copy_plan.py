@@ -100,7 +100,7 @@ class CopyPlan:
     # What the GPU does.
 
     def copy_early(self, things: Sequence[Any]) -> None:
-        """Copy what training may change before the optimizer's step; runs on the compute stream."""
+        """Copy the tensors that training may change before the optimizer's step; runs on the compute stream."""
         loose = self.split.at_once
         _copy_tensors([self._shadows[index] for index in loose], [things[index] for index in loose])
 
@@ -129,8 +129,8 @@ class CopyPlan:
         head[_SEQ].copy_(self._device[_WHOLE], non_blocking=True)
 
     def _in_turns(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-        """Copy to the host in pieces, with a tiny copy to the GPU after each. Copies to the host run in queue order
-        across all streams, so a script that reads its loss would otherwise wait for all of them."""
+        """Copy to the host in pieces, with a tiny copy to the GPU after each piece. Copies to the host run in queue
+        order across all streams, so a script that reads its loss would otherwise wait for the whole snapshot."""
         into: list[torch.Tensor] = []
         outof: list[torch.Tensor] = []
         size = 0

@@ -58,8 +58,8 @@ def kinds_of(layout: ImageLayout, things: Sequence[object]) -> list[str]:
 def choose_routes(
     layout: ImageLayout, kinds: Sequence[str], steady: Sequence[bool], tail: Collection[int]
 ) -> CopyRoutes:
-    """Choose a route for each item. `steady` items do not change before the optimizer's step; of these, items in
-    `tail` go by a shadow, so that the step need not wait for them."""
+    """Choose a route for each item. `steady` items do not change before the optimizer's step. Those of them that are
+    in `tail` are first copied to a shadow, so that the step need not wait for them."""
     found = CopyRoutes([], [], [], [], [], [], [], {}, 0)
     at, start, end = FIRST, -1, -1  # of the run that is being made
 
@@ -88,7 +88,7 @@ def choose_routes(
 
 
 def lengthen_tail(layout: ImageLayout, found: CopyRoutes, want: float, most: int) -> frozenset[int]:
-    """Return a longer tail that leaves about `want` bytes to copy directly; all shadows take at most `most` bytes."""
+    """Return a longer tail, so that about `want` bytes are copied directly; shadows take at most `most` bytes."""
     tail = list(found.tail)
     left, held = _total_bytes(layout, found.direct), _total_bytes(layout, found.shadowed)
     for index in reversed(found.direct):

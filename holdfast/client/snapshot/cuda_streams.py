@@ -82,7 +82,7 @@ def thread_count() -> int:
 
 
 class RegisteredArena:
-    """Registers an arena with the GPU in a thread; a copy waits only for its own part."""
+    """Registers an arena with the GPU in a thread, part by part; a copy waits only for the parts that it needs."""
 
     def __init__(self, arena: Arena, layout: ImageLayout, device: torch.device, say: Callable[[str], None]) -> None:
         self._device = device
@@ -103,7 +103,7 @@ class RegisteredArena:
         self._is_begun = False
 
     def start_registering(self) -> None:
-        """Start the thread, once. Call this after a restore: run together, a restore takes thrice as long."""
+        """Start the thread, once. Call this after a restore, which would take three times as long beside the thread."""
         if not self._is_begun:
             self._is_begun = True
             self._thread.start()
@@ -137,7 +137,7 @@ class RegisteredArena:
 
 
 def _unregister_parts(device: torch.device, memory: torch.Tensor, made: list[int]) -> None:
-    """Unregister memory from the GPU; the argument `memory` keeps it alive until then."""
+    """Unregister an arena from the GPU; the argument `memory` keeps the arena alive until then."""
     torch.cuda.synchronize(device)  # nothing may be on its way there any more
     for address in made:
         torch.cuda.cudart().cudaHostUnregister(address)
@@ -166,12 +166,12 @@ def _populate_part(pool: ThreadPoolExecutor, base: int, part: _Part) -> list[Fut
 
 
 def _populate_pages(start: int, size: int) -> None:
-    """Populate these pages now. On a kernel without this advice, the first access to each page waits for it."""
+    """Populate these pages now. On a kernel without this madvise call, the first access populates each page."""
     _madvise(start, size, _POPULATE_WRITE)
 
 
 def _cut_slot(arena: Arena, layout: ImageLayout, slot: int) -> Iterator[tuple[int, int, int]]:
-    """Cut a slot into parts at large records, which start on a page, so that no copy crosses a cut."""
+    """Cut a slot into parts. A cut is always where a large record starts, at a page, so no copy crosses a cut."""
     first = arena.image_at(slot)
     cuts = [arena.head_at(slot)]
     for item in layout.items:

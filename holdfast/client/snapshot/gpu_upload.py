@@ -1,8 +1,8 @@
 """Restores a snapshot from an arena's file to a GPU through small pinned buffers.
 
-Mapping and registering gigabytes of small pages takes longer than reading them. Several threads that each read a
-piece and pass it to the GPU restore 8 GB in a third of the time; the arena is registered afterwards, during the first
-step.
+Mapping and registering gigabytes of small pages takes longer than reading them. Here several threads each read a
+piece into a buffer and pass it to the GPU, which restores 8 GB in a third of the time. The arena is registered
+afterwards, during the first step.
 """
 
 import os
@@ -30,7 +30,7 @@ class UploadPiece(NamedTuple):
 
 
 class GpuUpload:
-    """One restore. Its threads and buffers are set up at once, while other preparations run."""
+    """One restore. Its threads and buffers are set up when it is made, while other preparations run."""
 
     def __init__(self, make: Callable[[], CudaStreams]) -> None:
         self._pieces: SimpleQueue[UploadPiece | None] = SimpleQueue()
@@ -47,7 +47,7 @@ class GpuUpload:
 
     @contextmanager
     def from_file(self, path: str, first: int) -> Iterator[Callable[[int, torch.Tensor], None]]:
-        """Yield a function that fills a tensor from an offset in the image that begins at `first`; wait on exit."""
+        """Yield a function that fills a tensor from an offset in the image at `first` in the file; wait at exit."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             yield lambda at, tensor: self._add_tensor(fd, first + at, tensor)

@@ -1,10 +1,10 @@
 """Takes snapshots of a GPU state on a side stream, while the next forward and backward passes run.
 
-The side stream also writes the slot's header, so everything that happens to a slot happens in stream order, however
-far ahead the CPU is. A slot that is not whole is never sealed, and a whole one stays until the next is sealed.
-Parameters and optimizer state may be read until the optimizer's next step, which waits for that on the GPU. State
-that may change earlier, such as buffers, is copied to a shadow on the GPU at once. The tail, the part that the bus
-cannot take within a step, is also copied to a shadow, but during the forward pass.
+The side stream also writes the slot's header, so all writes to a slot happen in stream order, however far ahead the
+CPU is. A slot that is not whole is never sealed, and a whole snapshot stays until the next one is sealed. Parameters
+and optimizer state may be read until the optimizer's next step; on the GPU, that step waits for the reads. State that
+may change earlier, such as buffers, is copied to a shadow on the GPU at once. The tail is the part that the bus cannot
+take within a step; it is also copied to a shadow, but during the forward pass.
 """
 
 import time
@@ -50,7 +50,7 @@ class CopyTurn(NamedTuple):
 
 
 class OptimizerWait(NamedTuple):
-    """The moment at which an optimizer step reached the wait for a snapshot, and the snapshot that it waits for."""
+    """The snapshot that an optimizer step waits for, and the GPU event at which the step reached this wait."""
 
     reached: Any
     turn: CopyTurn
@@ -92,7 +92,7 @@ class SideStream:
         return self._streams.device
 
     def can_copy(self, things: CurrentItems) -> bool:
-        """Return whether the GPU can copy this state: all on this GPU, except little on the host."""
+        """Return whether the GPU can copy this state: all of it is on this GPU, except a small part on the host."""
         if things.version != self._known:
             tensors = [thing for thing in things.all if isinstance(thing, torch.Tensor)]
             devices = {tensor.device for tensor in tensors if not tensor.is_cpu}
@@ -170,7 +170,7 @@ class SideStream:
         return self._streams.is_passed(wait.reached) and self._streams.is_passed(wait.turn.free)
 
     def _judge_tail(self, wait: OptimizerWait) -> frozenset[int]:
-        """Return the tail to use: a longer one if the optimizer had to wait for this earlier snapshot."""
+        """Return the tail for the next snapshots: a longer one if the optimizer had to wait for this snapshot."""
         had_s = self._streams.between_s(wait.turn.asked.ready, wait.reached)
         took_s = self._streams.between_s(wait.turn.asked.ready, wait.turn.free)
         if took_s <= had_s or self._tail is not self._arranged:

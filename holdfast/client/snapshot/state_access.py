@@ -40,7 +40,7 @@ class CurrentItems(NamedTuple):
 
 
 class StateLocations:
-    """Reads a state of one layout. At nearly every step the tensors are the same objects as the step before."""
+    """Reads the items of a state. Shapes are checked only if a tensor is another object than at the last read."""
 
     def __init__(self, layout: ImageLayout, found: FlatState, way: Callable[[Path], Way]) -> None:
         self._rows: list[ItemLocation] = []
@@ -58,7 +58,7 @@ class StateLocations:
         self._things = CurrentItems(0, [ABSENT] * len(self._rows), [])
 
     def set_spots(self, spot: Callable[[Path], Spot | None]) -> None:
-        """Set the dict and key of each tensor where they are known; reading from there is cheap."""
+        """Set the dict and key of each tensor for which `spot` knows them; reading a dict is cheap."""
         spots = {index: found for index in self._tensors if (found := spot(self._paths[index]))}
         self._tensors = [*spots, *(index for index in self._tensors if index not in spots)]
         self._ways = [self._rows[index].way for index in self._tensors]
@@ -132,7 +132,7 @@ Put = Callable[[Path, object], None]
 
 
 def descend_path(holder: object, path: Path) -> tuple[Holder, Any]:
-    """Return the container and key that a path leads to; paths have mapping keys as text. Raises ChangedError."""
+    """Return the container and key at the end of a path; ChangedError if the container is no mapping or sequence."""
     for number, name in enumerate(path):
         key = _find_key(holder, name)
         if number == len(path) - 1:

@@ -31,7 +31,7 @@ Dump = dict[str, Any]
 
 
 def start_recorder(place: str, generation: int, rank: int) -> None:
-    """Start recording to "<path of the arena>:<where the log begins>"; does nothing if there is no such place."""
+    """Start recording at `place`, "<path of the shared memory>:<offset of the log>"; do nothing if it is not valid."""
     path, _, at = place.rpartition(":")
     try:
         log = FlightLog(open_slot_memory(path), int(at), generation=generation, rank=rank)
@@ -68,7 +68,7 @@ class FlightRecorder:
             return  # of no use to the script, so nothing to tell it
 
     def note_collectives(self, dumps: list[Dump], names: dict[str, str], now: float) -> None:
-        """Write what torch's recorders hold; a group that has left their buffers counts as having nothing open."""
+        """Write the collectives that torch's recorders hold. A group without entries counts as idle."""
         entries: dict[str, list[Entry]] = {}
         for entry in (e for dump in dumps for e in dump.get("entries", ()) if not e["is_p2p"]):
             name = str(entry["process_group"][0])
@@ -96,7 +96,7 @@ class FlightRecorder:
 
 
 def newest_collective(name: str, entries: list[Entry]) -> GroupState:
-    """Return the state of a group: the last collective entered, and the last before any that is still open."""
+    """Return a group's state: the last collective entered, and the last one up to which none is open."""
     last = max(entries, key=lambda e: (e["collective_seq_id"], e["record_id"]))
     entered: int = last["collective_seq_id"]
     # gloo never says that something has completed, only that it is retired.
@@ -106,10 +106,10 @@ def newest_collective(name: str, entries: list[Entry]) -> GroupState:
 
 
 def sample_arrivals(entries: list[Entry]) -> dict[int, float]:
-    """Return the entry times of a few collectives, chosen only by their numbers and their rate.
+    """Return the entry times of a sample of collectives, chosen only by their numbers and their rate.
 
-    Ranks whose choices differ, by a factor of two, still share every second one. Every step repeats the same
-    collectives and a slow rank is late to some of them, so the sample must not miss the same ones at every step.
+    If one rank samples twice as densely as another, its sample still contains the other's. Every step repeats the
+    same collectives and a slow rank is late to some of them, so different steps must sample different collectives.
     """
     times = {e["collective_seq_id"]: e["time_created_ns"] / 1e9 for e in reversed(entries)}
     places = {seq: seq * _SPREAD % _WHOLE for seq in times}
@@ -148,7 +148,7 @@ def _read_dumps() -> list[Dump]:
 
 
 def _group_names() -> dict[str, str]:
-    """Map torch's names of this rank's groups to ours, which add the first rank: split groups share a name."""
+    """Map torch's names of this rank's groups to ours. Ours add the first rank, since split groups share a name."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     ranks = getattr(world, "pg_group_ranks", {})
     known = {}

@@ -1,6 +1,6 @@
 """Fetches losses from a GPU without waiting for the work that computes them.
 
-A fetch is a copy and an event, about a tenth of a millisecond: more than reading a number, less than a wait.
+A fetch queues a copy and an event. It takes about a tenth of a millisecond, much less than a wait for the GPU.
 """
 
 from collections import deque
@@ -36,7 +36,7 @@ class LossFetches:
     def start_fetch(
         self, step: int, loss: object, grad_norm: object, own_norm: object = None, update: object = None
     ) -> None:
-        """Queue copies of these values behind the work that computes them; dropped if too many are under way."""
+        """Queue copies of these values behind the work that computes them; do nothing if too many copies are queued."""
         if len(self._under_way) >= _AT_ONCE or torch.cuda.is_current_stream_capturing():
             return
         done = torch.cuda.Event()

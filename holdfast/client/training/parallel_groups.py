@@ -12,7 +12,7 @@ _MEGATRON = (("pp", "pipeline_model"), ("dp", "data"), ("cp", "context"), ("tp",
 
 
 def report_mesh(mesh: object) -> None:
-    """Write the mesh for the node: a DeviceMesh over all ranks in order, or names and sizes; None for Megatron's."""
+    """Write the mesh for the node: a DeviceMesh over all ranks in order, or names and sizes. None: ask Megatron."""
     place = os.environ.get(MESH)
     dims = (_megatron_dims() if mesh is None else _mesh_dims(mesh)) if place else []
     if not place or not dims:

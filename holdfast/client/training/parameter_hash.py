@@ -54,7 +54,7 @@ class ParameterHash:
         return hash_tensors(self._tensors)
 
     def _adjust_stride(self, step: int, began_at: float) -> None:
-        """Double the stride until hashing takes at most its share of the time; on a GPU only the launch counts."""
+        """Choose the stride at which hashing takes at most its share of the time; on a GPU only the launch counts."""
         now = time.perf_counter()
         before, self._last = self._last, (step, now)
         self._cost_s = now - began_at
@@ -63,7 +63,7 @@ class ParameterHash:
 
 
 def hash_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return an integer that changes with any bit of the tensors; the order of summation does not matter."""
+    """Return an integer that changes if any one bit of the tensors flips, whatever the order of summation."""
     with torch.no_grad():
         sums = torch.stack([_sum_words(_own_shard(tensor)) for tensor in tensors])
     factors = [_to_signed((2 * place + 1) * _ODD) for place in range(len(tensors))]

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def report_groups(on_group: Callable[[], None], on_teardown: Callable[[bool], None]) -> None:
-    """Wrap PyTorch's functions, once: `on_group` is called after a group is made, `on_teardown` around its end."""
+    """Wrap torch's group functions, once: call `on_group` after a group is made, `on_teardown` around its end."""
     from torch.distributed import distributed_c10d as c10d
 
     made, ended = c10d.init_process_group, c10d.destroy_process_group

@@ -61,8 +61,8 @@ class RankProgress:
         """Start reporting; a DistributedDataParallel model also gets the same reduction layout in every generation.
 
         Call it on every rank, after wrapping the model and before its first backward pass. Returns the model. With
-        `replicas` (True for all ranks, or a process group) parameters are compared across these ranks now and then; a
-        Checkpointer makes that unnecessary. `mesh` gives the parallel groups if --mesh does not: a DeviceMesh over
+        `replicas` (True for all ranks, or a process group) these ranks' parameters are compared now and then; scripts
+        with a Checkpointer do not need this. `mesh` gives the parallel groups if --mesh does not: a DeviceMesh over
         all ranks, or {"pp": 2, "dp": 4}; Megatron's groups are found without it.
 
         >>> model = holdfast.attach(torch.nn.Linear(2, 1))
@@ -134,7 +134,7 @@ class RankProgress:
             return  # whatever was passed, training goes on
 
     def count_steps(self, steps: int) -> None:
-        """Report the steps that the optimizer hook has counted; ignored once the script reports its own."""
+        """Report the number of steps that the optimizer hook has counted; ignored once the script reports its own."""
         if self._told or (slot := self._slot if self._claimed else self._claim_slot()) is None:
             return
         if steps == 1 and not self._before:
@@ -145,9 +145,9 @@ class RankProgress:
                 self._call_on_first()
 
     def goes_on_from(self, step: int) -> None:
-        """Set the number of steps made before the first counted one, -1 if unknown; shown with the next step.
+        """Set how many steps the job had made before the first counted step, or -1 if unknown.
 
-        Ignored in a process that continues for another process of its rank: it does not know the number.
+        The next step reports this number. Ignored if another process of this rank has already counted steps.
         """
         slot = self._slot if self._claimed else self._claim_slot()
         if slot is not None and not self._before:
@@ -169,7 +169,7 @@ class RankProgress:
             return PhaseBlock(None, "")
 
     def is_astray(self) -> bool:
-        """Return whether the newest loss that the script reported is not finite."""
+        """Return whether the last loss that the script reported is infinite or NaN."""
         slot = self._slot or self.find_slot()
         return slot is not None and slot.is_loss_bad
 
@@ -206,7 +206,7 @@ class RankProgress:
             slot.write_failure(text)
 
     def _last_slot(self) -> SlotWriter | None:
-        """Return the slot at the end of the process, even if the script never reported anything; None without one."""
+        """Return the slot for the last report, even if the script never reported anything; None if there is no slot."""
         try:
             return self._slot if self._sought else _open_slot(os.environ)
         except (OSError, ValueError):
@@ -224,7 +224,7 @@ class RankProgress:
         return slot
 
     def begin_child(self) -> None:
-        """Prepare a spawned child whose steps may be the rank's; its reads count as unknown."""
+        """Prepare a spawned child that may make the rank's steps. Assume that it has read saved state."""
         if int(os.environ.get(GENERATION, "0")) > 1:
             from holdfast.client.training import resumed_step
 
@@ -293,7 +293,7 @@ class RankProgress:
             print(f"holdfast: the learning rate is not eased, because {EASE}={told} is invalid: {e}", file=sys.stderr)
 
     def seek_groups(self) -> None:
-        """Get notified when this rank has its process group, if no zygote has arranged that."""
+        """Install the hooks of process groups if torch is loaded; a zygote may have installed them already."""
         if SLOT in os.environ and "torch.distributed.distributed_c10d" in sys.modules:
             from holdfast.client.training import process_group_hooks
 
@@ -315,7 +315,7 @@ class RankProgress:
         self._copies.start_fetch(step, loss, grad_norm, own_norm, update)
 
     def _local_value(self, step: int, name: str, value: object) -> object:
-        """Return the local tensor of a distributed value if that is all of it, else None; never gathers."""
+        """Return the local tensor of a DTensor if every rank holds the whole value, else None; never gathers."""
         if not hasattr(value, "device_mesh"):
             return value
         if all(placement.is_replicate() for placement in value.placements):  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
 """Finds the step that a rank resumes from when the script does not report it.
 
 Most optimizers keep a step count in their state, so a restored optimizer shows where it continues. A new optimizer
-shows less, because a script may restore only its weights. So this module also watches whether the rank may have read,
-before its first step, anything that the job had written. If it may have, the step is unknown.
+proves nothing, because a script may restore only the model's weights. So this module also watches whether the rank may
+have read, before its first step, data that the job had written. If so, the step is unknown.
 """
 
 import os
@@ -40,7 +40,7 @@ class ReadWatch:
         self._is_over = True
 
     def lose(self) -> None:
-        """Assume in a child that it has read such data, because its reads are not seen."""
+        """In a child process, whose reads are not watched, assume that it has read such data."""
         self._is_over = self._found = True
 
     @property
@@ -103,7 +103,7 @@ def steps_before(optimizer: Any, reads: ReadWatch | None) -> int:
 
 
 def _optimizer_count(optimizer: Any) -> int:
-    """Return the optimizer's own step count; 1 if it has none."""
+    """Return the largest step count in the optimizer's state; 1 if it keeps none."""
     most = 1
     for state in islice(optimizer.state.values(), _LOOKED_AT):
         count = state.get("step", 0)
@@ -121,6 +121,6 @@ def _opens_for_reading(mode: str | None, flags: int) -> bool:
 
 
 def _is_remote(address: object) -> bool:
-    """Return whether an address is on the network, from where state may come as well."""
+    """Return whether a socket address is on another host; saved state may also come over the network."""
     host = str(address[0]) if isinstance(address, tuple) else ""
     return bool(host) and not host.startswith("127.") and host not in ("localhost", "::1")

@@ -1,10 +1,10 @@
 """`holdfast.replayable()`: lets a script's work be done again, to find the machine that does it wrong.
 
-    replay = holdfast.replayable(seed=args.seed)     # first thing; what it returns is false unless this is a replay
+    replay = holdfast.replayable(seed=args.seed)     # call this first; the result is false unless this is a replay
     out = replay.path(args.out)                      # in a replay, a file in the replay's own folder
     for step in range(start, steps + 1):
         ...
-        if replay.done(step, model.parameters()):    # in a replay: tells what they hash to; true after its last step
+        if replay.done(step, model.parameters()):    # in a replay: reports their hash; true after its last step
             break
 
 A replay touches nothing that training keeps: it takes no snapshots, reads checkpoints but never writes them, and
@@ -60,7 +60,7 @@ class ScriptReplay:
         return replay_environment.redirect_path(os.fspath(path))
 
     def boundary(self, tensor: "Tensor") -> "Tensor":
-        """Sign, in a replay, a tensor that leaves this rank for the next stage or for a sum; return the tensor."""
+        """In a replay, hash a tensor that this rank sends to another stage or adds to a sum; return the tensor."""
         if self.is_replay:
             from holdfast.client.training.parameter_hash import hash_tensors
 
@@ -69,7 +69,7 @@ class ScriptReplay:
         return tensor
 
     def done(self, step: int, tensors: "Iterable[torch.Tensor]" = ()) -> bool:
-        """Sign the tensors that this step left; return whether it was the last step of a replay."""
+        """In a replay, report the hash of the tensors after this step; return whether it was the replay's last step."""
         if not self.is_replay:
             return False
         from holdfast.client.training.parameter_hash import hash_tensors
@@ -105,9 +105,9 @@ _this = ScriptReplay()
 def replayable(seed: int | None = None) -> ScriptReplay:
     """Declare that this script may be replayed. Call it first, on every rank.
 
-    `seed`: all random numbers and batches follow from it, the step and the rank, so that the same work can be
-    compared bit for bit between machines. A replay seeds the generators of python, numpy and torch with it; training
-    changes nothing. Without a seed only a crash or a loss that is not finite shows a fault.
+    With `seed` you promise that all random numbers and batches follow from the seed, the step and the rank. Then the
+    results of two machines can be compared bit by bit. A replay seeds the generators of python, numpy and torch; a
+    training run does not. Without a seed, a replay shows a fault only by a crash or by a loss that is not finite.
 
     >>> replay = holdfast.replayable(seed=1)
     >>> replay.is_replay
@@ -128,7 +128,7 @@ def replayable(seed: int | None = None) -> ScriptReplay:
 
 
 def sign_gradients(model: object) -> None:
-    """Sign each rank's own gradients of a DistributedDataParallel model before they are summed."""
+    """Hash this rank's own gradients of a DistributedDataParallel model before the ranks sum them."""
     from torch.nn.parallel import DistributedDataParallel
 
     ddp = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
@@ -139,7 +139,7 @@ def sign_gradients(model: object) -> None:
 
 
 def _sign_gradient(grad: "torch.Tensor") -> None:
-    """Sign a gradient before it is summed; a gradient that cannot be signed is reported and left out."""
+    """Hash a gradient before the ranks sum it. If torch cannot hash it, print that and leave it out."""
     try:
         for part in (grad.coalesce().indices(), grad.coalesce().values()) if grad.is_sparse else (grad,):
             _this.boundary(part)
@@ -183,7 +183,7 @@ def _write_note(seeded: bool) -> None:
 
 
 def _end_with_agent() -> None:
-    """End this process when the agent ends: nobody else would, and it must not run beside training."""
+    """Make this process die with its parent, the agent: no one else would end it, and training may start again."""
     from holdfast.linux import process_control
 
     process_control.die_with_parent(os.getppid(), REFUSED)

@@ -3,9 +3,9 @@
 For Adam and its kin this is the largest RMS(lr m / (sqrt(v) + eps)) over all tensors, with the moments as this step
 made them. Reading both moments costs about half as much as the step itself, so it is done only on request.
 
-No collective is added, so that no rank waits for a rank that watches alone. Of a distributed tensor (FSDP2, HSDP,
-tensor parallel) a rank measures its own part. The gradient norm is the one that torch's clipping computes before it
-clips; without clipping it is the norm of the rank's part.
+A rank may watch alone, so this module adds no collective for which the other ranks would be needed. Of a distributed
+tensor (FSDP2, HSDP, tensor parallel) a rank measures its own part. The gradient norm is the one that torch's clipping
+computes before it clips; without clipping it is the norm of the rank's part.
 """
 
 import math
@@ -110,9 +110,9 @@ def _local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _see_clipping(watching: UpdateWatch) -> None:
-    """Report gradient norms to `watching` before torch clips by them; a torch that clips differently reports nothing.
+    """Report gradient norms to `watching` just before torch clips; nothing on a torch without the internal function.
 
-    A script may already have imported torch's functions by name, so the internal function that they call is replaced.
+    That internal function is replaced because a script may already have imported torch's public ones by name.
     """
     clip: Callable[..., None] | None = getattr(clip_grad, _CLIP, None)
     if clip is None:
@@ -142,7 +142,7 @@ def _see_clipping(watching: UpdateWatch) -> None:
 
 
 def _full_norm(norm: torch.Tensor) -> torch.Tensor:
-    """Return the full norm if each rank has a part of it; torch would do the same reduction next."""
+    """Return the norm, reduced over all ranks if each has only a part of it; torch itself would reduce it next."""
     if not isinstance(norm, DTensor) or all(placement.is_replicate() for placement in norm.placements):
         return norm
     return norm.redistribute(placements=[Replicate()] * norm.device_mesh.ndim)

@@ -27,8 +27,8 @@ class AuditLog:
         self._unwritten = 0
 
     def record_order(self, who: str, origin: str, body: object, refused: str = "") -> None:
-        """Record an order, with secrets hidden. Refused orders are cut short, and dropped once the log is full, so
-        that a token with few rights cannot fill the disk."""
+        """Record an order, with secrets hidden. Refused orders are shortened, and left out once the log is full, so
+        that a caller with few rights cannot fill the disk."""
         what = _redact_body(body)
         if refused and self._log_bytes() > _MOST_BYTES:
             self._unwritten += 1
@@ -37,7 +37,7 @@ class AuditLog:
         self._append_entry(AuditEntry(at=time.time(), who=who, origin=origin, what=what, refused=refused))
 
     def record_refusal(self, origin: str, path: str, why: str) -> None:
-        """Record a caller who could not prove anything; at most one line a second, however many come."""
+        """Record a caller without valid credentials. Limited to one line a second, and to a total size."""
         now = time.monotonic()
         if now < self._refused_at + _REFUSALS_S or self._log_bytes() > _MOST_BYTES:
             self._unwritten += 1
@@ -64,7 +64,7 @@ class AuditLog:
 
 
 def _valid_utf8(text: str) -> str:
-    """Replace what is not UTF-8, because the text may quote a request of any bytes."""
+    """Replace characters that UTF-8 cannot encode; the text may quote a request with arbitrary bytes."""
     return text.encode("utf-8", "replace").decode()
 
 

@@ -104,7 +104,7 @@ class PortAccess:
         host: str,
         refusal: Callable[[dict[str, Any]], str] = _refuse_certificate,
     ) -> None:
-        """`refusal` says why a node's certificate does not count; empty if it does."""
+        """`refusal` says why a node's certificate is not accepted; empty if it is."""
         self._badges = badges
         self._refusal = refusal
         self._host = host  # by whose name the port may be called, besides numbers
@@ -131,13 +131,13 @@ class PortAccess:
 
 
 def _bearer_token(request: web.Request) -> str:
-    """Return the token of a request, from its headers only: an address ends up in logs and histories."""
+    """Return the token in a request's headers. Tokens in the URL are not read: URLs end up in logs and histories."""
     said = request.headers.get("Authorization", "")
     return said.removeprefix(_BEARER) if said.startswith(_BEARER) else request.headers.get(TOKEN_HEADER, "")
 
 
 def _refuse_foreign_page(request: web.Request, host: str) -> Refusal | None:
-    """Refuse requests that a web page of another site made a browser send; None if the request is not one."""
+    """Refuse a request that a web page of another site may have made a browser send; None if it is not refused."""
     try:
         called = urlsplit(f"//{request.host}").hostname or ""
         page = urlsplit(request.headers.get("Origin", "")).netloc

@@ -63,8 +63,8 @@ class ConnectionGate:
         self._queue_link(link, str(address[0]))
 
     def _queue_link(self, link: socket.socket, host: str) -> None:
-        """Queue a new link. When many come at once, as after a controller restart, each waits for its turn, because
-        an aborted handshake is wasted work."""
+        """Queue a new link. If many links come at once, as after a controller restart, each waits for its turn:
+        to abort a handshake would waste the work done for it."""
         queue = self._queues.setdefault(host, deque())
         queue.append(link)
         self._call_next(host)
@@ -116,7 +116,7 @@ class ConnectionGate:
             self._strangers.pop(host, None)
 
     async def _serve_link(self, link: socket.socket, host: str) -> None:
-        """Serve a link until its caller has proved itself or its time is over."""
+        """Serve a link until its caller has proved itself; abort the link if that takes too long."""
         transport: asyncio.BaseTransport | None = None
         try:
             loop, timeout = asyncio.get_running_loop(), _HANDSHAKE_S if self._context else None

@@ -29,7 +29,7 @@ class NodeTokens:
     """The node tokens in a file that only the controller writes."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        """`folder` is the certificate authority's, which only its owner can read."""
+        """`folder` is the folder of the certificate authority; only its owner can read it."""
         self._path, self._clock = folder / "tokens.json", clock
         try:
             self._minted = from_json(self._path.read_bytes(), dict[str, TokenRecord])

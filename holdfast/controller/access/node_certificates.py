@@ -20,10 +20,10 @@ class NodeCertificates:
         return self._serials.get(node)
 
     def is_valid(self, node: str, serial: str) -> bool:
-        """Whether this is the node's certificate, and the node has not left or may come back."""
+        """Whether this is the serial of the node's certificate, and the node is in the job or may return to it."""
         return self._serials.get(node) == serial and self._view.may_return(node)
 
     def revoked_ids(self) -> tuple[str, ...]:
-        """Return serials and names of nodes that have left; names, as a user may sign other certificates."""
+        """Return serials and names of nodes that have left. Names, as a user may sign new certificates for them."""
         gone = [node for node in self._view.gone if node in self._serials]
         return tuple(sorted((*(self._serials[node] for node in gone), *(NODE + node for node in gone))))

@@ -78,7 +78,7 @@ class NodeEnrolment:
         return _json_response(Challenge(nonce=nonces[1], proof=shown))
 
     def _secret_of(self, token: str) -> str:
-        """Return the secret of a token. For an unknown token it is random, so nobody learns which tokens exist."""
+        """Return a token's secret. For an unknown token return a random one, so that no caller learns which exist."""
         known = self._tokens.secret_of(token) if token else self._token
         return known or os.urandom(job_secret.NONCE_BYTES).hex()
 
@@ -101,7 +101,7 @@ class NodeEnrolment:
         return _json_response(EnrolmentGrant(certificate=signed, authority=self._authority.keys.authority.read_text()))
 
     def _answered(self, link: asyncio.BaseTransport | None) -> _Open:
-        """Close the link's challenge and return it; a link gets only one challenge."""
+        """Return the link's challenge and mark it as answered; a link gets only one challenge."""
         found = self._open.get(link, _NONE) if link else _NONE
         if link:
             self._open[link] = _NONE
@@ -116,7 +116,7 @@ class NodeEnrolment:
         return ""
 
     def _sign_certificate(self, asked: EnrolmentRequest, token: str) -> str:
-        """Sign a node's certificate and register the node; the token is used up only if that succeeds."""
+        """Sign a node's certificate, mark its token as used, and register the node; _RefusedError if refused."""
         if not enrolment.NAME.fullmatch(asked.name):
             raise _RefusedError(400, enrolment.NAMES)
         if token and (why := self._tokens.why_unusable(token, asked.name)):

@@ -29,7 +29,7 @@ class CertificateEnrolment:
         certificates.add_serials(node_serials.read_serials(folder))
 
     def certificate_refusal(self, shown: dict[str, Any]) -> str:
-        """Say why a node's certificate is refused; empty if it is not. The first certificate of a name stays."""
+        """Say why a node's certificate is refused; empty if it is accepted. A name keeps its first certificate."""
         node, run, serial = (
             mutual_tls.certificate_node(shown),
             mutual_tls.certificate_run(shown),

@@ -14,7 +14,7 @@ _LOOK_S = 1.0
 
 
 class UserTokens:
-    """The tokens of the run itself and those of a file, which is read again when it changes."""
+    """The run's own token, and the user tokens of a file; the file is read again when it changes."""
 
     def __init__(self, path: Path, own: tuple[UserToken, ...]) -> None:
         self._path, self._own = path, own
@@ -59,7 +59,7 @@ def read_tokens(path: Path) -> tuple[UserToken, ...]:
 
 
 def add_token(path: Path, name: str, right: Right) -> str:
-    """Make a token, keep its digest and return it; the token itself is stored nowhere."""
+    """Make a token, store its digest, and return the token; the token itself is stored nowhere."""
     badges = read_tokens(path)
     if not name or not name.isprintable() or len(name) > 100:
         raise UserTokenError("a token's name has 1 to 100 printable characters")

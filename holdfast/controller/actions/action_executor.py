@@ -72,7 +72,7 @@ class ActionExecutor:
         self._tries: Counter[int] = Counter()  # restores from a step since the last step was made
 
     async def carry_out(self, action: Action) -> Outcome | None:
-        """Carry out one action and return its outcome; a failure is an outcome too, and a sentence has none."""
+        """Carry out one action and return its outcome, also if it failed. None if the action only says something."""
         if isinstance(action, Say):
             self.say(action.text)
             return None
@@ -135,14 +135,14 @@ class ActionExecutor:
         self.aims.on_departure(node)
 
     async def _wait_until_unneeded(self) -> None:
-        """Wait for the next generation's first step, since it may restore from copies on the evicted node."""
+        """Wait for the next generation's first step: until then its restore may need copies on the evicted node."""
         self._stepping.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.view.limits.wait_s):
                 await self._stepping.wait()
 
     def on_step(self) -> None:
-        """Note that every rank has made a step, and so has its state."""
+        """Note that every rank has made a step, which means that every rank has its state."""
         self._stepping.set()
         self._tries.clear()
         # What others hold is of a line that the job has left, or will be told anew when they are seated. A controller
@@ -184,7 +184,7 @@ class ActionExecutor:
         return msgspec.structs.replace(outcome, detail=plan.reason) if worth_telling else outcome
 
     def _recall_or_plan(self, launch: Launch) -> Restore:
-        """Return the launch's plan, made only once: an earlier controller may have told it to some nodes already."""
+        """Return the launch's plan, or make it if there is none. An earlier controller may have sent it to nodes."""
         kept = self.newest_plan()
         if kept and kept.id == launch.id:
             return kept.restore
@@ -197,7 +197,7 @@ class ActionExecutor:
         return plan
 
     def newest_plan(self) -> LaunchPlan | None:
-        """Return the plan of the newest launch that any node can have heard of, or None."""
+        """Return the plan of the newest launch that a node may have received; None if there is none."""
         found = self.notes.get_note("plan.json")
         with contextlib.suppress(msgspec.DecodeError):  # a damaged one is none: nodes are waited for instead
             return _PLANNED(found) if found else None
@@ -220,7 +220,7 @@ class ActionExecutor:
         return plan
 
     def _node_restore(self, seat: Seat, plan: Restore) -> Restore:
-        """Return one node's part of the plan; if it must fetch state, also where copies and keepers are."""
+        """Return one node's part of the plan; if the node must fetch state, with the copies and keepers to use."""
         sources = tuple(source for source in plan.sources if seat.has_rank(source.rank))
         if all(source.own for source in sources):
             return msgspec.structs.replace(plan, sources=sources, kept=())

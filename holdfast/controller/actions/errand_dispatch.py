@@ -89,15 +89,15 @@ class ErrandDispatch:
                 self._links.send_errand(node, errand)
 
     def on_stop(self, generation: int) -> None:
-        """Send no launch of this generation or an earlier one again."""
+        """From now on, repeat no launch errand of this generation or an earlier one."""
         self._stopping = max(self._stopping, generation)
 
     def hurry(self) -> None:
-        """Wait for no answer to what is sent from now on."""
+        """From now on, send errands without waiting for answers."""
         self._hurried = True
 
     def drop_waiting(self) -> None:
-        """Wait no longer for any answer to what was sent."""
+        """Stop waiting for answers to errands that were sent."""
         for waiting in self._waiting.values():
             waiting.left.clear()
             waiting.answered.set()

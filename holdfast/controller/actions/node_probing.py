@@ -35,7 +35,7 @@ class NodeProbing:
         limits: ProbeLimits,
         kept: Path | None,
     ) -> None:
-        """`kept` is the file with earlier measurements of each node; None keeps none."""
+        """`kept` is the file that keeps earlier measurements of each node; with None, no measurements are kept."""
         self._ask = ask
         self._store = store
         self._hosts = hosts
@@ -44,7 +44,7 @@ class NodeProbing:
         self._golden: Mapping[Key, str] = {}
 
     async def probe_nodes(self, action: Probe) -> Outcome:
-        """Probe nodes. The outcome has bad nodes under `failed`; of the nodes under `nodes`, one is bad."""
+        """Probe nodes. The outcome has bad nodes in `failed`, and in `nodes` suspects of which at least one is bad."""
         self._golden = self._golden or golden_bits.load_golden()
         errands: dict[str, Errand] = {n: ProbeHere(id=action.id, level=action.level) for n in action.nodes}
         answers = await self._ask(action.id, errands, self._limits.budget_s + _SLACK_S)

@@ -27,7 +27,7 @@ _BEATS, _BEAT_S = 10, 0.5
 
 
 class _GoneError(Exception):
-    """Nodes stopped answering during a replay; they are lost, whatever the replay would find."""
+    """Nodes stopped answering during a replay. They count as lost, and the replay ends without a ruling."""
 
     def __init__(self, nodes: list[str]) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class ReplayRuns:
         self._say = say
 
     async def replay_nodes(self, action: Replay) -> Outcome:
-        """Replay. The outcome has a surely bad node under `failed`; of the nodes under `nodes`, one is bad."""
+        """Run a replay. The outcome names a proven bad node in `failed`, or in `nodes` suspects of which one is bad."""
         for _ in range(_BEATS):
             if self._registry.replayable is None:  # this controller has just come back
                 await asyncio.sleep(_BEAT_S)
@@ -78,7 +78,7 @@ class ReplayRuns:
         return Outcome(action=action.id, ok=True, failed=named, nodes=some, detail=ruling.reason)
 
     async def _find_ruling(self, action: Replay, asked: ReplayRequest) -> ReplayRuling:
-        """Replay in two halves if possible, since the fault must show only once; settle the rest in groups."""
+        """Replay in two halves if possible: there a fault needs to show only once. Settle what is open in groups."""
         numbers, found = count(1), None
         if asked.seeded and self._limits.halves:
             with contextlib.suppress(UnfitError):
@@ -106,7 +106,7 @@ class ReplayRuns:
         return wave
 
     def _within_s(self, launch: GroupLaunch) -> float:
-        """Return the time limit of a launch; the setting is for a replay of the usual length."""
+        """Return the time limit of a launch: that of the settings, or more if the replay has more steps than usual."""
         return self._limits.within_s * max(1.0, launch.replay.steps / self._limits.steps)
 
     def _make_errands(self, id: int, action: Replay, launch: GroupLaunch, port: int) -> Iterable[tuple[str, Errand]]:
