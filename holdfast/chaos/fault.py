@@ -86,14 +86,14 @@ class PatchByte(msgspec.Struct, frozen=True, tag="patch"):
 
 
 class LeaveCgroup(msgspec.Struct, frozen=True, tag="leave"):
-    """Undo: move all processes of our cgroup back to where they came from, and remove the cgroup."""
+    """Undo: move all processes of a cgroup made by chaos back to their former one, then remove that cgroup."""
 
     group: str
     back: str
 
 
 class RemountWritable(msgspec.Struct, frozen=True, tag="writable"):
-    """Undo: make a file system that chaos mounted, in a mount namespace of its own, writable again."""
+    """Undo: make a file system writable again. Chaos mounted it in a separate mount namespace."""
 
     pid: int  # somebody who lives in that namespace
     started: int
@@ -101,7 +101,7 @@ class RemountWritable(msgspec.Struct, frozen=True, tag="writable"):
 
 
 class FreeDisk(msgspec.Struct, frozen=True, tag="freed"):
-    """Undo: delete the file that fills a file system of ours."""
+    """Undo: delete the file that fills a small file system made by chaos."""
 
     pid: int
     started: int

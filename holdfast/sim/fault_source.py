@@ -17,7 +17,7 @@ ENDINGS = (
 
 
 class RankCrash(msgspec.Struct, frozen=True, kw_only=True, tag="crash"):
-    """A rank fails; on a defective node the same happens again after every launch."""
+    """A rank fails; on a defective node a rank fails again after every launch."""
 
     node: str = ""  # empty: whichever chance picks among those that are up
     code: int = -11
