@@ -50,7 +50,7 @@ class ContinueProcess(msgspec.Struct, frozen=True, tag="continue"):
 
 
 class DutyCycle(msgspec.Struct, frozen=True, tag="duty"):
-    """Stop a process for a part of every period, until this fault is undone."""
+    """Slow a process by stopping it for a part of every period; the undo lets it continue for good."""
 
     pid: int
     started: int
@@ -125,7 +125,7 @@ Undo = (
 
 
 class GroundTruth(msgspec.Struct, frozen=True, kw_only=True, tag="struck", tag_field="line"):
-    """What was really done: which fault struck which ranks and nodes, when, and which alarms should follow."""
+    """The record of an injected fault: its kind, its targets, its time, and the alarms that should follow."""
 
     id: int
     fault: InjectedFault  # with what was drawn by lot filled in
@@ -159,7 +159,7 @@ class NoticedAlarm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultResult(msgspec.Struct, frozen=True, kw_only=True, tag="result", tag_field="line"):
-    """What became of one fault: whether it was detected, located, and recovered from."""
+    """The job's reaction to one fault: whether it detected, located and recovered from the fault."""
 
     id: int
     kind: str

@@ -1,4 +1,4 @@
-"""Calls to Linux that make and enter namespaces; chaos works only inside those that it made."""
+"""Calls to Linux that make and enter namespaces; chaos works only inside namespaces that it made itself."""
 
 import contextlib
 import ctypes

@@ -111,7 +111,7 @@ _shown: list[mmap.mmap] = []
 
 
 def reset_signals() -> None:
-    """Reset signal handlers and mask to those of a fresh interpreter."""
+    """Reset the signal handlers and the signal mask to the defaults of a fresh interpreter."""
     for number in signal.valid_signals() - _FATAL - {signal.SIGKILL, signal.SIGSTOP}:
         fresh = _FRESH.get(number, signal.SIG_DFL)
         if signal.getsignal(number) != fresh:

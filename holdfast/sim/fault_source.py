@@ -42,7 +42,7 @@ SimFault = RankCrash | NodeLoss | NodeCut
 
 
 class FaultRates(msgspec.Struct, frozen=True, kw_only=True):
-    """How often things fail. The defaults are those of a well-kept cluster.
+    """How often things fail. The defaults fit a well-kept cluster.
 
     ByteRobust evicted 128 nodes and met 47 other incidents among 1,200 nodes in 90 days.
     """

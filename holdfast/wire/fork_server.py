@@ -105,7 +105,7 @@ def socket_path(run_dir: Path) -> Path:
 
 
 class ProgramProcess:
-    """A running program of ours, either forked by the fork server or executed by this process."""
+    """A running holdfast program, either forked by the fork server or executed by this process."""
 
     def __init__(self, pid: int, child: "subprocess.Popen[bytes] | None" = None) -> None:
         self.pid = pid

@@ -90,7 +90,7 @@ class CellStage:
         self._since: tuple[int, int] | None = None  # generation and step from which on it was seen to train
 
     def play_cell(self, cell: MatrixCell, rows: list[ExpectedRow]) -> CellOutcome:
-        """Run one cell, from a job that trains to a job that trains again."""
+        """Run one cell: wait until the job trains steadily, inject the fault, and wait until the job trains again."""
         strike = NAMED[cell.strike]
         if why := KINDS[strike.fault.kind].lacks():
             return CellOutcome(skipped=why)

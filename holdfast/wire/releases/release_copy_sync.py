@@ -108,7 +108,7 @@ def _file_digest(path: str) -> str:
 
 
 def prepare_tree(at: Path, index: TreeIndex) -> None:
-    """Prepare a copy for ranks that are about to start from it."""
+    """Mark a release copy as used by ranks, and link the user's other files into it."""
     at.with_name(at.name + _RAN).touch()
     link_user_files(at, index)
 
@@ -139,7 +139,8 @@ def _link_folder(source: Path, at: Path, folder: str) -> None:
 
 
 class GatheredFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the files that ranks made in a copy: moved to the user's tree, or stuck."""
+    """The files that ranks made in a release copy: those moved to the user's tree, and those that could not be
+    moved."""
 
     moved: tuple[str, ...] = ()
     both: tuple[str, ...] = ()  # of those moved: something newer has the name, and each is kept
@@ -147,7 +148,7 @@ class GatheredFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def newest(folder: Path) -> Path | None:
-    """Return the copy that ranks were last started from, or None."""
+    """Return the release copy from which ranks were last started; None if there is none."""
     ran = max(folder.glob("*" + _RAN), key=lambda path: path.stat().st_mtime_ns, default=None)
     return ran and ran.with_name(ran.name.removesuffix(_RAN))
 
