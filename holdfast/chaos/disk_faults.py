@@ -41,7 +41,7 @@ def make_disk_readonly(scene: InjectionScene, fault: InjectedFault) -> Injection
 
 
 def slow_disk(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """Slow down the agent's disk access past the page cache, which is how checkpoints are written."""
+    """Limit the bandwidth of the agent's direct disk I/O, which bypasses the page cache as checkpoint writes do."""
     status = scene.read_status()
     node = scene.choose_node(fault, status).node
     rate = fault.bytes_s or _BYTES_S
@@ -57,7 +57,7 @@ def slow_disk(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
 
 
 def flip_checkpoint(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """Flip one bit of the newest complete checkpoint, or of the job's file that the fault names."""
+    """Flip one bit of a random part of the newest complete checkpoint, or of the file named in the fault."""
     path = scene.sight.job_file(fault.path, scene.read_status()) if fault.path else _newest_part(scene)
     size = path.stat().st_size
     if not size:
@@ -137,7 +137,7 @@ def _newest_part(scene: InjectionScene) -> Path:
 
 
 def _find_disk(pid: int) -> str:
-    """Return the first mount of the job that chaos made, other than /dev/shm."""
+    """Return the job's first mount that chaos made, other than /dev/shm."""
     mounts = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
     ours = [fields[4] for fields in mounts if fields[-2] == namespaces.SOURCE and fields[4] != "/dev/shm"]
     if not ours:
@@ -146,7 +146,7 @@ def _find_disk(pid: int) -> str:
 
 
 def _find_front(controller: int) -> tuple[int, int]:
-    """Return pid and start time of the controller's parent, which shares its namespace and outlives it."""
+    """Return pid and start time of the controller's parent: it shares the namespace and outlives the controller."""
     front = int(process_handles.read_stat(controller)[1])
     return front, process_handles.start_ticks(front)
 

@@ -50,7 +50,7 @@ class ContinueProcess(msgspec.Struct, frozen=True, tag="continue"):
 
 
 class DutyCycle(msgspec.Struct, frozen=True, tag="duty"):
-    """Stop a process for a part of every period, until this fault is undone."""
+    """Slow a process by stopping it for a part of every period; the undo lets it continue for good."""
 
     pid: int
     started: int
@@ -86,14 +86,14 @@ class PatchByte(msgspec.Struct, frozen=True, tag="patch"):
 
 
 class LeaveCgroup(msgspec.Struct, frozen=True, tag="leave"):
-    """Undo: move all processes of our cgroup back to where they came from, and remove the cgroup."""
+    """Undo: move all processes of a cgroup made by chaos back to their former one, then remove that cgroup."""
 
     group: str
     back: str
 
 
 class RemountWritable(msgspec.Struct, frozen=True, tag="writable"):
-    """Undo: make a file system that chaos mounted, in a mount namespace of its own, writable again."""
+    """Undo: make a file system writable again. Chaos mounted it in a separate mount namespace."""
 
     pid: int  # somebody who lives in that namespace
     started: int
@@ -101,7 +101,7 @@ class RemountWritable(msgspec.Struct, frozen=True, tag="writable"):
 
 
 class FreeDisk(msgspec.Struct, frozen=True, tag="freed"):
-    """Undo: delete the file that fills a file system of ours."""
+    """Undo: delete the file that fills a small file system made by chaos."""
 
     pid: int
     started: int
@@ -125,7 +125,7 @@ Undo = (
 
 
 class GroundTruth(msgspec.Struct, frozen=True, kw_only=True, tag="struck", tag_field="line"):
-    """What was really done: which fault struck which ranks and nodes, when, and which alarms should follow."""
+    """The record of an injected fault: its kind, its targets, its time, and the alarms that should follow."""
 
     id: int
     fault: InjectedFault  # with what was drawn by lot filled in
@@ -159,7 +159,7 @@ class NoticedAlarm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultResult(msgspec.Struct, frozen=True, kw_only=True, tag="result", tag_field="line"):
-    """What became of one fault: whether it was detected, located, and recovered from."""
+    """The job's reaction to one fault: whether it detected, located and recovered from the fault."""
 
     id: int
     kind: str

@@ -1,9 +1,9 @@
 """Storage that fails on demand: an fsspec file system, `faulty:///folder`, over a folder of this machine.
 
-At every call it reads its behaviour from the file that the environment variable FAULTY names: `ok`, `slow`, `hang`
-(until the file says otherwise), `eio` or `enospc`. While rank N writes a part, a file `writing-N` lies beside that
-file; while a manifest is being published, a file `publishing` does. `register_in` makes the file system known to
-every Python that has the folder on its path.
+At every call it reads its behaviour from its control file, named by the environment variable FAULTY: `ok`, `slow`,
+`hang` (until the file says otherwise), `eio` or `enospc`. While rank N writes a part, a file `writing-N` exists beside
+the control file. While a manifest is being published, a file `publishing` exists beside it. `register_in` makes the
+file system known to every Python that has the folder on its path.
 """
 
 import errno

@@ -28,7 +28,7 @@ _count = itertools.count(1)
 
 
 def write_kernel_line(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """Write a line into the kernel log of one node; the catalog of lines decides its class and whether it evicts."""
+    """Write a line into the kernel log of one node. The line catalog gives its failure class and its effect."""
     status = scene.read_status()
     node = scene.choose_node(fault, status).node
     log = _machine_root(scene.sight, node) / "dev/kmsg"

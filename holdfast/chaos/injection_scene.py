@@ -42,7 +42,7 @@ class InjectionScene:
         self.guard.keep_undo(self.id, *undo)
 
     def choose_rank(self, fault: InjectedFault, status: ObservedStatus) -> int:
-        """Return the rank that the fault names, the rank that is held, or a random one (of the named node if any)."""
+        """Return the rank named by the fault, else the rank held at the fault's moment, else a random rank."""
         if fault.rank is not None:
             status.node_of(fault.rank)
             return fault.rank

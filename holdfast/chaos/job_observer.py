@@ -78,7 +78,7 @@ class ObservedStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobObserver:
-    """Observes one job; in a lab, `hosts` holds each host's run directory and `space` is the controller's network."""
+    """Observes one job. In a lab, `hosts` holds the run directories, and `space` is the controller's network."""
 
     def __init__(self, run_dir: Path, hosts: Path | None = None, space: int | None = None) -> None:
         self.run_dir = run_dir
@@ -90,7 +90,7 @@ class JobObserver:
     # --- the controller ----------------------------------------------------------------------------------------
 
     def ask_controller(self, path: str, body: dict[str, Any] | None = None) -> bytes:
-        """Return the controller's answer; empty if no controller runs. Raises CannotInject if it refuses."""
+        """Return the controller's answer; empty if no controller runs. Raises CannotInject for a refusal."""
         try:
             return fetch(self.run_dir, path, body)
         except RequestRefused as e:
@@ -115,7 +115,7 @@ class JobObserver:
         return from_json(answer, ObservedStatus) if answer else None
 
     def new_entries(self) -> list[Entry]:
-        """Return journal entries not seen before, from the controller or, if it is gone, from its file."""
+        """Return journal entries not seen before, from the controller or, if it is gone, from the journal file."""
         answer = self.ask_controller(f"/api/v1/entries?after={self._seq}")
         found = _entries(answer) if answer else self._entries_on_disk()
         if found:
@@ -216,7 +216,7 @@ class JobObserver:
             raise CannotInject(f"rank {rank} has no process at the moment") from None
 
     def require_descendant(self, node: str, pid: int) -> int:
-        """Return the pid if it still descends from the node's holder, as all processes of a node do; else raise."""
+        """Return the pid if the process still descends from the node's holder; raises CannotInject otherwise."""
         if not process_handles.is_descendant(pid, self.holder_pid(node)):
             raise CannotInject(f"process {pid} no longer belongs to {node}")
         return pid
@@ -240,7 +240,7 @@ class JobObserver:
         raise CannotInject("the job writes no checkpoints to a folder of this host")
 
     def job_file(self, path: str, status: ObservedStatus) -> Path:
-        """Return a file of the job as seen from here; only files in its run directory or checkpoints are allowed."""
+        """Return a file of the job as seen from here; it must be in the run directory or the checkpoint folder."""
         places = [self._hosts or self.run_dir]
         with contextlib.suppress(CannotInject):  # it writes none
             places.append(self.checkpoint_folder(status))

@@ -48,7 +48,7 @@ def missing_reason(job: ScenarioJob) -> str:
 
 
 def _start_hosts(made: LabJob, job: ScenarioJob, env: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start the same command on every host, and return the switch; when the switch ends, so do all networks."""
+    """Start the same command on every host; return the switch process, whose end also ends all networks."""
     made.links = made.folder / "links.json"
     made.links.write_text("{}")
     switch = subprocess.Popen(

@@ -67,7 +67,7 @@ class LabJob:
         return "\n".join(path.read_text(errors="replace")[-4000:] for path in sorted(self.folder.glob("output*")))
 
     def end_job(self) -> None:
-        """End the job: SIGTERM first, then SIGKILL. A front that ends has ended all of its nodes."""
+        """End the job: SIGTERM first, then SIGKILL. Each `holdfast run` ends its nodes before itself."""
         for front in self.fronts:
             if front.poll() is None:
                 front.send_signal(signal.SIGTERM)
@@ -109,7 +109,7 @@ def start_job(made: LabJob, job: ScenarioJob, env: dict[str, str]) -> None:
 
 
 def job_flags(made: LabJob, job: ScenarioJob) -> tuple[list[str], dict[str, str]]:
-    """Return the flags and environment that make ranks take orders, storage fail, and nodes be separate machines."""
+    """Return the flags and environment with which ranks obey orders, storage can fail, and nodes act as machines."""
     flags = ["--preload", PRELOAD]
     control = made.folder / "storage-is"
     control.write_text("ok")

@@ -23,7 +23,7 @@ def missing_reason() -> str:
 
 
 def node_port(node: str) -> int:
-    """Return the switch port of a node, which its host's name ends with; raises CannotInject outside of a lab."""
+    """Return a node's switch port, parsed from its host name; raises CannotInject outside of a lab."""
     name = node.partition("-")[0]
     if not name.startswith(HOST) or not name.removeprefix(HOST).isdecimal():
         raise CannotInject(f"{node} is not a host of a lab")
@@ -67,5 +67,5 @@ def _port_fault(port: int, link: PortFault) -> LinkFaults:
 
 
 def name_host(port: int) -> None:
-    """Name this host after its port; call it in a UTS namespace of its own."""
+    """Name this host after its switch port; call it in a separate UTS namespace."""
     socket.sethostname(f"{HOST}{port}")

@@ -1,4 +1,4 @@
-"""Calls to Linux that make and enter namespaces; chaos works only inside those that it made."""
+"""Calls to Linux that make and enter namespaces; chaos works only inside namespaces that it made itself."""
 
 import contextlib
 import ctypes
@@ -31,7 +31,7 @@ def enter_namespace(space: int, kind: int) -> None:
 
 @contextlib.contextmanager
 def in_network(space: int | None) -> Iterator[None]:
-    """Keep this thread in a network namespace for the duration of the block; None: the thread stays where it is."""
+    """Keep this thread in a network namespace for the duration of the block; do nothing if `space` is None."""
     if space is None:
         yield
         return
@@ -57,7 +57,7 @@ def mount_small_disk(path: str, size_bytes: int) -> None:
 
 
 def has_own_mounts(pid: int) -> bool:
-    """Whether a process has another mount namespace than ours, so that its mounts are its own."""
+    """Whether a process is in a different mount namespace from ours; False if the process is gone."""
     try:
         return os.stat(f"/proc/{pid}/ns/mnt").st_ino != os.stat("/proc/self/ns/mnt").st_ino
     except OSError:
@@ -75,7 +75,7 @@ def is_small_disk(pid: int, path: str) -> bool:
 
 
 def run_inside(pid: int, deed: Callable[[], object]) -> None:
-    """Run a function in a process's mount namespace, in a forked child; raises OSError with its code if it fails."""
+    """Run a function in a forked child, in the process's mount namespace; raises the child's OSError if it fails."""
     child = os.fork()
     if child == 0:
         code = 0

@@ -2,8 +2,8 @@
 
     python -m holdfast.chaos.network_switch PORTS LINKS.json
 
-The namespaces have no names and end with this process, which ends with its standard input. It prints the file
-descriptors of the namespaces, then applies the faults in LINKS.json, which may change at any time.
+This process ends when its standard input is closed, and the namespaces, which have no names, end with it. It prints the
+file descriptors of the namespaces, then applies the faults in LINKS.json. That file may change at any time.
 """
 
 import fcntl
@@ -40,7 +40,7 @@ class PortFault(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LinkFaults(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The links that one fault damages; the file holds one of these for each fault, keyed by its number."""
+    """The links that one fault damages. LINKS.json holds one such object per fault, keyed by the fault's number."""
 
     ports: dict[str, PortFault] = {}
     apart: tuple[tuple[int, int], ...] = ()  # ports that do not reach each other

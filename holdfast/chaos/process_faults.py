@@ -31,7 +31,7 @@ def signal_rank(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
 
 
 def slow_rank(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """Slow a rank down by a CPU quota, or by stopping it in every period where no quota can be set."""
+    """Slow a rank down by a CPU quota. Where no quota can be set, the undo guard stops the rank in every period."""
     status = scene.read_status()
     rank = scene.choose_rank(fault, status)
     node, share = status.node_of(rank), fault.share or _SHARE
@@ -67,7 +67,7 @@ def starve_rank(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
 
 
 def signal_agent(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """Kill an agent, or stop it, which cuts its node off from the controller while ranks go on."""
+    """Kill or stop an agent. A stopped agent leaves its node without a controller while the ranks go on."""
     status = scene.read_status()
     node = scene.choose_node(fault, status)
     with open_confirmed(lambda: scene.sight.agent_pid(node.node)) as held:
@@ -91,7 +91,7 @@ def kill_store(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
 
 
 def kill_nodes(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """Kill the holder, and with it everything on the node: an active node, a standby, or several nodes at once."""
+    """Kill the holder of an active node, of a standby, or of several nodes; all processes of the node die with it."""
     status = scene.read_status()
     if fault.kind == "standby.kill":
         nodes = [scene.choose_node(fault, status, standby=True).node]

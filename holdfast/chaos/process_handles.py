@@ -52,7 +52,7 @@ def is_descendant(pid: int, ancestor: int) -> bool:
 
 
 class ProcessHandle:
-    """One process, held so that its pid cannot come to mean another; raises CannotInject if it has ended."""
+    """One process, opened by pidfd so that a reused pid is never hit; raises CannotInject if the process has ended."""
 
     def __init__(self, pid: int, born: int = 0) -> None:
         self.pid = pid
@@ -80,7 +80,7 @@ class ProcessHandle:
             raise CannotInject(f"process {self.pid} belongs to another user; run this as the job's user") from None
 
     def stop(self, wait_s: float = 2.0) -> bool:
-        """Stop the process and wait until it has stopped; False if it does not, or has ended."""
+        """Stop the process and wait until it has stopped; False if it has ended or does not stop in time."""
         self.send_signal(signal.SIGSTOP)
         until = time.monotonic() + wait_s
         while process_state(self.pid) not in ("T", "t"):
@@ -91,7 +91,7 @@ class ProcessHandle:
 
 
 def open_confirmed(find: Callable[[], int]) -> ProcessHandle:
-    """Hold the process that `find` returns, and confirm it by a second `find`; raises CannotInject if it changed."""
+    """Open the process found by `find`; raises CannotInject if a second `find` returns another process."""
     held = ProcessHandle(find())
     try:
         if find() == held.pid:

@@ -22,7 +22,7 @@ _SHARED = (
 
 
 def order_rank(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """Leave an order for a rank and wait until the rank has carried it out; a random fault is not waited for."""
+    """Leave an order for a rank and wait until the rank obeys. An order with a random chance is not waited for."""
     status = scene.read_status()
     rank = scene.choose_rank(fault, status)
     node = status.node_of(rank)
@@ -105,7 +105,7 @@ def _filled_fields(fault: InjectedFault, order: RankOrder) -> dict[str, object]:
 def _expected_alarms(
     scene: InjectionScene, node: str, rank: int, order: RankOrder
 ) -> tuple[tuple[str, ...] | None, str]:
-    """Return the alarms that flipped bits should raise, or why none can: no other rank may hold the same state."""
+    """Return the alarms that flipped bits should raise (None: the fault's usual ones), and why if there are none."""
     if order.deed != "bits" or order.bits == "nan":
         return None, ""
     if order.place not in _REPLICATED:
@@ -128,7 +128,7 @@ def _snapshot_items(scene: InjectionScene, node: str, rank: int) -> tuple[ImageI
 
 
 def _is_struck(item: ImageItem, place: str) -> bool:
-    """Whether bits of an item may be flipped at this place; scalars, such as a step count, are never flipped."""
+    """Whether a fault at this place can flip bits of the item; scalars, such as a step count, are never flipped."""
     spec = item.spec
     return bool(spec.dtype and spec.shape and spec.alike) and (spec.path[0] == "optimizer") == (place == "optimizer")
 

@@ -1,4 +1,4 @@
-"""Bad releases: the job's own code, spoilt and delivered by `holdfast update`."""
+"""Bad releases: the job's own code with a defect added, delivered by `holdfast update`."""
 
 import shutil
 import subprocess
@@ -30,7 +30,7 @@ REFUSED = ("syntax", "import")
 
 
 def bring_bad_release(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """Update the job to a spoilt release; it should be refused before ranks stop, or rolled back."""
+    """Update the job to a defective release; holdfast should refuse it before ranks stop, or roll it back."""
     how = fault.text or "raise"
     if how not in SPOILT:
         raise CannotInject(f"there is no bad release '{how}'; there are {', '.join(SPOILT)}")
@@ -53,7 +53,7 @@ def bring_bad_release(scene: InjectionScene, fault: InjectedFault) -> InjectionR
 
 
 def update_job(sight: JobObserver, tree: Path) -> subprocess.CompletedProcess[str]:
-    """Run `holdfast update --now` with this tree; does not wait for its result."""
+    """Run `holdfast update --now` with this tree; does not wait for the update to finish."""
     return sight.run_command(
         "update", str(tree), "--now", "--no-wait", "--run", str(sight.run_dir), "--message", "chaos"
     )
@@ -70,7 +70,7 @@ def _copy_tree(root: Path, tree: Path) -> None:
 
 
 def spoil_script(script: Path, how: str) -> None:
-    """Insert the spoiling code at the top of a script, after any `from __future__` imports."""
+    """Insert the defect at the top of a script, after any `from __future__` imports."""
     lines = script.read_text().splitlines(keepends=True)
     at = 0
     for number, line in enumerate(lines):

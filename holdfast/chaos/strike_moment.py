@@ -36,7 +36,7 @@ def await_step(scene: InjectionScene, fault: InjectedFault, lives: Callable[[], 
 
 @contextlib.contextmanager
 def seize_moment(scene: InjectionScene, fault: InjectedFault, limit_s: float) -> Iterator[set[int]]:
-    """Hold a rank at the fault's moment during the block, if it has one; the block adds the pids that it strikes."""
+    """Hold a rank at the fault's moment during the block, if the fault has one. The block adds the pids it strikes."""
     struck: set[int] = set()
     if not fault.when:
         yield struck
@@ -57,7 +57,7 @@ def _let_go(held: ProcessHandle) -> None:
 
 
 def _catch_rank(scene: InjectionScene, fault: InjectedFault, limit_s: float, look: CatchRank) -> ProcessHandle:
-    """Return a stopped rank that is at this moment: the rank to strike, if one is named; raises CannotInject."""
+    """Stop a rank, the named one if any, at the fault's moment and return it; raises CannotInject after `limit_s`."""
     until = time.monotonic() + limit_s
     rank = fault.rank
     while time.monotonic() < until:
@@ -77,7 +77,7 @@ def _catch_rank(scene: InjectionScene, fault: InjectedFault, limit_s: float, loo
 
 
 def _draw_rank(scene: InjectionScene, fault: InjectedFault, status: ObservedStatus) -> int:
-    """Draw a rank at random: of the named node, or of any node if that one has no ranks."""
+    """Draw a random rank of the named node; of any node if none is named or the named one has no ranks."""
     seated = any(node.node == fault.node for node in status.active)
     return scene.choose_rank(fault if seated else msgspec.structs.replace(fault, node=""), status)
 
@@ -85,7 +85,7 @@ def _draw_rank(scene: InjectionScene, fault: InjectedFault, status: ObservedStat
 def _catch_in_phase(
     scene: InjectionScene, status: ObservedStatus, rank: int, fault: InjectedFault
 ) -> ProcessHandle | None:
-    """Return the rank stopped in the save or restore phase that its slot reports; None if it is not there."""
+    """Stop the rank if its slot reports the wanted save or restore phase; None if the rank is in no such phase."""
     wanted = PHASES[fault.when]
     reading = scene.sight.read_rank_slot(status, rank)
     if reading is None or reading.phase != wanted:
@@ -106,7 +106,7 @@ def _catch_in_phase(
 def _catch_starting(
     scene: InjectionScene, status: ObservedStatus, rank: int, fault: InjectedFault
 ) -> ProcessHandle | None:
-    """Return the rank stopped before it restored state (for store faults: before it formed groups); None: not yet."""
+    """Stop a rank before it restores state (store faults: before it forms groups); None if it has no process yet."""
     coming = status.generation + (status.phase not in _LAUNCHED)
     status = msgspec.structs.replace(status, generation=coming)
     try:

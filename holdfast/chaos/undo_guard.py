@@ -2,7 +2,7 @@
 
     python -m holdfast.chaos.undo_guard
 
-It reads lines of JSON and answers each with one. Its standard input ends with the injector, however that dies.
+It reads lines of JSON and answers each with one. Its standard input closes when the injector dies, whatever the cause.
 """
 
 import os
@@ -37,14 +37,14 @@ _EMPTY_S = 5.0  # a cgroup may take so long to lose its last process
 
 
 class KeepUndo(msgspec.Struct, frozen=True, tag="keep"):
-    """Request to keep these undos under a number, for when they are asked for or the injector is gone."""
+    """Request to keep these undos under a number; they run on request, or when the injector is gone."""
 
     id: int
     undo: tuple[Undo, ...]
 
 
 class RunUndo(msgspec.Struct, frozen=True, tag="drop"):
-    """Request to run the undos of a number now."""
+    """Request to run the undos kept under this number now."""
 
     id: int
 
@@ -53,7 +53,7 @@ _asked = make_decoder(msgspec.json.Decoder(KeepUndo | RunUndo))
 
 
 def undo_one(undo: Undo) -> str:
-    """Run one undo; return what went wrong, empty if nothing did or the target has ended by itself."""
+    """Run one undo; return what went wrong. Empty if nothing did, also when the target no longer exists."""
     try:
         match undo:
             case ContinueProcess(pid=pid, started=born) | DutyCycle(pid=pid, started=born):

@@ -1,7 +1,7 @@
-"""RUN_DIR/journal.mark: records how far the journal was written, outside the file that may lose its end.
+"""RUN_DIR/journal.mark: records how far the journal was written, in a file of its own, to detect lost entries.
 
-SQLite silently drops the end of a write-ahead log whose checksum is wrong. The mark has two halves, written in turn
-and in place. It never grows, so a full disk does not stop it, and if one half is torn the other remains.
+SQLite silently drops the end of a write-ahead log whose checksum is wrong. The mark has two records, written in turn
+and in place. The file never grows, so a full disk does not stop it; if one record is torn, the other remains.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _EMPTY = bytes(_HALF)
 
 
 class HighWaterMark(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a journal is known to be on disk, and where the job stood then."""
+    """The last journal entry known to be on disk, and the job's generation, release and phase at that entry."""
 
     start: bytes  # of its chain: which journal it is
     epoch: int
@@ -117,7 +117,7 @@ class MarkFile:
         return fd
 
     def write_mark(self, mark: HighWaterMark) -> None:
-        """Write the mark, once the entries it covers are on disk. Only a power cut undoes what is not synced."""
+        """Write the mark, once the entries it covers are on disk. A mark not yet synced is lost only in a power cut."""
         self._writes += 1
         now = time.monotonic()
         changed, self._mark = mark.job_standing != self._mark.job_standing, mark

@@ -6,8 +6,8 @@ class JournalError(Exception):
 
 
 class JournalDamagedError(JournalError):
-    """An entry is not as it was written. Opening the journal for writing sets it aside and goes on."""
+    """An entry was changed after it was written. Opening the journal for writing sets damaged entries aside."""
 
 
 class JournalFullError(JournalError):
-    """There is no room for the next entry; what was written before is whole."""
+    """There is no room for the next entry; all earlier entries are intact."""

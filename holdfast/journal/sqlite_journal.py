@@ -131,13 +131,13 @@ class SqliteJournal:
     # --- what became of what was written -----------------------------------------------------------------------
 
     def _compare_with_mark(self) -> None:
-        """Set `lost` if the mark is beyond the last entry. For read-only journals, which repair nothing."""
+        """Set `lost` if the mark is beyond the last entry; used for read-only journals, which are not repaired."""
         known, [(kept,)] = self._found.mark, self._db.execute("select coalesce(max(seq), 0) from entry")
         if known and known.seq > kept:
             self.lost = self._describe_loss(kept, known.seq, damaged=False)
 
     def _repair_end(self) -> JournalRow | None:
-        """Set aside damaged entries and all after them, set `lost` or `doubt`, and return the last entry left."""
+        """Set aside the first damaged entry and all later ones; return the last entry left. Sets `lost` or `doubt`."""
         last, damaged = self._last_sound()
         if damaged:
             self._set_aside(damaged)
@@ -154,7 +154,7 @@ class SqliteJournal:
         return last
 
     def _has_lost(self, known: HighWaterMark, kept: int) -> bool:
-        """Return whether an entry covered by the mark is missing; a journal created anew has lost all of them."""
+        """Return whether an entry covered by the mark is missing or differs; an empty new journal has lost all."""
         if known.start != self._start:
             return known.seq > 0 and kept == 0
         return known.seq > kept or (known.seq > 0 and not self._agrees_with_mark(known))
@@ -170,7 +170,7 @@ class SqliteJournal:
         return Lost(kept=kept, of=of, damaged=damaged, generation=generation, release=release, phase=phase)
 
     def _last_sound(self) -> tuple[JournalRow | None, int]:
-        """Return the last row before the first damaged one, and the damaged one's number; 0 if none is damaged."""
+        """Return the last row before the first damaged one, and the damaged row's number; 0 if no row is damaged."""
         last: JournalRow | None = None
         try:
             for row in self._read_rows():
@@ -189,7 +189,7 @@ class SqliteJournal:
         return found is not None and found[0] == known.chain
 
     def _set_aside(self, seq: int) -> None:
-        """Keep copies of the damaged files for inspection, and go on with the entries before this one."""
+        """Copy the damaged files for inspection, and rebuild the journal from the entries before number `seq`."""
         rows = [row for row in islice(self._read_rows(), seq - 1) if row] if seq > 1 else []
         files = [self._path.with_name(self._path.name + suffix) for suffix in ("", "-wal", "-shm")]
         for found in files[:2]:
@@ -210,7 +210,7 @@ class SqliteJournal:
         self._damaged = seq
 
     def _next_epoch(self, last: JournalRow | None) -> None:
-        """Begin the next epoch, stored in the database file itself, not just its log, before any of its entries."""
+        """Begin the next epoch; store it in the database file itself, not only in its log, before the first entry."""
         known = self._found.mark
         self.epoch = max(self.epoch, known.epoch if known else 0, last.epoch if last else 0) + 1
         self.raise_epoch(self.epoch)
@@ -227,7 +227,7 @@ class SqliteJournal:
         self._marking = MarkFile(self._mark_path, self._mark)
 
     def raise_epoch(self, epoch: int) -> None:
-        """Set and store the epoch, for example to one above an epoch that others know and we have lost."""
+        """Set and store the epoch, for example one above an epoch that agents know but this journal has lost."""
         self.epoch, marked = epoch, bool(self._marked or self._mark_path)
         self.flush()
         chain = heading_checksum(self._start, epoch, marked)
@@ -313,7 +313,7 @@ class SqliteJournal:
 
 
 def _advance_mark(known: HighWaterMark, entry: Entry) -> HighWaterMark:
-    """Return the mark with the generation, release and phase of the job after this entry."""
+    """Return the mark with the job's generation, release and phase as they are after this entry."""
     launch = next((action for action in entry.decision.actions if isinstance(action, Launch)), None)
     generation, release = (launch.generation, launch.release.number) if launch else (known.generation, known.release)
     return msgspec.structs.replace(known, generation=generation, release=release, phase=entry.decision.phase)

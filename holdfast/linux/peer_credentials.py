@@ -10,7 +10,7 @@ _ROOT = 0
 
 
 class SocketPeer(NamedTuple):
-    """The peer's pid and user when the connection was made; for a server, when it began to listen."""
+    """The peer's pid and user. For a client they date from its connect call, for a server from its listen call."""
 
     pid: int
     user: int
@@ -22,5 +22,5 @@ def read_peer(sock: socket.socket) -> SocketPeer:
 
 
 def may_order(peer: SocketPeer) -> bool:
-    """Return whether the peer may give us orders: our own user may, and root, who could anyway."""
+    """Return whether the peer may give us orders: only our own user and root may."""
     return peer.user in (os.getuid(), _ROOT)

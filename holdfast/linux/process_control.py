@@ -1,4 +1,4 @@
-"""Controls processes through the kernel: death with a parent, adoption of orphans, how ps and /proc show them."""
+"""Process control through the kernel: death with a parent, adoption of orphans, the command line that ps shows."""
 
 import ctypes
 import mmap
@@ -51,7 +51,7 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(parent: int, code: int = 1) -> None:
-    """Have the kernel kill this process when its parent dies; exit at once if `parent` is not its parent any more."""
+    """Have the kernel kill this process when its parent dies; exit at once if `parent` is no longer the parent."""
     if _libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
@@ -59,7 +59,7 @@ def die_with_parent(parent: int, code: int = 1) -> None:
 
 
 def die_with(pid: int) -> None:
-    """Kill this process when process `pid` dies, whether that is its parent or not; at once if `pid` is gone."""
+    """Kill this process when process `pid`, parent or not, dies; exit at once if `pid` is already gone."""
     if os.getppid() == pid:
         die_with_parent(pid)
         return
@@ -76,7 +76,7 @@ def die_with(pid: int) -> None:
 
 
 def raise_file_limit() -> None:
-    """Raise the limit of open files to the most this process may have, since every node takes one."""
+    """Raise the limit of open files to its hard limit, since a controller needs one file for every node."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -111,7 +111,7 @@ _shown: list[mmap.mmap] = []
 
 
 def reset_signals() -> None:
-    """Reset signal handlers and mask to those of a fresh interpreter."""
+    """Reset the signal handlers and the signal mask to the defaults of a fresh interpreter."""
     for number in signal.valid_signals() - _FATAL - {signal.SIGKILL, signal.SIGSTOP}:
         fresh = _FRESH.get(number, signal.SIG_DFL)
         if signal.getsignal(number) != fresh:
@@ -134,7 +134,7 @@ def count_threads() -> int:
 
 
 def find_open_file(prefix: str) -> str:
-    """Return the path of an open file of this process that begins with `prefix`; empty if there is none."""
+    """Return the path of a file open in this process whose path begins with `prefix`; empty if there is none."""
     for fd in os.listdir("/proc/self/fd"):
         try:
             path = os.readlink(f"/proc/self/fd/{fd}")
@@ -176,7 +176,7 @@ def list_children() -> list[int]:
 
 
 def leave_input_note(note: Path) -> None:
-    """Write a note with which other processes of this user can find and open our standard input."""
+    """Write a file that names this process, so that others of this user can open its standard input."""
     stat = _read_stat("self")
     if stat is not None:
         note.write_text(f"{os.getpid()} {stat[_STARTED]}")

@@ -44,7 +44,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The files that the child has open: its output, and files whose numbers it finds in KEPT."""
+    """The files that a child has open: stdout, stderr, and the descriptors that the variable KEPT lists for it."""
 
     stdout: int
     stderr: int
@@ -68,7 +68,7 @@ _others: set[str] = set()  # modules that a bare program is to be without
 
 
 def run(main: Callable[[], int | None]) -> NoReturn:
-    """Run this program, and in every fork the program that the fork was started for."""
+    """Run this program; in each forked child, run the program that the child was forked for."""
     _born_env.update(os.environ)
     _born_path.extend(sys.path if sys.flags.safe_path else sys.path[1:])
     while True:
@@ -79,13 +79,13 @@ def run(main: Callable[[], int | None]) -> NoReturn:
 
 
 def exclude_modules(modules: set[str]) -> None:
-    """Exclude these modules from bare programs; they were imported for other programs."""
+    """Hide these modules from bare programs, because they were imported for other programs."""
     _others.update(name for name in modules if name.partition(".")[0] not in {*sys.stdlib_module_names, "holdfast"})
 
 
 def fork(program: Program, files: OpenFiles, let_go: Callable[[], None], tied: bool) -> int:
-    """Start a program in its own session; return its pid. `tied`: it dies with this process, which must have no
-    threads.
+    """Start a program in its own session and return its pid. With `tied`, the child dies with this process. This
+    process must have no threads.
 
     In the child, `let_go` must close open file objects, which would otherwise close files of the same numbers later.
     Between here and `run`, nothing may catch all exceptions or clean up. A program that does not fit the imported
@@ -138,7 +138,7 @@ def _become_program(program: Program, files: OpenFiles, show: int) -> None:
 
 
 def _can_fork(program: Program) -> bool:
-    """Return whether the module is imported and the program's environment would have imported the same."""
+    """Return whether the module is imported, and was imported with the environment that the program needs."""
     return program.module in sys.modules and _imported_with(program.env) == _imported_with(_born_env)
 
 

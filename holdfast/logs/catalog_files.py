@@ -1,4 +1,4 @@
-"""Loads the catalogs from files, for detectors that may not read files; a bad one raises ConfigError."""
+"""Loads catalogs from files for detectors, which may not read files; a bad catalog raises ConfigError."""
 
 import re
 import tomllib
@@ -53,8 +53,8 @@ def load_classes() -> tuple[FailureClass, ...]:
 
 
 def _user_rows(limits: WordLimits, classes: frozenset[str]) -> tuple[CatalogRow, ...]:
-    """Return the user's rows. They are not compared with ours, so that a newer version of ours cannot stop a job;
-    only `holdfast catalog` compares them."""
+    """Return the user's rows. They are not checked against the built-in rows, so a holdfast update cannot make them
+    invalid and stop a job. Only `holdfast catalog` does that check."""
     path = user_rows.user_rows_path(limits)
     rows = (
         _parse_rows(_read_users(limits.catalog), limits.catalog, CatalogRow)
@@ -68,7 +68,7 @@ def _user_rows(limits: WordLimits, classes: frozenset[str]) -> tuple[CatalogRow,
 
 
 def load_lines(path: str = "") -> lines.LineCatalog:
-    """Return our rows and those of a user's file. Raises ConfigError if two rows match the same sample."""
+    """Return the built-in rows and those of a user's file. Raises ConfigError if two rows match the same sample."""
     rows = _parse_rows(_read_ours("lines"), "lines.toml", lines.LineRow)
     if path:
         rows = (*rows, *_parse_rows(_read_users(path), path, lines.LineRow))
@@ -90,7 +90,7 @@ def load_lines(path: str = "") -> lines.LineCatalog:
 
 
 def load_health(path: str = "") -> tuple[health.GaugeRow, ...]:
-    """Return our rows; a row of the user's file replaces ours for the same gauge."""
+    """Return the built-in rows; a row of the user's file replaces the built-in row of the same gauge."""
     rows = {
         row.gauge: row
         for row in _check_unique(_parse_rows(_read_ours("health"), "health.toml", health.GaugeRow), "health.toml")
@@ -104,8 +104,8 @@ def load_health(path: str = "") -> tuple[health.GaugeRow, ...]:
 
 
 def check_catalogs(settings: Settings) -> None:
-    """Check the user's catalogs and rules before anything starts; raises ConfigError. Skips our own catalogs, which
-    are sound but take half a second to read."""
+    """Check the user's catalogs and rules before anything starts; raises ConfigError. The built-in catalogs are read,
+    which takes half a second, only if a user's catalog exists."""
     if settings.words.catalog or user_rows.user_rows_path(settings.words).exists():
         load_failures(settings.words)
     if settings.lines.catalog:

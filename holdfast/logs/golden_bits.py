@@ -1,4 +1,4 @@
-"""Loads the golden bits of devices, for the probe assessment, which may not read files."""
+"""Loads the golden digests of devices for the probe assessment, which may not read files."""
 
 import tomllib
 from importlib import resources

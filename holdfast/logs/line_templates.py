@@ -119,8 +119,8 @@ class TemplateMiner:
         self.tail = [*self.tail, *lines[-_STACK:]][-_STACK:]
 
     def _tidy_lines(self, lines: list[bytes]) -> list[bytes]:
-        """Return the lines cut to a limit, each overwritten line as a terminal would show it, and without the bodies
-        of private keys, which cannot be recognized line by line later."""
+        """Return the lines as a terminal would show them, cut to a limit, and without the bodies of private keys. A
+        later masking line by line could not recognize those bodies."""
         if any(b"\r" in line for line in lines):
             lines = [_last_overwrite(line) for line in lines]
         if max(map(len, lines), default=0) > _LINE:
@@ -137,7 +137,7 @@ class TemplateMiner:
         return b"<private key>" if hidden else line
 
     def _choose_keys(self, counts: Counter[bytes], lines: list[bytes], first: dict[bytes, int]) -> Iterable[bytes]:
-        """Return all known keys, and a sample of the new ones if these are too many; more of alarming lines."""
+        """Return all keys; if too many are new, only a sample of the new ones, which prefers alarming lines."""
         fresh = [key for key in counts if key not in self._known]
         if len(fresh) <= _FRESH:
             return counts
@@ -178,7 +178,7 @@ class TemplateMiner:
         return kind
 
     def _look_around(self, kind: LineKind, lines: list[bytes], at: int) -> None:
-        """Keep the lines around a line, with the traceback above and below it."""
+        """Keep the lines around a line, including the indented traceback lines above and below it."""
         number = self.lines + at + 1
         if self._held > (_HELD_ALARMS if kind.alarming else _HELD) or any(
             w.first <= number < w.first + len(w.lines) for w in kind.windows
@@ -229,7 +229,7 @@ def _read_blocks(chunks: Iterable[bytes | str]) -> Iterator[list[bytes]]:
 
 
 def _trim_line(line: bytes) -> bytes:
-    """Return the head of a line that is too long, without the cut word: masking would miss half a secret."""
+    """Cut a line that is too long, and drop the cut word: masking would not recognize half a secret."""
     return _WORD_CUT.sub(b"", line[:_LINE]) or b"(one long word)"
 
 
@@ -257,7 +257,7 @@ def _constant_part(word: str) -> str:
 
 
 def _thin_keys(keys: Iterable[bytes], most: int) -> set[bytes]:
-    """Return the keys to drop, spread evenly, so that about `most` remain."""
+    """Return the keys to drop, taken evenly from the list, so that about `most` keys remain."""
     every = list(keys)
     stride = -(-len(every) // most)
     return {key for at, key in enumerate(every) if at % stride} if stride > 1 else set()

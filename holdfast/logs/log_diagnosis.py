@@ -39,7 +39,7 @@ class ProcessEnds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_log(path: Path) -> RankLog:
-    """Return the log at this path; its rank, and whether it is the kernel's, come from its name."""
+    """Return the log at this path. The path tells which rank wrote it, and whether it is a kernel log."""
     found = _RANK.search(path.name) or _FOLDER.search("/".join(path.parts[-3:-1]))
     rank = int(found[1]) if found else None
     return RankLog(open=lambda: path.open("rb"), rank=rank, kernel=bool(_KERNEL.search(path.name)))
@@ -48,7 +48,7 @@ def open_log(path: Path) -> RankLog:
 def diagnose_logs(
     logs: Sequence[RankLog], ends: ProcessEnds, catalog: FailureCatalog, progress: Callable[[int], None] | None = None
 ) -> Diagnosis:
-    """Return the diagnosis of the job that wrote these logs. Calls `progress` with the bytes read of large logs."""
+    """Return the diagnosis of the job that wrote these logs. Calls `progress` while it reads large logs."""
     lines: list[LogLine] = []
     for source, log in enumerate(logs):
         with log.open() as file:

@@ -1,4 +1,4 @@
-"""Fits a log of any length into a budget of characters: repeated lines as templates, rare or grave ones as lines."""
+"""Fits a log of any length into a character budget: templates for repeated lines, full text for rare or grave ones."""
 
 import math
 import re
@@ -61,7 +61,7 @@ class LogDigest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def digest_log(chunks: Iterable[bytes | str], *, budget: int, mask: Callable[[str], str] = str) -> LogDigest:
-    """Read a log and return a digest of `budget` characters. `mask` sees every line before it is cut or compared."""
+    """Read a log and return a digest of about `budget` characters. All text in the digest passes through `mask`."""
     miner = mine_log(chunks)
     score = {id(kind): _kind_score(kind, miner.lines) for kind in miner.kinds}
     by_score = sorted(miner.kinds, key=lambda kind: (-score[id(kind)], kind.first))
@@ -105,7 +105,7 @@ def _shown_tail(miner: TemplateMiner, budget: int, mask: Callable[[str], str]) -
 
 
 def _shown_windows(kinds: list[LineKind], budget: int, mask: Callable[[str], str]) -> dict[int, ShownLine]:
-    """Return the lines around the worst and rarest ones, as far as they fit; of too large windows the main line."""
+    """Return the worst and rarest lines with the lines around them. If those do not fit, return the line alone."""
     found: dict[int, ShownLine] = {}
     misses = 0
     for window in _ranked_windows(kinds):
@@ -121,7 +121,7 @@ def _shown_windows(kinds: list[LineKind], budget: int, mask: Callable[[str], str
 
 
 def _ranked_windows(kinds: list[LineKind]) -> Iterator[LineWindow]:
-    """Yield windows by rank: the worst kinds first; later windows of a kind come some places further back."""
+    """Yield windows of the worst kinds first. Each further window of a kind moves some places back."""
     ranked = [(at + _AGAIN * again, window) for at, k in enumerate(kinds) for again, window in enumerate(k.windows)]
     return (window for _, window in sorted(ranked, key=lambda one: (one[0], one[1].first)))
 

@@ -1,4 +1,4 @@
-"""Reads logs of any size in large chunks and keeps only the lines that may say something."""
+"""Reads logs of any size in large chunks and keeps only the telling lines: those that may help a diagnosis."""
 
 from collections.abc import Callable
 from typing import BinaryIO
@@ -13,7 +13,7 @@ _LINE = 16 << 20  # a line longer than this is cut
 def read_telling_lines(
     file: BinaryIO, catalog: FailureCatalog, progress: Callable[[int], None] | None = None
 ) -> list[tuple[int, str]]:
-    """Return the telling lines of a log (all, if it is short) with their numbers; `progress` gets the bytes read."""
+    """Return the numbers and text of a log's telling lines. `progress` gets the count of bytes read so far."""
     first = file.read(WHOLE + 1)
     if len(first) <= WHOLE:
         return sift_log(first, catalog)

@@ -61,8 +61,8 @@ def _object_at(text: str, start: int) -> dict[str, Any] | None:
 def check_answer(
     answer: ModelAnswer, rules: Diagnosis, shown: Sequence[ShownLine], classes: Mapping[str, FailureClass]
 ) -> Diagnosis:
-    """Return the diagnosis that follows from the answer. The model can name and explain a cause, but never evict a
-    machine on its own. Raises NoAnswer."""
+    """Return the diagnosis that follows from the model's answer; raises NoAnswer. The model can name and explain a
+    cause, but its answer alone never evicts a machine."""
     klass = classes.get(answer.klass)
     if klass is None:
         raise NoAnswer(f"named an unknown class: {sanitize_words(answer.klass)[:60]}")
@@ -102,7 +102,7 @@ def sanitize_words(text: str) -> str:
 
 
 def _find_quote(quote: str, shown: Sequence[ShownLine]) -> str | None:
-    """Return the log line that the quote equals or is a good part of; None if there is none."""
+    """Return the log line that equals or contains the quote; None if no line does or the quote is too short."""
     wanted = " ".join(_NUMBER.sub("", quote).split())
     for line in shown:
         text = " ".join(line.text.split())
@@ -115,13 +115,13 @@ def _find_quote(quote: str, shown: Sequence[ShownLine]) -> str | None:
 
 
 def _careful_action(wanted: str, klass: FailureClass) -> str:
-    """Return the action of the class, or run_diagnostics if the class would evict or the model asks for tests."""
+    """Return the class's action, or run_diagnostics if that action is an eviction or the model asks for tests."""
     if klass.action == _EVICT or wanted == _TEST:
         return _TEST
     return klass.action
 
 
 def _proven_rank(rank: int | None, evidence: Sequence[str], rules: Diagnosis) -> int | None:
-    """Return the model's rank if the evidence names it, else the rank from the rules."""
+    """Return the rank named by the model if the evidence names it too; otherwise the rank found by the rules."""
     named = re.compile(rf"(?i:rank)[\s_:=\[(#-]{{0,3}}0*{rank}\b|\[{rank}\]|^\s*{rank}:") if rank is not None else None
     return rank if named and any(named.search(line) for line in evidence) else rules.root_rank

@@ -81,8 +81,8 @@ async def _ask_within(question: ModelQuestion, limits: ModelLimits, key: str) ->
 async def _ask_patiently(
     session: aiohttp.ClientSession, question: ModelQuestion, limits: ModelLimits, until: float
 ) -> bytes:
-    """Return the body of the answer. If the server is busy and names a wait time, ask once more after it; if it
-    rejects the request with its schema, ask without one. Raises NoAnswer."""
+    """Return the body of the answer; raises NoAnswer. If the server is busy and names a wait time, wait and ask once
+    more. If it rejects the request with a schema, ask without one."""
     bare: dict[str, Any] = {"model": limits.name, "messages": question.messages}
     shape = {"type": "json_schema", "json_schema": {"name": "diagnosis", "strict": True, "schema": question.schema}}
     full = bare | {"temperature": 0, "max_tokens": _ANSWER_TOKENS, "response_format": shape}

@@ -24,7 +24,7 @@ NESTED = "one repeat stands inside another"
 
 
 def find_pattern_fault(pattern: str) -> str:
-    """Return what is wrong or slow in a pattern, empty if nothing: search time must be in proportion to the log."""
+    """Return what is invalid or slow in a pattern; empty if nothing is. Search time must grow linearly with the log."""
     if len(pattern) > _LONGEST:
         return TOO_LONG
     try:
@@ -41,7 +41,7 @@ def find_pattern_fault(pattern: str) -> str:
 
 
 def find_explosive_part(pattern: str) -> str:
-    """Return what could make a valid pattern take forever on a line of forty characters; empty if nothing could."""
+    """Return the part of a valid pattern that can take exponential time on one line; empty if there is none."""
     try:
         _count_endless(parser.parse(pattern), inside=False)
     except ValueError as e:
@@ -62,8 +62,8 @@ def _is_endless(op: Any, value: Any) -> bool:
 
 
 def _count_endless(tree: Iterable[tuple[Any, Any]], *, inside: bool) -> int:
-    """Return how many endless repeats can follow one another. Raises ValueError for a back reference or a repeat
-    inside a repeat, which makes a search explode."""
+    """Return how many unbounded repeats can follow one another. Raises ValueError for a back reference or a nested
+    repeat, because either can take exponential time."""
     count = 0
     for op, value in tree:
         if op is parser.GROUPREF:

@@ -26,9 +26,9 @@ def is_wanted(diagnosis: Diagnosis, settings: Settings) -> bool:
 def ask_second_opinion(
     diagnosis: Diagnosis, lines: Iterable[bytes | str], settings: Settings, *, say: Callable[[str], None] | None = None
 ) -> Diagnosis:
-    """Return the diagnosis, or a better one from the model. Reads `lines` only if it asks: strings are whole lines,
-    bytes may be cut anywhere. Blocks for up to `model.timeout_s`, so call it in a thread. Reports failures through
-    `say` instead of raising."""
+    """Return the given diagnosis, or a better one from the language model. `lines` is read only if the model is asked;
+    strings are whole lines, bytes may be cut anywhere. Blocks for up to `model.timeout_s`, so call this in a thread.
+    Failures go to `say` and are not raised."""
     if not is_wanted(diagnosis, settings):
         return diagnosis
     say = say or (lambda sentence: print(sentence, file=sys.stderr))
@@ -64,7 +64,7 @@ def _host_names() -> list[str]:
 
 
 def _proposed_row(told: model_answer.ModelAnswer, evidence: list[str], model: str) -> CatalogRow | None:
-    """Return the catalog row that the language model proposes, or None. Its sample is a masked log line, because
+    """Return the catalog row that the language model proposes, or None. The row's sample is a masked log line, because
     users share catalogs."""
     if not told.pattern or not evidence:
         return None

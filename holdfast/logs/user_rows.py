@@ -1,4 +1,4 @@
-"""The user's own catalog rows about last words, and proposed rows, which have no effect until a person accepts."""
+"""The user's own catalog rows about last words, and proposed rows, which have no effect until a person accepts them."""
 
 import hashlib
 import json
@@ -57,7 +57,7 @@ def read_user_rows(path: Path) -> tuple[CatalogRow, ...]:
 
 
 def find_faults(rows: Iterable[CatalogRow], catalog: FailureCatalog) -> Iterator[str]:
-    """Yield what is wrong with rows that should join a catalog; each is checked against all before it."""
+    """Yield what is wrong with each row. A row is checked against the catalog and the rows before it."""
     rows = tuple(rows)
     for at, row in enumerate(rows):
         if fault := find_row_fault(row, (*catalog.rows, *rows[:at]), frozenset(catalog.classes)):
@@ -92,7 +92,7 @@ def find_row_fault(row: CatalogRow, others: Iterable[CatalogRow], classes: froze
 
 
 def _find_collision(row: CatalogRow, mine: FailureCatalog, others: Iterable[CatalogRow]) -> str:
-    """Return why a row collides with a row of another class on the same line; empty if it does not."""
+    """Return why a row and one of another class would match the same line; empty if no two do."""
     strangers = [
         other for other in others if other.klass != row.klass and other.pattern and not (other.raised or other.frames)
     ]
@@ -107,7 +107,7 @@ def _find_collision(row: CatalogRow, mine: FailureCatalog, others: Iterable[Cata
 
 
 def add_rows(rows: Iterable[CatalogRow], path: Path) -> None:
-    """Append rows to the user's file; what is there stays as it is, including comments."""
+    """Append rows to the user's file; existing rows and comments stay unchanged."""
     _write_rows(path, "".join(f"\n{format_row(row)}" for row in rows), append=True)
 
 

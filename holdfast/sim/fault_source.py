@@ -17,7 +17,7 @@ ENDINGS = (
 
 
 class RankCrash(msgspec.Struct, frozen=True, kw_only=True, tag="crash"):
-    """A rank fails; on a defective node the same happens again after every launch."""
+    """A rank fails; on a defective node a rank fails again after every launch."""
 
     node: str = ""  # empty: whichever chance picks among those that are up
     code: int = -11
@@ -42,7 +42,7 @@ SimFault = RankCrash | NodeLoss | NodeCut
 
 
 class FaultRates(msgspec.Struct, frozen=True, kw_only=True):
-    """How often things fail. The defaults are those of a well-kept cluster.
+    """How often things fail. The defaults fit a well-kept cluster.
 
     ByteRobust evicted 128 nodes and met 47 other incidents among 1,200 nodes in 90 days.
     """

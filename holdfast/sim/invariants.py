@@ -17,7 +17,7 @@ class UnsafeError(Exception):
 
 
 class UnconfirmedStop:
-    """Checks that after an unconfirmed stop nothing is launched until its nodes are empty or the fence has passed."""
+    """Checks that after an unconfirmed stop no launch happens before the nodes are empty or the fence has passed."""
 
     def __init__(self) -> None:
         self.fence_s = 0.0

@@ -154,7 +154,7 @@ class JobWorld:
             self.call_later(self.costs("boot"), self._come_back, node)
 
     def _come_back(self, node: SimNode) -> None:
-        """Return a node to the job after somebody repaired and restarted it."""
+        """Add a node to the job again after a person repaired and restarted it."""
         self.remove_node(node)
         if node.name not in self.nodes:
             self.add_node(node.name)
@@ -191,7 +191,7 @@ class JobWorld:
             self.call_later(self.costs("tell", "stop"), self._report_empty, node)
 
     def _report_empty(self, node: SimNode) -> None:
-        """End the node's old ranks, which belong to no current generation, and report it ready."""
+        """End the node's old ranks, which belong to no current generation, and report the node ready."""
         if node.reachable and self.nodes.get(node.name) is node:
             self.stop_ranks(node, self.view.generation)
             self._report_ready(node.name)
@@ -217,7 +217,7 @@ class JobWorld:
             node.generation = 0
 
     def _end_rank(self, node: SimNode, rank: int, code: int, said: str, after_s: float = 0.0) -> None:
-        """End a rank after a while; its agent's report reaches the controller a little later."""
+        """End a rank after a delay; the agent's report reaches the controller a little later."""
         exit = Exit(
             node=node.name,
             generation=node.generation,
@@ -270,7 +270,7 @@ class JobWorld:
             self.training.stall_steps(self.now)
 
     def _advance_training(self, generation: int) -> None:
-        """Report the job's step now and then, and at the moment when lost work has been redone."""
+        """Report the job's step at intervals, and at the instant when lost work has been redone."""
         if self.training.generation != generation or self.training.stalled:
             return
         best = self._pace.best

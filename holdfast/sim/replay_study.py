@@ -1,6 +1,6 @@
-"""Study of both replay methods that locate a faulty machine, for any number of nodes, by their real code.
+"""Study of the two replay methods that locate a faulty machine, with their real code, for any number of nodes.
 
-Costs are counted in steps of the job: the repeated steps, plus the launches in units of a step's time.
+Costs are counted in steps of the job: the repeated steps, plus the launch times divided by the time of a step.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class ReplaySetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NamingRate(msgspec.Struct, frozen=True, kw_only=True):
-    """How many of the trials named the faulty node and no other, with bounds and the computed rate."""
+    """How many trials named exactly the faulty node, with confidence bounds and the rate that theory predicts."""
 
     found: int
     trials: int
@@ -51,7 +51,7 @@ class NamingRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of both methods for one q, the chance that the fault shows in a replay."""
+    """Results of both methods for one q, the chance that one replay reproduces the fault."""
 
     q: float
     repeats: int
@@ -64,7 +64,7 @@ class ReplayLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TwoFaulty(msgspec.Struct, frozen=True, kw_only=True):
-    """Results for two faulty machines at once, with a fault that always shows."""
+    """Results for two faulty machines at once, with a fault that every replay reproduces."""
 
     trials: int
     held: int  # both were in the set
@@ -72,7 +72,7 @@ class TwoFaulty(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostCrossing(msgspec.Struct, frozen=True, kw_only=True):
-    """The q from which on the dual-phase replay costs less per machine named; None if there is none."""
+    """The least q at which the dual-phase replay costs no more per machine named; None if there is none."""
 
     steps: int  # of one replay
     by_steps: float | None
@@ -107,7 +107,7 @@ def run_study(setup: ReplaySetup, chosen: tuple[float, ...]) -> ReplayStudy:
 
 
 def mean_cost(name: str) -> float:
-    """Return how long this takes on average, in seconds."""
+    """Return the mean duration of the named operation, in seconds."""
     (row,) = (row for row in cost_model.load_costs() if row.name == name)
     return (row.least_s + row.most_s) / 2
 
@@ -122,7 +122,7 @@ def plan_replay(setup: ReplaySetup) -> ReplayPlan:
 
 
 def play_replay(replay: DualPhaseReplay, bad: set[str], q: float, rng: Random) -> tuple[ReplayRuling, int]:
-    """Play a dual-phase replay with these bad nodes; return its ruling and the number of waves."""
+    """Simulate a dual-phase replay with these bad nodes; return its ruling and the number of waves."""
     waves = 0
     while not isinstance(asked := replay.next_wave(), ReplayRuling):
         waves += 1
@@ -133,7 +133,7 @@ def play_replay(replay: DualPhaseReplay, bad: set[str], q: float, rng: Random) -
 
 
 def play_halves(halves: TwinComparison, bad: tuple[int, int, int], p: float, rng: Random) -> ReplayRuling:
-    """Play a replay of two halves; the fault in the given (replica, stage, node) shows in a step with chance p."""
+    """Simulate a two-half replay; the fault at `bad` (replica, stage, node) shows in a step with chance p."""
     replica, stage, node = bad
     wide = len(halves.nodes[0][0])
     stages = range(len(halves.nodes[0]))
@@ -182,12 +182,12 @@ def _study_chance(setup: ReplaySetup, made: ReplayPlan, q: float, rng: Random) -
 
 
 def _watched_steps(setup: ReplaySetup, q: float) -> int:
-    """Return how many steps the halves may watch: as many as the dual-phase replay may do in both phases."""
+    """Return the step limit of the two-half replay: as many steps as both phases of the dual-phase replay may take."""
     return 2 * setup.steps * detection_odds.repeats_needed(q, setup.confidence, setup.most)
 
 
 def _reckon_rate(setup: ReplaySetup, p: float, steps: int) -> float:
-    """Return the chance that halves name the node: the fault shows once, or twice if a stage has several nodes."""
+    """Return the chance that a two-half replay names the node. A stage of several nodes needs a second showing."""
     if setup.replica == setup.stages or p == 1.0:
         return detection_odds.shown_odds(p, steps)
     # The referee does a step, too: the last at which a first showing still leaves one to look inside is two before.
@@ -228,7 +228,7 @@ def _study_two_faulty(setup: ReplaySetup, made: ReplayPlan, rng: Random) -> TwoF
 
 
 def dual_cost(setup: ReplaySetup, q: float, launch_s: float) -> float:
-    """Return the mean cost in steps of a dual-phase replay for each machine that it names."""
+    """Return the mean cost, in steps, of a dual-phase replay per machine named."""
     repeats = detection_odds.repeats_needed(q, setup.confidence, setup.most)
     shown = detection_odds.shown_odds(q, repeats)
     m = setup.group or fit_grid(setup.nodes, setup.replica)[0]
@@ -237,7 +237,7 @@ def dual_cost(setup: ReplaySetup, q: float, launch_s: float) -> float:
 
 
 def halves_cost(setup: ReplaySetup, q: float, launch_s: float, group_launch_s: float) -> float:
-    """Return the mean cost in steps of a replay of two halves for each machine that it names."""
+    """Return the mean cost, in steps, of a two-half replay per machine named."""
     p, steps = detection_odds.step_odds(q, setup.steps), _watched_steps(setup, q)
     shown = detection_odds.shown_odds(p, steps)
     inside = setup.replica > setup.stages
@@ -256,7 +256,7 @@ def find_crossing(setup: ReplaySetup, steps: int) -> CostCrossing:
 
 
 def _least_chance(setup: ReplaySetup, launch_s: float, group_launch_s: float) -> float | None:
-    """Return the least q above which the dual-phase replay never costs more; None if there is none."""
+    """Return the least q from which on the dual-phase replay never costs more; None if there is none."""
     found = None
     for point in range(_POINTS + 1):
         q = _LEAST_Q ** (point / _POINTS)

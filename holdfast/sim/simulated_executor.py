@@ -1,4 +1,4 @@
-"""The executor of the simulated controller: actions take time, nodes may not answer, and each gets one outcome."""
+"""The executor of the simulated controller: actions take time, nodes may not answer, each action gets one outcome."""
 
 from collections.abc import Callable
 from random import Random
@@ -30,7 +30,7 @@ class OpenAction(msgspec.Struct, kw_only=True):
 
 
 class ExecutorWorld(Protocol):
-    """What actions act upon: time and chance, nodes and their ranks, and the decider that hears of outcomes."""
+    """The interface to the simulated world that actions change: time, chance, nodes, ranks and the decider."""
 
     rng: Random
     costs: CostModel
@@ -81,13 +81,13 @@ class SimExecutor:
     # --- news of nodes -----------------------------------------------------------------------------------------
 
     def on_silent(self, name: str) -> None:
-        """Stop waiting for a node that fell silent; count it as failed."""
+        """Stop waiting for a node that fell silent, and count the node as failed in every open action."""
         for gathering, _ in list(self._open.values()):
             if name in gathering.left:
                 self._note_answer(gathering, name, "it fell silent")
 
     def on_relink(self, node: SimNode) -> None:
-        """Repeat to a reconnected node every action that it has not answered."""
+        """Send a reconnected node every action again that the node has not answered."""
         for gathering, deed in list(self._open.values()):
             if node.name in gathering.left:
                 self._note_answer(gathering, node.name, deed(node))

@@ -50,6 +50,6 @@ class SimTraining:
         )
 
     def left_s(self, now: float, step: int) -> float:
-        """Return the seconds until this step is made, if nothing happens."""
+        """Return the seconds until this step is made, if no fault stalls training."""
         assert self._first_at is not None
         return self._first_at + (step - self._first_step) * self.step_s - now

@@ -29,7 +29,7 @@ class SimResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EntryTally:
-    """Folds entries into ledger, digest and effort as they come, so that a month of them need not be kept."""
+    """Folds each entry into the ledger, the digest and the effort, so that a month of entries need not be kept."""
 
     def __init__(self, record: Callable[[Entry], None]) -> None:
         self.entries = 0
@@ -52,7 +52,7 @@ class EntryTally:
 
 
 def simulate(setup: SimSetup, record: Callable[[Entry], None] = lambda entry: None) -> SimResult:
-    """Play a setup to its end and record every journal entry; raises UnsafeError if an invariant is broken."""
+    """Simulate a setup to its end and record every journal entry; raises UnsafeError if an invariant is broken."""
     tally = EntryTally(record)
     world = JobWorld(setup, cost_model.load_costs(), catalog_files.load_failures(), tally.add)
     job = Job(
@@ -94,7 +94,7 @@ def _strike_next(world: JobWorld, fault: SimFault, faults: Iterator[tuple[float,
 
 
 def _calm_down(world: JobWorld, tally: EntryTally) -> None:
-    """Switch faults off: the job must train again within the bound, and end when ordered to; else UnsafeError."""
+    """Stop the faults. Raises UnsafeError unless the job trains again in time and then ends when ordered to."""
     world.calm = True
     step = tally.ledger.step
     world.run(world.now + CALM_S)

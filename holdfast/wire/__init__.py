@@ -1,1 +1,1 @@
-"""Messages between client, agent and controller, and the shared memory a rank reports through."""
+"""Messages between client, agent and controller, and the shared memory through which a rank reports."""

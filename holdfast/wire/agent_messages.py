@@ -80,7 +80,7 @@ class AimMessage(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
 
 
 class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, tag="look"):
-    """Asks a node for the stacks of all training processes now; it answers by the deadline with what it has."""
+    """Asks a node for the current stacks of all training processes; the node sends those it has by the deadline."""
 
     id: int
     deadline_s: float

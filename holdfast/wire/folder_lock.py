@@ -1,4 +1,4 @@
-"""Locks that prove that nobody uses a folder; the kernel frees one when its last holder ends, however it ended.
+"""Locks that prove that nobody uses a folder; the kernel frees a lock when its last holder ends for any reason.
 
 A process that uses a folder shares its lock and passes it on to the processes that it starts there. A process that
 wants to remove leftovers takes the lock exclusively: that works only when all users are gone, and keeps new ones out.
@@ -18,14 +18,14 @@ _LOOK_S = 0.05
 
 
 class LockError(Exception):
-    """Says why a lock proves nothing, in words that follow the folder's name."""
+    """A folder's lock does not show whether the folder is in use; the message follows the folder's name."""
 
 
 def lock_shared(folder: Path) -> tuple[int, ...]:
-    """Share the folder's lock until this file, and every copy that a child inherits, is closed.
+    """Share the folder's lock until the lock file, and every copy that a child inherits, is closed.
 
-    Returns descriptors for `pass_fds`; empty if the file system has no locks, so that nobody will ever clean up here.
-    Raises BlockingIOError if a process holds the lock exclusively.
+    Returns descriptors for `pass_fds`. If the file system has no locks, they are empty, and nobody will clean up this
+    folder. Raises BlockingIOError if a process holds the lock exclusively.
     """
     fd = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -45,7 +45,7 @@ def lock_shared(folder: Path) -> tuple[int, ...]:
 
 @contextmanager
 def shared_lock(folder: Path) -> Iterator[tuple[int, ...]]:
-    """Share the folder's lock while a child process is started, which inherits it."""
+    """Share the folder's lock during the block; a child process started in the block inherits the lock."""
     files = lock_shared(folder)
     try:
         yield files
@@ -76,7 +76,7 @@ def lock_file_alone(path: Path, wait_s: float) -> int | None:
 
 
 def lock_exclusively(folder: Path) -> int | None:
-    """Lock a folder until the file is closed; None if a process uses the folder, LockError if that is unknown."""
+    """Lock a folder and return the lock file; None if a process uses the folder, LockError if that is unknown."""
     try:
         fd = os.open(folder / NAME, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

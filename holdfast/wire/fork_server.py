@@ -105,7 +105,7 @@ def socket_path(run_dir: Path) -> Path:
 
 
 class ProgramProcess:
-    """A running program of ours, either forked by the fork server or executed by this process."""
+    """A running holdfast program, either forked by the fork server or executed by this process."""
 
     def __init__(self, pid: int, child: "subprocess.Popen[bytes] | None" = None) -> None:
         self.pid = pid
@@ -141,7 +141,7 @@ class ProgramProcess:
 
 
 def start_program(program: Program, files: OpenFiles, server: Path | None, begin_s: float = _BEGIN_S) -> ProgramProcess:
-    """Fork a program, or execute it if no fork server begins in time. After an OSError it may or may not run."""
+    """Fork a program, or execute it if no fork server begins in time. After an OSError the program may be running."""
     if server is not None:
         try:
             return ProgramProcess(_request_fork(server, program, files, begin_s))
@@ -161,11 +161,11 @@ def start_program(program: Program, files: OpenFiles, server: Path | None, begin
 
 
 class NoForkServer(Exception):
-    """There is no fork server, or it ended, or the caller gave up before the server began."""
+    """There is no fork server, or it has ended, or the caller stopped waiting before the server began."""
 
 
 def _await_start(server: socket.socket, pid: int, begin_s: float) -> None:
-    """Wait until the server begins; TimeoutError if it is stopped or too slow, ConnectionError if it has ended."""
+    """Wait for the server's first answer; TimeoutError if it is stopped or slow, ConnectionError if it has ended."""
     until = time.monotonic() + begin_s
     server.settimeout(min(_ASK_S, begin_s))
     while time.monotonic() < until and process_control.process_state(pid) not in ("T", "t"):
@@ -240,7 +240,7 @@ def _groups(words: list[str]) -> list[list[str]]:
 
 
 def _have(ranks: Sequence[str], programs: Sequence[str], prepares: bool) -> None:
-    """Import modules for ranks and for programs, and note those of programs, which forked ranks must not see."""
+    """Import modules for ranks and for programs; mark those only for programs as excluded from forked ranks."""
     gc.disable()  # imports make no garbage worth looking for
     _import_modules(ranks, prepares)
     seen = set(sys.modules)
@@ -252,7 +252,7 @@ def _have(ranks: Sequence[str], programs: Sequence[str], prepares: bool) -> None
 
 
 def _import_modules(names: Sequence[str], prepares: bool) -> None:
-    """Import modules and run the holder's preparation; report and skip modules that cannot be imported."""
+    """Import modules, and run the holder's preparation if asked to; report and skip modules that fail to import."""
     for name in names:
         try:
             module = importlib.import_module(name)
@@ -283,7 +283,7 @@ def _serve_client(client: socket.socket, ours: tuple[socket.socket, ...]) -> Non
 
 
 def _receive_program(client: socket.socket, files: list[int]) -> Program:
-    """Receive the program to start; its open files are added to `files` even if this fails."""
+    """Receive the program to start; the files received with it are added to `files` even if this raises."""
     client.sendall(_BEGUN)
     if read_peer(client).user != os.getuid():
         raise PermissionError(NOT_YOURS)

@@ -12,7 +12,7 @@ PACKET_BYTES = 1 << 18
 
 
 class RankKey(NamedTuple):
-    """The name of a rank of one generation; the holder keeps it as text and never looks into it."""
+    """The name of a rank of one generation; the holder stores it as text and never parses it."""
 
     generation: int
     rank: int
@@ -39,7 +39,7 @@ class ExecRank(msgspec.Struct, frozen=True, kw_only=True, tag="exec"):
 
 
 class PreloadZygote(msgspec.Struct, frozen=True, kw_only=True, tag="preload"):
-    """Keep a zygote that has imported these modules; it replaces a zygote of another key."""
+    """Keep a zygote that has imported these modules; a zygote with another key is replaced."""
 
     modules: tuple[str, ...]
     learned: tuple[str, ...] = ()  # the same, but they are done without if a rank could not be forked with them
@@ -65,7 +65,7 @@ class KillRank(msgspec.Struct, frozen=True, kw_only=True, tag="kill"):
 
 
 class ForgetRank(msgspec.Struct, frozen=True, kw_only=True, tag="forget"):
-    """Forget this rank, because its exit is on record elsewhere."""
+    """Forget this rank, which has ended; the agent sends this when it launches a newer generation."""
 
     key: str
 
@@ -142,7 +142,7 @@ class SweepDone(msgspec.Struct, frozen=True, kw_only=True, tag="swept"):
 
 
 class ZygoteWarmed(msgspec.Struct, frozen=True, kw_only=True, tag="warmed"):
-    """The zygote is ready, or there is none; then each rank starts as a new program."""
+    """The zygote is ready, or there is none (`ok` is false); without a zygote each rank starts as a new program."""
 
     ok: bool
     detail: str = ""

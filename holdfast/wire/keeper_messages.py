@@ -25,7 +25,7 @@ class CheckpointPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArenaRequest(msgspec.Struct, frozen=True, kw_only=True, tag="want"):
-    """A rank's request for the arena of its snapshots; it gets the same arena as before if the layout is the same."""
+    """A rank's request for its snapshot arena; a rank with an unchanged layout gets the same arena again."""
 
     rank: int
     world: int
@@ -40,7 +40,7 @@ class ArenaRequest(msgspec.Struct, frozen=True, kw_only=True, tag="want"):
 
 
 class StateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
-    """A rank's request for its state; the answer may wait until the state has been fetched."""
+    """A rank's request for its state; the keeper may answer only after it has fetched the state."""
 
     rank: int
     generation: int
@@ -54,7 +54,7 @@ class ArenaGrant(msgspec.Struct, frozen=True, kw_only=True, tag="arena"):
 
 
 class StateGrant(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
-    """Where the verified state lies that a rank continues from; every rank of a generation gets the same step."""
+    """The location of the verified state from which a rank continues; all ranks of a generation get the same step."""
 
     source: str  # "memory", "peer", "storage", "none"
     step: int = 0

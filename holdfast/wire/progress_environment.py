@@ -1,4 +1,4 @@
-"""Environment variables by which a rank finds where to report; every script pays for the imports here: none."""
+"""Environment variables that tell a rank where to report. It imports nothing, because every script loads it."""
 
 SLOT = "HOLDFAST_SLOT"  # "<path of the arena>:<index>"
 GENERATION = "HOLDFAST_GENERATION"

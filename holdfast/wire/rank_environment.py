@@ -1,4 +1,4 @@
-"""The environment variables that ranks, and processes that import modules for them, are started with."""
+"""The environment variables of ranks, and of the processes that import modules for ranks."""
 
 import os
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ def make_rank_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_whole_paths(env: Mapping[str, str], cwd: str) -> dict[str, str]:
-    """Make PYTHONPATH absolute, so that its folders count from where the command was typed."""
+    """Make the paths in PYTHONPATH absolute; relative ones start at `cwd`, where the command was typed."""
     found = dict(env)
     if given := found.get("PYTHONPATH"):
         paths = (os.path.normpath(os.path.join(cwd, path)) for path in given.split(os.pathsep))
@@ -26,7 +26,7 @@ def with_whole_paths(env: Mapping[str, str], cwd: str) -> dict[str, str]:
 
 
 def _is_text(value: str) -> bool:
-    """Whether the value can be encoded as UTF-8, and so can be sent on."""
+    """Whether the value can be encoded as UTF-8, as sending it requires."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -25,22 +25,22 @@ def is_replay() -> bool:
 
 
 def redirect_path(path: str) -> str:
-    """Return where a rank must write instead of this path: in a replay, into the replay's folder."""
+    """Return the path that a rank must write to: in a replay a path in the replay's folder, otherwise this path."""
     return os.path.join(os.environ[FOLDER], os.path.basename(path.rstrip("/")) or "out") if is_replay() else path
 
 
 def signature_path(folder: str, rank: int) -> str:
-    """Return the file in which a rank records its signatures: one line per step, so that none is lost."""
+    """Return the path of a rank's signature file in a replay's folder; the file has one line per step."""
     return os.path.join(folder, f"signed-{rank}")
 
 
 def encode_signature(step: int, state: int, sent: int | None) -> bytes:
-    """Return the line with the signatures of a rank's state after a step and of what it sent (None: not signed)."""
+    """Return a line with a step and two hashes: of the rank's state after it, and of the data sent (None: no hash)."""
     return f"{step} {state} {'-' if sent is None else sent}\n".encode()
 
 
 def decode_signatures(text: bytes) -> "Iterator[tuple[int, int, int | None]]":
-    """Yield what encode_signature wrote, skipping lines that are not whole."""
+    """Yield step, state hash and sent hash of every line by encode_signature; other lines are skipped."""
     for line in text[: text.rfind(b"\n") + 1].splitlines():
         try:
             step, state, sent = line.split()

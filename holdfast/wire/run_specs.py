@@ -26,7 +26,7 @@ class EntryPoint(msgspec.Struct, frozen=True, kw_only=True):
     copied: bool = False  # it is run from the copy of a release
 
     def interpreter_argv(self) -> tuple[str, ...]:
-        """Return the words before argv. Run from a copy, a module is not looked for in the working directory."""
+        """Return the words before argv. A module of a release copy is not imported from the working directory."""
         if not self.python:
             return ()
         return (self.python, "-u", *(("-P",) if self.copied and self.module else ()), *(("-m",) if self.module else ()))
@@ -55,7 +55,7 @@ class ControllerAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """RUN_DIR/exit.json: the job is over; if it is missing and the controller is gone, the controller has crashed."""
+    """RUN_DIR/exit.json: the job is over. If a controller is gone and this file is missing, the controller crashed."""
 
     code: int
     reason: str

@@ -1,4 +1,4 @@
-"""Unix sockets at paths of any length, reached through an open folder: the kernel takes only 107 bytes."""
+"""Unix sockets at paths of any length, reached through an open folder, since the kernel's limit is 107 bytes."""
 
 import os
 import socket

@@ -43,7 +43,7 @@ class NVMLError(Exception):
 
 
 def _read_values() -> dict[str, Any]:
-    """Return the readings set for this node, which HOLDFAST_MARK names; empty if none are set."""
+    """Return the readings set for this node, named by HOLDFAST_MARK; empty if none are set."""
     node = os.path.basename(os.environ.get("HOLDFAST_MARK", ""))
     try:
         found: dict[str, Any] = json.loads(Path(os.environ["HOLDFAST_CHAOS_NVML"], node, "nvml.json").read_text())

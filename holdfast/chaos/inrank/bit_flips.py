@@ -14,7 +14,7 @@ _FORMS = {
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a tensor that this rank holds, with its changes hidden from autograd."""
+    """Return the part of a tensor that this rank holds; autograd does not see changes made to it."""
     part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part.data
 
@@ -36,7 +36,7 @@ def choose_bit(kind: str, dtype: torch.dtype, dice: random.Random) -> int:
 
 
 def flip_bits(tensors: list[torch.Tensor], kind: str, count: int, dice: random.Random) -> str:
-    """Flip bits of random elements, all equally likely; return in words what changed, empty if nothing could be."""
+    """Flip bits of random elements, or set them to NaN; return the changes in words, empty if no tensor fits."""
     parts = [local_part(tensor) for tensor in tensors if can_flip(tensor)]
     if not parts:
         return ""

@@ -106,7 +106,7 @@ class OrderHooks:
         self._keep_hook(register_module_forward_hook(hook))
 
     def _arm_reductions(self, order: RankOrder, step: int) -> None:
-        """Flip bits in the next reduction. DDP reduces in C++ and needs a comm hook; others call Python."""
+        """Flip bits in the next reduction. DDP reduces in C++ and needs a comm hook; Python collectives are wrapped."""
 
         def find(module: torch.nn.Module, _args: Any) -> None:
             if isinstance(module, torch.nn.parallel.DistributedDataParallel) and not self._reduced:

@@ -113,7 +113,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def play_cells(cells: list[MatrixCell], args: argparse.Namespace, commit: str) -> list[str]:
-    """Run all cells, as many as possible in one job; return the names of those that did not go as expected."""
+    """Run all cells, as many as possible in one job; return the names of cells with an unexpected outcome."""
     rows = load_rows()
     bad: list[str] = []
     began = time.monotonic()
@@ -131,10 +131,10 @@ def play_cells(cells: list[MatrixCell], args: argparse.Namespace, commit: str) -
 
 
 def choose_together(cells: list[MatrixCell], rows: list[ExpectedRow]) -> list[MatrixCell]:
-    """Choose the cells that the next job runs: no fault twice, because an alarm is not repeated within the hour.
+    """Choose the cells of the next job: no fault twice, because an alarm is not repeated within the hour.
 
-    Evictions alternate with other cells, so that the next standby is ready in time. At most one cell that spoils the
-    states comes last: after it, a second one's effect on the states could not be seen.
+    Evictions alternate with other cells, so that the next standby is ready in time. At most one cell corrupts the
+    state, and it comes last: the state comparison cannot detect a second corruption.
     """
     found: dict[str, MatrixCell] = {}
     for cell in cells:
@@ -157,7 +157,7 @@ def _group_cells(cells: Iterable[MatrixCell]) -> dict[tuple[str, str], list[Matr
 def _play_job(
     kind: str, how: str, cells: list[MatrixCell], given: tuple[argparse.Namespace, str, list[ExpectedRow]]
 ) -> tuple[list[MatrixCell], list[str]]:
-    """Run cells in one job until it cannot go on; return the cells left over and the names of those that failed."""
+    """Run cells in one job until the job cannot go on; return the cells not run and the names of failed cells."""
     args, commit, rows = given
     if args.folder:
         args.folder.mkdir(parents=True, exist_ok=True)

@@ -90,7 +90,7 @@ class CellStage:
         self._since: tuple[int, int] | None = None  # generation and step from which on it was seen to train
 
     def play_cell(self, cell: MatrixCell, rows: list[ExpectedRow]) -> CellOutcome:
-        """Run one cell, from a job that trains to a job that trains again."""
+        """Run one cell: wait until the job trains steadily, inject the fault, and wait until the job trains again."""
         strike = NAMED[cell.strike]
         if why := KINDS[strike.fault.kind].lacks():
             return CellOutcome(skipped=why)
@@ -116,7 +116,7 @@ class CellStage:
         return came
 
     def _strike_cell(self, cell: MatrixCell, fault: InjectedFault) -> GroundTruth | SkippedFault:
-        """Inject the cell's fault, after creating the moment that it needs."""
+        """Inject the cell's fault, after a crash or an update if the cell's moment needs one."""
         if cell.when == "restoring":
             # Of another kind than what follows, or it would be the same failure twice, and nodes would be tried.
             opener = "rank.segv" if fault.kind in ("rank.kill", "rank.oom") else "rank.kill"
@@ -173,7 +173,7 @@ class CellStage:
         return max((window.stop for window in self._windows.values()), default=0)
 
     def compare_states(self, came: dict[str, CellOutcome], calm: Path) -> dict[str, CellOutcome]:
-        """Add to each outcome how many states of its steps differ from the undisturbed run's."""
+        """Add to each outcome how many of its steps' states differ from those of the undisturbed run."""
         wanted = {rank: trace.read() for rank, trace in job_checks.open_traces(calm, RANKS).items()}
         judged = dict(came)
         for cell, window in self._windows.items():
@@ -216,7 +216,7 @@ class CellStage:
         raise StageFailed(f"{lacks}\n{self.made.read_output()[-1500:]}")
 
     def end_job(self, mark: str, how: str) -> JobChecks:
-        """Let the job end, and check what it leaves behind."""
+        """Request the job's end, and check its exit code, samples, processes, shared memory and journal."""
         self._shared.note_users()
         (self.made.folder / "work" / "finish").touch()
         try:
@@ -248,7 +248,7 @@ def _status_text(status: ObservedStatus | None) -> str:
 
 
 def _is_seen_by_loss(result: FaultResult) -> bool:
-    """Whether the loss revealed the fault. All ranks share the loss, so the node that reports it is not to blame."""
+    """Whether the loss revealed the fault. All ranks share the loss, so it does not show which node is faulty."""
     return any(told.kind == "loss" for told in result.alarms)
 
 

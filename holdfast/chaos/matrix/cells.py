@@ -131,7 +131,7 @@ def covering_cells() -> list[MatrixCell]:
 
 
 def uncovered_pairs(cells: Iterable[MatrixCell]) -> set[tuple[str, str]]:
-    """Return the pairs that some cell of the full product covers and none of these cells does."""
+    """Return the pairs that these cells leave out although some cell of the full matrix covers them."""
 
     def pairs(cells: Iterable[MatrixCell]) -> set[tuple[str, str]]:
         return {pair for c in cells for pair in ((c.strike, c.how), (c.strike, c.when), (c.how, c.when))}

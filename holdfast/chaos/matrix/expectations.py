@@ -67,7 +67,7 @@ def closest_row(rows: list[ExpectedRow], cell: MatrixCell) -> ExpectedRow:
 
 
 def judging_row(rows: list[ExpectedRow], cell: MatrixCell, came: CellOutcome) -> ExpectedRow:
-    """Return the most specific row for a cell, now that its outcome shows which alarms were acted on."""
+    """Return the most specific row for a cell, given the alarms in its outcome that the job acted on."""
     alone = came.acted[0] if len(came.acted) == 1 else ""
     return _most_specific([row for row in fitting_rows(rows, cell) if row.alone in ("", alone)])
 

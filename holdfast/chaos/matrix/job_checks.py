@@ -20,7 +20,7 @@ State = tuple[str, tuple[int, ...]]  # digest after a step, and the samples it w
 
 
 class RankTrace:
-    """The trace that one rank wrote: the newest line of each step, since older ones belong to abandoned lineages."""
+    """The trace file of one rank. Only the newest line of each step counts; older ones belong to abandoned lineages."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._at = path, 0
@@ -55,13 +55,13 @@ def open_traces(folder: Path, ranks: int) -> dict[int, RankTrace]:
 
 
 def count_differing(found: dict[int, RankTrace], calm: dict[int, RankTrace], steps: range) -> tuple[int, int]:
-    """Return how many states of these steps differ from the undisturbed run's, and how many were compared."""
+    """Return how many states of these steps differ from the undisturbed run, and how many were compared."""
     pairs = [(found[rank].steps.get(step), calm[rank].steps.get(step)) for rank in found for step in steps]
     return sum(one != other for one, other in pairs), len(pairs)
 
 
 def check_samples(found: dict[int, RankTrace], parts: int) -> list[str]:
-    """Return what is wrong: missing steps, or samples seen twice by the ranks below `parts`, which draw samples."""
+    """Return the errors found: missing steps, and samples drawn twice. Only ranks below `parts` draw samples."""
     last = min(trace.last for trace in found.values())
     wrong = []
     for rank, trace in found.items():
@@ -148,7 +148,7 @@ def _owner_uid(entry: os.DirEntry[str]) -> int:
 
 
 def check_record(run_dir: Path) -> list[str]:
-    """Step a decider through the journal; return decisions that differ and spans that do not tile the wall clock."""
+    """Rebuild a decider from the journal; return its errors: a different decision, or spans that do not tile time."""
     decider, ledger = Decider(), Ledger()
     try:
         journal = SqliteJournal(run_dir / "journal.db", read_only=True)

@@ -23,7 +23,7 @@ LEAVE_S = 20.0  # a node that is to leave has by then, whatever its ranks do
 
 
 class AgentProcess:
-    """One process of an agent; once it is dead, code of it that still runs has no effect."""
+    """One process of an agent; once the process is dead, its code that still runs has no effect."""
 
     def __init__(self, machine: "SimMachine") -> None:
         self.machine = machine
@@ -47,7 +47,7 @@ class AgentProcess:
         return self.keeper
 
     async def judge_exit(self, exit: Exit) -> Alarm:
-        """Judge the last words of a rank, which takes its time."""
+        """Return the alarm for a rank's last words, after a random delay."""
         told = msgspec.structs.replace(exit, words=self.machine.held[RankKey(exit.generation, exit.rank)].words)
         await asyncio.sleep(self.world.rng.uniform(0.01, 0.3))
         return alarm_of(told, self.world.catalog)
@@ -65,7 +65,7 @@ class AgentProcess:
             raise AgentCrashed
 
     def strike_point(self, point: str) -> None:
-        """Called where a crash would matter; raises AgentCrashed if the process is dead or dies here."""
+        """Called at a point where a crash matters; raises AgentCrashed if the process is dead or dies now."""
         self.check_alive()
         if self.world.faults.kills_agent_at(self.machine, point):
             raise AgentCrashed

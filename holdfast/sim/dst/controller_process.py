@@ -25,7 +25,7 @@ _NO_FILES = Path("/nonexistent")  # nobody asks for archives of releases
 
 
 class ControllerLife:
-    """One process of the controller; once it is dead, code of it that still runs has no effect."""
+    """One process of the controller; once the process is dead, its code that still runs has no effect."""
 
     def __init__(self, office: "ControllerProcess") -> None:
         self.office = office
@@ -50,7 +50,7 @@ class ControllerLife:
         )
 
     def strike_point(self, point: str) -> None:
-        """Called just before this process changes the world; raises ControllerCrashed if it is dead or dies here."""
+        """Called just before this process changes the world; raises ControllerCrashed if it is dead or dies now."""
         if self.dead:
             raise ControllerCrashed
         if self.office.armed == point:
@@ -114,7 +114,7 @@ class ControllerProcess:
             self.crash_controller("for good")
 
     def accept_link(self, link: SimLink) -> bool:
-        """Accept an agent's link; False if no controller is ready for it."""
+        """Accept an agent's link; False if no controller is ready to serve the agent."""
         life = self.life
         if life is None or life.brain.view.phase is Phase.NEW:
             return False

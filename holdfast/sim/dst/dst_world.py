@@ -25,7 +25,7 @@ from holdfast.sim.dst.virtual_loop import VirtualLoop
 
 
 class RealParts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a simulation is there to test."""
+    """The real controller and the real agent, which the simulation tests."""
 
     build_controller: BuildController
     build_agent: BuildAgent
@@ -92,7 +92,7 @@ class DstWorld:
         return self.teams.all[generation].size
 
     def start_world(self) -> None:
-        """Start the controller, the faults, and, where the fleet cannot acquire nodes, all machines."""
+        """Start the controller and the faults; start all machines too if the job cannot acquire nodes from a fleet."""
         self.office.start()
         if not self.setup.job.can_acquire:
             for _ in range(self.setup.machines):

@@ -70,7 +70,7 @@ class RandomFaults:
         return "its log folder cannot be made" if self.draw_chance(0.04) else ""
 
     def kills_agent_at(self, machine: "SimMachine", point: str) -> bool:
-        """Whether the machine's agent was due to die at this point; if so, kill it."""
+        """Kill the machine's agent if it is due to die at this point; return whether it was."""
         if self._armed.get(machine.name) != point:
             return False
         del self._armed[machine.name]
@@ -106,7 +106,7 @@ class RandomFaults:
         machine.disk.full = machine.buried
 
     def on_leaving(self, machine: "SimMachine") -> None:
-        """Maybe kill the agent while its node leaves, a moment that random faults would rarely hit."""
+        """With chance one half, kill the agent while its node leaves, which random timing would rarely hit."""
         if self.on and self._aside.random() < 0.5:
             self._count_fault("kill_leaving")
             self.world.call_later(self._aside.uniform(0.0, 1.0), machine.kill_agent)

@@ -64,7 +64,7 @@ def play_seed(
 
 
 def _run_until(world: DstWorld, within_s: float, reached: Callable[[DstWorld], str]) -> None:
-    """Let time pass until `reached` returns nothing; report what it still returns when time is up as a failure."""
+    """Let time pass until `reached` returns an empty string. If time runs out first, report its text as a failure."""
     until = world.now() + within_s
     while not world.failure and (wrong := reached(world)):
         if world.now() >= until:
@@ -79,7 +79,7 @@ def _await_healing(world: DstWorld) -> None:
 
 
 def _unhealed_reason(world: DstWorld, step: int) -> str:
-    """Return what keeps the job from being healthy; empty if it is."""
+    """Return why the job is not healthy; empty if it is healthy or has ended."""
     office = world.office
     if office.ended:
         return ""

@@ -1,4 +1,4 @@
-"""The keeper of one simulated agent as the agent sees it, and the way on which copies get to other machines."""
+"""The keeper of one simulated agent as the agent sees it, and the transport of copies to other machines."""
 
 import asyncio
 from typing import TYPE_CHECKING
@@ -36,7 +36,7 @@ class SimBackup:
         self._keeper.recall_launch(self._machine.disk.launch)
 
     def begin_launch(self, errand: LaunchHere) -> str:
-        """Drop what the launch gives up, whatever becomes of the note."""
+        """Begin a launch in the keeper and note it on disk; return why it cannot be noted, empty if it was."""
         self._process.check_alive()
         self._keeper.begin_launch(errand)
         return self._machine.disk.write_launch(errand)
@@ -71,7 +71,7 @@ class SimBackup:
 
 
 class SimTransport:
-    """The way to other machines: a copy takes its time, and arrives if both machines are connected then."""
+    """The transport to other machines. A copy takes time, and arrives if both machines are connected at its end."""
 
     def __init__(self, process: "AgentProcess") -> None:
         self._process = process

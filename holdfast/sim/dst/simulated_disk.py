@@ -23,7 +23,7 @@ class SimDisk:
             self._launched = launch
 
     def lose_entries(self, kept: int) -> None:
-        """Damage the end of the journal: keep `kept` entries and record what was lost, as the mark would."""
+        """Damage the end of the journal: keep the first `kept` entries, and set `lost` as the real journal would."""
         of, phase, launch = len(self.entries), self.entries[-1].decision.phase, self._launched
         generation, release = (launch.generation, launch.release.number) if launch else (0, 0)
         self.lost = Lost(kept=kept, of=of, generation=generation, release=release, phase=phase)

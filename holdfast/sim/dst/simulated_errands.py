@@ -1,4 +1,4 @@
-"""Work of a simulated node beside its ranks: releases that are staged, probes, stacks, and a machine in good health."""
+"""Errands of a simulated node other than launches: staged releases, probes and stacks, on a healthy machine."""
 
 import asyncio
 from collections.abc import Iterable
@@ -45,7 +45,7 @@ class SimStaging:
 
 
 class SimDiagnosis:
-    """Finds every machine well; replays are not played."""
+    """Passes every probe and pair test; refuses replays."""
 
     def __init__(self, world: "DstWorld") -> None:
         self._world = world
@@ -68,7 +68,7 @@ class SimDiagnosis:
 
 
 class SimTracer:
-    """Sees every rank in the same collective, or stopped, or gone."""
+    """Reports every rank as waiting in the same collective, stopped, or ended."""
 
     def __init__(self, machine: "SimMachine") -> None:
         self._machine = machine
@@ -97,7 +97,7 @@ class SimTracer:
 
 
 class SimHealth:
-    """A machine that never has anything to say about the end of a rank."""
+    """Health readings that never explain why a rank ended: no OOM kill, no shortage."""
 
     def on_rank_exit(self, at: float) -> None:
         pass

@@ -68,7 +68,7 @@ class SimFleet:
             machine.end_machine(f"given back: {reason}")
 
     async def _end_out_of_reach(self, machine: SimMachine) -> None:
-        """End a machine that cannot be reached: slowly, and half of the time with an OSError instead of an answer."""
+        """End an unreachable machine after a delay; in half of the cases raise OSError instead of waiting for it."""
         takes_s = self._world.rng.uniform(0.0, 30.0)
         self._world.call_later(takes_s, machine.end_machine, "the fleet has ended it at last")
         if self._world.rng.random() < 0.5:

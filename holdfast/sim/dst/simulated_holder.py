@@ -1,4 +1,4 @@
-"""The holder of a simulated machine as one agent sees it: it starts and ends ranks, and tells of those that end."""
+"""The holder of a simulated machine as one agent sees it: it starts and ends ranks, and reports ranks that ended."""
 
 import asyncio
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class SimSlots:
 
 
 class SimHolder:
-    """One agent's link to the holder; what the holder sends waits here until the agent hears it."""
+    """One agent's link to the holder; messages from the holder wait here until the agent reads them."""
 
     def __init__(self, process: "AgentProcess", on_rank_exit: Callable[[HolderRank], None]) -> None:
         self._process = process
@@ -49,7 +49,7 @@ class SimHolder:
         self.send_agent(HolderListing(ranks=ranks, arena="", arenas=(), warm=self._machine.warm))
 
     def send_agent(self, message: HolderListing | RankEnded | ZygoteWarmed) -> None:
-        """Called by the machine: it has something to tell the agent."""
+        """Queue a message for the agent; called by the machine."""
         self._sent.put_nowait(message)
 
     async def listen(self, listed: asyncio.Event) -> None:

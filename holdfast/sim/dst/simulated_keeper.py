@@ -1,6 +1,6 @@
-"""The keeper of a simulated agent: the real sender of copies and the real decisions, over records without bytes.
+"""The keeper of a simulated agent: the real copy sender and the real decisions, over records without bytes.
 
-Every record says which generation really made the snapshot; no keeper knows that, and only the checks may read it.
+Every record says which generation really made the snapshot. Keepers cannot know that, so only the checks may read it.
 """
 
 from collections.abc import Iterable
@@ -44,9 +44,9 @@ class SimArena:
         self._seq = 0
 
     def put_snapshot(self, snap: SimSnapshot, pinned: Iterable[SimSnapshot]) -> bool:
-        """Store a snapshot in place of the oldest one that is not pinned; False if all are.
+        """Store a snapshot in a free slot, else in place of the oldest unpinned one; False if all are pinned.
 
-        The newest is replaced only if readers hold all others.
+        The newest is replaced only if all others are pinned.
         """
         if len(self.snaps) >= self.slots:
             held = [id(one) for one in pinned]
@@ -76,7 +76,7 @@ class HolderMemory:
         self._arenas = 0
 
     def fit_arena(self, arenas: dict[int, SimArena], rank: int, world: int, slots: int) -> SimArena:
-        """Return the rank's arena; if there is none for a job of this size, a new one in its place."""
+        """Return the rank's arena; replace it by a new one if it is missing or was made for another job size."""
         if rank not in arenas or arenas[rank].world != world:
             self._arenas += 1
             arenas[rank] = SimArena(self._arenas, world, slots)
@@ -88,7 +88,7 @@ class HolderMemory:
 
 
 class SimOwnSnapshots:
-    """The snapshots of a machine's own ranks, and the pins of one agent, which end with it."""
+    """The snapshots of a machine's own ranks, and one agent's pins; the pins end with the agent."""
 
     def __init__(self, memory: HolderMemory) -> None:
         self.pinned: dict[OwnSnapshot, SimSnapshot] = {}
@@ -125,7 +125,7 @@ class SimOwnSnapshots:
 
 
 class CopySender(Protocol):
-    """What a simulated keeper needs of the real sender of copies, which the caller of a simulation supplies."""
+    """The methods of the real copy sender that a simulated keeper uses; the caller of a simulation supplies it."""
 
     @property
     def backed(self) -> int: ...
@@ -166,7 +166,7 @@ class SimKeeper:
     # --- generations -------------------------------------------------------------------------------------------
 
     def recall_launch(self, launch: LaunchHere | None) -> None:
-        """Take over the newest launch from the agent before, and the arenas that its ranks have asked for."""
+        """Take over the newest launch from the previous agent, and the arenas that the launch's ranks requested."""
         if launch is None:
             return
         self._begin_generation(launch)
@@ -245,7 +245,7 @@ class SimKeeper:
                 self._kept_floor.pop(rank, None)
 
     def keep_copy(self, rank: int, world: int, floor: int, snap: SimSnapshot) -> str:
-        """Store a copy of another node's rank; return why it is not taken, empty if it is."""
+        """Store a copy of a snapshot from another node; return why it is refused, empty if it is stored."""
         if why := refuse_generation(snap.label, self.launch.generation):
             return why
         arena = self.memory.fit_arena(self.memory.shelf, rank, world, _SHELF)
@@ -257,7 +257,7 @@ class SimKeeper:
         return "" if kept else "all copies of this rank are in use"
 
     def _pin_kept(self, rank: int, floor: int) -> bool:
-        """Pin the copy of the floor instead of the one before; return False if there is no such copy."""
+        """Pin the rank's copy at the floor step instead of the one pinned before; False if there is no such copy."""
         found = self.memory.shelf[rank].find_step(floor)
         if found:
             self._kept_floor[rank] = found

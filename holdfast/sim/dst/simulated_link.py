@@ -33,7 +33,7 @@ class LinkPacket(NamedTuple):
 
 
 class LinkInbox:
-    """Messages that have arrived at one end of a link and were not read there yet."""
+    """Messages that have arrived at one end of a link and wait to be read."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -46,7 +46,7 @@ class LinkInbox:
         self._wake_reader()
 
     def close(self) -> None:
-        """Nothing more will arrive; what has arrived can still be read."""
+        """Accept no more messages; those that have arrived can still be read."""
         self._closed = True
         self._wake_reader()
 
@@ -84,7 +84,7 @@ class AgentEnd:
 
 
 class SimDialer:
-    """One agent's way to the controller."""
+    """Opens one agent's links to the controller."""
 
     def __init__(self, process: "AgentProcess") -> None:
         self._process = process
@@ -104,7 +104,7 @@ class SimDialer:
 
 
 class SimLink:
-    """One WebSocket; its two ends learn of its death at different times."""
+    """One WebSocket between an agent and the controller; the two ends notice at different times that it is dead."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, rng: Random, process: "AgentProcess") -> None:
         self.loop = loop
@@ -140,7 +140,7 @@ class SimLink:
             self.inbox_here.put_packet(packet)
 
     def _check_promise(self, packet: bytes) -> None:
-        """Look whether the controller had written down what it acknowledges, or wants done."""
+        """Check that the journal on disk holds what the controller acknowledges, or the action it sends."""
         world, machine = self.process.world, self.process.machine
         match agent_messages.decode_from_controller(packet):
             case Ack(seq=seq):
@@ -203,7 +203,7 @@ class SimLink:
 
 
 class ControllerEnd:
-    """The end of a link that one life of the controller holds; that life may die whenever it sends."""
+    """One controller life's end of a link; the controller may crash whenever it sends."""
 
     def __init__(self, link: SimLink, strike: Callable[[str], None]) -> None:
         self._link = link

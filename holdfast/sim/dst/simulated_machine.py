@@ -94,7 +94,7 @@ class SimRank(msgspec.Struct, kw_only=True):
 
 
 class MachineClock:
-    """A machine's monotonic and wall clocks: both drift alike, and the wall clock can be set."""
+    """A machine's monotonic and wall clocks. Both drift at the same rate, and the wall clock can jump."""
 
     def __init__(self, world: "DstWorld") -> None:
         rng = world.rng
@@ -169,7 +169,7 @@ class SimMachine:
             self.world.call_later(_AGENT_S + self.world.rng.random(), self.start_agent)
 
     def on_leaving(self) -> None:
-        """The agent has written down, if the disk takes it, that the node leaves."""
+        """Called when the agent has noted on disk, unless the disk is full, that its node leaves."""
         self.leaves = not self.disk.full  # or the next agent cannot know
         self.world.faults.on_leaving(self)
 
@@ -200,7 +200,7 @@ class SimMachine:
     # --- the end of it -----------------------------------------------------------------------------------------
 
     def end_holder(self) -> None:
-        """End the holder and everything below it; without a fleet, a person restarts a machine that left unasked."""
+        """End the holder and all processes below it. A machine that left by itself and has no fleet is booted again."""
         self.end_machine("it leaves")
         if self.left_by == OWN and not self.world.setup.job.can_acquire:  # it found nobody; a person starts it again
             self.disk.lose_power()

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class NodeDisk:
-    """The notes that outlive an agent; after a power loss only synced ones remain."""
+    """The notes on a node's disk, which outlive the agent; after a power loss only synced notes remain."""
 
     def __init__(self) -> None:
         self.done: list[Done] = []  # synced
@@ -22,7 +22,7 @@ class NodeDisk:
         self.full = False  # nothing can be written
 
     def write_launch(self, errand: LaunchHere) -> str:
-        """Note a launch; return why it cannot be noted, empty if it could."""
+        """Note a launch; return why it cannot be noted, empty if it was."""
         self.launch = self.launch if self.full else errand
         return "what is launched cannot be written" if self.full else ""
 
@@ -31,7 +31,7 @@ class NodeDisk:
 
 
 class SimNotes:
-    """One agent's access to the notes; it may die just before and just after it writes."""
+    """One agent's access to the notes; the agent may crash just before and just after it writes one."""
 
     def __init__(self, process: "AgentProcess") -> None:
         self._process = process

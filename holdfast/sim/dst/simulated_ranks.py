@@ -17,7 +17,7 @@ _TRIES = 20  # to meet: then they give up
 
 
 class SimStorage:
-    """Checkpoints on shared storage; once a generation has published one, older generations cannot."""
+    """Checkpoints on shared storage; once a generation has published one, older generations can publish none."""
 
     def __init__(self) -> None:
         self.kept: dict[int, SimSnapshot] = {}
@@ -52,7 +52,7 @@ class RankTeam:
         return self.step >= 0
 
     def meet_ranks(self) -> None:
-        """Form process groups and restore state once all ranks are there; retry while some are unhealthy."""
+        """Form process groups and restore state once all ranks have started; retry while some are unhealthy."""
         if self.broken or self.is_formed or len(self.members) < self.size:
             return
         self._tries += 1
@@ -88,7 +88,7 @@ class RankTeam:
         return held.machine.agent.keeper
 
     def _resume_rank(self, held: "SimRank") -> SimSnapshot | str | None:
-        """Return the state that a rank resumes from: a snapshot, None for a fresh start, or why it is refused."""
+        """Return the snapshot that a rank resumes from, None for a fresh start, or a string that says why it cannot."""
         keeper, rank = self._rank_keeper(held), held.rank
         if why := keeper.launch.refuse_request(self.generation):
             return why
@@ -118,7 +118,7 @@ class RankTeam:
         return None
 
     def _find_checkpoint(self) -> SimSnapshot | None:
-        """Return the newest checkpoint that is not in doubt, as rank 0 sees the doubts; None if there is none."""
+        """Return the newest checkpoint that rank 0 has no doubt about; None if there is none."""
         first = self.members[min(self.members)]
         doubts = self._rank_keeper(first).launch.restore.doubts
         sound = [

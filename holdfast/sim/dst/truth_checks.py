@@ -1,4 +1,4 @@
-"""Safety checks from outside of the system, with knowledge of the simulated world that no part of the system has."""
+"""Safety checks from outside of the system; they use facts of the simulated world that no part of the system knows."""
 
 from typing import TYPE_CHECKING
 
@@ -76,7 +76,7 @@ class TruthChecks:
             )
 
     def on_restart(self) -> None:
-        """A controller restarts: if entries were lost, rebuild the checks from those on disk."""
+        """Called when a controller restarts: if entries were lost, rebuild the checks from the entries on disk."""
         if self._seen != len(self.disk.entries):
             self._watch, self.effort, decider = InvariantWatch(), RecoveryEffort(), Decider()
             self._told, self._doubts, self._read = 0, [], min(self._read, len(self.disk.entries))
@@ -85,7 +85,7 @@ class TruthChecks:
                 self.on_entry(entry, decider.view)
 
     def on_ack(self, life: AgentProtocol, seq: int) -> None:
-        """Check that an alarm or rank exit that the controller acknowledged is on its disk."""
+        """Check that an acknowledged rank exit, or alarm that calls for action, is in the journal on disk."""
         post = life._outbox.get(seq)
         self._read_new_entries()
         body = post.body if post else None
@@ -94,17 +94,17 @@ class TruthChecks:
             self.report_broken(f"{life.node}'s {type(body).__name__} was acknowledged and is not on disk: {body}")
 
     def on_errand(self, id: int) -> None:
-        """Check that the controller's journal on disk has the action that a node is told to carry out."""
+        """Check that the action behind an errand is in the journal on disk before a node gets the errand."""
         self._read_new_entries()
         if 0 < id and id not in self._asked:
             self.report_broken(f"a node is told action {id}, which is not on disk")
 
     def on_stay(self, node: str) -> None:
-        """Report a node that began to leave, and so has ended ranks, but stays after its agent restarted."""
+        """Report a node as unsafe that began to leave, and so ended ranks, but stays after its agent restarted."""
         self.report_broken(f"{node} has begun to leave, and its next agent stays")
 
     def check_fence(self, machine: "SimMachine", for_s: float) -> None:
-        """Check that a node cut off for the fence's duration has ended its ranks; a launch relies on nothing else."""
+        """Check that a node has ended its ranks when it was cut off for a fence's duration. Launches rely on that."""
         left = [held for held in machine.running_ranks() if not held.unkillable]
         if left and machine.buried:
             self.report_broken(
@@ -127,7 +127,7 @@ class TruthChecks:
             self.report_broken(str(e))
 
     def check_rebuild(self) -> None:
-        """Check that the journal gives the same decisions when it is read again."""
+        """Check that a decider rebuilt from the journal makes the same decisions."""
         decider = Decider()
         for entry in self.disk.entries:
             if decider.step(entry.at, entry.event) != entry.decision:
@@ -173,11 +173,11 @@ class TruthChecks:
             )
 
     def _newest_generation(self) -> int:
-        """The newest generation that has made a step, whether or not the journal still knows of it."""
+        """Return the newest generation that made a step, even if its journal entries were lost; 0 if none did."""
         return max((g for g, step in self._complete.items() if step > self._from[g][0]), default=0)
 
     def _step_maker(self, step: int, generation: int) -> int:
-        """Return the generation that made this step in the lineage that leads to `generation`."""
+        """Return the generation that made this step, going back through the lineage of `generation`; 0 if none."""
         while generation and step <= self._from[generation][0]:
             generation = self._from[generation][1]
         return generation

@@ -12,7 +12,7 @@ class StuckError(Exception):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Runs real coroutines in virtual time; events of one instant run in the order of planning."""
+    """Runs real coroutines in virtual time; events of one instant run in the order in which they were planned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def describe_error(error: BaseException) -> str:
-    """Name the errors that have ended a task."""
+    """Return the error's type and message; for an exception group, those of all its errors."""
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(describe_error(e) for e in error.exceptions)
     return f"{type(error).__name__}: {error}"

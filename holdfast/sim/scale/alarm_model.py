@@ -24,7 +24,7 @@ _KINDS = ("hang_spinning", "hang_stopped")  # shares of the hangs that are seen
 
 
 class AlarmSign(msgspec.Struct, frozen=True, kw_only=True):
-    """An alarm that a failure will raise, and when."""
+    """An alarm that a failure will raise, the delay until then, and the effect on training."""
 
     after_s: float
     alarm: Alarm
@@ -74,9 +74,9 @@ class AlarmModel:
                 raise AssertionError("a slow job goes on: see slow.py")
 
     def slow_sign(self, node: str, runs_s: float) -> AlarmSign | None:
-        """Return the alarm for a slow node, due once it has cost as much as a replacement; None: it seems normal.
+        """Return the alarm for a slow node, due once it has cost as much as a replacement; None if it seems normal.
 
-        A generation's normal pace is learned in its first rounds, so nothing is counted before they are over.
+        A generation learns its normal pace in its first rounds, so no cost counts before these are over.
         """
         limits = self._slow
         round_s = max(limits.round_s, limits.round_steps * self._step_s)
@@ -102,7 +102,7 @@ class AlarmModel:
         return AlarmSign(after_s=self._prices("nccl_timeout", "notice"), alarm=self._crash_alarm(_TIMED_OUT, node))
 
     def _hang_sign(self, places: FailurePlace, lot: float, wide_lot: float) -> AlarmSign:
-        """Draw how a hang shows: not at all until a timeout, as a stopped process, or as one that waits."""
+        """Return how a hang shows: as a timeout, as a stopped process, or as a process that waits."""
         node, other = places.node, places.other
         limits, unseen = self._hang, self._prices.share_value("hang_unseen")
         spinning, stopped = (unseen + (1 - unseen) * self._prices.share_value(name) for name in _KINDS)
@@ -128,7 +128,7 @@ class AlarmModel:
         return AlarmSign(after_s=named_s + (0.0 if is_stopped else limits.act_s), alarm=alarm)
 
     def _hash_sign(self, node: str, rng: Random) -> AlarmSign:
-        """Return the alarm of the next hash comparison; steps since the last equal comparison are spoilt."""
+        """Return the alarm of the next hash comparison; all steps since the last equal comparison are wrong."""
         wait = rng.randint(1, self._every)
         reason = "has other parameters than its replicas"
         alarm = Alarm(

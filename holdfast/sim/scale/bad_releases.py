@@ -18,7 +18,7 @@ class BadReleases:
         return digest
 
     def make_lasting(self, fault: FailureMode) -> None:
-        """Make a fault stay whichever release runs, so that rolling back does not help."""
+        """Make a fault appear in every release, so that a rollback does not help."""
         self._lasting = fault
 
     def find_fault(self, digest: str) -> FailureMode | None:

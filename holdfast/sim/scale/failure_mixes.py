@@ -15,7 +15,7 @@ KNOWN = ("byterobust", "llama3", "rsc1", "stepfun")
 
 
 def _check_limits(what: str, told: msgspec.Struct, limits: Mapping[str, tuple[int, int]]) -> None:
-    """Raise ValueError for a number that is NaN or outside of its limits; the default limit forbids negative ones."""
+    """Raise ValueError for a number that is NaN or outside its limits; by default a number may not be negative."""
     for name, value in msgspec.structs.asdict(told).items():
         least, most = limits.get(name, (0, _MOST))
         if isinstance(value, int | float) and not least <= value <= most:
@@ -46,7 +46,7 @@ class FailureMode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class CodeFailures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How failures of the user's code divide into those gone after a restart and those that need a rollback."""
+    """How many failures of the user's code disappear after a restart, and how many need a rollback."""
 
     passing: float
     release: float

@@ -70,14 +70,14 @@ class FailureSchedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw_schedule(setup: ScaleSetup, mix: FailureMix) -> FailureSchedule:
-    """Draw all failures and updates from the seed, the same for every policy, so that policies compare pairwise."""
+    """Draw all failures and updates from the seed. Every policy faces the same ones, so results compare in pairs."""
     strikes = _draw_failures(setup, mix, setup.nodes, Random(f"weather {setup.seed}"))
     return FailureSchedule(strikes=tuple(strikes), updates=_draw_updates(setup, mix))
 
 
 def draw_standby_failures(setup: ScaleSetup, mix: FailureMix, standbys: int) -> tuple[ScheduledFailure, ...]:
-    """Draw failures of standbys. Standbys fail as often as other nodes, but run no training code, so only failures
-    that show as silence or in a health reading are drawn; others would show only once the node trains."""
+    """Draw failures of standbys, which fail as often as other nodes. Standbys run no training code, so only machine
+    failures that show as silence or in a health reading are drawn."""
     strikes = _draw_failures(setup, mix, standbys, Random(f"standbys {setup.seed}"))
     return tuple(s for s in strikes if s.why == "machine" and s.fault.shows in ("silence", "health") and not s.blast)
 

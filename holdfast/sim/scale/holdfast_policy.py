@@ -1,4 +1,4 @@
-"""Holdfast's policy at scale: the real decider in virtual time, given alarms that published failures would raise."""
+"""Holdfast's policy at scale: the real decider in virtual time, with the alarms that published failures would raise."""
 
 import msgspec
 
@@ -208,7 +208,7 @@ class HoldfastPolicy:
         return lemons[int(strike.luck * len(lemons))] if lemons else self._seated_node(strike.luck)
 
     def _blast_nodes(self, blast: BlastFailure, node: str) -> None:
-        """Lose a switch or a rack, and with it the nodes around this one."""
+        """Lose the block of neighbouring nodes around this one, as when a switch or a rack fails."""
         around = node_neighbours.seats_around(self.state.view.seats, node, blast.nodes)
         gone = [seat.node for seat in around if seat.node in self.state.nodes]
         self.state.dead.update(gone)
@@ -217,7 +217,7 @@ class HoldfastPolicy:
         self.state.call_later(self.state.prices("silence"), self.raise_alarm, silence_alarm(*gone), blast.name, 0)
 
     def _bring_release(self, fault: FailureMode) -> None:
-        """Update to a release that fails; if the update is refused, the fault stays in the running release."""
+        """Update to a release that fails; if the update is refused, add the fault to the running release."""
         self._want = fault.name
         if not self._order_update(self.state.bugs.add_release(fault), now=True):
             self.state.bugs.make_lasting(fault)
@@ -225,7 +225,7 @@ class HoldfastPolicy:
             self._show_failure(fault, self._seated_node(self.state.rng.random()))
 
     def _show_failure(self, fault: FailureMode, node: str) -> None:
-        """Let a failure show on a node of the running generation: schedule its alarm, stall training if it must."""
+        """Show a failure on a node of the running generation: schedule its alarm, and stall training if it must."""
         if node not in self.state.nodes or self.state.view.phase not in _RUNS:
             return
         self._striking = fault.name

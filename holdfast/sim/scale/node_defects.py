@@ -1,4 +1,4 @@
-"""Defects of bad machines, and whether our probes and detectors can see them; drawn once for each machine."""
+"""Defects of bad machines, and whether probes and detectors can detect them; drawn once for each machine."""
 
 from random import Random
 
@@ -10,7 +10,7 @@ from holdfast.sim.scale.failure_mixes import FailureMode
 class NodeDefect(msgspec.Struct, frozen=True, kw_only=True):
     """A machine's defect, which shows again after every launch until the machine is gone.
 
-    Lots are from 0 to 1 and belong to the machine: a probe that cannot find the defect never will.
+    Lots are from 0 to 1 and never change for a machine: a probe that misses its defect once will always miss it.
     """
 
     fault: FailureMode
@@ -26,5 +26,5 @@ def draw_defect(fault: FailureMode, rng: Random) -> NodeDefect:
 
 
 def draw_wide_lot(hang_lot: float) -> float:
-    """Derive a further lot from `hang_lot`, so that the seed's other draws stay the same."""
+    """Derive another lot from `hang_lot`, without a draw that would change the seed's later draws."""
     return Random(hang_lot).random()

@@ -81,7 +81,7 @@ def _plot_over_time(curves: Curves, title: str) -> Any:
 
 
 def _plot_losses(found: list[ScaleSummary]) -> Any:
-    """Plot for each policy the share of time lost to each use."""
+    """Plot the share of time that each policy lost to each use."""
     uses = list(dict.fromkeys(use for one in found for use in one.lost_by_use))
     figure, axes = _new_figure(9, 1.5 + 0.42 * len(found))
     names = [_policy_name(one) for one in found]
@@ -97,7 +97,7 @@ def _plot_losses(found: list[ScaleSummary]) -> Any:
 
 
 def _plot_comparison(found: list[ScaleSummary]) -> Any:
-    """Plot lost time as bars that start at zero; bars of ETTR near 100 % would have to be cut off."""
+    """Plot lost time as bars that start at zero. Bars of ETTR, all near 100 %, would need a cut axis."""
     figure, axes = _new_figure(9, 1.5 + 0.38 * len(found))
     names, means = [_policy_name(one) for one in found], [100 * (1 - one.ettr) for one in found]
     low = [100 * (one.ettr_most - one.ettr) for one in found]

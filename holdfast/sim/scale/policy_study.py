@@ -18,7 +18,7 @@ POLICIES = (NAME, *published_policy.KNOWN)
 def play_policy(
     policy: str, setup: ScaleSetup, mix: FailureMix, sheet: PriceSheet | None = None
 ) -> tuple[ScaleResult, TimeBook]:
-    """Play one seed of a policy; return its result and its time book."""
+    """Simulate one seed of a policy; return its result and its time book."""
     sheet = sheet or price_sheet.load_sheet()
     played = (
         HoldfastPolicy(setup, mix, sheet)
@@ -45,7 +45,7 @@ def compare_policies(
 def ablate_mechanisms(
     setup: ScaleSetup, mix: FailureMix, seeds: Sequence[int], mechanisms: Sequence[str] = tuple(MECHANISMS)
 ) -> list[ScaleSummary]:
-    """Play holdfast's policy with all mechanisms first, then without each of these."""
+    """Simulate holdfast's policy with all mechanisms first, then once without each of these mechanisms."""
     found = [play_seeds(NAME, setup, mix, seeds)]
     for mechanism in mechanisms:
         without = msgspec.structs.replace(setup, off=setup.off | {mechanism})

@@ -52,7 +52,7 @@ class PriceDraws:
 
 
 def scale_sheet(sheet: PriceSheet, times: Mapping[str, float]) -> PriceSheet:
-    """Return the sheet with some prices and shares multiplied; raises ValueError for an unknown name."""
+    """Return the sheet with the named prices and shares multiplied; raises ValueError for an unknown name."""
     price = tuple(_scale_price(p, times.get(p.name, 1.0)) for p in sheet.price)
     shares = [msgspec.structs.replace(s, value=s.value * times.get(s.name, 1.0)) for s in sheet.share]
     unknown = times.keys() - {p.name for p in price} - {s.name for s in shares}
@@ -67,7 +67,7 @@ def _scale_price(price: Price, times: float) -> Price:
 
 
 def read_curve(curve: Curve, gpus: float) -> float:
-    """Read a published curve at this size: linear in log2 of the GPUs, extended with the slope of its ends."""
+    """Read a published curve at this size: linear in log2 of the GPUs, also beyond its ends, with a lower bound."""
     pairs = list(pairwise(curve))
     low, high = next(((a, b) for a, b in pairs if gpus <= b[0]), pairs[-1])
     part = (log2(gpus) - log2(low[0])) / (log2(high[0]) - log2(low[0]))

@@ -1,4 +1,4 @@
-"""Others' published practices, as data, played in the same simulated world from failure to failure."""
+"""Published practices of others, as data, simulated in the same world from failure to failure."""
 
 import tomllib
 from collections import deque
@@ -52,7 +52,7 @@ class PublishedPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class PolicyRun:
-    """Plays one seed of a published practice."""
+    """Simulates one seed of a published practice."""
 
     def __init__(self, practice: PublishedPolicy, setup: ScaleSetup, mix: FailureMix, sheet: PriceSheet) -> None:
         self.practice, self.setup, self.mix = practice, setup, mix
@@ -113,7 +113,7 @@ class PolicyRun:
     _cause = ""
 
     def _lose_work(self, more_s: float = 0.0) -> None:
-        """Lose the work since the last save, or `more_s` of wrong work if that is more."""
+        """Lose the work since the last save; if `more_s` of work was wrong and that is more, lose that much."""
         every_s = self.practice.save_every_s
         lost_s = self._trained % every_s if every_s else self.setup.step_s * self.rng.random()
         lost_s = min(self._trained, max(lost_s, more_s))
@@ -153,7 +153,7 @@ class PolicyRun:
             self._train_until(self.now + self.prices("corrupts" if shows == "loss" else "relapse"), name)
 
     def _is_down(self, at: float) -> bool:
-        """Whether no rank ran at this instant, so that a failure then harms nothing."""
+        """Whether no rank ran at this instant; a failure at such an instant harms nothing."""
         piece = self.book.piece_at(at)
         return piece is not None and piece.use not in (TRAIN, "redo", "launch", "update")
 
@@ -192,7 +192,7 @@ class PolicyRun:
             self._spend_time("launch", self.prices(self.practice.restart), name)
 
     def _take_standbys(self, gone: int) -> int:
-        """Take up to `gone` available standbys and return how many; each is replaced after a while."""
+        """Take up to `gone` available standbys; return how many were taken. Each is replaced after a while."""
         while self._idle and self._idle[0] <= self.now:
             self._back_at.append(self._idle.popleft() + self.prices("acquire", "boot"))
             self.tally.standbys_lost += 1
@@ -204,7 +204,7 @@ class PolicyRun:
         return taken
 
     def _update_code(self, at: float) -> None:
-        """Update the code: at once by requeueing, or with the next restart, at the latest a day later."""
+        """Update the code: at once by requeueing, or with the next restart but at most a day later."""
         self.tally.updates += 1
         if self.practice.updates == "requeue":
             self._train_until(at, "")

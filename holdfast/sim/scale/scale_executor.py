@@ -8,7 +8,7 @@ from holdfast.sim.scale.scale_state import ScaleState
 
 
 class ScaleJob(Protocol):
-    """The job that actions change: it hears of them as they happen."""
+    """The interface of the job that the executor's actions change."""
 
     def step_decider(self, event: Event) -> Decision: ...
     def add_node(self, name: str) -> None: ...
@@ -51,7 +51,7 @@ class ScaleExecutor:
                 state.call_later(prices("tell", "stop"), job.on_finish, action)
 
     def _acquire_nodes(self, action: Acquire) -> None:
-        """Acquire nodes: at once for a job that begins, otherwise after a while, and some never report."""
+        """Acquire nodes: at once when a job begins, otherwise after a delay. Later nodes may never report."""
         state, job = self.state, self.job
         names = tuple(f"n{self._made + number}" for number in range(action.count))
         self._made += action.count
@@ -80,7 +80,7 @@ class ScaleExecutor:
         self.job.step_decider(Outcome(action=action.id, ok=not failed, failed=failed))
 
     def _on_probed(self, action: Probe) -> None:
-        """Report the nodes that fail their probes: dead ones, and those whose defect probes can see."""
+        """Report the nodes that fail their probes: dead nodes, and nodes with a defect that probes can detect."""
         state, prices = self.state, self.state.prices
         tried = set(action.nodes)
         bad = dict.fromkeys(sorted(tried & state.dead), "it does not answer")

@@ -1,4 +1,4 @@
-"""The state of a simulated job at scale, which the parts that act on the job share."""
+"""The state of a simulated job at scale, shared by all parts that change the job."""
 
 from collections.abc import Callable
 from functools import cache

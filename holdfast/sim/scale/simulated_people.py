@@ -34,7 +34,7 @@ class SimulatedPeople:
         state.call_later(takes_s, self._answer_job, state.cried)
 
     def _answer_job(self, name: str) -> None:
-        """Answer the job after finding the cause: evict the bad machines and let a held job go on."""
+        """Act on the job once the cause is found: evict the bad machines, and resume the job if it is held."""
         state = self._state
         for node in self.mend_failure(name):
             self._give_order("evict", name, node)
@@ -42,7 +42,7 @@ class SimulatedPeople:
             self._give_order("resume", name, "")
 
     def mend_failure(self, name: str) -> list[str]:
-        """Fix the cause of this failure; return the machines that must be evicted for it."""
+        """Fix the cause of this failure; return the machines with this defect, which must be evicted."""
         state = self._state
         state.bugs.mend_fault(name)
         if state.away[1] is not None and state.away[1].name == name:
@@ -50,7 +50,7 @@ class SimulatedPeople:
         return [node for node, defect in state.defects.items() if defect.fault.name == name]
 
     def rest_s(self, name: str) -> float:
-        """Return how long it takes, from now on, until a person knows why the job gave up."""
+        """Return the seconds from now until a person knows why the job gave up."""
         if self._done_at > self._state.now:
             return self._done_at - self._state.now
         self._state.tally.people += 1
@@ -63,11 +63,11 @@ class SimulatedPeople:
     # --- a bad machine -------------------------------------------------------------------------------------------
 
     def page_person(self, node: str, defect: NodeDefect) -> None:
-        """Call a person to look for a defective machine, unless it is found soon."""
+        """Call a person to search for a defective machine if the job has not lost it by then."""
         self._state.call_later(self._state.prices("page"), self._seek_machine, node, defect)
 
     def _seek_machine(self, node: str, defect: NodeDefect) -> None:
-        """Start a person's search for a bad machine; one that computes wrongly can be found only in a held job."""
+        """Start a person's search for a bad machine. To find one that computes wrongly, the person holds the job."""
         state = self._state
         if node in self._sought or state.defects.get(node) is not defect:
             return
@@ -78,7 +78,7 @@ class SimulatedPeople:
         state.call_later(self._takes_s(defect.fault.name), self.on_found, node, defect, corrupts)
 
     def on_found(self, node: str, defect: NodeDefect, held: bool = False) -> None:
-        """Evict the bad machine that a person found, if it is still there, and resume the job if it was held."""
+        """Evict the bad machine that a person found, if it is still in the job; resume the job if it was held."""
         state = self._state
         self._sought.discard(node)
         if state.defects.get(node) is defect and node not in state.dead:
@@ -90,7 +90,7 @@ class SimulatedPeople:
     # --- a bad release -------------------------------------------------------------------------------------------
 
     def plan_mend(self, fault: FailureMode) -> None:
-        """Have the authors of a failed release fix it, as soon as a person can; once for each fault."""
+        """Have the authors of a failed release fix its fault once a person is available; plan each fix only once."""
         if fault.name not in self._mending:
             self._mending.add(fault.name)
             self._state.call_later(self._state.prices("person"), self._on_mended, fault)

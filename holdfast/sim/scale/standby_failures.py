@@ -33,7 +33,7 @@ class StandbyFailures:
         state.call_later(sign.after_s, self._report_alarm, sign.alarm)
 
     def _report_alarm(self, alarm: Alarm) -> None:
-        """Report the alarm if the node is still there; if it has a seat by now, the failure counts as any other."""
+        """Report the alarm if the node is still in the job, whether it is still a standby or has a seat by now."""
         state = self._state
         if not state.nodes.isdisjoint(alarm.suspects):
             self._step_decider(msgspec.structs.replace(alarm, at=state.now, generation=state.view.generation))

@@ -1,4 +1,4 @@
-"""Steps of a job at scale: how far it has come, and to which step a restart goes back."""
+"""Steps of a job at scale: the newest step, and the step that a restart resumes from."""
 
 from math import ceil
 from random import Random
@@ -39,7 +39,7 @@ class ScaleProgress:
         return self._first + int((until - self._first_at) / self._setup.step_s)
 
     def good_at(self, now: float) -> float:
-        """Return the last instant, up to now, at which training was not stalled."""
+        """Return the time until which training made steps: now, or the instant at which it stalled."""
         return now if self._stalled_at is None else min(now, self._stalled_at)
 
     def runs_s(self, now: float) -> float:
@@ -47,7 +47,7 @@ class ScaleProgress:
         return self.good_at(now) - self._first_at if self._first_at is not None else 0.0
 
     def saving_share(self) -> float:
-        """Return the share of time that saving takes: a rank's own snapshots, and copies while they are sent."""
+        """Return the share of time lost to saving: snapshots, and the slowdown while copies are sent."""
         if "snapshots" in self._setup.off:
             return 0.0
         copies = 0.0 if "backups" in self._setup.off else self._prices.share_value("backup_drag") * _DUTY
@@ -78,7 +78,7 @@ class ScaleProgress:
         self._again = True
 
     def choose_restore(self, action: Launch, dead: tuple[int, ...], *, changed: bool) -> None:
-        """Choose the step to resume from: from own memory, else a peer's, else storage."""
+        """Choose the step to resume from: from the ranks' own memory, else a peer's memory, else storage."""
         seats = len(action.seats)
         step_s, off = self._setup.step_s, self._setup.off
         stored_every = self._prices.share_value("stored_every_s")
@@ -99,7 +99,7 @@ class ScaleProgress:
         self._tally.restored[self._tier] = self._tally.restored.get(self._tier, 0) + 1
 
     def _late_s(self) -> float:
-        """Draw how old the floor is: a copy takes time to send, and the next starts only when `duty` allows."""
+        """Draw the age of the floor: a copy takes time to send, and the next one may start only after a pause."""
         sent_s = self._prices("peer_state")
         return sent_s + self._rng.uniform(0.0, sent_s / _DUTY + self._setup.step_s)
 

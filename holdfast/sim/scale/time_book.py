@@ -1,4 +1,4 @@
-"""The time book of a simulated job: pieces of time by use and cause that tile the wall clock."""
+"""The time book of a simulated job: it divides wall time into pieces, each with a use and a cause."""
 
 from bisect import bisect_right
 from collections import deque
@@ -58,7 +58,7 @@ class TimeBook:
         self.drags.append(SlowStretch(start_at=at, end_at=at + seconds, part=part, cause=cause))
 
     def piece_at(self, at: float) -> TimePiece | None:
-        """Return the piece that holds this instant; None if the instant is not booked yet."""
+        """Return the piece that contains this instant; None if the book does not reach that far."""
         number = bisect_right(self.pieces, at, key=lambda piece: piece.start_at) - 1
         return self.pieces[number] if number >= 0 and at < self.at else None
 
@@ -76,7 +76,7 @@ class TimeBook:
         return self.pieces[-1].end_at - self.pieces[0].start_at if self.pieces else 0.0
 
     def productive_s(self, stall: float) -> float:
-        """Return training time less slow steps and saving; `stall` is the share of a step that saving takes."""
+        """Return the training time without slow steps and saving; `stall` is the share of a step spent on saving."""
         trained = sum(piece.seconds for piece in self.pieces if piece.use == TRAIN)
         dragged = sum(drag.lost_s for drag in self.drags)
         return max(0.0, trained - dragged) * (1 - stall)
@@ -120,7 +120,7 @@ class TimeBook:
         return found
 
     def ettr_curves(self, stall: float, every_s: float = HOUR_S) -> Curves:
-        """Return instants up to the end, ETTR from the start up to each, and ETTR of the hour before each."""
+        """Return a list of instants, the ETTR from the start to each, and the ETTR of the hour before each."""
         if not self.pieces:
             return [], [], []
         start_at, end_at = self.pieces[0].start_at, self.pieces[-1].end_at

@@ -1,4 +1,4 @@
-"""Validation of the simulator: its results beside published ones, and where the two disagree."""
+"""Validation of the simulator: its results beside published ones, with the known differences."""
 
 from collections.abc import Iterable
 from math import sqrt
@@ -48,7 +48,7 @@ def run_checks(seeds: int = 3) -> list[ValidationCheck]:
 
 
 def meta_ettr(nodes: int, rate: float, every_s: float, write_s: float, restart_s: float) -> float:
-    """Compute ETTR by Kokolis et al. (HPCA 2025): a failure costs a restart and half an interval, a save its time."""
+    """Compute ETTR as Kokolis et al. (HPCA 2025): a failure costs a restart and half a save interval."""
     lost = nodes * rate / DAY_S * (restart_s + every_s / 2)
     return (1 - lost) / (1 + write_s / every_s)
 
@@ -58,7 +58,7 @@ def daly_interval_s(nodes: int, rate: float, write_s: float) -> float:
 
 
 def check_closed_form(seeds: int, grid: tuple[tuple[int, float, float], ...] = _GRID) -> list[ValidationCheck]:
-    """Compare simulated ETTR with the formula: within 5 % where failures are rare, reported as known where not."""
+    """Compare simulated ETTR with the formula: 5 % tolerance. Deviations are known where failures are frequent."""
     found = []
     for nodes, write_s, restart_s in grid:
         every_s = daly_interval_s(nodes, _RSC, write_s)
@@ -100,7 +100,7 @@ def _simple_ettr(nodes: int, every_s: float, write_s: float, restart_s: float, s
 
 
 def check_standbys() -> list[ValidationCheck]:
-    """Compare the P99 number of standbys with table 5: four sizes from one failure rate."""
+    """Compare the P99 number of standbys with ByteRobust's table 5: four job sizes, one failure rate."""
     published = {128: 2, 256: 2, 512: 3, 1024: 4}
     found = {nodes: binomial_quantile(nodes, 0.0012) for nodes in published}
     return [
@@ -114,7 +114,7 @@ def check_standbys() -> list[ValidationCheck]:
 
 
 def check_restarts() -> list[ValidationCheck]:
-    """Check that the curve of table 7, an input, predicts each point when that point is left out."""
+    """Check that each point of the table 7 curves, an input of ours, can be predicted from the other points."""
     found = []
     for name, published in (("first_step", "hot update"), ("requeue", "requeue")):
         curve = next(p.by_gpus for p in price_sheet.load_sheet().price if p.name == name)
@@ -135,7 +135,7 @@ def check_restarts() -> list[ValidationCheck]:
 
 
 def check_scheduling(trials: int = 20000) -> list[ValidationCheck]:
-    """Derive figure 12 from table 7: 1 to P99 machines lost by binomial weights, 32 at once with a weight of 1 %."""
+    """Derive figure 12 from table 7. A trial loses one machine plus a binomial number, or 32 with a chance of 1 %."""
     sheet, rng = price_sheet.load_sheet(), Random("figure 12")
     warm_s = next(read_curve(p.by_gpus, 16384) for p in sheet.price if p.name == "first_step")
     requeue_s = next(read_curve(p.by_gpus, 16384) for p in sheet.price if p.name == "requeue")
@@ -164,7 +164,7 @@ def check_scheduling(trials: int = 20000) -> list[ValidationCheck]:
 
 
 def check_byterobust(seeds: int) -> list[ValidationCheck]:
-    """Compare ByteRobust's ETTR simulated from its own tables with the reported 97 %; the tables give more."""
+    """Compare ByteRobust's reported ETTR of 97 % with one simulated from its own tables, which comes out higher."""
     setup, mix = ScaleSetup(gpus=9600), failure_mixes.load_mix("byterobust")
     found = policy_study.play_seeds("byterobust", setup, mix, range(1, seeds + 1))
     unexplained = 0.3435 * found.incidents

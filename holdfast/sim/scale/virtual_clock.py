@@ -14,7 +14,7 @@ class VirtualClock:
         self._pushed = 0
 
     def call_later(self, delay_s: float, call: Callable[..., object], *args: object) -> None:
-        """Plan a call for this life of the job; it is dropped if the life ends before."""
+        """Plan a call for this life of the job; the call is dropped if that life ends first."""
         self.call_at(self.life, self.now + delay_s, call, *args)
 
     def call_at(self, life: int, at: float, call: Callable[..., object], *args: object) -> None:

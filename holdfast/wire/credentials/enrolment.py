@@ -1,14 +1,14 @@
 """How a host becomes a node of a job: both sides prove that they know a secret, then a key is signed.
 
-The secret is the job's, or that of a token which was made for this node alone (node_token.py): then the node says
-which one it means, by its id.
+The secret is the job's own, or belongs to a token made for this node alone (node_token.py). In the second case the node
+sends the token's id.
 
     node        GET  /enrol?nonce=N1[&token=ID]            over TLS, with nobody proved yet
     controller  N2, and its proof over N1, N2 and its certificate
     node        POST /enrol  its name, the request for its key, its proof over all of these
     controller  the certificate, and the authority's
 
-Both go over one connection, so that the certificate is the same.
+Both requests use one connection, so that the certificate is the same.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ class EnrolmentGrant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CertifiedNode(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a node that has a certificate of the user's own authority and so does not need to enrol."""
+    """The answer to a node that need not enrol, because it has a certificate of the user's own authority."""
 
     node: str
     run_id: str

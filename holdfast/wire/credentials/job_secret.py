@@ -27,7 +27,7 @@ GUESSABLE = f"is too short or too regular and needs at least {_BITS} random bits
 
 
 def secret_fault(token: str) -> str:
-    """Say why a secret is not good enough, in words that follow its name; empty if the secret is good."""
+    """Return why a secret is too weak, as words that follow the secret's name; empty if it is strong enough."""
     if not token:
         return EMPTY
     if not token.isascii() or not token.isprintable() or " " in token:
@@ -40,7 +40,7 @@ def secret_fault(token: str) -> str:
 
 
 def make_proof(token: str, who: str, *parts: bytes) -> str:
-    """Return a code over these parts that needs the secret; `who` keeps the two sides' codes apart."""
+    """Return an HMAC of these parts, keyed by the secret; `who` makes the two sides' proofs differ."""
     said = hashlib.sha256()
     for part in (who.encode(), *parts):
         said.update(len(part).to_bytes(8, "big") + part)

@@ -1,8 +1,8 @@
 """Links on which both sides prove themselves: TLS 1.3 with certificates of the job's or the user's authority.
 
-No other authority counts, and no clock does: a certificate is good until the controller revokes its serial. So nobody
-is shut out while the controller is away or a clock is wrong. organisation_certificates.py has those of the user's
-authority.
+No other authority counts, and expiry dates do not count: a certificate is good until the controller revokes its serial.
+So nobody is shut out while the controller is away or a clock is wrong. Certificates of the user's authority are in
+organisation_certificates.py.
 """
 
 import os
@@ -63,7 +63,7 @@ def write_new_secret(path: Path, content: bytes) -> None:
 
 
 def server_tls(keys: KeyFiles, strangers: bool) -> ssl.SSLContext:
-    """Return the TLS context of the side that listens. With `strangers`, callers may come without a certificate."""
+    """Return the TLS context of a server. With `strangers`, callers without a certificate are accepted too."""
     context = _make_tls(ssl.PROTOCOL_TLS_SERVER, keys)
     context.verify_mode = ssl.CERT_OPTIONAL if strangers else ssl.CERT_REQUIRED
     context.num_tickets = 0  # nobody calls twice by one proof

@@ -1,6 +1,6 @@
 """The certificate serials of a job's nodes, by node name, kept in a file beside the job's keys.
 
-Each node adds one line of JSON. Rewriting the whole file for each would cost the square of their number.
+Each node adds one line of JSON. To rewrite the whole file each time would take quadratic time in the number of nodes.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Tokens that enrol one node, once: a public id, by which both sides know which token is meant, and a secret."""
+"""Tokens that enrol one node, once. A token has a public id, which names it to both sides, and a secret."""
 
 import os
 import re
@@ -27,7 +27,7 @@ def make_token(name: str) -> NodeToken:
 
 
 def parse_token(token: str) -> NodeToken | None:
-    """Parse a node's token. Returns None for a job's own secret; ValueError for a node's token that was changed."""
+    """Parse a node's token. Returns None for a job's own secret; raises ValueError for a damaged node token."""
     if not token.startswith(_BEGINS):
         return None
     found = _WHOLE.fullmatch(token)

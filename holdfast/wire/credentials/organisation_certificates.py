@@ -24,7 +24,7 @@ class UserCertificateError(Exception):
 
 
 class UserCertificates(NamedTuple):
-    """The certificate files of one host, and what they are good for."""
+    """The certificate files of one host, the node and run they are for, and whether they suit a controller."""
 
     keys: KeyFiles
     node: str  # the name that the certificate is for
@@ -40,7 +40,7 @@ class UserCertificates(NamedTuple):
 
 
 def check_certificates(keys: KeyFiles) -> UserCertificates:
-    """Check that both sides of a link could prove themselves with these files now; UserCertificateError if not."""
+    """Check that these files work now on both sides of a link; raises UserCertificateError if they do not."""
     _check_files(keys)
     shown = _shown_certificate(keys)
     node = mutual_tls.certificate_node(shown)
@@ -90,7 +90,7 @@ def _time_text(at: datetime.datetime) -> str:
 
 
 def _shown_certificate(keys: KeyFiles) -> dict[str, Any]:
-    """Return the certificate as a peer would see it, by a handshake with ourselves that also checks its dates."""
+    """Return the certificate as a peer sees it, from a test handshake that also checks the validity dates."""
     try:
         caller, called = mutual_tls.client_tls(keys, controller=False), mutual_tls.server_tls(keys, strangers=False)
         for context in (caller, called):

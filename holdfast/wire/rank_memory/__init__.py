@@ -1,1 +1,1 @@
-"""Memory that a rank shares with its agent: its progress slot and its flight log, a writer and a reader of each."""
+"""Memory that a rank shares with its agent: progress slot and flight log, each with a writer and a reader."""

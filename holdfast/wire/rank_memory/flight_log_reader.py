@@ -69,14 +69,14 @@ def clear_flight(buf: Buffer, at: int) -> None:
 
 
 def ask_for_stacks(buf: Buffer, at: int) -> int:
-    """Ask the rank for its own stacks; returns the number of the question, for read_stacks."""
+    """Ask the rank for its own stacks; return the number of this request, for read_stacks."""
     number: int = ASKED.unpack_from(buf, at + ASKED_AT)[0] + 1
     buf[at + ASKED_AT : at + ASKED_AT + ASKED.size] = ASKED.pack(number)
     return number
 
 
 def read_stacks(buf: Buffer, at: int, number: int) -> tuple[Thread, ...] | None:
-    """Return the rank's stacks, or None until it has answered this question."""
+    """Return the rank's stacks, or None until the rank has answered this request."""
     found = get_record(buf, at + STACKS_AT, STACKS_BYTES)
     if found is None or found[0] != number:
         return None

@@ -50,7 +50,7 @@ class FlightLog:
         self._owner = (generation, rank, os.getpid())
 
     def write_flight(self, at: float, groups: list[GroupState], arrivals: list[GroupArrival]) -> None:
-        """Write the state of every group and the newest arrivals; the oldest are left out if space runs short."""
+        """Write the state of every group and the newest arrivals; omit the oldest arrivals if space runs short."""
         groups = sorted(groups, key=lambda group: -group[4])[:GROUPS]
         arrivals = sorted(arrivals, key=lambda came: -came[2])[:ARRIVALS]
         while len(body := _encode_body(*self._owner, at, groups, arrivals)) > HALF_BYTES - HEAD.size:

@@ -71,7 +71,7 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_slot(buf: mmap.mmap | memoryview, index: int) -> SlotReading | None:
-    """Return the newest whole record, or None if the slot is empty or a few tries found no whole record."""
+    """Return the newest whole record; None if the slot is empty or still has no whole record after a few tries."""
     for _ in range(_TRIES):
         image = bytes(buf[index * SLOT_BYTES : index * SLOT_BYTES + RING_AT])
         body = newest_record(image)
@@ -85,7 +85,7 @@ def read_slot(buf: mmap.mmap | memoryview, index: int) -> SlotReading | None:
 def read_entries(
     buf: mmap.mmap | memoryview, index: int, reading: SlotReading, after: int
 ) -> tuple[int, list[StepValues | Mark]]:
-    """Return the newest entry's number, and all entries of this rank after number `after`, oldest first."""
+    """Return the number of the rank's newest entry, and all its entries after number `after`, oldest first."""
     start = index * SLOT_BYTES + RING_AT
     image = bytes(buf[start : start + RING * ENTRY_BYTES])
     found: list[tuple[int, StepValues | Mark]] = []

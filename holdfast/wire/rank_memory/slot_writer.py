@@ -89,7 +89,7 @@ class SlotWriter:
             self._write_record()
 
     def step(self, step: int, *, counted: bool = False) -> None:
-        """Record a finished step; the first step that the script reports replaces a counted one as the first step."""
+        """Record a finished step. The first step that the script reports replaces a first step that we counted."""
         self._step, self._step_at = step, monotonic()
         if self._first_step < 0 or (self._flags & COUNTED and not counted):
             # What was left out before it came first all the same: the state is that of the step before.
@@ -100,13 +100,13 @@ class SlotWriter:
         self._write_record()
 
     def remember_first_step(self, step: int) -> None:
-        """Remember a counted first step without showing it: the script may be about to tell its own number."""
+        """Remember a counted first step but do not show it yet: the script may be about to report its own number."""
         self._first_step, self._first_at = step, monotonic()
         self._flags |= COUNTED
         self._pack_cold_part()
 
     def resume_from(self, step: int) -> None:
-        """Record how many steps were made before the first counted one; shown with the next write."""
+        """Record the number of steps made before the first counted step; the next write shows it."""
         self._origin = step
         self._pack_cold_part()
 
@@ -118,7 +118,7 @@ class SlotWriter:
         own_norm: float | None = None,
         update: float | None = None,
     ) -> None:
-        """Record the values of a step: the newest show with the next write, the ring has those of the last steps."""
+        """Record a step's values. The next write shows the newest values; the ring keeps those of the last steps."""
         self._flags &= ~(LOSS | GRAD_NORM)
         self._loss_step, self._loss, self._grad_norm = step, nan, nan
         finite = True
@@ -204,8 +204,8 @@ class SlotWriter:
             self._write_record()
 
     def _is_ours(self, *, whoever: bool = False) -> bool:
-        """Whether no other live process of this rank claims the slot; then continue from the record that stands
-        there. With `whoever`, take the slot even from a live process."""
+        """Return False if another live process of this rank claims the slot. Otherwise continue from the slot's record
+        and return True. With `whoever`, take the slot even from a live process."""
         body = newest_record(bytes(self._buf[self._at : self._at + RING_AT]))
         if body is None or COLD.unpack_from(body, HOT.size)[:3] == self._owner:
             return True
@@ -226,7 +226,7 @@ class SlotWriter:
         self._grouped_at, self._restored_at, self._skipped, self._skipped_samples, self._origin = rest
 
     def note_skip(self, step: int, batches: int, samples: int) -> None:
-        """Record that this step was left out, and the totals so far; shown with the next write."""
+        """Record that this step was skipped, and the totals so far; the next write shows both."""
         if self._first_step < 0 and self._passed < 0:
             self._passed = step
         self._skipped, self._skipped_samples = batches, samples
@@ -260,12 +260,12 @@ def record_owner(body: bytes) -> tuple[int, int, int]:
 
 
 def is_claimed(body: bytes) -> bool:
-    """Whether the process that wrote the record makes the rank's steps and is alive."""
+    """Whether the writer of the record makes the rank's steps and is alive."""
     return was_claimed(body) and is_alive(record_owner(body)[2])
 
 
 def was_claimed(body: bytes) -> bool:
-    """Whether the process that wrote the record makes the rank's steps, or made them until it ended."""
+    """Whether the writer of the record made the rank's steps, even if it has ended since."""
     return bool(HOT.unpack_from(body)[1] & CLAIMED)
 
 
@@ -285,7 +285,7 @@ class SlotBusy(Exception):
 def claim_slot(path: str, index: int, generation: int, mine: SlotWriter | None) -> SlotWriter | None:
     """Claim the slot for a process that is about to make its rank's first step; None if another process has it.
 
-    The rank's own process passes its writer as `mine`; a child takes the rank's place. SlotBusy if two try at once.
+    The rank's own process passes its writer as `mine`; a child passes None. SlotBusy if two try at once.
     """
     at = index * SLOT_BYTES
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -1,1 +1,1 @@
-"""Releases of the user's code as files: which belong to one, archives, signatures, staged copies."""
+"""Releases of the user's code: the list of their files, archives, signatures, and staged copies."""

@@ -1,4 +1,4 @@
-"""Keeps a release's copy and the user's tree in step: finds edits, links the user's files, brings outputs back."""
+"""Keeps a release copy and the user's tree in step: finds edits, links the user's files, brings outputs back."""
 
 import contextlib
 import errno
@@ -26,7 +26,7 @@ Stamp = tuple[int, int, int, int]
 
 
 class TreeIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """RELEASES/NAME.files: the files of a copy, and how the user's files looked when they were last equal."""
+    """RELEASES/NAME.files: the files of a release copy, and the stamps of user files when last found equal to it."""
 
     root: str  # the tree that it was taken from
     home: str  # the job's own tree, in which its work is kept
@@ -51,7 +51,7 @@ def forget_index(at: Path) -> None:
 
 
 def make_index(archive: Path, copy: Path, root: str, home: str) -> TreeIndex:
-    """Index an unpacked release. A script's possible outputs leave the copy, which links to the user's own."""
+    """Index an unpacked release. Possible outputs of scripts leave the copy; it links to the user's own later."""
     files = tree_archive.archive_contents(archive)
     loose: Collection[str] = ()
     with contextlib.suppress(ReleaseFilesError):
@@ -63,7 +63,7 @@ def make_index(archive: Path, copy: Path, root: str, home: str) -> TreeIndex:
 
 @contextlib.contextmanager
 def lock_trees(folder: Path) -> Iterator[None]:
-    """Lock the folder of copies, which the nodes of a host share, so that one process at a time moves files."""
+    """Lock a host's folder of release copies, so that one process at a time moves files; its nodes share it."""
     with (folder / ".lock").open("ab") as file:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -74,7 +74,7 @@ def lock_trees(folder: Path) -> Iterator[None]:
 
 
 def find_edits(index: TreeIndex) -> tuple[list[str], TreeIndex]:
-    """Return the user's files that differ from the release, and a new index; files untouched since are not read."""
+    """Return the user's files that differ from the release, and a new index. Unchanged stamps need no read."""
     equal: dict[str, Stamp] = {}
     differ = []
     for path, word in index.files.items():
@@ -108,13 +108,13 @@ def _file_digest(path: str) -> str:
 
 
 def prepare_tree(at: Path, index: TreeIndex) -> None:
-    """Prepare a copy for ranks that are about to start from it."""
+    """Mark a release copy as used by ranks, and link the user's other files into it."""
     at.with_name(at.name + _RAN).touch()
     link_user_files(at, index)
 
 
 def link_user_files(at: Path, index: TreeIndex) -> None:
-    """Link files of the user's tree that are not in the release into the copy, but never the copies' own folder."""
+    """Make links in the release copy to user files outside the release, except to the folder of release copies."""
     for source in dict.fromkeys((index.root, index.home)):
         if source and os.path.isdir(source):
             _link_folder(Path(source), at, os.path.realpath(at.parent))
@@ -139,7 +139,8 @@ def _link_folder(source: Path, at: Path, folder: str) -> None:
 
 
 class GatheredFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the files that ranks made in a copy: moved to the user's tree, or stuck."""
+    """The files that ranks made in a release copy: those moved to the user's tree, and those that could not be
+    moved."""
 
     moved: tuple[str, ...] = ()
     both: tuple[str, ...] = ()  # of those moved: something newer has the name, and each is kept
@@ -147,13 +148,13 @@ class GatheredFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def newest(folder: Path) -> Path | None:
-    """Return the copy that ranks were last started from, or None."""
+    """Return the release copy from which ranks were last started; None if there is none."""
     ran = max(folder.glob("*" + _RAN), key=lambda path: path.stat().st_mtime_ns, default=None)
     return ran and ran.with_name(ran.name.removesuffix(_RAN))
 
 
 def gather_all(folder: Path) -> Iterator[tuple[TreeIndex, GatheredFiles]]:
-    """Gather files from every copy that ranks ran from; yields only those with files moved or stuck."""
+    """Gather files from every release copy that ranks ran from; yield the copies with moved or stuck files."""
     for path in sorted(folder.glob("*" + _RAN)):
         at = path.with_name(path.name.removesuffix(_RAN))
         with lock_trees(folder):
@@ -163,7 +164,7 @@ def gather_all(folder: Path) -> Iterator[tuple[TreeIndex, GatheredFiles]]:
 
 
 def gather_files(at: Path) -> tuple[TreeIndex, GatheredFiles]:
-    """Move the files that a script made in the copy to the user's tree, and leave links in their place."""
+    """Move files that ranks made in the release copy to the user's tree, and leave links in their place."""
     index = read_index(at) or TreeIndex(root="", home="", files={})
     if not at.with_name(at.name + _RAN).exists() or not index.home or not os.path.isdir(index.home):
         return index, GatheredFiles()
@@ -218,7 +219,7 @@ def leads_home(path: Path, index: TreeIndex) -> bool:
 
 
 def same(ours: Path, theirs: Path) -> bool:
-    """Whether the user's tree already has the file: the very file, or a copy of it on another disk."""
+    """Whether the user's tree already has the file: the same inode, or a file of equal size and time."""
     try:
         here, there = os.lstat(ours), os.lstat(theirs)
     except OSError:
@@ -231,7 +232,7 @@ def same(ours: Path, theirs: Path) -> bool:
 
 
 def _fold(ours: Path, theirs: Path, index: TreeIndex) -> None:
-    """Replace a folder by a link if the user's tree has all its content, so that deletions happen there too."""
+    """Replace a folder by a link if all its content is in the user's tree; then deletions reach that tree too."""
     with os.scandir(ours) as entries:
         paths = [Path(entry.path) for entry in entries]
     if not theirs.is_dir() or not all(leads_home(path, index) for path in paths):
@@ -244,7 +245,7 @@ def _fold(ours: Path, theirs: Path, index: TreeIndex) -> None:
 
 
 def destination(ours: Path, theirs: Path, name: str) -> Path:
-    """Return where a file from the copy goes; under another name if the user's tree has something newer."""
+    """Return the target path for a file of the copy; another name if the user's tree has a newer file there."""
     try:
         there = os.lstat(theirs).st_mtime_ns
     except FileNotFoundError:
@@ -258,7 +259,7 @@ def destination(ours: Path, theirs: Path, name: str) -> Path:
 
 
 def _move_file(ours: Path, theirs: Path, name: str) -> Path | None:
-    """Rename a file, so that a rank that has it open writes on. None for a folder that is on another disk."""
+    """Move a file by rename, so that a rank can go on writing it. None for a folder that goes to another disk."""
     if os.path.realpath(ours.parent) == os.path.realpath(theirs.parent):
         raise FileNotFoundError(ours)  # it is there already
     theirs.parent.mkdir(parents=True, exist_ok=True)

@@ -34,7 +34,7 @@ class ReleaseFilesError(Exception):
 
 
 class ReleaseFiles(msgspec.Struct, frozen=True):
-    """The sorted paths below a folder; of what was left out, only the topmost entries are listed."""
+    """The sorted file paths of a folder; for ignored folders only the topmost path is in `left_out`."""
 
     kept: tuple[str, ...]
     left_out: tuple[str, ...]
@@ -42,15 +42,14 @@ class ReleaseFiles(msgspec.Struct, frozen=True):
     tracked: frozenset[str] = frozenset()  # of those kept: what git has been told of, and so is somebody's work
 
     def possible_outputs(self) -> frozenset[str]:
-        """Return the kept files that a script may have written rather than a person (`latest`, `metrics.json`)."""
+        """Return the kept files that a script may have written: untracked and not source, such as `metrics.json`."""
         return frozenset(path for path in self.kept if path not in self.tracked and not path.endswith(_SOURCE))
 
     def new_outputs(self, known: Collection[str]) -> frozenset[str]:
-        """Return the kept files that are new since a release of the `known` files and may be a job's output.
+        """Return the kept files that are not in `known`, an earlier release, and may be a job's output.
 
-        These are files that are neither source nor tracked by git, and other untracked files below a folder that
-        holds
-        such files, or left-out ones, and no Python.
+        These are untracked files that are not source. Other untracked files count too if their folder also holds such
+        files or left-out ones, but no Python.
         """
         came = {path for path in self.kept if path not in known and path not in self.tracked}
         odd = {path for path in came if not path.endswith(_SOURCE)}
@@ -85,7 +84,7 @@ def find_repository(folder: Path) -> Path | None:
 
 
 def list_release_files(root: Path, apart: Collection[Path] = (), most: int = 1 << 20) -> ReleaseFiles:
-    """List a folder's files: by git in a work tree, else all but what is known never to be code.
+    """List a folder's files: in a git work tree by git, otherwise all except kinds that are never code.
 
     Files in `apart` are neither kept nor left out. ReleaseFilesError if there are more than `most` files.
     """
@@ -138,7 +137,7 @@ def is_target_outside(path: str, target: str) -> bool:
 
 
 def run_git(folder: Path, *words: str, index: str = "") -> bytes:
-    """Run git and return its output. Git's own variables are dropped, which could lead it to another repository."""
+    """Run git and return its output. Git's environment variables are removed; they could name another repository."""
     env = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
     env |= {"GIT_INDEX_FILE": index} if index else {}
     argv = ["git", "-C", str(folder), *words]

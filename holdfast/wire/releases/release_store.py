@@ -22,7 +22,7 @@ _log = logging.getLogger("holdfast.agent")
 
 
 class ReleaseFolder:
-    """Stores copies of releases; the first process that needs one stores it, the starting command or a node."""
+    """Stores release copies. The first process that needs a copy makes it: the starting command or a node."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,7 +35,7 @@ class ReleaseFolder:
         return self.path / f"{name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}"
 
     def holds_release(self, release: Release) -> bool:
-        """Whether a whole copy is here. A copy from before the host's last boot may lack data and is removed."""
+        """Whether the folder has a complete copy. A copy from before the last boot may lack data and is removed."""
         self.path.mkdir(parents=True, exist_ok=True)
         at = self.copy_of(release.digest)
         if not at.is_dir():
@@ -61,7 +61,7 @@ class ReleaseFolder:
             )
 
     def put_release(self, release: Release, archive: Path) -> None:
-        """Store a copy unless it is here; OSError or ArchiveError if that fails."""
+        """Store a release copy unless the folder has it; raises OSError or ArchiveError if that fails."""
         self.path.mkdir(parents=True, exist_ok=True)
         with self._alone():
             if not self.holds_release(release):
@@ -69,7 +69,7 @@ class ReleaseFolder:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Wait for other processes that store a copy here, for a limited time: two would do the same work twice."""
+        """Wait, for a limited time, while another process stores a copy here: two would do the same work twice."""
         with (self.path / ".putting").open("ab") as file:
             until = time.monotonic() + _ALONE_S
             while not _try_lock(file.fileno()) and time.monotonic() < until:
@@ -95,7 +95,7 @@ class ReleaseFolder:
             shutil.rmtree(partial, ignore_errors=True)
 
     def remove_copy(self, at: Path) -> None:
-        """Remove a copy, but keep files of ranks that could not be moved to the user's tree."""
+        """Remove a release copy; rename and keep it if ranks' files in it could not be moved to the user's tree."""
         gone = self.draft_path(at.name, "old")
         with (
             contextlib.suppress(OSError),

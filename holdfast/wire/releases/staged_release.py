@@ -18,7 +18,7 @@ class StagedRelease(msgspec.Struct, frozen=True, kw_only=True):
     at: str = ""
 
     def staged_path(self, path: str) -> str:
-        """Return the counterpart of a path in the copy; a path outside the tree is returned unchanged."""
+        """Return the path in the release copy for a path in the user's tree; other paths are returned unchanged."""
         real = os.path.realpath(path)
         if not self.at or not is_within(real, self.root):
             return path
@@ -30,7 +30,7 @@ def is_within(path: str, root: str) -> bool:
 
 
 def staged_entry(entry: EntryPoint, release: Release, staged: StagedRelease) -> EntryPoint:
-    """Return the entry point of a release's ranks; arguments that it does not give are the host's own."""
+    """Return the entry point of a release's ranks; without arguments in the release, the host's own are used."""
     if not release.digest:
         return entry
     argv = release.argv or entry.argv
@@ -45,7 +45,7 @@ def staged_entry(entry: EntryPoint, release: Release, staged: StagedRelease) -> 
 def staged_environment(
     env: dict[str, str], entry: EntryPoint, release: Release, staged: StagedRelease
 ) -> dict[str, str]:
-    """Return the environment of a rank, with the release's own variables on top."""
+    """Return a rank's environment; the release's variables override those in `env`."""
     env = with_whole_paths(env | release.env, entry.cwd)
     if release.number:
         env["HOLDFAST_RELEASE"] = str(release.number)
@@ -63,7 +63,7 @@ def staged_environment(
 
 
 def editable_folders(staged: StagedRelease) -> list[str]:
-    """Return the folders of the copy that stand for packages installed in place (`pip install -e`) from the tree."""
+    """Return the copy's folders for packages that `pip install -e` installed from the user's tree."""
     roots = sys.path[0 if sys.flags.safe_path else 1 :]  # the first is where this process was started
     for mapping in editable_mappings():
         roots += [os.path.dirname(path) for path in mapping.values()]
@@ -72,7 +72,7 @@ def editable_folders(staged: StagedRelease) -> list[str]:
 
 
 def editable_mappings() -> list[dict[str, str]]:
-    """Return where packages lie, for every finder by which setuptools installs in place."""
+    """Return the paths of packages by name, for each import finder that a setuptools editable install added."""
     found = []
     for finder in sys.meta_path:
         module = sys.modules.get(getattr(finder, "__module__", "") or "")
