@@ -34,12 +34,12 @@ from holdfast.controller.api import ApiEntrance, make_api
 from holdfast.controller.composition import build_controller
 from holdfast.core.agent_state_machine import Post
 from holdfast.core.decide.job_view import JobView
-from holdfast.linux import process_control
+from holdfast.linux import process_attributes
 from holdfast.model.errand import Done
 from holdfast.model.event import Entry, Phase
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
+from holdfast.model.observation import Beat
 from holdfast.model.release import Release
-from holdfast.model.signal import Beat
 from holdfast.wire import agent_messages, unix_sockets
 from holdfast.wire.agent_messages import ErrandMessage, Hello, Welcome
 from holdfast.wire.credentials import mutual_tls
@@ -145,9 +145,9 @@ def _resident_mb() -> float:
 
 
 def _controller(listener: socket.socket, out: Connection, folder: Path) -> None:
-    process_control.die_with(os.getppid())
+    process_attributes.die_with(os.getppid())
     logging.basicConfig(level=logging.ERROR)
-    process_control.raise_file_limit()
+    process_attributes.raise_file_limit()
     asyncio.run(_control(listener, out, folder))
 
 
@@ -288,8 +288,8 @@ async def _frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 
 def _agents(where: Where, numbers: range, out: Connection) -> None:
-    process_control.die_with(os.getppid())
-    process_control.raise_file_limit()
+    process_attributes.die_with(os.getppid())
+    process_attributes.raise_file_limit()
     asyncio.run(Agents(where, numbers, out).run())
 
 

@@ -15,11 +15,11 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from holdfast.chaos import namespaces
+from holdfast.chaos import linux_namespaces
 from holdfast.checkpoint import peer_transport
 from holdfast.checkpoint.peer_server import PeerServer, PushTarget
 from holdfast.checkpoint.peer_transport import BytePacer, PeerGuard, PeerKeeper, PeerRequest
-from holdfast.linux import process_control
+from holdfast.linux import process_attributes
 from holdfast.model.state_copy import Address
 from holdfast.wire import unix_sockets
 from holdfast.wire.credentials.mutual_tls import KeyFiles
@@ -82,7 +82,7 @@ def own_network() -> str:
     if shutil.which("ip") is None:
         return "network namespaces take the command ip, of iproute2; both keepers are on loopback"
     try:
-        namespaces.unshare(namespaces.NEWNET)
+        linux_namespaces.unshare(linux_namespaces.NEWNET)
         _ip("link set lo up")
     except (OSError, subprocess.CalledProcessError) as e:
         return f"no network namespace can be made here ({e}); both keepers are on loopback"
@@ -125,11 +125,11 @@ def far_host(apart: bool) -> Host:
 
 
 def _keep(parent: Connection, folder: Path, size: int, keys: KeyFiles, host: Host) -> None:
-    process_control.die_with(os.getppid())
+    process_attributes.die_with(os.getppid())
     if host.beside:
-        namespaces.enter_namespace(os.open(f"/proc/{host.beside}/ns/net", os.O_RDONLY), namespaces.NEWNET)
+        linux_namespaces.enter_namespace(os.open(f"/proc/{host.beside}/ns/net", os.O_RDONLY), linux_namespaces.NEWNET)
     if host.apart:
-        namespaces.unshare(namespaces.NEWNET)
+        linux_namespaces.unshare(linux_namespaces.NEWNET)
         parent.send(None)
         parent.recv()
         _ip(f"addr add {host.address}/24 dev far")

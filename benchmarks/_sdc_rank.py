@@ -27,7 +27,7 @@ from holdfast.client.training.parameter_hash import ParameterHash
 from holdfast.client.training.update_norm import UpdateWatch
 from holdfast.core.detect.loss_spikes import LossLimits, SpikeDetector
 from holdfast.core.detect.replica import ReplicaDetector, ReplicaLimits
-from holdfast.model.signal import Mark, StepValues
+from holdfast.model.observation import Mark, StepValues
 
 EVERY = ReplicaLimits().every
 BATCH, CLIP = 8, 1.0

@@ -20,7 +20,7 @@ from torch import nn  # noqa: E402
 
 import holdfast  # noqa: E402
 from holdfast.checkpoint.keeper_client import KeeperClient  # noqa: E402
-from holdfast.wire.keeper_messages import StateGrant, StateRequest  # noqa: E402
+from holdfast.wire.rank_keeper_messages import StateGrant, StateRequest  # noqa: E402
 
 imported_at = time.time()
 ON_GPU = torch.cuda.is_available()

@@ -21,7 +21,7 @@ from benchmarks._report import FULL, Findings, report
 from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.rank.stack_tracer import StackRequest, StackTracer
 from holdfast.core.diagnose.blocking_ranks import find_blocking
-from holdfast.model.job_seats import Seat
+from holdfast.model.job_and_seats import Seat
 from holdfast.model.stacks import Collective, Flight, Frame, Process, Thread, Trace
 from holdfast.wire.holder_messages import HolderRank
 from holdfast.wire.rank_memory.flight_log_writer import flight_log_offset, slot_memory_bytes

@@ -37,9 +37,9 @@ from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.errand import Done
 from holdfast.model.event import Entry, Order, Phase
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
+from holdfast.model.observation import Beat
 from holdfast.model.release import Release
-from holdfast.model.signal import Beat
 from holdfast.ports import ControllerPorts, EntryListener
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import ErrandMessage, Hello

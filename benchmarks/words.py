@@ -21,7 +21,7 @@ from benchmarks._words_corpus import CORPUS, Score, judged, score
 from holdfast.agent.rank import log_tail
 from holdfast.core.detect.crash import alarm_of
 from holdfast.logs import catalog_files
-from holdfast.model.signal import Exit
+from holdfast.model.observation import Exit
 
 GIB = 1 << 30
 TAIL_BYTES = 1 << 20

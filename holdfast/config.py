@@ -24,7 +24,7 @@ from holdfast.core.diagnose.probe_assessment import ProbeLimits
 from holdfast.core.record.hook_notices import FORMATS, HookLimits
 from holdfast.core.replay.dual_phase import ReplayLimits
 from holdfast.core.snapshots.memory_grant import SnapshotLimits, parse_cap
-from holdfast.core.snapshots.recovery_floor import BackupLimits
+from holdfast.core.snapshots.newest_shared_step import BackupLimits
 from holdfast.model.event import Limits
 
 

@@ -17,8 +17,8 @@ import msgspec
 import pytest
 
 from holdfast.client.boot.zygote import DEFAULT_PRELOAD
-from holdfast.wire.fork_server import ForkServer
-from holdfast.wire.rank_environment import make_rank_environment
+from holdfast.wire.inherited_environment import make_rank_environment
+from holdfast.wire.program_fork_server import ForkServer
 
 if TYPE_CHECKING:
     from tests.client.conftest import Zygote

@@ -10,10 +10,10 @@ import signal
 
 import msgspec
 
-from holdfast.agent.agent_ports import AgentEvents, AgentIdentity, AssembleParts, ControllerLink
+from holdfast.agent.agent_interfaces import AgentEvents, AgentIdentity, AssembleParts, ControllerLink
 from holdfast.agent.rank.failed_not_exited import LatchedFailures
-from holdfast.agent.rank.heartbeat import make_beat, returned_ranks
 from holdfast.agent.rank.loss_alarms import LossReports
+from holdfast.agent.rank.node_beat import make_beat, returned_ranks
 from holdfast.core.agent_state_machine import (
     OWN,
     AgentProtocol,
@@ -38,8 +38,8 @@ from holdfast.core.agent_state_machine import (
 )
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Errand, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere, StopHere
+from holdfast.model.observation import Beat, Exit, Loss, Mark
 from holdfast.model.release import Release
-from holdfast.model.signal import Beat, Exit, Loss, Mark
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import (
     Ack,

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from holdfast.agent.agent_clock import SystemClock
-from holdfast.agent.agent_ports import AgentEvents, AgentIdentity, AgentParts
+from holdfast.agent.agent_interfaces import AgentEvents, AgentIdentity, AgentParts
 from holdfast.agent.agent_shell import Agent
 from holdfast.agent.agent_state_files import AgentStateFiles
 from holdfast.agent.connection.controller_clock import ControllerClock
@@ -25,20 +25,20 @@ from holdfast.agent.rank.stack_tracer import NodeTracer, StackTracer
 from holdfast.agent.releases.release_stager import ReleaseStager
 from holdfast.agent.snapshots.keeper import Keeper
 from holdfast.agent.snapshots.keeper_address import make_keeper_identity
-from holdfast.agent.snapshots.keeper_ports import KeeperPorts
+from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
 from holdfast.agent.system import snapshot_memory
-from holdfast.linux import warm_fork
+from holdfast.linux import program_fork
 from holdfast.model.alarm import Alarm
-from holdfast.model.signal import Exit
-from holdfast.wire import run_specs
-from holdfast.wire.run_specs import NodeSpec
+from holdfast.model.observation import Exit
+from holdfast.wire import run_directory_files
+from holdfast.wire.run_directory_files import NodeSpec
 
 JudgeLastWords = Callable[[Exit, Path], Awaitable[Alarm]]  # told the folder in which the rank has left them
 
 
 def build_agent(node_dir: Path, sock: socket.socket, judge: JudgeLastWords) -> Agent:
     """Put together the agent of a node; `sock` leads to its holder."""
-    spec = run_specs.read_json(node_dir / "spec.json", NodeSpec)
+    spec = run_directory_files.read_json(node_dir / "spec.json", NodeSpec)
     identity = AgentIdentity(
         node=spec.node, host=socket.gethostname(), order=spec.order, nproc=spec.nproc, settings=spec.settings
     )
@@ -99,4 +99,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    warm_fork.run(main)
+    program_fork.run(main)

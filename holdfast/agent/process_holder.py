@@ -16,10 +16,10 @@ from holdfast.agent.agent_state_files import AgentStateFiles
 from holdfast.agent.rank import last_words_judge
 from holdfast.agent.system import child_process
 from holdfast.agent.zygotes import ZygotePorts, Zygotes
-from holdfast.linux import process_control, warm_fork
-from holdfast.linux.warm_fork import OpenFiles, Program
+from holdfast.linux import process_attributes, program_fork
+from holdfast.linux.program_fork import OpenFiles, Program
 from holdfast.logs import catalog_files
-from holdfast.wire import holder_messages, holder_zygote_messages, run_specs
+from holdfast.wire import holder_messages, holder_zygote_messages, run_directory_files
 from holdfast.wire.holder_messages import (
     ArenaMade,
     ExecRank,
@@ -49,7 +49,7 @@ _SWEEP_STEP_S = 0.01
 class Holder:
     def __init__(self, node_dir: Path) -> None:
         self.node_dir = node_dir
-        self.spec = run_specs.read_json(node_dir / "spec.json", run_specs.NodeSpec)
+        self.spec = run_directory_files.read_json(node_dir / "spec.json", run_directory_files.NodeSpec)
         AgentStateFiles(node_dir).reset_notes()  # what is written there is of an earlier life of this node
         self.ranks: dict[str, HolderRank] = {}
         self.code: int | None = None  # set: leave with this code
@@ -144,7 +144,7 @@ class Holder:
         program = Program(module=agent.__name__, args=(str(self.node_dir), str(end)), env=dict(os.environ))
         files = OpenFiles(stdout=log, stderr=log, keep=(end,))
         try:
-            pid = warm_fork.fork(program, files, lambda: self._close_inherited(ours), tied=True)
+            pid = program_fork.fork(program, files, lambda: self._close_inherited(ours), tied=True)
         except OSError:
             for fd in (log, end, ours.detach()):
                 os.close(fd)
@@ -204,7 +204,7 @@ class Holder:
     # --- ranks -------------------------------------------------------------------------------------------------
 
     def _exec_rank(self, request: ExecRank) -> None:
-        files = [process_control.open_input(request.stdin)]
+        files = [process_attributes.open_input(request.stdin)]
         try:
             for path in (request.stdout, request.stderr):
                 files.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
@@ -242,7 +242,7 @@ class Holder:
         self._reap_children()
         keep = {rank.pid for rank in self.ranks.values() if rank.code is None}
         keep |= self._zygotes.pids | ({self._agent[0]} if self._agent else set())
-        left = [pid for pid in process_control.list_children() if pid not in keep]
+        left = [pid for pid in process_attributes.list_children() if pid not in keep]
         if left and time.monotonic() < until:
             child_process.kill_all(left)
             return
@@ -299,7 +299,7 @@ class Holder:
     def _kill_all(self) -> None:
         """Kill all processes below the holder, however deep, until none is left or time is up; remove holder.pid."""
         until = time.monotonic() + _END_S
-        while (left := process_control.list_children()) and time.monotonic() < until:
+        while (left := process_attributes.list_children()) and time.monotonic() < until:
             child_process.kill_all(left)
             self._reap_quietly()
             time.sleep(0.01)
@@ -319,9 +319,9 @@ def prepare() -> None:
 
 
 def main() -> int:
-    process_control.become_subreaper()
+    process_attributes.become_subreaper()
     return Holder(Path(sys.argv[1])).run()
 
 
 if __name__ == "__main__":
-    warm_fork.run(main)
+    program_fork.run(main)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.chaos import cgroups, faulty_storage, namespaces, process_handles
+from holdfast.chaos import cgroups, faulty_storage, linux_namespaces, process_handles
 from holdfast.chaos.fault import CannotInject, FreeDisk, InjectedFault, PatchByte, RemountWritable, RewriteFile
 from holdfast.chaos.injection_scene import InjectionReport, InjectionScene
 from holdfast.chaos.process_handles import ProcessHandle
@@ -23,12 +23,12 @@ def fill_disk(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
     """Fill a small file system that chaos made for the job, down to the last byte."""
     pid = scene.sight.controller_pid()
     path = "/dev/shm" if fault.kind == "shm.full" else fault.path or _find_disk(pid)
-    if not namespaces.has_own_mounts(pid) or not namespaces.is_small_disk(pid, path):
-        raise CannotInject(f"{path} {namespaces.NOT_SMALL}; only a job that chaos starts has one")
+    if not linux_namespaces.has_own_mounts(pid) or not linux_namespaces.is_small_disk(pid, path):
+        raise CannotInject(f"{path} {linux_namespaces.NOT_SMALL}; only a job that chaos starts has one")
     fill = f"{path}/{_FILL}"
     with ProcessHandle(pid) as held:
         scene.keep_undo(FreeDisk(*_find_front(pid), fill))
-        namespaces.run_inside(held.pid, lambda: _fill_file(fill))
+        linux_namespaces.run_inside(held.pid, lambda: _fill_file(fill))
     return InjectionReport(what=f"{path} is full", fault=msgspec.structs.replace(fault, path=path))
 
 
@@ -36,7 +36,7 @@ def make_disk_readonly(scene: InjectionScene, fault: InjectedFault) -> Injection
     pid = scene.sight.controller_pid()
     path = fault.path or _find_disk(pid)
     scene.keep_undo(RemountWritable(*_find_front(pid), path))
-    namespaces.remount(pid, path, read_only=True)
+    linux_namespaces.remount(pid, path, read_only=True)
     return InjectionReport(what=f"{path} is read-only", fault=msgspec.structs.replace(fault, path=path))
 
 
@@ -139,7 +139,7 @@ def _newest_part(scene: InjectionScene) -> Path:
 def _find_disk(pid: int) -> str:
     """Return the job's first mount that chaos made, other than /dev/shm."""
     mounts = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
-    ours = [fields[4] for fields in mounts if fields[-2] == namespaces.SOURCE and fields[4] != "/dev/shm"]
+    ours = [fields[4] for fields in mounts if fields[-2] == linux_namespaces.SOURCE and fields[4] != "/dev/shm"]
     if not ours:
         raise CannotInject("the job has no small disk; only a job that chaos starts with disk_mib has one")
     return ours[0]

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from holdfast.chaos import faulty_storage, namespaces
+from holdfast.chaos import faulty_storage, linux_namespaces
 from holdfast.chaos.fault import CannotInject
 from holdfast.chaos.hardware_faults import NVML
 from holdfast.chaos.job_observer import JobObserver
@@ -61,7 +61,7 @@ class LabJob:
     def outside_path(self, path: Path) -> Path:
         """Translate a path of the job to one seen from outside of its mounts."""
         front = self.fronts[0].pid
-        return Path(f"/proc/{front}/root{path}") if namespaces.has_own_mounts(front) else path
+        return Path(f"/proc/{front}/root{path}") if linux_namespaces.has_own_mounts(front) else path
 
     def read_output(self) -> str:
         return "\n".join(path.read_text(errors="replace")[-4000:] for path in sorted(self.folder.glob("output*")))
@@ -137,11 +137,11 @@ def _mount_disks(disk: Path, job: ScenarioJob, parent: int) -> None:
     """Mount the job's small disks where nobody else sees them; runs in the child that becomes `holdfast run`."""
     tie_to_parent(parent)
     if job.disk_mib or job.shm_mib:
-        namespaces.make_mounts_private()
+        linux_namespaces.make_mounts_private()
     if job.disk_mib:
-        namespaces.mount_small_disk(str(disk), job.disk_mib * _MIB)
+        linux_namespaces.mount_small_disk(str(disk), job.disk_mib * _MIB)
     if job.shm_mib:
-        namespaces.mount_small_disk("/dev/shm", job.shm_mib * _MIB)
+        linux_namespaces.mount_small_disk("/dev/shm", job.shm_mib * _MIB)
 
 
 def tie_to_parent(parent: int) -> None:

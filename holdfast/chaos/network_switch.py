@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.chaos import namespaces
+from holdfast.chaos import linux_namespaces
 from holdfast.core.decoding import from_json
 
 NET = "10.79.0"
@@ -64,7 +64,7 @@ def port_address(port: int) -> str:
 
 def make_port(port: int) -> tuple[int, int]:
     """Make a network namespace with a tap device; return the descriptors of both."""
-    namespaces.unshare(namespaces.NEWNET)
+    linux_namespaces.unshare(linux_namespaces.NEWNET)
     space = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     cable = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(cable, _TUNSETIFF, struct.pack("16sH22x", b"eth0", _TAP | _NO_HEADER))
@@ -77,7 +77,7 @@ class NetworkSwitch:
     def __init__(self, ports: int, control: Path) -> None:
         home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         self.ends = [make_port(port) for port in range(ports)]
-        namespaces.enter_namespace(home, namespaces.NEWNET)
+        linux_namespaces.enter_namespace(home, linux_namespaces.NEWNET)
         self._control, self._changed = control, (0, 0)
         self._links = LinkFaults()
         self._where: dict[bytes, int] = {}

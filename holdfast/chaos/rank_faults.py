@@ -11,7 +11,7 @@ from holdfast.chaos.injection_scene import InjectionReport, InjectionScene
 from holdfast.chaos.rank_orders import RankDone, RankOrder
 from holdfast.checkpoint.image_layout import ImageItem, ImageLayout
 from holdfast.core.decoding import from_msgpack
-from holdfast.wire.keeper_messages import layout_file_name
+from holdfast.wire.rank_keeper_messages import layout_file_name
 
 _OBEY_S = 60.0
 _ERROR = "RuntimeError: chaos: an exception in the training script"

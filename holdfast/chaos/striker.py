@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.chaos import strike_moment
+from holdfast.chaos import phase_catcher
 from holdfast.chaos.fault import (
     CannotInject,
     ChaosRecord,
@@ -117,8 +117,8 @@ class Striker:
             if why := kind.lacks():
                 raise CannotInject(why)
             if fault.when in ("", "saving") or fault.at_step:
-                strike_moment.await_step(self.scene, fault, lambda: not self._sight.has_ended(), patience_s)
-            with strike_moment.seize_moment(self.scene, fault, patience_s) as pids:
+                phase_catcher.await_step(self.scene, fault, lambda: not self._sight.has_ended(), patience_s)
+            with phase_catcher.seize_moment(self.scene, fault, patience_s) as pids:
                 status = self.scene.read_status()
                 at, began = time.time(), time.monotonic()
                 struck = kind.strike(self.scene, fault)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.chaos import namespaces
+from holdfast.chaos import linux_namespaces
 from holdfast.chaos.fault import (
     CannotInject,
     ContinueProcess,
@@ -71,10 +71,10 @@ def undo_one(undo: Undo) -> str:
                 return _leave_cgroup(Path(group), Path(back))
             case RemountWritable(pid=pid, started=born, path=path):
                 with ProcessHandle(pid, born):
-                    namespaces.remount(pid, path, read_only=False)
+                    linux_namespaces.remount(pid, path, read_only=False)
             case FreeDisk(pid=pid, started=born, path=path):
                 with ProcessHandle(pid, born):
-                    namespaces.run_inside(pid, lambda: Path(path).unlink(missing_ok=True))
+                    linux_namespaces.run_inside(pid, lambda: Path(path).unlink(missing_ok=True))
     except CannotInject:
         return ""
     except (OSError, msgspec.DecodeError) as e:

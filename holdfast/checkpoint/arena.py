@@ -33,7 +33,7 @@ from holdfast.checkpoint.arena_header import (
     memory_fence,
     round_to_pages,
 )
-from holdfast.core.snapshots.slot_limits import can_spare_slot
+from holdfast.core.snapshots.slot_pin_limit import can_spare_slot
 
 __all__ = [
     "DUE",

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.checkpoint.image_layout import ImageLayout
-from holdfast.wire import keeper_messages, replay_environment, unix_sockets
+from holdfast.wire import rank_keeper_messages, replay_environment, unix_sockets
 from holdfast.wire.progress_environment import GENERATION
 
 _AGAIN_S = 0.2
@@ -21,10 +21,10 @@ def current_generation() -> int:
 
 
 def make_want(
-    layout: ImageLayout, slots: int, metadata_path: str, storage: keeper_messages.CheckpointPolicy | None
-) -> keeper_messages.ArenaRequest:
+    layout: ImageLayout, slots: int, metadata_path: str, storage: rank_keeper_messages.CheckpointPolicy | None
+) -> rank_keeper_messages.ArenaRequest:
     """Build the arena request for snapshots of this layout."""
-    return keeper_messages.ArenaRequest(
+    return rank_keeper_messages.ArenaRequest(
         rank=layout.rank,
         world=layout.world,
         generation=current_generation(),
@@ -51,28 +51,28 @@ class KeeperClient:
     @classmethod
     def for_this_rank(cls) -> "KeeperClient | None":
         """Return the client of this node's keeper; None without an agent, and in a replay, which saves nothing."""
-        path = os.environ.get(keeper_messages.KEEPER)
+        path = os.environ.get(rank_keeper_messages.KEEPER)
         return cls(path) if path and not replay_environment.is_replay() else None
 
-    def request_arena(self, want: keeper_messages.ArenaRequest, layout: ImageLayout) -> str:
+    def request_arena(self, want: rank_keeper_messages.ArenaRequest, layout: ImageLayout) -> str:
         """Return the path of the arena for these snapshots; also leave the layout for the keeper to pass on."""
-        self.put_file(keeper_messages.layout_file_name(want.rank, want.layout), msgspec.msgpack.encode(layout))
+        self.put_file(rank_keeper_messages.layout_file_name(want.rank, want.layout), msgspec.msgpack.encode(layout))
         match self._send_request(want):
-            case keeper_messages.ArenaGrant(path=path):
+            case rank_keeper_messages.ArenaGrant(path=path):
                 return path
             case answer:
                 raise KeeperError(f"the keeper answered a request for memory with {answer}")
 
-    def request_state(self, resume: keeper_messages.StateRequest) -> keeper_messages.StateGrant:
+    def request_state(self, resume: rank_keeper_messages.StateRequest) -> rank_keeper_messages.StateGrant:
         """Return where the state to resume from lies; blocks until it is available."""
         match self._send_request(resume):
-            case keeper_messages.StateGrant() as state:
+            case rank_keeper_messages.StateGrant() as state:
                 return state
             case answer:
                 raise KeeperError(f"the keeper answered a request for state with {answer}")
 
-    def _send_request(self, message: keeper_messages.ToKeeper) -> keeper_messages.FromKeeper:
-        line = keeper_messages.encode(message) + b"\n"
+    def _send_request(self, message: rank_keeper_messages.ToKeeper) -> rank_keeper_messages.FromKeeper:
+        line = rank_keeper_messages.encode(message) + b"\n"
         until = time.monotonic() + self._lost_s
         while True:
             try:
@@ -100,12 +100,12 @@ def _exchange_line(peer: socket.socket, line: bytes) -> bytes:
     """Send a line and return the answer; empty if the other end closed the connection first."""
     peer.sendall(line)
     with peer.makefile("rb") as answers:
-        answer = answers.readline(keeper_messages.MAX_BYTES)
+        answer = answers.readline(rank_keeper_messages.MAX_BYTES)
     return answer if answer.endswith(b"\n") else b""
 
 
-def _parse_answer(line: bytes) -> keeper_messages.FromKeeper:
-    answer: keeper_messages.FromKeeper = keeper_messages.from_keeper(line)
-    if isinstance(answer, keeper_messages.KeeperRefusal):
+def _parse_answer(line: bytes) -> rank_keeper_messages.FromKeeper:
+    answer: rank_keeper_messages.FromKeeper = rank_keeper_messages.from_keeper(line)
+    if isinstance(answer, rank_keeper_messages.KeeperRefusal):
         raise KeeperError(answer.why)
     return answer

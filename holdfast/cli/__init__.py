@@ -32,7 +32,13 @@ COMMANDS = {
     "chaos": "inject known faults into a job",
     "sim": "simulate jobs and their faults in virtual time",
 }
-_MODULES = {"catalog": "last_words_catalog", "diagnose": "log_diagnosis", "token": "access_tokens"}
+_MODULES = {
+    "catalog": "last_words_catalog",
+    "diagnose": "log_diagnosis",
+    "plan": "standby_plan",
+    "rollback": "release_rollback",
+    "token": "access_tokens",
+}
 _SHARED = {  # modules that are told which command they are
     **dict.fromkeys(("hold", "resume", "approve", "evict", "drain"), "job_orders"),
     **dict.fromkeys(("logs", "attach"), "logs"),

@@ -7,7 +7,7 @@ import msgspec
 from aiohttp import WSMsgType, web
 
 from holdfast.controller.access.caller_admission import ANY_NODE, ANYBODY, CALLER, Caller
-from holdfast.controller.access.node_certificates import NodeCertificates
+from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.actions.action_executor import EVICTED
 from holdfast.controller.control_loop import Controller
 from holdfast.controller.node_links import Outbox, make_outbox, send_packets
@@ -19,7 +19,7 @@ from holdfast.core.incident.alarm_rate_limit import RepeatFilter
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.errand import Done, Leave, StopHere
 from holdfast.model.event import Ended, Phase, Ready
-from holdfast.model.signal import Beat
+from holdfast.model.observation import Beat
 from holdfast.ports import Socket
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import HashReport, Hello, NodeNotice, TraceAnswer, Welcome

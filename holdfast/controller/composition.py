@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from holdfast.config import Settings
-from holdfast.controller.access.node_certificates import NodeCertificates
+from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.actions.errand_dispatch import ErrandDispatch
 from holdfast.controller.actions.node_probing import NodeProbing
@@ -12,7 +12,7 @@ from holdfast.controller.actions.replay_runs import ReplayRuns
 from holdfast.controller.agent_ingest import AgentIngest
 from holdfast.controller.control_loop import Controller, JobDetectors
 from holdfast.controller.job_clock import JobClock
-from holdfast.controller.job_stall_watch import StallWatch
+from holdfast.controller.job_progress_watch import StallWatch
 from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
 from holdfast.controller.snapshot_aims import SnapshotAims
@@ -21,7 +21,7 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.detect.job_progress import JobPace
 from holdfast.core.detect.replica import ReplicaDetector
 from holdfast.core.record.ledger import Ledger
-from holdfast.core.snapshots.recovery_floor import RecoveryFloor
+from holdfast.core.snapshots.newest_shared_step import RecoveryFloor
 from holdfast.ports import ControllerPorts
 
 

@@ -11,7 +11,7 @@ from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.actions.errand_dispatch import ErrandDispatch
 from holdfast.controller.decider_rebuild import rebuild_decider
 from holdfast.controller.job_clock import JobClock
-from holdfast.controller.job_stall_watch import StallWatch
+from holdfast.controller.job_progress_watch import StallWatch
 from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
 from holdfast.controller.snapshot_aims import SnapshotAims
@@ -24,7 +24,7 @@ from holdfast.core.release.release_history import ReleaseHistory
 from holdfast.model.action import Action, Launch, Say, Stop
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Begin, Decision, Ended, Entry, Event, Lost, Order, Outcome, Phase, Successor, Tick
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
 from holdfast.model.release import Release
 from holdfast.ports import ControllerPorts
 from holdfast.wire.agent_messages import Hello

@@ -6,8 +6,8 @@ from holdfast.controller.node_links import NodeLinks
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.detect.silence import SilenceDetector, SilenceLimits
 from holdfast.model.alarm import Alarm
-from holdfast.model.job_seats import Dims, Seat
-from holdfast.model.signal import Beat
+from holdfast.model.job_and_seats import Dims, Seat
+from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Address, Copy
 from holdfast.wire.agent_messages import Hello
 

@@ -4,12 +4,12 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from holdfast.controller.access.node_certificates import NodeCertificates
+from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
-from holdfast.core.snapshots.recovery_floor import RecoveryFloor
-from holdfast.model.job_seats import Seat
-from holdfast.model.signal import Beat
+from holdfast.core.snapshots.newest_shared_step import RecoveryFloor
+from holdfast.model.job_and_seats import Seat
+from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Aim
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.linux.warm_fork import OpenFiles, Program
-from holdfast.wire import folder_lock, fork_server, unix_sockets
-from holdfast.wire.fork_server import ProgramProcess
+from holdfast.linux.program_fork import OpenFiles, Program
+from holdfast.wire import folder_use_lock, program_fork_server, unix_sockets
+from holdfast.wire.program_fork_server import ProgramProcess
 
 _UP_S = 120.0
 _QUIT_S = 2.0
@@ -126,8 +126,10 @@ class StoreProcess:
         program = Program(module="holdfast.client.boot.tcp_store_server", args=args, env=self._env, cwd=os.getcwd())
         log = os.open(self._run_dir / "store.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            with folder_lock.shared_lock(self._run_dir) as held:  # it may outlive everybody else here
-                return fork_server.start_program(program, OpenFiles(stdout=log, stderr=log, keep=held), self._server)
+            with folder_use_lock.shared_lock(self._run_dir) as held:  # it may outlive everybody else here
+                return program_fork_server.start_program(
+                    program, OpenFiles(stdout=log, stderr=log, keep=held), self._server
+                )
         finally:
             os.close(log)
 

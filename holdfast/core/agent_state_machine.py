@@ -8,9 +8,9 @@ from holdfast.core.detect import nonfinite_loss
 from holdfast.model.alarm import Alarm, Stance
 from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.event import Ended
+from holdfast.model.observation import Exit, Loss
 from holdfast.model.probe import Finding
 from holdfast.model.replay_task import ReplayResult
-from holdfast.model.signal import Exit, Loss
 from holdfast.model.state_copy import Copy
 
 OWN = 0  # id of errands that no controller has sent

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.linux.warm_fork import OpenFiles, Program
-from holdfast.wire import folder_lock, fork_server, run_specs
-from holdfast.wire.fork_server import ProgramProcess
-from holdfast.wire.run_specs import NodeSpec
+from holdfast.linux.program_fork import OpenFiles, Program
+from holdfast.wire import folder_use_lock, program_fork_server, run_directory_files
+from holdfast.wire.program_fork_server import ProgramProcess
+from holdfast.wire.run_directory_files import NodeSpec
 
 _NAME = re.compile(r"n\d+")
 _KILL_S = 15.0
@@ -25,8 +25,8 @@ def start_node(node_dir: Path, node: NodeSpec, env: dict[str, str], server: Path
     """Start a holder that outlives this process, through the fork server if there is one; return its pid."""
     try:
         node_dir.mkdir(parents=True, exist_ok=True)
-        run_specs.write_json(node_dir / "spec.json", node)
-        with folder_lock.shared_lock(node_dir) as held, (node_dir / "holder.log").open("ab") as log:
+        run_directory_files.write_json(node_dir / "spec.json", node)
+        with folder_use_lock.shared_lock(node_dir) as held, (node_dir / "holder.log").open("ab") as log:
             program = Program(
                 module="holdfast.agent.process_holder",
                 args=(str(node_dir),),
@@ -34,7 +34,7 @@ def start_node(node_dir: Path, node: NodeSpec, env: dict[str, str], server: Path
                 cwd=os.getcwd(),
             )
             files = OpenFiles(stdout=log.fileno(), stderr=log.fileno(), keep=held)  # its lock is never let go
-            process = fork_server.start_program(program, files, server)
+            process = program_fork_server.start_program(program, files, server)
     except OSError:
         end_node(node_dir, grace_s=0.0)  # whether it was started is not known
         shutil.rmtree(node_dir, ignore_errors=True)  # or it would count as a node that is coming

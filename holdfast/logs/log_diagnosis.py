@@ -11,7 +11,7 @@ from holdfast.core.log_analysis.catalog_hits import find_hits
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog
 from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
 from holdfast.core.log_analysis.line_prefixes import LogLine, parse_lines
-from holdfast.logs.log_reader import read_telling_lines
+from holdfast.logs.telling_lines_reader import read_telling_lines
 from holdfast.model.diagnosis import Diagnosis
 
 _RANK = re.compile(r"(?:^|[-_.])rank[-_.]?(\d{1,6})(?=[-_.]|$)", re.IGNORECASE)  # rank3.txt, node1_rank3.log

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.model.job_seats import Seat
+from holdfast.model.job_and_seats import Seat
 from holdfast.model.release import Ease, Release, Skip
 from holdfast.model.state_copy import Doubt
 

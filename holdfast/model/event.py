@@ -7,7 +7,7 @@ import msgspec
 from holdfast.model.action import Action
 from holdfast.model.alarm import Alarm
 from holdfast.model.incident_record import Change, Record
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
 from holdfast.model.release import Release
 
 

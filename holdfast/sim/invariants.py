@@ -6,7 +6,7 @@ from holdfast.core.membership.standbys import RETRY_S
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Say, Stop
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Begin, Entry, Event, Lost, Order, Outcome, Phase, Progress, Ready, Successor, Tick
-from holdfast.model.job_seats import Seat
+from holdfast.model.job_and_seats import Seat
 
 _AWAITING = (Phase.LAUNCHING, Phase.STOPPING, Phase.PROBING, Phase.PAUSING, Phase.ENDING)
 _OVER = (Phase.ENDING, Phase.DONE)

@@ -13,8 +13,8 @@ from holdfast.core.detect.job_progress import JobPace, PaceLimits
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Entry, Event, Phase, Ready, Tick
-from holdfast.model.job_seats import Seat
-from holdfast.model.signal import Exit
+from holdfast.model.job_and_seats import Seat
+from holdfast.model.observation import Exit
 from holdfast.sim.cost_model import CostModel, CostRange
 from holdfast.sim.fault_source import FaultRates, NodeCut, NodeLoss, RankCrash, SimFault
 from holdfast.sim.invariants import InvariantWatch, UnsafeError

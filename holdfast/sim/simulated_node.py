@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.model.job_seats import Seat
+from holdfast.model.job_and_seats import Seat
 from holdfast.sim.fault_source import RankCrash
 
 

@@ -1,6 +1,6 @@
 """Steps of a simulated job: they advance with the clock until a fault stalls them."""
 
-from holdfast.model.signal import Beat
+from holdfast.model.observation import Beat
 
 ALL = "job"  # in whose name all nodes beat at once
 

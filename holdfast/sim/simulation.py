@@ -9,7 +9,7 @@ from holdfast.core.agent_state_machine import NodeLimits, fence_s
 from holdfast.core.record.ledger import Account, Ledger
 from holdfast.logs import catalog_files
 from holdfast.model.event import Begin, Entry, Limits, Order, Phase
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
 from holdfast.sim import cost_model
 from holdfast.sim.fault_source import DAY_S, SimFault, draw_faults
 from holdfast.sim.invariants import RecoveryEffort, UnsafeError

@@ -7,8 +7,8 @@ import msgspec
 from holdfast.core.agent_state_machine import Post
 from holdfast.core.decoding import make_decoder
 from holdfast.model.errand import Errand
+from holdfast.model.observation import Beat, Mark
 from holdfast.model.release import Release
-from holdfast.model.signal import Beat, Mark
 from holdfast.model.stacks import Trace
 from holdfast.model.state_copy import Address, Aim, Copy
 

@@ -10,19 +10,19 @@ import msgspec
 
 from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.snapshots.keeper import Keeper, KeeperIdentity
-from holdfast.agent.snapshots.keeper_ports import KeeperPorts, MakeArena
+from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts, MakeArena
 from holdfast.checkpoint.arena import Arena, SealedSnapshot
 from holdfast.checkpoint.image_layout import ImageLayout, RecordSpec, arrange_image
 from holdfast.checkpoint.keeper_client import make_want
 from holdfast.core.snapshots.parity_placement import place_halves
 from holdfast.core.snapshots.restore_choice import choose_restore
 from holdfast.model.errand import LaunchHere
-from holdfast.model.job_seats import Seat
+from holdfast.model.job_and_seats import Seat
 from holdfast.model.state_copy import Aim, Copy, Half, Restore
-from holdfast.wire import keeper_messages
+from holdfast.wire import rank_keeper_messages
 from holdfast.wire.holder_messages import KeptArena
-from holdfast.wire.keeper_messages import ArenaGrant as ArenaAt
-from holdfast.wire.keeper_messages import FromKeeper, ToKeeper
+from holdfast.wire.rank_keeper_messages import ArenaGrant as ArenaAt
+from holdfast.wire.rank_keeper_messages import FromKeeper, ToKeeper
 
 
 def spec(key: str, size: int, replicas: tuple[int, ...]) -> RecordSpec:
@@ -91,10 +91,10 @@ class Node:
         return f"/proc/{os.getpid()}/fd/{self.memory.get(name, -1)}"
 
     async def ask(self, question: ToKeeper) -> FromKeeper:
-        return await self.keeper._answer_request(keeper_messages.encode(question))
+        return await self.keeper._answer_request(rank_keeper_messages.encode(question))
 
     async def arena(self, plan: ImageLayout, generation: int, slots: int = 3) -> Arena:
-        (self.folder / keeper_messages.layout_file_name(plan.rank, plan.digest.hex())).write_bytes(
+        (self.folder / rank_keeper_messages.layout_file_name(plan.rank, plan.digest.hex())).write_bytes(
             msgspec.msgpack.encode(plan)
         )
         want = msgspec.structs.replace(make_want(plan, slots, "", None), generation=generation)

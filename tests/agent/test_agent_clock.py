@@ -14,7 +14,7 @@ OTHERS = (
     "probes/",
     "process_holder.py",
     "rank/last_words_judge.py",
-    "releases/import_check.py",
+    "releases/static_import_check.py",
     "zygotes.py",
 )
 READS = {"monotonic", "monotonic_ns", "time", "time_ns", "perf_counter", "perf_counter_ns"}

@@ -12,7 +12,7 @@ from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention
 from holdfast.checkpoint.arena import STORED, Arena
 from holdfast.checkpoint.manifest import Author, part_name
 from holdfast.model.errand import FinalState
-from holdfast.wire.keeper_messages import CheckpointPolicy
+from holdfast.wire.rank_keeper_messages import CheckpointPolicy
 from tests.agent.test_keeper import IMAGE_BYTES, Bench, bench, from_own_memory, launch, snapshot, until, want
 
 __all__ = ["bench"]

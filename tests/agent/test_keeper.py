@@ -16,12 +16,12 @@ from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention
 from holdfast.checkpoint.arena import DUE, Arena
 from holdfast.checkpoint.manifest import Author, PartFailedError
 from holdfast.model.errand import LaunchHere
-from holdfast.model.job_seats import Seat
+from holdfast.model.job_and_seats import Seat
 from holdfast.model.state_copy import Restore, Source
-from holdfast.wire import keeper_messages
+from holdfast.wire import rank_keeper_messages
 from holdfast.wire.holder_messages import KeptArena
-from holdfast.wire.keeper_messages import ArenaGrant as ArenaAt
-from holdfast.wire.keeper_messages import (
+from holdfast.wire.rank_keeper_messages import ArenaGrant as ArenaAt
+from holdfast.wire.rank_keeper_messages import (
     ArenaRequest,
     CheckpointPolicy,
     FromKeeper,
@@ -101,8 +101,8 @@ class Bench:
         async with asyncio.timeout(120):
             await until(self.keeper.socket_path.exists)
             reader, writer = await asyncio.open_unix_connection(self.keeper.socket_path)
-            writer.write(keeper_messages.encode(question) + b"\n")
-            answer: FromKeeper = keeper_messages.from_keeper(await reader.readline())
+            writer.write(rank_keeper_messages.encode(question) + b"\n")
+            answer: FromKeeper = rank_keeper_messages.from_keeper(await reader.readline())
             writer.close()
             return answer
 
@@ -226,7 +226,7 @@ async def test_the_next_agent_knows_what_was_kept(bench: Bench) -> None:
     successor = bench.fresh()
     successor.adopt_arenas(bench.kept())
     assert [copy.step for copy in successor.list_copies()] == [7]
-    answer = await successor._answer_request(keeper_messages.encode(StateRequest(rank=0, generation=2)))
+    answer = await successor._answer_request(rank_keeper_messages.encode(StateRequest(rank=0, generation=2)))
     assert isinstance(answer, StateGrant) and answer.step == 7
 
 

@@ -18,7 +18,7 @@ from holdfast.config import WordLimits
 from holdfast.core.detect.crash import alarm_of
 from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog
 from holdfast.logs import catalog_files, user_rows
-from holdfast.model.signal import Exit
+from holdfast.model.observation import Exit
 from holdfast.wire import holder_messages
 from tests.cli.driver import until
 

@@ -7,8 +7,8 @@ from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.core.detect.loss_spikes import LossLimits
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.loss_response import LossPolicy
+from holdfast.model.observation import Loss
 from holdfast.model.release import Ease
-from holdfast.model.signal import Loss
 from holdfast.wire.rank_memory.slot_reader import SLOT_BYTES, SlotWriter
 
 LIMITS = LossLimits(window=32)

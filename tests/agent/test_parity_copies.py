@@ -10,8 +10,8 @@ from holdfast.checkpoint import peer_transport
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.parity_image import half_of
 from holdfast.checkpoint.peer_transport import TransportError
-from holdfast.model.job_seats import Seat
-from holdfast.wire.keeper_messages import FromKeeper, KeeperRefusal, StateGrant, StateRequest
+from holdfast.model.job_and_seats import Seat
+from holdfast.wire.rank_keeper_messages import FromKeeper, KeeperRefusal, StateGrant, StateRequest
 from tests.agent.peers import Fleet, Node, Trained, image, save, until
 
 

@@ -6,9 +6,9 @@ from functools import partial
 import msgspec
 import pytest
 
-from holdfast.model.job_seats import Seat
+from holdfast.model.job_and_seats import Seat
 from holdfast.model.state_copy import Aim
-from holdfast.wire.keeper_messages import KeeperRefusal, StateGrant, StateRequest
+from holdfast.wire.rank_keeper_messages import KeeperRefusal, StateGrant, StateRequest
 from tests.agent.peers import Fleet, Trained, backups, image, layout, save, until
 
 

@@ -13,7 +13,7 @@ import pytest
 from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.rank.rank_processes import RankProcesses
 from holdfast.model.errand import LaunchHere
-from holdfast.model.job_seats import Seat
+from holdfast.model.job_and_seats import Seat
 from holdfast.model.release import Release
 from holdfast.wire import holder_messages
 from holdfast.wire.holder_messages import (

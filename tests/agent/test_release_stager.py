@@ -24,13 +24,13 @@ from holdfast.controller.composition import build_controller
 from holdfast.model.errand import StageHere
 from holdfast.model.release import Release
 from holdfast.wire import unix_sockets
-from holdfast.wire.releases import release_store, tree_archive
-from holdfast.wire.releases.release_files import list_release_files
+from holdfast.wire.releases import host_release_copies, tree_archive
+from holdfast.wire.releases.release_file_selection import list_release_files
 from holdfast.wire.releases.tree_archive import ArchiveLimits
-from holdfast.wire.run_specs import EntryPoint, NodeSpec
+from holdfast.wire.run_directory_files import EntryPoint, NodeSpec
 from tests.controller.conftest import make_ports
 from tests.fleet.places import TEMPLATE
-from tests.wire.test_release_files import repo
+from tests.wire.test_release_file_selection import repo
 from tests.wire.test_tree_archive import plant
 
 
@@ -109,7 +109,7 @@ async def test_what_goes_wrong_is_said(desk: Desk, tmp_path: Path, monkeypatch: 
     os.chmod(tmp_path, 0o770)
     assert "others may write to" in await desk.node().ensure_staged(release)
     os.chmod(tmp_path, 0o700)
-    monkeypatch.setattr(release_store, "_SPARE_BYTES", 1 << 60)
+    monkeypatch.setattr(host_release_copies, "_SPARE_BYTES", 1 << 60)
     assert "MiB to spare" in (await desk.node().ensure_staged(release)).replace(f"{(1 << 60) >> 20} to", "MiB to")
     monkeypatch.undo()
     archive = tmp_path / "archives" / f"{release.digest}.tar"

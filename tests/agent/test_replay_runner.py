@@ -8,9 +8,9 @@ from pathlib import Path
 
 from holdfast.agent.diagnostics.replay_runner import run_replay
 from holdfast.model.errand import LaunchHere, ReplayHere
-from holdfast.model.job_seats import Seat
+from holdfast.model.job_and_seats import Seat
 from holdfast.model.replay_task import ReplayResult, ReplayTask
-from holdfast.wire.run_specs import EntryPoint
+from holdfast.wire.run_directory_files import EntryPoint
 from tests.cli.driver import ROOT
 
 STEPS = """

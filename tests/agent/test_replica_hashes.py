@@ -11,8 +11,8 @@ from holdfast.checkpoint.arena import Arena, SealedSnapshot
 from holdfast.checkpoint.image_layout import ImageLayout, RecordSpec, arrange_image
 from holdfast.checkpoint.keeper_client import make_want
 from holdfast.core.detect.replica import ReplicaLimits
-from holdfast.model.signal import Mark
-from holdfast.wire.keeper_messages import layout_file_name
+from holdfast.model.observation import Mark
+from holdfast.wire.rank_keeper_messages import layout_file_name
 
 
 def spec(key: str, replicas: tuple[int, ...], dtype: str = "float32", alike: bool = True) -> RecordSpec:

@@ -12,8 +12,8 @@ from holdfast.agent.system import snapshot_memory
 from holdfast.checkpoint.arena import arena_bytes
 from holdfast.config import load
 from holdfast.core.snapshots.memory_grant import MemoryRoom
-from holdfast.wire.keeper_messages import ArenaRequest
-from holdfast.wire.run_specs import EntryPoint, NodeSpec
+from holdfast.wire.rank_keeper_messages import ArenaRequest
+from holdfast.wire.run_directory_files import EntryPoint, NodeSpec
 
 M = 1 << 20
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.wire import fork_server
-from holdfast.wire.rank_environment import make_rank_environment
+from holdfast.wire import program_fork_server
+from holdfast.wire.inherited_environment import make_rank_environment
 from tests.cli.driver import TRAIN, Job
 from tests.conftest import job_environment, kill_marked
 
@@ -32,7 +32,9 @@ def start(tmp_path: Path, warm_server: Path, monkeypatch: pytest.MonkeyPatch, no
         run_dir = ("--run-dir", str(tmp_path / "run"))
         fresh = () if zygote or "import torch" in script else ("--no-zygote",)
         words = (*run_dir, *fresh, *untried, *flags, f"{name}.py", str(tmp_path))
-        shared = {} if any(not key.startswith("HOLDFAST_") for key in env) else {fork_server.NAMED: str(warm_server)}
+        shared = (
+            {} if any(not key.startswith("HOLDFAST_") for key in env) else {program_fork_server.NAMED: str(warm_server)}
+        )
         jobs.append(Job(tmp_path, *words, env=make_rank_environment(job_environment()) | env | shared, name=name))
         return jobs[-1]
 

@@ -18,9 +18,9 @@ from holdfast.controller.decider_rebuild import rebuild_decider
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.job_report import Report
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.linux import process_control
-from holdfast.linux.warm_fork import OpenFiles, Program
-from holdfast.wire import fork_server
+from holdfast.linux import process_attributes
+from holdfast.linux.program_fork import OpenFiles, Program
+from holdfast.wire import program_fork_server
 from holdfast.wire.controller_request import ControllerNotRunning
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +81,7 @@ def size_of(path: Path) -> int:
 
 
 def gone(*pids: int) -> bool:
-    return all(process_control.process_state(pid) in ("", "Z", "X") for pid in pids)
+    return all(process_attributes.process_state(pid) in ("", "Z", "X") for pid in pids)
 
 
 def below(pid: int, word: str) -> int | None:
@@ -104,7 +104,7 @@ class Front:
         args = (str(self._code), "run", *words)
         program = Program(module="tests.cli.front_program", args=args, env=env, cwd=str(folder))
         files = OpenFiles(stdout=output, stderr=output)
-        self._process = fork_server.start_program(program, files, Path(env[fork_server.NAMED]))
+        self._process = program_fork_server.start_program(program, files, Path(env[program_fork_server.NAMED]))
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
@@ -143,7 +143,7 @@ class Job:
             self.process.wait(PATIENCE_S)
         self._started = True
         with self.output.open("ab") as output:
-            if fork_server.NAMED in self._env:
+            if program_fork_server.NAMED in self._env:
                 self.process = Front(self.folder, words, self._env, output.fileno())
                 return
             self.process = subprocess.Popen(

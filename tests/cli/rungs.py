@@ -21,7 +21,7 @@ from holdfast.model.event import Entry, Phase
 from holdfast.model.incident_record import Remedy
 from tests.cli.conftest import Start
 from tests.cli.driver import ROOT, Job
-from tests.wire.test_release_files import git
+from tests.wire.test_release_file_selection import git
 
 PATIENCE_S = 150.0  # torch is imported on a machine busy with other things
 # Nobody is lost because the machine is busy, or named because a test lets the job stand.

@@ -20,10 +20,10 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
 from holdfast.core.snapshots.memory_grant import format_bytes
 from holdfast.fleet.local_process_fleet import node_processes
-from holdfast.model.job_seats import Job as JobSpec
-from holdfast.wire import folder_lock, run_specs
-from holdfast.wire.keeper_messages import ArenaRequest, CheckpointPolicy
-from holdfast.wire.run_specs import EntryPoint, RunEnd, RunSpec
+from holdfast.model.job_and_seats import Job as JobSpec
+from holdfast.wire import folder_use_lock, run_directory_files
+from holdfast.wire.rank_keeper_messages import ArenaRequest, CheckpointPolicy
+from holdfast.wire.run_directory_files import EntryPoint, RunEnd, RunSpec
 from tests.cli.conftest import Start
 from tests.cli.driver import ROOT, TRAIN, Job, gone, until
 from tests.conftest import marked
@@ -138,7 +138,7 @@ def made(run_id: str, *, fleet: str = "local", locked: bool = True) -> Path:
     run = RunSpec(job=job, entry=EntryPoint(argv=("x",)), settings=Settings(), fleet=fleet, nproc=1, log_dir="/l")
     run_directory.publish_run(run_dir, run)
     if locked:
-        for fd in folder_lock.lock_shared(run_dir):
+        for fd in folder_use_lock.lock_shared(run_dir):
             os.close(fd)
     return run_dir
 
@@ -154,7 +154,7 @@ def tenant() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 def occupied(folder: Path, tenants: list[subprocess.Popen[bytes]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    with folder_lock.shared_lock(folder) as held:
+    with folder_use_lock.shared_lock(folder) as held:
         tenants.append(subprocess.Popen(["sleep", "60"], pass_fds=held))
 
 
@@ -176,7 +176,7 @@ def test_all_runs(home: Path, tenant: list[subprocess.Popen[bytes]], capfd: Capt
 
 def test_what_is_removed_and_what_is_kept_is_told_with_sizes_and_reasons(home: Path, capfd: Capture) -> None:
     run_dir = made("r")
-    run_specs.write_json(run_dir / "exit.json", RunEnd(code=0, reason="all ranks ended well"))
+    run_directory_files.write_json(run_dir / "exit.json", RunEnd(code=0, reason="all ranks ended well"))
     for name, text in (("store.sock", ""), ("nodes/n0/spec.json", "x" * 2048), ("nodes/n0/epoch", "1")):
         (run_dir / name).parent.mkdir(parents=True, exist_ok=True)
         (run_dir / name).write_text(text)
@@ -201,7 +201,7 @@ def test_what_is_removed_and_what_is_kept_is_told_with_sizes_and_reasons(home: P
 
 def test_nobody_moves_in_meanwhile(home: Path) -> None:
     run_dir = made("r")
-    fd = folder_lock.lock_exclusively(run_dir)
+    fd = folder_use_lock.lock_exclusively(run_dir)
     assert fd is not None
     with pytest.raises(UsageError, match="holdfast clean"):
         run_directory.lock_run_dir(run_dir)
@@ -210,7 +210,7 @@ def test_nobody_moves_in_meanwhile(home: Path) -> None:
 
 def test_secrets_of_a_run_that_cannot_be_resumed(home: Path, capfd: Capture) -> None:
     run_dir, node = made("r"), made("s", fleet="join")
-    run_specs.write_json(run_dir / "exit.json", RunEnd(code=93, reason="enough"))
+    run_directory_files.write_json(run_dir / "exit.json", RunEnd(code=93, reason="enough"))
     for place, why in ((run_dir, run_directory.ending_text(run_dir)), (node, "was a node ")):
         [found] = clean(capfd, place)
         assert found.why.startswith(why)
@@ -248,7 +248,7 @@ def test_unfinished_checkpoints(home: Path, tmp_path: Path, capfd: Capture) -> N
     storage = CheckpointPolicy(url=str(base), every_steps=1)
     want = ArenaRequest(rank=0, world=1, generation=1, layout="", image_bytes=1, slots=2, share=(), storage=storage)
     (run_dir / "nodes" / "n0").mkdir(parents=True)
-    run_specs.write_json(run_dir / "nodes" / "n0" / "want-0.json", want)
+    run_directory_files.write_json(run_dir / "nodes" / "n0" / "want-0.json", want)
     killed, other, living = writer(base, 1, "r"), writer(base, 2, "elsewhere"), writer(base, 3, "r")
     for process in (killed, other):
         process.kill()
@@ -278,7 +278,7 @@ def test_storage_that_cannot_be_looked_at(home: Path, capfd: Capture) -> None:
     storage = CheckpointPolicy(url="nowhere://at/all")
     want = ArenaRequest(rank=0, world=1, generation=1, layout="", image_bytes=1, slots=2, share=(), storage=storage)
     (run_dir / "nodes" / "n0").mkdir(parents=True)
-    run_specs.write_json(run_dir / "nodes" / "n0" / "want-0.json", want)
+    run_directory_files.write_json(run_dir / "nodes" / "n0" / "want-0.json", want)
     [found] = clean(capfd, run_dir, code=1)
     assert len(found.failed) == 1
     assert (run_dir / "nodes" / "n0" / "want-0.json").exists(), "without it nobody would look there again"

@@ -15,10 +15,10 @@ from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Decision, Entry
-from holdfast.model.job_seats import Job
-from holdfast.model.signal import Exit
-from holdfast.wire.run_specs import EntryPoint as What
-from holdfast.wire.run_specs import RunSpec
+from holdfast.model.job_and_seats import Job
+from holdfast.model.observation import Exit
+from holdfast.wire.run_directory_files import EntryPoint as What
+from holdfast.wire.run_directory_files import RunSpec
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB"
 BOOM = f"""[rank3]: Traceback (most recent call last):

@@ -27,8 +27,8 @@ from holdfast.controller.decider_rebuild import rebuild_decider
 from holdfast.core.decide.decider import Decider
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.event import Phase
-from holdfast.wire import fork_server
-from holdfast.wire.rank_environment import make_rank_environment
+from holdfast.wire import program_fork_server
+from holdfast.wire.inherited_environment import make_rank_environment
 from tests.cli.driver import Job
 from tests.conftest import job_environment, kill_marked
 
@@ -139,7 +139,7 @@ def resumed(old: Path, warm_server: Path, no_orphans: str) -> Iterator[Job]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     path.write_text(json.dumps(json.loads(path.read_text()) | {"port": port}))
-    env = make_rank_environment(job_environment()) | {fork_server.NAMED: str(warm_server)}
+    env = make_rank_environment(job_environment()) | {program_fork_server.NAMED: str(warm_server)}
     job = Job(old, "--resume", str(path.parent), env=env)
     job.run_dir = path.parent
     yield job

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.cli.commands.probe import main
 from holdfast.core.diagnose.probe_assessment import assess_probes
-from holdfast.logs import golden_bits
+from holdfast.logs import golden_probe_digests
 from holdfast.model.probe import Finding
 from tests.agent.probes import faults
 
@@ -47,7 +47,7 @@ def test_what_failed_is_told_with_exit_code_one(
 @pytest.mark.e2e
 def test_golden_rows_are_what_the_judge_takes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--golden", "--only", "gemm_bits", "--budget", "5"]) == 0
-    rows = golden_bits.load_golden(capsys.readouterr().out)
+    rows = golden_probe_digests.load_golden(capsys.readouterr().out)
     assert len(rows) == 2
     assert main(["--only", "gemm_bits", "--json", "--budget", "5"]) == 0
     found = msgspec.convert(json.loads(capsys.readouterr().out)["findings"], list[Finding])
@@ -66,7 +66,7 @@ def test_a_wrong_command_line_is_refused(flags: list[str], capsys: pytest.Captur
 
 
 def test_our_golden_rows_can_be_read() -> None:
-    assert all(len(digest) == 32 for digest in golden_bits.load_golden().values())
+    assert all(len(digest) == 32 for digest in golden_probe_digests.load_golden().values())
     row = 'probe = "a"\ndevice = "b"\ntorch = "c"\nform = "d"\ndigest = "e"\nsource = "f"\n'
     with pytest.raises(ValueError, match=r"golden\.toml"):
-        golden_bits.load_golden(f"[[row]]\n{row}[[row]]\n{row}")
+        golden_probe_digests.load_golden(f"[[row]]\n{row}[[row]]\n{row}")

@@ -12,8 +12,8 @@ from holdfast.cli.run_flags import run_arguments
 from holdfast.cli.terminal import rank_console
 from holdfast.cli.terminal.rank_console import Console, ConsolePump, ConsoleStyle, say, write_all
 from holdfast.config import Settings
-from holdfast.model.job_seats import Job
-from holdfast.wire.run_specs import EntryPoint, RunSpec
+from holdfast.model.job_and_seats import Job
+from holdfast.wire.run_directory_files import EntryPoint, RunSpec
 
 
 @pytest.fixture(autouse=True)

@@ -21,9 +21,9 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.record.ledger import Span, TimeUse
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.event import Entry, Phase
-from holdfast.model.job_seats import Job
-from holdfast.wire.run_specs import EntryPoint as What
-from holdfast.wire.run_specs import RunSpec
+from holdfast.model.job_and_seats import Job
+from holdfast.wire.run_directory_files import EntryPoint as What
+from holdfast.wire.run_directory_files import RunSpec
 from tests.cli.driver import ROOT
 from tests.core.test_ledger import CHANGE, NEW, START, Book, account
 from tests.core.transcript import parse

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.wire.rank_environment import make_rank_environment
+from holdfast.wire.inherited_environment import make_rank_environment
 from tests.cli.conftest import Start
 from tests.cli.driver import until
 from tests.conftest import job_environment

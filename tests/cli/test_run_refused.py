@@ -10,8 +10,8 @@ import pytest
 from holdfast.cli import COMMANDS, main
 from holdfast.cli.run_dirs import run_directory
 from holdfast.config import Settings
-from holdfast.model.job_seats import Job
-from holdfast.wire.run_specs import EntryPoint, RunSpec
+from holdfast.model.job_and_seats import Job
+from holdfast.wire.run_directory_files import EntryPoint, RunSpec
 from tests.cli.conftest import Start
 
 pytestmark = pytest.mark.usefixtures("no_orphans")

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.cli.launch.supervisor import StopSignals, Supervisor, _farewell_text
 from holdfast.cli.terminal.quantities import FIRST_STEP
-from holdfast.wire.fork_server import ForkServer
+from holdfast.wire.program_fork_server import ForkServer
 
 
 @pytest.fixture(autouse=True)

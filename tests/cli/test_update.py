@@ -16,7 +16,7 @@ from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.wire.controller_request import ControllerNotRunning
 from tests.cli.conftest import Start
 from tests.cli.driver import ROOT, TRAIN, Job, below
-from tests.wire.test_release_files import git
+from tests.wire.test_release_file_selection import git
 
 pytestmark = pytest.mark.e2e
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from holdfast.checkpoint.arena import Arena
-from holdfast.wire import keeper_messages, unix_sockets
+from holdfast.wire import rank_keeper_messages, unix_sockets
 
 
 class FakeKeeper:
@@ -15,8 +15,8 @@ class FakeKeeper:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "keeper"
-        self.wants: dict[int, keeper_messages.ArenaRequest] = {}
-        self.answer: keeper_messages.FromKeeper | None = None
+        self.wants: dict[int, rank_keeper_messages.ArenaRequest] = {}
+        self.answer: rank_keeper_messages.FromKeeper | None = None
         self.hang_up = 0  # so many times before answering
         self._held: dict[int, int] = {}
         self._listener = unix_sockets.listen(self.path)
@@ -26,7 +26,7 @@ class FakeKeeper:
     def arena(self, rank: int = 0) -> Arena:
         return Arena.open(self._path(rank))
 
-    def make(self, want: keeper_messages.ArenaRequest) -> str:
+    def make(self, want: rank_keeper_messages.ArenaRequest) -> str:
         fd = self._held.get(want.rank)
         if fd is None or self.arena(want.rank).layout.hex() != want.layout:
             if fd is not None:
@@ -37,16 +37,16 @@ class FakeKeeper:
             Arena.make(fd, layout=bytes.fromhex(want.layout), image_bytes=size, slots=slots, **name)
         return self._path(want.rank)
 
-    def state(self, rank: int) -> keeper_messages.StateGrant:
+    def state(self, rank: int) -> rank_keeper_messages.StateGrant:
         """The newest step that every rank has."""
         if rank not in self._held:
-            return keeper_messages.StateGrant(source="none")
+            return rank_keeper_messages.StateGrant(source="none")
         steps = [{sealed.step for sealed in self.arena(other).list_sealed()} for other in self._held]
         common = set.intersection(*steps)
         if not common:
-            return keeper_messages.StateGrant(source="none")
+            return rank_keeper_messages.StateGrant(source="none")
         slot = next(sealed.slot for sealed in self.arena(rank).list_sealed() if sealed.step == max(common))
-        return keeper_messages.StateGrant(source="memory", step=max(common), arena=self._path(rank), slot=slot)
+        return rank_keeper_messages.StateGrant(source="memory", step=max(common), arena=self._path(rank), slot=slot)
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
@@ -65,19 +65,19 @@ class FakeKeeper:
             except OSError:
                 return
             with peer, peer.makefile("rwb") as line:
-                self._reply(keeper_messages.to_keeper(line.readline()), cast(BinaryIO, line))
+                self._reply(rank_keeper_messages.to_keeper(line.readline()), cast(BinaryIO, line))
 
-    def _reply(self, message: keeper_messages.ToKeeper, line: BinaryIO) -> None:
+    def _reply(self, message: rank_keeper_messages.ToKeeper, line: BinaryIO) -> None:
         if self.hang_up:
             self.hang_up -= 1
             return
-        answer: keeper_messages.FromKeeper
-        if isinstance(message, keeper_messages.ArenaRequest):
+        answer: rank_keeper_messages.FromKeeper
+        if isinstance(message, rank_keeper_messages.ArenaRequest):
             self.wants[message.rank] = message
-            answer = keeper_messages.ArenaGrant(path=self.make(message))
-            if isinstance(self.answer, keeper_messages.KeeperRefusal):
+            answer = rank_keeper_messages.ArenaGrant(path=self.make(message))
+            if isinstance(self.answer, rank_keeper_messages.KeeperRefusal):
                 answer = self.answer
         else:
             answer = self.answer or self.state(message.rank)
-        line.write(keeper_messages.encode(answer) + b"\n")
+        line.write(rank_keeper_messages.encode(answer) + b"\n")
         line.flush()

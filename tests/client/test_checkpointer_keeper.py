@@ -18,7 +18,7 @@ from holdfast.checkpoint.state_image import StateError
 from holdfast.client.checkpointing import checkpointer
 from holdfast.client.checkpointing.checkpointer import Checkpointer
 from holdfast.client.training.progress import RankProgress
-from holdfast.wire import keeper_messages
+from holdfast.wire import rank_keeper_messages
 from holdfast.wire.rank_memory.slot_reader import read_slot
 from tests.client.fake_keeper import FakeKeeper
 from tests.client.job import Job, same
@@ -39,7 +39,7 @@ def test_restored_snapshots_outlive_the_next_write(keeper: FakeKeeper) -> None:
     Job(0).train(1, 7)
     arena = keeper.arena()
     older = arena.list_sealed()[1]
-    keeper.answer = keeper_messages.StateGrant(source="memory", step=6, arena=keeper._path(0), slot=older.slot)
+    keeper.answer = rank_keeper_messages.StateGrant(source="memory", step=6, arena=keeper._path(0), slot=older.slot)
     again = Job(1)
     assert again.ckpt.restore() == 6
     assert [sealed.step for sealed in arena.list_sealed()] == [6], "step 7 was abandoned"
@@ -63,7 +63,9 @@ def test_the_node_is_told_when_the_state_is_there(
         if generation == 1:
             job.train(1, 3)
             newest = keeper.arena().list_sealed()[0]
-            keeper.answer = keeper_messages.StateGrant(source="memory", step=3, arena=keeper._path(0), slot=newest.slot)
+            keeper.answer = rank_keeper_messages.StateGrant(
+                source="memory", step=3, arena=keeper._path(0), slot=newest.slot
+            )
 
 
 def test_from_a_peer(keeper: FakeKeeper) -> None:
@@ -72,14 +74,14 @@ def test_from_a_peer(keeper: FakeKeeper) -> None:
     os.write(fetched, keeper.arena().memory[:])
     slot = keeper.arena().list_sealed()[0].slot
     keeper.make(_other(keeper.wants[0]))  # this node has nothing
-    keeper.answer = keeper_messages.StateGrant(source="peer", step=3, arena=f"/proc/self/fd/{fetched}", slot=slot)
+    keeper.answer = rank_keeper_messages.StateGrant(source="peer", step=3, arena=f"/proc/self/fd/{fetched}", slot=slot)
     again = Job(1)
     assert again.ckpt.restore() == 3
     assert same(dict(again.model.state_dict()), wanted)
     os.close(fetched)
 
 
-def _other(want: keeper_messages.ArenaRequest) -> keeper_messages.ArenaRequest:
+def _other(want: rank_keeper_messages.ArenaRequest) -> rank_keeper_messages.ArenaRequest:
     return msgspec.structs.replace(want, layout="00" * 32)
 
 
@@ -89,7 +91,7 @@ def test_what_the_keeper_hears(keeper: FakeKeeper, tmp_path: Path) -> None:
     arena = keeper.arena()
     assert (want.rank, want.world, want.slots, arena.slots) == (0, 1, 4, 4)
     assert want.share == ((0, want.image_bytes),)
-    assert want.storage == keeper_messages.CheckpointPolicy(
+    assert want.storage == rank_keeper_messages.CheckpointPolicy(
         url=str(tmp_path / "x"), every_s=120.0, keep=5, keep_every=100
     )
     metadata = dcp.decode_metadata(Path(want.metadata_path).read_bytes())
@@ -107,7 +109,7 @@ def test_a_keeper_that_comes_back(keeper: FakeKeeper) -> None:
 
 
 def test_a_keeper_that_says_no(keeper: FakeKeeper) -> None:
-    keeper.answer = keeper_messages.KeeperRefusal(why="snapshots would take 3 GB of 2 GB")
+    keeper.answer = rank_keeper_messages.KeeperRefusal(why="snapshots would take 3 GB of 2 GB")
     with pytest.raises(KeeperError, match="snapshots would take 3 GB of 2 GB"):
         Job(0)
 
@@ -115,14 +117,14 @@ def test_a_keeper_that_says_no(keeper: FakeKeeper) -> None:
 def test_a_keeper_that_is_gone(tmp_path: Path) -> None:
     link = KeeperClient(str(tmp_path / "nobody"), lost_s=0.3)
     with pytest.raises(KeeperError, match=re.escape(str(link.path))):
-        link.request_state(keeper_messages.StateRequest(rank=0, generation=0))
+        link.request_state(rank_keeper_messages.StateRequest(rank=0, generation=0))
 
 
 def test_a_snapshot_of_another_model(keeper: FakeKeeper) -> None:
     Job(0).train(1, 2)
     slot, path = keeper.arena().list_sealed()[0].slot, os.memfd_create("old")
     os.write(path, keeper.arena().memory[:])
-    keeper.answer = keeper_messages.StateGrant(source="memory", step=2, arena=f"/proc/self/fd/{path}", slot=slot)
+    keeper.answer = rank_keeper_messages.StateGrant(source="memory", step=2, arena=f"/proc/self/fd/{path}", slot=slot)
     ckpt = Checkpointer(model=nn.Linear(3, 3))
     with pytest.raises(StateError, match=r"\bstep \d+\b"):
         ckpt.restore()

@@ -10,7 +10,7 @@ from torch.distributed import TCPStore
 from holdfast.core.replay.dual_phase import ReplayGroup, ReplayWave
 from holdfast.core.replay.group_session import GroupLaunch, wave_launches
 from holdfast.core.replay.majority import GroupResult, ReplayMajority
-from holdfast.model.job_seats import Seat
+from holdfast.model.job_and_seats import Seat
 from holdfast.wire.rank_memory.slot_reader import SLOT_BYTES
 from holdfast.wire.replay_environment import decode_signatures, replay_variables, signature_path
 from tests.client.conftest import Zygote

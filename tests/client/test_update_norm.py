@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from holdfast.client.training.progress import RankProgress
 from holdfast.client.training.update_norm import UpdateWatch
-from holdfast.model.signal import StepValues
+from holdfast.model.observation import StepValues
 from holdfast.wire.rank_memory.slot_reader import read_entries, read_slot
 from tests.client.conftest import Zygote
 

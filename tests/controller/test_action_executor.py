@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from holdfast.controller.access.node_certificates import NodeCertificates
+from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.actions.action_executor import EVICTED, ActionExecutor, LaunchPlan
 from holdfast.controller.actions.errand_dispatch import ErrandDispatch
 from holdfast.controller.actions.node_probing import NodeProbing
@@ -19,13 +19,13 @@ from holdfast.core.detect.silence import SilenceLimits
 from holdfast.core.diagnose.probe_assessment import ProbeLimits
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.replay.dual_phase import ReplayLimits
-from holdfast.core.snapshots.recovery_floor import BackupLimits, RecoveryFloor
+from holdfast.core.snapshots.newest_shared_step import BackupLimits, RecoveryFloor
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Say, Stop
 from holdfast.model.errand import Done, Errand, FinalState, LaunchHere, Leave, StopHere
 from holdfast.model.event import Begin, Limits, Outcome, Ready
-from holdfast.model.job_seats import Job, Seat
+from holdfast.model.job_and_seats import Job, Seat
+from holdfast.model.observation import Beat
 from holdfast.model.release import Release
-from holdfast.model.signal import Beat
 from holdfast.model.state_copy import Copy, Restore
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import ErrandMessage

@@ -10,13 +10,13 @@ from holdfast.config import Settings
 from holdfast.controller.access.caller_admission import ANY_NODE, Caller
 from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.detect.silence import SilenceLimits
-from holdfast.core.snapshots.recovery_floor import BackupLimits
+from holdfast.core.snapshots.newest_shared_step import BackupLimits
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.errand import Done, LaunchHere, Leave, StopHere
 from holdfast.model.event import Ended, Limits, Phase, Progress, Ready
-from holdfast.model.job_seats import Job
-from holdfast.model.signal import Mark
+from holdfast.model.job_and_seats import Job
+from holdfast.model.observation import Mark
 from holdfast.model.state_copy import Aim
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import Ack, AimMessage, ErrandMessage, HashReport, Welcome

@@ -15,7 +15,7 @@ from holdfast.controller.access.enrolment_token_api import TokenMinting
 from holdfast.controller.access.enrolment_tokens import NodeTokens
 from holdfast.controller.access.request_rates import RequestRates
 from holdfast.controller.access.user_tokens import UserTokenError, UserTokens
-from holdfast.wire.credentials import node_token
+from holdfast.wire.credentials import enrolment_token
 from tests.controller.conftest import Open
 
 MAY = {
@@ -64,7 +64,7 @@ async def test_who_may_have_a_token_made_for_a_node(desk_of: Open, tmp_path: Pat
         if right is not Right.ADMIN:
             assert not (tmp_path / "tokens.json").exists()
             return
-        made = node_token.parse_token((await answer.json())["token"])
+        made = enrolment_token.parse_token((await answer.json())["token"])
         assert made and made.name == "n7"
         for body in ({"node": "../x"}, {"within_s": 0}, {"within_s": 1e9}, {"node": 7}):
             assert (await post(json=body)).status == 400

@@ -25,7 +25,7 @@ from holdfast.model.event import (
     Successor,
     Tick,
 )
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
 from tests.controller.conftest import RELEASE, Open, make
 from tests.controller.fakes import FakeFleet
 

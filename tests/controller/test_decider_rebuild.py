@@ -10,7 +10,7 @@ from holdfast.core.decide.decider import Decider
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Acquire, Action, Finish, Say
 from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
 
 EVENTS: tuple[Event, ...] = (
     Begin(job=Job(run_id="r", min_nodes=2, max_nodes=2), limits=Limits()),

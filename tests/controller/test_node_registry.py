@@ -7,8 +7,8 @@ from holdfast.controller.node_registry import NodeRegistry
 from holdfast.core.decide.decider import Decider
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.model.event import Begin, Limits, Ready
-from holdfast.model.job_seats import Job
-from holdfast.model.signal import Beat
+from holdfast.model.job_and_seats import Job
+from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Copy
 from holdfast.wire.agent_messages import Hello
 

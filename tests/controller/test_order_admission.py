@@ -14,7 +14,7 @@ from holdfast.core.detect.silence import SilenceLimits
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.errand import Errand, LaunchHere, Leave, StopHere
 from holdfast.model.event import Entry, Limits, Order, Phase
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
 from tests.controller.conftest import HEADERS, Agent, Desk, Open
 
 PAIR = Job(run_id="r", min_nodes=2, max_nodes=2, can_acquire=False)

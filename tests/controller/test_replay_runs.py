@@ -13,7 +13,7 @@ from holdfast.core.replay.dual_phase import ReplayLimits
 from holdfast.model.action import Replay
 from holdfast.model.errand import Done, Errand, ReplayHere
 from holdfast.model.event import Outcome
-from holdfast.model.job_seats import Seat
+from holdfast.model.job_and_seats import Seat
 from holdfast.model.replay_task import ReplayResult
 from tests.controller.fakes import FakeStore
 

@@ -6,7 +6,7 @@ import time
 
 from holdfast.controller.node_links import NodeLinks, Outbox, make_outbox
 from holdfast.controller.stack_tracing import StackTracing
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
 from holdfast.model.stacks import Trace
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import TraceAnswer, TraceRequest

@@ -19,7 +19,7 @@ from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done, LaunchHere, StopHere
 from holdfast.model.event import Ended, Phase, Successor
-from holdfast.model.signal import Beat
+from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Copy
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import ErrandMessage, Hello, Welcome

@@ -14,18 +14,18 @@ from holdfast.cli.launch.enrolment_client import EnrolmentClient, EnrolmentError
 from holdfast.config import Settings
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import Caller, PortAccess
-from holdfast.controller.access.node_certificates import NodeCertificates
+from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.access.user_ca_nodes import CertificateEnrolment
 from holdfast.controller.node_links import NodeLinks, make_outbox
 from holdfast.core.decide.decider import Decider
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Begin, Limits, Order, Ready
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
 from holdfast.wire.agent_messages import Welcome
 from holdfast.wire.credentials import enrolment, mutual_tls
 from holdfast.wire.credentials.enrolment import CertifiedNode
 from holdfast.wire.credentials.mutual_tls import KeyFiles
-from holdfast.wire.run_specs import EntryPoint, NodeSpec
+from holdfast.wire.run_directory_files import EntryPoint, NodeSpec
 from tests.controller.conftest import Open
 from tests.wire.given import Organisation
 from tests.wire.test_enrolment import TOKEN

@@ -27,8 +27,8 @@ from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.event import Ended
-from holdfast.model.job_seats import Seat
-from holdfast.model.signal import Exit
+from holdfast.model.job_and_seats import Seat
+from holdfast.model.observation import Exit
 
 CATALOG = catalog_files.load_failures()
 

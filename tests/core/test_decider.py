@@ -25,7 +25,7 @@ from holdfast.model.event import (
     Ready,
     Tick,
 )
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
 from holdfast.sim.invariants import InvariantWatch
 
 NODES = [f"n{i}" for i in range(6)]

@@ -2,7 +2,7 @@
 
 from holdfast.core.incident.failure_history import FailureHistory
 from holdfast.model.event import Limits, Progress
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
 
 
 def told(step: int, at: float) -> Progress:

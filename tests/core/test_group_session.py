@@ -8,7 +8,7 @@ from holdfast.core.replay.dual_phase import DualPhaseReplay, ReplayLimits, Repla
 from holdfast.core.replay.group_session import GroupLaunch, GroupSession, ReplayRequest, plan_replay, wave_launches
 from holdfast.core.replay.majority import GroupResult
 from holdfast.core.replay.node_grid import UnfitError
-from holdfast.model.job_seats import Dims, Seat
+from holdfast.model.job_and_seats import Dims, Seat
 
 
 def seats(count: int, nproc: int = 8) -> tuple[Seat, ...]:

@@ -10,7 +10,7 @@ from holdfast.core.record.ledger import Account, Ledger, TimeUse, fold_entries
 from holdfast.model.action import Launch
 from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Phase, Progress, Tick
 from holdfast.model.incident_record import Change, Record, Remedy, Verdict
-from holdfast.model.job_seats import Job, Seat
+from holdfast.model.job_and_seats import Job, Seat
 from holdfast.model.release import Release
 from tests.core.transcript import parse
 

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.core.snapshots.parity_placement import ParityPlacement, place_halves, place_parity
 from holdfast.core.snapshots.peer_placement import Groups, evicted_together, parallel_groups
-from holdfast.model.job_seats import Seat
+from holdfast.model.job_and_seats import Seat
 from tests.core.test_peer_placement import ORDERS, WORLDS, evictable, layouts
 
 

@@ -4,7 +4,7 @@ from holdfast.core.release.job_releases import JobReleases
 from holdfast.core.release.release_history import ReleaseChapter, ReleaseHistory
 from holdfast.model.action import Action, Launch, Stage
 from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, Progress, Tick
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
 from holdfast.model.release import Fate, Release
 
 FIRST = Release(number=1, digest="1" * 64, who="me")

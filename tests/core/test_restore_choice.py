@@ -1,7 +1,7 @@
 """The newest step that every rank can get, and from where."""
 
 from holdfast.core.snapshots.restore_choice import choose_restore
-from holdfast.model.job_seats import Seat
+from holdfast.model.job_and_seats import Seat
 from holdfast.model.state_copy import Copy
 
 SEATS = tuple(Seat(node=f"n{i}", group_rank=i, first_rank=i, nproc=1) for i in range(3))

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from holdfast.core.membership.seating import growth_unit, next_seats
 from holdfast.model.event import Ready
-from holdfast.model.job_seats import Job, Seat, world_size
+from holdfast.model.job_and_seats import Job, Seat, world_size
 
 
 def job(low: int, high: int | None = None) -> Job:

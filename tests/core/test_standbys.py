@@ -6,7 +6,7 @@ from holdfast.core.membership.standbys import RETRY_S, Standbys
 from holdfast.model.action import Acquire, Dismiss
 from holdfast.model.alarm import Kind
 from holdfast.model.event import Limits, Outcome, Ready
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
 
 
 def standbys(*, can_acquire: bool = True) -> Standbys:

@@ -6,7 +6,7 @@ from holdfast.core.decide.decider import Decider
 from holdfast.model.action import Finish, Launch, Stop
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.event import Begin, Decision, Event, Limits, Order, Outcome, Phase, Progress, Ready, Tick
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
 
 
 class Told:

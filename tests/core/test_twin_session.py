@@ -7,7 +7,7 @@ from holdfast.core.replay.group_session import GroupLaunch, ReplayRequest
 from holdfast.core.replay.majority import GroupResult
 from holdfast.core.replay.node_grid import UnfitError
 from holdfast.core.replay.twin_session import TwinSession
-from holdfast.model.job_seats import Dims, Seat
+from holdfast.model.job_and_seats import Dims, Seat
 
 LIMITS = ReplayLimits(steps=4, most=8)
 

@@ -36,9 +36,9 @@ from holdfast.model.event import (
     Tick,
 )
 from holdfast.model.incident_record import Remedy
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
+from holdfast.model.observation import Exit, Loss
 from holdfast.model.release import Release
-from holdfast.model.signal import Exit, Loss
 
 HERE = Path(__file__).parent / "scenarios"
 CATALOG = catalog_files.load_failures()

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.fleet import local_process_fleet
 from holdfast.fleet.local_process_fleet import MARK, end_node
-from holdfast.linux import process_control
+from holdfast.linux import process_attributes
 from tests.cli.driver import below, gone, until
 from tests.fleet import places
 
@@ -87,7 +87,7 @@ def test_a_stopped_holder_is_not_waited_for_long(tmp_path: Path) -> None:
     process = marked(folder)
     (folder / "holder.pid").write_text(str(process.pid))
     process.send_signal(signal.SIGSTOP)
-    until(lambda: process_control.process_state(process.pid) == "T", "its stop")
+    until(lambda: process_attributes.process_state(process.pid) == "T", "its stop")
     began_at = time.monotonic()
     end_node(folder, grace_s=0.2)
     assert time.monotonic() - began_at < 20

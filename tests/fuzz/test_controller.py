@@ -24,8 +24,8 @@ from holdfast.controller.composition import BuiltController
 from holdfast.controller.order_admission import VERBS, OrderBody
 from holdfast.core.agent_state_machine import Post
 from holdfast.core.record.job_report import report_of
-from holdfast.model.job_seats import Job
-from holdfast.model.signal import Beat
+from holdfast.model.job_and_seats import Job
+from holdfast.model.observation import Beat
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import Hello
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority

@@ -23,18 +23,18 @@ from holdfast.controller.api import TraceBody
 from holdfast.controller.order_admission import OrderBody
 from holdfast.core.decoding import from_json, from_msgpack
 from holdfast.core.diagnose.fleet_baseline import MeasurementHistory
-from holdfast.linux.warm_fork import Program
+from holdfast.linux.program_fork import Program
 from holdfast.model.errand import Done, Leave
-from holdfast.model.job_seats import Dims
+from holdfast.model.job_and_seats import Dims
 from holdfast.wire import (
     agent_messages,
-    fork_server,
     holder_messages,
     holder_zygote_messages,
-    keeper_messages,
+    program_fork_server,
+    rank_keeper_messages,
     replay_environment,
-    run_specs,
-    skip_environment,
+    run_directory_files,
+    skip_ease_environment,
 )
 from holdfast.wire.credentials import enrolment
 from tests.fuzz.making import JSON, PLAIN, hostile, mutated, narrow, values
@@ -57,20 +57,20 @@ CODECS: dict[str, Codec] = {
     "from controller": (agent_messages.decode_from_controller, agent_messages.FromController, _PACK),
     "to holder": (holder_messages.to_holder, holder_messages.ToHolder, _PACK),
     "to agent": (holder_messages.to_agent, holder_messages.ToAgent, _PACK),
-    "to keeper": (keeper_messages.to_keeper, keeper_messages.ToKeeper, _TEXT),
-    "from keeper": (keeper_messages.from_keeper, keeper_messages.FromKeeper, _TEXT),
+    "to keeper": (rank_keeper_messages.to_keeper, rank_keeper_messages.ToKeeper, _TEXT),
+    "from keeper": (rank_keeper_messages.from_keeper, rank_keeper_messages.FromKeeper, _TEXT),
     "to zygote": (holder_zygote_messages.to_zygote, holder_zygote_messages.ForkRank, _PACK),
     "from zygote": (holder_zygote_messages.from_zygote, holder_zygote_messages.FromZygote, _PACK),
     "fork": _msgpack(Program),
-    "forked": _msgpack(fork_server.ForkAnswer),
+    "forked": _msgpack(program_fork_server.ForkAnswer),
     "layout": _msgpack(ImageLayout),
     "ask": _json(peer_transport.PeerRequest),
     "reply": _json(peer_transport.PeerReply),
     "author": _json(Author),
-    "run": _json(run_specs.RunSpec),
-    "node": _json(run_specs.NodeSpec),
-    "listening": _json(run_specs.ControllerAddress),
-    "ended": _json(run_specs.RunEnd),
+    "run": _json(run_directory_files.RunSpec),
+    "node": _json(run_directory_files.NodeSpec),
+    "listening": _json(run_directory_files.ControllerAddress),
+    "ended": _json(run_directory_files.RunEnd),
     "challenge": _json(enrolment.Challenge),
     "enrol": _json(enrolment.EnrolmentRequest),
     "enrolled": _json(enrolment.EnrolmentGrant),
@@ -132,7 +132,7 @@ def test_signatures_of_a_replay(content: bytes) -> None:
 @given(st.one_of(st.text(max_size=40), mutated(st.just(b"3-7,9:0.5@1-2")).map(lambda b: b.decode("latin-1"))))
 def test_steps_to_skip(text: str) -> None:
     """They come from our own agent by the environment, which a script may change."""
-    for decode in (skip_environment.parse_skips, skip_environment.parse_eases):
+    for decode in (skip_ease_environment.parse_skips, skip_ease_environment.parse_eases):
         narrow(lambda decode=decode: decode(text), ValueError)  # type: ignore[misc]
 
 

@@ -26,8 +26,8 @@ from holdfast.checkpoint.peer_transport import (
     pull_state,
     push_state,
 )
-from holdfast.linux.warm_fork import Program
-from holdfast.wire import fork_server, unix_sockets
+from holdfast.linux.program_fork import Program
+from holdfast.wire import program_fork_server, unix_sockets
 from tests.fuzz.making import JSON, hostile, mutated, narrow, values
 
 MEMORY = 4096
@@ -145,8 +145,8 @@ def test_a_request_to_the_fork_server(request: bytes) -> None:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         ours.sendall(request[:150_000])
         ours.shutdown(socket.SHUT_WR)
-        fork_server._serve_client(theirs, ())
+        program_fork_server._serve_client(theirs, ())
         ours.settimeout(10)
         with contextlib.suppress(ConnectionResetError):  # it did not read all of it
             said = b"".join(iter(lambda: ours.recv(1 << 16), b""))
-            assert msgspec.msgpack.decode(said[1:], type=fork_server.ForkAnswer).error
+            assert msgspec.msgpack.decode(said[1:], type=program_fork_server.ForkAnswer).error

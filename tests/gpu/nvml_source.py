@@ -15,7 +15,7 @@ from holdfast.agent.sources import SourceAbsent
 from holdfast.agent.sources.gpu import GpuSource, load_nvml
 from holdfast.core.detect.health import HealthDetector, HealthLimits
 from holdfast.logs import catalog_files
-from holdfast.model.signal import Gauge, Line
+from holdfast.model.observation import Gauge, Line
 
 ROUNDS = 50
 MUST = frozenset(

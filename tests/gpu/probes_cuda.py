@@ -21,7 +21,7 @@ import torch
 from holdfast.agent.diagnostics.probe_runner import ProbeTerms, run_probes
 from holdfast.agent.probes import PROBES
 from holdfast.core.diagnose.probe_assessment import assess_probes, finding_sentence, golden_rows
-from holdfast.logs import golden_bits
+from holdfast.logs import golden_probe_digests
 from holdfast.model.probe import Finding
 from tests.agent.probes import faults
 
@@ -79,7 +79,7 @@ async def run(trial: Trial) -> None:
     trial.expect(bool(many) and all(f.ok for f in many), f"{REPEATS} repetitions had the same bits each time")
     fresh = await trial.part("a fresh process", 3, BITS)
     sound = {"first": first, "many": many, "fresh": fresh}
-    agreed = assess_probes({name: found for name, found in sound.items() if found}, golden_bits.load_golden())
+    agreed = assess_probes({name: found for name, found in sound.items() if found}, golden_probe_digests.load_golden())
     trial.record["agreed"] = agreed.summary_text
     trial.expect(not agreed.bad and not agreed.suspects, "processes agree bit for bit")
 

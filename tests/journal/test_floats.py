@@ -14,7 +14,7 @@ from holdfast.core.decide.decider import Decider
 from holdfast.journal.entry_chain import make_row
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Progress
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
 from tests.model.test_model import EVENTS
 
 AT = st.floats(allow_nan=False).map(lambda at: at + 0.0)  # which is no -0.0

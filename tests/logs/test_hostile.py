@@ -18,7 +18,7 @@ from holdfast.core.log_analysis import (
 )
 from holdfast.core.log_analysis.failure_catalog import RowPattern
 from holdfast.logs import catalog_files
-from holdfast.model.signal import Exit
+from holdfast.model.observation import Exit
 
 CHARS = 2000  # of a line are read, by agent/rank/log_tail.py
 BOUND_S = 0.5  # of processor time; the slowest takes a tenth of it

@@ -24,7 +24,7 @@ from holdfast.model.event import (
     Successor,
     Tick,
 )
-from holdfast.model.job_seats import Job, Seat, world_size
+from holdfast.model.job_and_seats import Job, Seat, world_size
 from holdfast.model.probe import PairMeeting
 from holdfast.model.release import Release
 from holdfast.model.replay_task import ReplayTask

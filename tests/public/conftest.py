@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.wire import fork_server
-from holdfast.wire.rank_environment import make_rank_environment
+from holdfast.wire import program_fork_server
+from holdfast.wire.inherited_environment import make_rank_environment
 from tests.cli.driver import Job
 from tests.conftest import job_environment, kill_marked
 from tests.public.table import Script
@@ -33,7 +33,7 @@ def launch(
         if not (folder / script.path).exists():
             shutil.copy(HERE / f"{script.name}.py", folder / script.path)
         words = ("--run-dir", str(folder / "run"), *SOON, *script.flags, script.path, *script.args)
-        env = make_rank_environment(job_environment()) | {fork_server.NAMED: str(warm_server)}
+        env = make_rank_environment(job_environment()) | {program_fork_server.NAMED: str(warm_server)}
         jobs.append(Job(folder, *words, env=env, name=name))
         return jobs[-1]
 

@@ -17,7 +17,7 @@ from holdfast.core.membership.standbys import Standbys
 from holdfast.model.action import Action, Dismiss, Finish, Launch, Stop
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Begin, Decision, Entry, Limits, Phase, Tick
-from holdfast.model.job_seats import Job, Seat
+from holdfast.model.job_and_seats import Job, Seat
 from holdfast.sim.fault_source import HARSH, FaultRates, NodeLoss
 from holdfast.sim.invariants import InvariantWatch, RecoveryEffort, UnsafeError
 from holdfast.sim.job_world import SimSetup

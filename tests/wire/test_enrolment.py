@@ -25,10 +25,10 @@ from holdfast.cli.launch.enrolment_client import (
 )
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.enrolment_tokens import NodeTokens
-from holdfast.controller.access.node_certificates import NodeCertificates
+from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.access.node_enrolment import NodeEnrolment
 from holdfast.core.decide.decider import Decider
-from holdfast.wire.credentials import enrolment, job_secret, mutual_tls, node_token
+from holdfast.wire.credentials import enrolment, enrolment_token, job_secret_proof, mutual_tls
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority
 from holdfast.wire.credentials.mutual_tls import KeyFiles
 from tests.cli.driver import until
@@ -227,19 +227,19 @@ def test_a_wrong_clock_shuts_nobody_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("token", "why"),
     [
-        ("", job_secret.EMPTY),
-        ("hunter2", job_secret.GUESSABLE),
-        ("a" * 64, job_secret.GUESSABLE),
-        ("01234567" * 5, job_secret.GUESSABLE),
-        ("60f4c1b97ad2e853", job_secret.GUESSABLE),
-        ("two words of a token that is long enough", job_secret.UNPRINTABLE),
-        ("\u00e9" * 40, job_secret.UNPRINTABLE),
+        ("", job_secret_proof.EMPTY),
+        ("hunter2", job_secret_proof.GUESSABLE),
+        ("a" * 64, job_secret_proof.GUESSABLE),
+        ("01234567" * 5, job_secret_proof.GUESSABLE),
+        ("60f4c1b97ad2e853", job_secret_proof.GUESSABLE),
+        ("two words of a token that is long enough", job_secret_proof.UNPRINTABLE),
+        ("\u00e9" * 40, job_secret_proof.UNPRINTABLE),
         (TOKEN, ""),
         ("kX9_v2-QpR7sT1uW3yZ5aB", ""),
     ],
 )
 def test_what_is_good_enough(token: str, why: str) -> None:
-    assert job_secret.secret_fault(token) == why
+    assert job_secret_proof.secret_fault(token) == why
 
 
 # --- tokens of one node's own ----------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def test_a_token_of_a_nodes_own_enrols_it_once(server: Server, tmp_path: Path) -
 def test_a_token_for_another_name(server: Server, tmp_path: Path) -> None:
     """Whoever steals it cannot use it for a node of his own, nor use it up."""
     token = server.tokens.mint_token("host-1.\u00e4", 60.0)
-    assert node_token.parse_token(str(token)) == token and not job_secret.secret_fault(str(token))
+    assert enrolment_token.parse_token(str(token)) == token and not job_secret_proof.secret_fault(str(token))
     with pytest.raises(EnrolmentError, match=r"\bhost.*\bthief$"):
         enrol(server, token, "thief", tmp_path / "thief")
     assert "thief" in audited(server)[0][2]
@@ -345,12 +345,12 @@ def test_who_knows_only_the_id_of_a_token(server: Server, tmp_path: Path) -> Non
 
 def test_a_token_of_another_job(server: Server) -> None:
     with pytest.raises(UnknownTokenError):
-        EnrolmentClient(server.address, str(node_token.make_token("a")))
+        EnrolmentClient(server.address, str(enrolment_token.make_token("a")))
 
 
 def test_a_token_that_was_cut() -> None:
-    whole = str(node_token.make_token("a"))
+    whole = str(enrolment_token.make_token("a"))
     for token in (whole[:20], whole + "%", "hf-node.", whole.replace(".a", ".%2e%2e%2fx")):
         with pytest.raises(ValueError, match="holdfast token"):
-            node_token.parse_token(token)
-    assert node_token.parse_token(TOKEN) is None
+            enrolment_token.parse_token(token)
+    assert enrolment_token.parse_token(TOKEN) is None

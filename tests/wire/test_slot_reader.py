@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.model.signal import Mark, StepValues
+from holdfast.model.observation import Mark, StepValues
 from holdfast.wire.rank_memory.slot_reader import (
     SLOT_BYTES,
     SlotWriter,

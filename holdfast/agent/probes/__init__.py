@@ -49,7 +49,7 @@ PROBES = (
     ProbeEntry("loopback", 1, 20.0, torch=False),
     ProbeEntry("device", 1, 60.0, module="device_presence"),
     ProbeEntry("gemm", 1, 60.0, module="exact_gemm"),
-    ProbeEntry("memory", 1, 60.0),
+    ProbeEntry("memory", 1, 60.0, module="device_memory"),
     ProbeEntry("gemm_bits", 2, 120.0),
     ProbeEntry("attention_bits", 2, 120.0),
     ProbeEntry("memory_whole", 2, 180.0),

@@ -6,7 +6,7 @@ import torch
 
 from holdfast.agent.sources import SourceAbsent
 from holdfast.agent.sources.gpu import GpuSource, load_nvml
-from holdfast.model.signal import Gauge
+from holdfast.model.observation import Gauge
 
 _BRAKED = 0x08 | 0x40 | 0x80  # by the hardware: for heat, or for what the power supply gives
 _TOLD = {"gpu.temperature": "°C", "gpu.power_w": "W"}

@@ -6,7 +6,7 @@ import torch
 from msgspec.structs import replace
 
 from holdfast.agent.probes import ProbeRequest
-from holdfast.agent.probes.memory import check_patterns, word_tensor
+from holdfast.agent.probes.device_memory import check_patterns, word_tensor
 from holdfast.agent.probes.probe_tools import CPU, accelerators, new_finding
 from holdfast.model.probe import Finding
 

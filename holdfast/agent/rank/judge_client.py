@@ -10,7 +10,7 @@ from holdfast.agent.rank.last_words_judge import JudgeAborted, JudgeAlarm, Judge
 from holdfast.agent.system import child_process
 from holdfast.core.detect.crash import FailureCatalog, alarm_without_words
 from holdfast.model.alarm import Alarm
-from holdfast.model.signal import Exit
+from holdfast.model.observation import Exit
 from holdfast.wire import holder_messages
 
 _WAIT_S = 5.0  # for a judge that has still to read its catalog, or that is stopped or stuck itself

@@ -23,12 +23,12 @@ from holdfast.agent.system import child_process
 from holdfast.config import ConfigError, WordLimits
 from holdfast.core.decoding import Content, make_decoder
 from holdfast.core.detect.crash import FailureCatalog, alarm_of, alarm_without_words
-from holdfast.linux import process_control, warm_fork
-from holdfast.linux.warm_fork import OpenFiles, Program
+from holdfast.linux import process_attributes, program_fork
+from holdfast.linux.program_fork import OpenFiles, Program
 from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm
-from holdfast.model.signal import Exit
-from holdfast.wire import holder_messages, run_specs
+from holdfast.model.observation import Exit
+from holdfast.wire import holder_messages, run_directory_files
 
 DEADLINE_S = 2.0  # of a processor, for one rank's words: a hundred times what they take
 _PATIENCE_S = 4.0  # by the clock: a busy machine, or a file that cannot be read
@@ -79,7 +79,7 @@ def start(node_dir: Path) -> socket.socket:
     end = theirs.detach()
     program = Program(module=__name__, args=(str(node_dir), str(end)), env=dict(os.environ))
     try:
-        warm_fork.fork(program, OpenFiles(stdout=1, stderr=2, keep=(end,)), ours.close, tied=True)
+        program_fork.fork(program, OpenFiles(stdout=1, stderr=2, keep=(end,)), ours.close, tied=True)
     except OSError as e:
         _log.warning("there is no judge, and last words are not read: %s", e)
     os.close(end)
@@ -116,7 +116,7 @@ class JudgeProcess:
             self._send_answer(JudgeAborted(id=asked.id, late=False))
             return
         if pid == 0:
-            process_control.die_with_parent(judge)
+            process_attributes.die_with_parent(judge)
             _judge_in_fork(self._sock, asked, self._known)
         fd = os.pidfd_open(pid)
         self._forks[fd] = (pid, asked.id)
@@ -174,7 +174,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent's, and then ours when it ends
     sock = socket.socket(fileno=int(sys.argv[2]))
-    settings = run_specs.read_json(Path(sys.argv[1]) / "spec.json", run_specs.NodeSpec).settings
+    settings = run_directory_files.read_json(Path(sys.argv[1]) / "spec.json", run_directory_files.NodeSpec).settings
     JudgeProcess(sock, load_catalog(settings.words)).run()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from holdfast.agent.rank import log_tail
 from holdfast.wire.holder_messages import HolderRank, RankKey
-from holdfast.wire.run_specs import NodeSpec
+from holdfast.wire.run_directory_files import NodeSpec
 
 _LOOK_S = 1.0  # how often their sizes are looked at
 _log = logging.getLogger("holdfast.agent")

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from holdfast.agent.agent_ports import RankSlots
+from holdfast.agent.agent_interfaces import RankSlots
 from holdfast.core.detect.loss_spikes import LossLimits, SpikeDetector, SpikeRule, alarm_of, policy_hindrance
 from holdfast.model.alarm import Alarm
+from holdfast.model.observation import Loss, Mark, StepValues
 from holdfast.model.release import Ease
-from holdfast.model.signal import Loss, Mark, StepValues
 from holdfast.wire.rank_memory.slot_reader import SlotReading
 
 _READERS = 1 << 10  # of ranks, dead ones among them

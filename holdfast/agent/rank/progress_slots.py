@@ -3,7 +3,7 @@
 import mmap
 import os
 
-from holdfast.model.signal import Mark, StepValues
+from holdfast.model.observation import Mark, StepValues
 from holdfast.wire.rank_memory import flight_log_reader, flight_log_writer, slot_reader
 from holdfast.wire.rank_memory.slot_reader import SlotReading
 

@@ -18,11 +18,11 @@ from holdfast.agent.rank import log_tail
 from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.agent.rank.zygote_preload import ZygotePreload
 from holdfast.core.decoding import from_json
-from holdfast.linux import process_control
+from holdfast.linux import process_attributes
 from holdfast.model.errand import LaunchHere
-from holdfast.model.job_seats import Dims
+from holdfast.model.job_and_seats import Dims
 from holdfast.model.release import Release
-from holdfast.wire import holder_messages, replay_environment, run_specs
+from holdfast.wire import holder_messages, replay_environment, run_directory_files
 from holdfast.wire.holder_messages import (
     ArenaMade,
     ExecRank,
@@ -42,10 +42,10 @@ from holdfast.wire.holder_messages import (
     ZygoteWarmed,
 )
 from holdfast.wire.holder_zygote_messages import ForkRank
-from holdfast.wire.rank_environment import make_rank_environment
+from holdfast.wire.inherited_environment import make_rank_environment
 from holdfast.wire.rank_memory import flight_log_writer
 from holdfast.wire.releases.staged_release import StagedRelease, skip_variables, staged_entry, staged_environment
-from holdfast.wire.run_specs import EntryPoint, NodeSpec
+from holdfast.wire.run_directory_files import EntryPoint, NodeSpec
 
 _log = logging.getLogger("holdfast.agent")
 # Together less than recovery.stop_s, so that our answer comes before nobody waits for it any more.
@@ -244,7 +244,7 @@ class RankProcesses:
     def _note_pid(self, where: Path, rank: int, key: RankKey) -> str:
         """Write the rank's pid to its log folder, for people's own tools; return an error or an empty text."""
         try:
-            run_specs.publish_file(where / "pid", f"{self.held[key].pid}\n".encode())
+            run_directory_files.publish_file(where / "pid", f"{self.held[key].pid}\n".encode())
         except OSError as e:
             return f"rank {rank}: cannot write to its log folder {where}: {e.strerror}"
         return ""
@@ -339,7 +339,7 @@ class RankProcesses:
         self._stopped = max(self._stopped, up_to)
         grace_until = self._clock.monotonic() + grace_s
         for rank in self.running_ranks(up_to):
-            stopped = process_control.process_state(rank.pid) in ("T", "t")
+            stopped = process_attributes.process_state(rank.pid) in ("T", "t")
             self._send_holder(
                 KillRank(key=rank.key, signal=signal.SIGKILL if stopped or grace_s <= 0 else signal.SIGTERM)
             )

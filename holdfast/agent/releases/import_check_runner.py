@@ -9,9 +9,9 @@ from pathlib import Path
 
 from holdfast.model.release import Release
 from holdfast.wire.releases.staged_release import StagedRelease, staged_entry
-from holdfast.wire.run_specs import EntryPoint
+from holdfast.wire.run_directory_files import EntryPoint
 
-READER = Path(__file__).with_name("import_check.py")
+READER = Path(__file__).with_name("static_import_check.py")
 _DEADLINE_S = 60.0
 _NICE = 10
 _WORDS = 300  # characters of what it wrote on its standard error

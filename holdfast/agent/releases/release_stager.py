@@ -17,11 +17,11 @@ from holdfast.agent.releases import import_check_runner
 from holdfast.agent.releases.output_return import Homecoming
 from holdfast.model.errand import StageHere
 from holdfast.model.release import Release
-from holdfast.wire.releases import release_copy_sync, tree_archive
-from holdfast.wire.releases.release_store import NAME, ReleaseFolder
+from holdfast.wire.releases import tree_archive, user_tree_sync
+from holdfast.wire.releases.host_release_copies import NAME, ReleaseFolder
 from holdfast.wire.releases.staged_release import StagedRelease, staged_environment
 from holdfast.wire.releases.tree_archive import ArchiveError
-from holdfast.wire.run_specs import NodeSpec
+from holdfast.wire.run_directory_files import NodeSpec
 
 _FETCH_S = 600.0
 _STALLED_S = 30.0
@@ -84,9 +84,9 @@ class ReleaseStager:
     async def gather_outputs(self) -> None:
         """Bring files that ranks have made in staged trees to the user's tree, after the ranks have ended."""
         try:
-            found = await asyncio.to_thread(lambda: [*release_copy_sync.gather_all(self._folder)])
+            found = await asyncio.to_thread(lambda: [*user_tree_sync.gather_all(self._folder)])
             for index, gathered in found:
-                self._say(release_copy_sync.describe_gathered(index, gathered))
+                self._say(user_tree_sync.describe_gathered(index, gathered))
             if not any(gathered.stuck for _, gathered in found):
                 await self._homecoming.close()
         except OSError as e:
@@ -99,7 +99,7 @@ class ReleaseStager:
     def _in_copy(self) -> Path | None:
         """Return the staged tree that ranks of this node run in; None if they run in the user's own tree."""
         if not self._launched:
-            return release_copy_sync.newest(self._folder)  # they were started before this agent was
+            return user_tree_sync.newest(self._folder)  # they were started before this agent was
         digest = self._launched[-1]
         return self._kept.copy_of(digest) if digest and digest != self._in_place else None
 
@@ -107,20 +107,20 @@ class ReleaseStager:
         """Choose the user's own tree if it equals the release, else a copy; return a notice of edits, empty if none."""
         at = self._kept.copy_of(release.digest)
         self._in_place = ""
-        if (index := release_copy_sync.read_index(at)) is None:
+        if (index := user_tree_sync.read_index(at)) is None:
             raise FileNotFoundError(f"what {at} holds is not known any more")
         here = _is_own(index, release)
-        differ, seen = release_copy_sync.find_edits(index) if here else ([], index)
+        differ, seen = user_tree_sync.find_edits(index) if here else ([], index)
         if seen != index:
             with contextlib.suppress(OSError):  # a full disk: then all is read again next time
-                release_copy_sync.write_index(at, seen)
+                user_tree_sync.write_index(at, seen)
         if here and not differ:
             self._in_place = release.digest
         else:
             if not at.is_dir():  # it was edited just now
                 self._kept.put_release(release, self._folder / f"{release.digest}.tar")
-            with release_copy_sync.lock_trees(self._folder):
-                release_copy_sync.prepare_tree(at, index)
+            with user_tree_sync.lock_trees(self._folder):
+                user_tree_sync.prepare_tree(at, index)
         if not differ:
             return ""
         others = f" and {len(differ) - 1} more were" if len(differ) > 1 else " was"
@@ -152,10 +152,10 @@ class ReleaseStager:
         if not tree_archive.DIGEST.fullmatch(release.digest):
             return False
         at = self._kept.copy_of(release.digest)
-        index = release_copy_sync.read_index(at)
+        index = user_tree_sync.read_index(at)
         if index is None or at.exists() or not _is_own(index, release):
             return False
-        return not release_copy_sync.find_edits(index)[0]
+        return not user_tree_sync.find_edits(index)[0]
 
     def complete(self, trains: bool) -> None:
         """Start to stage the postponed releases, once ranks train."""
@@ -225,7 +225,7 @@ class ReleaseStager:
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def _is_own(index: release_copy_sync.TreeIndex, release: Release) -> bool:
+def _is_own(index: user_tree_sync.TreeIndex, release: Release) -> bool:
     """Return whether ranks may run in the user's tree. With a signature they may not: others may edit that tree."""
     own = os.path.isdir(index.root) and os.path.realpath(index.root) == os.path.realpath(index.home)
     return own and not release.signature

@@ -9,8 +9,8 @@ import threading
 import msgspec
 
 from holdfast.checkpoint.arena import VERIFIED, Arena, SealedSnapshot
-from holdfast.core.snapshots.node_floor import OwnSnapshot, Sealed
-from holdfast.wire.keeper_messages import ArenaRequest
+from holdfast.core.snapshots.node_floor_machine import OwnSnapshot, Sealed
+from holdfast.wire.rank_keeper_messages import ArenaRequest
 
 
 class SnapshotPin:

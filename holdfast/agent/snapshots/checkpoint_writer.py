@@ -14,7 +14,7 @@ from holdfast.checkpoint.arena import DUE, Arena, SealedSnapshot
 from holdfast.checkpoint.manifest import Author, StorageError
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
 from holdfast.model.state_copy import Doubt
-from holdfast.wire.keeper_messages import ArenaRequest
+from holdfast.wire.rank_keeper_messages import ArenaRequest
 
 _PARTS_S = 60.0  # for the slowest rank's part; one that missed the step has none
 _STALL_S = 15.0  # storage that takes nothing for so long is given up for this step, and the snapshot is free again

@@ -4,7 +4,7 @@ import asyncio
 
 from holdfast.agent.snapshots.arena_table import ArenaTable, SnapshotPin, pin_snapshot
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
-from holdfast.agent.snapshots.keeper_ports import KeeperPorts
+from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
 from holdfast.checkpoint.arena import STORED
 from holdfast.checkpoint.write_lane import WriteOutcome
 from holdfast.model.errand import FinalState

@@ -17,11 +17,11 @@ import msgspec
 
 from holdfast.agent.snapshots.arena_table import ArenaTable, OwnArena
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
+from holdfast.agent.snapshots.copies_for_peers import PeerCopies
 from holdfast.agent.snapshots.departure_writer import FinalWriter
-from holdfast.agent.snapshots.keeper_ports import KeeperPorts
+from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
 from holdfast.agent.snapshots.parcel_transport import ParcelTransport
 from holdfast.agent.snapshots.peer_arenas import PREFIX
-from holdfast.agent.snapshots.peer_copies import PeerCopies
 from holdfast.agent.snapshots.peer_sender import PeerSender
 from holdfast.agent.snapshots.replica_hashes import ReplicaHasher
 from holdfast.agent.snapshots.state_fetch import StateFetch
@@ -32,16 +32,16 @@ from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.peer_server import PeerServer
 from holdfast.checkpoint.peer_transport import PeerGuard, TransportError
 from holdfast.core.detect.replica import ReplicaLimits
-from holdfast.core.snapshots.keeper_launch import KeeperLaunch, read_launch
-from holdfast.core.snapshots.recovery_floor import BackupLimits
+from holdfast.core.snapshots.newest_shared_step import BackupLimits
+from holdfast.core.snapshots.served_launch import KeeperLaunch, read_launch
 from holdfast.model.errand import FinalState, LaunchHere
-from holdfast.model.signal import Beat
+from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Aim, Copy, Source
-from holdfast.wire import keeper_messages, run_specs, unix_sockets
+from holdfast.wire import rank_keeper_messages, run_directory_files, unix_sockets
 from holdfast.wire.credentials.mutual_tls import NODE, KeyFiles
 from holdfast.wire.holder_messages import KeptArena
-from holdfast.wire.keeper_messages import ArenaGrant as ArenaAt
-from holdfast.wire.keeper_messages import ArenaRequest, KeeperRefusal, StateGrant, StateRequest
+from holdfast.wire.rank_keeper_messages import ArenaGrant as ArenaAt
+from holdfast.wire.rank_keeper_messages import ArenaRequest, KeeperRefusal, StateGrant, StateRequest
 
 _LOOK_S = 0.02  # how often the headers are looked at
 _IDLE_S = 0.2  # the same while no rank has asked for memory
@@ -95,11 +95,11 @@ class Keeper:
             with contextlib.suppress(ArenaError):  # made, and never used
                 self._adopt_arena(one)
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            self._begin_generation(run_specs.read_json(self._notes / "launch.json", LaunchHere))
+            self._begin_generation(run_directory_files.read_json(self._notes / "launch.json", LaunchHere))
             self._shelf.begin_launch(self._launch.generation, sys.maxsize)  # nothing was given up since
         for path in self._notes.glob("want-*.json"):
             with contextlib.suppress(OSError, msgspec.DecodeError):
-                self._on_want(run_specs.read_json(path, ArenaRequest))
+                self._on_want(run_directory_files.read_json(path, ArenaRequest))
         self._persisting.mark_recalled()
 
     def _adopt_arena(self, kept: KeptArena) -> None:
@@ -194,7 +194,7 @@ class Keeper:
         self._shelf.begin_launch(errand.generation, self._launch.shared_step)
         self._arenas.drop_after(self._launch.shared_step)
         try:
-            run_specs.write_json(self._notes / "launch.json", errand)
+            run_directory_files.write_json(self._notes / "launch.json", errand)
         except OSError as e:
             return f"what is launched cannot be written to {self._notes}: {e.strerror}"
         return ""
@@ -226,7 +226,7 @@ class Keeper:
             self._listener = unix_sockets.listen(self._links_path, backlog=_BACKLOG)
         PeerServer(self._listener, self._guard, self._shelf.receive_push, self._shelf.serve_pull).start()
         listener = unix_sockets.listen(self.socket_path)
-        server = await asyncio.start_unix_server(self._serve_rank, sock=listener, limit=keeper_messages.MAX_BYTES)
+        server = await asyncio.start_unix_server(self._serve_rank, sock=listener, limit=rank_keeper_messages.MAX_BYTES)
         try:
             async with server:
                 await server.serve_forever()
@@ -238,16 +238,16 @@ class Keeper:
     async def _serve_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while line := await reader.readline():
-                writer.write(keeper_messages.encode(await self._answer_request(line)) + b"\n")
+                writer.write(rank_keeper_messages.encode(await self._answer_request(line)) + b"\n")
                 await writer.drain()
         except (OSError, ValueError) as e:
             _log.info("a rank's line ended: %s", e)
         finally:
             writer.close()
 
-    async def _answer_request(self, line: bytes) -> keeper_messages.FromKeeper:
+    async def _answer_request(self, line: bytes) -> rank_keeper_messages.FromKeeper:
         try:
-            asked = keeper_messages.to_keeper(line)
+            asked = rank_keeper_messages.to_keeper(line)
         except msgspec.DecodeError as e:
             return KeeperRefusal(why=f"not a request of this version of holdfast: {e}")
         if why := self._launch.refuse_request(asked.generation):
@@ -264,7 +264,7 @@ class Keeper:
             except (OSError, ValueError, ArenaError) as e:
                 return KeeperRefusal(why=f"no memory for snapshots: {e}")
         self._on_want(want)
-        run_specs.write_json(self._notes / f"want-{want.rank}.json", want)
+        run_directory_files.write_json(self._notes / f"want-{want.rank}.json", want)
         return ArenaAt(path=own.path)
 
     async def _new_arena(self, want: ArenaRequest) -> OwnArena:

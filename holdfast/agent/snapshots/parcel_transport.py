@@ -14,8 +14,8 @@ from holdfast.checkpoint.peer_transport import (
     TransportError,
     push_state,
 )
-from holdfast.core.snapshots.node_floor import CopyParcel, CopyRun
-from holdfast.wire.keeper_messages import ArenaRequest, layout_file_name
+from holdfast.core.snapshots.node_floor_machine import CopyParcel, CopyRun
+from holdfast.wire.rank_keeper_messages import ArenaRequest, layout_file_name
 
 
 class CancelablePacer(BytePacer):

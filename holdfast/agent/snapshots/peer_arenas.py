@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.snapshots.arena_table import SnapshotPin, pin_snapshot
-from holdfast.agent.snapshots.keeper_ports import MakeArena
+from holdfast.agent.snapshots.keeper_interfaces import MakeArena
 from holdfast.checkpoint.arena import Arena, arena_bytes
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, RefusalCode
 from holdfast.core.decoding import from_msgpack
-from holdfast.wire import run_specs
-from holdfast.wire.keeper_messages import layout_file_name
+from holdfast.wire import run_directory_files
+from holdfast.wire.rank_keeper_messages import layout_file_name
 
 NO_LAYOUT = PeerRefusal("the layout is not known here", RefusalCode.NO_LAYOUT)
 PREFIX = "backup-"  # of the names of arenas
@@ -74,7 +74,7 @@ class PeerLayouts:
         content = bytearray(ask.bytes)
 
         def learned() -> None:
-            run_specs.publish_file(self._notes / layout_file_name(ask.rank, ask.layout), bytes(content))
+            run_directory_files.publish_file(self._notes / layout_file_name(ask.rank, ask.layout), bytes(content))
             self._known.pop((ask.rank, ask.layout), None)
 
         return PushTarget([memoryview(content)], 0, learned)

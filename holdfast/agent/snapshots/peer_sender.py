@@ -1,11 +1,11 @@
-"""Pins this node's snapshots and sends them to its peer; `core/snapshots/node_floor.py` decides which."""
+"""Pins this node's snapshots and sends them to its peer; `core/snapshots/node_floor_machine.py` decides which."""
 
 import asyncio
 from collections.abc import Callable
 
 from holdfast.agent.agent_clock import AgentClock
-from holdfast.agent.snapshots.keeper_ports import CopyTransport, OwnSnapshots
-from holdfast.core.snapshots.node_floor import (
+from holdfast.agent.snapshots.keeper_interfaces import CopyTransport, OwnSnapshots
+from holdfast.core.snapshots.node_floor_machine import (
     AimReceived,
     ArenaGranted,
     CopyRun,
@@ -23,9 +23,9 @@ from holdfast.core.snapshots.node_floor import (
     SnapshotsListed,
     UnpinSnapshot,
 )
-from holdfast.core.snapshots.slot_limits import FLOOR_SLOTS
+from holdfast.core.snapshots.slot_pin_limit import FLOOR_SLOTS
 from holdfast.model.state_copy import Aim
-from holdfast.wire.keeper_messages import ArenaRequest
+from holdfast.wire.rank_keeper_messages import ArenaRequest
 
 _AGAIN_S = 1.0  # after a link that broke
 

@@ -20,8 +20,8 @@ from holdfast.checkpoint.arena import Arena, SealedSnapshot
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.core.decoding import make_decoder
 from holdfast.core.detect.replica import ReplicaLimits, hash_stride
-from holdfast.model.signal import Mark
-from holdfast.wire.keeper_messages import ArenaRequest, layout_file_name
+from holdfast.model.observation import Mark
+from holdfast.wire.rank_keeper_messages import ArenaRequest, layout_file_name
 
 _LOOK_S = 0.02
 _IDLE_S = 0.2

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-from holdfast.model.signal import Gauge, Line
+from holdfast.model.observation import Gauge, Line
 
 Signal: TypeAlias = Gauge | Line
 Read: TypeAlias = Callable[[], list[Signal]]

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from holdfast.agent.sources import Signal, SourceAbsent
-from holdfast.model.signal import Gauge, Line
+from holdfast.model.observation import Gauge, Line
 
 _EVENTS = 64  # of one reading
 _LINKS = 18

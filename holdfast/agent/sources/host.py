@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.sources import Signal
 from holdfast.agent.system.snapshot_memory import available_bytes
-from holdfast.model.signal import Gauge
+from holdfast.model.observation import Gauge
 
 _WAIT_S = 1.0  # for all file systems together; what has not answered by then is read next time
 _LARGE_BYTES = 100 << 30

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.sources import Signal, SourceAbsent
-from holdfast.model.signal import Line
+from holdfast.model.observation import Line
 
 _RECORD_BYTES = 8192  # the kernel's own bound; a shorter read fails
 _RECORDS = 512  # of one reading; a kernel that writes more than this is flooding, and its newest words count

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from holdfast.agent.sources import Signal, SourceAbsent, read_number
-from holdfast.model.signal import Gauge
+from holdfast.model.observation import Gauge
 
 _ERRORS = ("rx_errors", "tx_errors")
 _DROPS = ("rx_dropped", "tx_dropped")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holdfast.agent.rank import log_tail
 from holdfast.agent.sources import Signal
-from holdfast.model.signal import Line
+from holdfast.model.observation import Line
 
 _LINE_BYTES = 4096  # of one line; the rest of it is dropped
 _END = re.compile(rb"[\r\n]+")

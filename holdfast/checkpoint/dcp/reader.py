@@ -19,12 +19,12 @@ from holdfast.checkpoint.dcp.checkpoint_ids import locate_checkpoint, same_place
 from holdfast.checkpoint.dcp.plan_layout import rank_and_world, unpad_value
 from holdfast.checkpoint.dcp.torch_metadata import decode_metadata, single_image_metadata
 from holdfast.checkpoint.image_layout import ImageLayout
+from holdfast.checkpoint.image_part_map import rank_of
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation
 from holdfast.checkpoint.manifest import MANIFEST, METADATA
-from holdfast.checkpoint.record_locations import rank_of
 from holdfast.checkpoint.state_image import KNOWN_RECORDS, StateError, StateImage, decode_value, record_frame
 from holdfast.core.decoding import from_msgpack
-from holdfast.wire.keeper_messages import StateGrant, StateRequest
+from holdfast.wire.rank_keeper_messages import StateGrant, StateRequest
 
 T = TypeVar("T")
 _AT_ONCE_BYTES = 256 << 20

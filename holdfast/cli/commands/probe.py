@@ -16,7 +16,7 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantities import counted_noun
 from holdfast.core.diagnose.probe_assessment import ProbeAssessment, assess_probes, finding_sentence, golden_rows
-from holdfast.logs import golden_bits
+from holdfast.logs import golden_probe_digests
 from holdfast.model.probe import Finding
 
 FAILED = 1
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     except UsageError as e:
         print(f"holdfast probe: {e}", file=sys.stderr)
         return 2
-    judged = assess_probes({_HERE: findings}, golden_bits.load_golden())
+    judged = assess_probes({_HERE: findings}, golden_probe_digests.load_golden())
     bad = bool(judged.bad) or any(f.ok is False for f in findings)
     if args.golden:
         print(golden_rows(findings))

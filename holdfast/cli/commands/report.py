@@ -19,7 +19,7 @@ from holdfast.core.decide.controller_takeover import lost_journal_sentence
 from holdfast.core.incident.incident_text import count_failures, describe_step, phases_s, redone_steps
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import TimeUse, fold_entries
-from holdfast.core.record.report_bill import Bill, draw_bill
+from holdfast.core.record.report_figures import Bill, draw_bill
 from holdfast.core.tenths import share_tenths
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal

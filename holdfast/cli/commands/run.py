@@ -15,10 +15,10 @@ from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
 from holdfast.client.boot.zygote import FIRST_PRELOAD, LATER_PRELOAD
 from holdfast.config import ConfigError, Settings
 from holdfast.logs import catalog_files
-from holdfast.model.job_seats import Job
-from holdfast.wire.fork_server import ForkServer
-from holdfast.wire.rank_environment import with_whole_paths
-from holdfast.wire.run_specs import EntryPoint, RunSpec
+from holdfast.model.job_and_seats import Job
+from holdfast.wire.inherited_environment import with_whole_paths
+from holdfast.wire.program_fork_server import ForkServer
+from holdfast.wire.run_directory_files import EntryPoint, RunSpec
 
 
 def main(argv: list[str]) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.cli.commands import replay_accuracy, sim_dst, sim_scale
+from holdfast.cli.commands import sim_dst, sim_replay_study, sim_scale
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantities import duration_text
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     args = _make_parser().parse_args(argv)
     try:
         if args.command == "replay":
-            return replay_accuracy.run(args)
+            return sim_replay_study.run(args)
         if args.command == "dst":
             return sim_dst.run(args)
         if args.command == "validate":
@@ -83,7 +83,7 @@ def _make_parser() -> argparse.ArgumentParser:
     run.add_argument("--journal", type=Path, metavar="FILE", help="keep its journal in this file")
     run.add_argument("--json", action="store_true", help="print the result as JSON")
     sim_scale.add_flags(run)
-    replay_accuracy.add_command(commands)
+    sim_replay_study.add_command(commands)
     sim_dst.add_command(commands)
     sim_scale.add_validate_command(commands)
     return parser

@@ -4,7 +4,7 @@ import argparse
 import re
 import time
 
-from holdfast.agent.agent_ports import AgentEvents, AgentIdentity, AgentParts
+from holdfast.agent.agent_interfaces import AgentEvents, AgentIdentity, AgentParts
 from holdfast.agent.agent_shell import Agent
 from holdfast.agent.connection.controller_clock import ControllerClock
 from holdfast.agent.snapshots.peer_sender import PeerSender
@@ -14,7 +14,7 @@ from holdfast.config import Settings
 from holdfast.controller import composition, order_admission
 from holdfast.logs import catalog_files
 from holdfast.model.event import Order
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
 from holdfast.model.release import Release
 from holdfast.ports import ControllerPorts, Socket
 from holdfast.sim.dst.agent_interface import DstAgent
@@ -23,11 +23,11 @@ from holdfast.sim.dst.controller_interface import DstController
 from holdfast.sim.dst.dst_world import RealParts
 from holdfast.sim.dst.seed_run import SeedResult, play_seed
 from holdfast.sim.dst.seed_setup import draw_setup
-from holdfast.sim.dst.simulated_backup import SimBackup, SimTransport
+from holdfast.sim.dst.simulated_copy_transport import SimBackup, SimTransport
 from holdfast.sim.dst.simulated_errands import SimDiagnosis, SimHealth, SimStaging, SimTracer
-from holdfast.sim.dst.simulated_keeper import SimOwnSnapshots
 from holdfast.sim.dst.simulated_link import SimDialer
 from holdfast.sim.dst.simulated_notes import SimNotes
+from holdfast.sim.dst.simulated_snapshot_keeper import SimOwnSnapshots
 
 BROKEN = 1
 _SEED = re.compile("[0-9]{1,12}")

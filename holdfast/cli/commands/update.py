@@ -24,7 +24,7 @@ from holdfast.model.release import Fate, Release
 from holdfast.wire.releases import release_signature, tree_archive
 from holdfast.wire.releases.release_signature import SigningError
 from holdfast.wire.releases.staged_release import is_within
-from holdfast.wire.run_specs import EntryPoint
+from holdfast.wire.run_directory_files import EntryPoint
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _WINDOW = "24h"

@@ -40,15 +40,15 @@ from holdfast.core.terminal_sanitizer import sentence_of_ours
 from holdfast.fleet.local_process_fleet import LocalFleet
 from holdfast.fleet.self_joining_fleet import JoinFleet
 from holdfast.journal.sqlite_journal import JournalError, JournalFullError, SqliteJournal
-from holdfast.linux import process_control
-from holdfast.linux.warm_fork import KEPT
+from holdfast.linux import process_attributes
+from holdfast.linux.program_fork import KEPT
 from holdfast.model.action import Finish, Say
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Begin, Entry, Order, Phase
 from holdfast.ports import ControllerPorts, Fleet
-from holdfast.wire import folder_lock, fork_server, run_specs, unix_sockets
+from holdfast.wire import folder_use_lock, program_fork_server, run_directory_files, unix_sockets
 from holdfast.wire.credentials import mutual_tls
-from holdfast.wire.run_specs import ControllerAddress, RunEnd, RunSpec
+from holdfast.wire.run_directory_files import ControllerAddress, RunEnd, RunSpec
 
 _BACKLOG = 4096
 _LOG_BYTES = 32 << 20
@@ -75,7 +75,7 @@ class NotesFolder:
         self._dir = run_dir
 
     def put_note(self, name: str, content: bytes) -> None:
-        run_specs.publish_file(self._dir / name, content)
+        run_directory_files.publish_file(self._dir / name, content)
 
     def get_note(self, name: str) -> bytes:
         path = self._dir / name
@@ -85,13 +85,13 @@ class NotesFolder:
 def main() -> int:
     """Run the controller. The arguments are RUN_DIR and the supervisor's pid; the first inherited file is the port."""
     run_dir, front = Path(sys.argv[1]), int(sys.argv[2])
-    process_control.die_with(front)
+    process_attributes.die_with(front)
     fd = int(os.environ.pop(KEPT).split(",")[0])
     logging.basicConfig(handlers=[open_log(run_dir)], level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     say = SaidLog(run_dir)
     ended: RunEnd | None = None
-    if (alone := folder_lock.lock_file_alone(run_dir / "controller.lock", _PREDECESSOR_S)) is None:
+    if (alone := folder_use_lock.lock_file_alone(run_dir / "controller.lock", _PREDECESSOR_S)) is None:
         say(f"another controller runs in {run_dir}, so this one ends")
         return 1
     try:
@@ -104,7 +104,7 @@ def main() -> int:
         say(f"{ended.reason}; ending the job")
     if ended is None:
         return 1
-    run_specs.write_json(run_dir / "exit.json", ended)
+    run_directory_files.write_json(run_dir / "exit.json", ended)
     os.close(alone)
     return ended.code
 
@@ -128,13 +128,13 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
     run = run_directory.read_spec(run_dir)
     env = run_directory.node_environment(run_dir)
     url = run_directory.web_address(run.host, listener.getsockname()[1], "https" if run.fleet == "join" else "http")
-    store = StoreProcess(run_dir, run.host, run.settings.node.lost_s, env, fork_server.socket_path(run_dir))
+    store = StoreProcess(run_dir, run.host, run.settings.node.lost_s, env, program_fork_server.socket_path(run_dir))
     teller = ConsoleTeller(run_dir, say)
     hooks = UserHooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, say)
     fleet = _make_fleet(run, run_dir, env)
     built = build_controller(run.settings, _make_ports(run_dir, fleet, store, say, EntryListeners(teller, hooks)))
     controller = built.controller
-    process_control.raise_file_limit()
+    process_attributes.raise_file_limit()
     audit = AuditLog(run_dir)
     port = NetworkPort(built, run, run_dir, audit)
     runners = [
@@ -146,7 +146,7 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
         teller.set_phase(controller.view.phase)
         _on_signals(controller)
         address = ControllerAddress(url=url, pid=os.getpid(), started_at=time.time())
-        run_specs.write_json(run_dir / "controller.json", address)
+        run_directory_files.write_json(run_dir / "controller.json", address)
 
     async with asyncio.TaskGroup() as tasks:
         attending, telling = tasks.create_task(store.connect_ahead()), tasks.create_task(hooks.run())
@@ -256,7 +256,9 @@ def _make_ports(
 def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str]) -> Fleet:
     if run.fleet == "join":
         return JoinFleet()
-    return LocalFleet(run_dir, run_directory.make_node_spec(run, run_dir), env, fork_server.socket_path(run_dir))
+    return LocalFleet(
+        run_dir, run_directory.make_node_spec(run, run_dir), env, program_fork_server.socket_path(run_dir)
+    )
 
 
 def _on_signals(controller: Controller) -> None:

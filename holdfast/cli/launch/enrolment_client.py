@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.core.decoding import from_json
 from holdfast.core.terminal_sanitizer import strip_controls
-from holdfast.wire.credentials import certificate_authority, enrolment, job_secret, mutual_tls, node_token
+from holdfast.wire.credentials import certificate_authority, enrolment, enrolment_token, job_secret_proof, mutual_tls
 from holdfast.wire.credentials.enrolment import CertifiedNode, Challenge, EnrolmentGrant, EnrolmentRequest
 from holdfast.wire.credentials.mutual_tls import KeyFiles
 
@@ -110,7 +110,7 @@ class TlsConnection:
 class EnrolmentClient:
     def __init__(self, address: tuple[str, int], token: str) -> None:
         """Connect, and let the controller prove that it knows the token; EnrolmentError if it does not."""
-        self._own = node_token.parse_token(token)
+        self._own = enrolment_token.parse_token(token)
         self._token = self._own.secret if self._own else token
         self._line = TlsConnection(address, mutual_tls.unproved_tls())
         self._certificate = self._line.peer_certificate()
@@ -121,12 +121,12 @@ class EnrolmentClient:
             raise
 
     def _prove_controller(self) -> None:
-        mine = os.urandom(job_secret.NONCE_BYTES).hex()
+        mine = os.urandom(job_secret_proof.NONCE_BYTES).hex()
         which = f"&token={self._own.id}" if self._own else ""
         found: Challenge = self._line.send_request("GET", f"{enrolment.PATH}?nonce={mine}{which}", Challenge)
         self._nonces = (mine, found.nonce)
         wanted = enrolment.controller_proof(self._token, self._nonces, self._certificate)
-        if not job_secret.is_equal(wanted, found.proof):
+        if not job_secret_proof.is_equal(wanted, found.proof):
             raise UnknownTokenError(
                 f"the controller at {self._line.where} does not know this host's token, so this host sent it nothing; "
                 + (_ANOTHER if self._own else "set HOLDFAST_TOKEN to the same value on every host")
@@ -137,7 +137,7 @@ class EnrolmentClient:
         key = certificate_authority.make_key()
         request = certificate_authority.request_pem(key).decode()
         parts = enrolment.node_proof_parts(name, self._nonces, request, self._certificate)
-        shown = job_secret.make_proof(self._token, "node", *parts)
+        shown = job_secret_proof.make_proof(self._token, "node", *parts)
         body = EnrolmentRequest(name=name, nonces=self._nonces, request=request, proof=shown, run_id=run_id)
         found = self._line.send_request("POST", enrolment.PATH, EnrolmentGrant, msgspec.json.encode(body))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -5,19 +5,19 @@ from pathlib import Path
 
 from holdfast.cli.run_dirs import run_directory
 from holdfast.client.boot.zygote import DEFAULT_PRELOAD, FIRST_PRELOAD, LATER_PRELOAD
-from holdfast.wire import fork_server
-from holdfast.wire.fork_server import ForkServer, Later
+from holdfast.wire import program_fork_server
+from holdfast.wire.program_fork_server import ForkServer, Later
 
 
 def start_fork_server(run_dir: Path, zygote: bool, nodes: int) -> ForkServer | None:
     """Start the fork server of this host's nodes; None if there is one already, or if the start fails."""
-    if os.environ.get(fork_server.NAMED):
+    if os.environ.get(program_fork_server.NAMED):
         return None
     preload, later = fork_preload(nodes) if zygote else ((), None)
     with (run_dir / "fork.log").open("ab") as log:
         env = run_directory.node_environment(run_dir)
         try:
-            return ForkServer(fork_server.socket_path(run_dir), preload, env, log.fileno(), later)
+            return ForkServer(program_fork_server.socket_path(run_dir), preload, env, log.fileno(), later)
         except OSError as e:
             log.write(f"there is no fork server: {e}\n".encode())
             return None

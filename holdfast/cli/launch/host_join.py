@@ -24,18 +24,18 @@ from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
 from holdfast.cli.terminal.rank_console import Console, describe_shape, make_console, say
 from holdfast.config import Settings
 from holdfast.fleet.local_process_fleet import start_node
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
 from holdfast.wire.credentials import (
     certificate_authority,
-    job_secret,
+    enrolment_token,
+    job_secret_proof,
     mutual_tls,
-    node_token,
     organisation_certificates,
 )
+from holdfast.wire.credentials.enrolment_token import NodeToken
 from holdfast.wire.credentials.mutual_tls import KeyFiles
-from holdfast.wire.credentials.node_token import NodeToken
 from holdfast.wire.credentials.organisation_certificates import UserCertificateError, UserCertificates
-from holdfast.wire.run_specs import EntryPoint, RunSpec
+from holdfast.wire.run_directory_files import EntryPoint, RunSpec
 
 _ANOTHER_PORT = "give another port in --rdzv-endpoint"
 _REFUSED = 5  # times that the controller closed the link at the sight of a certificate
@@ -276,10 +276,10 @@ def _read_token(args: RunArgs, host: str, port: int) -> tuple[str, NodeToken | N
             f"{host} is not this host's loopback, so a join token is needed: set HOLDFAST_TOKEN, or --token-file FILE, "
             "to the same secret on every host, or to one of this host's own from holdfast token node"
         )
-    if fault := job_secret.secret_fault(token):
+    if fault := job_secret_proof.secret_fault(token):
         raise UsageError(f"{named} {fault}")
     try:
-        return token, node_token.parse_token(token)
+        return token, enrolment_token.parse_token(token)
     except ValueError as e:
         raise UsageError(f"{named} {e}") from None
 
@@ -297,7 +297,7 @@ def _own_token(port: int) -> str:
         ):
             raise UsageError(f"other users may write to {folder}; set HOLDFAST_TOKEN instead")
         token = path.read_bytes().decode("ascii", "replace").strip()
-        if fault := job_secret.secret_fault(token):
+        if fault := job_secret_proof.secret_fault(token):
             raise UsageError(f"the token in {path} {fault}")
         return token
     except OSError as e:

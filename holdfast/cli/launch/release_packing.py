@@ -13,17 +13,17 @@ from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags.run_arguments import UsageError
 from holdfast.cli.terminal.quantities import counted_noun
 from holdfast.model.release import Release
-from holdfast.wire.releases import release_copy_sync, tree_archive
-from holdfast.wire.releases.release_files import (
+from holdfast.wire.releases import tree_archive, user_tree_sync
+from holdfast.wire.releases.host_release_copies import ReleaseFolder
+from holdfast.wire.releases.release_file_selection import (
     ReleaseFiles,
     ReleaseFilesError,
     find_repository,
     list_release_files,
     run_git,
 )
-from holdfast.wire.releases.release_store import ReleaseFolder
 from holdfast.wire.releases.tree_archive import MIB, ArchiveError, ArchiveLimits, PackedArchive
-from holdfast.wire.run_specs import EntryPoint
+from holdfast.wire.run_directory_files import EntryPoint
 
 FIRST = ArchiveLimits(bytes=64 * MIB, files=20_000)  # what a job begins with is packed while somebody waits
 LATER = ArchiveLimits()
@@ -79,10 +79,10 @@ def _note_files(run_dir: Path, root: Path, found: ReleaseFiles, packed: PackedAr
     """Write an index of the tree. If it still matches the tree, nodes of this host need not wait for a copy."""
     loose = found.possible_outputs()
     files = {path: word for path, word in packed.words.items() if path not in loose}
-    index = release_copy_sync.TreeIndex(root=str(root), home=str(root), files=files)
+    index = user_tree_sync.TreeIndex(root=str(root), home=str(root), files=files)
     with contextlib.suppress(OSError):  # they will wait for the copy
-        release_copy_sync.write_index(
-            ReleaseFolder(run_dir / "releases").copy_of(packed.digest), release_copy_sync.find_edits(index)[1]
+        user_tree_sync.write_index(
+            ReleaseFolder(run_dir / "releases").copy_of(packed.digest), user_tree_sync.find_edits(index)[1]
         )
 
 

@@ -15,11 +15,11 @@ from holdfast.cli.terminal.quantities import FIRST_STEP
 from holdfast.cli.terminal.rank_console import Console, ConsolePump, say
 from holdfast.core.incident.incident_text import describe_exit
 from holdfast.fleet.local_process_fleet import end_node
-from holdfast.linux import process_control
-from holdfast.linux.warm_fork import OpenFiles, Program
-from holdfast.wire import fork_server, run_specs, unix_sockets
-from holdfast.wire.fork_server import ForkServer, ProgramProcess
-from holdfast.wire.releases import release_copy_sync
+from holdfast.linux import process_attributes
+from holdfast.linux.program_fork import OpenFiles, Program
+from holdfast.wire import program_fork_server, run_directory_files, unix_sockets
+from holdfast.wire.program_fork_server import ForkServer, ProgramProcess
+from holdfast.wire.releases import user_tree_sync
 
 _LOOK_S = 0.05
 _TRIES = 5  # controllers in a row that did not live _LIVED_S
@@ -75,7 +75,7 @@ class Supervisor:
 
     def run(self) -> int:
         (self._run_dir / "exit.json").unlink(missing_ok=True)
-        process_control.leave_input_note(self._run_dir / run_directory.STDIN)
+        process_attributes.leave_input_note(self._run_dir / run_directory.STDIN)
         pump = ConsolePump(self._console)
         self._server = self._server or self._start_fork_server()
         code = self._keep_controller()
@@ -110,11 +110,11 @@ class Supervisor:
 
     def _keep_controller(self) -> int:
         tries = 0
-        server = fork_server.socket_path(self._run_dir) if self._server is None else None
+        server = program_fork_server.socket_path(self._run_dir) if self._server is None else None
         while True:
             started_at = time.monotonic()
             code = self._watch_controller(self._start_controller(server))
-            server = fork_server.socket_path(self._run_dir)  # which has imported all by now
+            server = program_fork_server.socket_path(self._run_dir)  # which has imported all by now
             if code is not None:
                 return code
             if run_directory.free_bytes(self._run_dir) < _ROOM_BYTES:
@@ -163,7 +163,7 @@ class Supervisor:
             keep = (self._listener.fileno(), *self._lock)
             files = OpenFiles(stdout=log.fileno(), stderr=log.fileno(), keep=keep)
             try:
-                return fork_server.start_program(program, files, server, _BEGIN_S)
+                return program_fork_server.start_program(program, files, server, _BEGIN_S)
             except OSError as e:
                 log.write(f"the controller cannot be started: {e}\n".encode())
                 return None
@@ -177,7 +177,7 @@ class Supervisor:
         if process is not None:
             process.close()
         try:
-            return run_specs.read_json(self._run_dir / "exit.json", run_specs.RunEnd).code
+            return run_directory_files.read_json(self._run_dir / "exit.json", run_directory_files.RunEnd).code
         except (OSError, msgspec.DecodeError):
             return self._asked.code if len(self._asked.numbers) > 2 else None
 
@@ -216,8 +216,8 @@ class Supervisor:
 def _gather_outputs(releases: Path) -> None:
     """Bring files that ranks made in staged trees to the user's tree, if their nodes had no time to do so."""
     try:
-        for index, gathered in release_copy_sync.gather_all(releases):
-            say(release_copy_sync.describe_gathered(index, gathered))
+        for index, gathered in user_tree_sync.gather_all(releases):
+            say(user_tree_sync.describe_gathered(index, gathered))
     except OSError as e:
         say(f"files that ranks made beside the script stay in {releases}: {e}")
 

@@ -14,13 +14,13 @@ from holdfast.checkpoint.storage_url import open_storage
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.terminal.quantities import counted_noun
 from holdfast.fleet.local_process_fleet import MARK, end_node, node_processes
-from holdfast.wire import folder_lock, run_specs
-from holdfast.wire.keeper_messages import ArenaRequest
-from holdfast.wire.run_specs import RunSpec
+from holdfast.wire import folder_use_lock, run_directory_files
+from holdfast.wire.rank_keeper_messages import ArenaRequest
+from holdfast.wire.run_directory_files import RunSpec
 
 _DRAFT = re.compile(r"\..+\.\d+")  # a file that was being written, and by whom
 _WANTS = "nodes/*/want-*.json"
-_NODE_KEPT = ("left", "released", folder_lock.NAME)  # why it is gone; a run that is resumed gives no name twice
+_NODE_KEPT = ("left", "released", folder_use_lock.NAME)  # why it is gone; a run that is resumed gives no name twice
 _SECRET = ("env.json", "token")  # needed to resume, and by nobody afterwards
 
 
@@ -60,7 +60,7 @@ def clean_run(run_dir: Path, *, dry_run: bool) -> RunLeftovers:
     with contextlib.ExitStack() as locks:
         try:
             alive = _alive_reason(run_dir, locks)
-        except folder_lock.LockError as e:
+        except folder_use_lock.LockError as e:
             return RunLeftovers(run=str(run_dir), state="unknown", why=f"the run {e}")
         if alive:
             return RunLeftovers(run=str(run_dir), state="alive", why=alive)
@@ -80,13 +80,13 @@ def _alive_reason(run_dir: Path, locks: contextlib.ExitStack) -> str:
     if not _take_lock(run_dir, locks):
         return "holdfast run, its controller or its store is running"
     for node in _node_folders(run_dir):
-        if (node / folder_lock.NAME).exists() and not _take_lock(node, locks):
+        if (node / folder_use_lock.NAME).exists() and not _take_lock(node, locks):
             return f"node {node.name} is running"
     return ""
 
 
 def _take_lock(folder: Path, locks: contextlib.ExitStack) -> bool:
-    fd = folder_lock.lock_exclusively(folder)
+    fd = folder_use_lock.lock_exclusively(folder)
     if fd is not None:
         locks.callback(os.close, fd)
     return fd is not None
@@ -140,7 +140,7 @@ def _checkpoint_urls(run_dir: Path) -> Iterator[str]:
     """Yield the URLs to which the run's ranks wrote checkpoints."""
     for path in run_dir.glob(_WANTS):
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            want = run_specs.read_json(path, ArenaRequest)
+            want = run_directory_files.read_json(path, ArenaRequest)
             if want.storage:
                 yield want.storage.url
 

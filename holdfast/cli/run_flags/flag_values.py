@@ -12,7 +12,7 @@ import msgspec
 from holdfast.cli.run_flags.flag_table import FlagWord, GivenFlags, UsageError
 from holdfast.core.replay.node_grid import DATA_PARALLEL
 from holdfast.core.snapshots.memory_grant import parse_cap
-from holdfast.model.job_seats import Dims
+from holdfast.model.job_and_seats import Dims
 
 _NPROC_KINDS = ("auto", "gpu", "cpu")
 _STREAMS = re.compile(r"[0-3]|(\d+:[0-3],)*\d+:[0-3]")

@@ -9,7 +9,7 @@ import msgspec
 from holdfast.cli.run_flags import flag_values as values
 from holdfast.cli.run_flags.flag_table import OURS, TORCHRUN, UNUSED, FlagWord, GivenFlags, UsageError, read_flags
 from holdfast.cli.run_flags.flag_values import StreamChoice, resolve_nproc
-from holdfast.model.job_seats import Dims
+from holdfast.model.job_and_seats import Dims
 
 __all__ = ["FLEETS", "RunArgs", "StreamChoice", "UsageError", "parse_run_args", "resolve_nproc"]
 

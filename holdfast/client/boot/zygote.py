@@ -21,7 +21,7 @@ from holdfast.client.boot import import_recorder, release_imports
 from holdfast.client.boot.forked_rank import RankFiles, await_holder, become_rank
 from holdfast.client.boot.script_runner import run_script
 from holdfast.client.training.progress import here
-from holdfast.linux import process_control
+from holdfast.linux import process_attributes
 from holdfast.wire.holder_zygote_messages import (
     PACKET_BYTES,
     ForkFailed,
@@ -70,8 +70,8 @@ class ZygoteLink(NamedTuple):
 def warm_up(fd: int, preload: list[str]) -> ZygoteLink:
     """Import the modules to preload, then tell the holder that the zygote is ready."""
     holder = os.getppid()
-    process_control.die_with_parent(holder)
-    process_control.close_all_but({0, 1, 2, fd})
+    process_attributes.die_with_parent(holder)
+    process_attributes.close_all_but({0, 1, 2, fd})
     serving = ZygoteLink(socket.socket(fileno=fd), holder, _coerced_locale())
     serving.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * PACKET_BYTES)
     if not sys.flags.safe_path:
@@ -81,12 +81,12 @@ def warm_up(fd: int, preload: list[str]) -> ZygoteLink:
     skipped = tuple(name for name in preload if not _try_import(name))
     coerced = serving.coerced | {name: value for name, value in os.environ.items() if name not in before}
     if "torch.optim.optimizer" in sys.modules:
-        from holdfast.client.training import optimizer_hooks, training_children
+        from holdfast.client.training import optimizer_hooks, spawned_trainers
 
         optimizer_hooks.install_hooks(here)
-        training_children.follow_spawns()
+        spawned_trainers.follow_spawns()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the holder's to answer
-    if opened := process_control.find_open_file("/dev/nvidia"):
+    if opened := process_attributes.find_open_file("/dev/nvidia"):
         sys.exit(f"holdfast: a preloaded module touched a GPU ({opened}); ranks cannot be forked from here")
     strays = release_imports.find_strays()
     gc.collect()
@@ -106,7 +106,7 @@ def serve_forks(serving: ZygoteLink) -> RankBirth | None:
         if usher == 0:
             ours.close()
             os.close(start)
-            process_control.die_with_parent(zygote)
+            process_attributes.die_with_parent(zygote)
             birth = _run_usher(serving, theirs, go)
             serving.socket.close()
             theirs.close()
@@ -175,12 +175,12 @@ def _try_import(name: str) -> bool:
 
 def _lasting_threads() -> int:
     """Return how many threads remain after a trial fork; libraries such as OpenBLAS end theirs at a fork."""
-    if process_control.count_threads() > 1:
+    if process_attributes.count_threads() > 1:
         child = os.fork()
         if child == 0:
             os._exit(0)
         os.waitpid(child, 0)
-    return process_control.count_threads()
+    return process_attributes.count_threads()
 
 
 def _coerced_locale() -> dict[str, str]:

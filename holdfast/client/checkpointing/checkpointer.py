@@ -43,7 +43,7 @@ from holdfast.client.snapshot.rank_snapshots import RankSnapshots
 from holdfast.client.snapshot.state_access import ChangedError
 from holdfast.client.training import script_replay
 from holdfast.client.training.progress import here
-from holdfast.wire.keeper_messages import StateGrant, StateRequest
+from holdfast.wire.rank_keeper_messages import StateGrant, StateRequest
 
 _NO_STATE = StateGrant(source="none")
 _ENDING_S = 120.0  # a write that is under way when the script ends is waited for as long

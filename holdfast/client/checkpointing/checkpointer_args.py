@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 
 from holdfast.checkpoint.image_layout import Ranks
 from holdfast.client.checkpointing.model_state import ModelState
-from holdfast.client.checkpointing.script_state import UserState
-from holdfast.wire.keeper_messages import CheckpointPolicy
+from holdfast.client.checkpointing.user_state_dict import UserState
+from holdfast.wire.rank_keeper_messages import CheckpointPolicy
 
 StateDict = dict[str, Any]
 OwnState = tuple[StateDict | Callable[[], StateDict] | None, Callable[[StateDict], object] | None]

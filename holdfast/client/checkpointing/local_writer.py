@@ -22,7 +22,7 @@ from holdfast.checkpoint.write_lane import WriteLane, WritePulse
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
 from holdfast.core.snapshots.checkpoint_interval import best_interval
-from holdfast.wire.keeper_messages import CheckpointPolicy
+from holdfast.wire.rank_keeper_messages import CheckpointPolicy
 
 _ASK_EVERY = 16  # saves; a rank that must ask rank 0 whether it is time does so no more often
 _PARTS_S = 600.0  # other ranks have as long to write theirs

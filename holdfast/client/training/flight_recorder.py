@@ -14,7 +14,7 @@ import time
 from types import FrameType
 from typing import Any
 
-from holdfast.linux import process_control
+from holdfast.linux import process_attributes
 from holdfast.wire.rank_memory.flight_log_writer import NAME_CHARS, FlightLog, GroupArrival, GroupState
 from holdfast.wire.rank_memory.slot_writer import open_slot_memory
 
@@ -37,8 +37,8 @@ def start_recorder(place: str, generation: int, rank: int) -> None:
         log = FlightLog(open_slot_memory(path), int(at), generation=generation, rank=rank)
     except (OSError, ValueError):
         return
-    process_control.allow_stack_reads()
-    os.register_at_fork(after_in_child=process_control.allow_stack_reads)  # what was allowed here is not inherited
+    process_attributes.allow_stack_reads()
+    os.register_at_fork(after_in_child=process_attributes.allow_stack_reads)  # what was allowed here is not inherited
     _thread.start_new_thread(FlightRecorder(log, _thread.get_ident()).run, ())
 
 

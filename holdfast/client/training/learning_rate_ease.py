@@ -13,7 +13,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from holdfast.wire.skip_environment import parse_eases
+from holdfast.wire.skip_ease_environment import parse_eases
 
 
 class LearningRateEase:

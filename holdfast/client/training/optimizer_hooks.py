@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from holdfast.client.training import process_group_hooks, resumed_step
+from holdfast.client.training import inferred_resume_step, process_group_hooks
 from holdfast.client.training.progress import RankProgress
 
 _MAKES_STATE = "_init_optim_state"  # of torch.distributed.checkpoint.state_dict
@@ -34,7 +34,7 @@ class StepCount:
             return
         self._steps += 1
         if self._steps == 1:
-            self._progress.goes_on_from(resumed_step.steps_before(optimizer, self._progress.reads))
+            self._progress.goes_on_from(inferred_resume_step.steps_before(optimizer, self._progress.reads))
         self._progress.count_steps(self._steps)
 
 

@@ -21,7 +21,7 @@ from holdfast.wire.rank_memory.slot_writer import (
     was_claimed,
 )
 from holdfast.wire.replay_environment import is_replay
-from holdfast.wire.skip_environment import EASE
+from holdfast.wire.skip_ease_environment import EASE
 
 TYPE_CHECKING = False  # importing typing would take longer than all the rest
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from holdfast.client.training.gpu_losses import LossFetches
+    from holdfast.client.training.inferred_resume_step import ReadWatch
     from holdfast.client.training.learning_rate_ease import LearningRateEase
     from holdfast.client.training.parameter_hash import ParameterHash
-    from holdfast.client.training.resumed_step import ReadWatch
     from holdfast.client.training.update_norm import UpdateWatch
 
     Model = TypeVar("Model")
@@ -217,18 +217,18 @@ class RankProgress:
         self._sought, self._on_first = False, on_first
         slot, generation = self.find_slot(), int(os.environ.get(GENERATION, "0"))
         if slot is not None and generation > 1:
-            from holdfast.client.training import resumed_step
+            from holdfast.client.training import inferred_resume_step
 
-            self.reads = resumed_step.watch_reads(os.environ)
-            self._on_first = resumed_step.stop_at_first_step(self.reads, self._on_first)
+            self.reads = inferred_resume_step.watch_reads(os.environ)
+            self._on_first = inferred_resume_step.stop_at_first_step(self.reads, self._on_first)
         return slot
 
     def begin_child(self) -> None:
         """Prepare a spawned child that may make the rank's steps. Assume that it has read saved state."""
         if int(os.environ.get(GENERATION, "0")) > 1:
-            from holdfast.client.training import resumed_step
+            from holdfast.client.training import inferred_resume_step
 
-            self.reads = resumed_step.ReadWatch(0.0)
+            self.reads = inferred_resume_step.ReadWatch(0.0)
             self.reads.lose()
 
     def _call_on_first(self) -> None:

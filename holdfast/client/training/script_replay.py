@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 REFUSED = 78  # exit code of a script that was to be replayed and had not said that it may be
 
-_KEEPER = "HOLDFAST_KEEPER"  # as wire/keeper_messages.py has it, which would bring more with it
+_KEEPER = "HOLDFAST_KEEPER"  # as wire/rank_keeper_messages.py has it, which would bring more with it
 _CHAIN, _WORD = 0x9E3779B97F4A7C15, 2**64 - 1
 
 
@@ -184,9 +184,9 @@ def _write_note(seeded: bool) -> None:
 
 def _end_with_agent() -> None:
     """Make this process die with its parent, the agent: no one else would end it, and training may start again."""
-    from holdfast.linux import process_control
+    from holdfast.linux import process_attributes
 
-    process_control.die_with_parent(os.getppid(), REFUSED)
+    process_attributes.die_with_parent(os.getppid(), REFUSED)
 
 
 def _seed_generators(seed: int) -> None:

@@ -8,14 +8,14 @@ import os
 import sys
 
 from holdfast.client.training.progress import RankProgress, here
-from holdfast.wire.skip_environment import SKIP, parse_skips
+from holdfast.wire.skip_ease_environment import SKIP, parse_skips
 
 TYPE_CHECKING = False  # importing typing would take longer than all the rest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
 
-    from holdfast.wire.skip_environment import Span
+    from holdfast.wire.skip_ease_environment import Span
 
 
 class BatchSkips:

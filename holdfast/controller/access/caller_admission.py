@@ -20,7 +20,7 @@ from aiohttp import web
 from holdfast.controller.access.request_rates import RequestRates
 from holdfast.linux import peer_credentials
 from holdfast.wire.agent_messages import TOKEN_HEADER
-from holdfast.wire.credentials import job_secret, mutual_tls
+from holdfast.wire.credentials import job_secret_proof, mutual_tls
 
 _BEARER = "Bearer "
 _A_SECOND, _AT_ONCE = 20.0, 200.0  # requests with one token
@@ -121,7 +121,7 @@ class PortAccess:
             return Caller(name=node, node=node, origin=origin)
         wanted = token_digest(_bearer_token(request))
         for badge in self._badges():
-            if job_secret.is_equal(badge.digest, wanted):
+            if job_secret_proof.is_equal(badge.digest, wanted):
                 if not self._rates.may_call(badge.name):
                     return Refusal(status=429, why="you ask too often; wait a little")
                 return Caller(name=badge.name, right=badge.right, origin=origin)

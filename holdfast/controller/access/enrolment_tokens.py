@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.decoding import from_json
-from holdfast.wire.credentials import mutual_tls, node_token
-from holdfast.wire.credentials.node_token import NodeToken
+from holdfast.wire.credentials import enrolment_token, mutual_tls
+from holdfast.wire.credentials.enrolment_token import NodeToken
 
 MOST_S = 30 * 86400.0
 _KEPT_S = 86400.0  # after its time is over, so that a host that comes late is told why
@@ -38,7 +38,7 @@ class NodeTokens:
 
     def mint_token(self, name: str, within_s: float) -> NodeToken:
         """Make a token, limited to this node if `name` is given; it is on disk when this returns."""
-        made, now = node_token.make_token(name), self._clock()
+        made, now = enrolment_token.make_token(name), self._clock()
         kept = {id: found for id, found in self._minted.items() if now < found.until + _KEPT_S}
         self._write_tokens(kept | {made.id: TokenRecord(secret=made.secret, until=now + within_s, name=name)})
         return made

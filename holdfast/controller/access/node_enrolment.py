@@ -14,10 +14,10 @@ from aiohttp import web
 
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.enrolment_tokens import NodeTokens
-from holdfast.controller.access.node_certificates import NodeCertificates
+from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.access.request_rates import RequestRates
 from holdfast.core.decoding import from_json
-from holdfast.wire.credentials import enrolment, job_secret, mutual_tls
+from holdfast.wire.credentials import enrolment, job_secret_proof, mutual_tls
 from holdfast.wire.credentials.enrolment import Challenge, EnrolmentGrant, EnrolmentRequest
 
 if TYPE_CHECKING:
@@ -68,11 +68,11 @@ class NodeEnrolment:
 
     async def challenge_route(self, request: web.Request) -> web.Response:
         mine, token = request.query.get("nonce", ""), request.query.get("token", "")
-        if len(mine) != 2 * job_secret.NONCE_BYTES:
-            return _error_response(400, f"send a nonce of {2 * job_secret.NONCE_BYTES} characters")
+        if len(mine) != 2 * job_secret_proof.NONCE_BYTES:
+            return _error_response(400, f"send a nonce of {2 * job_secret_proof.NONCE_BYTES} characters")
         if request.transport is None or request.transport in self._open:
             return _error_response(400, "there was a challenge on this link already; call again for another")
-        nonces = (mine, os.urandom(job_secret.NONCE_BYTES).hex())
+        nonces = (mine, os.urandom(job_secret_proof.NONCE_BYTES).hex())
         self._open[request.transport] = _Open(nonces, time.monotonic() + _OPEN_S, token)
         shown = enrolment.controller_proof(self._secret_of(token), nonces, self._certificate)
         return _json_response(Challenge(nonce=nonces[1], proof=shown))
@@ -80,7 +80,7 @@ class NodeEnrolment:
     def _secret_of(self, token: str) -> str:
         """Return a token's secret. For an unknown token return a random one, so that no caller learns which exist."""
         known = self._tokens.secret_of(token) if token else self._token
-        return known or os.urandom(job_secret.NONCE_BYTES).hex()
+        return known or os.urandom(job_secret_proof.NONCE_BYTES).hex()
 
     async def enrol_route(self, request: web.Request) -> web.Response:
         try:
@@ -111,7 +111,9 @@ class NodeEnrolment:
         if found.until < time.monotonic() or asked.nonces != found.nonces:
             return "this challenge is not open; ask for another"
         parts = enrolment.node_proof_parts(asked.name, asked.nonces, asked.request, self._certificate)
-        if not job_secret.is_equal(job_secret.make_proof(self._secret_of(found.token), "node", *parts), asked.proof):
+        if not job_secret_proof.is_equal(
+            job_secret_proof.make_proof(self._secret_of(found.token), "node", *parts), asked.proof
+        ):
             return "the token is not this job's"
         return ""
 

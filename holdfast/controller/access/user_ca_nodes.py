@@ -7,7 +7,7 @@ import msgspec
 from aiohttp import web
 
 from holdfast.controller.access.audit_log import AuditLog
-from holdfast.controller.access.node_certificates import NodeCertificates
+from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.node_links import NodeLinks
 from holdfast.wire.credentials import enrolment, mutual_tls, node_serials
 from holdfast.wire.credentials.enrolment import CertifiedNode

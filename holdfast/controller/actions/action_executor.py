@@ -23,7 +23,7 @@ from holdfast.core.snapshots.restore_choice import choose_restore
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
 from holdfast.model.errand import Errand, FinalState, LaunchHere, Leave, StopHere
 from holdfast.model.event import Outcome
-from holdfast.model.job_seats import Seat, world_size
+from holdfast.model.job_and_seats import Seat, world_size
 from holdfast.model.state_copy import Restore
 from holdfast.ports import Fleet, Notes, Store
 

@@ -10,13 +10,13 @@ from holdfast.core.diagnose import pair_assessment, pair_test, probe_assessment
 from holdfast.core.diagnose.fleet_baseline import MeasurementHistory
 from holdfast.core.diagnose.pair_test import PairResult, PairTestResult, World
 from holdfast.core.diagnose.probe_assessment import Key, ProbeAssessment, ProbeLimits
-from holdfast.logs import golden_bits
+from holdfast.logs import golden_probe_digests
 from holdfast.model.action import Probe
 from holdfast.model.errand import Done, Errand, PairTestHere, ProbeHere
 from holdfast.model.event import Outcome
 from holdfast.model.probe import Finding, PairMeeting
 from holdfast.ports import Store
-from holdfast.wire import run_specs
+from holdfast.wire import run_directory_files
 
 _SLACK_S = 180.0  # beyond what probes may take: to start, and for one that hangs to be given up on
 _MEETING_IDS = 10**6  # errands of waves are numbered downwards from here, as an action has but one number
@@ -45,7 +45,7 @@ class NodeProbing:
 
     async def probe_nodes(self, action: Probe) -> Outcome:
         """Probe nodes. The outcome has bad nodes in `failed`, and in `nodes` suspects of which at least one is bad."""
-        self._golden = self._golden or golden_bits.load_golden()
+        self._golden = self._golden or golden_probe_digests.load_golden()
         errands: dict[str, Errand] = {n: ProbeHere(id=action.id, level=action.level) for n in action.nodes}
         answers = await self._ask(action.id, errands, self._limits.budget_s + _SLACK_S)
         found = {node: done.findings for node, done in answers.items() if done.ok}
@@ -97,7 +97,7 @@ class NodeProbing:
         for node, findings in sound.items():
             past[node] = probe_assessment.add_to_history(past.get(node, MeasurementHistory()), findings)
         if self._kept is not None:
-            run_specs.publish_file(self._kept, msgspec.json.encode(past))
+            run_directory_files.publish_file(self._kept, msgspec.json.encode(past))
 
 
 def _failure_reason(done: Done | None) -> str:

@@ -5,10 +5,10 @@ phase may follow the old one, and that the invariant of the new phase holds. Que
 """
 
 from holdfast.core.decide.action_ids import ActionIds
-from holdfast.core.decide.interruption import Interruption, Pause
+from holdfast.core.decide.incident_or_pause import Interruption, Pause
 from holdfast.core.decide.launch_fence import Fence
-from holdfast.core.decide.open_requests import OpenRequests
-from holdfast.core.decide.resume_point import ResumePoint
+from holdfast.core.decide.open_operator_requests import OpenRequests
+from holdfast.core.decide.resume_constraints import ResumePoint
 from holdfast.core.incident.failure_history import FailureHistory
 from holdfast.core.incident.first_cause import Incident
 from holdfast.core.incident.ladder_case import IncidentCase
@@ -18,7 +18,7 @@ from holdfast.model.action import Action
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Begin, Decision, Limits, Phase, Progress
 from holdfast.model.incident_record import Change, Record, Verdict
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
 from holdfast.model.release import Release
 
 # The phases that may follow each phase. STOPPING may follow every phase with seats, because a journal that has lost

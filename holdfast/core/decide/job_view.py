@@ -13,7 +13,7 @@ from holdfast.core.decide.status_text import tell_present
 from holdfast.model.alarm import Kind
 from holdfast.model.event import Limits, Phase, Progress, Ready
 from holdfast.model.incident_record import Verdict
-from holdfast.model.job_seats import Job, Seat
+from holdfast.model.job_and_seats import Job, Seat
 from holdfast.model.release import Fate, Release
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable
 
-from holdfast.core.decide.interruption import Pause, resumed_step
+from holdfast.core.decide.incident_or_pause import Pause, resumed_step
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import Incident, is_node_proof
@@ -12,7 +12,7 @@ from holdfast.model.action import Action, Finish, Say, Stop
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.event import Begin, Ended, Outcome, Phase, Progress, Ready
 from holdfast.model.incident_record import Remedy, Verdict
-from holdfast.model.job_seats import Seat
+from holdfast.model.job_and_seats import Seat
 
 _STANDING = (Phase.WAITING, Phase.HELD)  # no generation is on, nor is one being ended
 

@@ -9,7 +9,7 @@ from holdfast.core.log_analysis.line_sieve import sift_log
 from holdfast.core.log_analysis.tracebacks import parse_tracebacks
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.diagnosis import Diagnosis
-from holdfast.model.signal import Exit
+from holdfast.model.observation import Exit
 
 _MUTE = (-9, -15)  # SIGKILL and SIGTERM leave no time for last words: what was said before is about something else
 _EVIDENCE = 12  # lines kept in the journal

@@ -22,7 +22,7 @@ from holdfast.core.diagnose.blocking_ranks import BlockingRanks, RankMotion, fin
 from holdfast.core.diagnose.stack_folding import main_frames
 from holdfast.core.incident.incident_text import count_steps
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.signal import Beat
+from holdfast.model.observation import Beat
 from holdfast.model.stacks import Frame, Trace
 
 _STEPS = 64  # durations that are remembered

@@ -15,7 +15,7 @@ from holdfast.core.diagnose.blocking_ranks import GONE, format_ranks
 from holdfast.core.diagnose.stack_folding import fold_stack, main_frames
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.event import Ended
-from holdfast.model.job_seats import Seat
+from holdfast.model.job_and_seats import Seat
 from holdfast.model.stacks import Process, Trace
 
 _NAME_S = 10.0  # without a sign of life, before anybody is told

@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter, SlidingSum, cap_stance
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.signal import Gauge
+from holdfast.model.observation import Gauge
 
 
 class HealthLimits(msgspec.Struct, frozen=True, kw_only=True):

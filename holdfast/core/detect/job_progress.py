@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from holdfast.model.event import Progress
-from holdfast.model.signal import Beat
+from holdfast.model.observation import Beat
 
 
 class PaceLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ import msgspec
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter, SlidingSum, cap_stance
 from holdfast.core.log_analysis.regex_line_budget import CHARS, allowed_chars
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.signal import Line
+from holdfast.model.observation import Line
 
 _EVIDENCE_CHARS = 300
 _OF_CHARS = 80

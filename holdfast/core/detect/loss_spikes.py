@@ -17,8 +17,8 @@ import msgspec
 
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.loss_response import LossPolicy, LossResponse
+from holdfast.model.observation import StepValues
 from holdfast.model.release import Ease
-from holdfast.model.signal import StepValues
 
 _LEAST = 16  # values before anything is judged
 _NORMAL = 1.4826  # makes the median deviation of a normal spread its standard deviation

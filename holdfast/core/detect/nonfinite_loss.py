@@ -7,7 +7,7 @@ finite again when it is read: training has gone on.
 from math import isfinite
 
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.signal import Loss
+from holdfast.model.observation import Loss
 
 
 def alarm_of(told: Loss) -> Alarm | None:

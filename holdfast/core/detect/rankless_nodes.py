@@ -5,7 +5,7 @@ nodes whose ranks have ended well, and it waits a moment in case the report is s
 """
 
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.signal import Beat
+from holdfast.model.observation import Beat
 
 _NEWS_S = 10.0  # an end is told within this, or by nobody
 

@@ -5,7 +5,7 @@ and no process is left to report their end. The detector does not judge before t
 """
 
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.signal import Beat
+from holdfast.model.observation import Beat
 
 
 class RebootDetector:

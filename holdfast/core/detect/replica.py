@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.core.incident.alarm_rate_limit import cap_stance
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.signal import Mark
+from holdfast.model.observation import Mark
 
 _STEPS = 64  # of a stream that are waited for at once
 _STRIDES = 20  # doublings at most

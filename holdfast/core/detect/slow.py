@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.core.diagnose.collective_lateness import CollectiveLateness
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.signal import Beat
+from holdfast.model.observation import Beat
 from holdfast.model.stacks import Arrival
 
 _LEAST = 4  # collectives in a round

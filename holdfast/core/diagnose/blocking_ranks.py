@@ -25,7 +25,7 @@ from holdfast.core.diagnose.stack_folding import (
 )
 from holdfast.core.diagnose.wait_graph import MissingAtCollective, WaitGraph, build_wait_graph
 from holdfast.core.snapshots.peer_placement import dense_mesh, parallel_groups
-from holdfast.model.job_seats import Dims, Seat
+from holdfast.model.job_and_seats import Dims, Seat
 from holdfast.model.stacks import Process, Trace
 
 STOPPED = ("T", "t")

@@ -13,7 +13,7 @@ from holdfast.core.release.job_releases import JobReleases
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Limits, Progress
 from holdfast.model.incident_record import Remedy, Verdict
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
 
 _REMEMBERED = 256
 _HOUR_S = 3600.0

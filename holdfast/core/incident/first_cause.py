@@ -6,7 +6,7 @@ from holdfast.core.incident import incident_text
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Outcome, Progress
 from holdfast.model.incident_record import Record, Verdict
-from holdfast.model.job_seats import Seat
+from holdfast.model.job_and_seats import Seat
 from holdfast.model.release import Skip
 
 # Classes that a rank shows because another one failed: its peer went away, or somebody stopped it.

@@ -5,7 +5,7 @@ from collections import Counter
 import msgspec
 
 from holdfast.core.incident.first_cause import NOT_STARTED, TIMED_OUT, is_node_proof
-from holdfast.core.snapshots.eviction_safety import Bonds
+from holdfast.core.snapshots.node_eviction_bonds import Bonds
 from holdfast.model.alarm import Alarm, Kind
 
 SURE = 0.9  # confidence of last words that stands as proof against a node

@@ -6,7 +6,7 @@ from math import prod
 from holdfast.model.action import Probe, Replay
 from holdfast.model.event import Ready
 from holdfast.model.incident_record import Remedy, Verdict
-from holdfast.model.job_seats import Job, Seat
+from holdfast.model.job_and_seats import Job, Seat
 
 REPLICAS = frozenset({"dp", "ddp", "fsdp", "replicate", "dp_replicate", "dp_shard", "data"})  # names of dimensions
 

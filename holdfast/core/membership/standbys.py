@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Set
 from holdfast.model.action import Acquire, Dismiss, Probe, Say
 from holdfast.model.alarm import Kind
 from holdfast.model.event import Limits, Outcome, Ready
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
 
 # Levels of the probes: of a node that the job waits for, of a standby, and of an evicted node that may come back.
 BRIEF, CHECK, EXAMINATION = 1, 2, 3

@@ -20,7 +20,7 @@ from holdfast.core.replay.node_grid import (
     plan_grid,
     shrink_mesh,
 )
-from holdfast.model.job_seats import Dims, Seat, world_size
+from holdfast.model.job_and_seats import Dims, Seat, world_size
 from holdfast.model.replay_task import ReplayTask
 
 _GROUPS = 3  # of fewer than three that differ nobody can say which is wrong

@@ -13,7 +13,7 @@ from math import gcd, prod
 
 import msgspec
 
-from holdfast.model.job_seats import Dims
+from holdfast.model.job_and_seats import Dims
 
 Nodes = tuple[str, ...]
 Groups = tuple[tuple[str, Nodes], ...]  # names and nodes

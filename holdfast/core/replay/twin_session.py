@@ -19,7 +19,7 @@ from holdfast.core.replay.group_session import GroupLaunch, ReplayRequest, group
 from holdfast.core.replay.majority import GroupResult
 from holdfast.core.replay.node_grid import Nodes, UnfitError, nodes_per_replica
 from holdfast.core.replay.twin_ruling import Referee, TwinComparison, TwinLimits
-from holdfast.model.job_seats import Dims
+from holdfast.model.job_and_seats import Dims
 
 _MIX, _WORD = 0x9E3779B97F4A7C15, 2**64 - 1
 

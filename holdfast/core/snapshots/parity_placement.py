@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 from holdfast.core.snapshots.peer_placement import Groups, dense_mesh, evicted_together, match_owners, parallel_groups
-from holdfast.model.job_seats import Dims, Seat, world_size
+from holdfast.model.job_and_seats import Dims, Seat, world_size
 from holdfast.model.state_copy import Half
 
 _LEAST = 3  # nodes

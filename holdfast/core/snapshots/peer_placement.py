@@ -10,7 +10,7 @@ from math import prod
 
 import msgspec
 
-from holdfast.model.job_seats import Dims, Seat, world_size
+from holdfast.model.job_and_seats import Dims, Seat, world_size
 
 Groups = tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]  # (dimension, its groups of ranks), ...
 

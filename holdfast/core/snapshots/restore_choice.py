@@ -6,7 +6,7 @@ parity half is usable only together with the state that it was XORed with.
 
 from collections.abc import Iterable
 
-from holdfast.model.job_seats import Seat, world_size
+from holdfast.model.job_and_seats import Seat, world_size
 from holdfast.model.state_copy import KEPT_DIGITS, Copy, CopySummary, Restore, Source
 
 

@@ -8,11 +8,11 @@ import msgspec
 
 from holdfast.core.detect.crash import alarm_of
 from holdfast.model.alarm import Alarm
-from holdfast.model.signal import Exit
+from holdfast.model.observation import Exit
 from holdfast.sim.dst.agent_interface import AgentCrashed
-from holdfast.sim.dst.simulated_holder import SimHolder
-from holdfast.sim.dst.simulated_keeper import CopySender, SimKeeper, SimOwnSnapshots
 from holdfast.sim.dst.simulated_link import SimLink
+from holdfast.sim.dst.simulated_rank_holder import SimHolder
+from holdfast.sim.dst.simulated_snapshot_keeper import CopySender, SimKeeper, SimOwnSnapshots
 from holdfast.sim.dst.virtual_loop import describe_error
 from holdfast.wire.holder_messages import HolderRank, RankKey
 

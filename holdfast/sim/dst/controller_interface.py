@@ -7,7 +7,7 @@ from holdfast.config import Settings
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.record.ledger import Ledger
 from holdfast.model.event import Order
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
 from holdfast.ports import ControllerPorts, Socket
 
 

@@ -8,9 +8,9 @@ from holdfast.config import Settings
 from holdfast.core.agent_state_machine import PING_S, NodeLimits
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.job_progress import PaceLimits
-from holdfast.core.snapshots.recovery_floor import BackupLimits
+from holdfast.core.snapshots.newest_shared_step import BackupLimits
 from holdfast.model.event import Limits
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
 
 DIAL_S = 1.0  # agents dial at least this often
 NOTICE_S = 1.5 * PING_S  # a link that died without a word is noticed by then

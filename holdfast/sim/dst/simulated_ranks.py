@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.model.errand import LaunchHere
-from holdfast.sim.dst.simulated_keeper import SimKeeper, SimSnapshot
+from holdfast.sim.dst.simulated_snapshot_keeper import SimKeeper, SimSnapshot
 
 if TYPE_CHECKING:
     from holdfast.sim.dst.dst_world import DstWorld

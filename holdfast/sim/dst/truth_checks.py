@@ -9,8 +9,8 @@ from holdfast.core.record.ledger import fold_entries
 from holdfast.model.action import Finish, Say
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.event import Ended, Entry, Progress
-from holdfast.sim.dst.simulated_disk import SimDisk
-from holdfast.sim.dst.simulated_keeper import SimSnapshot
+from holdfast.sim.dst.controller_disk import SimDisk
+from holdfast.sim.dst.simulated_snapshot_keeper import SimSnapshot
 from holdfast.sim.invariants import InvariantWatch, RecoveryEffort, UnsafeError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from holdfast.core.record.ledger import Ledger
 from holdfast.model.action import Finish, Launch, Stage
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, Phase, Ready, Tick
-from holdfast.model.job_seats import Job
+from holdfast.model.job_and_seats import Job
 from holdfast.model.release import Release
 from holdfast.sim.scale import node_defects, node_neighbours
 from holdfast.sim.scale.alarm_model import silence_alarm

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.model.job_seats import Seat
+from holdfast.model.job_and_seats import Seat
 
 _PIPELINE = 8  # nodes: as many as ByteRobust's job of 9,600 GPUs has in a pipeline (section 4)
 

@@ -1,7 +1,7 @@
 """How a host becomes a node of a job: both sides prove that they know a secret, then a key is signed.
 
-The secret is the job's own, or belongs to a token made for this node alone (node_token.py). In the second case the node
-sends the token's id.
+The secret is the job's own, or belongs to a token made for this node alone (enrolment_token.py). In the second
+case the node sends the token's id.
 
     node        GET  /enrol?nonce=N1[&token=ID]            over TLS, with nobody proved yet
     controller  N2, and its proof over N1, N2 and its certificate
@@ -16,7 +16,7 @@ import re
 
 import msgspec
 
-from holdfast.wire.credentials import job_secret
+from holdfast.wire.credentials import job_secret_proof
 
 PATH = "/enrol"
 NAME = re.compile(r"\w[\w.-]{0,199}")
@@ -53,7 +53,7 @@ class CertifiedNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def controller_proof(token: str, nonces: tuple[str, str], certificate: bytes) -> str:
-    return job_secret.make_proof(
+    return job_secret_proof.make_proof(
         token, "controller", *(n.encode() for n in nonces), hashlib.sha256(certificate).digest()
     )
 

@@ -5,7 +5,7 @@ from zlib import crc32
 
 import msgspec
 
-from holdfast.model.signal import Mark, StepValues
+from holdfast.model.observation import Mark, StepValues
 from holdfast.wire.rank_memory.slot_writer import (
     CLAIMED,
     COLD,

@@ -6,9 +6,9 @@ import sys
 import msgspec
 
 from holdfast.model.release import Ease, Release, Skip
-from holdfast.wire.rank_environment import with_whole_paths
-from holdfast.wire.run_specs import EntryPoint
-from holdfast.wire.skip_environment import EASE, SKIP
+from holdfast.wire.inherited_environment import with_whole_paths
+from holdfast.wire.run_directory_files import EntryPoint
+from holdfast.wire.skip_ease_environment import EASE, SKIP
 
 
 class StagedRelease(msgspec.Struct, frozen=True, kw_only=True):

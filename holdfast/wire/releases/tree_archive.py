@@ -13,7 +13,7 @@ from typing import IO
 
 import msgspec
 
-from holdfast.wire.releases.release_files import is_target_outside
+from holdfast.wire.releases.release_file_selection import is_target_outside
 
 MIB = 1 << 20
 DIGEST = re.compile(r"[0-9a-f]{64}")

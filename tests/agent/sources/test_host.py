@@ -10,7 +10,7 @@ import pytest
 from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.sources import host
 from holdfast.agent.sources.host import HostSource
-from holdfast.model.signal import Gauge
+from holdfast.model.observation import Gauge
 
 MEMINFO = "MemTotal:       32000000 kB\nMemFree: 1000 kB\nMemAvailable:    2097152 kB\n"
 

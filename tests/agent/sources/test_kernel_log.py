@@ -8,7 +8,7 @@ import pytest
 from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.sources import SourceAbsent
 from holdfast.agent.sources.kernel_log import KernelLogSource
-from holdfast.model.signal import Line
+from holdfast.model.observation import Line
 
 
 def kmsg(root: Path) -> Path:

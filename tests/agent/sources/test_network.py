@@ -9,7 +9,7 @@ from holdfast.agent.sources.network import NetworkSource
 from holdfast.core.detect.health import HealthDetector, HealthLimits
 from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm
-from holdfast.model.signal import Gauge
+from holdfast.model.observation import Gauge
 
 
 def link(root: Path, name: str, carrier: int = 1, *, virtual: bool = False) -> Path:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from holdfast.agent.sources.rank_logs import RankLogSource
-from holdfast.model.signal import Line
+from holdfast.model.observation import Line
 
 MIB = 1 << 20
 

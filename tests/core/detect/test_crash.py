@@ -7,7 +7,7 @@ from holdfast.core.detect.crash import alarm_of
 from holdfast.core.incident.ladder_case import TOLD
 from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.signal import Exit
+from holdfast.model.observation import Exit
 
 CATALOG = catalog_files.load_failures()
 TRACEBACK = (

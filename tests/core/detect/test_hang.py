@@ -8,7 +8,7 @@ import pytest
 from holdfast.core.detect.hang import HangDetector, HangLimits
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks
 from holdfast.model.alarm import Stance
-from holdfast.model.signal import Beat
+from holdfast.model.observation import Beat
 from holdfast.model.stacks import Collective, Flight, Frame, Process, Thread, Trace
 
 LIMITS = HangLimits()

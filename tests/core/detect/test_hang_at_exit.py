@@ -9,7 +9,7 @@ from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.hang_at_exit import ExitHangDetector
 from holdfast.model.alarm import Alarm, Stance
 from holdfast.model.event import Ended
-from holdfast.model.job_seats import Seat
+from holdfast.model.job_and_seats import Seat
 from holdfast.model.stacks import Process, Trace
 from tests.core.diagnose.places import SLEEP, process, trace
 

@@ -6,7 +6,7 @@ from holdfast.core.detect import health
 from holdfast.core.detect.health import GaugeRow, HealthDetector, HealthLimits
 from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.signal import Gauge
+from holdfast.model.observation import Gauge
 
 ROWS = catalog_files.load_health()
 

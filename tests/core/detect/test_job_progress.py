@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from holdfast.core.detect.job_progress import JobPace, PaceLimits
 from holdfast.model.event import Progress
-from holdfast.model.signal import Beat
+from holdfast.model.observation import Beat
 
 
 def pace(*nodes: str) -> JobPace:

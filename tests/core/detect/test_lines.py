@@ -9,7 +9,7 @@ from holdfast.core.detect import lines
 from holdfast.core.detect.lines import LineDetector, LineLimits, MachineUse
 from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.signal import Line
+from holdfast.model.observation import Line
 
 CATALOG = catalog_files.load_lines()
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."

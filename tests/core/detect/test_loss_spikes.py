@@ -18,8 +18,8 @@ from holdfast.core.detect.loss_spikes import (
 )
 from holdfast.model.alarm import Alarm, Stance
 from holdfast.model.loss_response import LossPolicy
+from holdfast.model.observation import StepValues
 from holdfast.model.release import Ease
-from holdfast.model.signal import StepValues
 
 LIMITS = LossLimits(window=32)
 

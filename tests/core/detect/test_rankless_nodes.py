@@ -2,7 +2,7 @@
 
 from holdfast.core.detect.rankless_nodes import MissingRanksDetector
 from holdfast.model.alarm import Kind
-from holdfast.model.signal import Beat
+from holdfast.model.observation import Beat
 
 
 def beat(running: int, *, generation: int = 2, node: str = "a") -> Beat:

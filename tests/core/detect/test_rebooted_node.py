@@ -2,7 +2,7 @@
 
 from holdfast.core.detect.rebooted_node import RebootDetector
 from holdfast.model.alarm import Kind
-from holdfast.model.signal import Beat
+from holdfast.model.observation import Beat
 
 
 def beat(node: str, generation: int) -> Beat:

@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.core.detect.replica import ReplicaDetector, ReplicaLimits, hash_stride
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.signal import Mark
+from holdfast.model.observation import Mark
 
 
 def replicas(limits: ReplicaLimits | None = None) -> ReplicaDetector:

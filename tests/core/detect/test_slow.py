@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.core.detect.slow import SlowDetector, SlowLimits, SlownessCost
 from holdfast.model.alarm import Alarm, Stance
-from holdfast.model.signal import Beat
+from holdfast.model.observation import Beat
 from holdfast.model.stacks import Arrival
 
 NODES = 4

@@ -3,7 +3,7 @@
 import msgspec
 
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking, find_motion, format_ranks, vote_rounds
-from holdfast.model.job_seats import Seat
+from holdfast.model.job_and_seats import Seat
 from holdfast.model.stacks import Trace
 from tests.core.diagnose.places import RECEIVE, REDUCE, SLEEP, flight, process, trace
 

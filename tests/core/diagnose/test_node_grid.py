@@ -14,7 +14,7 @@ from holdfast.core.replay.node_grid import (
     plan_grid,
     shrink_mesh,
 )
-from holdfast.model.job_seats import Dims
+from holdfast.model.job_and_seats import Dims
 
 
 def names(count: int) -> list[str]:

@@ -14,14 +14,14 @@ from holdfast.core.agent_state_machine import AgentProtocol
 from holdfast.core.decide.action_ids import ActionIds
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.detect.silence import SilenceDetector
-from holdfast.core.snapshots.keeper_launch import KeeperLaunch, read_launch
+from holdfast.core.snapshots.served_launch import KeeperLaunch, read_launch
 from holdfast.model.errand import Leave, StopHere
 from holdfast.model.event import Outcome
 from holdfast.model.state_copy import Copy, Restore, Source
 from holdfast.sim.dst.agent_interface import AgentCrashed
-from holdfast.sim.dst.simulated_disk import DiskJournal
-from holdfast.sim.dst.simulated_keeper import SimKeeper
+from holdfast.sim.dst.controller_disk import DiskJournal
 from holdfast.sim.dst.simulated_notes import SimNotes
+from holdfast.sim.dst.simulated_snapshot_keeper import SimKeeper
 from holdfast.wire import agent_messages
 from tests.sim.dst.mutant import Mutant, Patch
 
@@ -89,7 +89,7 @@ def restore_without_all(patch: Patch) -> None:
         return arena.snaps[-1] if arena and arena.snaps else None
 
     patch.setattr(action_executor, "choose_restore", choose)
-    patch.setattr("holdfast.sim.dst.simulated_keeper.SimKeeper.own_snapshot", own)
+    patch.setattr("holdfast.sim.dst.simulated_snapshot_keeper.SimKeeper.own_snapshot", own)
 
 
 def _newest(seats: Any, rank: int, held: list[Copy]) -> Source:
@@ -135,7 +135,7 @@ def nothing_is_dropped(patch: Patch) -> None:
     def reads(errand: Any) -> KeeperLaunch:
         return msgspec.structs.replace(read_launch(errand), shared_step=10**9)
 
-    patch.setattr("holdfast.sim.dst.simulated_keeper.read_launch", reads)
+    patch.setattr("holdfast.sim.dst.simulated_snapshot_keeper.read_launch", reads)
 
 
 def nobody_leaves(patch: Patch) -> None:

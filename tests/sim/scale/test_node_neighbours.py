@@ -1,6 +1,6 @@
 """Who is beside whom: switches, racks and pipelines."""
 
-from holdfast.model.job_seats import Seat
+from holdfast.model.job_and_seats import Seat
 from holdfast.sim.scale.node_neighbours import find_place, seats_around
 
 SEATS = tuple(Seat(node=f"n{i}", group_rank=i, first_rank=4 * i, nproc=4) for i in range(20))

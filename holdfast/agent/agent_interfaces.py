@@ -1,0 +1,201 @@
+"""Ports of an agent: interfaces to its machine, and callbacks by which the agent's parts report news.
+
+A real node implements these ports with sockets, files and processes, the simulation with a simulated world.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+import msgspec
+
+from holdfast.agent.agent_clock import AgentClock
+from holdfast.agent.connection.controller_clock import ControllerClock
+from holdfast.config import Settings
+from holdfast.core.agent_state_machine import ErrandDone, HeedEpoch, RememberDone, RememberLeaving
+from holdfast.model.alarm import Alarm
+from holdfast.model.errand import Done, FinalState, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere
+from holdfast.model.job_and_seats import Dims
+from holdfast.model.observation import Beat, Exit, Mark, StepValues
+from holdfast.model.release import Release
+from holdfast.model.stacks import Arrival, Trace
+from holdfast.model.state_copy import Aim, Copy
+from holdfast.wire.agent_messages import TraceRequest
+from holdfast.wire.holder_messages import HolderRank, KeptArena, RankKey
+from holdfast.wire.rank_memory.slot_reader import SlotReading
+
+
+class ControllerLink(Protocol):
+    """One link to the controller; iterating over it gives its messages until it ends."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+    async def send_bytes(self, packet: bytes) -> None:
+        """Send a message; raise OSError if the link is gone."""
+
+
+class LinkDialer(Protocol):
+    def open_link(self) -> AbstractAsyncContextManager[ControllerLink]:
+        """Open a link to the controller. Raise OSError if the link cannot be opened, or later when it breaks."""
+
+
+class AgentNotes(Protocol):
+    """Notes that outlive an agent. No method raises: an agent must act even if it cannot write its notes."""
+
+    def read_done(self) -> tuple[Done, ...]: ...
+    def read_stopped(self) -> int: ...
+    def read_epoch(self) -> int: ...
+    def read_leave_intent(self) -> Leave | None: ...
+    def write_deed(self, deed: HeedEpoch | RememberDone | RememberLeaving) -> None: ...
+    def write_stopped(self, generation: int) -> None: ...
+    def write_leave_reason(self, errand: Leave) -> None: ...
+    def mark_alone(self, now: float) -> float:
+        """Note that the controller is gone; return the time at which this or an earlier agent first noted that."""
+
+    def clear_alone(self) -> None: ...
+
+
+class RankSlots(Protocol):
+    """The progress slots in which ranks report their steps."""
+
+    def read_slots(self) -> list[tuple[int, SlotReading]]:
+        """Return what each rank last wrote, with the index of its slot."""
+
+    def read_entries(self, index: int, reading: SlotReading, after: int) -> tuple[int, list[StepValues | Mark]]:
+        """Return the newest entry's number, and all entries of this rank after number `after`, oldest first."""
+
+
+class NodeRanks(Protocol):
+    """The ranks of the node and the holder that is their parent."""
+
+    @property
+    def held(self) -> Mapping[RankKey, HolderRank]:
+        """All ranks that the holder knows, including ended ones."""
+
+    @property
+    def arenas(self) -> tuple[KeptArena, ...]:
+        """Snapshot arenas that the holder has kept since before this agent started."""
+
+    @property
+    def slots(self) -> RankSlots: ...
+
+    @property
+    def warm(self) -> asyncio.Event:
+        """Set as soon as ranks can be started without a wait."""
+
+    @property
+    def cold(self) -> str:
+        """Why ranks are started as new processes and not forked from a zygote; empty if they are forked."""
+
+    async def listen(self, listed: asyncio.Event) -> None:
+        """Receive the holder's messages for as long as it lives; set `listed` once it has listed what it holds."""
+
+    async def launch_ranks(self, errand: LaunchHere) -> str:
+        """Start every rank of the seat; return an error in words, empty if all have started."""
+
+    async def stop_ranks(self, up_to: int, grace_s: float) -> str:
+        """End all ranks of generations up to this one; return in words what still lives, empty if nothing does."""
+
+    def quit_holder(self, code: int) -> None:
+        """End everything on this node, this agent included."""
+
+    def learn_imports(self, trains: bool) -> None:
+        """Preload the modules that the script was seen to import, so that the next ranks start sooner."""
+
+    def read_mesh(self) -> Dims: ...
+    def read_replayable(self) -> str: ...
+
+
+class RankTracer(Protocol):
+    """Looks into the ranks' processes."""
+
+    def watch_ranks(self, ranks: Iterable[HolderRank]) -> None: ...
+    async def trace_ranks(self, ranks: tuple[HolderRank, ...], look: TraceRequest, offset_s: float) -> Trace: ...
+    def read_arrivals(self, generation: int, offset_s: float) -> dict[int, tuple[Arrival, ...]]: ...
+
+
+class SnapshotKeeper(Protocol):
+    """Keeps the snapshots of the node's ranks, and copies of other nodes'."""
+
+    revoked: frozenset[str]  # who may not talk to it any more
+
+    @property
+    def address(self) -> tuple[str, int]: ...
+
+    @property
+    def stored(self) -> int: ...
+    def adopt_arenas(self, kept: tuple[KeptArena, ...]) -> None: ...
+    def begin_launch(self, errand: LaunchHere) -> str: ...
+    async def apply_aim(self, aim: Aim) -> None: ...
+    def list_copies(self) -> tuple[Copy, ...]: ...
+    def complete_beat(self, beat: Beat) -> Beat:
+        """Return the beat, completed with the progress of snapshots, copies and checkpoints."""
+
+    async def write_final(self, lasts: tuple[FinalState, ...], within_s: float) -> None: ...
+
+
+class NodeStaging(Protocol):
+    """Brings releases of the user's code to this node."""
+
+    async def stage_all(self, releases: tuple[Release, ...]) -> str: ...
+    async def stage_and_check(self, errand: StageHere) -> tuple[str, bool]: ...
+    async def begin_launch(self, release: Release, *, first: bool) -> str: ...
+    async def gather_outputs(self) -> None: ...
+    def complete(self, trains: bool) -> None: ...
+
+
+class DiagnosisRunner(Protocol):
+    async def run_errand(self, errand: ProbeHere | PairTestHere | ReplayHere) -> ErrandDone: ...
+    async def stop(self) -> None:
+        """End the running diagnosis; return once it has ended."""
+
+
+class HealthSigns(Protocol):
+    """Signs on this machine of why a rank has ended."""
+
+    def on_rank_exit(self, at: float) -> None:
+        """Raise the alarms that explain a rank's exit, before the exit itself is reported."""
+
+    def has_oom_kill(self) -> bool: ...
+    def scarcely(self) -> str: ...
+
+
+class AgentIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """The node that an agent works for, and its settings."""
+
+    node: str
+    host: str
+    order: int
+    nproc: int
+    settings: Settings
+
+
+class AgentEvents(msgspec.Struct, frozen=True, kw_only=True):
+    """Callbacks by which the parts of an agent report news."""
+
+    say: Callable[[str], None]  # a sentence for the person at the console
+    on_rank_exit: Callable[[HolderRank], None]
+    on_alarm: Callable[[Alarm], None]
+    on_copies: Callable[[], None]  # how far copies are should be told now
+    on_marks: Callable[[tuple[Mark, ...]], None]
+    on_leave_request: Callable[[], None]  # somebody on this host wants the node to leave
+
+
+class AgentParts(msgspec.Struct, frozen=True, kw_only=True):
+    """All that an agent works with."""
+
+    clock: AgentClock
+    controller_clock: ControllerClock
+    dialer: LinkDialer
+    notes: AgentNotes
+    ranks: NodeRanks
+    tracer: RankTracer
+    keeper: SnapshotKeeper
+    staging: NodeStaging
+    diagnosis: DiagnosisRunner
+    health: HealthSigns
+    judge: Callable[[Exit], Awaitable[Alarm]]  # why a rank ended badly
+    background: tuple[Callable[[], Coroutine[Any, Any, None]], ...]  # runs as long as the agent, once ranks are listed
+
+
+AssembleParts = Callable[[AgentEvents], AgentParts]

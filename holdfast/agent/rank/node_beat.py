@@ -1,0 +1,40 @@
+"""Makes a node's beat from what its ranks have reported; the beat has the step of the slowest rank."""
+
+from collections.abc import Iterable, Sequence
+
+from holdfast.core.detect.job_progress import agreed_origin
+from holdfast.model.observation import Beat
+from holdfast.wire.rank_memory.slot_reader import SlotReading
+
+
+def make_beat(node: str, readings: Sequence[SlotReading], wall_s: float) -> Beat:
+    """Return the beat of ranks that have all made a step; `wall_s` is added to instants to get controller time."""
+    slowest = min(readings, key=lambda r: (r.step, -r.at))
+    return Beat(
+        node=node,
+        generation=slowest.generation,
+        step=slowest.step,
+        at=slowest.at + wall_s,
+        first_step=min(r.first_step for r in readings),
+        first_at=max(r.first_at for r in readings) + wall_s,
+        counted=slowest.counted,
+        origin=agreed_origin(r.origin if r.counted else -1 for r in readings),
+        loss=slowest.loss,
+        phase=slowest.phase,
+        # One rank that does not ask would make the step that all the others leave out, and wait for them in it.
+        skippable=all(r.skippable for r in readings),
+        grouped_at=_latest_instant([r.grouped_at for r in readings], wall_s),
+        restored_at=_latest_instant([r.restored_at for r in readings], wall_s),
+        skipped=max(r.skipped for r in readings),
+        skipped_samples=sum(r.skipped_samples for r in readings),
+    )
+
+
+def _latest_instant(instants: list[float], wall_s: float) -> float:
+    """Return the latest instant that a rank has reported; 0 if none has."""
+    return max(instants) + wall_s if any(instants) else 0.0
+
+
+def returned_ranks(readings: Iterable[SlotReading], generation: int) -> set[int]:
+    """Return the ranks whose script has finished, though their process may not have ended yet."""
+    return {reading.rank for reading in readings if reading.generation == generation and reading.ending == "returned"}

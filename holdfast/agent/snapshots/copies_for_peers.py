@@ -1,0 +1,199 @@
+"""Copies of a peer's snapshots on this node, and answers to keepers that fetch a lost rank's state.
+
+Links of other keepers are served in threads, so a lock guards the copies.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+
+import msgspec
+
+from holdfast.agent.snapshots.arena_table import ArenaTable, SnapshotPin, pin_snapshot
+from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
+from holdfast.agent.snapshots.parity_copies import ParityCopies
+from holdfast.agent.snapshots.peer_arenas import NO_LAYOUT, PREFIX, PeerArena, PeerLayouts, PeerMemory
+from holdfast.checkpoint.arena import Arena, ArenaError, SealedSnapshot, SnapshotSlot
+from holdfast.checkpoint.peer_server import PushTarget
+from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, cut_range
+from holdfast.core.snapshots.copy_intake import CopyName, Intake, judge_copy, refuse_generation
+from holdfast.wire.holder_messages import KeptArena
+from holdfast.wire.rank_keeper_messages import layout_file_name
+
+Given = tuple[Sequence[memoryview], Callable[[], None]]
+
+
+class IncomingCopy(msgspec.Struct):
+    """A copy that is being received; after a broken link, it resumes where it stopped."""
+
+    name: CopyName
+    slot: SnapshotSlot
+    holding: PushTarget
+
+
+class PeerCopies:
+    def __init__(self, notes: Path, arenas: ArenaTable, ports: KeeperPorts) -> None:
+        self._say = ports.say
+        self._notes = notes
+        self._arenas = arenas  # of this node's own ranks, which others may fetch from as well
+        self._memory = PeerMemory(ports.make_arena)
+        self._plans = PeerLayouts(notes)
+        self._backups: dict[int, PeerArena] = {}
+        self._coming: dict[int, IncomingCopy] = {}
+        self.pairs = ParityCopies(notes, self._plans, self._memory, ports.report_progress)
+        self._generation = 0
+        self._sound: set[tuple[Arena, int]] = set()  # and seq: found undamaged in this generation
+        self._lock = threading.Lock()
+
+    def use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._memory.use_loop(loop)
+
+    def adopt_arena(self, kept: KeptArena) -> None:
+        arena = Arena.open(kept.path)
+        name = kept.name.removeprefix(PREFIX)
+        if name == str(arena.rank):
+            self._backups[arena.rank] = PeerArena(arena)
+        else:
+            self.pairs.adopt_arena(name, arena)
+
+    def begin_launch(self, generation: int, step: int) -> None:
+        """Drop copies of later steps than the job resumes from: their lineage is abandoned. With -1, drop all."""
+        with self._lock:
+            self._generation = generation
+            self._sound.clear()
+            self._coming.clear()
+            for backup in self._backups.values():
+                backup.forget_after(step)
+        self.pairs.begin_launch(generation, step)
+
+    def list_copies(self) -> Iterator[tuple[Arena, SealedSnapshot, bool]]:
+        """Yield each sealed copy with its arena, and whether it is the rank's whole image."""
+        with self._lock:
+            for rank, backup in self._backups.items():
+                plan = self._plans.get(rank, backup.arena.layout.hex())
+                for one in backup.arena.list_sealed() if plan else ():
+                    yield backup.arena, one, plan is not None and plan.image_bytes == backup.arena.image_bytes
+
+    def pin_floor(self, floor: int) -> list[str]:
+        """Pin the copies of the floor. Forget idle arenas without that step, and return their names to free them."""
+        left = self.pairs.pin_floor(floor)
+        with self._lock:
+            for rank, backup in list(self._backups.items()):
+                if not backup.pin_step(floor) and rank not in self._coming:
+                    backup.unpin()
+                    del self._backups[rank]
+                    left.append(f"{PREFIX}{rank}")
+        return left
+
+    # --- a peer's copies come in -------------------------------------------------------------------------------
+
+    def receive_push(self, ask: PeerRequest) -> PushTarget | PeerRefusal:
+        if ask.verb == "tell":
+            return self._plans.receive_layout(ask)
+        plan = self._plans.get(ask.rank, ask.layout)
+        if plan is None:
+            return NO_LAYOUT
+        if ask.pair:
+            return self.pairs.receive_half(ask, plan)
+        sizes = [part.end - part.start for part in plan.owned_ranges()]
+        if sum(sizes) != ask.bytes:
+            return PeerRefusal(f"a copy has {sum(sizes)} bytes by its layout, not {ask.bytes}")
+        try:
+            found, layout = self._backups.get(ask.rank), bytes.fromhex(ask.layout)
+            backup = self._memory.fit_arena(found, str(ask.rank), layout, ask, ask.bytes)
+        except (OSError, ArenaError, TimeoutError) as e:
+            return PeerRefusal(f"no memory for a copy: {e}")
+        with self._lock:
+            if why := refuse_generation(ask.generation, self._generation):
+                return PeerRefusal(why)
+            self._backups[ask.rank] = backup
+            return self._incoming_target(backup, ask, sizes)
+
+    def _incoming_target(self, backup: PeerArena, ask: PeerRequest, sizes: list[int]) -> PushTarget | PeerRefusal:
+        if ask.floor >= 0:
+            backup.pin_step(ask.floor)  # our own word of it may come later than the copy of the next
+        coming = self._coming.get(ask.rank)
+        sealed = [CopyName(step=one.step, generation=one.generation) for one in backup.arena.list_sealed()]
+        name = CopyName(step=ask.step, generation=ask.generation)
+        intake = judge_copy(name, coming.name if coming else None, sealed)
+        if coming and intake is Intake.RESUME:
+            return coming.holding
+        if intake is Intake.HELD:
+            return PushTarget([], sum(len(cut_range(0, size)) for size in sizes), _do_nothing)
+        slot = backup.arena.begin_slot(ask.step, ask.generation)
+        if slot is None:
+            return PeerRefusal("all copies of this rank are in use")
+        ends = list(accumulate(sizes))  # both sides cut it into chunks alike
+        views = [slot.image[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+        holding = PushTarget(views, 0, partial(self._seal_copy, backup.arena, slot))
+        self._coming[ask.rank] = IncomingCopy(name, slot, holding)
+        return holding
+
+    def _seal_copy(self, arena: Arena, slot: SnapshotSlot) -> None:
+        with self._lock:
+            coming = self._coming.get(arena.rank)
+            if coming and coming.slot is slot:
+                slot.seal()
+                del self._coming[arena.rank]
+        arena.write_checksums(slot.index)
+
+    # --- others fetch ------------------------------------------------------------------------------------------
+
+    def serve_pull(self, ask: PeerRequest) -> Given | PeerRefusal:
+        """Return the requested layout, or byte ranges of a snapshot after verifying it; a refusal if it is not here."""
+        if ask.verb == "plan":
+            path = self._notes / layout_file_name(ask.rank, ask.layout)
+            return ([memoryview(path.read_bytes())], _do_nothing) if path.exists() else NO_LAYOUT
+        for arena, ranges in self._find_ranges(ask):
+            pinned = self._pin_sound(arena, ask) if ranges else None
+            if pinned is not None:
+                return [pinned.image[start:end] for start, end in ranges], pinned.release
+        return PeerRefusal(f"step {ask.step} of rank {ask.rank} is not here")
+
+    def _find_ranges(self, ask: PeerRequest) -> Iterator[tuple[Arena, tuple[tuple[int, int], ...]]]:
+        """Yield the arenas that may hold the requested snapshot, each with the ranges to read there."""
+        if ask.pair:
+            yield from ((arena, ask.ranges) for arena in self.pairs.find_arenas(ask))
+            return
+        own = self._arenas.find_arena(ask.rank)
+        with self._lock:
+            backup = self._backups.get(ask.rank)
+        if own and own.arena.layout.hex().startswith(ask.layout):
+            yield own.arena, ask.ranges
+        if backup and backup.arena.layout.hex().startswith(ask.layout):
+            yield backup.arena, self._compact_ranges(ask)
+
+    def _pin_sound(self, arena: Arena, ask: PeerRequest) -> SnapshotPin | None:
+        """Pin the requested snapshot if it is here and undamaged; drop a damaged one, so that nobody gets it."""
+        for one in arena.list_sealed():
+            pinned = pin_snapshot(arena, one) if one.step == ask.step else None
+            if pinned is None:
+                continue
+            wrong = "" if (arena, one.seq) in self._sound else pinned.verify()
+            if not wrong:
+                self._sound.add((arena, one.seq))
+                return pinned
+            pinned.release()
+            arena.drop(one.slot)
+            self._say(f"the copy of rank {ask.rank} is damaged ({wrong}); an older one is used")
+        return None
+
+    def _compact_ranges(self, ask: PeerRequest) -> tuple[tuple[int, int], ...]:
+        """Convert ranges of an image to ranges of a copy, which has only the rank's share; () if the copy lacks any."""
+        plan = self._plans.get(ask.rank, ask.layout)
+        found, before = [], 0
+        for part in plan.owned_ranges() if plan else ():
+            shift = before - part.start
+            found += [(a, b, shift) for a, b in ask.ranges if part.start <= a and b <= part.end]
+            before += part.end - part.start
+        if len(found) != len(ask.ranges):
+            return ()
+        shifts = {(a, b): shift for a, b, shift in found}
+        return tuple((a + shifts[a, b], b + shifts[a, b]) for a, b in ask.ranges)
+
+
+def _do_nothing() -> None:
+    pass

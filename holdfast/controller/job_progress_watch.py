@@ -1,0 +1,71 @@
+"""Watches whether a job whose nodes respond makes progress, and finds the ranks that make the others wait."""
+
+from collections.abc import Callable
+
+from holdfast.config import Settings
+from holdfast.controller.node_registry import NodeRegistry
+from holdfast.controller.stack_tracing import StackTracing
+from holdfast.core.decide.job_view import JobView
+from holdfast.core.detect.hang import HangDetector
+from holdfast.core.detect.hang_at_exit import ExitHangDetector
+from holdfast.core.detect.slow import SlowDetector
+from holdfast.core.diagnose.blocking_ranks import find_blocking
+from holdfast.model.action import Launch
+from holdfast.model.alarm import Alarm
+from holdfast.model.event import Ended, Phase
+from holdfast.model.observation import Beat
+
+_LOOK_S = 2.0  # for all nodes to look at their processes
+
+
+class StallWatch:
+    def __init__(
+        self,
+        settings: Settings,
+        view: JobView,
+        registry: NodeRegistry,
+        tracing: StackTracing,
+        now: Callable[[], float],
+    ) -> None:
+        self.hang, self.ending = HangDetector(settings.hang), ExitHangDetector(settings.hang)
+        self.slow = SlowDetector(settings.slow)
+        self._view = view
+        self._registry = registry
+        self._tracing = tracing
+        self._now = now
+        self._looking = False
+
+    def on_launch(self, now: float, launch: Launch) -> None:
+        self.hang.on_launch(now, launch.generation, tuple(seat.node for seat in launch.seats))
+        self.slow.on_launch(now, launch.generation)
+        self.ending.on_launch(launch.generation)
+
+    def on_beat(self, now: float, beat: Beat) -> Alarm | None:
+        """Take in a beat. Return an alarm if it shows that a rank is slow."""
+        self.hang.on_beat(now, beat)
+        alarm = self.slow.on_beat(now, beat, beat.arrivals)
+        return alarm if alarm and self.is_under_way() and not self._view.some_ended else None
+
+    def should_look(self, now: float) -> bool:
+        """Whether the job has stood still so long that the stacks of its ranks are needed."""
+        return self.hang.should_look(now) and self.is_under_way() and not self._looking
+
+    def is_under_way(self) -> bool:
+        return self._view.phase in (Phase.STARTING, Phase.TRAINING)
+
+    async def look_at_ranks(self) -> tuple[Alarm | Ended, ...]:
+        """Take the stacks of all ranks. Return an alarm if some block the others, and ends that nobody reported."""
+        generation, seats = self._view.generation, self._view.seats
+        self._looking = True
+        try:
+            there = tuple(seat.node for seat in seats if not self._view.has_ended(seat.node))
+            traces = await self._tracing.take_traces(_LOOK_S, nodes=there)
+        finally:
+            self._looking = False
+        if self._view.generation != generation or not self.is_under_way():
+            return ()
+        alarm = self.hang.on_traces(self._now(), traces, find_blocking(traces, seats, self._registry.mesh))
+        over, found = self.ending.on_traces(self._now(), traces, seats)
+        # At the end ranks wait for each other, and nobody is named for that.
+        named = (alarm,) if alarm and not over and not self._view.some_ended else ()
+        return (*named, *found)

@@ -1,0 +1,60 @@
+"""The conditions for the next resume: which states are in doubt, and which steps to skip or ease."""
+
+from holdfast.core.decide.doubtful_states import DoubtfulStates
+from holdfast.core.incident import incident_text
+from holdfast.model.action import Launch, Say
+from holdfast.model.event import Progress
+from holdfast.model.incident_record import Change, Record, Remedy, Verdict
+from holdfast.model.job_and_seats import Seat
+from holdfast.model.release import Ease, Release, Skip
+
+_KEPT = 64  # skips, and eases
+
+
+class ResumePoint:
+    """Doubts, skips and eases for the next launch, as part of the job's state."""
+
+    def __init__(self) -> None:
+        self.doubts = DoubtfulStates()
+        self.skips: tuple[Skip, ...] = ()
+        self.eases: tuple[Ease, ...] = ()
+        self.anew = 0  # restarts after which the script began at step 0
+
+    def doubt_after(self, generation: int, not_after: int, progress: Progress | None) -> None:
+        """Put the states after this step in doubt."""
+        self.doubts.doubt_after(generation, not_after, progress)
+
+    def apply_verdict(self, verdict: Verdict, not_after: int | None) -> None:
+        """Add the verdict's skips and eases. They apply whenever their steps are made again."""
+        if verdict.remedy is Remedy.SKIP and not_after is not None:
+            self.doubts.clear_after(not_after)
+        self.skips = (*self.skips, *verdict.skips)[-_KEPT:]
+        self.eases = (*self.eases, *verdict.eases)[-_KEPT:]
+
+    def on_resumed(self, over: Record | Change) -> tuple[Say, ...]:
+        """Return advice if a script starts from step 0 for the second time without a restore through holdfast."""
+        self.anew += incident_text.is_fresh_start(over)
+        return (
+            (Say(text=incident_text.ADVICE),)
+            if incident_text.is_fresh_start(over) and self.anew == 2 and not over.restored_at
+            else ()
+        )
+
+    def on_training(self) -> None:
+        self.doubts.on_training()
+
+    def make_launch(
+        self, id: int, generation: int, seats: tuple[Seat, ...], astray: tuple[str, ...], release: Release
+    ) -> Launch:
+        return Launch(
+            id=id,
+            generation=generation,
+            seats=seats,
+            doubts=self.doubts.all,
+            not_after=self.doubts.not_after,
+            verified=self.doubts.verified,
+            astray=astray,
+            release=release,
+            skips=self.skips,
+            eases=self.eases,
+        )

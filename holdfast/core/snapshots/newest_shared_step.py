@@ -1,0 +1,136 @@
+"""The recovery floor: the newest step that every rank and every rank's peer hold.
+
+Ranks take snapshots at every step, so without coordination the peers would hold different steps. The controller tells
+the nodes which step to hold and copy next. When the last node has done so, that step is the new floor and the old one
+may be dropped. Nodes report in their beats, so a lost report is repeated.
+"""
+
+from collections.abc import Callable
+from math import isfinite
+
+import msgspec
+
+from holdfast.core.snapshots.parity_placement import place_halves
+from holdfast.core.snapshots.peer_placement import choose_peers
+from holdfast.model.job_and_seats import Dims, Seat
+from holdfast.model.observation import Beat
+from holdfast.model.state_copy import Aim, Half
+
+_MOST = 256  # steps ahead
+
+
+class BackupLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings for copying snapshots to peers."""
+
+    enabled: bool = True
+    duty: float = 0.25  # of the time is at most spent copying; the next floor waits as long
+    stuck_s: float = 60.0  # a copy that has not arrived by then is given up for a newer one
+    bytes_s: int = 0  # a node sends at most so much per second; 0: as fast as it goes
+    parity: bool = False  # two copies are laid over one another, for half the memory
+    verify_steps: int = 10  # a floor counts as verified when so many steps after it went well
+
+
+class RecoveryFloor:
+    def __init__(self, limits: BackupLimits, newest_equal: Callable[[], int | None]) -> None:
+        """`newest_equal` returns the step up to which replicas are equal; None if that is not known."""
+        self.limits = limits
+        self._newest_equal = newest_equal
+        self.generation = 0
+        self.floor = -1
+        self.verified = -1
+        self.peers: dict[str, str] = {}
+        self.halves: dict[str, tuple[Half, Half]] = {}  # with parity
+        self._next = -1
+        self._aimed_at = 0.0
+        self._not_before = 0.0
+        self._ahead = 1  # steps from what nodes have to what they are told: they must hear it first
+        self._well = 0  # floors in a row
+        self._beats: dict[str, Beat] = {}
+        self.nodes: frozenset[str] = frozenset()
+
+    def on_launch(self, generation: int, seats: tuple[Seat, ...], mesh: Dims) -> tuple[str, ...]:
+        """Place the copies for a new generation. Return sentences on evictions that lose state or why parity failed."""
+        self.generation, self.nodes = generation, frozenset(seat.node for seat in seats)
+        self.floor = self.verified = self._next = -1
+        self._beats.clear()
+        self.peers, self.halves = {}, {}
+        if not self.limits.enabled:
+            return ()
+        why = ""
+        if self.limits.parity:
+            self.halves, why = place_halves(seats, mesh)
+        if self.halves:
+            self.peers = {node: first.keeper for node, (first, _) in self.halves.items()}
+            return ()
+        self.peers, exposed = choose_peers(seats, mesh)
+        return (why, *exposed) if why else exposed
+
+    def on_beat(self, now: float, beat: Beat) -> bool:
+        """Take in a beat. Return whether the nodes must be sent a new aim."""
+        if beat.generation != self.generation or beat.node not in self.nodes:
+            return False
+        self._beats[beat.node] = beat
+        return self.tick(now)
+
+    def tick(self, now: float) -> bool:
+        """Update the floor as time passes. Return whether the nodes must be sent a new aim."""
+        if len(self._beats) < len(self.nodes) or not self._beats or any(b.sealed < 0 for b in self._beats.values()):
+            return False
+        before = self.floor
+        told = self._raise_floor(now) | self._verify_floor()
+        return told or self.floor != before
+
+    def aim_for(self, node: str) -> Aim:
+        """Return the aim of one node, without the peer's address, which is not known here."""
+        return Aim(
+            generation=self.generation,
+            floor=self.floor,
+            next=self._next,
+            verified=self.verified,
+            peer=self.peers.get(node, ""),
+            halves=self.halves.get(node, ()),
+        )
+
+    def _raise_floor(self, now: float) -> bool:
+        backed = {beat.backed for beat in self._beats.values()}
+        if self._next < 0:
+            return self._aim_if_settled(now)
+        if min(backed) < self._next:
+            return now >= self._aimed_at + self.limits.stuck_s and self._set_next_aim(now)
+        if len(backed) > 1:  # somebody heard of it too late and took a later one
+            self._ahead, self._well = min(2 * self._ahead, _MOST), 0
+            return self._set_next_aim(now)
+        if self.halves and {beat.kept for beat in self._beats.values()} != backed:  # sent, and not yet sealed
+            return now >= self._aimed_at + self.limits.stuck_s and self._set_next_aim(now)
+        if not self._are_replicas_equal(*backed):
+            return now >= self._aimed_at + self.limits.stuck_s and self._set_next_aim(now)
+        self.floor, self._next = backed.pop(), -1
+        self._well += 1
+        if self._well % 8 == 0:
+            self._ahead = max(1, self._ahead - 1)
+        took_s = max(beat.backing_s for beat in self._beats.values())
+        self._not_before = now + took_s * (1 / self.limits.duty - 1)
+        return self._aim_if_settled(now)
+
+    def _are_replicas_equal(self, step: int) -> bool:
+        """Return whether replicas were equal up to this step; True if replicas are not compared."""
+        equal = self._newest_equal() if any(beat.compares for beat in self._beats.values()) else None
+        return equal is None or equal >= step
+
+    def _aim_if_settled(self, now: float) -> bool:
+        """Set the next aim if it is due. If verified states are kept, the floor must be verified first."""
+        settled = self.verified == self.floor or not any(beat.verifies for beat in self._beats.values())
+        return settled and now >= self._not_before and self._set_next_aim(now)
+
+    def _set_next_aim(self, now: float) -> bool:
+        self._next, self._aimed_at = max(beat.sealed for beat in self._beats.values()) + self._ahead, now
+        return True
+
+    def _verify_floor(self) -> bool:
+        beats = self._beats.values()
+        if self.floor <= self.verified or any(b.loss is not None and not isfinite(b.loss) for b in beats):
+            return False
+        if min(beat.step for beat in beats) < self.floor + self.limits.verify_steps:
+            return False
+        self.verified = self.floor
+        return True

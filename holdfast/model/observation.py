@@ -1,0 +1,104 @@
+"""Signals: raw observations of nodes and ranks, before a detector makes alarms of them."""
+
+import msgspec
+
+from holdfast.model.job_and_seats import Dims
+from holdfast.model.stacks import Arrival
+
+
+class Exit(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's process has ended, or has announced its end; `code` is negative for a signal."""
+
+    node: str
+    generation: int
+    rank: int
+    code: int
+    at: float
+    words: tuple[str, ...] = ()  # its last lines, newest last
+    latched: str = ""  # what it wrote into its slot before it went
+    starved: bool = False  # the kernel has just counted a kill for want of memory among what is this node's own
+    pressed: str = ""  # where nobody can know that: the sign that memory was scarce just before
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's report on a loss that is not finite."""
+
+    node: str
+    generation: int
+    rank: int
+    step: int  # where it first was not
+    loss: float  # newest
+    at: float
+
+
+class StepValues(msgspec.Struct, frozen=True, kw_only=True):
+    """The values that a rank reported for one step."""
+
+    generation: int
+    rank: int
+    step: int
+    at: float
+    loss: float | None = None
+    grad_norm: float | None = None  # of the gradient that all replicas share
+    own_norm: float | None = None  # of the rank's own, before it is summed
+    update: float | None = None  # the largest RMS of a tensor's step, where the optimizer is watched
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """A hash of the state that a rank shares with its replicas, at one step."""
+
+    rank: int
+    step: int
+    group: str  # the same for those who share it
+    count: int  # how many they are
+    part: str  # of the state
+    value: int
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
+    """One node's summary of its ranks; its step is that of the slowest rank."""
+
+    node: str
+    generation: int
+    step: int  # -1: not every rank of the node has made a step
+    at: float  # when the slowest rank reached that step
+    sent: float = 0.0  # when it was said; 0: unknown
+    first_step: int = -1
+    first_at: float = 0.0
+    counted: bool = True  # steps counted by us since launch, not told by the script
+    origin: int = -1  # where counted: steps made before the first; -1: nobody knows
+    loss: float | None = None
+    phase: str = ""
+    arrivals: dict[int, tuple[Arrival, ...]] = {}  # by rank: when it came to its newest collectives
+    sealed: int = -1  # newest snapshot that every rank of the node has taken
+    backed: int = -1  # newest that was wanted as a floor, and now is held here and by the peer
+    kept: int = -1  # with parity: newest of which this node keeps all that it is to keep for others
+    stored: int = -1  # newest checkpoint that was published from here in this generation
+    verifies: bool = False  # a snapshot found good is to be kept beside the others
+    backing_s: float = 0.0  # what it took to copy that
+    compares: bool = False  # what its ranks share with others is hashed
+    mesh: Dims = ()  # the parallel groups, if its script tells them
+    replayable: str = ""  # "seeded" or "unseeded" where the script said that its work may be done again
+    skippable: bool = False  # the script asks which batches to leave out
+    grouped_at: float = 0.0  # when the last of its ranks had its process group; 0: nobody told
+    restored_at: float = 0.0  # and its state
+    skipped: int = 0  # batches that each rank has left out in this generation
+    skipped_samples: int = 0  # in these, of all ranks of the node, as far as they could be counted
+    running: int = -1  # ranks of this generation that live here; -1: it does not say
+
+
+class Gauge(msgspec.Struct, frozen=True, kw_only=True):
+    """A number that a source has read from a machine."""
+
+    name: str  # such as gpu.ecc_uncorrected
+    of: str  # what it was read of: "GPU 3", "eth0", "/scratch"
+    value: float
+    at: float
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One log line, written by the kernel or by a rank."""
+
+    text: str
+    at: float
+    rank: int = -1  # -1: the kernel

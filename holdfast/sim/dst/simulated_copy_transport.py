@@ -1,0 +1,90 @@
+"""The keeper of one simulated agent as the agent sees it, and the transport of copies to other machines."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.core.snapshots.node_floor_machine import CopyParcel, CopyRun
+from holdfast.model.errand import FinalState, LaunchHere
+from holdfast.model.observation import Beat
+from holdfast.model.state_copy import Aim, Copy
+from holdfast.sim.dst.simulated_snapshot_keeper import SimKeeper
+from holdfast.wire.holder_messages import KeptArena
+from holdfast.wire.rank_keeper_messages import ArenaRequest
+
+if TYPE_CHECKING:
+    from holdfast.sim.dst.agent_process import AgentProcess
+
+_COPY_S = 0.3
+_LOOK_S = 0.5
+
+
+class SimBackup:
+    def __init__(self, process: "AgentProcess", keeper: SimKeeper) -> None:
+        self._process = process
+        self._machine = process.machine
+        self._keeper = keeper
+        self.revoked: frozenset[str] = frozenset()
+        self.address = (process.machine.name, 1)
+
+    @property
+    def stored(self) -> int:
+        return self._keeper.stored
+
+    def adopt_arenas(self, kept: tuple[KeptArena, ...]) -> None:
+        self._keeper.recall_launch(self._machine.disk.launch)
+
+    def begin_launch(self, errand: LaunchHere) -> str:
+        """Begin a launch in the keeper and note it on disk; return why it cannot be noted, empty if it was."""
+        self._process.check_alive()
+        self._keeper.begin_launch(errand)
+        return self._machine.disk.write_launch(errand)
+
+    async def apply_aim(self, aim: Aim) -> None:
+        self._process.check_alive()
+        self._keeper.apply_aim(aim)
+
+    def list_copies(self) -> tuple[Copy, ...]:
+        return self._keeper.list_copies()
+
+    def complete_beat(self, beat: Beat) -> Beat:
+        sender = self._keeper.sender
+        return msgspec.structs.replace(
+            beat,
+            sealed=sender.newest_shared_step(),
+            backed=sender.backed,
+            backing_s=sender.took_s,
+            stored=self.stored,
+            verifies=sender.wants_verification(),
+        )
+
+    async def write_final(self, lasts: tuple[FinalState, ...], within_s: float) -> None:
+        pass
+
+    async def send_copies(self) -> None:
+        """Send snapshots to the peer as soon as they are ready, for as long as the agent lives."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self._keeper.sender.is_next_ready():
+                await self._keeper.sender.send_next()
+
+
+class SimTransport:
+    """The transport to other machines. A copy takes time, and arrives if both machines are connected at its end."""
+
+    def __init__(self, process: "AgentProcess") -> None:
+        self._process = process
+        self._machine = process.machine
+        self._world = process.world
+
+    async def send_parcel(self, parcel: CopyParcel, want: ArenaRequest, run: CopyRun) -> str:
+        await asyncio.sleep(_COPY_S * self._world.rng.uniform(0.3, 2.0))
+        self._process.check_alive()
+        there = self._world.machines.get(parcel.to)
+        if not (there and there.agent and there.is_connected and self._machine.is_connected):
+            return "it cannot be reached"
+        snap = self._process.keeper.snapshots.pinned.get(parcel.snapshot)
+        if snap is None:
+            return "it is given up for a newer one"
+        return there.agent.keeper.keep_copy(parcel.snapshot.rank, want.world, parcel.floor, snap)

@@ -1,0 +1,116 @@
+"""The holder of a simulated machine as one agent sees it: it starts and ends ranks, and reports ranks that ended."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from holdfast.model.errand import LaunchHere
+from holdfast.model.job_and_seats import Dims
+from holdfast.model.observation import Mark, StepValues
+from holdfast.wire.holder_messages import HolderListing, HolderRank, KeptArena, RankEnded, RankKey, ZygoteWarmed
+from holdfast.wire.rank_memory.slot_reader import SlotReading
+
+if TYPE_CHECKING:
+    from holdfast.sim.dst.agent_process import AgentProcess
+    from holdfast.sim.dst.simulated_machine import SimMachine
+
+_UNKILLABLE_S = 10.0
+
+
+class SimSlots:
+    """The progress slots of a machine's ranks."""
+
+    def __init__(self, machine: "SimMachine") -> None:
+        self._machine = machine
+
+    def read_slots(self) -> list[tuple[int, SlotReading]]:
+        return [(index, held.read_slot()) for index, held in enumerate(self._machine.held.values())]
+
+    def read_entries(self, index: int, reading: SlotReading, after: int) -> tuple[int, list[StepValues | Mark]]:
+        return after, []
+
+
+class SimHolder:
+    """One agent's link to the holder; messages from the holder wait here until the agent reads them."""
+
+    def __init__(self, process: "AgentProcess", on_rank_exit: Callable[[HolderRank], None]) -> None:
+        self._process = process
+        self._machine = process.machine
+        self._world = process.world
+        self._on_rank_exit = on_rank_exit
+        self._stopped = 0  # ranks of generations up to this one may not start any more
+        self._sent: asyncio.Queue[HolderListing | RankEnded | ZygoteWarmed] = asyncio.Queue()
+        self.held: dict[RankKey, HolderRank] = {}
+        self.arenas: tuple[KeptArena, ...] = ()
+        self.slots = SimSlots(self._machine)
+        self.warm = asyncio.Event()
+        self.cold = ""
+        ranks = tuple(held.describe_rank() for held in self._machine.held.values())
+        self.send_agent(HolderListing(ranks=ranks, arena="", arenas=(), warm=self._machine.warm))
+
+    def send_agent(self, message: HolderListing | RankEnded | ZygoteWarmed) -> None:
+        """Queue a message for the agent; called by the machine."""
+        self._sent.put_nowait(message)
+
+    async def listen(self, listed: asyncio.Event) -> None:
+        while True:
+            match await self._sent.get():
+                case HolderListing(ranks=ranks, warm=warm):
+                    self.held = {rank.rank_key: rank for rank in ranks}
+                    if warm:
+                        self.warm.set()
+                    listed.set()
+                case RankEnded(rank=rank):
+                    self.held[rank.rank_key] = rank
+                    self._on_rank_exit(rank)
+                case ZygoteWarmed():
+                    self.warm.set()
+            self._sent.task_done()
+
+    async def launch_ranks(self, errand: LaunchHere) -> str:
+        self._process.check_alive()
+        self._machine.forget_ranks(errand.generation)
+        self.held = {k: r for k, r in self.held.items() if r.code is None or k.generation >= errand.generation}
+        error = self._world.faults.launch_error()
+        for local in range(errand.seat.nproc - bool(error)):
+            await asyncio.sleep(self._world.rng.uniform(0.01, 0.3))
+            self._process.check_alive()
+            key = RankKey(errand.generation, errand.seat.first_rank + local)
+            if errand.generation <= self._stopped:
+                error = error or "it was told to stop before it had started"
+            elif key not in self.held:  # or an earlier agent got this far with the same errand
+                self.held[key] = self._machine.start_rank(errand, key).describe_rank()
+        return error
+
+    async def stop_ranks(self, up_to: int, grace_s: float) -> str:
+        self._stopped = max(self._stopped, up_to)
+        until = self._machine.clock.monotonic() + _UNKILLABLE_S
+        await asyncio.sleep(0.02 + self._world.rng.random() * min(1.0, grace_s + 0.1))
+        left = self._kill_ranks(up_to)
+        while left and self._machine.clock.monotonic() < until:
+            await asyncio.sleep(1.0)
+            left = self._kill_ranks(up_to)
+        await self._sent.join()  # the ends of ranks are heard before the stop is done
+        return f"{left} ranks do not die" if left else ""
+
+    def _kill_ranks(self, up_to: int) -> int:
+        """Kill ranks; return how many still live."""
+        self._process.check_alive()
+        for held in self._machine.running_ranks(up_to):
+            held.killed = True
+            if not held.unkillable:
+                self._machine.end_rank(held, -15)
+        return len(self._machine.running_ranks(up_to))
+
+    def quit_holder(self, code: int) -> None:
+        self._process.check_alive()
+        self._machine.end_holder()
+
+    def learn_imports(self, trains: bool) -> None:
+        pass
+
+    def read_mesh(self) -> Dims:
+        return ()
+
+    def read_replayable(self) -> str:
+        return ""

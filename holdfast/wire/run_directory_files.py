@@ -1,0 +1,97 @@
+"""Files in a run directory by which processes of one job find each other and know what to run."""
+
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.config import Settings
+from holdfast.core.decoding import from_json
+from holdfast.model.job_and_seats import Job
+from holdfast.model.release import Release
+
+
+class EntryPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank runs: a script, a module or a program, and how it is started."""
+
+    argv: tuple[str, ...]  # the script, or the module's name, and its arguments
+    module: bool = False
+    python: str = ""  # the interpreter; "": argv is executed as it is
+    zygote: bool = True
+    preload: tuple[str, ...] = ()  # by a zygote, before ranks are forked from it
+    later: tuple[str, ...] = ()  # by the next one, which is made beside ranks that train
+    cwd: str = "."
+    role: str = "default"
+    copied: bool = False  # it is run from the copy of a release
+
+    def interpreter_argv(self) -> tuple[str, ...]:
+        """Return the words before argv. A module of a release copy is not imported from the working directory."""
+        if not self.python:
+            return ()
+        return (self.python, "-u", *(("-P",) if self.copied and self.module else ()), *(("-m",) if self.module else ()))
+
+
+class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """RUN_DIR/run.json: everything a controller needs, the first time and after a crash."""
+
+    job: Job
+    entry: EntryPoint
+    settings: Settings
+    fleet: str
+    nproc: int
+    log_dir: str
+    host: str = "127.0.0.1"  # the controller listens here
+    port: int = 0
+    release: Release = Release(number=1)  # what the job begins with
+
+
+class ControllerAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """RUN_DIR/controller.json: where the controller answers."""
+
+    url: str
+    pid: int
+    started_at: float
+
+
+class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """RUN_DIR/exit.json: the job is over. If a controller is gone and this file is missing, the controller crashed."""
+
+    code: int
+    reason: str
+
+
+class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """NODE_DIR/spec.json: everything a node needs."""
+
+    node: str
+    order: int
+    nproc: int
+    url: str  # of the controller: unix:PATH where all nodes are on its host, else https://HOST:PORT
+    keys: str = ""  # a folder with what proves this node to others; "": all are on this host
+    log_dir: str
+    entry: EntryPoint
+    settings: Settings
+    run_id: str
+    host_nodes: int = 1  # nodes of this run that share the host, and so its memory
+    learned: str = ""  # a file that they share: modules that the script imports up to its first step
+    releases: str = ""  # a folder that they share: staged trees of the user's code
+    stdin: str = ""  # the note of the process whose standard input rank 0 reads; "": that is on another host
+
+
+T = TypeVar("T")
+
+
+def write_json(path: Path, value: msgspec.Struct) -> None:
+    publish_file(path, msgspec.json.format(msgspec.json.encode(value)))
+
+
+def publish_file(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    whole = path.with_name(f".{path.name}.{os.getpid()}")
+    whole.write_bytes(content)
+    whole.replace(path)
+
+
+def read_json(path: Path, kind: type[T]) -> T:
+    return from_json(path.read_bytes(), kind)

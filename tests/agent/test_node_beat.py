@@ -1,0 +1,55 @@
+"""One beat for the ranks of a node."""
+
+import mmap
+import time
+
+from holdfast.agent.rank.node_beat import make_beat
+from holdfast.wire.rank_memory.slot_reader import SLOT_BYTES, SlotReading, SlotWriter, read_slot
+
+
+class Node:
+    def __init__(self) -> None:
+        self.arena = mmap.mmap(-1, 2 * SLOT_BYTES)
+        self.slots = [SlotWriter(self.arena, index, generation=3, rank=4 + index) for index in range(2)]
+
+    def readings(self) -> list[SlotReading]:
+        found = [read_slot(self.arena, index) for index in range(2)]
+        return [reading for reading in found if reading is not None]
+
+
+def test_the_slowest_rank_speaks_for_the_node() -> None:
+    node = Node()
+    for slot, step in zip(node.slots, (6, 5), strict=True):
+        slot.write_values(step, float(step), None)
+        slot.step(step)
+    beat = make_beat("n1", node.readings(), 1000.0)
+    assert (beat.node, beat.generation, beat.step, beat.loss, beat.first_step) == ("n1", 3, 5, 5.0, 5)
+    assert not beat.counted and 1000.0 < beat.at <= time.monotonic() + 1000.0
+    assert (beat.grouped_at, beat.restored_at, beat.skippable, beat.skipped) == (0.0, 0.0, False, 0)
+
+
+def test_groups_and_states_are_there_when_the_last_rank_has_them() -> None:
+    node = Node()
+    node.slots[0].mark_grouped()
+    node.slots[1].mark_grouped()
+    node.slots[1].mark_restored()
+    for slot in node.slots:
+        slot.step(1)
+    readings = node.readings()
+    beat = make_beat("n1", readings, 1000.0)
+    assert beat.grouped_at == readings[1].grouped_at + 1000.0
+    assert beat.restored_at == readings[1].restored_at + 1000.0
+
+
+def test_batches_can_be_left_out_when_every_rank_asks() -> None:
+    node = Node()
+    node.slots[0].mark_skippable()
+    for slot, samples in zip(node.slots, (16, 15), strict=True):
+        slot.note_skip(1, 2, samples)
+    for slot in node.slots:
+        slot.step(3)
+    beat = make_beat("n1", node.readings(), 0.0)
+    assert (beat.step, beat.first_step) == (3, 1)
+    assert (beat.skippable, beat.skipped, beat.skipped_samples) == (False, 2, 31)
+    node.slots[1].mark_skippable()
+    assert make_beat("n1", node.readings(), 0.0).skippable

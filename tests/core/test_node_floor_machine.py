@@ -1,0 +1,239 @@
+"""Which snapshots a node pins and sends: told by lists of what is sealed, without memory or links."""
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.core.snapshots.node_floor_machine import (
+    AimReceived,
+    ArenaGranted,
+    CopyParcel,
+    FloorDeed,
+    FloorNews,
+    GenerationBegun,
+    MarkVerified,
+    NodeFloor,
+    OwnSnapshot,
+    ParcelArrived,
+    PinRefused,
+    PinSnapshot,
+    ReportBacked,
+    SendingBegun,
+    SendingEnded,
+    SlotNeeded,
+    SnapshotsListed,
+    UnpinSnapshot,
+)
+from holdfast.model.state_copy import Aim, Half
+
+
+def snap(step: int, rank: int = 0, generation: int = 1, arena: int = 1) -> OwnSnapshot:
+    return OwnSnapshot(rank=rank, arena=arena, seq=2 * step, step=step, generation=generation)
+
+
+class Node:
+    """The machine, and the pins of a shell that does at once what it is told."""
+
+    def __init__(self, ranks: int = 1, verifies: bool = False, slots: int = 4) -> None:
+        self.floor = NodeFloor()
+        self.pinned: set[OwnSnapshot] = set()
+        self.refused: set[OwnSnapshot] = set()
+        self.done: list[FloorDeed] = []
+        self.now = 0.0
+        self.ranks = ranks
+        self.verifies, self.slots = verifies, slots
+        self.begin(1)
+
+    def begin(self, generation: int, shared_step: int = -1, *sealed: OwnSnapshot) -> None:
+        self.hear(GenerationBegun(generation=generation, ranks=self.ranks, shared_step=shared_step))
+        for rank in range(self.ranks):
+            own = tuple(one for one in sealed if one.rank == rank)
+            self.hear(ArenaGranted(rank=rank, slots=self.slots, verifies=self.verifies, sealed=own))
+
+    def hear(self, news: FloorNews) -> None:
+        for deed in self.floor.step(self.now, news):
+            self.done.append(deed)
+            match deed:
+                case UnpinSnapshot(one):
+                    self.pinned.remove(one)
+                case PinSnapshot(one) if one in self.refused:
+                    assert self.floor.step(self.now, PinRefused(one)) == ()
+                case PinSnapshot(one):
+                    assert one not in self.pinned, "pinned twice"
+                    self.pinned.add(one)
+        assert self.pinned == set(self.floor.held_snapshots())
+
+    def aim(self, *sealed: OwnSnapshot, **fields: object) -> None:
+        self.hear(AimReceived(aim=msgspec.structs.replace(self.floor.aim, **fields), sealed=sealed))
+
+    def send(self, *sealed: OwnSnapshot) -> bool:
+        """List snapshots, and send them if they are ready."""
+        self.hear(SnapshotsListed(sealed=sealed))
+        if not self.floor.is_next_ready():
+            return False
+        self.hear(SendingBegun())
+        for parcel in self.floor.open_parcels():
+            self.hear(ParcelArrived(parcel))
+        self.hear(SendingEnded())
+        return True
+
+
+def test_a_step_is_held_sent_and_becomes_the_floor() -> None:
+    node = Node()
+    node.aim(peer="b", next=5)
+    assert not node.send(snap(4)) and not node.pinned
+    node.hear(SnapshotsListed(sealed=(snap(6), snap(5))))
+    assert node.pinned == {snap(5)}, "the first that will do"
+    node.hear(SendingBegun())
+    assert node.floor.open_parcels() == [CopyParcel(snapshot=snap(5), to="b", at=("", 0))]
+    node.hear(ParcelArrived(node.floor.open_parcels()[0]))
+    node.now = 0.5
+    node.hear(SendingEnded())
+    assert (node.floor.backed, node.floor.took_s, node.done[-1]) == (5, 0.5, ReportBacked())
+    node.aim(snap(7), snap(5), floor=5, next=-1)
+    assert node.pinned == {snap(5)}
+    node.aim(snap(20), snap(5), next=20)
+    assert node.send(snap(20), snap(5)) and node.pinned == {snap(5), snap(20)}
+    node.aim(snap(20), snap(5), floor=20, next=-1)
+    assert node.pinned == {snap(20)}
+
+
+def test_ranks_agree_on_the_step() -> None:
+    """One of two ranks had gone on before anybody looked."""
+    node = Node(ranks=2)
+    node.aim(peer="b", next=5)
+    assert not node.send(snap(7, 0), snap(6, 0), snap(8, 1), snap(7, 1))
+    assert node.send(snap(7, 0), snap(6, 0), snap(8, 1), snap(7, 1))
+    assert node.floor.backed == 7 and node.pinned == {snap(7, 0), snap(7, 1)}
+
+
+def test_what_cannot_be_pinned_is_not_held() -> None:
+    node = Node(ranks=2)
+    node.refused = {snap(5, 1)}
+    node.aim(peer="b", next=5)
+    assert not node.send(snap(5, 0), snap(5, 1)) and node.pinned == {snap(5, 0)}
+    assert PinSnapshot(snap(5, 1), spare=True) in node.done, "only while the rank keeps slots enough"
+    node.refused = set()
+    assert node.send(snap(5, 0), snap(5, 1))
+
+
+def test_a_copy_that_did_not_arrive_does_not_count() -> None:
+    node = Node()
+    node.aim(peer="b", next=5)
+    node.hear(SnapshotsListed(sealed=(snap(5),)))
+    node.hear(SendingBegun())
+    node.hear(SendingEnded())
+    assert node.floor.backed == -1 and node.floor.is_next_ready(), "it is sent again"
+
+
+def test_who_has_no_peer_needs_no_copy() -> None:
+    node = Node(verifies=True)
+    node.aim(next=5)
+    assert node.send(snap(5)) and node.floor.backed == 5
+
+
+def test_a_newer_aim_ends_what_is_being_sent() -> None:
+    node = Node()
+    node.aim(peer="b", next=5)
+    node.hear(SnapshotsListed(sealed=(snap(5),)))
+    node.hear(SendingBegun())
+    node.aim(snap(5), next=9)
+    assert node.floor.sending and node.floor.sending.cancelled and not node.pinned
+    assert not node.floor.wants_next(), "not before the old one has ended"
+    node.hear(SendingEnded())
+    assert node.floor.backed == -1 and node.send(snap(9)) and node.floor.backed == 9
+
+
+def test_a_checkpoint_gets_the_slot_of_the_next_floor() -> None:
+    node = Node()
+    node.aim(peer="b", next=5)
+    node.hear(SnapshotsListed(sealed=(snap(5),)))
+    node.hear(SlotNeeded())
+    assert not node.pinned
+    node.hear(SendingBegun())
+    assert node.floor.sending is None, "it was given up before its turn came"
+
+
+def test_an_aim_of_another_generation_is_not_heard() -> None:
+    node = Node()
+    node.hear(AimReceived(aim=Aim(generation=2, peer="b", floor=5, next=9), sealed=(snap(5),)))
+    assert node.floor.aim == Aim(generation=1) and not node.pinned
+
+
+def test_the_floor_before_stays_until_the_new_one_is_verified() -> None:
+    node = Node(verifies=True)
+    node.aim(snap(5), peer="b", floor=5)
+    node.aim(snap(9), snap(5), floor=9)
+    assert node.pinned == {snap(5), snap(9)}
+    node.aim(snap(9), snap(5), verified=9)
+    assert node.pinned == {snap(9)} and MarkVerified(snap(9)) in node.done
+
+
+def test_a_generation_that_goes_on_from_an_older_step_frees_the_floor() -> None:
+    node = Node()
+    node.aim(snap(5), peer="b", floor=5)
+    node.begin(2, 5, snap(5))
+    assert node.pinned == {snap(5)} and node.floor.backed == -1
+    node.begin(3, 4)
+    assert not node.pinned
+
+
+def test_memory_of_another_layout_and_damaged_snapshots_are_no_floor() -> None:
+    for found in ((), (snap(5, arena=2),)):
+        node = Node()
+        node.aim(snap(5), peer="b", floor=5)
+        node.begin(2, 5, *found)
+        assert not node.pinned
+
+
+def test_a_keeper_of_halves_that_starts_anew_gets_them_again() -> None:
+    halves = (Half(keeper="b", beside=1), Half(keeper="c", beside=2))
+    node = Node()
+    node.aim(peer="b", halves=halves, next=5)
+    assert node.send(snap(5)) and node.floor.backed == 5
+    node.aim(snap(5), halves=(msgspec.structs.replace(halves[0], keeper_at=("new", 1)), halves[1]))
+    assert node.floor.backed == -1
+    pairs = [(parcel.to, parcel.half, parcel.pair) for parcel in node.floor.open_parcels()]
+    assert pairs == [("b", 0, (0, 1)), ("c", 1, (2, 0))]
+
+
+def test_the_step_that_all_ranks_share() -> None:
+    node = Node(ranks=2)
+    sealed = (snap(8, 0), snap(7, 0), snap(7, 1), snap(9, 1, generation=0))
+    assert node.floor.shared_step(sealed) == -1, "nobody copies them"
+    node.aim(peer="b")
+    assert node.floor.shared_step(sealed) == 7 and node.floor.shared_step(sealed[:2]) == -1
+    poor = Node(slots=2)
+    poor.aim(peer="b")
+    assert poor.floor.lacks_slots() and poor.floor.shared_step((snap(7),)) == -1
+
+
+steps = st.integers(0, 6)
+sealed_lists = st.lists(st.builds(snap, steps, st.integers(0, 1)), unique=True, max_size=6).map(tuple)
+aims = st.builds(
+    Aim,
+    generation=st.just(1),
+    floor=st.integers(-1, 6),
+    next=st.integers(-1, 6),
+    verified=st.integers(-1, 6),
+    peer=st.sampled_from(["", "b", "c"]),
+)
+all_news = st.one_of(
+    st.builds(AimReceived, aim=aims, sealed=sealed_lists),
+    st.builds(SnapshotsListed, sealed=sealed_lists),
+    st.builds(ArenaGranted, rank=st.integers(0, 1), slots=st.just(4), verifies=st.booleans(), sealed=sealed_lists),
+    st.builds(GenerationBegun, generation=st.just(1), ranks=st.just(2), shared_step=steps),
+    st.sampled_from([SlotNeeded(), SendingBegun(), SendingEnded()]),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(heard=st.lists(all_news, max_size=25), refused=st.sets(st.builds(snap, steps, st.integers(0, 1)), max_size=3))
+def test_whatever_is_heard_pins_and_unpins_are_in_balance(heard: list[FloorNews], refused: set[OwnSnapshot]) -> None:
+    """`Node.hear` looks after every deed: nothing is pinned twice or let go unpinned, and what is held is pinned."""
+    node = Node(ranks=2)
+    node.refused = refused
+    for news in heard:
+        node.hear(news)
+    node.begin(2)
+    assert not node.pinned, "a generation that starts from nothing holds nothing"

@@ -1,0 +1,60 @@
+"""Figures of a report, rounded: rows, causes and uses add up."""
+
+import re
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from holdfast.cli.commands.report import render_report
+from holdfast.core.record.job_report import Report, report_of
+from holdfast.core.record.ledger import Span, TimeUse
+from holdfast.core.record.report_figures import draw_bill
+from holdfast.core.tenths import share_tenths
+from tests.core.test_ledger import START, account
+
+SECONDS = st.floats(0.0, 500.0)
+
+
+@given(st.dictionaries(st.integers(), SECONDS))
+def test_parts_add_up_to_the_rounded_whole(parts: dict[int, float]) -> None:
+    shared = share_tenths(parts)
+    assert f"{sum(shared.values()):.1f}" == f"{float(f'{sum(parts.values()):.1f}'):.1f}"
+    assert all(abs(shared[key] - seconds) < 0.1001 for key, seconds in parts.items())
+
+
+def with_spans(lengths: list[tuple[TimeUse, int, int, float]]) -> Report:
+    report, at, spans = report_of(account(*START, now=15.0)), 0.0, []
+    for use, incident, change, seconds in lengths:
+        spans.append(Span(use=use, start_at=at, end_at=at + seconds, incident=incident, change=change))
+        at += seconds
+    return msgspec.structs.replace(report, spans=tuple(spans), wall_s=at)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(TimeUse), st.integers(0, 2), st.integers(0, 2), st.floats(0.001, 9.0)), max_size=30
+    )
+)
+def test_causes_and_uses_add_up(lengths: list[tuple[TimeUse, int, int, float]]) -> None:
+    bill = draw_bill(with_spans(lengths))
+    rows = sum(bill.incidents.values()) + sum(bill.changes.values())
+    beside = sum(bill.causes.get(cause, 0.0) for cause in ("stall", "start and end"))
+    assert bill.lost_s == pytest.approx(rows + beside)
+    assert sum(bill.uses.values()) == pytest.approx(bill.lost_s if bill.uses else 0.0)
+
+
+def test_rows_say_what_the_causes_say() -> None:
+    """The parts of 6.8 s are 1.38, 1.12, 2.16, 1.5 and, of work done again, 0.64."""
+    crash = ("30 progress 21 at 28.76 from 1 since 5", "30.14 alarm crash n0 rank 0 code -9", "31.26 outcome 3 ok")
+    again = ("33.42 outcome 4 ok", "36 progress 20 at 34.92", "46 progress 30 at 41.32 from 20 since 34.92")
+    console = Console(width=300)
+    with console.capture() as captured:
+        console.print(render_report(report_of(account(*START, *crash, *again, now=50.0))))
+    shown = captured.get()
+    assert "6.8 s (detect 1.4, stop 1.1, launch 2.2, first step 1.5, redo 0.6), 2 steps redone" in shown
+    assert "lost 11.8 s: crash 6.8 s, start and end 5.0 s" in shown
+    uses = dict(re.findall(r"█ (\w+) ([\d.]+) s", shown))
+    assert sum(float(seconds) for use, seconds in uses.items() if use != "train") == pytest.approx(11.8)
