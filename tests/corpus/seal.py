@@ -26,7 +26,8 @@ def seal_folder(folder: Path) -> None:
     sealed = set(draw_half(names))
     with zipfile.ZipFile(ARCHIVE, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(path for name in sealed for path in (folder / name).iterdir()):
-            archive.writestr(zipfile.ZipInfo(f"{path.parent.name}/{path.name}", _NEVER), path.read_bytes())
+            entry = zipfile.ZipInfo(f"{path.parent.name}/{path.name}", _NEVER)
+            archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
     HASHES.write_text("".join(f"{digest}  {name}\n" for name, digest in archive_hashes(ARCHIVE)))
     for name in names:
         if name not in sealed:

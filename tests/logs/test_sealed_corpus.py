@@ -7,8 +7,8 @@ from tests.corpus.seal import ARCHIVE, HASHES, OPEN, archive_hashes, draw_half
 
 
 def test_the_sealed_logs_are_unchanged() -> None:
-    listed = dict(reversed(line.split("  ", 1)) for line in HASHES.read_text().splitlines())
-    assert listed == dict(archive_hashes(ARCHIVE))
+    listed = [line.split("  ", 1) for line in HASHES.read_text().splitlines()]
+    assert {name: digest for digest, name in listed} == dict(archive_hashes(ARCHIVE))
 
 
 def test_the_half_was_drawn_by_hashes_and_none_is_in_both() -> None:
