@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from benchmarks._door_hosts import Host, Keeper, Verb, copy, everybody, far_host, keeper, touched
 from benchmarks._report import FULL
 from holdfast.checkpoint.peer_transport import PeerGuard, PeerKeeper
-from holdfast.core.snapshots.newest_shared_step import BackupLimits
+from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.linux import process_attributes
 from holdfast.model.state_copy import Address
 from holdfast.wire.credentials import mutual_tls

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from holdfast.client.training.script_replay import ScriptReplay
-from holdfast.core.replay.dual_phase import DualPhaseReplay, ReplayGroup, ReplayLimits, ReplayRuling
 from holdfast.core.replay.majority import GroupResult, ReplayMajority
 from holdfast.core.replay.node_grid import fit_grid, plan_grid
+from holdfast.core.replay.regrouped_replay import DualPhaseReplay, ReplayGroup, ReplayLimits, ReplayRuling
 from holdfast.core.replay.twin_ruling import Referee, TwinComparison, TwinLimits, WatchTwins
 from holdfast.model.replay_task import ReplayTask
 from holdfast.wire.replay_environment import replay_variables

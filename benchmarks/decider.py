@@ -11,9 +11,9 @@ from rich.table import Table
 from benchmarks._report import FULL, Findings, report
 from holdfast.core.decide.decider import Decider
 from holdfast.model.event import Entry
+from holdfast.sim.checked_seed_run import simulate
 from holdfast.sim.fault_source import FaultRates
 from holdfast.sim.job_world import SimSetup
-from holdfast.sim.simulation import simulate
 
 GOAL_US = 100.0
 ROUNDS = 5 if FULL else 2

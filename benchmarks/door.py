@@ -20,7 +20,7 @@ from benchmarks._door_agents import AGENTS, Back
 from benchmarks._door_copies import STATE_BYTES, Cost, Costs, Found, spread
 from benchmarks._door_hosts import own_network
 from benchmarks._report import Findings, report
-from holdfast.core.snapshots.newest_shared_step import BackupLimits
+from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 
 GOAL_TLS, GOAL_UNIX = 0.6, 0.95
 GOAL_BACK_S = 10.0

@@ -7,8 +7,8 @@ import time
 from rich.table import Table
 
 from benchmarks._report import FULL, Findings, report
+from holdfast.sim.checked_seed_run import simulate
 from holdfast.sim.job_world import SimSetup
-from holdfast.sim.simulation import simulate
 
 GOAL_S = 60.0
 SEEDS = range(1, 6) if FULL else range(1, 3)

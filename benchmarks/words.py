@@ -18,7 +18,7 @@ from rich.table import Table
 
 from benchmarks._report import Findings, median, report
 from benchmarks._words_corpus import CORPUS, Score, judged, score
-from holdfast.agent.rank import log_tail
+from holdfast.agent.rank import last_words
 from holdfast.core.detect.crash import alarm_of
 from holdfast.logs import catalog_files
 from holdfast.model.observation import Exit
@@ -98,7 +98,7 @@ def read_tail(seed: int) -> float:
         for name in ("stdout.log", "stderr.log"):
             (Path(folder) / name).write_bytes(text + END.encode())
         start = time.perf_counter()
-        said = log_tail.last_words(Path(folder))
+        said = last_words.last_words(Path(folder))
         alarm = alarm_of(Exit(node="n1", generation=1, rank=3, code=1, at=0.0, words=said), known)
         took_s = time.perf_counter() - start
     assert alarm.klass == "python_exception"

@@ -22,9 +22,9 @@ from holdfast.core.detect.user_log_rules import RuleLimits
 from holdfast.core.detect.user_log_rules import find_rule_fault as fault_of_rules
 from holdfast.core.diagnose.probe_assessment import ProbeLimits
 from holdfast.core.record.hook_notices import FORMATS, HookLimits
-from holdfast.core.replay.dual_phase import ReplayLimits
+from holdfast.core.replay.regrouped_replay import ReplayLimits
 from holdfast.core.snapshots.memory_grant import SnapshotLimits, parse_cap
-from holdfast.core.snapshots.newest_shared_step import BackupLimits
+from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.model.event import Limits
 
 

@@ -61,7 +61,7 @@ CATCH_ALL = frozenset(
         "client/training/update_norm.py::_reduce_bucket",
         "client/training/update_norm.py::seen",
         "client/boot/zygote.py::_try_import",
-        "linux/program_fork.py::fork",
+        "linux/preimported_fork.py::fork",
         "sim/dst/agent_process.py::_run_agent",
         "sim/dst/controller_process.py::_serve_link",
         "sim/dst/controller_process.py::_run_life",

@@ -14,7 +14,7 @@ import msgspec
 from holdfast.core.agent_state_machine import HeedEpoch, RememberDone, RememberLeaving
 from holdfast.core.decoding import from_json
 from holdfast.model.errand import Done, Leave
-from holdfast.wire import run_directory_files
+from holdfast.wire import run_and_node_specs
 
 _log = logging.getLogger("holdfast.agent")
 
@@ -77,7 +77,7 @@ class AgentStateFiles:
     def read_leave_intent(self) -> Leave | None:
         """Return the Leave errand that an earlier agent began and did not finish, or None."""
         try:
-            return run_directory_files.read_json(self._leaving, Leave)
+            return run_and_node_specs.read_json(self._leaving, Leave)
         except (OSError, msgspec.DecodeError):
             return None
 
@@ -90,7 +90,7 @@ class AgentStateFiles:
         with contextlib.suppress(OSError, ValueError):  # a full disk costs no more than that it does
             if self._alone.exists():
                 return min(now, float(self._alone.read_text()))
-            run_directory_files.publish_file(self._alone, f"{now}\n".encode())
+            run_and_node_specs.publish_file(self._alone, f"{now}\n".encode())
         return now
 
     def clear_alone(self) -> None:
@@ -107,6 +107,6 @@ class AgentStateFiles:
 
 def _write_file(path: Path, content: bytes) -> None:
     try:
-        run_directory_files.publish_file(path, content)
+        run_and_node_specs.publish_file(path, content)
     except OSError as e:
         _log.warning("%s cannot be written: %s", path, e)

@@ -31,10 +31,10 @@ from holdfast.core.incident.alarm_rate_limit import AlarmRateLimit
 from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm
 from holdfast.model.observation import Gauge, Line
-from holdfast.wire import run_directory_files
+from holdfast.wire import run_and_node_specs
 from holdfast.wire.holder_messages import HolderRank, RankKey
 from holdfast.wire.rank_keeper_messages import ArenaRequest
-from holdfast.wire.run_directory_files import NodeSpec
+from holdfast.wire.run_and_node_specs import NodeSpec
 
 _KERNEL, _GPUS, _HOST, _LOGS = "kernel log", "GPUs", "host", "ranks' logs"
 _LOGS_S = 1.0
@@ -210,7 +210,7 @@ class HealthMonitor:
         wanted = self._dir.glob("want-*.json") if self._alone else self._dir.parent.glob("*/want-*.json")
         for path in wanted:
             with contextlib.suppress(OSError, msgspec.DecodeError):
-                storage = run_directory_files.read_json(path, ArenaRequest).storage
+                storage = run_and_node_specs.read_json(path, ArenaRequest).storage
                 paths += [storage.url] if storage else []
         return list(dict.fromkeys(paths))
 

@@ -17,8 +17,8 @@ from holdfast.agent.connection.controller_clock import ControllerClock
 from holdfast.agent.connection.controller_dialer import ControllerDialer
 from holdfast.agent.diagnostics.diagnosis_errands import NodeDiagnosis
 from holdfast.agent.health_monitor import HealthMonitor, MonitorPorts
-from holdfast.agent.rank import last_words_judge, log_tail
-from holdfast.agent.rank.judge_client import JudgeClient
+from holdfast.agent.rank import last_words, last_words_judge
+from holdfast.agent.rank.last_words_judge_client import JudgeClient
 from holdfast.agent.rank.log_rotation import LogRotation
 from holdfast.agent.rank.rank_processes import RankProcesses
 from holdfast.agent.rank.stack_tracer import NodeTracer, StackTracer
@@ -27,18 +27,18 @@ from holdfast.agent.snapshots.keeper import Keeper
 from holdfast.agent.snapshots.keeper_address import make_keeper_identity
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
 from holdfast.agent.system import snapshot_memory
-from holdfast.linux import program_fork
+from holdfast.linux import preimported_fork
 from holdfast.model.alarm import Alarm
 from holdfast.model.observation import Exit
-from holdfast.wire import run_directory_files
-from holdfast.wire.run_directory_files import NodeSpec
+from holdfast.wire import run_and_node_specs
+from holdfast.wire.run_and_node_specs import NodeSpec
 
 JudgeLastWords = Callable[[Exit, Path], Awaitable[Alarm]]  # told the folder in which the rank has left them
 
 
 def build_agent(node_dir: Path, sock: socket.socket, judge: JudgeLastWords) -> Agent:
     """Put together the agent of a node; `sock` leads to its holder."""
-    spec = run_directory_files.read_json(node_dir / "spec.json", NodeSpec)
+    spec = run_and_node_specs.read_json(node_dir / "spec.json", NodeSpec)
     identity = AgentIdentity(
         node=spec.node, host=socket.gethostname(), order=spec.order, nproc=spec.nproc, settings=spec.settings
     )
@@ -72,7 +72,7 @@ def _assemble_parts(
         staging=staging,
         diagnosis=NodeDiagnosis(spec, node_dir, ranks.environment_for, ranks.entry_for),
         health=health,
-        judge=lambda exit: judge(exit, log_tail.rank_folder(spec.log_dir, exit.generation, exit.rank)),
+        judge=lambda exit: judge(exit, last_words.rank_folder(spec.log_dir, exit.generation, exit.rank)),
         background=(
             keeper.serve,
             keeper.watch_snapshots,
@@ -99,4 +99,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    program_fork.run(main)
+    preimported_fork.run(main)

@@ -16,10 +16,10 @@ from holdfast.agent.agent_state_files import AgentStateFiles
 from holdfast.agent.rank import last_words_judge
 from holdfast.agent.system import child_process
 from holdfast.agent.zygotes import ZygotePorts, Zygotes
-from holdfast.linux import process_attributes, program_fork
-from holdfast.linux.program_fork import OpenFiles, Program
+from holdfast.linux import preimported_fork, process_attributes
+from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.logs import catalog_files
-from holdfast.wire import holder_messages, holder_zygote_messages, run_directory_files
+from holdfast.wire import holder_messages, holder_zygote_messages, run_and_node_specs
 from holdfast.wire.holder_messages import (
     ArenaMade,
     ExecRank,
@@ -49,7 +49,7 @@ _SWEEP_STEP_S = 0.01
 class Holder:
     def __init__(self, node_dir: Path) -> None:
         self.node_dir = node_dir
-        self.spec = run_directory_files.read_json(node_dir / "spec.json", run_directory_files.NodeSpec)
+        self.spec = run_and_node_specs.read_json(node_dir / "spec.json", run_and_node_specs.NodeSpec)
         AgentStateFiles(node_dir).reset_notes()  # what is written there is of an earlier life of this node
         self.ranks: dict[str, HolderRank] = {}
         self.code: int | None = None  # set: leave with this code
@@ -144,7 +144,7 @@ class Holder:
         program = Program(module=agent.__name__, args=(str(self.node_dir), str(end)), env=dict(os.environ))
         files = OpenFiles(stdout=log, stderr=log, keep=(end,))
         try:
-            pid = program_fork.fork(program, files, lambda: self._close_inherited(ours), tied=True)
+            pid = preimported_fork.fork(program, files, lambda: self._close_inherited(ours), tied=True)
         except OSError:
             for fd in (log, end, ours.detach()):
                 os.close(fd)
@@ -324,4 +324,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    program_fork.run(main)
+    preimported_fork.run(main)

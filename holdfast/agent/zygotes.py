@@ -11,8 +11,8 @@ import msgspec
 
 from holdfast.agent.system import child_process
 from holdfast.core.incident.incident_text import describe_exit
-from holdfast.linux import program_fork
-from holdfast.linux.program_fork import OpenFiles, Program
+from holdfast.linux import preimported_fork
+from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.wire import holder_messages, holder_zygote_messages
 from holdfast.wire.holder_messages import PreloadZygote, StartRefused, ZygoteWarmed
 
@@ -127,7 +127,7 @@ class Zygotes:
         args = ("--fd", str(end), *preloads)
         program = Program(module="holdfast.client.boot.zygote", args=args, env=preload.env, bare=True)
         files = OpenFiles(stdout=log, stderr=log, keep=(end,))
-        pid = program_fork.fork(program, files, lambda: self._ports.close_inherited(ours), tied=True)
+        pid = preimported_fork.fork(program, files, lambda: self._ports.close_inherited(ours), tied=True)
         os.close(log)
         os.close(end)
         ours.settimeout(10.0)

@@ -17,11 +17,11 @@ from holdfast.core.decide.node_roles import NodeRole
 from holdfast.core.decoding import from_json, make_decoder
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.model.event import Entry
-from holdfast.wire import run_directory_files
+from holdfast.wire import run_and_node_specs
 from holdfast.wire.controller_request import ControllerNotRunning, RequestRefused, fetch
 from holdfast.wire.rank_keeper_messages import ArenaRequest
 from holdfast.wire.rank_memory import slot_reader
-from holdfast.wire.run_directory_files import ControllerAddress, NodeSpec, RunSpec
+from holdfast.wire.run_and_node_specs import ControllerAddress, NodeSpec, RunSpec
 
 _WAIT_S = 5.0
 _COMMAND_S = 120.0
@@ -82,7 +82,7 @@ class JobObserver:
 
     def __init__(self, run_dir: Path, hosts: Path | None = None, space: int | None = None) -> None:
         self.run_dir = run_dir
-        self.run = run_directory_files.read_json(run_dir / "run.json", RunSpec)
+        self.run = run_and_node_specs.read_json(run_dir / "run.json", RunSpec)
         self._hosts, self._space = hosts, space
         self._seq = 0
         self._arenas: dict[int, mmap.mmap] = {}
@@ -141,7 +141,7 @@ class JobObserver:
 
     def controller_pid(self) -> int:
         try:
-            found = run_directory_files.read_json(self.run_dir / "controller.json", ControllerAddress).pid
+            found = run_and_node_specs.read_json(self.run_dir / "controller.json", ControllerAddress).pid
         except (OSError, msgspec.DecodeError):
             found = 0
         if not found or not self._has_command_line(found, _CONTROLLER, self.run_dir):
@@ -190,7 +190,7 @@ class JobObserver:
         raise CannotInject(f"{node} has no agent at the moment")
 
     def node_spec(self, node: str) -> NodeSpec:
-        return run_directory_files.read_json(self.node_folder(node) / "spec.json", NodeSpec)
+        return run_and_node_specs.read_json(self.node_folder(node) / "spec.json", NodeSpec)
 
     def read_local_slot(self, node: str, local: int) -> slot_reader.SlotReading | None:
         """Read a rank's progress slot straight from shared memory, which works even on stopped ranks."""
@@ -228,7 +228,7 @@ class JobObserver:
         found = []
         for path in sorted(self.node_folder(node).glob("want-*.json")):
             try:
-                found.append(run_directory_files.read_json(path, ArenaRequest))
+                found.append(run_and_node_specs.read_json(path, ArenaRequest))
             except (OSError, msgspec.DecodeError):
                 continue
         return found

@@ -25,7 +25,7 @@ from holdfast.checkpoint.manifest import (
     part_name,
     step_of,
 )
-from holdfast.checkpoint.storage_url import File, Storage, open_storage
+from holdfast.checkpoint.storage_opener import File, Storage, open_storage
 
 
 class PartPiece(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,8 +37,8 @@ from holdfast.checkpoint.manifest import (
     staged_of,
     tagged_of,
 )
+from holdfast.checkpoint.storage_opener import Storage, open_storage
 from holdfast.checkpoint.storage_owner import check_ownership, this_process
-from holdfast.checkpoint.storage_url import Storage, open_storage
 from holdfast.checkpoint.write_lane import WritePulse
 
 SMALL_AT_ONCE = 8  # small files are waited for, not worked on

@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import xxhash
 
-from holdfast.checkpoint.relayed_link import REVOKED, relayed_link, spares_a_core
+from holdfast.checkpoint.tls_relay_link import REVOKED, relayed_link, spares_a_core
 from holdfast.core.decoding import from_json
 from holdfast.linux.peer_credentials import read_peer
 from holdfast.model.state_copy import Address

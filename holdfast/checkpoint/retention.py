@@ -18,8 +18,8 @@ from holdfast.checkpoint.manifest import (
     is_part_name,
     step_of,
 )
+from holdfast.checkpoint.storage_opener import Storage, open_storage
 from holdfast.checkpoint.storage_owner import has_ended
-from holdfast.checkpoint.storage_url import Storage, open_storage
 from holdfast.model.state_copy import Doubt
 
 

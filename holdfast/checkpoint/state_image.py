@@ -155,8 +155,8 @@ class StateImage:
 
     @contextlib.contextmanager
     def fetched_by(self, fetch: Callable[[int, torch.Tensor], None], finish: Callable[[], None]) -> Iterator[None]:
-        """Within this block, GPU tensors are filled by `fetch`, which is faster than a copy from this memory. `finish`
-        waits for all of them."""
+        """Within this block, `fetch` fills GPU tensors, faster than a copy from the image does. `settle` calls
+        `finish`, which waits until all of them are filled."""
         self._fetch, self._finish = fetch, finish
         try:
             yield

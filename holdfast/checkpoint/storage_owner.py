@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.checkpoint.manifest import Author, TakenOverError, WriterProcess
-from holdfast.checkpoint.storage_url import Storage, open_storage
+from holdfast.checkpoint.storage_opener import Storage, open_storage
 from holdfast.core.decoding import from_json
 
 _FENCE = ".holdfast-author.json"

@@ -5,7 +5,7 @@ import secrets
 import threading
 
 from holdfast.checkpoint.manifest import StorageError
-from holdfast.checkpoint.storage_url import open_storage
+from holdfast.checkpoint.storage_opener import open_storage
 
 # These stay as they are, however long one waits; a disk that is full or a network that is down does not.
 _FOR_GOOD = {errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL}

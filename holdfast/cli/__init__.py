@@ -36,8 +36,9 @@ _MODULES = {
     "catalog": "last_words_catalog",
     "diagnose": "log_diagnosis",
     "plan": "standby_plan",
-    "rollback": "release_rollback",
+    "rollback": "rollback_order",
     "token": "access_tokens",
+    "trace": "live_stacks",
 }
 _SHARED = {  # modules that are told which command they are
     **dict.fromkeys(("hold", "resume", "approve", "evict", "drain"), "job_orders"),

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import web
 
-from holdfast.controller import release_requests
+from holdfast.controller import release_api
 from holdfast.controller.access.audit_log import HIDDEN, AuditLog
 from holdfast.controller.access.caller_admission import CALLER, Admit, Caller, Proved, Refusal, Right
 from holdfast.controller.access.enrolment_token_api import ON_ONE_HOST, MintBody, MintedToken, TokenMinting
@@ -207,8 +207,8 @@ def _order_route(controller: Controller, audit: AuditLog) -> Answer:
         order, view = body.make_order(caller.name), controller.view
         denied = f"{caller.name} may not order '{body.verb}'; that takes the right to {needed.name.lower()}"
         beyond = "" if (caller.right or 0) >= needed else denied
-        why = beyond or order_refusal(view, order) or release_requests.update_fault(controller, order)
-        why = why or await release_requests.signature_fault(controller, order)
+        why = beyond or order_refusal(view, order) or release_api.update_fault(controller, order)
+        why = why or await release_api.signature_fault(controller, order)
         audit.record_order(caller.name, caller.origin, body, why)
         if why:
             return _error_response(403 if beyond else 400, why)
@@ -223,14 +223,14 @@ def _order_route(controller: Controller, audit: AuditLog) -> Answer:
 
 def _releases_route(controller: Controller) -> Answer:
     async def releases(request: web.Request) -> web.Response:
-        return _json_response(_redact_for_caller(release_requests.release_overview(controller)))
+        return _json_response(_redact_for_caller(release_api.release_overview(controller)))
 
     return releases
 
 
 def _archive_route(controller: Controller) -> Answer:
     async def archive(request: web.Request) -> web.StreamResponse:
-        found = release_requests.release_archive(controller, request.match_info["digest"])
+        found = release_api.release_archive(controller, request.match_info["digest"])
         return found or _error_response(404, "there is no release of this digest; GET /api/v1/releases lists all")
 
     return archive

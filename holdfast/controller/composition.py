@@ -21,7 +21,7 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.detect.job_progress import JobPace
 from holdfast.core.detect.replica import ReplicaDetector
 from holdfast.core.record.ledger import Ledger
-from holdfast.core.snapshots.newest_shared_step import RecoveryFloor
+from holdfast.core.snapshots.recovery_floor_coordination import RecoveryFloor
 from holdfast.ports import ControllerPorts
 
 

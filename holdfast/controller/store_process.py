@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.linux.program_fork import OpenFiles, Program
+from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.wire import folder_use_lock, program_fork_server, unix_sockets
 from holdfast.wire.program_fork_server import ProgramProcess
 

@@ -27,7 +27,7 @@ from holdfast.core.record.hook_notices import (
 )
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.model.event import Entry
-from holdfast.wire import run_directory_files
+from holdfast.wire import run_and_node_specs
 
 _PAUSES_S = (0.0, 1.0, 2.0)  # before each try to post
 _WORDS = 300  # characters of what a command said that are told when it failed
@@ -103,7 +103,7 @@ class UserHooks:
         self._note_failure("url", posted)
         self._seq = max(self._seq, upto)
         with contextlib.suppress(OSError):  # then the next controller says it once more
-            run_directory_files.write_json(self._run_dir / "hooked.json", HookProgress(self._seq))
+            run_and_node_specs.write_json(self._run_dir / "hooked.json", HookProgress(self._seq))
 
     def _note_failure(self, which: str, why: str) -> None:
         if not why:
@@ -240,6 +240,6 @@ def job_standing(view: JobView) -> JobStanding:
 
 def _read_progress(run_dir: Path) -> int:
     try:
-        return run_directory_files.read_json(run_dir / "hooked.json", HookProgress).seq
+        return run_and_node_specs.read_json(run_dir / "hooked.json", HookProgress).seq
     except (OSError, msgspec.DecodeError):
         return 0

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.linux.program_fork import OpenFiles, Program
-from holdfast.wire import folder_use_lock, program_fork_server, run_directory_files
+from holdfast.linux.preimported_fork import OpenFiles, Program
+from holdfast.wire import folder_use_lock, program_fork_server, run_and_node_specs
 from holdfast.wire.program_fork_server import ProgramProcess
-from holdfast.wire.run_directory_files import NodeSpec
+from holdfast.wire.run_and_node_specs import NodeSpec
 
 _NAME = re.compile(r"n\d+")
 _KILL_S = 15.0
@@ -25,7 +25,7 @@ def start_node(node_dir: Path, node: NodeSpec, env: dict[str, str], server: Path
     """Start a holder that outlives this process, through the fork server if there is one; return its pid."""
     try:
         node_dir.mkdir(parents=True, exist_ok=True)
-        run_directory_files.write_json(node_dir / "spec.json", node)
+        run_and_node_specs.write_json(node_dir / "spec.json", node)
         with folder_use_lock.shared_lock(node_dir) as held, (node_dir / "holder.log").open("ab") as log:
             program = Program(
                 module="holdfast.agent.process_holder",

@@ -9,8 +9,8 @@ from random import Random
 import msgspec
 
 from holdfast.core.replay import detection_odds
-from holdfast.core.replay.dual_phase import DualPhaseReplay, ReplayLimits, ReplayRuling, RulingKind
 from holdfast.core.replay.node_grid import Nodes, ReplayPlan, UnfitError, fit_grid, plan_grid
+from holdfast.core.replay.regrouped_replay import DualPhaseReplay, ReplayLimits, ReplayRuling, RulingKind
 from holdfast.core.replay.twin_ruling import Referee, TwinComparison, TwinLimits, WatchTwins
 from holdfast.sim import cost_model
 

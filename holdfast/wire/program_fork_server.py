@@ -28,9 +28,9 @@ from typing import NoReturn
 import msgspec
 
 from holdfast.core.decoding import from_msgpack
-from holdfast.linux import process_attributes, program_fork
+from holdfast.linux import preimported_fork, process_attributes
 from holdfast.linux.peer_credentials import read_peer
-from holdfast.linux.program_fork import OpenFiles, Program
+from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.wire import unix_sockets
 
 NAMED = "HOLDFAST_FORK_SERVER"  # in the environment: the socket of one that is there already
@@ -246,7 +246,7 @@ def _have(ranks: Sequence[str], programs: Sequence[str], prepares: bool) -> None
     _import_modules(ranks, prepares)
     seen = set(sys.modules)
     _import_modules(programs, prepares)
-    program_fork.exclude_modules(set(sys.modules) - seen)
+    preimported_fork.exclude_modules(set(sys.modules) - seen)
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -271,7 +271,7 @@ def _serve_client(client: socket.socket, ours: tuple[socket.socket, ...]) -> Non
         program = _receive_program(client, files)
         stdout, stderr, *keep = files
         opened = OpenFiles(stdout=stdout, stderr=stderr, keep=tuple(keep))
-        answer = ForkAnswer(pid=program_fork.fork(program, opened, lambda: _close_sockets(ours), tied=False))
+        answer = ForkAnswer(pid=preimported_fork.fork(program, opened, lambda: _close_sockets(ours), tied=False))
     except (OSError, ValueError) as e:  # the latter for messages that cannot be decoded
         answer = ForkAnswer(error=f"the fork server cannot start it: {e}")
     for fd in files:
@@ -307,4 +307,4 @@ def _close_sockets(ours: tuple[socket.socket, ...]) -> None:
 
 
 if __name__ == "__main__":
-    program_fork.run(main)
+    preimported_fork.run(main)

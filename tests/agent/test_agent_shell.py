@@ -14,7 +14,7 @@ from holdfast.agent import agent_shell
 from holdfast.agent.agent_shell import Agent
 from holdfast.agent.agent_state_files import AgentStateFiles
 from holdfast.agent.main import build_agent
-from holdfast.agent.rank import log_tail
+from holdfast.agent.rank import last_words
 from holdfast.agent.rank.rank_processes import RankProcesses
 from holdfast.core.agent_state_machine import ClockTick, RememberDone, RememberLeaving
 from holdfast.core.detect.crash import alarm_of
@@ -23,7 +23,7 @@ from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done, LaunchHere, Leave, StopHere
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.observation import Exit
-from holdfast.wire import agent_messages, holder_messages, run_directory_files
+from holdfast.wire import agent_messages, holder_messages, run_and_node_specs
 from holdfast.wire.agent_messages import Welcome
 from holdfast.wire.holder_messages import (
     HolderRank,
@@ -46,7 +46,7 @@ LAUNCH = LaunchHere(
 
 async def judged(exit: Exit, where: Path) -> Alarm:
     """Here and now; how a process of its own does it, test_last_words_judge.py shows."""
-    return alarm_of(msgspec.structs.replace(exit, words=log_tail.last_words(where)), catalog_files.load_built_in())
+    return alarm_of(msgspec.structs.replace(exit, words=last_words.last_words(where)), catalog_files.load_built_in())
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 @pytest.fixture
 def agent(tmp_path: Path, ends: tuple[socket.socket, socket.socket]) -> Agent:
     node = msgspec.structs.replace(TEMPLATE, node="n0", nproc=2, log_dir=str(tmp_path / "logs"))
-    run_directory_files.write_json(tmp_path / "spec.json", node)
+    run_and_node_specs.write_json(tmp_path / "spec.json", node)
     made = build_agent(tmp_path, ends[0], judged)
     ranks_of(made).slots.arena = mmap.mmap(-1, slot_memory_bytes(2))
     return made
@@ -88,7 +88,7 @@ def told(agent: Agent) -> list[object]:
 
 async def test_an_agent_goes_on_where_its_predecessor_was(agent: Agent, tmp_path: Path) -> None:
     AgentStateFiles(tmp_path).write_deed(RememberDone(Done(id=1, node="n0", ok=True)))
-    run_directory_files.publish_file(tmp_path / "stopped", b"2\n")
+    run_and_node_specs.publish_file(tmp_path / "stopped", b"2\n")
     ranks_of(agent).held = {
         RankKey(2, 0): HolderRank(key="2:0", pid=1, code=-9, at=1.0),
         RankKey(3, 0): HolderRank(key="3:0", pid=2, code=-11, at=time.monotonic()),

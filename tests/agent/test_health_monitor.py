@@ -18,10 +18,10 @@ from holdfast.agent.health_monitor import HealthMonitor, MonitorPorts
 from holdfast.core.detect.health import HealthLimits
 from holdfast.core.detect.user_log_rules import Rule, RuleLimits
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.wire import folder_use_lock, run_directory_files
+from holdfast.wire import folder_use_lock, run_and_node_specs
 from holdfast.wire.holder_messages import HolderRank
 from holdfast.wire.rank_keeper_messages import ArenaRequest, CheckpointPolicy
-from holdfast.wire.run_directory_files import NodeSpec
+from holdfast.wire.run_and_node_specs import NodeSpec
 from tests.agent.fake_nvml import FakeNvml
 from tests.fleet.places import TEMPLATE
 
@@ -176,7 +176,7 @@ async def test_one_node_speaks_for_its_host(scene: Scene) -> None:
         (scene.nodes / node).mkdir(parents=True)
         folder_use_lock.lock_shared(scene.nodes / node)
         if node != "n2":
-            run_directory_files.publish_file(scene.nodes / node / "holder.pid", b"1\n")
+            run_and_node_specs.publish_file(scene.nodes / node / "holder.pid", b"1\n")
     made = [scene.monitor(node) for node in ("n0", "n1")]
     async with running(*made):
         await scene.until(lambda: all(m._kernel for m in made) and any(m._speaker is not None for m in made))
@@ -202,7 +202,7 @@ async def test_a_standby_that_speaks_watches_what_others_write_to(scene: Scene, 
     assert standby._speaks_for_host() and not other._speaks_for_host()
     storage = CheckpointPolicy(url=str(tmp_path / "ckpt"), every_steps=10)
     want = ArenaRequest(rank=0, world=1, generation=1, layout="", image_bytes=1, slots=4, share=(), storage=storage)
-    run_directory_files.write_json(scene.nodes / "n1" / "want-0.json", want)
+    run_and_node_specs.write_json(scene.nodes / "n1" / "want-0.json", want)
     assert str(tmp_path / "ckpt") in standby._watched_paths()
 
 

@@ -9,7 +9,7 @@ import pytest
 from holdfast.agent.releases.import_check_runner import check_release
 from holdfast.model.release import Release
 from holdfast.wire.releases.staged_release import StagedRelease, staged_environment
-from holdfast.wire.run_directory_files import EntryPoint
+from holdfast.wire.run_and_node_specs import EntryPoint
 from tests.wire.test_tree_archive import plant
 
 

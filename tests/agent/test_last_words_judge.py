@@ -11,9 +11,9 @@ import msgspec
 import psutil
 import pytest
 
-from holdfast.agent.rank import judge_client, last_words_judge
-from holdfast.agent.rank.judge_client import JudgeClient
+from holdfast.agent.rank import last_words_judge, last_words_judge_client
 from holdfast.agent.rank.last_words_judge import JudgeProcess, load_catalog
+from holdfast.agent.rank.last_words_judge_client import JudgeClient
 from holdfast.config import WordLimits
 from holdfast.core.detect.crash import alarm_of
 from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog
@@ -97,7 +97,7 @@ async def test_words_that_take_for_ever_stop_nobody(
         quick = around.create_task(bench[0].judge_exit(EXIT, said(tmp_path / "quick", BOOM)))
         await quick
         assert not slow.done(), "another rank's words do not wait for them"
-    assert time.monotonic() - began < judge_client._WAIT_S, "it is killed, not given up"
+    assert time.monotonic() - began < last_words_judge_client._WAIT_S, "it is killed, not given up"
     assert gap_s() < 0.9, "the loop went on"
     assert quick.result().klass == "python_exception"
     alarm = slow.result()
@@ -122,7 +122,7 @@ async def test_a_judge_that_is_gone_is_done_without(bench: tuple[JudgeClient, in
 async def test_a_judge_that_does_not_answer_is_not_waited_for(
     bench: tuple[JudgeClient, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judge_client, "_WAIT_S", 0.2)
+    monkeypatch.setattr(last_words_judge_client, "_WAIT_S", 0.2)
     os.kill(bench[1], signal.SIGSTOP)
     try:
         alarm = await bench[0].judge_exit(msgspec.structs.replace(EXIT, latched=""), said(tmp_path, BOOM))

@@ -13,7 +13,7 @@ from holdfast.agent.process_holder import Holder
 from holdfast.agent.zygotes import Zygote
 from holdfast.core.agent_state_machine import RememberLeaving
 from holdfast.model.errand import Leave
-from holdfast.wire import holder_messages, holder_zygote_messages, run_directory_files
+from holdfast.wire import holder_messages, holder_zygote_messages, run_and_node_specs
 from holdfast.wire.holder_messages import (
     ArenaMade,
     ExecRank,
@@ -39,7 +39,7 @@ class Bench:
     """A holder that is not run, with both its companions played by hand."""
 
     def __init__(self, folder: Path) -> None:
-        run_directory_files.write_json(folder / "spec.json", msgspec.structs.replace(TEMPLATE, node="n0", nproc=2))
+        run_and_node_specs.write_json(folder / "spec.json", msgspec.structs.replace(TEMPLATE, node="n0", nproc=2))
         self.holder = Holder(folder)
         ours, self.agent = holder_messages.make_socket_pair()
         self.holder._agent = (AGENT, ours)
@@ -317,8 +317,8 @@ def _refusing(folder: Path, monkeypatch: pytest.MonkeyPatch, refusals: list[OSEr
             raise refusals.pop()
         return AGENT
 
-    run_directory_files.write_json(folder / "spec.json", msgspec.structs.replace(TEMPLATE, node="n0", nproc=1))
-    monkeypatch.setattr("holdfast.linux.program_fork.fork", start)
+    run_and_node_specs.write_json(folder / "spec.json", msgspec.structs.replace(TEMPLATE, node="n0", nproc=1))
+    monkeypatch.setattr("holdfast.linux.preimported_fork.fork", start)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     return Holder(folder)
 

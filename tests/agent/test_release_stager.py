@@ -27,7 +27,7 @@ from holdfast.wire import unix_sockets
 from holdfast.wire.releases import host_release_copies, tree_archive
 from holdfast.wire.releases.release_file_selection import list_release_files
 from holdfast.wire.releases.tree_archive import ArchiveLimits
-from holdfast.wire.run_directory_files import EntryPoint, NodeSpec
+from holdfast.wire.run_and_node_specs import EntryPoint, NodeSpec
 from tests.controller.conftest import make_ports
 from tests.fleet.places import TEMPLATE
 from tests.wire.test_release_file_selection import repo

@@ -10,7 +10,7 @@ from holdfast.agent.diagnostics.replay_runner import run_replay
 from holdfast.model.errand import LaunchHere, ReplayHere
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.replay_task import ReplayResult, ReplayTask
-from holdfast.wire.run_directory_files import EntryPoint
+from holdfast.wire.run_and_node_specs import EntryPoint
 from tests.cli.driver import ROOT
 
 STEPS = """

@@ -13,7 +13,7 @@ from holdfast.checkpoint.arena import arena_bytes
 from holdfast.config import load
 from holdfast.core.snapshots.memory_grant import MemoryRoom
 from holdfast.wire.rank_keeper_messages import ArenaRequest
-from holdfast.wire.run_directory_files import EntryPoint, NodeSpec
+from holdfast.wire.run_and_node_specs import EntryPoint, NodeSpec
 
 M = 1 << 20
 

@@ -37,8 +37,8 @@ from holdfast.checkpoint.manifest import (
     WriteGivenUpError,
 )
 from holdfast.checkpoint.retention import clean_unpublished, find_checkpoints
+from holdfast.checkpoint.storage_opener import Storage
 from holdfast.checkpoint.storage_owner import take_ownership
-from holdfast.checkpoint.storage_url import Storage
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
 from tests.checkpoint.making import METADATA, content, in_pages, save
 

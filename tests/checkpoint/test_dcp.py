@@ -14,9 +14,9 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_op
 
 from holdfast.checkpoint import checkpoint_load, checkpoint_save, dcp
 from holdfast.checkpoint.image_layout import EXTRA, ImageLayout, arrange_image
-from holdfast.checkpoint.image_part_map import file_of, locate_pieces
 from holdfast.checkpoint.manifest import Author, CorruptError
 from holdfast.checkpoint.memory_copy import MemoryCopier
+from holdfast.checkpoint.record_locations import file_of, locate_pieces
 from holdfast.checkpoint.state_image import (
     StateError,
     StateImage,

@@ -18,8 +18,8 @@ from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_fold
 from holdfast.checkpoint.manifest import BLOCK_BYTES, Author, StorageError, TakenOverError
 from holdfast.checkpoint.remote_storage import RemoteStorage
 from holdfast.checkpoint.retention import clean_unpublished, find_checkpoints, retain_checkpoints
+from holdfast.checkpoint.storage_opener import open_storage
 from holdfast.checkpoint.storage_owner import take_ownership
-from holdfast.checkpoint.storage_url import open_storage
 from holdfast.checkpoint.write_lane import WriteLane, WritePulse
 from tests.checkpoint.making import METADATA, content, in_pages, save
 

@@ -19,7 +19,7 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.record.job_report import Report
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.linux import process_attributes
-from holdfast.linux.program_fork import OpenFiles, Program
+from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.wire import program_fork_server
 from holdfast.wire.controller_request import ControllerNotRunning
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.run_dirs import run_directory
-from holdfast.wire import run_directory_files
+from holdfast.wire import run_and_node_specs
 from tests.cli.conftest import Start
 from tests.cli.driver import Job, gone, until
 
@@ -156,7 +156,7 @@ def test_he_takes_the_place_of_a_controller_that_is_gone(start: Start) -> None:
     job = start("--nproc-per-node", "1", *PATIENT)
     job.trains()
     port, controller, rank = (
-        run_directory_files.read_json(job.run_dir / "run.json", run_directory_files.RunSpec).port,
+        run_and_node_specs.read_json(job.run_dir / "run.json", run_and_node_specs.RunSpec).port,
         job.controller(),
         job.rank(0),
     )

@@ -21,9 +21,9 @@ from holdfast.config import Settings
 from holdfast.core.snapshots.memory_grant import format_bytes
 from holdfast.fleet.local_process_fleet import node_processes
 from holdfast.model.job_and_seats import Job as JobSpec
-from holdfast.wire import folder_use_lock, run_directory_files
+from holdfast.wire import folder_use_lock, run_and_node_specs
 from holdfast.wire.rank_keeper_messages import ArenaRequest, CheckpointPolicy
-from holdfast.wire.run_directory_files import EntryPoint, RunEnd, RunSpec
+from holdfast.wire.run_and_node_specs import EntryPoint, RunEnd, RunSpec
 from tests.cli.conftest import Start
 from tests.cli.driver import ROOT, TRAIN, Job, gone, until
 from tests.conftest import marked
@@ -176,7 +176,7 @@ def test_all_runs(home: Path, tenant: list[subprocess.Popen[bytes]], capfd: Capt
 
 def test_what_is_removed_and_what_is_kept_is_told_with_sizes_and_reasons(home: Path, capfd: Capture) -> None:
     run_dir = made("r")
-    run_directory_files.write_json(run_dir / "exit.json", RunEnd(code=0, reason="all ranks ended well"))
+    run_and_node_specs.write_json(run_dir / "exit.json", RunEnd(code=0, reason="all ranks ended well"))
     for name, text in (("store.sock", ""), ("nodes/n0/spec.json", "x" * 2048), ("nodes/n0/epoch", "1")):
         (run_dir / name).parent.mkdir(parents=True, exist_ok=True)
         (run_dir / name).write_text(text)
@@ -210,7 +210,7 @@ def test_nobody_moves_in_meanwhile(home: Path) -> None:
 
 def test_secrets_of_a_run_that_cannot_be_resumed(home: Path, capfd: Capture) -> None:
     run_dir, node = made("r"), made("s", fleet="join")
-    run_directory_files.write_json(run_dir / "exit.json", RunEnd(code=93, reason="enough"))
+    run_and_node_specs.write_json(run_dir / "exit.json", RunEnd(code=93, reason="enough"))
     for place, why in ((run_dir, run_directory.ending_text(run_dir)), (node, "was a node ")):
         [found] = clean(capfd, place)
         assert found.why.startswith(why)
@@ -248,7 +248,7 @@ def test_unfinished_checkpoints(home: Path, tmp_path: Path, capfd: Capture) -> N
     storage = CheckpointPolicy(url=str(base), every_steps=1)
     want = ArenaRequest(rank=0, world=1, generation=1, layout="", image_bytes=1, slots=2, share=(), storage=storage)
     (run_dir / "nodes" / "n0").mkdir(parents=True)
-    run_directory_files.write_json(run_dir / "nodes" / "n0" / "want-0.json", want)
+    run_and_node_specs.write_json(run_dir / "nodes" / "n0" / "want-0.json", want)
     killed, other, living = writer(base, 1, "r"), writer(base, 2, "elsewhere"), writer(base, 3, "r")
     for process in (killed, other):
         process.kill()
@@ -278,7 +278,7 @@ def test_storage_that_cannot_be_looked_at(home: Path, capfd: Capture) -> None:
     storage = CheckpointPolicy(url="nowhere://at/all")
     want = ArenaRequest(rank=0, world=1, generation=1, layout="", image_bytes=1, slots=2, share=(), storage=storage)
     (run_dir / "nodes" / "n0").mkdir(parents=True)
-    run_directory_files.write_json(run_dir / "nodes" / "n0" / "want-0.json", want)
+    run_and_node_specs.write_json(run_dir / "nodes" / "n0" / "want-0.json", want)
     [found] = clean(capfd, run_dir, code=1)
     assert len(found.failed) == 1
     assert (run_dir / "nodes" / "n0" / "want-0.json").exists(), "without it nobody would look there again"

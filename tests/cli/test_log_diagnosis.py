@@ -17,8 +17,8 @@ from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Decision, Entry
 from holdfast.model.job_and_seats import Job
 from holdfast.model.observation import Exit
-from holdfast.wire.run_directory_files import EntryPoint as What
-from holdfast.wire.run_directory_files import RunSpec
+from holdfast.wire.run_and_node_specs import EntryPoint as What
+from holdfast.wire.run_and_node_specs import RunSpec
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB"
 BOOM = f"""[rank3]: Traceback (most recent call last):

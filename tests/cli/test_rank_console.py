@@ -13,7 +13,7 @@ from holdfast.cli.terminal import rank_console
 from holdfast.cli.terminal.rank_console import Console, ConsolePump, ConsoleStyle, say, write_all
 from holdfast.config import Settings
 from holdfast.model.job_and_seats import Job
-from holdfast.wire.run_directory_files import EntryPoint, RunSpec
+from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
 
 
 @pytest.fixture(autouse=True)

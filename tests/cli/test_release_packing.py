@@ -11,7 +11,7 @@ from holdfast.cli.launch import release_packing
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.model.release import Release
 from holdfast.wire.releases import tree_archive
-from holdfast.wire.run_directory_files import EntryPoint
+from holdfast.wire.run_and_node_specs import EntryPoint
 from tests.wire.test_release_file_selection import git, repo
 from tests.wire.test_tree_archive import plant
 

@@ -15,15 +15,15 @@ from holdfast.cli import main
 from holdfast.cli.commands import report, status
 from holdfast.cli.launch import controller_main
 from holdfast.cli.run_dirs import run_directory
-from holdfast.cli.terminal.quantities import NO_STEP, duration_text
+from holdfast.cli.terminal.quantity_text import NO_STEP, duration_text
 from holdfast.config import Settings
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.ledger import Span, TimeUse
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.event import Entry, Phase
 from holdfast.model.job_and_seats import Job
-from holdfast.wire.run_directory_files import EntryPoint as What
-from holdfast.wire.run_directory_files import RunSpec
+from holdfast.wire.run_and_node_specs import EntryPoint as What
+from holdfast.wire.run_and_node_specs import RunSpec
 from tests.cli.driver import ROOT
 from tests.core.test_ledger import CHANGE, NEW, START, Book, account
 from tests.core.transcript import parse

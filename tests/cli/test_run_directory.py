@@ -13,9 +13,9 @@ from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
 from holdfast.model.job_and_seats import Job
-from holdfast.wire import run_directory_files
+from holdfast.wire import run_and_node_specs
 from holdfast.wire.inherited_environment import make_rank_environment
-from holdfast.wire.run_directory_files import ControllerAddress, EntryPoint, RunEnd, RunSpec
+from holdfast.wire.run_and_node_specs import ControllerAddress, EntryPoint, RunEnd, RunSpec
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ def test_who_listens(tmp_path: Path) -> None:
         until = time.monotonic() + 10
         listening = ControllerAddress(url="http://127.0.0.1:1", pid=process.pid, started_at=0.0)
         for folder in (run_dir, other):
-            run_directory_files.write_json(folder / "controller.json", listening)
+            run_and_node_specs.write_json(folder / "controller.json", listening)
         while run_directory.find_controller(run_dir) is None and time.monotonic() < until:
             time.sleep(0.01)
         (tmp_path / "link").symlink_to(run_dir)
@@ -118,7 +118,7 @@ def test_who_listens(tmp_path: Path) -> None:
 def test_how_a_run_has_ended() -> None:
     run_dir = published(run_directory.make_run_dir(None, "r"))
     alive = run_directory.ending_text(run_dir)
-    run_directory_files.write_json(run_dir / "exit.json", RunEnd(code=93, reason="enough"))
+    run_and_node_specs.write_json(run_dir / "exit.json", RunEnd(code=93, reason="enough"))
     assert run_directory.ending_text(run_dir).endswith("code 93: enough") and "93" not in alive
 
 

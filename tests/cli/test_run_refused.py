@@ -11,7 +11,7 @@ from holdfast.cli import COMMANDS, main
 from holdfast.cli.run_dirs import run_directory
 from holdfast.config import Settings
 from holdfast.model.job_and_seats import Job
-from holdfast.wire.run_directory_files import EntryPoint, RunSpec
+from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
 from tests.cli.conftest import Start
 
 pytestmark = pytest.mark.usefixtures("no_orphans")

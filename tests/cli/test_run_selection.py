@@ -17,8 +17,8 @@ from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
 from holdfast.model.job_and_seats import Job as JobSpec
-from holdfast.wire import run_directory_files
-from holdfast.wire.run_directory_files import ControllerAddress, EntryPoint, RunEnd, RunSpec
+from holdfast.wire import run_and_node_specs
+from holdfast.wire.run_and_node_specs import ControllerAddress, EntryPoint, RunEnd, RunSpec
 from tests.cli.conftest import Start
 from tests.cli.driver import until
 
@@ -68,7 +68,7 @@ def test_an_order_is_never_a_guess(two: tuple[Path, Path], capsys: pytest.Captur
 def test_the_only_one_alive_is_meant(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, newest = published(None, "first"), published(None, "second")
     assert run_selection.run_to_read(asked()) == newest
-    run_directory_files.write_json(newest / "exit.json", RunEnd(code=0, reason="done"))
+    run_and_node_specs.write_json(newest / "exit.json", RunEnd(code=0, reason="done"))
     listening = ControllerAddress(url="http://127.0.0.1:1", pid=1, started_at=0.0)
     monkeypatch.setattr(run_directory, "find_controller", lambda run_dir: listening if run_dir == first else None)
     assert run_selection.run_to_change(asked()) == first
@@ -80,7 +80,7 @@ def test_the_only_one_alive_is_meant(home: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_an_order_to_nobody_says_since_when(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     newest = published(None, "second")
-    run_directory_files.write_json(newest / "exit.json", RunEnd(code=93, reason="rank 3 failed, and a long story"))
+    run_and_node_specs.write_json(newest / "exit.json", RunEnd(code=93, reason="rank 3 failed, and a long story"))
     os.utime(newest / "exit.json", (time.time() - 300.5,) * 2)
     for words in (["stop"], ["hold"], ["resume"], ["approve"], ["evict", "n1"], ["drain", "n1"], ["update"]):
         assert main(words) == 2
@@ -129,7 +129,7 @@ def test_runs_are_listed(home: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.startswith(run_directory.NO_RUN)
     first, own = published(None, "first"), published(str(tmp_path / "own"), "second")
     os.utime(first / "run.json", (1.0, 1.0))
-    run_directory_files.write_json(first / "exit.json", RunEnd(code=3, reason="because"))
+    run_and_node_specs.write_json(first / "exit.json", RunEnd(code=3, reason="because"))
     (own / "run.json").write_text("{")
     assert main(["ls"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -223,7 +223,7 @@ def test_every_command_suggests_flags(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_attach_to_what_has_ended(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_directory_files.write_json(published(None, "r") / "exit.json", RunEnd(code=3, reason="because"))
+    run_and_node_specs.write_json(published(None, "r") / "exit.json", RunEnd(code=3, reason="because"))
     assert main(["attach"]) == 2
     assert "code 3: because" in capsys.readouterr().err
 

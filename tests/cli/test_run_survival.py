@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from holdfast.cli.run_dirs import run_directory
-from holdfast.cli.terminal.quantities import FIRST_STEP
+from holdfast.cli.terminal.quantity_text import FIRST_STEP
 from tests.cli.conftest import Start
 from tests.cli.driver import DEAF, Job, gone
 

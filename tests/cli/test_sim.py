@@ -10,10 +10,10 @@ import pytest
 
 from holdfast.cli.commands import sim
 from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.sim.checked_seed_run import simulate
 from holdfast.sim.fault_source import HARSH, FaultRates, NodeLoss
 from holdfast.sim.invariants import UnsafeError
 from holdfast.sim.job_world import SimSetup
-from holdfast.sim.simulation import simulate
 
 CHANCES = ("loss", "crash", "defect", "cut", "fleet-fails", "dud", "launch-fails", "stop-fails")
 NO_NUMBERS = ("nan", "inf")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.launch.supervisor import StopSignals, Supervisor, _farewell_text
-from holdfast.cli.terminal.quantities import FIRST_STEP
+from holdfast.cli.terminal.quantity_text import FIRST_STEP
 from holdfast.wire.program_fork_server import ForkServer
 
 

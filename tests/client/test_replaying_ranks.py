@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
-from holdfast.core.replay.dual_phase import ReplayGroup, ReplayWave
-from holdfast.core.replay.group_session import GroupLaunch, wave_launches
 from holdfast.core.replay.majority import GroupResult, ReplayMajority
+from holdfast.core.replay.regrouped_replay import ReplayGroup, ReplayWave
+from holdfast.core.replay.regrouped_session import GroupLaunch, wave_launches
 from holdfast.model.job_and_seats import Seat
 from holdfast.wire.rank_memory.slot_reader import SLOT_BYTES
 from holdfast.wire.replay_environment import decode_signatures, replay_variables, signature_path

@@ -18,8 +18,8 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.core.diagnose.probe_assessment import ProbeLimits
 from holdfast.core.record.ledger import Ledger
-from holdfast.core.replay.dual_phase import ReplayLimits
-from holdfast.core.snapshots.newest_shared_step import BackupLimits, RecoveryFloor
+from holdfast.core.replay.regrouped_replay import ReplayLimits
+from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits, RecoveryFloor
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Say, Stop
 from holdfast.model.errand import Done, Errand, FinalState, LaunchHere, Leave, StopHere
 from holdfast.model.event import Begin, Limits, Outcome, Ready

@@ -10,7 +10,7 @@ from holdfast.config import Settings
 from holdfast.controller.access.caller_admission import ANY_NODE, Caller
 from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.detect.silence import SilenceLimits
-from holdfast.core.snapshots.newest_shared_step import BackupLimits
+from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.errand import Done, LaunchHere, Leave, StopHere

@@ -9,7 +9,7 @@ from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
 from holdfast.core.decide.decider import Decider
 from holdfast.core.detect.silence import SilenceLimits
-from holdfast.core.replay.dual_phase import ReplayLimits
+from holdfast.core.replay.regrouped_replay import ReplayLimits
 from holdfast.model.action import Replay
 from holdfast.model.errand import Done, Errand, ReplayHere
 from holdfast.model.event import Outcome

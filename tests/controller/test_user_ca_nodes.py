@@ -25,7 +25,7 @@ from holdfast.wire.agent_messages import Welcome
 from holdfast.wire.credentials import enrolment, mutual_tls
 from holdfast.wire.credentials.enrolment import CertifiedNode
 from holdfast.wire.credentials.mutual_tls import KeyFiles
-from holdfast.wire.run_directory_files import EntryPoint, NodeSpec
+from holdfast.wire.run_and_node_specs import EntryPoint, NodeSpec
 from tests.controller.conftest import Open
 from tests.wire.given import Organisation
 from tests.wire.test_enrolment import TOKEN

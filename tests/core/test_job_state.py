@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.decide.incident_or_pause import Pause
+from holdfast.core.decide.job_interruption import Pause
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.first_cause import open_incident

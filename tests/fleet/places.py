@@ -5,7 +5,7 @@ from pathlib import Path
 
 from holdfast.config import Settings
 from holdfast.fleet.local_process_fleet import LocalFleet
-from holdfast.wire.run_directory_files import EntryPoint, NodeSpec
+from holdfast.wire.run_and_node_specs import EntryPoint, NodeSpec
 from tests.cli.driver import ROOT, gone
 
 # Nobody listens at port 1: agents dial in vain, and go on trying.

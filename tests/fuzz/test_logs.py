@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.agent.rank import log_tail
+from holdfast.agent.rank import last_words
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog
 from holdfast.core.log_analysis.line_prefixes import parse_lines
 from holdfast.logs import catalog_files, model_answer, model_request
@@ -64,8 +64,8 @@ def test_a_log_is_shortened_and_masked(log: bytes) -> None:
 def test_last_words(log: bytes, tmp_path: Path) -> None:
     for name in ("stdout.log", "stderr.log"):
         (tmp_path / name).write_bytes(log)
-    assert all(line.rstrip() for line in log_tail.last_words(tmp_path))
-    log_tail.rotate_file(tmp_path / "stdout.log", 10)
+    assert all(line.rstrip() for line in last_words.last_words(tmp_path))
+    last_words.rotate_file(tmp_path / "stdout.log", 10)
 
 
 _ANSWER = b'<think>{</think>```json\n{"class": "user_code", "root_rank": 3, "evidence": ["a"], "confidence": 0.5}\n```'

@@ -23,7 +23,7 @@ from holdfast.controller.api import TraceBody
 from holdfast.controller.order_admission import OrderBody
 from holdfast.core.decoding import from_json, from_msgpack
 from holdfast.core.diagnose.fleet_baseline import MeasurementHistory
-from holdfast.linux.program_fork import Program
+from holdfast.linux.preimported_fork import Program
 from holdfast.model.errand import Done, Leave
 from holdfast.model.job_and_seats import Dims
 from holdfast.wire import (
@@ -33,7 +33,7 @@ from holdfast.wire import (
     program_fork_server,
     rank_keeper_messages,
     replay_environment,
-    run_directory_files,
+    run_and_node_specs,
     skip_ease_environment,
 )
 from holdfast.wire.credentials import enrolment
@@ -67,10 +67,10 @@ CODECS: dict[str, Codec] = {
     "ask": _json(peer_transport.PeerRequest),
     "reply": _json(peer_transport.PeerReply),
     "author": _json(Author),
-    "run": _json(run_directory_files.RunSpec),
-    "node": _json(run_directory_files.NodeSpec),
-    "listening": _json(run_directory_files.ControllerAddress),
-    "ended": _json(run_directory_files.RunEnd),
+    "run": _json(run_and_node_specs.RunSpec),
+    "node": _json(run_and_node_specs.NodeSpec),
+    "listening": _json(run_and_node_specs.ControllerAddress),
+    "ended": _json(run_and_node_specs.RunEnd),
     "challenge": _json(enrolment.Challenge),
     "enrol": _json(enrolment.EnrolmentRequest),
     "enrolled": _json(enrolment.EnrolmentGrant),

@@ -26,7 +26,7 @@ from holdfast.checkpoint.peer_transport import (
     pull_state,
     push_state,
 )
-from holdfast.linux.program_fork import Program
+from holdfast.linux.preimported_fork import Program
 from holdfast.wire import program_fork_server, unix_sockets
 from tests.fuzz.making import JSON, hostile, mutated, narrow, values
 

@@ -11,8 +11,8 @@ from holdfast.controller.decider_rebuild import RebuildError, rebuild_decider
 from holdfast.core.decide.decider import Decider
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.model.event import Entry, Phase, Successor
-from holdfast.sim.simulation import simulate
-from tests.sim.test_simulation import shortly
+from holdfast.sim.checked_seed_run import simulate
+from tests.sim.test_checked_seed_run import shortly
 
 FILES = ("journal.db", "journal.db-wal", "journal.mark")
 

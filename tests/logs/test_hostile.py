@@ -20,7 +20,7 @@ from holdfast.core.log_analysis.failure_catalog import RowPattern
 from holdfast.logs import catalog_files
 from holdfast.model.observation import Exit
 
-CHARS = 2000  # of a line are read, by agent/rank/log_tail.py
+CHARS = 2000  # of a line are read, by agent/rank/last_words.py
 BOUND_S = 0.5  # of processor time; the slowest takes a tenth of it
 CATALOG = catalog_files.load_built_in()
 KNOWN = {at: [known for known in CATALOG.known if known.row is row] for at, row in enumerate(CATALOG.rows)}

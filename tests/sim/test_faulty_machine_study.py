@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from holdfast.core.replay import detection_odds
-from holdfast.core.replay.dual_phase import RulingKind
 from holdfast.core.replay.node_grid import UnfitError
+from holdfast.core.replay.regrouped_replay import RulingKind
 from holdfast.core.replay.twin_ruling import TwinComparison, TwinLimits
 from holdfast.sim.faulty_machine_study import (
     ReplaySetup,

@@ -18,10 +18,10 @@ from holdfast.model.action import Action, Dismiss, Finish, Launch, Stop
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Begin, Decision, Entry, Limits, Phase, Tick
 from holdfast.model.job_and_seats import Job, Seat
+from holdfast.sim.checked_seed_run import simulate
 from holdfast.sim.fault_source import HARSH, FaultRates, NodeLoss
 from holdfast.sim.invariants import InvariantWatch, RecoveryEffort, UnsafeError
 from holdfast.sim.job_world import SimSetup
-from holdfast.sim.simulation import simulate
 from tests.core.transcript import Scenario
 
 SMALL = SimSetup(seed=3, nodes=4, standbys=1, days=1.0, rates=HARSH)
@@ -82,7 +82,7 @@ def test_a_pool_that_is_not_refilled_is_seen(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_training_that_does_not_come_back_in_time_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.sim.simulation.CALM_S", 30.0)  # less than a launch takes
+    monkeypatch.setattr("holdfast.sim.checked_seed_run.CALM_S", 30.0)  # less than a launch takes
     lost = SimSetup(
         seed=3, nodes=4, standbys=0, days=0.04, rates=FaultRates(loss=0.0, crash=0.0), script=((3450.0, NodeLoss()),)
     )

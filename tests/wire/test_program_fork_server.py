@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.linux.program_fork import OpenFiles, Program
+from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.wire import program_fork_server, unix_sockets
 from holdfast.wire.program_fork_server import ForkServer, Later
 from tests.cli.driver import gone, until

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.model.release import Ease, Release, Skip
 from holdfast.wire.releases.staged_release import StagedRelease, skip_variables, staged_entry, staged_environment
-from holdfast.wire.run_directory_files import EntryPoint
+from holdfast.wire.run_and_node_specs import EntryPoint
 
 
 def test_paths_of_the_tree_are_moved_and_no_others(tmp_path: Path) -> None:

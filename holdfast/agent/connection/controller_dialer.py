@@ -16,7 +16,7 @@ from holdfast.linux import peer_credentials
 from holdfast.wire import agent_messages
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.credentials.mutual_tls import KeyFiles
-from holdfast.wire.run_directory_files import NodeSpec
+from holdfast.wire.run_and_node_specs import NodeSpec
 
 _DIAL_S = 10.0  # for one try to reach the controller
 

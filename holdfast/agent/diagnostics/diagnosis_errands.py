@@ -18,7 +18,7 @@ from holdfast.model.errand import LaunchHere, PairTestHere, ProbeHere, ReplayHer
 from holdfast.model.probe import Finding
 from holdfast.model.release import Release
 from holdfast.model.replay_task import ReplayResult
-from holdfast.wire.run_directory_files import EntryPoint, NodeSpec
+from holdfast.wire.run_and_node_specs import EntryPoint, NodeSpec
 
 _NAME = re.compile(r"[A-Za-z0-9-]+")  # it becomes a folder
 

@@ -14,7 +14,7 @@ from holdfast.model.errand import ReplayHere
 from holdfast.model.replay_task import ReplayResult
 from holdfast.wire import replay_environment
 from holdfast.wire.rank_memory import slot_reader
-from holdfast.wire.run_directory_files import EntryPoint
+from holdfast.wire.run_and_node_specs import EntryPoint
 
 _LOOK_S = 0.1
 _LINGER_S = 0.5  # for others to have received what a rank that is done has sent

@@ -18,17 +18,17 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.agent.rank import log_tail
+from holdfast.agent.rank import last_words
 from holdfast.agent.system import child_process
 from holdfast.config import ConfigError, WordLimits
 from holdfast.core.decoding import Content, make_decoder
 from holdfast.core.detect.crash import FailureCatalog, alarm_of, alarm_without_words
-from holdfast.linux import process_attributes, program_fork
-from holdfast.linux.program_fork import OpenFiles, Program
+from holdfast.linux import preimported_fork, process_attributes
+from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm
 from holdfast.model.observation import Exit
-from holdfast.wire import holder_messages, run_directory_files
+from holdfast.wire import holder_messages, run_and_node_specs
 
 DEADLINE_S = 2.0  # of a processor, for one rank's words: a hundred times what they take
 _PATIENCE_S = 4.0  # by the clock: a busy machine, or a file that cannot be read
@@ -79,7 +79,7 @@ def start(node_dir: Path) -> socket.socket:
     end = theirs.detach()
     program = Program(module=__name__, args=(str(node_dir), str(end)), env=dict(os.environ))
     try:
-        program_fork.fork(program, OpenFiles(stdout=1, stderr=2, keep=(end,)), ours.close, tied=True)
+        preimported_fork.fork(program, OpenFiles(stdout=1, stderr=2, keep=(end,)), ours.close, tied=True)
     except OSError as e:
         _log.warning("there is no judge, and last words are not read: %s", e)
     os.close(end)
@@ -143,7 +143,7 @@ def _judge_in_fork(sock: socket.socket, asked: JudgeRequest, known: FailureCatal
     gc.disable()  # to look through all that we share with the judge would copy it
     code = 1
     try:
-        exit = msgspec.structs.replace(asked.exit, words=log_tail.last_words(Path(asked.where)))
+        exit = msgspec.structs.replace(asked.exit, words=last_words.last_words(Path(asked.where)))
         child_process.send_packet(
             sock, encode(JudgeAlarm(id=asked.id, alarm=alarm_without_words(exit, known), last=False))
         )
@@ -174,7 +174,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent's, and then ours when it ends
     sock = socket.socket(fileno=int(sys.argv[2]))
-    settings = run_directory_files.read_json(Path(sys.argv[1]) / "spec.json", run_directory_files.NodeSpec).settings
+    settings = run_and_node_specs.read_json(Path(sys.argv[1]) / "spec.json", run_and_node_specs.NodeSpec).settings
     JudgeProcess(sock, load_catalog(settings.words)).run()
 
 

@@ -4,9 +4,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from holdfast.agent.rank import log_tail
+from holdfast.agent.rank import last_words
 from holdfast.wire.holder_messages import HolderRank, RankKey
-from holdfast.wire.run_directory_files import NodeSpec
+from holdfast.wire.run_and_node_specs import NodeSpec
 
 _LOOK_S = 1.0  # how often their sizes are looked at
 _log = logging.getLogger("holdfast.agent")
@@ -25,9 +25,9 @@ class LogRotation:
 
     def rotate_logs(self, keys: list[RankKey]) -> None:
         for key in keys:
-            where = log_tail.rank_folder(self._node.log_dir, key.generation, key.rank)
+            where = last_words.rank_folder(self._node.log_dir, key.generation, key.rank)
             limit_bytes = self._node.settings.logs.file_bytes
-            rotated = [log_tail.rotate_file(where / name, limit_bytes) for name in ("stdout.log", "stderr.log")]
+            rotated = [last_words.rotate_file(where / name, limit_bytes) for name in ("stdout.log", "stderr.log")]
             if any(rotated) and key not in self._flooded:
                 self._flooded.add(key)
                 _log.warning("rank %d writes more than logs.file_bytes; its older output is dropped", key.rank)

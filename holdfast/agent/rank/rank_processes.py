@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.agent_clock import AgentClock
-from holdfast.agent.rank import log_tail
+from holdfast.agent.rank import last_words
 from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.agent.rank.zygote_preload import ZygotePreload
 from holdfast.core.decoding import from_json
@@ -22,7 +22,7 @@ from holdfast.linux import process_attributes
 from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Dims
 from holdfast.model.release import Release
-from holdfast.wire import holder_messages, replay_environment, run_directory_files
+from holdfast.wire import holder_messages, replay_environment, run_and_node_specs
 from holdfast.wire.holder_messages import (
     ArenaMade,
     ExecRank,
@@ -45,7 +45,7 @@ from holdfast.wire.holder_zygote_messages import ForkRank
 from holdfast.wire.inherited_environment import make_rank_environment
 from holdfast.wire.rank_memory import flight_log_writer
 from holdfast.wire.releases.staged_release import StagedRelease, skip_variables, staged_entry, staged_environment
-from holdfast.wire.run_directory_files import EntryPoint, NodeSpec
+from holdfast.wire.run_and_node_specs import EntryPoint, NodeSpec
 
 _log = logging.getLogger("holdfast.agent")
 # Together less than recovery.stop_s, so that our answer comes before nobody waits for it any more.
@@ -201,7 +201,7 @@ class RankProcesses:
 
     async def _start_rank(self, errand: LaunchHere, local: int) -> str:
         rank = errand.seat.first_rank + local
-        where = log_tail.rank_folder(self.spec.log_dir, errand.generation, rank)
+        where = last_words.rank_folder(self.spec.log_dir, errand.generation, rank)
         key = RankKey(errand.generation, rank)
         if key in self.held:
             return ""  # an earlier agent got this far with the same errand
@@ -244,7 +244,7 @@ class RankProcesses:
     def _note_pid(self, where: Path, rank: int, key: RankKey) -> str:
         """Write the rank's pid to its log folder, for people's own tools; return an error or an empty text."""
         try:
-            run_directory_files.publish_file(where / "pid", f"{self.held[key].pid}\n".encode())
+            run_and_node_specs.publish_file(where / "pid", f"{self.held[key].pid}\n".encode())
         except OSError as e:
             return f"rank {rank}: cannot write to its log folder {where}: {e.strerror}"
         return ""

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from holdfast.agent.agent_clock import AgentClock
-from holdfast.wire import run_directory_files
+from holdfast.wire import run_and_node_specs
 from holdfast.wire.holder_messages import PreloadZygote
 from holdfast.wire.inherited_environment import make_rank_environment, with_whole_paths
-from holdfast.wire.run_directory_files import NodeSpec
+from holdfast.wire.run_and_node_specs import NodeSpec
 
 _IDLE_S = 5.0  # a node that has been without ranks for so long is a standby
 _BETTER_S = 10.0  # for a zygote that is being made: what it has yet to import, ranks would import themselves
@@ -87,7 +87,7 @@ class ZygotePreload:
             self._learned += new
             if held and self._shared:
                 with contextlib.suppress(OSError):
-                    run_directory_files.publish_file(self._shared, json.dumps(self._learned).encode())
+                    run_and_node_specs.publish_file(self._shared, json.dumps(self._learned).encode())
 
 
 def _read_names(path: Path) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from holdfast.model.release import Release
 from holdfast.wire.releases.staged_release import StagedRelease, staged_entry
-from holdfast.wire.run_directory_files import EntryPoint
+from holdfast.wire.run_and_node_specs import EntryPoint
 
 READER = Path(__file__).with_name("static_import_check.py")
 _DEADLINE_S = 60.0

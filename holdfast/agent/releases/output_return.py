@@ -202,8 +202,8 @@ class Homecoming:
     def _withdraw_removed(self, made: dict[str, Look], index: TreeIndex, now: float) -> None:
         """Remove from the user's tree what a script has removed, such as old checkpoints.
 
-        A file is removed only if it is still as we brought it, if it does not wait to be brought under a new name, and
-        if the release's own files are all there: otherwise somebody may be clearing away the staged tree.
+        A file is removed only if it has not changed since we brought it back, and if the script did not just rename
+        it. Nothing is removed if a file of the release itself is missing: somebody may be deleting the staged tree.
         """
         self._gone = {path: self._gone.get(path, now) for path in self._brought if path not in made}
         renamed = {found[2] for path, found in made.items() if not self._is_home(path, found)}

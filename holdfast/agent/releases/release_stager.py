@@ -21,7 +21,7 @@ from holdfast.wire.releases import tree_archive, user_tree_sync
 from holdfast.wire.releases.host_release_copies import NAME, ReleaseFolder
 from holdfast.wire.releases.staged_release import StagedRelease, staged_environment
 from holdfast.wire.releases.tree_archive import ArchiveError
-from holdfast.wire.run_directory_files import NodeSpec
+from holdfast.wire.run_and_node_specs import NodeSpec
 
 _FETCH_S = 600.0
 _STALLED_S = 30.0

@@ -32,12 +32,12 @@ from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.peer_server import PeerServer
 from holdfast.checkpoint.peer_transport import PeerGuard, TransportError
 from holdfast.core.detect.replica import ReplicaLimits
-from holdfast.core.snapshots.newest_shared_step import BackupLimits
-from holdfast.core.snapshots.served_launch import KeeperLaunch, read_launch
+from holdfast.core.snapshots.keeper_launch import KeeperLaunch, read_launch
+from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.model.errand import FinalState, LaunchHere
 from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Aim, Copy, Source
-from holdfast.wire import rank_keeper_messages, run_directory_files, unix_sockets
+from holdfast.wire import rank_keeper_messages, run_and_node_specs, unix_sockets
 from holdfast.wire.credentials.mutual_tls import NODE, KeyFiles
 from holdfast.wire.holder_messages import KeptArena
 from holdfast.wire.rank_keeper_messages import ArenaGrant as ArenaAt
@@ -95,11 +95,11 @@ class Keeper:
             with contextlib.suppress(ArenaError):  # made, and never used
                 self._adopt_arena(one)
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            self._begin_generation(run_directory_files.read_json(self._notes / "launch.json", LaunchHere))
+            self._begin_generation(run_and_node_specs.read_json(self._notes / "launch.json", LaunchHere))
             self._shelf.begin_launch(self._launch.generation, sys.maxsize)  # nothing was given up since
         for path in self._notes.glob("want-*.json"):
             with contextlib.suppress(OSError, msgspec.DecodeError):
-                self._on_want(run_directory_files.read_json(path, ArenaRequest))
+                self._on_want(run_and_node_specs.read_json(path, ArenaRequest))
         self._persisting.mark_recalled()
 
     def _adopt_arena(self, kept: KeptArena) -> None:
@@ -194,7 +194,7 @@ class Keeper:
         self._shelf.begin_launch(errand.generation, self._launch.shared_step)
         self._arenas.drop_after(self._launch.shared_step)
         try:
-            run_directory_files.write_json(self._notes / "launch.json", errand)
+            run_and_node_specs.write_json(self._notes / "launch.json", errand)
         except OSError as e:
             return f"what is launched cannot be written to {self._notes}: {e.strerror}"
         return ""
@@ -264,7 +264,7 @@ class Keeper:
             except (OSError, ValueError, ArenaError) as e:
                 return KeeperRefusal(why=f"no memory for snapshots: {e}")
         self._on_want(want)
-        run_directory_files.write_json(self._notes / f"want-{want.rank}.json", want)
+        run_and_node_specs.write_json(self._notes / f"want-{want.rank}.json", want)
         return ArenaAt(path=own.path)
 
     async def _new_arena(self, want: ArenaRequest) -> OwnArena:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from holdfast.agent.snapshots.keeper import KeeperIdentity
 from holdfast.wire.credentials.mutual_tls import KeyFiles
-from holdfast.wire.run_directory_files import NodeSpec
+from holdfast.wire.run_and_node_specs import NodeSpec
 
 
 def make_keeper_identity(node: NodeSpec, socket_path: Path) -> KeeperIdentity:

@@ -22,7 +22,7 @@ from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, TransportError
 from holdfast.core.snapshots.copy_intake import Intake, judge_half, refuse_generation
 from holdfast.model.state_copy import Copy
-from holdfast.wire import run_directory_files
+from holdfast.wire import run_and_node_specs
 
 _MEET_S = 10.0  # for the other rank of a pair, without which nobody knows how much memory it takes
 Ranks = tuple[int, int]
@@ -46,7 +46,7 @@ class ParityCopies:
 
     def adopt_arena(self, name: str, arena: Arena) -> None:
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            pair = run_directory_files.read_json(self._note_path(name), ParityPair)
+            pair = run_and_node_specs.read_json(self._note_path(name), ParityPair)
             if pair.digest == arena.layout:
                 self._kept[pair.ranks] = (pair, PeerArena(arena))
 
@@ -152,7 +152,7 @@ class ParityCopies:
             found = before[1] if before and before[0] == pair else None
             backup = self._memory.fit_arena(found, pair.name, pair.digest, ask, image_bytes)
             if backup is not found:
-                run_directory_files.write_json(self._note_path(pair.name), pair)
+                run_and_node_specs.write_json(self._note_path(pair.name), pair)
             with self._lock:
                 self._kept[pair.ranks] = (pair, backup)
                 if backup is not found and (mixing := self._mixing.pop(pair.ranks, None)):

@@ -13,7 +13,7 @@ from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, RefusalCode
 from holdfast.core.decoding import from_msgpack
-from holdfast.wire import run_directory_files
+from holdfast.wire import run_and_node_specs
 from holdfast.wire.rank_keeper_messages import layout_file_name
 
 NO_LAYOUT = PeerRefusal("the layout is not known here", RefusalCode.NO_LAYOUT)
@@ -74,7 +74,7 @@ class PeerLayouts:
         content = bytearray(ask.bytes)
 
         def learned() -> None:
-            run_directory_files.publish_file(self._notes / layout_file_name(ask.rank, ask.layout), bytes(content))
+            run_and_node_specs.publish_file(self._notes / layout_file_name(ask.rank, ask.layout), bytes(content))
             self._known.pop((ask.rank, ask.layout), None)
 
         return PushTarget([memoryview(content)], 0, learned)

@@ -1,11 +1,11 @@
-"""Pins this node's snapshots and sends them to its peer; `core/snapshots/node_floor_machine.py` decides which."""
+"""Pins this node's snapshots and sends them to its peer; `core/snapshots/node_recovery_floor.py` decides which."""
 
 import asyncio
 from collections.abc import Callable
 
 from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.snapshots.keeper_interfaces import CopyTransport, OwnSnapshots
-from holdfast.core.snapshots.node_floor_machine import (
+from holdfast.core.snapshots.node_recovery_floor import (
     AimReceived,
     ArenaGranted,
     CopyRun,

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from holdfast.agent.rank import log_tail
+from holdfast.agent.rank import last_words
 from holdfast.agent.sources import Signal
 from holdfast.model.observation import Line
 
@@ -43,7 +43,7 @@ class RankLogSource:
         return [(generation, rank, name) for generation, rank in self._running() for name in ("stdout", "stderr")]
 
     def _log_path(self, key: Key) -> Path:
-        return log_tail.rank_folder(self._log_dir, key[0], key[1]) / f"{key[2]}.log"
+        return last_words.rank_folder(self._log_dir, key[0], key[1]) / f"{key[2]}.log"
 
     def read(self) -> list[Signal]:
         now = self._clock()

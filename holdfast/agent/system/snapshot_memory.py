@@ -7,7 +7,7 @@ from pathlib import Path
 from holdfast.checkpoint.arena import arena_bytes
 from holdfast.core.snapshots.memory_grant import MemoryGrant, MemoryRequest, MemoryRoom, grant_memory
 from holdfast.wire.rank_keeper_messages import ArenaRequest
-from holdfast.wire.run_directory_files import NodeSpec
+from holdfast.wire.run_and_node_specs import NodeSpec
 
 _ROOT = Path("/")
 _COPIES = 2  # slots that a node keeps of a share it holds for another

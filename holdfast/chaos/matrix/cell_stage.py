@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.chaos import lab_hosts, release_faults
+from holdfast.chaos import lab_launch, release_faults
 from holdfast.chaos.fault import CannotInject, FaultResult, GroundTruth, InjectedFault, SkippedFault
 from holdfast.chaos.fault_catalog import KINDS
 from holdfast.chaos.job_observer import JobObserver, ObservedStatus
@@ -261,7 +261,7 @@ def open_stage(kind: str, how: str, folder: Path, say: Say) -> Iterator[tuple[Ce
     mark = uuid.uuid4().hex
     env = {job_checks.MARK: mark, "HOLDFAST_HOME": str(folder / "home"), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     shared = SharedMemoryWatch(mark)
-    with UndoGuard() as guard, lab_hosts.run_lab_job(make_job(kind, how, folder), folder, env) as made:
+    with UndoGuard() as guard, lab_launch.run_lab_job(make_job(kind, how, folder), folder, env) as made:
         yield CellStage(made, guard, say, shared), mark
 
 

@@ -3,7 +3,7 @@
 import os
 import re
 
-from holdfast.checkpoint import storage_url
+from holdfast.checkpoint import storage_opener
 from holdfast.checkpoint.manifest import MANIFEST, METADATA, StorageError
 from holdfast.checkpoint.retention import find_checkpoints
 from holdfast.checkpoint.state_image import StateError
@@ -35,7 +35,7 @@ def locate_checkpoint(url: str, checkpoint_id: str = "") -> str:
     Raises StorageError if an id is given and no such checkpoint exists.
     """
     if not checkpoint_id or same_place(checkpoint_id, url):
-        if storage_url.open_storage(url).read(MANIFEST):
+        if storage_opener.open_storage(url).read(MANIFEST):
             return url
         return next((one.url for one in find_checkpoints(url) if one.ok), url)
     step = step_under(checkpoint_id, url)
@@ -44,7 +44,7 @@ def locate_checkpoint(url: str, checkpoint_id: str = "") -> str:
         return good[0]
     inside = [f"{url.rstrip('/')}/{checkpoint_id}"] if not _split_id(checkpoint_id)[0] else []
     for place in (*inside, checkpoint_id):
-        if any(storage_url.open_storage(place).file_size(name) for name in (MANIFEST, METADATA)):
+        if any(storage_opener.open_storage(place).file_size(name) for name in (MANIFEST, METADATA)):
             return place
     why = f": {found[0].why}" if found else ""
     raise StorageError(f"there is no checkpoint {checkpoint_id!r} under {url}{why}")

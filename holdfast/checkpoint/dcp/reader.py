@@ -13,15 +13,15 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from holdfast.checkpoint import checkpoint_load, snapshot_record, storage_url
+from holdfast.checkpoint import checkpoint_load, snapshot_record, storage_opener
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.dcp.checkpoint_ids import locate_checkpoint, same_place, step_under
 from holdfast.checkpoint.dcp.plan_layout import rank_and_world, unpad_value
 from holdfast.checkpoint.dcp.torch_metadata import decode_metadata, single_image_metadata
 from holdfast.checkpoint.image_layout import ImageLayout
-from holdfast.checkpoint.image_part_map import rank_of
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation
 from holdfast.checkpoint.manifest import MANIFEST, METADATA
+from holdfast.checkpoint.record_locations import rank_of
 from holdfast.checkpoint.state_image import KNOWN_RECORDS, StateError, StateImage, decode_value, record_frame
 from holdfast.core.decoding import from_msgpack
 from holdfast.wire.rank_keeper_messages import StateGrant, StateRequest
@@ -78,7 +78,7 @@ class Reader(StorageReader):
 
     def _read_torch(self, rank: int | None) -> Metadata | None:
         """Return the metadata if torch wrote this checkpoint, else None; with `rank`, read that rank's file."""
-        here = storage_url.open_storage(self._place)
+        here = storage_opener.open_storage(self._place)
         if here.file_size(MANIFEST) is not None:
             return None
         content = here.read(METADATA if rank is None else f"__{rank}{METADATA}")

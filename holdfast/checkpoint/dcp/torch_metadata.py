@@ -30,7 +30,7 @@ from holdfast.checkpoint.image_layout import (
     name_of,
     name_tensors,
 )
-from holdfast.checkpoint.image_part_map import file_of
+from holdfast.checkpoint.record_locations import file_of
 from holdfast.checkpoint.state_image import StateError
 
 NOT_METADATA = "this is not torch metadata"

@@ -32,10 +32,10 @@ from holdfast.checkpoint.dcp.plan_layout import (
 from holdfast.checkpoint.dcp.reader import completed_future
 from holdfast.checkpoint.dcp.torch_metadata import index_of
 from holdfast.checkpoint.image_layout import EXTRA, ImageLayout
-from holdfast.checkpoint.image_part_map import file_of
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation, make_want
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.memory_copy import MemoryCopier
+from holdfast.checkpoint.record_locations import file_of
 from holdfast.checkpoint.retention import find_checkpoints, retain_checkpoints
 from holdfast.checkpoint.state_image import StateError, StateImage, local_tensor
 from holdfast.checkpoint.storage_owner import take_ownership

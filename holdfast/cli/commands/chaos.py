@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.chaos import lab_hosts, scenario
+from holdfast.chaos import lab_launch, scenario
 from holdfast.chaos.fault import CannotInject, SkippedFault
 from holdfast.chaos.fault_catalog import KINDS
 from holdfast.chaos.job_observer import JobObserver
@@ -102,7 +102,7 @@ def _strike_job(asked: Scenario, args: argparse.Namespace) -> int:
             raise UsageError(f"{args.scenario} starts its own job; drop {name}")
         folder = run_directory.holdfast_home() / "chaos" / run_directory.new_run_id()
         _say(f"starting a job for this scenario in {folder}")
-        with UndoGuard() as guard, lab_hosts.run_lab_job(asked.job, folder) as job:
+        with UndoGuard() as guard, lab_launch.run_lab_job(asked.job, folder) as job:
             return _run_scenario(asked, Striker(job.observe_job(), guard, asked.seed, _say), args.json, job.links)
     run_dir = run_selection.run_to_change(args)
     if run_directory.find_controller(run_dir) is None:

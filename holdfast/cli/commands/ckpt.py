@@ -10,10 +10,10 @@ import msgspec
 from holdfast.checkpoint.checkpoint_load import verify_checkpoint
 from holdfast.checkpoint.manifest import MANIFEST, StorageError
 from holdfast.checkpoint.retention import StoredCheckpoint, clean_unpublished, find_checkpoints
-from holdfast.checkpoint.storage_url import open_storage
+from holdfast.checkpoint.storage_opener import open_storage
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
-from holdfast.cli.terminal.quantities import counted_noun
+from holdfast.cli.terminal.quantity_text import counted_noun
 
 BROKEN = 1
 NONE = 1  # there is no checkpoint

@@ -9,7 +9,7 @@ from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_dirs.leftovers import Leftover, RunLeftovers, clean_run
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
-from holdfast.cli.terminal.quantities import counted_noun
+from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.core.snapshots.memory_grant import format_bytes
 
 _NOUNS = {"process": "process", "write": "unfinished checkpoint", "file": "file"}

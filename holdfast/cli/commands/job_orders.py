@@ -11,7 +11,7 @@ from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
-from holdfast.cli.terminal.quantities import step_said
+from holdfast.cli.terminal.quantity_text import step_said
 from holdfast.wire.controller_request import ControllerNotRunning, RequestRefused
 
 GONE_S = 15.0  # a controller that crashed is back by then

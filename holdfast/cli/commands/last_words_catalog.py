@@ -9,7 +9,7 @@ import msgspec
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.run_flags.flag_values import parse_settings as pairs
 from holdfast.cli.terminal.command_parser import CommandParser
-from holdfast.cli.terminal.quantities import counted_noun
+from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.config import ConfigError, Settings, load
 from holdfast.core.log_analysis.failure_catalog import CatalogRow
 from holdfast.core.log_analysis.line_prefixes import parse_lines

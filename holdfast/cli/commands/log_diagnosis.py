@@ -15,7 +15,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.agent.rank import log_tail
+from holdfast.agent.rank import last_words
 from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.run_flags.flag_values import parse_settings as pairs
@@ -155,7 +155,7 @@ def _logs_of_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
         starved=_is_oom_killed(events, last),
         pressed=next((text for alarm in last if (text := alarm.reason.partition(PROBABLY)[2].rstrip(")"))), ""),
     )
-    here = log_tail.rank_folder(run_directory.read_spec(run_dir).log_dir, generation, 0).parent
+    here = last_words.rank_folder(run_directory.read_spec(run_dir).log_dir, generation, 0).parent
     logs = [open_log(path) for path in sorted(here.rglob("*.log"))]
     said = [line for alarm in last for line in alarm.evidence if not logs]  # they lie on other machines
     logs += [RankLog(open=lambda: io.BytesIO("\n".join(said).encode()))] if said else []

@@ -13,8 +13,8 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.rank_console import Console, ConsoleStyle, list_generations, list_ranks, write_all
 from holdfast.core.terminal_sanitizer import sanitize_line
-from holdfast.wire import run_directory_files
-from holdfast.wire.run_directory_files import RunEnd, RunSpec
+from holdfast.wire import run_and_node_specs
+from holdfast.wire.run_and_node_specs import RunEnd, RunSpec
 
 _LOOK_S = 0.1
 _LINES = 100
@@ -69,7 +69,7 @@ def _attach_run(run_dir: Path, run: RunSpec) -> int:
     console.skip_to_end()
     print(f"holdfast attach: following {run.job.run_id}; Ctrl-C leaves it running", file=sys.stderr)
     if _follow_run(run_dir, console):
-        return run_directory_files.read_json(run_dir / "exit.json", RunEnd).code
+        return run_and_node_specs.read_json(run_dir / "exit.json", RunEnd).code
     print(f"holdfast attach: the run continues; holdfast stop {run_dir} ends it", file=sys.stderr)
     return 0
 

@@ -11,11 +11,11 @@ from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
-from holdfast.cli.terminal.quantities import duration_text, step_said
+from holdfast.cli.terminal.quantity_text import duration_text, step_said
 from holdfast.core.terminal_sanitizer import strip_controls
-from holdfast.wire import run_directory_files
+from holdfast.wire import run_and_node_specs
 from holdfast.wire.controller_request import ControllerNotRunning
-from holdfast.wire.run_directory_files import RunEnd
+from holdfast.wire.run_and_node_specs import RunEnd
 
 _ANSWER_S = 2.0  # one controller that does not answer must not hide the others
 _NEWEST = 10
@@ -72,5 +72,5 @@ def _run_state(run_dir: Path) -> tuple[str, str]:
         except (ControllerNotRunning, KeyError):
             return "alive", ", but its controller does not answer"
     with contextlib.suppress(OSError, msgspec.DecodeError):
-        return "ended", f" with code {run_directory_files.read_json(run_dir / 'exit.json', RunEnd).code}"
+        return "ended", f" with code {run_and_node_specs.read_json(run_dir / 'exit.json', RunEnd).code}"
     return "left", ": no controller; holdfast run --resume continues it, holdfast clean removes its remains"

@@ -14,7 +14,7 @@ from holdfast.agent.diagnostics.probe_runner import ProbeTerms, run_probes
 from holdfast.agent.probes import PROBES
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
-from holdfast.cli.terminal.quantities import counted_noun
+from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.core.diagnose.probe_assessment import ProbeAssessment, assess_probes, finding_sentence, golden_rows
 from holdfast.logs import golden_probe_digests
 from holdfast.model.probe import Finding

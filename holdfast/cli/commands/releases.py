@@ -16,7 +16,7 @@ from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
-from holdfast.cli.terminal.quantities import duration_text
+from holdfast.cli.terminal.quantity_text import duration_text
 from holdfast.controller.decider_rebuild import RebuildError, rebuild_decider
 from holdfast.core.decide.decider import Decider
 from holdfast.core.release.release_history import ReleaseHistory, ReleaseOverview

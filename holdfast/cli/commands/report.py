@@ -14,13 +14,13 @@ from rich.text import Text
 from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
-from holdfast.cli.terminal.quantities import NO_STEP, counted_noun, duration_text, ettr_of, incidents_text, step_said
+from holdfast.cli.terminal.quantity_text import NO_STEP, counted_noun, duration_text, ettr_of, incidents_text, step_said
 from holdfast.core.decide.controller_takeover import lost_journal_sentence
 from holdfast.core.incident.incident_text import count_failures, describe_step, phases_s, redone_steps
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import TimeUse, fold_entries
-from holdfast.core.record.report_figures import Bill, draw_bill
-from holdfast.core.tenths import share_tenths
+from holdfast.core.record.lost_time_bill import Bill, draw_bill
+from holdfast.core.tenths_rounding import share_tenths
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.model.incident_record import Change, Record

@@ -18,7 +18,7 @@ from holdfast.logs import catalog_files
 from holdfast.model.job_and_seats import Job
 from holdfast.wire.inherited_environment import with_whole_paths
 from holdfast.wire.program_fork_server import ForkServer
-from holdfast.wire.run_directory_files import EntryPoint, RunSpec
+from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
 
 
 def main(argv: list[str]) -> int:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
-from holdfast.cli.terminal.quantities import duration_text
+from holdfast.cli.terminal.quantity_text import duration_text
 from holdfast.sim.scale import failure_mixes, plots, policy_study, validation
 from holdfast.sim.scale.failure_schedule import MECHANISMS, ScaleSetup
 from holdfast.sim.scale.scale_result import ScaleSummary, missed_ettr

@@ -7,7 +7,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.cli.commands import plan_scale
+from holdfast.cli.commands import large_job_plan
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.core.membership.standby_sizing import LossRates, StandbySizing, size_standbys
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
         if fault := _argument_fault(args):
             raise UsageError(fault)
         if args.gpus is not None:
-            return plan_scale.run(args)
+            return large_job_plan.run(args)
     except UsageError as e:
         print(f"holdfast plan: {e}", file=sys.stderr)
         return 2
@@ -70,7 +70,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--confidence", type=float, default=0.99, metavar="C", help="(default 0.99)")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
-    plan_scale.add_flags(parser)
+    large_job_plan.add_flags(parser)
     return parser
 
 

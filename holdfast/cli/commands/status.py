@@ -15,7 +15,7 @@ from holdfast.cli.run_dirs import run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
-from holdfast.cli.terminal.quantities import NO_STEP, counted_noun, duration_text, ettr_of, incidents_text, step_said
+from holdfast.cli.terminal.quantity_text import NO_STEP, counted_noun, duration_text, ettr_of, incidents_text, step_said
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.wire.controller_request import ControllerNotRunning
 

@@ -18,13 +18,13 @@ from holdfast.cli.launch.release_packing import PackedUpdate
 from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
-from holdfast.cli.terminal.quantities import duration_text
+from holdfast.cli.terminal.quantity_text import duration_text
 from holdfast.core.release.release_history import ReleaseChapter
 from holdfast.model.release import Fate, Release
 from holdfast.wire.releases import release_signature, tree_archive
 from holdfast.wire.releases.release_signature import SigningError
 from holdfast.wire.releases.staged_release import is_within
-from holdfast.wire.run_directory_files import EntryPoint
+from holdfast.wire.run_and_node_specs import EntryPoint
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _WINDOW = "24h"

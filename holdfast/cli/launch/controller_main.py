@@ -16,7 +16,7 @@ from aiohttp import web
 
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags.flag_table import UsageError
-from holdfast.cli.terminal.quantities import FIRST_STEP, NO_STEP, ettr_said, incidents_text
+from holdfast.cli.terminal.quantity_text import FIRST_STEP, NO_STEP, ettr_said, incidents_text
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import PortAccess, Right, admit_by_socket, make_user_token
 from holdfast.controller.access.connection_gate import ConnectionGate
@@ -41,14 +41,14 @@ from holdfast.fleet.local_process_fleet import LocalFleet
 from holdfast.fleet.self_joining_fleet import JoinFleet
 from holdfast.journal.sqlite_journal import JournalError, JournalFullError, SqliteJournal
 from holdfast.linux import process_attributes
-from holdfast.linux.program_fork import KEPT
+from holdfast.linux.preimported_fork import KEPT
 from holdfast.model.action import Finish, Say
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Begin, Entry, Order, Phase
 from holdfast.ports import ControllerPorts, Fleet
-from holdfast.wire import folder_use_lock, program_fork_server, run_directory_files, unix_sockets
+from holdfast.wire import folder_use_lock, program_fork_server, run_and_node_specs, unix_sockets
 from holdfast.wire.credentials import mutual_tls
-from holdfast.wire.run_directory_files import ControllerAddress, RunEnd, RunSpec
+from holdfast.wire.run_and_node_specs import ControllerAddress, RunEnd, RunSpec
 
 _BACKLOG = 4096
 _LOG_BYTES = 32 << 20
@@ -75,7 +75,7 @@ class NotesFolder:
         self._dir = run_dir
 
     def put_note(self, name: str, content: bytes) -> None:
-        run_directory_files.publish_file(self._dir / name, content)
+        run_and_node_specs.publish_file(self._dir / name, content)
 
     def get_note(self, name: str) -> bytes:
         path = self._dir / name
@@ -104,7 +104,7 @@ def main() -> int:
         say(f"{ended.reason}; ending the job")
     if ended is None:
         return 1
-    run_directory_files.write_json(run_dir / "exit.json", ended)
+    run_and_node_specs.write_json(run_dir / "exit.json", ended)
     os.close(alone)
     return ended.code
 
@@ -146,7 +146,7 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
         teller.set_phase(controller.view.phase)
         _on_signals(controller)
         address = ControllerAddress(url=url, pid=os.getpid(), started_at=time.time())
-        run_directory_files.write_json(run_dir / "controller.json", address)
+        run_and_node_specs.write_json(run_dir / "controller.json", address)
 
     async with asyncio.TaskGroup() as tasks:
         attending, telling = tasks.create_task(store.connect_ahead()), tasks.create_task(hooks.run())

@@ -35,7 +35,7 @@ from holdfast.wire.credentials import (
 from holdfast.wire.credentials.enrolment_token import NodeToken
 from holdfast.wire.credentials.mutual_tls import KeyFiles
 from holdfast.wire.credentials.organisation_certificates import UserCertificateError, UserCertificates
-from holdfast.wire.run_directory_files import EntryPoint, RunSpec
+from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
 
 _ANOTHER_PORT = "give another port in --rdzv-endpoint"
 _REFUSED = 5  # times that the controller closed the link at the sight of a certificate

@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags.run_arguments import UsageError
-from holdfast.cli.terminal.quantities import counted_noun
+from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.model.release import Release
 from holdfast.wire.releases import tree_archive, user_tree_sync
 from holdfast.wire.releases.host_release_copies import ReleaseFolder
@@ -23,7 +23,7 @@ from holdfast.wire.releases.release_file_selection import (
     run_git,
 )
 from holdfast.wire.releases.tree_archive import MIB, ArchiveError, ArchiveLimits, PackedArchive
-from holdfast.wire.run_directory_files import EntryPoint
+from holdfast.wire.run_and_node_specs import EntryPoint
 
 FIRST = ArchiveLimits(bytes=64 * MIB, files=20_000)  # what a job begins with is packed while somebody waits
 LATER = ArchiveLimits()

@@ -14,7 +14,7 @@ from holdfast.config import Settings
 from holdfast.controller.decider_rebuild import RebuildError, rebuild_decider
 from holdfast.core.decide.decider import Decider
 from holdfast.journal.sqlite_journal import JournalDamagedError, JournalError, SqliteJournal
-from holdfast.wire import run_directory_files
+from holdfast.wire import run_and_node_specs
 
 
 def resume_run(args: RunArgs, settings: Settings | None) -> int:
@@ -29,7 +29,7 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
     if settings is not None:
         run = msgspec.structs.replace(run, settings=settings)
     with listen_at(run.host, run.port, "this run's nodes expect the controller there, so free the port") as listener:
-        run_directory_files.write_json(run_dir / "run.json", run)
+        run_and_node_specs.write_json(run_dir / "run.json", run)
         console = make_console(args, run, run_dir)
         console.skip_to_end()
         say(f"resuming {run.job.run_id} in {run_dir}")

@@ -11,13 +11,13 @@ import msgspec
 
 from holdfast.cli.launch.fork_server_start import start_fork_server
 from holdfast.cli.run_dirs import run_directory
-from holdfast.cli.terminal.quantities import FIRST_STEP
+from holdfast.cli.terminal.quantity_text import FIRST_STEP
 from holdfast.cli.terminal.rank_console import Console, ConsolePump, say
 from holdfast.core.incident.incident_text import describe_exit
 from holdfast.fleet.local_process_fleet import end_node
 from holdfast.linux import process_attributes
-from holdfast.linux.program_fork import OpenFiles, Program
-from holdfast.wire import program_fork_server, run_directory_files, unix_sockets
+from holdfast.linux.preimported_fork import OpenFiles, Program
+from holdfast.wire import program_fork_server, run_and_node_specs, unix_sockets
 from holdfast.wire.program_fork_server import ForkServer, ProgramProcess
 from holdfast.wire.releases import user_tree_sync
 
@@ -177,7 +177,7 @@ class Supervisor:
         if process is not None:
             process.close()
         try:
-            return run_directory_files.read_json(self._run_dir / "exit.json", run_directory_files.RunEnd).code
+            return run_and_node_specs.read_json(self._run_dir / "exit.json", run_and_node_specs.RunEnd).code
         except (OSError, msgspec.DecodeError):
             return self._asked.code if len(self._asked.numbers) > 2 else None
 

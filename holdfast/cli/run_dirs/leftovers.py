@@ -10,13 +10,13 @@ import msgspec
 
 from holdfast.checkpoint import retention
 from holdfast.checkpoint.manifest import StorageError
-from holdfast.checkpoint.storage_url import open_storage
+from holdfast.checkpoint.storage_opener import open_storage
 from holdfast.cli.run_dirs import run_directory
-from holdfast.cli.terminal.quantities import counted_noun
+from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.fleet.local_process_fleet import MARK, end_node, node_processes
-from holdfast.wire import folder_use_lock, run_directory_files
+from holdfast.wire import folder_use_lock, run_and_node_specs
 from holdfast.wire.rank_keeper_messages import ArenaRequest
-from holdfast.wire.run_directory_files import RunSpec
+from holdfast.wire.run_and_node_specs import RunSpec
 
 _DRAFT = re.compile(r"\..+\.\d+")  # a file that was being written, and by whom
 _WANTS = "nodes/*/want-*.json"
@@ -140,7 +140,7 @@ def _checkpoint_urls(run_dir: Path) -> Iterator[str]:
     """Yield the URLs to which the run's ranks wrote checkpoints."""
     for path in run_dir.glob(_WANTS):
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            want = run_directory_files.read_json(path, ArenaRequest)
+            want = run_and_node_specs.read_json(path, ArenaRequest)
             if want.storage:
                 yield want.storage.url
 

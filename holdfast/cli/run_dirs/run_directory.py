@@ -17,10 +17,10 @@ import msgspec
 
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.core.decoding import from_json
-from holdfast.wire import controller_request, folder_use_lock, run_directory_files
+from holdfast.wire import controller_request, folder_use_lock, run_and_node_specs
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.inherited_environment import make_rank_environment
-from holdfast.wire.run_directory_files import ControllerAddress, NodeSpec, RunEnd, RunSpec
+from holdfast.wire.run_and_node_specs import ControllerAddress, NodeSpec, RunEnd, RunSpec
 
 if TYPE_CHECKING:
     from holdfast.wire.credentials.certificate_authority import CertificateAuthority
@@ -117,7 +117,7 @@ def publish_run(run_dir: Path, run: RunSpec) -> None:
     try:
         mutual_tls.write_secret(run_dir / "token", os.urandom(16).hex().encode())
         save_environment(run_dir)
-        run_directory_files.write_json(run_dir / "run.json", run)
+        run_and_node_specs.write_json(run_dir / "run.json", run)
     except OSError as e:
         raise UsageError(f"cannot write to the run directory {run_dir}: {e.strerror}; give another --run-dir") from None
 
@@ -164,7 +164,7 @@ def find_run_dir(wanted: str | None) -> Path:
 
 def read_spec(run_dir: Path) -> RunSpec:
     try:
-        return run_directory_files.read_json(run_dir / "run.json", RunSpec)
+        return run_and_node_specs.read_json(run_dir / "run.json", RunSpec)
     except (OSError, msgspec.DecodeError) as e:
         raise UsageError(f"{run_dir}/run.json cannot be read: {e}; is this a run directory of this version?") from None
 
@@ -221,7 +221,7 @@ def read_token(run_dir: Path) -> str:
 def find_controller(run_dir: Path) -> ControllerAddress | None:
     """Return the address of the run's controller, or None if no controller is alive."""
     try:
-        found = run_directory_files.read_json(run_dir / "controller.json", ControllerAddress)
+        found = run_and_node_specs.read_json(run_dir / "controller.json", ControllerAddress)
         argv = Path(f"/proc/{found.pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
         here = CONTROLLER in argv and any(os.path.isdir(a) and os.path.samefile(a, run_dir) for a in argv)
     except (OSError, msgspec.DecodeError):
@@ -240,7 +240,7 @@ def user_name() -> str:
 def ending_text(run_dir: Path) -> str:
     """Describe a run without a controller: say how the run ended, or that it has no controller now."""
     try:
-        ended = run_directory_files.read_json(run_dir / "exit.json", RunEnd)
+        ended = run_and_node_specs.read_json(run_dir / "exit.json", RunEnd)
     except (OSError, msgspec.DecodeError):
         return "has no controller now"
     return f"has ended with code {ended.code}: {ended.reason}"

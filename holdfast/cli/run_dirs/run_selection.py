@@ -8,7 +8,7 @@ from pathlib import Path
 
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags.flag_table import UsageError
-from holdfast.cli.terminal.quantities import duration_text
+from holdfast.cli.terminal.quantity_text import duration_text
 
 _SHOWN = 10  # runs that are listed where several may be meant
 _HELP = "run directory, or id or part of it (default: the newest run)"

@@ -12,10 +12,10 @@ from string import Template
 import msgspec
 
 from holdfast.cli.run_flags.run_arguments import RunArgs, StreamChoice
-from holdfast.cli.terminal.quantities import counted_noun
+from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.cli.terminal.traceback_folding import TracebackFolding
 from holdfast.core.terminal_sanitizer import sanitize_line, sentence_of_ours
-from holdfast.wire.run_directory_files import RunSpec
+from holdfast.wire.run_and_node_specs import RunSpec
 
 _PUMP_S = 0.1
 _EAGER_PUMP_S = 0.03  # until a rank has printed something: that is what a person waits for

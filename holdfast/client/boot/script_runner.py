@@ -14,7 +14,7 @@ import types
 from collections.abc import Sequence
 from importlib.machinery import BuiltinImporter, SourceFileLoader, SourcelessFileLoader
 
-from holdfast.client.boot import shadowed_modules
+from holdfast.client.boot import zygote_name_clashes
 from holdfast.client.training.progress import here
 
 
@@ -52,7 +52,7 @@ def _fresh_main() -> types.ModuleType:
 def _add_path(path: str) -> None:
     if not sys.flags.safe_path:
         sys.path.insert(0, path)
-        shadowed_modules.forget_shadowed(path)
+        zygote_name_clashes.forget_shadowed(path)
 
 
 def _absolute_path(path: str) -> str:
@@ -62,7 +62,7 @@ def _absolute_path(path: str) -> str:
 def _run_file(path: str, main: types.ModuleType) -> None:
     if pkgutil.get_importer(path) is not None:  # a folder or an archive with a __main__ module
         sys.path.insert(0, path)
-        shadowed_modules.forget_shadowed(path)
+        zygote_name_clashes.forget_shadowed(path)
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         return
     try:

@@ -32,15 +32,15 @@ from holdfast.checkpoint.retention import apply_doubts, find_checkpoints
 from holdfast.checkpoint.snapshot_record import ImageMetadataError
 from holdfast.checkpoint.state_image import StateError, extra_spec, flatten_state, record_sizes
 from holdfast.checkpoint.writable_check import write_refusal
+from holdfast.client.checkpointing.agentless_writer import CheckpointTimer, LocalWriter
 from holdfast.client.checkpointing.checkpoint_fit import describe_mismatch
 from holdfast.client.checkpointing.checkpointer_args import source_of, storage_of
 from holdfast.client.checkpointing.extra_state import ExtraState, extras_room
-from holdfast.client.checkpointing.local_writer import CheckpointTimer, LocalWriter
 from holdfast.client.checkpointing.model_state import ModelState
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.checkpointing.state_restore import StateRestore
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
-from holdfast.client.snapshot.state_access import ChangedError
+from holdfast.client.snapshot.state_items import ChangedError
 from holdfast.client.training import script_replay
 from holdfast.client.training.progress import here
 from holdfast.wire.rank_keeper_messages import StateGrant, StateRequest

@@ -9,14 +9,14 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from holdfast.checkpoint import checkpoint_load, dcp
 from holdfast.checkpoint.arena import STORED, Arena
 from holdfast.checkpoint.image_layout import EXTRA
-from holdfast.checkpoint.image_part_map import locate_pieces
 from holdfast.checkpoint.manifest import StorageError
+from holdfast.checkpoint.record_locations import locate_pieces
 from holdfast.checkpoint.snapshot_record import unpack_metadata
 from holdfast.checkpoint.state_image import StateError, StateImage, bytes_of
 from holdfast.client.checkpointing.extra_state import ExtraState
 from holdfast.client.checkpointing.model_state import ModelState
-from holdfast.client.checkpointing.user_state_dict import UserState
-from holdfast.client.snapshot.cuda_streams import CudaStreams
+from holdfast.client.checkpointing.state_dict_source import UserState
+from holdfast.client.snapshot.cuda_host_copy import CudaStreams
 from holdfast.client.snapshot.gpu_upload import GpuUpload
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
 

@@ -69,9 +69,9 @@ class RankProgress:
         """
         try:
             if self.find_slot() is not None and (mesh is not None or "megatron.core.parallel_state" in sys.modules):
-                from holdfast.client.training import parallel_groups
+                from holdfast.client.training import mesh_report
 
-                parallel_groups.report_mesh(mesh)
+                mesh_report.report_mesh(mesh)
             if self.find_slot() is not None and model is not None:
                 self._fix_layout(model)
                 if is_replay():
@@ -295,9 +295,9 @@ class RankProgress:
     def seek_groups(self) -> None:
         """Install the hooks of process groups if torch is loaded; a zygote may have installed them already."""
         if SLOT in os.environ and "torch.distributed.distributed_c10d" in sys.modules:
-            from holdfast.client.training import process_group_hooks
+            from holdfast.client.training import process_group_lifecycle
 
-            process_group_hooks.report_groups(self.on_group, self.on_group_teardown)
+            process_group_lifecycle.report_groups(self.on_group, self.on_group_teardown)
 
     def _note_values(self, slot: SlotWriter, step: int, loss: object, grad_norm: object) -> None:
         own_norm = update = None

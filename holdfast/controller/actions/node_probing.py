@@ -16,7 +16,7 @@ from holdfast.model.errand import Done, Errand, PairTestHere, ProbeHere
 from holdfast.model.event import Outcome
 from holdfast.model.probe import Finding, PairMeeting
 from holdfast.ports import Store
-from holdfast.wire import run_directory_files
+from holdfast.wire import run_and_node_specs
 
 _SLACK_S = 180.0  # beyond what probes may take: to start, and for one that hangs to be given up on
 _MEETING_IDS = 10**6  # errands of waves are numbered downwards from here, as an action has but one number
@@ -97,7 +97,7 @@ class NodeProbing:
         for node, findings in sound.items():
             past[node] = probe_assessment.add_to_history(past.get(node, MeasurementHistory()), findings)
         if self._kept is not None:
-            run_directory_files.publish_file(self._kept, msgspec.json.encode(past))
+            run_and_node_specs.publish_file(self._kept, msgspec.json.encode(past))
 
 
 def _failure_reason(done: Done | None) -> str:

@@ -10,11 +10,11 @@ import msgspec
 from holdfast.controller.actions.node_probing import Ask
 from holdfast.controller.node_registry import NodeRegistry
 from holdfast.core.decide.job_view import JobView
-from holdfast.core.replay.dual_phase import ReplayLimits, ReplayRuling, RulingKind
-from holdfast.core.replay.group_session import GroupLaunch, GroupSession, ReplayRequest
 from holdfast.core.replay.majority import GroupResult
 from holdfast.core.replay.node_grid import UnfitError
-from holdfast.core.replay.twin_session import TwinSession
+from holdfast.core.replay.regrouped_replay import ReplayLimits, ReplayRuling, RulingKind
+from holdfast.core.replay.regrouped_session import GroupLaunch, GroupSession, ReplayRequest
+from holdfast.core.replay.two_halves_session import TwinSession
 from holdfast.model.action import Replay
 from holdfast.model.errand import Done, Errand, LaunchHere, ReplayHere
 from holdfast.model.event import Outcome

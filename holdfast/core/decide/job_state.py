@@ -5,10 +5,10 @@ phase may follow the old one, and that the invariant of the new phase holds. Que
 """
 
 from holdfast.core.decide.action_ids import ActionIds
-from holdfast.core.decide.incident_or_pause import Interruption, Pause
+from holdfast.core.decide.job_interruption import Interruption, Pause
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.decide.open_operator_requests import OpenRequests
-from holdfast.core.decide.resume_constraints import ResumePoint
+from holdfast.core.decide.resume_conditions import ResumePoint
 from holdfast.core.incident.failure_history import FailureHistory
 from holdfast.core.incident.first_cause import Incident
 from holdfast.core.incident.ladder_case import IncidentCase

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable
 
-from holdfast.core.decide.incident_or_pause import Pause, resumed_step
+from holdfast.core.decide.job_interruption import Pause, resumed_step
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import Incident, is_node_proof

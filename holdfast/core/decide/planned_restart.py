@@ -1,7 +1,7 @@
 """Planned restarts: for a new release, for an order from a person, or to grow the job."""
 
 from holdfast.core.decide import launching, recovery
-from holdfast.core.decide.incident_or_pause import Pause
+from holdfast.core.decide.job_interruption import Pause
 from holdfast.core.decide.job_state import JobState
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Outcome, Phase

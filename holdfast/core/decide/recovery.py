@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from holdfast.core.decide import launching
-from holdfast.core.decide.incident_or_pause import Pause
+from holdfast.core.decide.job_interruption import Pause
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import Incident, is_node_proof, open_incident

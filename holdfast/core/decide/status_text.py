@@ -1,6 +1,6 @@
 """One sentence about what a job is doing now; incidents and planned restarts describe what it did before."""
 
-from holdfast.core.decide.incident_or_pause import Pause
+from holdfast.core.decide.job_interruption import Pause
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import Incident

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.core.replay import detection_odds
-from holdfast.core.replay.dual_phase import ReplayRuling, RulingKind
 from holdfast.core.replay.node_grid import Nodes
+from holdfast.core.replay.regrouped_replay import ReplayRuling, RulingKind
 
 # Replica -> what its places signed, None for one that was not heard; a place is a stage, or a node inside one.
 Signatures = Mapping[int, Sequence[int | None]]

@@ -99,7 +99,10 @@ def _regular_shift(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int,
 
 
 def _match_keepers(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int, ...]:
-    """Return a keeper for every node by matching. An owner left over shares a safe keeper or takes a neighbour."""
+    """Return, for every node, the peer that keeps its copies.
+
+    A node without a match shares a peer outside its own groups with another node, or takes a neighbour.
+    """
     chosen = match_owners(nodes, shared)
     free = deque(n for n in range(nodes) if n not in chosen.values())
     for owner in range(nodes):

@@ -8,7 +8,7 @@ from holdfast.config import Settings
 from holdfast.core.agent_state_machine import PING_S, NodeLimits
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.job_progress import PaceLimits
-from holdfast.core.snapshots.newest_shared_step import BackupLimits
+from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.model.event import Limits
 from holdfast.model.job_and_seats import Job
 

@@ -7,7 +7,7 @@ import msgspec
 from holdfast.core.agent_state_machine import OWN
 from holdfast.model.errand import LaunchHere
 from holdfast.sim.dst.agent_process import AgentProcess
-from holdfast.sim.dst.simulated_notes import NodeDisk
+from holdfast.sim.dst.simulated_node_disk import NodeDisk
 from holdfast.sim.dst.simulated_snapshot_keeper import HolderMemory
 from holdfast.wire.holder_messages import HolderRank, RankEnded, RankKey, ZygoteWarmed
 from holdfast.wire.rank_memory.slot_reader import SlotReading

@@ -11,7 +11,6 @@ from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, P
 from holdfast.model.job_and_seats import Job
 from holdfast.model.release import Release
 from holdfast.sim.scale import node_defects, node_neighbours
-from holdfast.sim.scale.alarm_model import silence_alarm
 from holdfast.sim.scale.failure_mixes import BlastFailure, FailureMix, FailureMode
 from holdfast.sim.scale.failure_schedule import (
     FailureSchedule,
@@ -20,6 +19,7 @@ from holdfast.sim.scale.failure_schedule import (
     draw_schedule,
     draw_standby_failures,
 )
+from holdfast.sim.scale.failure_symptoms import silence_alarm
 from holdfast.sim.scale.node_defects import NodeDefect
 from holdfast.sim.scale.price_sheet import PriceSheet
 from holdfast.sim.scale.scale_executor import ScaleExecutor

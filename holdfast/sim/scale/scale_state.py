@@ -6,10 +6,10 @@ from random import Random
 
 from holdfast.core.decide.job_view import JobView
 from holdfast.logs import catalog_files
-from holdfast.sim.scale.alarm_model import AlarmModel
 from holdfast.sim.scale.bad_releases import BadReleases
 from holdfast.sim.scale.failure_mixes import FailureMix, FailureMode
 from holdfast.sim.scale.failure_schedule import ScaleSetup
+from holdfast.sim.scale.failure_symptoms import AlarmModel
 from holdfast.sim.scale.node_defects import NodeDefect
 from holdfast.sim.scale.price_sheet import PriceDraws, PriceSheet
 from holdfast.sim.scale.scale_result import ScaleTally

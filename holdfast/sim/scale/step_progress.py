@@ -3,7 +3,7 @@
 from math import ceil
 from random import Random
 
-from holdfast.core.snapshots.newest_shared_step import BackupLimits
+from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.model.action import Launch
 from holdfast.model.event import Progress
 from holdfast.sim.scale.failure_schedule import ScaleSetup

@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.model.release import Ease, Release, Skip
 from holdfast.wire.inherited_environment import with_whole_paths
-from holdfast.wire.run_directory_files import EntryPoint
+from holdfast.wire.run_and_node_specs import EntryPoint
 from holdfast.wire.skip_ease_environment import EASE, SKIP
 
 

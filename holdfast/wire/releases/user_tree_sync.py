@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.decoding import from_json
-from holdfast.wire import run_directory_files
+from holdfast.wire import run_and_node_specs
 from holdfast.wire.releases import tree_archive
 from holdfast.wire.releases.release_file_selection import ReleaseFilesError, is_stale, list_release_files, readable_path
 from holdfast.wire.releases.staged_release import is_within
@@ -42,7 +42,7 @@ def read_index(at: Path) -> TreeIndex | None:
 
 
 def write_index(at: Path, index: TreeIndex) -> None:
-    run_directory_files.publish_file(at.with_name(at.name + _FILES), msgspec.json.encode(index))
+    run_and_node_specs.publish_file(at.with_name(at.name + _FILES), msgspec.json.encode(index))
 
 
 def forget_index(at: Path) -> None:

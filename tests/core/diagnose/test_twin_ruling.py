@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from holdfast.core.replay.dual_phase import ReplayRuling, RulingKind
 from holdfast.core.replay.node_grid import Nodes
+from holdfast.core.replay.regrouped_replay import ReplayRuling, RulingKind
 from holdfast.core.replay.twin_ruling import Referee, Signatures, TwinComparison, TwinLimits, WatchTwins
 
 

@@ -58,7 +58,7 @@ class StateLocations:
         self._things = CurrentItems(0, [ABSENT] * len(self._rows), [])
 
     def set_spots(self, spot: Callable[[Path], Spot | None]) -> None:
-        """Set the dict and key of each tensor for which `spot` knows them; reading a dict is cheap."""
+        """Remember the dict and key under which `spot` finds a tensor. Later reads then take it from that dict."""
         spots = {index: found for index in self._tensors if (found := spot(self._paths[index]))}
         self._tensors = [*spots, *(index for index in self._tensors if index not in spots)]
         self._ways = [self._rows[index].way for index in self._tensors]

@@ -4,10 +4,10 @@ from math import prod
 
 import pytest
 
-from holdfast.core.replay.dual_phase import DualPhaseReplay, ReplayLimits, ReplayRuling, ReplayWave, RulingKind
-from holdfast.core.replay.group_session import GroupLaunch, GroupSession, ReplayRequest, plan_replay, wave_launches
 from holdfast.core.replay.majority import GroupResult
 from holdfast.core.replay.node_grid import UnfitError
+from holdfast.core.replay.regrouped_replay import DualPhaseReplay, ReplayLimits, ReplayRuling, ReplayWave, RulingKind
+from holdfast.core.replay.regrouped_session import GroupLaunch, GroupSession, ReplayRequest, plan_replay, wave_launches
 from holdfast.model.job_and_seats import Dims, Seat
 
 

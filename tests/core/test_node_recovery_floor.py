@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.snapshots.node_floor_machine import (
+from holdfast.core.snapshots.node_recovery_floor import (
     AimReceived,
     ArenaGranted,
     CopyParcel,

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from holdfast.cli import main
-from holdfast.cli.commands import trace
-from holdfast.cli.commands.trace import acquit_if_moving
+from holdfast.cli.commands import live_stacks
+from holdfast.cli.commands.live_stacks import acquit_if_moving
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.controller.api import JobStacks
@@ -220,8 +220,8 @@ def test_a_stopped_process_is_told_at_once(
 ) -> None:
     answers, steps = iter(looks), iter((5, 7))
     monkeypatch.setattr("holdfast.cli.run_dirs.run_selection.run_to_read", lambda args: None)
-    monkeypatch.setattr(trace, "_ask_trace", lambda run_dir, args: next(answers))
-    monkeypatch.setattr(trace, "_read_step", lambda run_dir: next(steps))
+    monkeypatch.setattr(live_stacks, "_ask_trace", lambda run_dir, args: next(answers))
+    monkeypatch.setattr(live_stacks, "_read_step", lambda run_dir: next(steps))
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     assert main(["trace", *flags]) == 0
     assert told in capsys.readouterr().out.splitlines()[0]

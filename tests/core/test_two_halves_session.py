@@ -2,11 +2,11 @@
 
 import pytest
 
-from holdfast.core.replay.dual_phase import ReplayLimits, ReplayRuling, RulingKind
-from holdfast.core.replay.group_session import GroupLaunch, ReplayRequest
 from holdfast.core.replay.majority import GroupResult
 from holdfast.core.replay.node_grid import UnfitError
-from holdfast.core.replay.twin_session import TwinSession
+from holdfast.core.replay.regrouped_replay import ReplayLimits, ReplayRuling, RulingKind
+from holdfast.core.replay.regrouped_session import GroupLaunch, ReplayRequest
+from holdfast.core.replay.two_halves_session import TwinSession
 from holdfast.model.job_and_seats import Dims, Seat
 
 LIMITS = ReplayLimits(steps=4, most=8)

@@ -5,33 +5,33 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.rank import log_tail
+from holdfast.agent.rank import last_words
 
 
 def test_where_a_rank_writes(tmp_path: Path) -> None:
-    assert log_tail.rank_folder(str(tmp_path), 3, 7) == tmp_path / "gen-3" / "rank-7"
+    assert last_words.rank_folder(str(tmp_path), 3, 7) == tmp_path / "gen-3" / "rank-7"
 
 
 def test_the_last_lines_of_both(tmp_path: Path) -> None:
     (tmp_path / "stdout.log").write_text("out\n")
     (tmp_path / "stderr.log").write_text("".join(f"line {n}  \n\n" for n in range(100)))
-    found = log_tail.last_words(tmp_path)
+    found = last_words.last_words(tmp_path)
     assert len(found) == 101
     assert (found[0], found[1], found[-1]) == ("out", "line 0", "line 99")
 
 
 def test_where_one_is_empty_or_missing(tmp_path: Path) -> None:
-    assert log_tail.last_words(tmp_path) == ()
+    assert last_words.last_words(tmp_path) == ()
     (tmp_path / "stdout.log").write_text("out\n")
-    assert log_tail.last_words(tmp_path) == ("out",)
+    assert last_words.last_words(tmp_path) == ("out",)
     (tmp_path / "stderr.log").write_text("\n\n")
-    assert log_tail.last_words(tmp_path) == ("out",)
+    assert last_words.last_words(tmp_path) == ("out",)
 
 
 def test_bytes_colours_and_progress_bars(tmp_path: Path) -> None:
     text = b"\xff\xfe\x80\n\x1b[31mred\x1b[0m\x1b[2K\n0 %\r1 %\r2 %\n"
     (tmp_path / "stderr.log").write_bytes(text + b"z" * 5000)
-    assert log_tail.last_words(tmp_path) == ("\ufffd\ufffd\ufffd", "red", "0 %", "1 %", "2 %", "z" * 2000)
+    assert last_words.last_words(tmp_path) == ("\ufffd\ufffd\ufffd", "red", "0 %", "1 %", "2 %", "z" * 2000)
 
 
 def test_a_huge_file_is_not_read_whole(tmp_path: Path) -> None:
@@ -39,29 +39,29 @@ def test_a_huge_file_is_not_read_whole(tmp_path: Path) -> None:
         file.truncate(1 << 34)  # a hole
         file.seek(0, os.SEEK_END)
         file.write(b"\nthe end\n")
-    assert log_tail.last_words(tmp_path)[-1] == "the end"
+    assert last_words.last_words(tmp_path)[-1] == "the end"
 
 
 def test_of_many_short_lines_the_last_ones_count(tmp_path: Path) -> None:
     (tmp_path / "stderr.log").write_text("".join(f"{n}\n" for n in range(50_000)))
-    found = log_tail.last_words(tmp_path)
+    found = last_words.last_words(tmp_path)
     assert (len(found), found[-1]) == (10_000, "49999")
 
 
 def test_rotation_keeps_the_end(tmp_path: Path) -> None:
     path = tmp_path / "stdout.log"
-    assert not log_tail.rotate_file(path, 100), "there is no such file"
+    assert not last_words.rotate_file(path, 100), "there is no such file"
     path.write_bytes(b"a" * 100)
-    assert not log_tail.rotate_file(path, 100)
+    assert not last_words.rotate_file(path, 100)
     with path.open("ab", buffering=0) as writer:  # as a rank holds it
         writer.write(b"b" * 50)
-        assert log_tail.rotate_file(path, 100)
+        assert last_words.rotate_file(path, 100)
         assert path.read_bytes() == b""
         assert (tmp_path / "stdout.log.1").read_bytes() == b"a" * 50 + b"b" * 50
         writer.write(b"c")
         assert path.read_bytes() == b"c", "its writers are none the wiser"
         writer.write(b"d" * 1000)
-        assert log_tail.rotate_file(path, 100)
+        assert last_words.rotate_file(path, 100)
     assert (tmp_path / "stdout.log.1").read_bytes() == b"d" * 100
     assert sorted(p.name for p in tmp_path.iterdir()) == ["stdout.log", "stdout.log.1"]
 
@@ -70,10 +70,10 @@ def test_rotation_where_there_is_no_room_for_the_old(tmp_path: Path) -> None:
     path = tmp_path / "stdout.log"
     path.write_bytes(b"a" * 200)
     (tmp_path / "stdout.log.1").mkdir()  # cannot be opened for writing, nor removed
-    assert not log_tail.rotate_file(path, 100)
+    assert not last_words.rotate_file(path, 100)
     (tmp_path / "stdout.log.1").rmdir()
     (tmp_path / "stdout.log.1").symlink_to("/dev/full")
-    assert log_tail.rotate_file(path, 100)
+    assert last_words.rotate_file(path, 100)
     assert path.read_bytes() == b""
     assert not (tmp_path / "stdout.log.1").exists()
 
@@ -83,5 +83,5 @@ def test_rotation_of_any_size(tmp_path: Path, size: int) -> None:
     path = tmp_path / "stderr.log"
     path.write_bytes(bytes(range(256)) * (size // 256 + 1))
     before = path.read_bytes()
-    log_tail.rotate_file(path, size)
+    last_words.rotate_file(path, size)
     assert (tmp_path / "stderr.log.1").read_bytes() == before[len(before) - size :]

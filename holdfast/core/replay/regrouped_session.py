@@ -9,7 +9,6 @@ from math import prod
 
 import msgspec
 
-from holdfast.core.replay.dual_phase import DualPhaseReplay, ReplayGroup, ReplayLimits, ReplayRuling, ReplayWave
 from holdfast.core.replay.majority import GroupResult, ReplayMajority
 from holdfast.core.replay.node_grid import (
     Nodes,
@@ -20,6 +19,7 @@ from holdfast.core.replay.node_grid import (
     plan_grid,
     shrink_mesh,
 )
+from holdfast.core.replay.regrouped_replay import DualPhaseReplay, ReplayGroup, ReplayLimits, ReplayRuling, ReplayWave
 from holdfast.model.job_and_seats import Dims, Seat, world_size
 from holdfast.model.replay_task import ReplayTask
 

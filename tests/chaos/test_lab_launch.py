@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from holdfast.chaos import lab_hosts, link_faults, linux_namespaces
+from holdfast.chaos import lab_launch, link_faults, linux_namespaces
 from holdfast.chaos.fault import CannotInject, GroundTruth, InjectedFault, SkippedFault
 from holdfast.chaos.injection_scene import InjectionReport, InjectionScene
 from holdfast.chaos.job_observer import JobObserver, ObservedNode, ObservedStatus
@@ -187,7 +187,7 @@ def test_a_small_disk_fills_up_and_is_read_only(tmp_path: Path, monkeypatch: pyt
     run = ("--no-zygote", str(tmp_path / "job.py"), str(tmp_path))
     with (
         UndoGuard() as guard,
-        lab_hosts.run_lab_job(ScenarioJob(run=run, disk_mib=8, shm_mib=4), tmp_path / "made") as made,
+        lab_launch.run_lab_job(ScenarioJob(run=run, disk_mib=8, shm_mib=4), tmp_path / "made") as made,
     ):
         sight = made.observe_job()
         front = made.fronts[0].pid
@@ -220,7 +220,7 @@ def test_the_host_is_never_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
     (tmp_path / "job.py").write_text(TRAIN)
     run = ("--no-zygote", str(tmp_path / "job.py"), str(tmp_path))
-    with UndoGuard() as guard, lab_hosts.run_lab_job(ScenarioJob(run=run), tmp_path / "made") as made:
+    with UndoGuard() as guard, lab_launch.run_lab_job(ScenarioJob(run=run), tmp_path / "made") as made:
         striker = Striker(made.observe_job(), guard, 1, lambda text: None)
         faults = (
             InjectedFault(kind="disk.full", path="/tmp"),

@@ -16,10 +16,10 @@ from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Dismiss, Launch
 from holdfast.model.event import Entry, Phase, Ready
 from holdfast.model.incident_record import Remedy
+from holdfast.sim.checked_seed_run import CALM_S, SimResult, simulate
 from holdfast.sim.fault_source import HARSH, FaultRates, NodeCut, NodeLoss, RankCrash, SimFault
 from holdfast.sim.invariants import UnsafeError
 from holdfast.sim.job_world import SimSetup
-from holdfast.sim.simulation import CALM_S, SimResult, simulate
 
 ROOT = Path(__file__).parents[2]
 QUIET = FaultRates(loss=0.0, crash=0.0, dud=0.0)
@@ -198,7 +198,7 @@ def test_its_journal_replays_to_the_same_bytes(seed: int, tmp_path: Path) -> Non
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_journal_in_every_process() -> None:
-    code = "from tests.sim.test_simulation import shortly, simulate\nprint(simulate(shortly(7)).digest)"
+    code = "from tests.sim.test_checked_seed_run import shortly, simulate\nprint(simulate(shortly(7)).digest)"
     digests = {simulate(shortly(7)).digest}
     for salt in ("1", "2"):  # of the hashes of strings, and so of the order of sets
         env = {**os.environ, "PYTHONHASHSEED": salt}

@@ -7,8 +7,8 @@ import pytest
 from holdfast.logs import catalog_files
 from holdfast.model.alarm import Kind
 from holdfast.sim.scale import node_defects, price_sheet
-from holdfast.sim.scale.alarm_model import AlarmModel, AlarmSign
 from holdfast.sim.scale.failure_mixes import FailureMode, Shows
+from holdfast.sim.scale.failure_symptoms import AlarmModel, AlarmSign
 from holdfast.sim.scale.node_defects import NodeDefect
 from holdfast.sim.scale.node_neighbours import FailurePlace
 from holdfast.sim.scale.price_sheet import PriceDraws

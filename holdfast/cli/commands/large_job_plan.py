@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.cli.run_flags.flag_table import UsageError
-from holdfast.cli.terminal.quantities import duration_text
+from holdfast.cli.terminal.quantity_text import duration_text
 from holdfast.core.membership.standby_sizing import LossRates, size_standbys
 from holdfast.core.snapshots.checkpoint_interval import best_interval
 from holdfast.sim.scale import failure_mixes, policy_study

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from holdfast.core.replay.dual_phase import ReplayGroup, ReplayLimits, ReplayRuling, RulingKind
-from holdfast.core.replay.group_session import GroupLaunch, ReplayRequest, group_launch, valid_mesh
 from holdfast.core.replay.majority import GroupResult
 from holdfast.core.replay.node_grid import Nodes, UnfitError, nodes_per_replica
+from holdfast.core.replay.regrouped_replay import ReplayGroup, ReplayLimits, ReplayRuling, RulingKind
+from holdfast.core.replay.regrouped_session import GroupLaunch, ReplayRequest, group_launch, valid_mesh
 from holdfast.core.replay.twin_ruling import Referee, TwinComparison, TwinLimits
 from holdfast.model.job_and_seats import Dims
 

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from holdfast.client.training import parallel_groups
+from holdfast.client.training import mesh_report
 
 
 class Mesh:
@@ -26,13 +26,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_device_mesh(place: Path) -> None:
-    parallel_groups.report_mesh(Mesh(torch.arange(8).reshape(2, 4), "dp", "tp"))
+    mesh_report.report_mesh(Mesh(torch.arange(8).reshape(2, 4), "dp", "tp"))
     assert json.loads(place.read_text()) == [["dp", 2], ["tp", 4]]
     assert [path.name for path in place.parent.iterdir()] == ["mesh.json"]
 
 
 def test_names_and_sizes(place: Path) -> None:
-    parallel_groups.report_mesh({"pp": 2, "dp": 4})
+    mesh_report.report_mesh({"pp": 2, "dp": 4})
     assert json.loads(place.read_text()) == [["pp", 2], ["dp", 4]]
 
 
@@ -47,7 +47,7 @@ def test_names_and_sizes(place: Path) -> None:
 )
 def test_a_mesh_that_says_nothing_about_these_ranks(place: Path, mesh: object, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        parallel_groups.report_mesh(mesh)
+        mesh_report.report_mesh(mesh)
     assert not place.exists()
 
 
@@ -59,14 +59,14 @@ def test_megatron(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, size in sizes.items():
         setattr(state, f"get_{name}_parallel_world_size", lambda size=size: size)
     monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", state)
-    parallel_groups.report_mesh(None)
+    mesh_report.report_mesh(None)
     assert not place.exists()
     ready = True
-    parallel_groups.report_mesh(None)
+    mesh_report.report_mesh(None)
     assert json.loads(place.read_text()) == [["pp", 2], ["dp", 2], ["tp", 2]]
 
 
 def test_without_an_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOLDFAST_MESH", raising=False)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    parallel_groups.report_mesh({"dp": 2})
+    mesh_report.report_mesh({"dp": 2})

@@ -15,9 +15,9 @@ from rich.tree import Tree
 from holdfast.cli.run_dirs import run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
-from holdfast.cli.terminal import flame_graph
+from holdfast.cli.terminal import flame_graph_svg
 from holdfast.cli.terminal.command_parser import CommandParser
-from holdfast.cli.terminal.quantities import counted_noun
+from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.controller.api import JobStacks
 from holdfast.core.diagnose.blocking_ranks import (
     STOPPED,
@@ -127,7 +127,7 @@ def _write_svg(path: Path, svg: str) -> None:
 
 def draw_svg(found: JobStacks, named: BlockingRanks) -> str:
     root = grow_tree(p for trace in found.traces for p in trace.processes if not p.child)
-    return flame_graph.draw_flame_graph(root, _headline_text(named), frozenset(named.ranks))
+    return flame_graph_svg.draw_flame_graph(root, _headline_text(named), frozenset(named.ranks))
 
 
 def render_trace(found: JobStacks, named: BlockingRanks) -> Group:

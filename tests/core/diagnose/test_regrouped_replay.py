@@ -7,7 +7,8 @@ from random import Random
 import pytest
 
 from holdfast.core.replay import detection_odds
-from holdfast.core.replay.dual_phase import (
+from holdfast.core.replay.node_grid import ReplayPlan, fit_grid, plan_grid
+from holdfast.core.replay.regrouped_replay import (
     DualPhaseReplay,
     ReplayGroup,
     ReplayLimits,
@@ -15,7 +16,6 @@ from holdfast.core.replay.dual_phase import (
     ReplayWave,
     RulingKind,
 )
-from holdfast.core.replay.node_grid import ReplayPlan, fit_grid, plan_grid
 
 SURE = ReplayLimits(q=1.0)
 

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.checkpoint import peer_transport
 from holdfast.checkpoint.peer_transport import PeerKeeper, pull_state
-from holdfast.checkpoint.relayed_link import REVOKED, relayed_link
+from holdfast.checkpoint.tls_relay_link import REVOKED, relayed_link
 from tests.checkpoint import test_peer_transport
 from tests.checkpoint.test_peer_transport import LARGE, PULL, Keeper
 

@@ -8,7 +8,7 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 
 from holdfast.checkpoint.image_layout import ImageLayout, Path, Ranks
 from holdfast.checkpoint.state_image import FlatState, StateImage, TensorHolders
-from holdfast.client.snapshot.state_access import (
+from holdfast.client.snapshot.state_items import (
     ChangedError,
     CurrentItems,
     StateLocations,

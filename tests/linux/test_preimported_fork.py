@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.linux.program_fork import Program
+from holdfast.linux.preimported_fork import Program
 from tests.cli.driver import gone, until
 from tests.conftest import job_environment
 
@@ -34,13 +34,13 @@ if __name__ == "__main__":
 """
 PARENT = """
 import json, os, signal, socket, sys
-from holdfast.linux import program_fork
-from holdfast.linux.program_fork import OpenFiles, Program
+from holdfast.linux import preimported_fork
+from holdfast.linux.preimported_fork import OpenFiles, Program
 import told, types
 asked = json.loads(sys.argv[1])
 def main():
     sys.modules["parent_was_here"] = sys.modules["stranger"] = types.ModuleType("stranger")
-    program_fork.exclude_modules({"stranger"})
+    preimported_fork.exclude_modules({"stranger"})
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     ends = socket.socketpair()
     def let_go():
@@ -49,11 +49,11 @@ def main():
     out = os.open("out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     env = dict(os.environ) | asked.get("env", {})
     program = Program(module="told", args=("a", "b"), env=env, bare=asked.get("bare", False))
-    pid = program_fork.fork(program, OpenFiles(stdout=out, stderr=2), let_go, tied=True)
+    pid = preimported_fork.fork(program, OpenFiles(stdout=out, stderr=2), let_go, tied=True)
     os.write(2, b"parent\\n")
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     for end in ends: assert end.fileno() > 0
-program_fork.run(main)
+preimported_fork.run(main)
 """
 
 
@@ -119,16 +119,16 @@ def test_one_that_breaks_on_its_way_ends(pair: Pair) -> None:
 
 TIED = """
 import os, sys, time
-from holdfast.linux import program_fork
-from holdfast.linux.program_fork import OpenFiles, Program
+from holdfast.linux import preimported_fork
+from holdfast.linux.preimported_fork import OpenFiles, Program
 import sleeper
 def main():
     program = Program(module="sleeper", args=(), env=dict(os.environ))
     files = OpenFiles(stdout=2, stderr=2)
-    pids = [program_fork.fork(program, files, lambda: None, tied=tied) for tied in (True, False)]
+    pids = [preimported_fork.fork(program, files, lambda: None, tied=tied) for tied in (True, False)]
     print(*pids, flush=True)
     time.sleep(60)
-program_fork.run(main)
+preimported_fork.run(main)
 """
 
 
