@@ -50,7 +50,6 @@ def script(tmp_path: Path) -> str:
         ("--set x S", "--set x: give KEY=VALUE"),
         ("--config no.toml S", "--config no.toml: there is no such file"),
         ("--token-file no S", "--token-file no: there is no such file"),
-        ("--resume nowhere", "--resume nowhere: there is no such directory"),
         (
             "--resume . --port 1",
             "--port does not go with --resume: the nodes of that run expect its ",

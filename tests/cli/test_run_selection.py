@@ -103,8 +103,8 @@ def test_a_part_of_an_id_will_do(home: Path, tmp_path: Path, capsys: pytest.Capt
     for words in (["logs"], ["report"], ["status"], ["trace"], ["releases"], ["stop"], ["clean"], ["diagnose"]):
         assert main([*words, "2026"]) == 2
         assert listed in capsys.readouterr().err, words
-    for words in (["hold"], ["evict", "n1"], ["update"], ["rollback"], ["diagnose"]):
-        assert main([*words, "--run", "2026"]) == 2
+    for words in (["hold"], ["evict", "n1"], ["update"], ["rollback"], ["diagnose"], ["run", "--resume"]):
+        assert main([*words, *(["--run"] if words[-1] != "--resume" else []), "2026"]) == 2
         assert listed in capsys.readouterr().err, words
     with pytest.raises(UsageError, match=r"^101112 .*holdfast ls"):
         run_selection.find("101112")

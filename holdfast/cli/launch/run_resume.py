@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.cli.launch.controller_listener import listen_at
 from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
 from holdfast.cli.terminal.rank_console import make_console, say
 from holdfast.config import Settings
@@ -19,7 +19,7 @@ from holdfast.wire import run_and_node_specs
 
 def resume_run(args: RunArgs, settings: Settings | None) -> int:
     """Resume a run and return its exit code; `settings`, if given, replace those of the run."""
-    run_dir = run_directory.find_run_dir(args.resume)
+    run_dir = run_selection.find(args.resume)
     run = run_directory.read_spec(run_dir)
     if alive := run_directory.find_controller(run_dir):
         raise UsageError(f"this run has a controller already (pid {alive.pid}); look with holdfast status {run_dir}")

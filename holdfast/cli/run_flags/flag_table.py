@@ -60,7 +60,7 @@ OURS = (
     Flag("mesh", "NAME=N,...", "parallel groups as in a DeviceMesh, the last over neighbouring ranks: pp=2,dp=4,tp=8"),
     Flag("run-dir", "DIR", "where this run keeps its journal and its other files"),
     Flag("detach", "", "give the terminal back at once; holdfast attach comes back to the run"),
-    Flag("resume", "RUN_DIR", "continue the run in RUN_DIR; no SCRIPT needed"),
+    Flag("resume", "RUN", "continue this run (directory, id or part of it); no SCRIPT needed"),
     Flag("preload", "MODULE,...", "modules to import once per node, before ranks are forked; repeatable", many=True),
     Flag("no-zygote", "", "start each rank as a fresh interpreter instead of forking a preloaded one"),
     Flag("no-release", "", "always run the script in place, never from a copy of its tree"),
@@ -136,7 +136,7 @@ class _Parser(argparse.ArgumentParser):
 def _make_parser() -> _Parser:
     parser = _Parser(
         prog="holdfast run",
-        usage="holdfast run [flags] SCRIPT [arguments of the script]\n       holdfast run --resume RUN_DIR",
+        usage="holdfast run [flags] SCRIPT [arguments of the script]\n       holdfast run --resume RUN",
         description="Runs a training script on all nodes and keeps it running while machines fail.",
     )
     for title, flags in _GROUPS:

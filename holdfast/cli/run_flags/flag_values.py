@@ -198,13 +198,13 @@ def parse_modules(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def existing_path(given: GivenFlags, name: str, *, folder: bool = False) -> str | None:
-    """Return the path that a flag names, None if the flag is absent; UsageError if the path does not exist."""
+def existing_path(given: GivenFlags, name: str) -> str | None:
+    """Return the file that a flag names, None if the flag is absent; UsageError if there is no such file."""
     word = given.words.get(name)
     if word is None:
         return None
-    if not (os.path.isdir(word.text) if folder else os.path.isfile(word.text)):
-        raise UsageError(f"{word}: there is no such {'directory' if folder else 'file'}")
+    if not os.path.isfile(word.text):
+        raise UsageError(f"{word}: there is no such file")
     return word.text
 
 

@@ -109,7 +109,7 @@ def parse_run_args(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
         log_dir=given.flag_text("log-dir"),
         run_dir=given.flag_text("run-dir"),
         detach="detach" in given.words,
-        resume=values.existing_path(given, "resume", folder=True),
+        resume=given.flag_text("resume"),
         redirects=values.parse_streams(given, "redirects"),
         tee=values.parse_streams(given, "tee"),
         local_ranks_filter=values.parse_local_ranks(given),
