@@ -70,6 +70,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     held: str = ""  # who holds the job
     asking: str = ""  # what a person is asked
     asks_until: float | None = None
+    since: str = ""  # what steps are counted from; "": they have numbers of their own
     summary: str = ""  # the part of the newest reason that says what the job does now
 
 
@@ -109,6 +110,7 @@ def status_of(controller: Controller) -> Status:
         generation=view.generation,
         step=controller.reached_step,
         ettr=account.ettr,
+        since=account.since,
         wall_s=account.wall_s,
         incidents=view.incidents,
         failures=count_failures(account.incidents) + view.open_failures,

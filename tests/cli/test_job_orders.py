@@ -66,6 +66,8 @@ def test_a_script_without_steps_goes_on_when_its_ranks_run(monkeypatch: pytest.M
     assert job_orders._done_text(runs, {"verb": "resume"}, True) == "starting, no step seen"
     assert job_orders._done_text(runs, {"verb": "evict", "node": "n1"}, True).endswith("; starting, no step seen")
     assert job_orders._done_text(runs | {"phase": "held"}, {"verb": "hold"}, False).startswith("held; holdfast resume")
+    counted = runs | {"phase": "held", "step": 7, "since": "the last launch"}
+    assert "after 7 steps since the last launch" in job_orders._done_text(counted, {"verb": "hold"}, False)
 
 
 @e2e

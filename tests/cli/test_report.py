@@ -198,6 +198,12 @@ def test_status_of_a_script_without_steps() -> None:
     assert NO_STEP in shown
 
 
+def test_status_says_what_steps_are_counted_from() -> None:
+    bare = {"phase": "training", "generation": 2, "step": 7, "ettr": 0.5, "wall_s": 40, "incidents": 1, "run_id": "r"}
+    counted = bare | {"since": "the last launch", "now": "training", "nodes": [], "last_incident": ""}
+    assert "7 steps since the last launch" in printed(status.render_status(counted))
+
+
 def test_an_end_without_steps(tmp_path: Path) -> None:
     told = account(*START[:4], "30 ended n0", "31 outcome 3 ok")
     console = controller_main.SaidLog(tmp_path)

@@ -184,3 +184,13 @@ async def test_numbers_that_are_none_are_valid_json(desk_of: Open) -> None:
             answer = await desk.client.get(path, headers=HEADERS)
             assert answer.status == 200
             json.loads(await answer.text(), parse_constant=refuse)
+
+
+async def test_status_and_report_agree_on_what_steps_are_counted_from(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        await desk.train()
+        assert (await get(desk, "/api/v1/status"))["since"] == (await get(desk, "/api/v1/report"))["since"] == ""
+        progress = Progress(generation=1, step=3, at=2.0, first_step=1, first_at=1.0, counted=True)
+        desk.controller.process_event(progress)
+        found = (await get(desk, "/api/v1/status"))["since"]
+        assert found and found == (await get(desk, "/api/v1/report"))["since"]

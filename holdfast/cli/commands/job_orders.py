@@ -144,10 +144,11 @@ class Gait:
 
 def _done_text(status: StatusTree, body: dict[str, Any], goes_on: bool) -> str:
     """Say that the order has taken effect; "" while it has not."""
-    step = step_said(status["step"])
+    step = step_said(status["step"], status.get("since", ""))
     match body["verb"]:
         case "hold" if status["phase"] == "held":
-            return f"held{f' at {step}' if status['step'] >= 0 else ''}; holdfast resume continues it"
+            place = f" {'after' if status.get('since') else 'at'} {step}" if status["step"] >= 0 else ""
+            return f"held{place}; holdfast resume continues it"
         case "resume" | "approve" if goes_on and not (status["held"] or status["asking"]):
             return f"{status['phase']}, {step}"
         case "evict" | "drain":
@@ -159,4 +160,6 @@ def _gone_text(status: StatusTree, node: str, goes_on: bool) -> str:
     here = any(view["node"] == node and view["role"] in _HERE for view in status["nodes"])
     if here:
         return f"{node} leaves when the job resumes" if status["phase"] == "held" else ""
-    return f"{node} has left; {status['phase']}, {step_said(status['step'])}" if goes_on else ""
+    return (
+        f"{node} has left; {status['phase']}, {step_said(status['step'], status.get('since', ''))}" if goes_on else ""
+    )

@@ -64,7 +64,7 @@ def render_status(status: dict[str, Any]) -> Group:
     phase = status["phase"]
     head = Text.assemble(
         (f" {phase} ", f"bold reverse {_COLOURS.get(phase, 'white')}"),
-        f"  generation {status['generation']}, {step_said(status['step'])}, ",
+        f"  generation {status['generation']}, {step_said(status['step'], status.get('since', ''))}, ",
         (ettr_of(status["wall_s"], status["ettr"]), "bold"),
         f", {incidents_text(status['incidents'], status.get('failures', 0))}",
         _planned_text(status),
