@@ -23,7 +23,7 @@ def main() -> None:
     for _ in range(int(sys.argv[1])):
         found: list[Finding] = []
         for probe in choose_probes(3):
-            found += importlib.import_module(f"holdfast.agent.probes.{probe.name}").run(asked)
+            found += importlib.import_module(f"holdfast.agent.probes.{probe.module or probe.name}").run(asked)
         print(msgspec.json.encode(found).decode(), flush=True)
 
 

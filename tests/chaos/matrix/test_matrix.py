@@ -26,7 +26,7 @@ def test_the_cells_that_happen_most_are_as_expected(
     assert {one.cell for one in found} == {cell.name for cell in cells}
     assert all(one.ok and one.commit and one.came.compared for one in found), said
     assert main(asked) == 0
-    assert capfd.readouterr().out.startswith("0 cells, 0 ")
+    assert "0 cells" in capfd.readouterr().out, "what has been played is not played again"
 
 
 @pytest.mark.slow
