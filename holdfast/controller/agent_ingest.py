@@ -10,7 +10,7 @@ from holdfast.controller.access.caller_admission import ANY_NODE, ANYBODY, CALLE
 from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.actions.action_executor import EVICTED
 from holdfast.controller.control_loop import Controller
-from holdfast.controller.node_links import Outbox, make_outbox, send_packets
+from holdfast.controller.node_links import Outbox, send_packets
 from holdfast.controller.stack_tracing import StackTracing
 from holdfast.core.agent_state_machine import PING_S, Post
 from holdfast.core.detect.rankless_nodes import MissingRanksDetector
@@ -57,7 +57,7 @@ class AgentIngest:
 
     async def attend_link(self, ws: Socket, caller: Caller = ANYBODY) -> None:
         """Talk with one agent until its link ends."""
-        outbox = make_outbox()
+        outbox = self.links.make_outbox()
         async with asyncio.TaskGroup() as tasks:
             sender = tasks.create_task(send_packets(ws, outbox))
             await self._listen_to_agent(ws, outbox, caller)
@@ -87,7 +87,8 @@ class AgentIngest:
         now = self.controller.clock()
         match message:
             case Hello():
-                self._on_hello(now, message, outbox)
+                if not self.links.has_newer_link(message.node, outbox):
+                    self._on_hello(now, message, outbox)
                 return message.node
             case Beat() if message.node == node:
                 if self.links.is_newest(node, outbox):  # what comes late from an older link was said before the launch

@@ -26,6 +26,8 @@ class NodeLinks:
         """`epoch` returns the number of this controller; every errand carries it."""
         self._epoch = epoch
         self._outboxes: dict[str, Outbox] = {}
+        self._opened: dict[Outbox, int] = {}  # in which order links were opened
+        self._links = 0  # opened so far
         self._acks: list[tuple[Outbox, Ack]] = []  # of posts that the journal may not have on disk yet
 
     @property
@@ -43,6 +45,18 @@ class NodeLinks:
         """Whether this outbox belongs to the node's newest link."""
         return self._outboxes.get(node) is outbox
 
+    def has_newer_link(self, node: str, outbox: Outbox) -> bool:
+        """Whether the node has opened a newer link. What it said by this one may come after what it says by that."""
+        newest = self._outboxes.get(node, outbox)
+        return newest is not outbox and self._opened[outbox] < self._opened[newest]
+
+    def make_outbox(self) -> Outbox:
+        """Return the outbox of a link that somebody has just opened; `open_link` says which node it is."""
+        outbox: Outbox = asyncio.Queue(_OUTBOX)
+        self._links += 1
+        self._opened[outbox] = self._links
+        return outbox
+
     def open_link(self, node: str, outbox: Outbox) -> bool:
         """Send to the node through this outbox from now on; False if this outbox is already in use for the node."""
         is_new = not self.is_newest(node, outbox)
@@ -50,7 +64,8 @@ class NodeLinks:
         return is_new
 
     def close_link(self, node: str, outbox: Outbox) -> None:
-        """Forget a link that has ended, unless a newer one has replaced it."""
+        """Forget a link that has ended. A newer link of the same node stays."""
+        self._opened.pop(outbox, None)
         if self.is_newest(node, outbox):
             del self._outboxes[node]
 
@@ -81,10 +96,6 @@ class NodeLinks:
         for outbox, ack in self._acks:
             _put_message(outbox, ack)
         self._acks.clear()
-
-
-def make_outbox() -> Outbox:
-    return asyncio.Queue(_OUTBOX)
 
 
 def _put_message(outbox: Outbox, message: agent_messages.FromController) -> bool:

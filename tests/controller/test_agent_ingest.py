@@ -65,6 +65,19 @@ async def test_a_post_is_acknowledged_once_it_is_on_disk(desk_of: Open) -> None:
         other.close()
 
 
+async def test_a_hello_that_comes_late_by_an_older_link_does_not_replace_the_newer_one(desk_of: Open) -> None:
+    async with desk_of(Job(run_id="r", min_nodes=2, max_nodes=2, can_acquire=False)) as desk:
+        older, newer = await desk.link("a"), await desk.link("a")
+        await newer.hello()
+        assert isinstance(await newer.hear(), Welcome)
+        await older.hello(ready=False)  # said before the link was lost, and long under way
+        await older.post(Ended(node="a", generation=9))
+        assert await older.hear() == Ack(seq=1), "whoever is late is not welcomed anew"
+        await older.ws.close()
+        await (await desk.link("b")).hello()
+        assert isinstance(await newer.errand(), LaunchHere)
+
+
 async def test_garbage_closes_the_link(desk_of: Open) -> None:
     async with desk_of() as desk:
         for packet in (b"garbage", b"\x81\xa4type\xa5hello", b""):

@@ -1,6 +1,6 @@
 """Outboxes: a newer link counts, nobody waits for a slow node, and posts are acknowledged when they are on disk."""
 
-from holdfast.controller.node_links import NodeLinks, Outbox, make_outbox
+from holdfast.controller.node_links import NodeLinks, Outbox
 from holdfast.model.errand import StopHere
 from holdfast.model.state_copy import Aim
 from holdfast.wire import agent_messages
@@ -14,10 +14,13 @@ def sent(outbox: Outbox) -> list[object]:
 
 
 async def test_what_is_sent_goes_by_the_newest_link() -> None:
-    links, older, newer = NodeLinks(lambda: 7), make_outbox(), make_outbox()
+    links = NodeLinks(lambda: 7)
+    older, newer = links.make_outbox(), links.make_outbox()
     assert not links.send_errand("a", STOP) and not links.is_linked("a")
     assert links.open_link("a", older) and not links.open_link("a", older)
+    assert not links.has_newer_link("a", older) and not links.has_newer_link("a", newer)
     assert links.open_link("a", newer) and links.is_newest("a", newer)
+    assert links.has_newer_link("a", older) and not links.has_newer_link("b", older)
     links.close_link("a", older)  # it ends late
     assert links.linked_nodes == ("a",) and links.send_errand("a", STOP)
     assert links.send_aim("a", Aim(generation=1), ("0A",))
@@ -28,8 +31,9 @@ async def test_what_is_sent_goes_by_the_newest_link() -> None:
 
 
 async def test_the_epoch_is_the_newest_one() -> None:
-    epochs, outbox = [1], make_outbox()
+    epochs = [1]
     links = NodeLinks(lambda: epochs[-1])
+    outbox = links.make_outbox()
     links.open_link("a", outbox)
     epochs.append(5)
     links.send_errand("a", STOP)
@@ -37,7 +41,8 @@ async def test_the_epoch_is_the_newest_one() -> None:
 
 
 async def test_a_full_outbox_takes_no_more_and_can_still_be_hung_up() -> None:
-    links, outbox = NodeLinks(lambda: 1), make_outbox()
+    links = NodeLinks(lambda: 1)
+    outbox = links.make_outbox()
     links.open_link("a", outbox)
     while links.send_errand("a", STOP):
         pass
@@ -48,7 +53,8 @@ async def test_a_full_outbox_takes_no_more_and_can_still_be_hung_up() -> None:
 
 
 async def test_an_acknowledgement_goes_to_the_link_that_the_post_came_by() -> None:
-    links, older, newer = NodeLinks(lambda: 1), make_outbox(), make_outbox()
+    links = NodeLinks(lambda: 1)
+    older, newer = links.make_outbox(), links.make_outbox()
     links.open_link("a", older)
     links.hold_ack(older, 3)
     links.open_link("a", newer)

@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 
-from holdfast.controller.node_links import NodeLinks, Outbox, make_outbox
+from holdfast.controller.node_links import NodeLinks, Outbox
 from holdfast.controller.stack_tracing import StackTracing
 from holdfast.model.job_and_seats import Job
 from holdfast.model.stacks import Trace
@@ -25,7 +25,8 @@ async def answer(agent: Agent, look: TraceRequest, node: str = "") -> None:
 
 
 def linked(*nodes: str) -> tuple[NodeLinks, dict[str, Outbox]]:
-    links, outboxes = NodeLinks(lambda: 1), {node: make_outbox() for node in nodes}
+    links = NodeLinks(lambda: 1)
+    outboxes = {node: links.make_outbox() for node in nodes}
     for node, outbox in outboxes.items():
         links.open_link(node, outbox)
     return links, outboxes

@@ -16,7 +16,7 @@ from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import Caller, PortAccess
 from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.access.user_ca_nodes import CertificateEnrolment
-from holdfast.controller.node_links import NodeLinks, make_outbox
+from holdfast.controller.node_links import NodeLinks
 from holdfast.core.decide.decider import Decider
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Begin, Limits, Order, Ready
@@ -118,7 +118,7 @@ async def test_a_node_is_known_by_its_certificate(ours: Organisation, tmp_path: 
         with pytest.raises(EnrolmentError, match="there is a node n1 in this job already, with another certificate"):
             await desk.introduce(ours.keys("n1"))
         assert await desk.introduce(keys) == CertifiedNode(node="n1", run_id="r")
-        desk.links.open_link("n1", make_outbox())
+        desk.links.open_link("n1", desk.links.make_outbox())
         with pytest.raises(EnrolmentError, match=r"there is a node n1 in this job already$"):
             await desk.introduce(keys)
 
