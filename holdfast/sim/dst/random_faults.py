@@ -69,6 +69,11 @@ class RandomFaults:
     def launch_error(self) -> str:
         return "its log folder cannot be made" if self.draw_chance(0.04) else ""
 
+    def launch_delay_s(self) -> float:
+        """Return how long a node takes before it starts ranks: now and then seconds, as when torch is imported anew."""
+        slow = self.on and self._aside.random() < 0.1
+        return self._aside.uniform(0.5, 4.0) if slow else 0.0
+
     def kills_agent_at(self, machine: "SimMachine", point: str) -> bool:
         """Kill the machine's agent if it is due to die at this point; return whether it was."""
         if self._armed.get(machine.name) != point:
@@ -110,6 +115,12 @@ class RandomFaults:
         if self.on and self._aside.random() < 0.5:
             self._count_fault("kill_leaving")
             self.world.call_later(self._aside.uniform(0.0, 1.0), machine.kill_agent)
+
+    def on_noted(self, machine: "SimMachine", *, busy: bool) -> None:
+        """With chance one half, cut the power of a machine that has noted one errand and is busy with another."""
+        if self.on and busy and not self.world.setup.job.can_acquire and self._aside.random() < 0.5:
+            self._count_fault("lose_noted")
+            machine.reboot()
 
     def _plan_next(self) -> None:
         self.world.call_later(self.world.rng.expovariate(1 / self.world.setup.pause_s), self._strike_any)
@@ -169,7 +180,7 @@ class RandomFaults:
                 machine.clock.jump_wall(rng.choice((-3600.0, -40.0, 40.0, 3600.0)))
 
     def _hang_rank(self, held: "SimRank") -> None:
-        """Hang a rank, unless it is the job's only rank or another rank hangs already."""
+        """Hang a rank, unless it is the job's only one or another one hangs. A rank that hangs already goes on."""
         team = self.world.teams.all[held.generation]
         held.hung = team.size > 1 and not any(other.hung for other in team.members.values())
 

@@ -95,6 +95,8 @@ def _unhealed_reason(world: DstWorld, step: int) -> str:
         return "no step is made"
     if view.job.can_acquire and len(view.pool) < view.job.standbys:
         return f"{len(view.pool)} of {view.job.standbys} standbys are there"
+    if idle := world.truth.idle_nodes(view):
+        return f"{', '.join(idle)} is there, and the job makes no use of it"
     return _stray_ranks(world, view.generation)
 
 

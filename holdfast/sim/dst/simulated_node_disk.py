@@ -37,6 +37,7 @@ class SimNotes:
         self._process = process
         self._machine = process.machine
         self._disk = process.machine.disk
+        self._world = process.world
 
     def read_done(self) -> tuple[Done, ...]:
         return tuple(self._disk.done)
@@ -58,6 +59,7 @@ class SimNotes:
             case RememberDone(done):
                 self._process.strike_point("carried")
                 self._disk.done += () if self._disk.full else (done,)
+                self._world.faults.on_noted(self._machine, busy=bool(self._process.agent.life._doing))
                 self._process.strike_point("remembered")
             case RememberLeaving(errand):
                 self._disk.leaving = self._disk.leaving if self._disk.full else errand

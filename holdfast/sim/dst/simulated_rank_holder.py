@@ -72,6 +72,7 @@ class SimHolder:
         self._machine.forget_ranks(errand.generation)
         self.held = {k: r for k, r in self.held.items() if r.code is None or k.generation >= errand.generation}
         error = self._world.faults.launch_error()
+        await asyncio.sleep(self._world.faults.launch_delay_s())
         for local in range(errand.seat.nproc - bool(error)):
             await asyncio.sleep(self._world.rng.uniform(0.01, 0.3))
             self._process.check_alive()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 ECHO = "RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.7]:24017"
 _GROUP_S = 0.5
-_TRIES = 20  # to meet: then they give up
+_AGAIN_S = 1.0  # ranks wait for one another without end, since torch's timeouts are longer than a seed
 
 
 class SimStorage:
@@ -45,7 +45,6 @@ class RankTeam:
         self.nan_at = -1  # the step at which the loss shows it
         self.broken = False
         self.ending = False
-        self._tries = 0
 
     @property
     def is_formed(self) -> bool:
@@ -55,13 +54,11 @@ class RankTeam:
         """Form process groups and restore state once all ranks have started; retry while some are unhealthy."""
         if self.broken or self.is_formed or len(self.members) < self.size:
             return
-        self._tries += 1
         if any(held.code is not None for held in self.members.values()):
             return
         agents = [held.machine.agent for held in self.members.values()]
         if not all(held.is_healthy for held in self.members.values()) or None in agents:
-            if self._tries < _TRIES:
-                self.world.call_later(1.0, self.meet_ranks)
+            self.world.call_later(_AGAIN_S, self.meet_ranks)
             return
         picks = {rank: self._resume_rank(held) for rank, held in self.members.items()}
         denied = [rank for rank, pick in picks.items() if isinstance(pick, str)]
@@ -191,6 +188,15 @@ class RankTeam:
             if rng.random() < 0.6:
                 self.world.call_later(rng.uniform(0.05, 2.0), self._end_as_echo, other)
 
+    def on_rank_restart(self) -> None:
+        """A rank was started again, since its machine had lost power amid the launch. All ranks meet it, or fail if
+        they had met its predecessor."""
+        if not self.is_formed:
+            self.broken = any(held.code is not None for held in self.members.values())
+            return
+        for held in self.members.values():
+            self.world.call_later(self.world.rng.uniform(0.05, 2.0), self._end_as_echo, held)
+
     @staticmethod
     def _end_as_echo(held: "SimRank") -> None:
         if held.machine.alive:
@@ -206,7 +212,9 @@ class RankTeams:
         team = self.all.get(held.generation)
         if team is None:
             team = self.all[held.generation] = RankTeam(self.world, held.generation, errand.world_size)
-        team.members[held.rank] = held
+        again, team.members[held.rank] = held.rank in team.members, held
+        if again:
+            team.on_rank_restart()
         if len(team.members) == team.size:
             self.world.call_later(_GROUP_S * self.world.rng.uniform(0.5, 2.0), team.meet_ranks)
 

@@ -82,6 +82,11 @@ class HolderMemory:
             arenas[rank] = SimArena(self._arenas, world, slots)
         return arenas[rank]
 
+    def list_snapshots(self) -> list[tuple[int, SimSnapshot]]:
+        """Return all snapshots and the ranks that they are of."""
+        arenas = (*self.own.items(), *self.shelf.items())
+        return [(rank, snap) for rank, arena in arenas for snap in arena.snaps]
+
     def take_snapshot(self, rank: int, world: int, snap: SimSnapshot, pinned: Iterable[SimSnapshot]) -> bool:
         """Store a snapshot of a rank that runs on this machine; False if no slot is free."""
         return self.fit_arena(self.own, rank, world, _SLOTS).put_snapshot(snap, pinned)

@@ -8,7 +8,7 @@ from holdfast.core.decide.job_view import JobView
 from holdfast.core.record.ledger import fold_entries
 from holdfast.model.action import Finish, Say
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.event import Ended, Entry, Progress
+from holdfast.model.event import Ended, Entry, Progress, Tick
 from holdfast.sim.dst.controller_disk import SimDisk
 from holdfast.sim.dst.simulated_snapshot_keeper import SimSnapshot
 from holdfast.sim.invariants import InvariantWatch, RecoveryEffort, UnsafeError
@@ -52,6 +52,7 @@ class TruthChecks:
             self.report_broken(str(e))
         self._seen = entry.seq
         self._remember_entry(entry)
+        self._check_giving_up(entry, view)
 
     def _remember_entry(self, entry: Entry) -> None:
         for action in entry.decision.actions:
@@ -66,6 +67,18 @@ class TruthChecks:
                 self._check_date(entry, at, generation)
             case Alarm(not_after=int() as not_after, stance=Stance.ACT, generation=generation):
                 self._doubts.append((generation, not_after))
+
+    def _check_giving_up(self, entry: Entry, view: JobView) -> None:
+        """Check that a job that has waited for nodes in vain makes use of every node that is there."""
+        ends = any(isinstance(action, Finish) for action in entry.decision.actions)
+        if ends and isinstance(entry.event, Tick) and (idle := self.idle_nodes(view)):
+            self.report_broken(f"the job gives up, {self.finish}, and makes no use of {', '.join(idle)}")
+
+    def idle_nodes(self, view: JobView) -> list[str]:
+        """Return the nodes that have a link and may join, but are neither seated nor standbys nor under probe."""
+        used = {*view.active, *view.pool, *view.coming, *view.under_probe}
+        linked = [name for name, machine in self.world.machines.items() if machine.agent and machine.agent.link]
+        return [name for name in linked if name not in used and view.gone.get(name, Kind.SILENCE) is Kind.SILENCE]
 
     def _check_date(self, entry: Entry, at: float, generation: int) -> None:
         begun_at = self._begun_at.get(generation)
@@ -165,12 +178,28 @@ class TruthChecks:
                 self.report_broken(
                     f"generation {team.generation} goes on from step {step} of {made}, in doubt after {not_after}"
                 )
-        told = self._newest_generation() if self.world.setup.forgets else self._told
-        if memory and told and made != (line := self._step_maker(step, told)):
+        self._check_lineage(team, step, made, memory)
+        self._check_held(team)
+
+    def _check_lineage(self, team: "RankTeam", step: int, made: int, memory: bool) -> None:
+        """Check that a state from memory is of the line that the journal knows, or of a newer one that it missed."""
+        newest = self._newest_generation()
+        told = newest if self.world.setup.forgets else self._told
+        if memory and told and made not in {self._step_maker(step, told), self._step_maker(step, newest)}:
             self.report_broken(
                 f"generation {team.generation} goes on from step {step} of {made}, a line that was left: "
-                f"that of {told} has the step from {line}"
+                f"that of {told} has the step from {self._step_maker(step, told)}"
             )
+
+    def _check_held(self, team: "RankTeam") -> None:
+        """Check that a generation's nodes hold only states of its lineage, since later launches may take up any."""
+        for node in sorted({held.machine.name for held in team.members.values()}):
+            for rank, snap in self.world.machines[node].memory.list_snapshots():
+                if snap.made != (line := self._step_maker(snap.step, team.generation)):
+                    self.report_broken(
+                        f"{node} holds step {snap.step} of rank {rank} from {snap.made}, a line that was left: "
+                        f"that of {team.generation} has the step from {line}"
+                    )
 
     def _newest_generation(self) -> int:
         """Return the newest generation that made a step, even if its journal entries were lost; 0 if none did."""

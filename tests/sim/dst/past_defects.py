@@ -6,11 +6,11 @@ import pytest
 
 from holdfast.agent.agent_shell import Agent
 from holdfast.controller.actions.errand_dispatch import ErrandDispatch
+from holdfast.controller.node_links import NodeLinks
 from holdfast.core.decide import controller_takeover
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.membership.standbys import Standbys
-from holdfast.sim.dst.seed_setup import draw_setup
 from tests.sim.dst.mutant import Mutant, Patch, draw_forgetful
 
 
@@ -24,6 +24,11 @@ def stopped_launch_told_again(patch: Patch) -> None:
         self._stopping = stopping
 
     patch.setattr(ErrandDispatch, "on_relink", on_relink)
+
+
+def late_hello_replaces_link(patch: Patch) -> None:
+    """A hello that comes late by an older link replaces the newer one, and no errand reaches the node any more."""
+    patch.setattr(NodeLinks, "has_newer_link", lambda self, node, outbox: False)
 
 
 def ends_dated_at_once(patch: Patch) -> None:
@@ -77,7 +82,8 @@ def last_call_stays_over(patch: Patch) -> None:
 
 
 PAST_DEFECTS = (
-    Mutant(stopped_launch_told_again, None, draw_setup),
+    Mutant(stopped_launch_told_again, None),
+    Mutant(late_hello_replaces_link, None),
     Mutant(ends_dated_at_once, 41),
     Mutant(standbys_stay_believed, 28, draw_forgetful),
     Mutant(unknown_generation_not_fenced, 727, draw_forgetful),

@@ -20,6 +20,7 @@ from holdfast.model.event import Outcome
 from holdfast.model.state_copy import Copy, Restore, Source
 from holdfast.sim.dst.controller_disk import DiskJournal
 from holdfast.sim.dst.real_agent_protocol import AgentCrashed
+from holdfast.sim.dst.seed_setup import draw_setup
 from holdfast.sim.dst.simulated_node_disk import SimNotes
 from holdfast.sim.dst.simulated_snapshot_keeper import SimKeeper
 from holdfast.wire import agent_messages
@@ -245,16 +246,16 @@ PLANTED = (
     Mutant(strangers_copies, 242),
     Mutant(astray_believed, 126),
     Mutant(astray_kept, None),
-    Mutant(nobody_leaves, None),
+    Mutant(nobody_leaves, None, draw_setup),
     Mutant(nothing_is_dropped, 12),
     Mutant(leaving_is_forgotten, 9),
-    Mutant(full_disks_matter, None),
+    Mutant(full_disks_matter, None, draw_setup),
     Mutant(stops_are_believed, 1),
     Mutant(nobody_is_waited_for, 0),
     Mutant(fleets_are_believed, 400),
     Mutant(wall_clock, 2),
     Mutant(forgets_reborn, 112),
-    Mutant(old_ranks_stay, None),
+    Mutant(old_ranks_stay, None, draw_setup),
     Mutant(silence_unheard, 68),
     Mutant(not_refilled, 2),
 )

@@ -1,0 +1,74 @@
+"""The checks themselves: they name a state of a line that the job has left, and no other."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.cli.commands.sim_dst import REAL_PARTS
+from holdfast.logs import catalog_files
+from holdfast.model.event import Decision, Entry, Phase, Progress
+from holdfast.sim.dst.dst_world import DstWorld
+from holdfast.sim.dst.seed_setup import draw_setup
+from holdfast.sim.dst.simulated_machine import SimMachine, SimRank
+from holdfast.sim.dst.simulated_ranks import RankTeam
+from holdfast.sim.dst.simulated_snapshot_keeper import SimSnapshot
+
+
+class History:
+    """A job of one rank on one machine, whose generations are told by hand."""
+
+    def __init__(self) -> None:
+        self.world = DstWorld(draw_setup(1), REAL_PARTS, catalog_files.load_failures(), None)
+        self.machine = self.world.machines["n0"] = SimMachine(self.world, "n0", 0)
+
+    def resume(self, generation: int, snap: SimSnapshot | None) -> str:
+        """Let a generation go on from a state in memory, or begin anew; return the promise that this breaks."""
+        self.team = RankTeam(self.world, generation, 1)
+        held = SimRank(generation=generation, rank=0, machine=self.machine, world=1, release=1)
+        self.team.members[0] = held
+        self.world.truth.on_restore(self.team, {0: snap}, memory=snap is not None)
+        return self.world.failure
+
+    def make_steps(self, last: int) -> None:
+        for step in range(self.team.step + 1, last + 1):
+            self.team.step = step
+            self.world.truth.on_step(self.team)
+
+    def journal_step(self, generation: int) -> None:
+        at = self.world.now()
+        event = Progress(generation=generation, step=3, at=at, first_step=1, first_at=at, counted=False)
+        decision = Decision(actions=(), wake_at=None, reason="", phase=Phase.TRAINING)
+        self.world.truth._remember_entry(Entry(seq=1, at=at, event=event, decision=decision))
+
+
+@pytest.fixture
+def history() -> Iterator[History]:
+    """Generation 1 has made three steps, and the journal knows it. Generation 2 began anew and made three as well."""
+    told = History()
+    told.resume(1, None)
+    told.make_steps(3)
+    told.journal_step(1)
+    told.resume(2, None)
+    told.make_steps(3)
+    yield told
+    told.world.close()
+
+
+def third_step(made: int) -> SimSnapshot:
+    return SimSnapshot(step=3, label=made, made=made, nan_at=-1)
+
+
+def test_the_newest_line_is_not_left_although_the_journal_never_heard_of_it(history: History) -> None:
+    assert history.resume(3, third_step(2)) == ""
+
+
+def test_a_line_is_left_once_the_journal_knows_a_newer_one(history: History) -> None:
+    history.journal_step(2)
+    assert "goes on from step 3 of 1, a line that was left" in history.resume(3, third_step(1))
+
+
+def test_a_node_must_not_keep_a_state_of_a_line_that_was_left(history: History) -> None:
+    history.machine.memory.take_snapshot(0, 1, third_step(2), ())
+    assert history.resume(3, third_step(2)) == ""
+    history.machine.memory.take_snapshot(0, 1, third_step(1), ())
+    assert "n0 holds step 3 of rank 0 from 1, a line that was left" in history.resume(4, third_step(2))
