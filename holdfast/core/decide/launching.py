@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 from holdfast.core.decide.job_interruption import Pause, resumed_step
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.incident import incident_text
-from holdfast.core.incident.first_cause import Incident, is_node_proof
+from holdfast.core.incident.first_cause import Incident, is_node_loss, is_node_proof
 from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.membership.standbys import BRIEF, CHECK
 from holdfast.model.action import Action, Finish, Say, Stop
@@ -64,7 +64,7 @@ def concerns_generation(state: JobState, alarm: Alarm) -> bool:
 
 def on_outside_alarm(state: JobState, now: float, alarm: Alarm) -> str:
     """Handle an alarm about a standby, a node still coming, a finished node or an old generation."""
-    if alarm.kind is not Kind.SILENCE and not is_node_proof(alarm):
+    if not is_node_loss(alarm):
         return ""
     lost = state.nodes.standbys.beside_job(alarm.suspects)
     for node in lost:

@@ -6,7 +6,7 @@ from holdfast.core.decide import launching
 from holdfast.core.decide.job_interruption import Pause
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.incident import incident_text
-from holdfast.core.incident.first_cause import Incident, is_node_proof, open_incident
+from holdfast.core.incident.first_cause import Incident, is_node_loss, open_incident
 from holdfast.core.incident.ladder import GAVE_UP, find_verdict, verdict_after_probe
 from holdfast.core.incident.ladder_case import IncidentCase
 from holdfast.core.membership.seating import make_probe_or_replay
@@ -69,7 +69,8 @@ def tolerates_slowness(state: JobState, now: float, alarm: Alarm) -> str:
 def on_more_alarms(state: JobState, alarm: Alarm) -> str:
     incident = state.current_incident
     incident.add_alarm(alarm)
-    state.nodes.forget_returned(alarm.suspects)
+    if is_node_loss(alarm):  # a node that is back may tell late how its ranks ended, and is there all the same
+        state.nodes.forget_returned(alarm.suspects)
     return f"incident {incident.number}: noted while stopping: {incident_text.describe_cause(alarm)}"
 
 
@@ -151,7 +152,7 @@ def start_probing(state: JobState, case: IncidentCase, verdict: Verdict) -> str:
 
 
 def on_alarm_in_probe(state: JobState, alarm: Alarm) -> str:
-    if alarm.kind is Kind.SILENCE or is_node_proof(alarm):
+    if is_node_loss(alarm):
         state.current_incident.lost |= dict.fromkeys(alarm.suspects, alarm)
         state.nodes.forget_returned(alarm.suspects)
     return f"noted while nodes are probed: {incident_text.describe_cause(alarm)}"

@@ -203,6 +203,11 @@ def is_node_proof(alarm: Alarm) -> bool:
     return alarm.hard and alarm.kind in (Kind.HEALTH, Kind.LINES, Kind.REPLICA)
 
 
+def is_node_loss(alarm: Alarm) -> bool:
+    """Return whether the job loses a machine by this alarm: the machine is silent, or there is proof against it."""
+    return alarm.kind is Kind.SILENCE or is_node_proof(alarm)
+
+
 def first_cause(alarms: list[Alarm]) -> Alarm:
     """Return the earliest alarm that is not an echo of another one.
 

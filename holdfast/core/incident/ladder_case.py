@@ -4,7 +4,7 @@ from collections import Counter
 
 import msgspec
 
-from holdfast.core.incident.first_cause import NOT_STARTED, TIMED_OUT, is_node_proof
+from holdfast.core.incident.first_cause import NOT_STARTED, TIMED_OUT, is_node_loss
 from holdfast.core.snapshots.node_eviction_bonds import Bonds
 from holdfast.model.alarm import Alarm, Kind
 
@@ -163,7 +163,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether the cause names a node beyond doubt."""
         cause = self.cause
         told = cause.kind is Kind.CRASH and cause.action == EVICT and cause.confidence >= SURE
-        return cause.kind is Kind.SILENCE or is_node_proof(cause) or told
+        return is_node_loss(cause) or told
 
     @property
     def is_guess(self) -> bool:
