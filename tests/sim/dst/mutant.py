@@ -23,5 +23,5 @@ def draw_forgetful(seed: int) -> SeedSetup:
 
 class Mutant(NamedTuple):
     plant: Callable[[Patch], None]
-    seed: int | None  # the first that found it; None: only the search looks for it, and nobody has noted a seed yet
+    seed: int | None  # one that finds it; None: only the search looks for it, and nobody has noted a seed yet
     draw: Callable[[int], SeedSetup] = draw_rough

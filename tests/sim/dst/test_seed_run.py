@@ -39,6 +39,7 @@ FAILED_ONCE = {
     4965: "the same as 6991",
     9099: "an evicted node that was not gone yet held a step that the next generation had made anew",
     9529: "an agent killed amid leaving had ended its ranks, and its successor neither left nor told of their end",
+    102: "a node that was back told late how its ranks had ended, was forgotten, and stood idle for ever",
     469: "a node whose old ranks did not die was neither taken back nor sent away",
 }
 
