@@ -45,6 +45,10 @@ class TruthChecks:
     # --- the journal -------------------------------------------------------------------------------------------
 
     def on_entry(self, entry: Entry, view: JobView) -> None:
+        self._watch_entry(entry, view)
+        self._check_giving_up(entry, view)
+
+    def _watch_entry(self, entry: Entry, view: JobView) -> None:
         try:
             self._watch.check_entry(entry, view)
             self.effort.on_entry(entry)
@@ -52,7 +56,6 @@ class TruthChecks:
             self.report_broken(str(e))
         self._seen = entry.seq
         self._remember_entry(entry)
-        self._check_giving_up(entry, view)
 
     def _remember_entry(self, entry: Entry) -> None:
         for action in entry.decision.actions:
@@ -95,7 +98,7 @@ class TruthChecks:
             self._told, self._doubts, self._read = 0, [], min(self._read, len(self.disk.entries))
             for entry in self.disk.entries:
                 decider.step(entry.at, entry.event)
-                self.on_entry(entry, decider.view)
+                self._watch_entry(entry, decider.view)
 
     def on_ack(self, life: AgentProtocol, seq: int) -> None:
         """Check that an acknowledged rank exit, or alarm that calls for action, is in the journal on disk."""
