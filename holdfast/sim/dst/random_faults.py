@@ -41,6 +41,7 @@ class RandomFaults:
         self.struck: dict[str, int] = {}
         self._armed: dict[str, str] = {}  # machine -> where its agent will die
         self._aside = Random(f"aside {world.setup.seed}")  # so that all else of a seed stays as it was
+        self._stranding = Random(f"stranded {world.setup.seed}")  # for the same reason
         # Of each seed only some kinds: those that are left come often enough to meet one another.
         kinds = [kind for kind in _KINDS if world.rng.random() < 0.6] or list(_KINDS)
         self._weights = {kind: _KINDS[kind] * world.rng.choice((1, 1, 3)) for kind in kinds}
@@ -49,6 +50,8 @@ class RandomFaults:
         self.on = True
         if self._aside.random() < 0.15:
             self.world.call_later(self._aside.uniform(5.0, 25.0), self._fill_disk)
+        if self._stranding.random() < 0.15:
+            self.world.call_later(self._stranding.uniform(5.0, self.world.setup.faults_s), self._strand_machine)
         self._plan_next()
 
     def stop_faults(self) -> None:
@@ -100,6 +103,19 @@ class RandomFaults:
         lasts_s = fence_s(self.world.setup.settings.node)
         self.world.call_later(lasts_s, self.world.truth.check_fence, machine, lasts_s)
         self.world.call_later(lasts_s + 30.0, self._reconnect_machine, machine)
+
+    def _strand_machine(self) -> None:
+        """Cut a machine off whose ranks cannot be killed either, as if its kernel were stuck."""
+        up = [machine for machine in self.world.machines.values() if machine.alive and machine.running_ranks()]
+        if not self.on or not up:
+            return
+        machine = self._stranding.choice(up)
+        self.world.log_line(f"fault: stranded {machine.name}")
+        self._count_fault("stranded")
+        for held in machine.running_ranks():
+            held.unkillable = True
+            self.world.call_later(40.0, self._make_killable, held)
+        self._cut_machine(machine, apart=False)
 
     def _reconnect_machine(self, machine: "SimMachine") -> None:
         machine.buried = False
