@@ -100,6 +100,6 @@ PAST_DEFECTS = (
     Mutant(ends_dated_at_once, 41),
     Mutant(standbys_stay_believed, 28, draw_forgetful),
     Mutant(unknown_generation_not_fenced, 727, draw_forgetful),
-    Mutant(lineage_kept, None, draw_forgetful),
+    Mutant(lineage_kept, 191, draw_forgetful),
     Mutant(last_call_stays_over, 144, draw_forgetful),
 )
