@@ -243,7 +243,7 @@ PLANTED = (
     Mutant(ids_reused, 0),
     Mutant(plan_made_anew, 93),
     Mutant(restore_without_all, 12),
-    Mutant(strangers_copies, None),
+    Mutant(strangers_copies, 167),
     Mutant(astray_believed, 138),
     Mutant(astray_kept, 138),
     Mutant(nobody_leaves, 204, draw_setup),
