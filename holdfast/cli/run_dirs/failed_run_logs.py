@@ -1,0 +1,65 @@
+"""The logs of a run's newest generation that failed, and how its ranks ended according to the journal."""
+
+import contextlib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from holdfast.agent.rank import last_words
+from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.core.detect.crash import PROBABLY
+from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
+from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, open_log
+from holdfast.model.alarm import Alarm, Kind
+
+_BEFORE_S = 60.0  # the kernel may have told of a kill so long before ranks were seen to end
+
+
+def find_file_or_run(name: str) -> Path:
+    """Return the run of this name, which is no file or folder of logs; the UsageError of an unknown one says so."""
+    try:
+        return run_selection.find(name)
+    except run_selection.AmbiguousRun:
+        raise
+    except UsageError:
+        raise UsageError(f"there is no file, folder or run called {name}") from None
+
+
+def read_failed_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
+    """Return the logs of the newest generation in which a rank crashed, and how its ranks ended."""
+    events = _read_events(run_dir)
+    crashes = [event for event in events if isinstance(event, Alarm) and event.kind is Kind.CRASH]
+    if not crashes:
+        raise UsageError(f"no rank of {run_dir} has failed; holdfast report shows what happened")
+    generation = max(alarm.generation for alarm in crashes)
+    last = [alarm for alarm in crashes if alarm.generation == generation]
+    ends = ProcessEnds(
+        codes={alarm.ranks[0]: alarm.code for alarm in last if alarm.ranks and alarm.code is not None},
+        at={alarm.ranks[0]: alarm.at for alarm in last if alarm.ranks},
+        starved=_is_oom_killed(events, last),
+        pressed=next((text for alarm in last if (text := alarm.reason.partition(PROBABLY)[2].rstrip(")"))), ""),
+    )
+    here = last_words.rank_folder(run_directory.read_spec(run_dir).log_dir, generation, 0).parent
+    logs = [open_log(path) for path in sorted(here.rglob("*.log"))]
+    said = [line for alarm in last for line in alarm.evidence if not logs]  # they lie on other machines
+    logs += [RankLog(open=lambda: io.BytesIO("\n".join(said).encode()))] if said else []
+    return logs, ends
+
+
+def _read_events(run_dir: Path) -> list[object]:
+    journal_path = run_dir / "journal.db"
+    if not journal_path.exists():
+        raise UsageError(f"{run_dir} has no journal yet; its controller has not started")
+    try:
+        with contextlib.closing(SqliteJournal(journal_path, read_only=True)) as journal:
+            return [entry.event for entry in journal.read()]
+    except JournalError as e:
+        raise UsageError(str(e)) from None
+
+
+def _is_oom_killed(events: Sequence[object], last: Sequence[Alarm]) -> bool:
+    """Whether the kernel reported that it killed these ranks for lack of memory."""
+    since, ranks = min(alarm.at for alarm in last) - _BEFORE_S, {rank for alarm in last for rank in alarm.ranks}
+    told = (e for e in events if isinstance(e, Alarm) and e.klass == "host_oom_kill" and PROBABLY not in e.reason)
+    return any(event.at >= since and ranks & set(event.ranks) for event in told)
