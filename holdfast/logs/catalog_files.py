@@ -2,24 +2,25 @@
 
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from holdfast import core
 from holdfast.config import ConfigError, Settings, WordLimits
 from holdfast.core.decoding import from_toml
 from holdfast.core.detect import health, lines
 from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog, FailureClass
-from holdfast.logs import user_rows
+from holdfast.logs import prepared_rows, user_rows
 from holdfast.logs.regex_safety import find_explosive_part
 
 T = TypeVar("T")
 
-
+_OURS = Path(core.__path__[0]) / "catalog"
+WORDS = _OURS / "words"
 _CLASSES = "classes.toml"
 
 
@@ -31,23 +32,30 @@ def load_failures(limits: WordLimits | None = None) -> FailureCatalog:
 
 @cache
 def load_built_in() -> FailureCatalog:
-    """Return the built-in catalog. The result is cached, because loading takes most of a second."""
+    """Return the built-in catalog. The result is cached, for those who ask for it again and again."""
     return _built_in_with(())
 
 
 def _built_in_with(more: tuple[CatalogRow, ...]) -> FailureCatalog:
-    folder = resources.files("holdfast.core").joinpath("catalog/words")
-    texts = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.name.endswith(".toml")}
-    del texts[_CLASSES]
+    sources = read_sources()
+    prepared = prepared_rows.read_prepared(WORDS, sources)
+    rows = parse_sources(sources) if prepared is None else tuple(one.row for one in prepared)
     try:
-        return FailureCatalog(
-            (*(row for name in sorted(texts) for row in _parse_rows(texts[name], name, CatalogRow)), *more),
-            load_classes(),
-        )
+        return FailureCatalog((*rows, *more), load_classes(), {one.row: one.alternatives for one in prepared or ()})
     except (re.error, ValueError) as e:
         raise ConfigError(f"the catalog of last words cannot be used: {e}") from None
 
 
+def read_sources() -> dict[str, bytes]:
+    """Return the TOML files of the built-in rows about last words, by name."""
+    return {file.name: file.read_bytes() for file in sorted(WORDS.glob("*.toml")) if file.name != _CLASSES}
+
+
+def parse_sources(sources: Mapping[str, bytes]) -> tuple[CatalogRow, ...]:
+    return tuple(row for name, text in sources.items() for row in _parse_rows(text.decode(), name, CatalogRow))
+
+
+@cache
 def load_classes() -> tuple[FailureClass, ...]:
     return _parse_rows(_read_ours(f"words/{_CLASSES.removesuffix('.toml')}"), _CLASSES, FailureClass, table="klass")
 
@@ -104,8 +112,8 @@ def load_health(path: str = "") -> tuple[health.GaugeRow, ...]:
 
 
 def check_catalogs(settings: Settings) -> None:
-    """Check the user's catalogs and rules before anything starts; raises ConfigError. The built-in catalogs are read,
-    which takes half a second, only if a user's catalog exists."""
+    """Check the user's catalogs and rules before anything starts; raises ConfigError. The built-in catalogs are read
+    only if a user's catalog exists."""
     if settings.words.catalog or user_rows.user_rows_path(settings.words).exists():
         load_failures(settings.words)
     if settings.lines.catalog:
@@ -127,7 +135,7 @@ def _check_unique(rows: Iterable[health.GaugeRow], where: str) -> list[health.Ga
 
 
 def _read_ours(name: str) -> str:
-    return resources.files("holdfast.core").joinpath(f"catalog/{name}.toml").read_text(encoding="utf-8")
+    return (_OURS / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def _read_users(path: str) -> str:

@@ -1,6 +1,5 @@
 """The user's own catalog rows about last words, and proposed rows, which have no effect until a person accepts them."""
 
-import hashlib
 import json
 import os
 import re
@@ -113,6 +112,8 @@ def add_rows(rows: Iterable[CatalogRow], path: Path) -> None:
 
 def propose_row(row: CatalogRow, path: Path) -> str:
     """Save a row for a person to review; return its id, which is the same for the same row. Raises ConfigError."""
+    import hashlib  # and OpenSSL with it, for which nobody who only reads rows has to wait
+
     folder = path.with_name("proposals")
     name = "p" + hashlib.sha256(f"{row.klass}\0{row.pattern}".encode()).hexdigest()[:8]
     if len(list(folder.glob("p*.toml"))) >= _PROPOSED:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -55,6 +56,17 @@ def test_json_has_what_was_promised(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (found["class"], found["group"], found["action"]) == ("gpu_oom", "framework", "fix_config")
     assert (found["root_rank"], found["origin"]) == (3, "train.py:88")
     assert found["evidence"] == [f"[rank3]: {OOM}"]
+
+
+@pytest.mark.e2e
+def test_files_wait_for_no_module_that_only_runs_need(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text(BOOM)
+    ask = f"from holdfast.cli import main; main(['diagnose', {str(tmp_path / 'job.log')!r}, '--json'])"
+    heavy = "{'torch', 'aiohttp', 'asyncio', 'http.client', 'ssl', 'sqlite3', 'rich'}"
+    code = f"import sys; {ask}; print(sorted({heavy} & sys.modules.keys()))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert json.loads(said.splitlines()[0])["class"] == "gpu_oom"
+    assert said.splitlines()[1] == "[]"
 
 
 def test_one_screen_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,6 +166,7 @@ def load_catalog(limits: WordLimits) -> FailureCatalog:
 
 
 def warm_catalog(known: FailureCatalog) -> FailureCatalog:
+    known.index.compile_parts()
     alarm_of(Exit(node="", generation=0, rank=0, code=1, at=0.0, words=_USUAL), known)
     return known
 

@@ -100,14 +100,15 @@ def _hits_of_trace(trace: ExceptionChain, known: dict[int, list[RowPattern]]) ->
 def _hits_of_exception(raised: RaisedException, known: dict[int, list[RowPattern]]) -> list[CatalogHit]:
     found: list[CatalogHit] = []
     for said in (raised.said, *raised.more):
-        found += _hits_of_line(said, known.get(id(said), ()), raised)
-    hints = [hit for hit in found if hit.row.role == "hint" and hit.said is raised.said]
-    found = [hit for hit in found if hit.row.role != "hint"]
-    if hints and _ANYTHING.fullmatch(raised.name) and all(_is_type_only(hit) for hit in found):
-        least = float((_PYTHON if raised.frames else _BARE).weight)
-        worth = max((hit.weight for hit in found), default=least) + _HINTS_MORE
-        best = max(hints, key=lambda hit: hit.row.weight)
-        return [msgspec.structs.replace(best, row=msgspec.structs.replace(best.row, role="cause"), weight=worth)]
+        plain = (row for row in known.get(id(said), ()) if row.row.role != "hint")
+        found += _hits_of_line(said, plain, raised)
+    if _ANYTHING.fullmatch(raised.name) and all(_is_type_only(hit) for hit in found):
+        hints = (row for row in known.get(id(raised.said), ()) if row.row.role == "hint")
+        best = max(_hits_of_line(raised.said, hints, raised), key=lambda hit: hit.row.weight, default=None)
+        if best is not None:
+            least = float((_PYTHON if raised.frames else _BARE).weight)
+            worth = max((hit.weight for hit in found), default=least) + _HINTS_MORE
+            return [msgspec.structs.replace(best, row=msgspec.structs.replace(best.row, role="cause"), weight=worth)]
     if any(hit.row.role != "context" for hit in found):
         return _keep_heaviest(found)
     if raised.name == "KeyboardInterrupt":

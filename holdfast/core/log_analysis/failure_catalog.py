@@ -1,7 +1,7 @@
 """The catalog of last words: rows that say what log lines mean, and the search for rows that match a line."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -59,14 +59,21 @@ class CatalogRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return (self.sample, *self.samples) if self.sample else self.samples
 
 
+class Alternative(msgspec.Struct, frozen=True, array_like=True):
+    """One alternative of a row's pattern, and literals: every line that it matches contains one of them."""
+
+    pattern: str
+    literals: tuple[str, ...]
+
+
 class RowPattern:
     """One alternative of a row's pattern, compiled on first use."""
 
-    def __init__(self, row: CatalogRow, pattern: str, wanted: tuple[bytes, ...]) -> None:
+    def __init__(self, row: CatalogRow, alternative: Alternative) -> None:
         self.row = row
-        self.needles = wanted
-        self.anchored = "^" in pattern  # may match only when what stands before the words is gone
-        self._pattern = pattern
+        self.needles = tuple(literal.encode() for literal in alternative.literals)
+        self.anchored = "^" in alternative.pattern  # may match only when what stands before the words is gone
+        self._pattern = alternative.pattern
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:  # most are never needed, and to compile them all takes a second
@@ -81,23 +88,36 @@ class RowPattern:
         return re.compile(self.row.frames) if self.row.frames else None
 
 
-def row_patterns(row: CatalogRow) -> list[RowPattern]:
+def find_alternatives(row: CatalogRow) -> tuple[Alternative, ...]:
     """Split a row into the alternatives of its pattern. A line is then matched only with alternatives whose literals it
     contains. Raises ValueError if an alternative has no literal and the row gives none."""
     given = (row.needle,) if isinstance(row.needle, str) else row.needle
     if given:
-        return [RowPattern(row, row.pattern, tuple(fold_line(needle) for needle in given))]
-    parts = [RowPattern(row, part, required_literals(part)) for part in split_alternatives(row.pattern)]
-    if not all(part.needles for part in parts):
+        return (Alternative(row.pattern, tuple(fold_line(needle).decode() for needle in given)),)
+    parts = [(part, required_literals(part)) for part in split_alternatives(row.pattern)]
+    if not all(literals for _, literals in parts):
         raise ValueError(f"nothing can be looked for first in the pattern {row.pattern!r}: give a needle")
-    return parts
+    return tuple(Alternative(part, tuple(literal.decode() for literal in literals)) for part, literals in parts)
 
 
 class FailureCatalog:
-    def __init__(self, rows: tuple[CatalogRow, ...], classes: tuple[FailureClass, ...] = ()) -> None:
+    """Rows and classes. To find the alternatives of many rows takes long, so whoever has them already passes them."""
+
+    def __init__(
+        self,
+        rows: tuple[CatalogRow, ...],
+        classes: tuple[FailureClass, ...] = (),
+        found: Mapping[CatalogRow, tuple[Alternative, ...]] | None = None,
+    ) -> None:
         self.rows = rows
         self.classes = {klass.klass: klass for klass in classes}
-        self.known = tuple(known for row in rows if row.pattern for known in row_patterns(row))
+        found = found or {}
+        self.known = tuple(
+            RowPattern(row, alternative)
+            for row in rows
+            if row.pattern
+            for alternative in (found.get(row) or find_alternatives(row))
+        )
         self._places = {id(known): place for place, known in enumerate(self.known)}
         self.codes = {row.code: row for row in rows if row.code is not None and not row.pattern}
         self._by_needle: dict[bytes, list[RowPattern]] = {}

@@ -19,6 +19,7 @@ _WHOLE = 4  # letters of a word that is looked for by itself
 _TRIE = 6  # letters that tell most parts from anything else
 _HEAD = 4  # letters by which parts of words are found
 _KNOWN = 100_000  # words remembered
+_FEW = 4000  # words: to look at each takes less than to compile a pattern of all parts
 # In every other line of a job that is well: looked for only where a pattern demands nothing better.
 _COMMON = frozenset(
     b"with from that this have been were when will rank step loss time train training model file layer batch sample "
@@ -88,9 +89,14 @@ class LiteralIndex:
         for part in self._parts:
             head = part[:_HEAD]
             self._heads.setdefault(len(head), {}).setdefault(head, []).append(part)
-        self._any_part = re.compile(_any_of(sorted({part[:_TRIE] for part in self._parts})))
+        self._any_part: re.Pattern[bytes] | None = None
         self._telling: dict[bytes, tuple[bytes, ...]] = {}
         self._dull: set[bytes] = set()
+
+    def compile_parts(self) -> re.Pattern[bytes]:
+        """Compile the pattern that searches many words at once. A short log, which has few, does not wait for it."""
+        self._any_part = re.compile(_any_of(sorted({part[:_TRIE] for part in self._parts})))
+        return self._any_part
 
     def find_literals(self, lines: Sequence[bytes]) -> Iterator[tuple[bytes, ...]]:
         """Yield for each folded line the literals that it contains."""
@@ -118,11 +124,14 @@ class LiteralIndex:
                 self._telling[word] = tuple(found)
                 self._dull.discard(word)
 
-    def _worth_a_look(self, words: list[bytes]) -> set[bytes]:
+    def _worth_a_look(self, words: list[bytes]) -> Iterable[bytes]:
         """Return those of `words` that may contain a part of a literal. One pass searches all words together."""
+        if self._any_part is None and len(self._dull) + len(self._telling) <= _FEW:
+            return words
+        any_part = self._any_part or self.compile_parts()
         many = b"\n".join(words)
         found = self._whole.keys() & words
-        for match in self._any_part.finditer(many) if self._parts else ():
+        for match in any_part.finditer(many) if self._parts else ():
             end = many.find(b"\n", match.end())
             found.add(many[many.rfind(b"\n", 0, match.start()) + 1 : end if end >= 0 else len(many)])
         return found
@@ -162,11 +171,13 @@ def _any_of(words: list[bytes]) -> bytes:
 
 def _index_word(needle: bytes) -> tuple[bytes, bool]:
     """Return the word by which to index a literal (empty if it has none), and whether it is whole in the literal."""
-    found = [(m.group(), m.start() > 0 and m.end() < len(needle)) for m in re.finditer(rb"[a-z_]{2,}", needle)]
-    alone = [word for word, inside in found if inside and len(word) >= _WHOLE and word not in _COMMON]
+    words = needle.translate(_WORDS).split()
+    inner = words[needle[:1] in _LETTERS : len(words) - (needle[-1:] in _LETTERS)]  # those between two gaps
+    alone = [word for word in inner if len(word) >= _WHOLE and word not in _COMMON]
     if alone:
         return max(alone, key=len), True
-    return max((word for word, _ in found), key=lambda word: (word not in _COMMON, len(word)), default=b""), False
+    found = (word for word in words if len(word) >= _SHORTEST)
+    return max(found, key=lambda word: (word not in _COMMON, len(word)), default=b""), False
 
 
 def _literals_of_sequence(sequence: Iterable[tuple[Any, Any]]) -> set[bytes]:

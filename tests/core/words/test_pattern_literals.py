@@ -1,7 +1,9 @@
 """What every line that a pattern matches must hold."""
 
+from itertools import product
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog
@@ -57,6 +59,7 @@ def test_a_row_without_any_is_refused() -> None:
     assert FailureCatalog((given_one,)).match_line("NVRM 7") == []
 
 
+MANY = b" ".join(bytes(letters) for letters in product(b"defghijkl", repeat=4))  # 6,561 words
 TEXTS = st.text(alphabet="abcxyz_ :/.E", max_size=30)
 
 
@@ -68,6 +71,14 @@ def test_the_index_finds_what_a_search_would(lines: list[str], wanted: list[str]
         assert [set(found) for found in index.find_literals(plains)] == [
             {n for n in sought if n in line} for line in plains
         ]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(TEXTS, max_size=8), st.lists(TEXTS.filter(lambda t: len(t.strip()) >= 2), min_size=1, max_size=8))
+def test_the_index_finds_the_same_among_many_words(lines: list[str], wanted: list[str]) -> None:
+    plains, sought = [fold_line(line) for line in lines], [fold_line(needle) for needle in wanted]
+    found = list(LiteralIndex(sought).find_literals([*plains, MANY]))[:-1]
+    assert [set(one) for one in found] == [{n for n in sought if n in line} for line in plains]
 
 
 @given(st.lists(TEXTS, max_size=8), TEXTS.filter(bool))

@@ -1,0 +1,52 @@
+"""The built-in rows about last words as one prepared file: rows parsed, and the literals of their patterns found.
+
+The TOML files are what people write; to parse them and to take their 2,400 patterns apart takes half a second, for
+which neither `holdfast diagnose` nor a failed rank should wait. `python -m tests.prepared_rows` writes the file, and a
+test compares it. If a TOML file has changed since, the prepared rows are ignored, so nothing stale is ever used.
+"""
+
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from holdfast.core.decoding import from_json
+from holdfast.core.log_analysis.failure_catalog import Alternative, CatalogRow, find_alternatives
+
+NAME = "prepared.json"
+
+
+class PreparedRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    row: CatalogRow
+    alternatives: tuple[Alternative, ...] = ()
+
+
+class PreparedFile(msgspec.Struct, frozen=True):
+    made_from: dict[str, str]  # checksums of the TOML files, by name
+    rows: list[PreparedRow]
+
+
+def read_prepared(folder: Path, sources: Mapping[str, bytes]) -> list[PreparedRow] | None:
+    """Return the prepared rows of a folder; None if they were not made from these TOML files, by name."""
+    try:
+        found = from_json((folder / NAME).read_bytes(), PreparedFile)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return found.rows if found.made_from == _checksums(sources) else None
+
+
+def format_prepared(sources: Mapping[str, bytes], rows: Iterable[CatalogRow]) -> bytes:
+    """Return the content of the prepared file, with one line for each row."""
+    made_from = msgspec.json.encode(_checksums(sources))
+    lines = b",\n".join(msgspec.json.encode(prepare_row(row)) for row in rows)
+    return b'{"made_from":%s,\n"rows":[\n%s\n]}\n' % (made_from, lines)
+
+
+def prepare_row(row: CatalogRow) -> PreparedRow:
+    return PreparedRow(row, find_alternatives(row) if row.pattern else ())
+
+
+def _checksums(sources: Mapping[str, bytes]) -> dict[str, str]:
+    """Tell by them whether a file has changed. They keep nobody out: who can write these files can write our code."""
+    return {name: f"{zlib.crc32(sources[name]):08x}" for name in sorted(sources)}
