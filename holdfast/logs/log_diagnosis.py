@@ -1,5 +1,6 @@
 """Diagnoses a job's failure from the logs of its ranks, their exit codes and the kernel's lines."""
 
+import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from holdfast.model.diagnosis import Diagnosis
 _RANK = re.compile(r"(?:^|[-_.])rank[-_.]?(\d{1,6})(?=[-_.]|$)", re.IGNORECASE)  # rank3.txt, node1_rank3.log
 _FOLDER = re.compile(r"(?:^|/)(?:rank[-_]?|attempt_\d+/)(\d{1,6})$", re.IGNORECASE)  # rank-3/; torchrun's attempt_0/3/
 _FIRST_LINE = "Traceback (most recent call last):"
+_END_BYTES = 1 << 20
+_ENDS = 64  # logs whose ends are read
 _KERNEL = re.compile(r"kernel|dmesg|kern\.log|syslog|^messages", re.IGNORECASE)
 
 
@@ -80,4 +83,14 @@ def read_whole(logs: Sequence[RankLog]) -> Iterator[bytes]:
         with log.open() as file:
             while chunk := file.read(1 << 20):
                 yield chunk
+        yield b"\n"
+
+
+def read_ends(logs: Sequence[RankLog]) -> Iterator[bytes]:
+    """Yield the end of each log, of a bounded number of logs."""
+    for log in logs[:_ENDS]:
+        with log.open() as file:
+            size = file.seek(0, io.SEEK_END)
+            file.seek(max(0, size - _END_BYTES))
+            yield file.read(_END_BYTES)
         yield b"\n"

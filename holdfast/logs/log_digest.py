@@ -80,16 +80,27 @@ def digest_log(chunks: Iterable[bytes | str], *, budget: int, mask: Callable[[st
     )
 
 
+def rank_trouble(miner: TemplateMiner) -> tuple[list[str], list[str]]:
+    """Return a sample of each kind of line that tells of trouble, gravest first; and the last lines, newest first."""
+    scored = [(_kind_score(kind, miner.lines), kind) for kind in miner.kinds if kind.alarming or _is_grave(kind)]
+    scored.sort(key=lambda one: (-one[0], one[1].first))
+    return [plain_line(kind.sample) for _, kind in scored], [plain_line(raw) for raw in reversed(miner.tail)]
+
+
 def plain_line(raw: bytes | str) -> str:
     """Return a line without colours and other control characters."""
     text = raw if isinstance(raw, str) else raw.decode("utf-8", "replace")
     return _CONTROL.sub("", text).rstrip()
 
 
+def _is_grave(kind: LineKind) -> bool:
+    return bool(_GRAVE.search(plain_line(kind.sample)))
+
+
 def _kind_score(kind: LineKind, lines: int) -> float:
     text = plain_line(kind.sample)
     rarity = min(4.0, math.log10(max(lines, 1) / max(kind.count, 1)))
-    grave = 4.0 if _GRAVE.search(text) else 2.0 if kind.alarming else 0.0
+    grave = 4.0 if _is_grave(kind) else 2.0 if kind.alarming else 0.0
     return rarity + grave - (2.0 if _MILD.search(text) else 0.0)
 
 

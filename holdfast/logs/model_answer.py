@@ -1,6 +1,7 @@
-"""Checks a language model's answer against the failure classes, the rules' diagnosis and the log."""
+"""Checks a language model's answers against the failure classes and the log, and lets them vote on a diagnosis."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from json import JSONDecoder
 from typing import Any
@@ -9,11 +10,10 @@ import msgspec
 
 from holdfast.core.log_analysis.failure_catalog import FailureClass
 from holdfast.logs.log_digest import ShownLine, plain_line
-from holdfast.logs.model_request import NoAnswer
+from holdfast.logs.model_request import SAMPLES, NoAnswer
+from holdfast.logs.opinion_limits import CAP, TEST, careful_action
 from holdfast.model.diagnosis import Diagnosis
 
-CAP = 0.6  # what a language model says is never surer than this: below all on which a machine is sent away
-_EVICT, _TEST = "evict_and_restart", "run_diagnostics"
 _QUOTE = 12  # characters: a shorter part of a line could stand anywhere
 _LINES = 5
 _EVIDENCE_CHARS = 400
@@ -58,35 +58,62 @@ def _object_at(text: str, start: int) -> dict[str, Any] | None:
     return tree if isinstance(tree, dict) else None
 
 
-def check_answer(
-    answer: ModelAnswer, rules: Diagnosis, shown: Sequence[ShownLine], classes: Mapping[str, FailureClass]
-) -> Diagnosis:
-    """Return the diagnosis that follows from the model's answer; raises NoAnswer. The model can name and explain a
-    cause, but its answer alone never evicts a machine."""
-    klass = classes.get(answer.klass)
-    if klass is None:
+class ModelVote(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer that names a class of ours and lines of the log."""
+
+    answer: ModelAnswer
+    evidence: tuple[str, ...]  # the very lines
+    confidence: float
+
+
+def check_answer(answer: ModelAnswer, shown: Sequence[ShownLine], classes: Mapping[str, FailureClass]) -> ModelVote:
+    """Return the answer as a vote. Raises NoAnswer if its class does not exist, or if no program printed its lines."""
+    if answer.klass not in classes:
         raise NoAnswer(f"named an unknown class: {sanitize_words(answer.klass)[:60]}")
     real = [line for quote in answer.evidence if (line := _find_quote(quote, shown))]
     evidence = tuple(dict.fromkeys(line[:_EVIDENCE_CHARS] for line in real))[:_LINES]
     if not evidence:
         raise NoAnswer("cites lines that are not in the log")
     trust = 1.0 if len(real) == len(answer.evidence) else 0.5  # who invents one line may have invented more
-    confidence = round(min(CAP, max(0.0, answer.confidence) * trust), 2)
+    return ModelVote(answer=answer, evidence=evidence, confidence=max(0.0, answer.confidence) * trust)
+
+
+def count_votes(votes: Sequence[ModelVote]) -> ModelVote:
+    """Return the first vote of the majority. Its confidence is what the voters agree on: all three give CAP, two of
+    three give two thirds of it, and never more than they claim themselves. Raises NoAnswer without a majority."""
+    named = Counter(vote.answer.klass for vote in votes)
+    klass, count = named.most_common(1)[0]
+    if count * 2 <= SAMPLES:
+        raise NoAnswer(f"does not agree with itself: of {SAMPLES} answers, it named {_tally_text(named)}")
+    agreed = [vote for vote in votes if vote.answer.klass == klass]
+    confidence = min(CAP * count / SAMPLES, max(vote.confidence for vote in agreed))
+    best = max(agreed, key=lambda vote: vote.confidence)
+    return msgspec.structs.replace(best, confidence=round(confidence, 2))
+
+
+def _tally_text(named: Counter[str]) -> str:
+    return ", ".join(f"{klass} {count} time{'s' if count > 1 else ''}" for klass, count in named.most_common())
+
+
+def apply_vote(vote: ModelVote, rules: Diagnosis, klass: FailureClass) -> Diagnosis:
+    """Return the diagnosis that follows from the majority; raises NoAnswer if it is no surer than the rules. The model
+    can name and explain a cause, but its answer alone never evicts a machine."""
+    answer = vote.answer
     explanation = f"A language model thinks: {sanitize_words(answer.explanation) or klass.title}"
     if klass.klass == rules.klass:
         return msgspec.structs.replace(
-            rules, confidence=max(rules.confidence, confidence), explanation=f"{rules.explanation} {explanation}"
+            rules, confidence=max(rules.confidence, vote.confidence), explanation=f"{rules.explanation} {explanation}"
         )
-    if confidence <= rules.confidence:
-        raise NoAnswer(f"suggests {klass.klass}, but is no surer ({confidence:g}) than the rules")
+    if vote.confidence <= rules.confidence:
+        raise NoAnswer(f"suggests {klass.klass}, but is no surer ({vote.confidence:g}) than the rules")
     return Diagnosis(
         klass=klass.klass,
         group=klass.group,
-        action=_careful_action(answer.action, klass),
-        confidence=confidence,
+        action=TEST if answer.action == TEST else careful_action(klass),
+        confidence=vote.confidence,
         explanation=explanation,
-        evidence=evidence,
-        root_rank=_proven_rank(answer.root_rank, evidence, rules),
+        evidence=vote.evidence,
+        root_rank=_proven_rank(answer.root_rank, vote.evidence, rules),
         title=klass.title,
         hint=sanitize_words(answer.hint) or klass.hint,
         origin=rules.origin,
@@ -112,13 +139,6 @@ def _find_quote(quote: str, shown: Sequence[ShownLine]) -> str | None:
         if whole or part or head:
             return line.raw
     return None
-
-
-def _careful_action(wanted: str, klass: FailureClass) -> str:
-    """Return the class's action, or run_diagnostics if that action is an eviction or the model asks for tests."""
-    if klass.action == _EVICT or wanted == _TEST:
-        return _TEST
-    return klass.action
 
 
 def _proven_rank(rank: int | None, evidence: Sequence[str], rules: Diagnosis) -> int | None:

@@ -1,4 +1,4 @@
-"""Asks a language model at an OpenAI-compatible endpoint: one question, one answer, within one deadline."""
+"""Asks a language model at an OpenAI-compatible endpoint: one question, three samples, within one deadline."""
 
 import asyncio
 import math
@@ -17,6 +17,8 @@ _DETAIL_CHARS = 160
 _BUSY = (429, 503)
 _NOT_UNDERSTOOD = (400, 422)  # what servers say that do not know a field of the question
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_TEMPERATURES = (0.0, 0.7, 0.7)  # of the samples: what the model says first, and twice what it might also say
+SAMPLES = len(_TEMPERATURES)
 
 Messages = list[dict[str, str]]
 
@@ -48,8 +50,9 @@ class _Got(msgspec.Struct):
     body: bytes
 
 
-def ask_model(question: ModelQuestion, limits: ModelLimits, key: str) -> str:
-    """Return the model's reply as it came. Blocks until the deadline; raises NoAnswer."""
+def ask_model(question: ModelQuestion, limits: ModelLimits, key: str) -> list[str | NoAnswer]:
+    """Return the model's replies as they came, one per sample. A sample that brings no reply brings its reason. Blocks
+    until the deadline at most."""
     return asyncio.run(_ask_within(question, limits, key))
 
 
@@ -61,31 +64,38 @@ def completions_url(url: str) -> str:
     return f"{url}/chat/completions" if urlsplit(url).path else f"{url}/v1/chat/completions"
 
 
-async def _ask_within(question: ModelQuestion, limits: ModelLimits, key: str) -> str:
+async def _ask_within(question: ModelQuestion, limits: ModelLimits, key: str) -> list[str | NoAnswer]:
     headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
     host = urlsplit(limits.url).hostname or ""
+    # A proxy between this host and itself can only be a mistake.
+    trusting = host not in _LOOPBACK
+    async with aiohttp.ClientSession(headers=headers, auto_decompress=False, trust_env=trusting) as session:
+        return await asyncio.gather(*(_take_sample(session, question, limits, t) for t in _TEMPERATURES))
+
+
+async def _take_sample(
+    session: aiohttp.ClientSession, question: ModelQuestion, limits: ModelLimits, temperature: float
+) -> str | NoAnswer:
     try:
-        async with (
-            asyncio.timeout(limits.timeout_s) as deadline,
-            # A proxy between this host and itself can only be a mistake.
-            aiohttp.ClientSession(headers=headers, auto_decompress=False, trust_env=host not in _LOOPBACK) as session,
-        ):
+        async with asyncio.timeout(limits.timeout_s) as deadline:
             until = deadline.when() or math.inf
-            return _reply_text(await _ask_patiently(session, question, limits, until))
+            return _reply_text(await _ask_patiently(session, question, limits, temperature, until))
+    except NoAnswer as e:
+        return e
     except TimeoutError:
-        raise NoAnswer(f"has not answered within {limits.timeout_s:g} s") from None
+        return NoAnswer(f"has not answered within {limits.timeout_s:g} s")
     except (aiohttp.ClientError, OSError, UnicodeError) as e:
-        raise NoAnswer(f"cannot be reached at {limits.url}: {str(e)[:_DETAIL_CHARS] or type(e).__name__}") from None
+        return NoAnswer(f"cannot be reached at {limits.url}: {str(e)[:_DETAIL_CHARS] or type(e).__name__}")
 
 
 async def _ask_patiently(
-    session: aiohttp.ClientSession, question: ModelQuestion, limits: ModelLimits, until: float
+    session: aiohttp.ClientSession, question: ModelQuestion, limits: ModelLimits, temperature: float, until: float
 ) -> bytes:
     """Return the body of the answer; raises NoAnswer. If the server is busy and names a wait time, wait and ask once
     more. If it rejects the request with a schema, ask without one."""
     bare: dict[str, Any] = {"model": limits.name, "messages": question.messages}
     shape = {"type": "json_schema", "json_schema": {"name": "diagnosis", "strict": True, "schema": question.schema}}
-    full = bare | {"temperature": 0, "max_tokens": _ANSWER_TOKENS, "response_format": shape}
+    full = bare | {"temperature": temperature, "max_tokens": _ANSWER_TOKENS, "response_format": shape}
     got = await _post_question(session, limits.url, full)
     if got.status in _NOT_UNDERSTOOD:
         got = await _post_question(session, limits.url, bare)

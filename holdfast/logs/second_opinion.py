@@ -1,19 +1,20 @@
 """Asks a language model for a second opinion when the rules are unsure; without a better answer the rules stand."""
 
 import os
-import socket
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from holdfast.config import ConfigError, Settings
-from holdfast.core.log_analysis.failure_catalog import CatalogRow
+from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureClass
 from holdfast.logs import catalog_files, model_answer, user_rows
-from holdfast.logs.log_digest import digest_log
+from holdfast.logs.log_digest import ShownLine, digest_log
 from holdfast.logs.model_question import make_question
-from holdfast.logs.model_request import NoAnswer, ask_model
-from holdfast.logs.secret_masking import Masker, env_secrets
+from holdfast.logs.model_request import SAMPLES, NoAnswer, ask_model
+from holdfast.logs.opinion_limits import careful_action
+from holdfast.logs.past_failures import NearFailure
+from holdfast.logs.secret_masking import make_masker
 from holdfast.model.diagnosis import Diagnosis
 
 _WEIGHT = 4  # of a proposed row: too little to send a machine away, unless a person makes it more
@@ -24,16 +25,21 @@ def is_wanted(diagnosis: Diagnosis, settings: Settings) -> bool:
 
 
 def ask_second_opinion(
-    diagnosis: Diagnosis, lines: Iterable[bytes | str], settings: Settings, *, say: Callable[[str], None] | None = None
+    diagnosis: Diagnosis,
+    lines: Iterable[bytes | str],
+    settings: Settings,
+    *,
+    near: Sequence[NearFailure] = (),
+    say: Callable[[str], None] | None = None,
 ) -> Diagnosis:
     """Return the given diagnosis, or a better one from the language model. `lines` is read only if the model is asked;
-    strings are whole lines, bytes may be cut anywhere. Blocks for up to `model.timeout_s`, so call this in a thread.
-    Failures go to `say` and are not raised."""
+    strings are whole lines, bytes may be cut anywhere. `near` are past failures to tell the model about. Blocks for up
+    to `model.timeout_s`, so call this in a thread. Failures go to `say` and are not raised."""
     if not is_wanted(diagnosis, settings):
         return diagnosis
     say = say or (lambda sentence: print(sentence, file=sys.stderr))
     try:
-        found, row = _ask_model(diagnosis, lines, settings)
+        found, row = _ask_model(diagnosis, lines, settings, near)
     except NoAnswer as e:
         say(f"the language model {e}; the rules' diagnosis stands")
         return diagnosis
@@ -43,38 +49,55 @@ def ask_second_opinion(
 
 
 def _ask_model(
-    rules: Diagnosis, lines: Iterable[bytes | str], settings: Settings
+    rules: Diagnosis, lines: Iterable[bytes | str], settings: Settings, near: Sequence[NearFailure]
 ) -> tuple[Diagnosis, CatalogRow | None]:
     limits = settings.model
     key = os.environ.get(limits.key_env, "") if limits.key_env else ""
     if limits.key_env and not key:
         raise NoAnswer(f"is not asked: {limits.key_env}, which model.key_env names, is not set")
-    mask = Masker(hosts=limits.hide_hosts, known=[*env_secrets(os.environ), key], names=_host_names())
+    mask = make_masker(hosts=limits.hide_hosts, known=[key])
     log = digest_log(lines, budget=limits.chars, mask=mask)
     masked = msgspec.structs.replace(rules, explanation=mask(rules.explanation))
     classes = {klass.klass: klass for klass in catalog_files.load_classes()}
-    told = model_answer.parse_answer(ask_model(make_question(log.format_text(), masked, classes.values()), limits, key))
-    found = model_answer.check_answer(told, rules, log.shown, classes)
-    return found, _proposed_row(told, [mask(line) for line in found.evidence], limits.name)
+    question = make_question(log.format_text(), masked, classes.values(), near)
+    vote = _take_vote(ask_model(question, limits, key), log.shown, classes)
+    found = model_answer.apply_vote(vote, rules, classes[vote.answer.klass])
+    return found, _proposed_row(vote, classes[vote.answer.klass], mask, limits.name)
 
 
-def _host_names() -> list[str]:
-    name = socket.gethostname()
-    return [name] if len(name) > 3 and name != "localhost" else []
+def _take_vote(
+    replies: Iterable[str | NoAnswer], shown: Sequence[ShownLine], classes: Mapping[str, FailureClass]
+) -> model_answer.ModelVote:
+    """Return what most samples say. Raises NoAnswer: without a majority, or with the reason why no sample counts."""
+    votes: list[model_answer.ModelVote] = []
+    unusable: list[NoAnswer] = []
+    for reply in replies:
+        try:
+            if isinstance(reply, NoAnswer):
+                raise reply
+            votes.append(model_answer.check_answer(model_answer.parse_answer(reply), shown, classes))
+        except NoAnswer as e:
+            unusable.append(e)
+    if unusable and len(votes) * 2 <= SAMPLES:
+        raise unusable[0]
+    return model_answer.count_votes(votes)
 
 
-def _proposed_row(told: model_answer.ModelAnswer, evidence: list[str], model: str) -> CatalogRow | None:
+def _proposed_row(
+    vote: model_answer.ModelVote, klass: FailureClass, mask: Callable[[str], str], model: str
+) -> CatalogRow | None:
     """Return the catalog row that the language model proposes, or None. The row's sample is a masked log line, because
-    users share catalogs."""
-    if not told.pattern or not evidence:
+    users share catalogs. The row evicts no machine: it has too little weight, and another action than its class."""
+    if not vote.answer.pattern:
         return None
     return CatalogRow(
-        klass=told.klass,
-        pattern=told.pattern,
+        klass=klass.klass,
+        pattern=vote.answer.pattern,
         weight=_WEIGHT,
-        sample=evidence[0],
+        action=action if (action := careful_action(klass)) != klass.action else "",
+        sample=mask(vote.evidence[0]),
         source=f"proposed by the language model {model}",
-        hint=model_answer.sanitize_words(told.hint),
+        hint=model_answer.sanitize_words(vote.answer.hint),
     )
 
 

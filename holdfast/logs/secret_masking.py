@@ -5,7 +5,9 @@ depend on them. Works one line at a time; the bodies of private keys, which span
 log is read (see line_templates.py).
 """
 
+import os
 import re
+import socket
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -65,6 +67,13 @@ class Masker:
         if name not in self._aliases:
             self._aliases[name] = f"<{kind}-{sum(a.startswith(f'<{kind}-') for a in self._aliases.values()) + 1}>"
         return self._aliases[name]
+
+
+def make_masker(*, hosts: bool, known: Iterable[str] = ()) -> Masker:
+    """Return a masker that also knows the secrets in this process's environment and the name of this host."""
+    name = socket.gethostname()
+    names = [name] if len(name) > 3 and name != "localhost" else []
+    return Masker(hosts=hosts, known=[*env_secrets(os.environ), *known], names=names)
 
 
 def env_secrets(env: Mapping[str, str]) -> list[str]:

@@ -106,3 +106,58 @@ def test_what_is_refused(capsys: pytest.CaptureFixture[str], argv: list[str], wh
     assert code == 2
     assert any(part in text for part in why.split("|")), text
     assert text.count("\n") == 1
+
+
+def test_a_proposal_can_be_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    name = said(capsys, "propose", "framework_runtime_error", LINE)[1].rsplit(" ", 1)[1].strip()
+    assert said(capsys, "reject", name)[0] == 0
+    assert "0 proposed" in said(capsys, "ls")[1]
+    code, text = said(capsys, "reject", name)
+    assert code == 2 and name in text
+
+
+def test_a_failure_that_was_corrected_is_known_when_it_comes_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, home: Path
+) -> None:
+    log = tmp_path / "job.log"
+
+    def write_log(number: int) -> None:
+        log.write_text(
+            f"step {number}\nzorblax {number} of 10.0.0.{number} is out of phase, kiln unreachable\nbye {number} x\n"
+        )
+
+    def diagnosed() -> dict[str, object]:
+        main(["diagnose", str(log), "--json"])
+        tree: dict[str, object] = json.loads(capsys.readouterr().out)
+        return tree
+
+    write_log(17)
+    assert diagnosed()["class"] == "unknown_child_failure"
+    code, text = said(capsys, "correct", "gpu_lost_bus", str(log), "--note", "the kiln, password=hunter2")
+    assert code == 0 and "out of phase" in text
+    write_log(9)
+    found = diagnosed()
+    assert (found["class"], found["action"]) == ("gpu_lost_bus", "run_diagnostics")
+    assert "the kiln" in str(found["explanation"])
+    stored = (home / "past_failures.json").read_text()
+    assert "hunter2" not in stored and "10.0.0" not in stored
+    assert "gpu_lost_bus               person 1x  the kiln" in said(capsys, "past")[1]
+    assert json.loads(said(capsys, "past", "--json")[1])[0]["klass"] == "gpu_lost_bus"
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["correct", "no_such_class", "LOG"], "no_such_class"),
+        (["correct", "gpu_oom", "EMPTY"], "no line"),
+        (["correct", "gpu_oom", "NOWHERE"], "NOWHERE"),
+    ],
+)
+def test_corrections_that_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, argv: list[str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "LOG").write_text(LINE)
+    (tmp_path / "EMPTY").write_text("\n")
+    code, text = said(capsys, *argv)
+    assert code == 2 and why in text and text.count("\n") == 1

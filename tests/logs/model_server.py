@@ -20,6 +20,14 @@ class Model:
         self.heads: list[dict[str, str]] = []
         self.paths: list[str] = []
         self.url = ""
+        self._lock = threading.Lock()
+
+    def take_turn(self, path: str, head: dict[str, str], body: bytes) -> Turn:
+        with self._lock:  # samples are asked for at the same time
+            self.paths.append(path)
+            self.heads.append(head)
+            self.bodies.append(body)
+            return self.turns[min(len(self.bodies), len(self.turns)) - 1]
 
     @property
     def heard(self) -> str:
@@ -37,10 +45,8 @@ def serving(*turns: Turn) -> Iterator[Model]:
 
     class Answering(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            model.paths.append(self.path)
-            model.heads.append(dict(self.headers))
-            model.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
-            turn = model.turns[min(len(model.bodies), len(model.turns)) - 1]
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            turn = model.take_turn(self.path, dict(self.headers), body)
             try:
                 turn(self)
             except OSError:

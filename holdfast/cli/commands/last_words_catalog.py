@@ -2,10 +2,12 @@
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 import msgspec
 
+from holdfast.cli.commands.log_diagnosis import find_logs
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.run_flags.flag_values import parse_settings as pairs
 from holdfast.cli.terminal.command_parser import CommandParser
@@ -13,20 +15,36 @@ from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.config import ConfigError, Settings, load
 from holdfast.core.log_analysis.failure_catalog import CatalogRow
 from holdfast.core.log_analysis.line_prefixes import parse_lines
+from holdfast.core.terminal_sanitizer import strip_controls
+from holdfast.journal.sqlite_journal import JournalError
 from holdfast.logs import catalog_files, regex_safety, user_rows
+from holdfast.logs.failure_opinion import read_telling_lines_of
+from holdfast.logs.past_failures import PastFailure, PastFailures
 from holdfast.logs.secret_masking import Masker
 
 FAULTY = 1
+_NOTE_CHARS = 300
+_SHOWN_LINES = 5
 
 
 def main(argv: list[str]) -> int:
     args = _make_parser().parse_args(argv)
-    verbs = {"ls": _list_rows, "check": _check_rows, "add": _add_rows, "propose": _propose_row}
+    verbs = {
+        "ls": _list_rows,
+        "check": _check_rows,
+        "add": _add_rows,
+        "reject": _reject_row,
+        "propose": _propose_row,
+        "correct": _correct_failure,
+        "past": _list_past,
+    }
     try:
         return verbs[args.verb](args, load(args.config, pairs(args.set)))
-    except (UsageError, ConfigError) as e:
+    except (UsageError, ConfigError, JournalError) as e:
         print(f"holdfast catalog {args.verb}: {e}", file=sys.stderr)
-        return 2
+    except OSError as e:
+        print(f"holdfast catalog {args.verb}: cannot read {e.filename or 'a log'}: {e.strerror}", file=sys.stderr)
+    return 2
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -46,6 +64,15 @@ def _make_parser() -> argparse.ArgumentParser:
     verb("check", "check that rows could be added", what).add_argument("file", metavar="FILE_OR_ID")
     what = "Accept rows: those of a file, or a proposed one by its id. They are checked first."
     verb("add", "accept rows", what).add_argument("file", metavar="FILE_OR_ID")
+    what = "Remove a proposed row, by its id, without accepting it."
+    verb("reject", "remove a proposed row", what).add_argument("id", metavar="ID")
+    what = "Say what a failure was, so that it is known when it comes again: the past failures are kept on this host."
+    correct = verb("correct", "say what a failure was", what)
+    correct.add_argument("klass", metavar="CLASS", help="failure class that it was")
+    correct.add_argument("logs", nargs="*", metavar="FILE", help="its logs, or its run, as for holdfast diagnose")
+    correct.add_argument("--note", default="", metavar="TEXT", help="the cause in your own words")
+    past = verb("past", "list past failures", "List past failures, and who said what they were.")
+    past.add_argument("--json", action="store_true", help="print them as JSON")
     propose = verb("propose", "propose a row for a line", "Propose a row for a line, to be accepted later.")
     propose.add_argument("klass", metavar="CLASS", help="failure class that the line shows")
     propose.add_argument("line", metavar="LINE", help="the line, as it was printed; - reads it from standard input")
@@ -132,4 +159,40 @@ def _propose_row(args: argparse.Namespace, settings: Settings) -> int:
         raise UsageError(faults[0])
     name = user_rows.propose_row(row, user_rows.user_rows_path(settings.words))
     print(f"{user_rows.format_row(row)}\nproposed as {name}; accept it with: holdfast catalog add {name}")
+    return 0
+
+
+def _reject_row(args: argparse.Namespace, settings: Settings) -> int:
+    file = user_rows.list_proposals(user_rows.user_rows_path(settings.words)).get(args.id)
+    if file is None:
+        raise UsageError(f"there is no proposal '{args.id}'; holdfast catalog ls shows what is proposed")
+    file.unlink()
+    print(f"removed the proposal {args.id}")
+    return 0
+
+
+def _correct_failure(args: argparse.Namespace, settings: Settings) -> int:
+    if args.klass not in {klass.klass for klass in catalog_files.load_classes()}:
+        raise UsageError(f"there is no class '{args.klass}'; holdfast catalog ls --all shows them")
+    lines = read_telling_lines_of(find_logs(None, args.logs)[0])
+    if not lines:
+        raise UsageError("these logs have no line by which the failure could be known again")
+    note = Masker(hosts=False)(" ".join(args.note.split()))[:_NOTE_CHARS]
+    failure = PastFailure(lines=lines, klass=args.klass, said_by="person", at=time.time(), note=note)
+    id = PastFailures(user_rows.past_failures_path()).keep_failure(failure)
+    print(f"kept as {id}: a failure like this one is {args.klass}; it is known by {counted_noun(len(lines), 'line')}:")
+    print("\n".join(f"  {strip_controls(line)}" for line in lines[:_SHOWN_LINES]))
+    return 0
+
+
+def _list_past(args: argparse.Namespace, settings: Settings) -> int:
+    path = user_rows.past_failures_path()
+    failures = PastFailures(path).read_all()
+    if args.json:
+        print(msgspec.json.encode(failures).decode())
+        return 0
+    for past in failures:
+        said = "; ".join(filter(None, (past.note, past.outcome))) or "; ".join(past.lines[:1])
+        print(strip_controls(f"{past.id}  {past.klass:<26} {past.said_by:<6} {past.times}x  {said}"))
+    print(f"{counted_noun(len(failures), 'past failure')} in {path}")
     return 0

@@ -17,7 +17,8 @@ from holdfast.cli.run_flags.flag_values import parse_settings as pairs
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.config import ConfigError, Settings, load
 from holdfast.logs import catalog_files
-from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, diagnose_logs, open_log, read_whole
+from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, diagnose_logs, open_log
+from holdfast.logs.user_rows import past_failures_path
 from holdfast.model.diagnosis import Diagnosis
 
 _LOGS = (".log", ".txt", ".out", ".err")  # in a folder
@@ -75,20 +76,24 @@ def _make_diagnosis(args: argparse.Namespace) -> Diagnosis:
         raise UsageError("--ask needs an endpoint: give model.url and model.name with --set or in a --config file")
     if args.run and args.logs:
         raise UsageError(f"name files or a run, not both {args.logs[0]} and --run {args.run}")
-    if args.run or not _are_files(args.logs):
-        logs, ends = _logs_of_run(args.run, args.logs)
-    else:
-        logs, ends = _logs_of_files(args.logs), ProcessEnds()
+    logs, ends = find_logs(args.run, args.logs)
     if args.exit_code is not None:
         ends = msgspec.structs.replace(ends, code=args.exit_code)
     found = diagnose_logs(logs, ends, catalog_files.load_failures(settings.words), _progress_printer())
-    return _second_opinion(found, logs, settings) if args.ask else found
+    return _add_opinion(found, logs, settings, args.ask) if args.ask or past_failures_path().exists() else found
 
 
-def _second_opinion(found: Diagnosis, logs: Sequence[RankLog], settings: Settings) -> Diagnosis:
-    from holdfast.logs.second_opinion import ask_second_opinion  # and HTTP with it, for which nobody else has to wait
+def find_logs(run: str | None, names: list[str]) -> tuple[list[RankLog], ProcessEnds]:
+    """Return the logs that a person means by a run, or by names of files, folders or one run; and how ranks ended."""
+    if run or not _are_files(names):
+        return _logs_of_run(run, names)
+    return _logs_of_files(names), ProcessEnds()
 
-    return ask_second_opinion(found, read_whole(logs), settings, say=lambda text: print(text, file=sys.stderr))
+
+def _add_opinion(found: Diagnosis, logs: Sequence[RankLog], settings: Settings, ask: bool) -> Diagnosis:
+    from holdfast.logs.failure_opinion import find_opinion  # for which nobody else has to wait
+
+    return find_opinion(found, logs, settings, ask=ask, say=lambda text: print(text, file=sys.stderr)).diagnosis
 
 
 def _are_files(names: list[str]) -> bool:

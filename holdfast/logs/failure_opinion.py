@@ -1,0 +1,91 @@
+"""Finds an opinion on a failure: what a person said of one like it, else what a language model says of its log."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from holdfast.config import ConfigError, Settings
+from holdfast.core.log_analysis.failure_catalog import FailureClass
+from holdfast.logs import catalog_files
+from holdfast.logs.failure_likeness import find_telling_lines
+from holdfast.logs.log_diagnosis import RankLog, read_ends, read_whole
+from holdfast.logs.opinion_limits import careful_action
+from holdfast.logs.past_failures import NearFailure, PastFailures
+from holdfast.logs.secret_masking import make_masker
+from holdfast.logs.user_rows import past_failures_path
+from holdfast.model.diagnosis import Diagnosis
+
+ALIKE = 0.6  # a failure this like a corrected one is taken for the same
+SURELY_ALIKE = 0.8  # where the rules are sure of something else
+_TRUST = 0.9  # in a correction of the very same lines: it may have been wrong
+_EVIDENCE = 5  # lines
+
+
+class FailureOpinion(msgspec.Struct, frozen=True, kw_only=True):
+    diagnosis: Diagnosis
+    said_by: Literal["rules", "model", "person"]  # rules: there is no other opinion
+    lines: tuple[str, ...]  # by which the failure is known again
+
+
+def find_opinion(
+    rules: Diagnosis, logs: Sequence[RankLog], settings: Settings, *, ask: bool, say: Callable[[str], None]
+) -> FailureOpinion:
+    """Return an opinion on what these logs show. The language model is asked only with `ask`, if the rules are unsure
+    and no person has said what a failure like this one was. What fails costs a sentence to `say`; only logs that cannot
+    be read raise OSError."""
+    lines = read_telling_lines_of(logs)
+    near = _recall_nearest(lines, say)
+    classes = {klass.klass: klass for klass in catalog_files.load_classes()}
+    sure = rules.confidence >= settings.model.below
+    if corrected := apply_correction(rules, lines, near, classes, sure=sure):
+        return FailureOpinion(diagnosis=corrected, said_by="person", lines=lines)
+    if not ask or sure or not settings.model.url:
+        return FailureOpinion(diagnosis=rules, said_by="rules", lines=lines)
+    from holdfast.logs.second_opinion import ask_second_opinion  # and HTTP with it, for which nobody else has to wait
+
+    found = ask_second_opinion(rules, read_whole(logs), settings, near=near, say=say)
+    return FailureOpinion(diagnosis=found, said_by="rules" if found == rules else "model", lines=lines)
+
+
+def read_telling_lines_of(logs: Sequence[RankLog]) -> tuple[str, ...]:
+    """Return the telling lines at the ends of these logs, masked."""
+    return find_telling_lines(read_ends(logs), make_masker(hosts=True))
+
+
+def _recall_nearest(lines: Sequence[str], say: Callable[[str], None]) -> tuple[NearFailure, ...]:
+    try:
+        return PastFailures(past_failures_path()).find_nearest(lines)
+    except ConfigError as e:
+        say(f"past failures are not compared: {e}")
+        return ()
+
+
+def apply_correction(
+    rules: Diagnosis,
+    lines: Sequence[str],
+    near: Sequence[NearFailure],
+    classes: Mapping[str, FailureClass],
+    *,
+    sure: bool,
+) -> Diagnosis | None:
+    """Return what a person said of a failure so like this one that it is the same; None if nobody did, or if the rules
+    say it too. If the rules are `sure`, the likeness must be greater. A correction, too, evicts no machine."""
+    best = next((one for one in near if one.failure.said_by == "person"), None)
+    if best is None or best.likeness < (SURELY_ALIKE if sure else ALIKE) or best.failure.klass == rules.klass:
+        return None
+    klass = classes.get(best.failure.klass)
+    if klass is None:  # of another version's taxonomy
+        return None
+    note = f" ({best.failure.note})" if best.failure.note else ""
+    return msgspec.structs.replace(
+        rules,
+        klass=klass.klass,
+        group=klass.group,
+        action=careful_action(klass),
+        confidence=round(_TRUST * best.likeness, 2),
+        explanation=f"A person said {klass.klass}{note} of a failure that is {best.likeness:.0%} like this one.",
+        evidence=tuple(lines[:_EVIDENCE]),
+        title=klass.title,
+        hint=klass.hint,
+    )
