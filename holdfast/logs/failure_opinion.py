@@ -11,9 +11,9 @@ from holdfast.logs import catalog_files
 from holdfast.logs.failure_likeness import find_telling_lines
 from holdfast.logs.log_diagnosis import RankLog, read_ends, read_whole
 from holdfast.logs.opinion_limits import careful_action
-from holdfast.logs.past_failures import NearFailure, PastFailures
+from holdfast.logs.past_cases import NearCase, PastCases
 from holdfast.logs.secret_masking import make_masker
-from holdfast.logs.user_rows import past_failures_path
+from holdfast.logs.user_rows import past_cases_path
 from holdfast.model.diagnosis import Diagnosis
 
 ALIKE = 0.6  # a failure this like a corrected one is taken for the same
@@ -53,9 +53,9 @@ def read_telling_lines_of(logs: Sequence[RankLog]) -> tuple[str, ...]:
     return find_telling_lines(read_ends(logs), make_masker(hosts=True))
 
 
-def _recall_nearest(lines: Sequence[str], say: Callable[[str], None]) -> tuple[NearFailure, ...]:
+def _recall_nearest(lines: Sequence[str], say: Callable[[str], None]) -> tuple[NearCase, ...]:
     try:
-        return PastFailures(past_failures_path()).find_nearest(lines)
+        return PastCases(past_cases_path()).find_nearest(lines)
     except ConfigError as e:
         say(f"past failures are not compared: {e}")
         return ()
@@ -64,20 +64,20 @@ def _recall_nearest(lines: Sequence[str], say: Callable[[str], None]) -> tuple[N
 def apply_correction(
     rules: Diagnosis,
     lines: Sequence[str],
-    near: Sequence[NearFailure],
+    near: Sequence[NearCase],
     classes: Mapping[str, FailureClass],
     *,
     sure: bool,
 ) -> Diagnosis | None:
     """Return what a person said of a failure so like this one that it is the same; None if nobody did, or if the rules
     say it too. If the rules are `sure`, the likeness must be greater. A correction, too, evicts no machine."""
-    best = next((one for one in near if one.failure.said_by == "person"), None)
-    if best is None or best.likeness < (SURELY_ALIKE if sure else ALIKE) or best.failure.klass == rules.klass:
+    best = next((one for one in near if one.case.said_by == "person"), None)
+    if best is None or best.likeness < (SURELY_ALIKE if sure else ALIKE) or best.case.klass == rules.klass:
         return None
-    klass = classes.get(best.failure.klass)
+    klass = classes.get(best.case.klass)
     if klass is None:  # of another version's taxonomy
         return None
-    note = f" ({best.failure.note})" if best.failure.note else ""
+    note = f" ({best.case.note})" if best.case.note else ""
     return msgspec.structs.replace(
         rules,
         klass=klass.klass,

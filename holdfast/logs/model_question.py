@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.core.log_analysis.failure_catalog import FailureClass
 from holdfast.logs.model_request import ModelQuestion
-from holdfast.logs.past_failures import NearFailure
+from holdfast.logs.past_cases import NearCase
 from holdfast.model.diagnosis import Diagnosis
 
 GROUPS = ("infrastructure", "framework", "script", "data_storage", "external", "preemption", "unknown")
@@ -53,7 +53,7 @@ _PAST_LINES = 6  # of a past failure that are shown
 
 
 def make_question(
-    log: str, rules: Diagnosis, classes: Iterable[FailureClass], near: Sequence[NearFailure] = ()
+    log: str, rules: Diagnosis, classes: Iterable[FailureClass], near: Sequence[NearCase] = ()
 ) -> ModelQuestion:
     """Build the question. The caller must have masked the log and the rules' explanation."""
     fence = f"LOG-{secrets.token_hex(8)}"  # that no line of a log can have guessed
@@ -70,8 +70,8 @@ def make_question(
     return ModelQuestion(messages=messages, schema=answer_schema(k.klass for k in known))
 
 
-def _past_text(near: NearFailure) -> str:
-    past = near.failure
+def _past_text(near: NearCase) -> str:
+    past = near.case
     note = f" ({past.note})" if past.note else ""
     done = f"; {past.outcome}" if past.outcome else ""
     head = f"{near.likeness:.0%} alike, {past.times}x: {past.klass}, said by {_SAYERS[past.said_by]}{note}{done}"

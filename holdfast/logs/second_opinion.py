@@ -13,7 +13,7 @@ from holdfast.logs.log_digest import ShownLine, digest_log
 from holdfast.logs.model_question import make_question
 from holdfast.logs.model_request import SAMPLES, NoAnswer, ask_model
 from holdfast.logs.opinion_limits import careful_action
-from holdfast.logs.past_failures import NearFailure
+from holdfast.logs.past_cases import NearCase
 from holdfast.logs.secret_masking import make_masker
 from holdfast.model.diagnosis import Diagnosis
 
@@ -29,7 +29,7 @@ def ask_second_opinion(
     lines: Iterable[bytes | str],
     settings: Settings,
     *,
-    near: Sequence[NearFailure] = (),
+    near: Sequence[NearCase] = (),
     say: Callable[[str], None] | None = None,
 ) -> Diagnosis:
     """Return the given diagnosis, or a better one from the language model. `lines` is read only if the model is asked;
@@ -49,7 +49,7 @@ def ask_second_opinion(
 
 
 def _ask_model(
-    rules: Diagnosis, lines: Iterable[bytes | str], settings: Settings, near: Sequence[NearFailure]
+    rules: Diagnosis, lines: Iterable[bytes | str], settings: Settings, near: Sequence[NearCase]
 ) -> tuple[Diagnosis, CatalogRow | None]:
     limits = settings.model
     key = os.environ.get(limits.key_env, "") if limits.key_env else ""

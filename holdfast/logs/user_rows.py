@@ -41,9 +41,9 @@ def user_rows_path(limits: WordLimits) -> Path:
     return Path(os.environ.get("HOLDFAST_HOME") or Path(config) / "holdfast") / "words.toml"
 
 
-def past_failures_path() -> Path:
+def past_cases_path() -> Path:
     """Return the path of the store of past failures. It is the user's own, whatever catalog a job shares."""
-    return user_rows_path(WordLimits()).with_name("past_failures.json")
+    return user_rows_path(WordLimits()).with_name("past_cases.json")
 
 
 def read_user_rows(path: Path) -> tuple[CatalogRow, ...]:

@@ -6,6 +6,8 @@ import msgspec
 
 from holdfast.model.loss_response import LossResponse, parse_response
 
+OPINION = "opinion"  # the signature of an alarm that says what a failure may have been, and no more
+
 
 class Kind(StrEnum):
     CRASH = "crash"

@@ -139,7 +139,7 @@ def test_a_failure_that_was_corrected_is_known_when_it_comes_again(
     found = diagnosed()
     assert (found["class"], found["action"]) == ("gpu_lost_bus", "run_diagnostics")
     assert "the kiln" in str(found["explanation"])
-    stored = (home / "past_failures.json").read_text()
+    stored = (home / "past_cases.json").read_text()
     assert "hunter2" not in stored and "10.0.0" not in stored
     assert "gpu_lost_bus               person 1x  the kiln" in said(capsys, "past")[1]
     assert json.loads(said(capsys, "past", "--json")[1])[0]["klass"] == "gpu_lost_bus"

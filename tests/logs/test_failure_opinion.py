@@ -9,7 +9,7 @@ from holdfast.config import Settings, load
 from holdfast.logs import user_rows
 from holdfast.logs.failure_opinion import FailureOpinion, find_opinion, read_telling_lines_of
 from holdfast.logs.log_diagnosis import RankLog
-from holdfast.logs.past_failures import PastFailure, PastFailures
+from holdfast.logs.past_cases import PastCase, PastCases
 from holdfast.model.diagnosis import Diagnosis
 from tests.logs.model_server import answering, serving
 
@@ -46,8 +46,8 @@ def opinion(
 def correct(klass: str, number: int = 1) -> None:
     lines = read_telling_lines_of(log(number))
     assert "10.0.0" not in str(lines)
-    PastFailures(user_rows.past_failures_path()).keep_failure(
-        PastFailure(lines=lines, klass=klass, said_by="person", at=0.0, note="the kiln")
+    PastCases(user_rows.past_cases_path()).keep_case(
+        PastCase(lines=lines, klass=klass, said_by="person", at=0.0, note="the kiln")
     )
 
 
@@ -79,8 +79,8 @@ def test_a_person_is_believed_before_a_model_is_asked() -> None:
 
 def test_a_model_hears_of_what_is_only_alike() -> None:
     lines = (*read_telling_lines_of(log(1)), "ERROR: pump burst", "FATAL: valve stuck", "ERROR: nothing to drink left")
-    PastFailures(user_rows.past_failures_path()).keep_failure(
-        PastFailure(lines=lines, klass="node_failure", said_by="person", at=0.0)
+    PastCases(user_rows.past_cases_path()).keep_case(
+        PastCase(lines=lines, klass="node_failure", said_by="person", at=0.0)
     )
     answer = {"class": "data_corrupt", "evidence": [LINE.format(5, 5)], "confidence": 1}
     with serving(answering(answer)) as model:
@@ -101,10 +101,10 @@ def test_sure_rules_yield_only_to_a_failure_that_is_much_the_same() -> None:
 
 
 def test_a_damaged_store_costs_a_sentence() -> None:
-    user_rows.past_failures_path().write_text("{")
+    user_rows.past_cases_path().write_text("{")
     said: list[str] = []
     assert find_opinion(RULES, log(1), Settings(), ask=False, say=said.append).diagnosis == RULES
-    assert len(said) == 1 and "past_failures.json" in said[0]
+    assert len(said) == 1 and "past_cases.json" in said[0]
 
 
 def test_a_class_that_is_no_longer_known() -> None:

@@ -19,7 +19,7 @@ from holdfast.core.terminal_sanitizer import strip_controls
 from holdfast.journal.sqlite_journal import JournalError
 from holdfast.logs import catalog_files, regex_safety, user_rows
 from holdfast.logs.failure_opinion import read_telling_lines_of
-from holdfast.logs.past_failures import PastFailure, PastFailures
+from holdfast.logs.past_cases import PastCase, PastCases
 from holdfast.logs.secret_masking import Masker
 
 FAULTY = 1
@@ -178,16 +178,16 @@ def _correct_failure(args: argparse.Namespace, settings: Settings) -> int:
     if not lines:
         raise UsageError("these logs have no line by which the failure could be known again")
     note = Masker(hosts=False)(" ".join(args.note.split()))[:_NOTE_CHARS]
-    failure = PastFailure(lines=lines, klass=args.klass, said_by="person", at=time.time(), note=note)
-    id = PastFailures(user_rows.past_failures_path()).keep_failure(failure)
+    failure = PastCase(lines=lines, klass=args.klass, said_by="person", at=time.time(), note=note)
+    id = PastCases(user_rows.past_cases_path()).keep_case(failure)
     print(f"kept as {id}: a failure like this one is {args.klass}; it is known by {counted_noun(len(lines), 'line')}:")
     print("\n".join(f"  {strip_controls(line)}" for line in lines[:_SHOWN_LINES]))
     return 0
 
 
 def _list_past(args: argparse.Namespace, settings: Settings) -> int:
-    path = user_rows.past_failures_path()
-    failures = PastFailures(path).read_all()
+    path = user_rows.past_cases_path()
+    failures = PastCases(path).read_all()
     if args.json:
         print(msgspec.json.encode(failures).decode())
         return 0

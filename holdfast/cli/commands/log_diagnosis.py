@@ -18,7 +18,7 @@ from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.config import ConfigError, Settings, load
 from holdfast.logs import catalog_files
 from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, diagnose_logs, open_log
-from holdfast.logs.user_rows import past_failures_path
+from holdfast.logs.user_rows import past_cases_path
 from holdfast.model.diagnosis import Diagnosis
 
 _LOGS = (".log", ".txt", ".out", ".err")  # in a folder
@@ -80,7 +80,7 @@ def _make_diagnosis(args: argparse.Namespace) -> Diagnosis:
     if args.exit_code is not None:
         ends = msgspec.structs.replace(ends, code=args.exit_code)
     found = diagnose_logs(logs, ends, catalog_files.load_failures(settings.words), _progress_printer())
-    return _add_opinion(found, logs, settings, args.ask) if args.ask or past_failures_path().exists() else found
+    return _add_opinion(found, logs, settings, args.ask) if args.ask or past_cases_path().exists() else found
 
 
 def find_logs(run: str | None, names: list[str]) -> tuple[list[RankLog], ProcessEnds]:

@@ -110,6 +110,7 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
     parts.append(_standbys_text(report))
     parts += [_releases_text(report)] if len(report.releases) > 1 else []
     parts += [_incidents_table(report, bill)] if report.incidents else []
+    parts += [Text(opinion) for opinion in report.opinions]
     parts += [_changes_table(report, bill)] if report.changes else []
     return Group(*(part for part in parts if part))
 

@@ -30,6 +30,7 @@ from holdfast.controller.api import ApiEntrance, make_api, make_runner
 from holdfast.controller.composition import BuiltController, build_controller
 from holdfast.controller.control_loop import Controller
 from holdfast.controller.decider_rebuild import RebuildError
+from holdfast.controller.failure_opinions import FailureOpinions
 from holdfast.controller.job_clock import SteadyClock
 from holdfast.controller.store_process import StoreProcess
 from holdfast.controller.user_hooks import UserHooks, job_standing
@@ -131,8 +132,10 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
     store = StoreProcess(run_dir, run.host, run.settings.node.lost_s, env, program_fork_server.socket_path(run_dir))
     teller = ConsoleTeller(run_dir, say)
     hooks = UserHooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, say)
+    opinions = FailureOpinions(run.settings, run.log_dir, say)
     fleet = _make_fleet(run, run_dir, env)
-    built = build_controller(run.settings, _make_ports(run_dir, fleet, store, say, EntryListeners(teller, hooks)))
+    listeners = EntryListeners(teller, hooks, opinions)
+    built = build_controller(run.settings, _make_ports(run_dir, fleet, store, say, listeners))
     controller = built.controller
     process_attributes.raise_file_limit()
     audit = AuditLog(run_dir)
@@ -152,10 +155,13 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
         attending, telling = tasks.create_task(store.connect_ahead()), tasks.create_task(hooks.run())
         watching = tasks.create_task(store.watch_process(controller.on_store_lost))
         receiving = tasks.create_task(port.porch.run(listener))
+        asking = tasks.create_task(opinions.run(controller.announce_news))
         code = await controller.run(run.job, run.release, begun)
         attending.cancel()
         watching.cancel()
         receiving.cancel()
+        opinions.finish_up()
+        asking.cancel()
         hooks.finish_up()
         await asyncio.wait({telling}, timeout=run.settings.hook.timeout_s)
         telling.cancel()
@@ -223,13 +229,15 @@ class NetworkPort:
 
 
 class EntryListeners:
-    """Passes new entries to console and hooks. Hooks also get old entries, as some notices may not have been sent."""
+    """Passes new entries to console, opinions and hooks. Hooks also get old entries, as some notices may not have been
+    sent."""
 
-    def __init__(self, teller: "ConsoleTeller", hooks: UserHooks) -> None:
-        self._teller, self._hooks = teller, hooks
+    def __init__(self, teller: "ConsoleTeller", hooks: UserHooks, opinions: FailureOpinions) -> None:
+        self._teller, self._hooks, self._opinions = teller, hooks, opinions
 
     def on_entry(self, entry: Entry, view: JobView) -> None:
         self._teller.on_entry(entry, view.summary)
+        self._opinions.on_entry(entry, view)
         self.on_replayed(entry, view)
 
     def on_replayed(self, entry: Entry, view: JobView) -> None:

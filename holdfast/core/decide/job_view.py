@@ -10,7 +10,7 @@ from types import MappingProxyType
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.node_roles import NodeRole, assign_roles
 from holdfast.core.decide.status_text import tell_present
-from holdfast.model.alarm import Kind
+from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Limits, Phase, Progress, Ready
 from holdfast.model.incident_record import Verdict
 from holdfast.model.job_and_seats import Job, Seat
@@ -84,6 +84,12 @@ class JobView:
         """The nodes that have fallen silent in the open incident."""
         incident = self._state.incident
         return incident.silent if incident else ()
+
+    @property
+    def cause(self) -> Alarm | None:
+        """The alarm that the open incident is about: the first cause, once there is a verdict; None if none is open."""
+        incident = self._state.incident
+        return incident.alarms[0] if incident else None
 
     @property
     def verdict(self) -> Verdict | None:

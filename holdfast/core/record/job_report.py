@@ -35,6 +35,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     restarts: tuple[RestartCost, ...]  # of both kinds, by time
     releases: tuple[ReleaseRun, ...]
     spans: tuple[Span, ...]
+    opinions: tuple[str, ...] = ()
 
 
 def report_of(account: Account) -> Report:
@@ -57,6 +58,7 @@ def report_of(account: Account) -> Report:
         restarts=_restart_costs(account),
         releases=account.ran,
         spans=account.spans,
+        opinions=account.opinions,
     )
 
 

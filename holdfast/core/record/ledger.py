@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.core.incident import incident_text
 from holdfast.model.action import Finish, Launch
+from holdfast.model.alarm import OPINION, Alarm
 from holdfast.model.event import Begin, Entry, Phase, Progress
 from holdfast.model.incident_record import Change, Record, Remedy
 from holdfast.model.release import Release
@@ -81,6 +82,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     since: str = ""  # what steps are counted from; "": they have the script's own numbers, or those of its optimizer
     code: int | None = None  # of a finished job
     ending: str = ""
+    opinions: tuple[str, ...] = ()  # of language models and people, on failures that the rules were unsure of
 
     @property
     def wall_s(self) -> float:
@@ -133,6 +135,7 @@ class Ledger:
         self._newest: Progress | None = None  # of whichever
         self.incidents: list[Record] = []
         self.changes: list[Change] = []
+        self.opinions: list[str] = []
         self.admitting: frozenset[str] = frozenset()  # nodes that are new in this generation, which has no step yet
         self.finish: Finish | None = None
         self._stepped_ever = False
@@ -168,6 +171,8 @@ class Ledger:
         if decision.closed:
             self.incidents.append(decision.closed)
             self._on_recovery(decision.closed)
+        if isinstance(event, Alarm) and event.signature == OPINION:
+            self.opinions.append(event.reason)
         if decision.changed:
             self.changes.append(decision.changed)
             self._on_recovery(decision.changed)
@@ -213,6 +218,7 @@ class Ledger:
             since=self._counted_since(),
             code=self.finish.code if self.finish else None,
             ending=self.finish.reason if self.finish else "",
+            opinions=tuple(self.opinions),
         )
 
     def settle_account(self, now: float) -> Account:

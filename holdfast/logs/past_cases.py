@@ -23,7 +23,7 @@ _FILE_BYTES = 8 << 20
 NEAREST = 3
 
 
-class PastFailure(msgspec.Struct, frozen=True, kw_only=True):
+class PastCase(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[str, ...]  # telling ones, masked
     klass: str
     said_by: Literal["rules", "model", "person"]
@@ -37,18 +37,18 @@ class PastFailure(msgspec.Struct, frozen=True, kw_only=True):
         return "f" + hashlib.sha256("\n".join(self.lines).encode()).hexdigest()[:8]
 
 
-class NearFailure(msgspec.Struct, frozen=True, kw_only=True):
+class NearCase(msgspec.Struct, frozen=True, kw_only=True):
     likeness: float
-    failure: PastFailure
+    case: PastCase
 
 
-class PastFailures:
+class PastCases:
     """The store; every change reads, changes and replaces the file under a lock. Raises ConfigError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def read_all(self) -> tuple[PastFailure, ...]:
+    def read_all(self) -> tuple[PastCase, ...]:
         try:
             with self._path.open("rb") as file:
                 content = file.read(_FILE_BYTES + 1)
@@ -57,21 +57,23 @@ class PastFailures:
         except OSError as e:
             raise ConfigError(f"cannot read {self._path}: {e.strerror}") from None
         try:
-            return from_json(content, tuple[PastFailure, ...])
+            return from_json(content, tuple[PastCase, ...])
         except msgspec.DecodeError as e:
             raise ConfigError(f"{self._path} cannot be understood ({e}); remove it to begin anew") from None
 
-    def find_nearest(self, lines: Sequence[str]) -> tuple[NearFailure, ...]:
-        """Return the past failures most like this one, the likest first."""
+    def find_nearest(self, lines: Sequence[str]) -> tuple[NearCase, ...]:
+        """Return the past failures most like this one, the likest first, and the likest that a person spoke of."""
         asked = read_words(lines)
-        near = [
-            NearFailure(likeness=likeness, failure=past)
+        found = [
+            NearCase(likeness=likeness, case=past)
             for past in self.read_all()
             if (likeness := round(measure_likeness(asked, read_words(past.lines)), 2)) > 0
         ]
-        return tuple(sorted(near, key=lambda one: (-one.likeness, one.failure.said_by != "person"))[:NEAREST])
+        found.sort(key=lambda one: (-one.likeness, one.case.said_by != "person"))
+        spoken = next((one for one in found if one.case.said_by == "person"), None)
+        return tuple(one for place, one in enumerate(found) if place < NEAREST or one is spoken)
 
-    def keep_failure(self, failure: PastFailure) -> str:
+    def keep_case(self, failure: PastCase) -> str:
         """Add a failure, or count it where the same is kept already; return the id of its entry. What a person said of
         it stands until a person says otherwise."""
         words = read_words(failure.lines)
@@ -79,7 +81,7 @@ class PastFailures:
             same = next((past for past in kept if measure_likeness(words, read_words(past.lines)) >= _SAME), None)
             if same is not None:
                 kept.remove(same)
-                failure = _merge_failures(same, failure)
+                failure = _merge_cases(same, failure)
             kept.append(failure)
         return failure.id
 
@@ -89,7 +91,7 @@ class PastFailures:
             kept[:] = [msgspec.structs.replace(past, outcome=outcome) if past.id == id else past for past in kept]
 
     @contextmanager
-    def _changing(self) -> Iterator[list[PastFailure]]:
+    def _changing(self) -> Iterator[list[PastCase]]:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -103,7 +105,7 @@ class PastFailures:
         except OSError as e:
             raise ConfigError(f"cannot write {self._path}: {e.strerror}") from None
 
-    def _replace_file(self, kept: Sequence[PastFailure]) -> None:
+    def _replace_file(self, kept: Sequence[PastCase]) -> None:
         new = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         new.unlink(missing_ok=True)
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -111,14 +113,14 @@ class PastFailures:
         new.replace(self._path)
 
 
-def _merge_failures(old: PastFailure, new: PastFailure) -> PastFailure:
+def _merge_cases(old: PastCase, new: PastCase) -> PastCase:
     believed = old if old.said_by == "person" and new.said_by != "person" else new
     return msgspec.structs.replace(
         believed, lines=new.lines, at=new.at, outcome=new.outcome or old.outcome, times=old.times + new.times
     )
 
 
-def _drop_oldest(kept: list[PastFailure]) -> list[PastFailure]:
+def _drop_oldest(kept: list[PastCase]) -> list[PastCase]:
     """Return as many as may be kept: corrections of people before others, and newer before older."""
     chosen = sorted(kept, key=lambda past: (past.said_by != "person", -past.at))[:_KEPT]
     return sorted(chosen, key=lambda past: past.at)

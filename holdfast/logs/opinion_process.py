@@ -1,0 +1,101 @@
+"""The process that finds an opinion on one failure: it reads logs and asks the model, so that no controller has to."""
+
+import io
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from holdfast.config import ConfigError, Settings
+from holdfast.core.decoding import Content, make_decoder
+from holdfast.linux import process_attributes
+from holdfast.logs.failure_opinion import FailureOpinion, find_opinion
+from holdfast.logs.log_diagnosis import RankLog, open_log, read_ends
+from holdfast.logs.past_cases import PastCase, PastCases
+from holdfast.logs.user_rows import past_cases_path
+from holdfast.model.diagnosis import Diagnosis
+
+_FILES = 64  # of a generation that are read, those of the failed rank first
+_NICE = 10
+
+
+class OpinionRequest(msgspec.Struct, frozen=True, kw_only=True, tag="opinion"):
+    """Asks what a failure was, and has it kept as a past failure."""
+
+    settings: Settings
+    rules: Diagnosis
+    folder: str  # of the generation's logs; they may lie on other hosts
+    ranks: tuple[int, ...]  # who failed first
+    last_lines: tuple[str, ...]  # for the case that they do
+    at: float
+    outcome: str  # what is being done about it
+
+
+class OutcomeRequest(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
+    """Has it noted what became of a failure."""
+
+    id: str
+    outcome: str
+
+
+class OpinionReply(msgspec.Struct, frozen=True, kw_only=True):
+    opinion: FailureOpinion | None = None
+    id: str = ""  # under which the failure is kept
+    said: tuple[str, ...] = ()  # sentences for a person
+
+
+Request = OpinionRequest | OutcomeRequest
+to_request: Callable[[Content], Request] = make_decoder(msgspec.json.Decoder(Request))
+to_reply = make_decoder(msgspec.json.Decoder(OpinionReply))
+
+
+def answer_request(request: Request) -> OpinionReply:
+    store = PastCases(past_cases_path())
+    said: list[str] = []
+    try:
+        if isinstance(request, OutcomeRequest):
+            store.note_outcome(request.id, request.outcome)
+            return OpinionReply()
+        opinion = find_opinion(request.rules, _open_logs(request), request.settings, ask=True, say=said.append)
+        id = store.keep_case(_make_case(request, opinion)) if opinion.lines else ""
+        return OpinionReply(opinion=opinion, id=id, said=tuple(said))
+    except (ConfigError, OSError) as e:
+        return OpinionReply(said=(*said, f"there is no opinion on this failure: {e}"))
+
+
+def _open_logs(request: OpinionRequest) -> list[RankLog]:
+    """Return the ends of the generation's logs, which are all that is read while a job runs."""
+    first = {f"rank-{rank}" for rank in request.ranks}
+    paths = sorted(Path(request.folder).rglob("*.log"), key=lambda path: (path.parent.name not in first, path))
+    logs = [RankLog(open=lambda path=path: _open_end(path)) for path in paths[:_FILES]]  # type: ignore[misc]
+    return logs or [RankLog(open=lambda: io.BytesIO("\n".join(request.last_lines).encode()))]
+
+
+def _open_end(path: Path) -> io.BytesIO:
+    return io.BytesIO(b"".join(read_ends([open_log(path)])))
+
+
+def _make_case(request: OpinionRequest, opinion: FailureOpinion) -> PastCase:
+    by_model = opinion.said_by == "model"  # a person has spoken of another failure, not of this one
+    return PastCase(
+        lines=opinion.lines,
+        klass=opinion.diagnosis.klass if by_model else request.rules.klass,
+        said_by="model" if by_model else "rules",
+        at=request.at,
+        note=opinion.diagnosis.explanation if by_model else "",
+        outcome=request.outcome,
+    )
+
+
+def main() -> None:
+    """Answer the request on standard input. The argument is the pid of the controller, which this process dies with."""
+    process_attributes.die_with_parent(int(sys.argv[1]))
+    os.nice(_NICE)
+    reply = answer_request(to_request(sys.stdin.buffer.read()))
+    sys.stdout.buffer.write(msgspec.json.encode(reply))
+
+
+if __name__ == "__main__":
+    main()
