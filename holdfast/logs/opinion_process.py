@@ -17,7 +17,7 @@ from holdfast.logs.past_cases import PastCase, PastCases
 from holdfast.logs.user_rows import past_cases_path
 from holdfast.model.diagnosis import Diagnosis
 
-_FILES = 64  # of a generation that are read, those of the failed rank first
+_FILES = 64  # of a generation that are read, those of the failed rank before others
 _NICE = 10
 
 
@@ -66,10 +66,12 @@ def answer_request(request: Request) -> OpinionReply:
 
 
 def _open_logs(request: OpinionRequest) -> list[RankLog]:
-    """Return the ends of the generation's logs, which are all that is read while a job runs."""
+    """Return the ends of the generation's logs, which are all that is read while a job runs. The failed rank's come
+    last, where last words are looked for."""
     first = {f"rank-{rank}" for rank in request.ranks}
     paths = sorted(Path(request.folder).rglob("*.log"), key=lambda path: (path.parent.name not in first, path))
-    logs = [RankLog(open=lambda path=path: _open_end(path)) for path in paths[:_FILES]]  # type: ignore[misc]
+    chosen = reversed(paths[:_FILES])
+    logs = [RankLog(open=lambda path=path: _open_end(path)) for path in chosen]  # type: ignore[misc]
     return logs or [RankLog(open=lambda: io.BytesIO("\n".join(request.last_lines).encode()))]
 
 
