@@ -54,16 +54,17 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     evicted: int
 
 
-def judged(folder: Path, catalog: FailureCatalog, every: int = 1) -> Iterator[Judged]:
-    """All the cases of a folder, or every n-th of them."""
+def read_cases(folder: Path, every: int = 1) -> Iterator[tuple[str, Label, list[Path]]]:
+    """All the cases of a folder, or every n-th of them: name, label and files."""
     for label_file in sorted(folder.glob("*/label.toml"))[::every]:
         label = msgspec.convert(tomllib.loads(label_file.read_text(encoding="utf-8")), Label)
-        logs = [open_log(path) for path in sorted(label_file.parent.glob("*.txt"))]
-        yield Judged(
-            name=label_file.parent.name,
-            label=label,
-            found=diagnose_logs(logs, ProcessEnds(code=label.exit_code), catalog),
-        )
+        yield label_file.parent.name, label, sorted(label_file.parent.glob("*.txt"))
+
+
+def judged(folder: Path, catalog: FailureCatalog, every: int = 1) -> Iterator[Judged]:
+    for name, label, paths in read_cases(folder, every):
+        logs = [open_log(path) for path in paths]
+        yield Judged(name=name, label=label, found=diagnose_logs(logs, ProcessEnds(code=label.exit_code), catalog))
 
 
 def score(cases: list[Judged]) -> Score:

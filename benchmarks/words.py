@@ -23,6 +23,7 @@ from rich.table import Table
 from benchmarks import _words_corpus
 from benchmarks._report import Findings, median, report
 from benchmarks._words_corpus import CORPUS, Judged, judged, score
+from benchmarks._words_model import measure_opinions
 from holdfast.agent.rank import last_words
 from holdfast.agent.rank.last_words_judge import warm_catalog
 from holdfast.core.detect.crash import alarm_of
@@ -216,6 +217,7 @@ def main() -> None:
         add_score(table, findings, corpus, list(judged(CORPUS / corpus, known)))
     if args.sealed:
         add_score(table, findings, "sealed", judge_archive(args.sealed, known))
+    measure_opinions(table, findings, known)
     add_speed(table, findings, args.gib, args.seed)
     report("words", table, findings)
 

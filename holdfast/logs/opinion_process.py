@@ -54,15 +54,18 @@ to_reply = make_decoder(msgspec.json.Decoder(OpinionReply))
 def answer_request(request: Request) -> OpinionReply:
     store = PastCases(past_cases_path())
     said: list[str] = []
+    opinion, id = None, ""
     try:
         if isinstance(request, OutcomeRequest):
             store.note_outcome(request.id, request.outcome)
-            return OpinionReply()
-        opinion = find_opinion(request.rules, _open_logs(request), request.settings, ask=True, say=said.append)
-        id = store.keep_case(_make_case(request, opinion)) if opinion.lines else ""
-        return OpinionReply(opinion=opinion, id=id, said=tuple(said))
-    except (ConfigError, OSError) as e:
-        return OpinionReply(said=(*said, f"there is no opinion on this failure: {e}"))
+        else:
+            opinion = find_opinion(request.rules, _open_logs(request), request.settings, ask=True, say=said.append)
+            id = store.keep_case(_make_case(request, opinion)) if opinion.lines else ""
+    except ConfigError as e:
+        said.append(f"the failure is not kept for the next time: {e}")
+    except OSError as e:
+        said.append(f"the logs of the failure cannot be read: {e.strerror}")
+    return OpinionReply(opinion=opinion, id=id, said=tuple(said))
 
 
 def _open_logs(request: OpinionRequest) -> list[RankLog]:
@@ -72,7 +75,7 @@ def _open_logs(request: OpinionRequest) -> list[RankLog]:
     paths = sorted(Path(request.folder).rglob("*.log"), key=lambda path: (path.parent.name not in first, path))
     chosen = reversed(paths[:_FILES])
     logs = [RankLog(open=lambda path=path: _open_end(path)) for path in chosen]  # type: ignore[misc]
-    return logs or [RankLog(open=lambda: io.BytesIO("\n".join(request.last_lines).encode()))]
+    return logs or [RankLog(open=lambda: io.BytesIO("\n".join(request.last_lines).encode("utf-8", "replace")))]
 
 
 def _open_end(path: Path) -> io.BytesIO:

@@ -81,8 +81,10 @@ def test_a_model_that_does_not_help_costs_a_sentence() -> None:
     assert (case.klass, case.said_by, case.outcome) == ("unknown_child_failure", "rules", "restart was tried")
 
 
-def test_a_store_that_cannot_be_written_costs_a_sentence(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_written_costs_a_sentence_and_not_the_opinion() -> None:
     user_rows.past_cases_path().mkdir()
-    reply = opinion_process.answer_request(request())
-    assert reply.id == "" and 1 <= len(reply.said) <= 2
-    assert "past_cases.json" in reply.said[-1]
+    with serving(answering({"class": "node_failure", "evidence": [CAUSE], "confidence": 1})) as model:
+        reply = opinion_process.answer_request(request(model.url))
+    assert reply.opinion is not None and reply.opinion.diagnosis.klass == "node_failure"
+    assert reply.id == "" and len(reply.said) == 2
+    assert all("past_cases.json" in sentence for sentence in reply.said)
