@@ -26,7 +26,7 @@ FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 COMMAND = re.compile(r"^(?:\w*\$ )?(?:\w+=\S+ )*holdfast ([a-z]+)(.*)")
 SPAN = re.compile(r"`([^`\n]+)`")
 VERBS = {  # of commands that have some; each has flags of its own
-    "catalog": ("add", "check", "ls", "propose"),
+    "catalog": ("add", "check", "correct", "ls", "past", "propose", "reject"),
     "chaos": ("list", "random", "run"),
     "ckpt": ("export", "ls", "rm", "verify"),
     "sim": ("dst", "replay", "run", "validate"),

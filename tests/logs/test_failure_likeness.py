@@ -7,7 +7,7 @@ FIRST = [
     *STEPS,
     "[rank3]: zorb: mount /data/a lost its backend 17 after 300 ms",
     "[rank3]: Traceback (most recent call last):",
-    '[rank3]:   File "/home/jane/train.py", line 88, in main',
+    '[rank3]:   File "/w/jane/train.py", line 88, in main',
     "[rank3]: ZorbError: frame 4711 of shard-9 is torn",
     "[rank0]: Connection closed by peer [10.1.2.3]:4444",
 ]
