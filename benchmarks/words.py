@@ -205,6 +205,7 @@ def parse_flags(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--corpus", action="append", choices=CORPORA, help="labelled logs to judge (default: all)")
     what = "judge the sealed logs as well (default: those of this repository)"
     parser.add_argument("--sealed", type=Path, nargs="?", const=SEALED, metavar="ARCHIVE", help=what)
+    parser.add_argument("--opinions", action="store_true", help="measure opinions alone, for a record of their own")
     return parser.parse_args(argv)
 
 
@@ -213,6 +214,10 @@ def main() -> None:
     table = Table("what", "measured", "goal", title="last words")
     findings = Findings()
     known = catalog_files.load_failures()
+    if args.opinions:
+        measure_opinions(table, findings, known)
+        report("opinions", table, findings)
+        return
     for corpus in args.corpus or CORPORA:
         add_score(table, findings, corpus, list(judged(CORPUS / corpus, known)))
     if args.sealed:
