@@ -17,7 +17,7 @@ from holdfast.core.incident.incident_text import describe_cause
 from holdfast.core.log_analysis.failure_catalog import UNKNOWN
 from holdfast.core.record.unsure_failures import FailureOutcome, JudgedIncident, UnsureFailures
 from holdfast.logs import opinion_process
-from holdfast.logs.opinion_limits import TEST
+from holdfast.logs.opinion_limits import TEST, limit_action
 from holdfast.logs.opinion_process import OpinionReply, OpinionRequest, OutcomeRequest
 from holdfast.logs.user_rows import past_cases_path
 from holdfast.model.alarm import OPINION, Alarm, Kind, Stance
@@ -39,7 +39,7 @@ class FailureOpinions:
         self._say = say
         self._unsure = UnsureFailures(settings.model.below)
         self._waiting: asyncio.Queue[JudgedIncident | FailureOutcome] = asyncio.Queue()
-        self._asking = 0  # the incident that has no answer yet
+        self._unanswered = 0  # questions
         self._kept: dict[int, str] = {}  # by incident: the id of its past failure, until the incident is over
 
     def on_entry(self, entry: Entry, view: JobView) -> None:
@@ -48,7 +48,7 @@ class FailureOpinions:
             judged = JudgedIncident(number=view.open_incident, cause=view.cause, verdict=view.verdict)
         found = self._unsure.on_entry(entry, judged)
         if isinstance(found, JudgedIncident) and (self._settings.model.url or past_cases_path().exists()):
-            self._asking = found.number
+            self._unanswered += 1
             self._waiting.put_nowait(found)
         elif isinstance(found, FailureOutcome):
             self._waiting.put_nowait(found)
@@ -65,12 +65,12 @@ class FailureOpinions:
 
     def finish_up(self) -> None:
         """Say that the job, which has ended, does not wait for an answer."""
-        if self._asking and self._settings.model.url:
+        if self._unanswered and self._settings.model.url:
             self._say("the job ended before the language model answered; holdfast diagnose --ask asks it again")
 
     async def _ask_about(self, judged: JudgedIncident, announce: Callable[[Alarm], None]) -> None:
         reply = await self._call_process(self._make_request(judged))
-        self._asking = 0
+        self._unanswered -= 1
         for sentence in reply.said:
             self._say(f"about incident {judged.number}: {sentence}")
         self._kept[judged.number] = reply.id
@@ -148,7 +148,7 @@ def make_alarm(judged: JudgedIncident, found: Diagnosis) -> Alarm:
         reason=f"opinion on incident {judged.number}: {named}. {found.explanation}",
         klass=found.klass,
         group=found.group,
-        action=found.action,
+        action=limit_action(found.action),
         confidence=found.confidence,
         hint=found.hint,
         evidence=found.evidence,

@@ -10,7 +10,7 @@ from holdfast.core.log_analysis.failure_catalog import FailureClass
 from holdfast.logs import catalog_files
 from holdfast.logs.failure_likeness import find_telling_lines
 from holdfast.logs.log_diagnosis import RankLog, read_ends, read_whole
-from holdfast.logs.opinion_limits import careful_action
+from holdfast.logs.opinion_limits import limit_action
 from holdfast.logs.past_cases import NearCase, PastCases
 from holdfast.logs.secret_masking import make_masker
 from holdfast.logs.user_rows import past_cases_path
@@ -82,7 +82,7 @@ def apply_correction(
         rules,
         klass=klass.klass,
         group=klass.group,
-        action=careful_action(klass),
+        action=limit_action(klass.action),
         confidence=round(_TRUST * best.likeness, 2),
         explanation=f"A person said {klass.klass}{note} of a failure that is {best.likeness:.0%} like this one.",
         evidence=tuple(lines[:_EVIDENCE]),

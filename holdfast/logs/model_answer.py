@@ -11,7 +11,7 @@ import msgspec
 from holdfast.core.log_analysis.failure_catalog import FailureClass
 from holdfast.logs.log_digest import ShownLine, plain_line
 from holdfast.logs.model_request import SAMPLES, NoAnswer
-from holdfast.logs.opinion_limits import CAP, TEST, careful_action
+from holdfast.logs.opinion_limits import CAP, TEST, limit_action
 from holdfast.model.diagnosis import Diagnosis
 
 _QUOTE = 12  # characters: a shorter part of a line could stand anywhere
@@ -109,7 +109,7 @@ def apply_vote(vote: ModelVote, rules: Diagnosis, klass: FailureClass) -> Diagno
     return Diagnosis(
         klass=klass.klass,
         group=klass.group,
-        action=TEST if answer.action == TEST else careful_action(klass),
+        action=TEST if answer.action == TEST else limit_action(klass.action),
         confidence=vote.confidence,
         explanation=explanation,
         evidence=vote.evidence,

@@ -12,7 +12,7 @@ from holdfast.logs import catalog_files, model_answer, user_rows
 from holdfast.logs.log_digest import ShownLine, digest_log
 from holdfast.logs.model_question import make_question
 from holdfast.logs.model_request import SAMPLES, NoAnswer, ask_model
-from holdfast.logs.opinion_limits import careful_action
+from holdfast.logs.opinion_limits import limit_action
 from holdfast.logs.past_cases import NearCase
 from holdfast.logs.secret_masking import make_masker
 from holdfast.model.diagnosis import Diagnosis
@@ -94,7 +94,7 @@ def _proposed_row(
         klass=klass.klass,
         pattern=vote.answer.pattern,
         weight=_WEIGHT,
-        action=action if (action := careful_action(klass)) != klass.action else "",
+        action=limited if (limited := limit_action(klass.action)) != klass.action else "",
         sample=mask(vote.evidence[0]),
         source=f"proposed by the language model {model}",
         hint=model_answer.sanitize_words(vote.answer.hint),

@@ -18,6 +18,7 @@ from tests.logs.model_server import answering, dripping, serving
 
 pytestmark = pytest.mark.e2e
 
+KEY = "k3y-of-the-model-server"
 CAUSE = "zorblax 17 went out of phase with its fabric"
 ANSWER: dict[str, Any] = {
     "class": "gpu_lost_bus",
@@ -48,7 +49,15 @@ def opinions(job: Job) -> list[Alarm]:
 
 def test_an_opinion_is_told_and_evicts_nobody(start: Start, tmp_path: Path) -> None:
     with serving(answering(ANSWER)) as model:
-        job = start("--nnodes", "1", "--set", f"model.url={model.url}", "--set", "model.name=zorb", script=FAILS)
+        asked = (
+            "--set",
+            f"model.url={model.url}",
+            "--set",
+            "model.name=zorb",
+            "--set",
+            "model.key_env=HOLDFAST_KEY",
+        )
+        job = start("--nnodes", "1", *asked, script=FAILS, HOLDFAST_KEY=KEY)
         said = job.says("opinion on incident 1")
         assert "gpu_lost_bus" in said and "The fabric of a node is gone." in said
         proposed = job.says("holdfast catalog add p")
@@ -57,6 +66,7 @@ def test_an_opinion_is_told_and_evicts_nobody(start: Start, tmp_path: Path) -> N
         [case] = job.until(lambda: [c for c in store.read_all() if "training went on" in c.outcome], "the outcome")
         job.finish()
         job.ends(0)
+    assert {head["Authorization"] for head in model.heads} == {f"Bearer {KEY}"}
     assert "hunter2" not in model.heard
     assert (case.klass, case.said_by, case.outcome) == ("gpu_lost_bus", "model", "restart, and training went on")
     assert CAUSE in str(case.lines) and "hunter2" not in str(case.lines)

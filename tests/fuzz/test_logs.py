@@ -3,14 +3,17 @@
 import io
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.agent.rank import last_words
+from holdfast.config import ConfigError
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog
 from holdfast.core.log_analysis.line_prefixes import parse_lines
-from holdfast.logs import catalog_files, model_answer, model_request
+from holdfast.logs import catalog_files, model_answer, model_request, opinion_process, past_cases
+from holdfast.logs.failure_likeness import find_telling_lines, measure_likeness, read_words
 from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, diagnose_logs
 from holdfast.logs.log_digest import digest_log
 from holdfast.logs.secret_masking import Masker
@@ -94,3 +97,27 @@ def test_a_completion(content: bytes) -> None:
 def test_when_to_ask_again(text: str) -> None:
     found = model_request._retry_seconds(text)
     assert found is None or found >= 0
+
+
+_PAST = b'[{"lines":["a b"],"klass":"gpu_oom","said_by":"person","at":1.0,"times":2}]'
+
+
+@given(content=hostile(st.just(_PAST)))
+@example(content=b"[" * 9_000)
+@example(content=b'[{"lines":["\xff"],"klass":"a","said_by":"rules","at":1e999}]')
+def test_past_failures(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "past.json").write_bytes(content)
+    narrow(lambda: past_cases.PastCases(tmp_path / "past.json").find_nearest(("a b",)), ConfigError)
+
+
+@given(hostile(st.just(b'{"opinion":null,"id":"f0","said":["a"]}')))
+@example(b'{"said":' + b"[" * 9_000)
+def test_a_reply_of_the_process_that_asks(content: bytes) -> None:
+    narrow(lambda: opinion_process.to_reply(content), msgspec.DecodeError)
+
+
+@given(log=_JUMBLED)
+def test_telling_lines(log: bytes) -> None:
+    lines = find_telling_lines([log], str)
+    assert len(lines) <= 24
+    assert measure_likeness(read_words(lines), read_words(lines)) in (0.0, 1.0)

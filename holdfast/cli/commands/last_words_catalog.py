@@ -20,7 +20,7 @@ from holdfast.journal.sqlite_journal import JournalError
 from holdfast.logs import catalog_files, regex_safety, user_rows
 from holdfast.logs.failure_opinion import read_telling_lines_of
 from holdfast.logs.past_cases import PastCase, PastCases
-from holdfast.logs.secret_masking import Masker
+from holdfast.logs.secret_masking import Masker, make_masker
 
 FAULTY = 1
 _NOTE_CHARS = 300
@@ -177,7 +177,7 @@ def _correct_failure(args: argparse.Namespace, settings: Settings) -> int:
     lines = read_telling_lines_of(find_logs(None, args.logs)[0])
     if not lines:
         raise UsageError("these logs have no line by which the failure could be known again")
-    note = Masker(hosts=False)(" ".join(args.note.split()))[:_NOTE_CHARS]
+    note = make_masker(hosts=False)(" ".join(args.note.split()))[:_NOTE_CHARS]
     failure = PastCase(lines=lines, klass=args.klass, said_by="person", at=time.time(), note=note)
     id = PastCases(user_rows.past_cases_path()).keep_case(failure)
     print(f"kept as {id}: a failure like this one is {args.klass}; it is known by {counted_noun(len(lines), 'line')}:")
