@@ -1,4 +1,4 @@
-"""Gathers opinions on failures that the rules are unsure of, while the job goes on: told to people, never acted on."""
+"""Gathers opinions on failures from a process of its own, while the job goes on: told to people, never acted on."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from holdfast.config import Settings
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.incident_text import describe_cause
 from holdfast.core.log_analysis.failure_catalog import UNKNOWN
-from holdfast.core.record.unsure_failures import FailureOutcome, JudgedIncident, UnsureFailures
+from holdfast.core.record.failure_questions import FailureOutcome, FailureQuestions, JudgedIncident
 from holdfast.logs import opinion_process
 from holdfast.logs.opinion_limits import TEST, limit_action
 from holdfast.logs.opinion_process import OpinionReply, OpinionRequest, OutcomeRequest
@@ -37,21 +37,19 @@ class FailureOpinions:
         self._settings = settings
         self._log_dir = log_dir
         self._say = say
-        self._unsure = UnsureFailures(settings.model.below)
+        self._questions = FailureQuestions(below=settings.model.below, has_model=bool(settings.model.url))
         self._waiting: asyncio.Queue[JudgedIncident | FailureOutcome] = asyncio.Queue()
         self._unanswered = 0  # questions
         self._kept: dict[int, str] = {}  # by incident: the id of its past failure, until the incident is over
 
     def on_entry(self, entry: Entry, view: JobView) -> None:
-        judged = None
+        judged, has_past = None, False
         if view.cause is not None and view.verdict is not None:
             judged = JudgedIncident(number=view.open_incident, cause=view.cause, verdict=view.verdict)
-        found = self._unsure.on_entry(entry, judged)
-        if isinstance(found, JudgedIncident) and (self._settings.model.url or past_cases_path().exists()):
-            self._unanswered += 1
+            has_past = past_cases_path().exists()
+        if found := self._questions.on_entry(entry, judged, has_past=has_past):
             self._waiting.put_nowait(found)
-        elif isinstance(found, FailureOutcome):
-            self._waiting.put_nowait(found)
+            self._unanswered += isinstance(found, JudgedIncident)
 
     async def run(self, announce: Callable[[Alarm], None]) -> None:
         """Ask and announce, one failure after the other, until cancelled."""

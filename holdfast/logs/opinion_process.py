@@ -60,7 +60,7 @@ def answer_request(request: Request) -> OpinionReply:
             store.note_outcome(request.id, request.outcome)
         else:
             opinion = find_opinion(request.rules, _open_logs(request), request.settings, ask=True, say=said.append)
-            id = store.keep_case(_make_case(request, opinion)) if opinion.lines else ""
+            id = _keep_case(store, request, opinion)
     except ConfigError as e:
         said.append(f"the failure is not kept for the next time: {e}")
     except OSError as e:
@@ -82,9 +82,12 @@ def _open_end(path: Path) -> io.BytesIO:
     return io.BytesIO(b"".join(read_ends([open_log(path)])))
 
 
-def _make_case(request: OpinionRequest, opinion: FailureOpinion) -> PastCase:
+def _keep_case(store: PastCases, request: OpinionRequest, opinion: FailureOpinion) -> str:
+    """Keep the failure for the next time, and return its id; "" if the rules know it, or nothing tells of it."""
+    if not opinion.lines or (opinion.said_by == "rules" and request.rules.confidence >= request.settings.model.below):
+        return ""
     by_model = opinion.said_by == "model"  # a person has spoken of another failure, not of this one
-    return PastCase(
+    case = PastCase(
         lines=opinion.lines,
         klass=opinion.diagnosis.klass if by_model else request.rules.klass,
         said_by="model" if by_model else "rules",
@@ -92,6 +95,7 @@ def _make_case(request: OpinionRequest, opinion: FailureOpinion) -> PastCase:
         note=opinion.diagnosis.explanation if by_model else "",
         outcome=request.outcome,
     )
+    return store.keep_case(case)
 
 
 def main() -> None:

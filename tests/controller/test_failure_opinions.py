@@ -3,7 +3,7 @@
 import msgspec
 
 from holdfast.controller.failure_opinions import make_alarm, make_diagnosis
-from holdfast.core.record.unsure_failures import JudgedIncident
+from holdfast.core.record.failure_questions import JudgedIncident
 from holdfast.model.alarm import OPINION, Alarm, Kind, Stance
 from holdfast.model.diagnosis import Diagnosis
 from holdfast.model.incident_record import Remedy, Verdict

@@ -11,7 +11,7 @@ import pytest
 from holdfast.config import Settings, load
 from holdfast.logs import opinion_process, user_rows
 from holdfast.logs.opinion_process import OpinionReply, OpinionRequest, OutcomeRequest
-from holdfast.logs.past_cases import PastCases
+from holdfast.logs.past_cases import PastCase, PastCases
 from holdfast.model.diagnosis import Diagnosis
 from tests.logs.model_server import answering, sending, serving
 
@@ -88,3 +88,18 @@ def test_a_store_that_cannot_be_written_costs_a_sentence_and_not_the_opinion() -
     assert reply.opinion is not None and reply.opinion.diagnosis.klass == "node_failure"
     assert reply.id == "" and len(reply.said) == 2
     assert all("past_cases.json" in sentence for sentence in reply.said)
+
+
+def test_what_the_rules_know_is_compared_but_not_kept() -> None:
+    store = PastCases(user_rows.past_cases_path())
+    sure = msgspec.structs.replace(request(), rules=msgspec.structs.replace(RULES, klass="gpu_oom", confidence=0.9))
+    assert opinion_process.answer_request(sure).id == ""
+    assert store.read_all() == ()
+    store.keep_case(PastCase(lines=(CAUSE,), klass="node_failure", said_by="person", at=0.0))
+    reply = opinion_process.answer_request(sure)
+    assert reply.opinion is not None and (reply.opinion.said_by, reply.opinion.diagnosis.klass) == (
+        "person",
+        "node_failure",
+    )
+    [case] = store.read_all()
+    assert (case.klass, case.said_by, case.times, case.outcome) == ("node_failure", "person", 2, "restart was tried")

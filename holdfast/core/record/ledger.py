@@ -82,7 +82,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     since: str = ""  # what steps are counted from; "": they have the script's own numbers, or those of its optimizer
     code: int | None = None  # of a finished job
     ending: str = ""
-    opinions: tuple[str, ...] = ()  # of language models and people, on failures that the rules were unsure of
+    opinions: tuple[str, ...] = ()  # of language models and people, on incidents
 
     @property
     def wall_s(self) -> float:

@@ -1,4 +1,4 @@
-"""Failures that the rules are unsure of: which of them are worth a question to others, and how often."""
+"""Questions about failures: which are worth an opinion of others than the rules, and how often."""
 
 from collections import deque
 
@@ -27,16 +27,23 @@ class FailureOutcome(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class UnsureFailures:
-    """Picks incidents to ask about from the journal's entries: each once, at most so many an hour, and their ends."""
+class FailureQuestions:
+    """Picks incidents to ask about from the journal's entries, each once and at most so many an hour, and their ends.
 
-    def __init__(self, below: float) -> None:
+    A language model is asked where the rules are less sure than `below`. Past failures are compared wherever there are
+    some, because a person may have said that the rules are wrong.
+    """
+
+    def __init__(self, *, below: float, has_model: bool) -> None:
         self._below = below
+        self._has_model = has_model
         self._judged = 0  # the newest incident with a verdict
         self._asked = 0  # the newest that was asked about
         self._asked_at: deque[float] = deque(maxlen=MOST)
 
-    def on_entry(self, entry: Entry, judged: JudgedIncident | None) -> JudgedIncident | FailureOutcome | None:
+    def on_entry(
+        self, entry: Entry, judged: JudgedIncident | None, *, has_past: bool
+    ) -> JudgedIncident | FailureOutcome | None:
         """Return what this entry gives to ask or to note. `judged` is the open incident as the entry left it."""
         closed = entry.decision.closed
         if closed and closed.number == self._asked:
@@ -44,15 +51,15 @@ class UnsureFailures:
         if judged is None or judged.number == self._judged:
             return None
         self._judged = judged.number
-        if not self._is_unsure(judged.cause) or self._is_too_often(entry.at):
+        if not self._is_wanted(judged.cause, has_past) or self._is_too_often(entry.at):
             return None
         self._asked = judged.number
         self._asked_at.append(entry.at)
         return judged
 
-    def _is_unsure(self, cause: Alarm) -> bool:
+    def _is_wanted(self, cause: Alarm, has_past: bool) -> bool:
         has_words = cause.kind is Kind.CRASH and cause.code is not None and cause.code not in _MUTE
-        return has_words and cause.confidence < self._below
+        return has_words and (has_past or (self._has_model and cause.confidence < self._below))
 
     def _is_too_often(self, now: float) -> bool:
         return len(self._asked_at) == MOST and now < self._asked_at[0] + WITHIN_S
