@@ -1,5 +1,6 @@
 """The store of past failures: private, bounded, locked; what a person said outlives what others say."""
 
+import contextlib
 import stat
 import subprocess
 import sys
@@ -71,10 +72,13 @@ def test_a_damaged_file_is_one_sentence(store: PastCases, tmp_path: Path, conten
     assert path.read_bytes() == content
 
 
+# Each says that it is there, and they begin together.
 KEEP = """
 import sys
 from pathlib import Path
 from holdfast.logs.past_cases import PastCase, PastCases
+print(flush=True)
+sys.stdin.read()
 for part in "abcdefghijklmnopqrst":
     lines = (f"{sys.argv[2]} has failed in its {part * 4} part",)
     PastCases(Path(sys.argv[1])).keep_case(PastCase(lines=lines, klass="x", said_by="rules", at=1.0))
@@ -82,8 +86,17 @@ for part in "abcdefghijklmnopqrst":
 
 
 @pytest.mark.e2e
-def test_two_jobs_write_at_once(store: PastCases, tmp_path: Path) -> None:
-    path = tmp_path / "home" / "past.json"
-    jobs = [subprocess.Popen([sys.executable, "-c", KEEP, path, word]) for word in ("zorblax", "quux")]
-    assert [job.wait() for job in jobs] == [0, 0]
-    assert sum(past.times for past in store.read_all()) == 40
+def test_jobs_write_at_once(store: PastCases, tmp_path: Path) -> None:
+    pipe = subprocess.PIPE
+    with contextlib.ExitStack() as running:
+        jobs: list[subprocess.Popen[bytes]] = []
+        for word in ("zorblax", "quux", "kiln", "pump"):
+            command = [sys.executable, "-c", KEEP, str(tmp_path / "home" / "past.json"), word]
+            jobs.append(running.enter_context(subprocess.Popen(command, stdin=pipe, stdout=pipe)))
+        for job in jobs:
+            assert job.stdout and job.stdout.readline()
+        for job in jobs:
+            assert job.stdin
+            job.stdin.close()
+    assert [job.returncode for job in jobs] == [0, 0, 0, 0]
+    assert sum(past.times for past in store.read_all()) == 80
