@@ -16,7 +16,6 @@ from holdfast.config import ConfigError, Settings, load
 from holdfast.core.log_analysis.failure_catalog import CatalogRow
 from holdfast.core.log_analysis.line_prefixes import parse_lines
 from holdfast.core.terminal_sanitizer import strip_controls
-from holdfast.journal.sqlite_journal import JournalError
 from holdfast.logs import catalog_files, regex_safety, user_rows
 from holdfast.logs.failure_opinion import read_telling_lines_of
 from holdfast.logs.past_cases import PastCase, PastCases
@@ -40,7 +39,7 @@ def main(argv: list[str]) -> int:
     }
     try:
         return verbs[args.verb](args, load(args.config, pairs(args.set)))
-    except (UsageError, ConfigError, JournalError) as e:
+    except (UsageError, ConfigError) as e:
         print(f"holdfast catalog {args.verb}: {e}", file=sys.stderr)
     except OSError as e:
         print(f"holdfast catalog {args.verb}: cannot read {e.filename or 'a log'}: {e.strerror}", file=sys.stderr)
