@@ -32,7 +32,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     threads: tuple[Thread, ...] = ()
     error: str = ""  # why there are no frames
     steps: bool = False  # a child that makes the steps of its rank
-    ending: str = ""  # of a rank whose script has nothing left to do but end: "returned", or "parting" with its groups
+    ending: str = ""  # of a rank's script: "returned", "parting" (it destroys its process groups), "parted" (none left)
 
 
 class Collective(msgspec.Struct, frozen=True, kw_only=True):

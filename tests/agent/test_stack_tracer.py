@@ -202,7 +202,7 @@ def test_what_a_rank_tells_of_its_end(start: Start) -> None:
     with mmap.mmap(-1, slot_memory_bytes(1)) as memory:
         told = slot_reader.SlotWriter(memory, 0, generation=1, rank=0)
         asked = StackRequest(ranks=held(pid), deadline_s=PATIENCE_S)
-        told.mark_parting(True)
+        told.mark_parting("parting")
         assert [p.ending for p in StackTracer("n0", 1, SystemClock(), SPY).take_trace(asked, memory).processes] == [
             "parting"
         ]

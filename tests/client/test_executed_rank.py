@@ -65,6 +65,10 @@ def test_files_of_any_name_beside_the_script(tmp_path: Path) -> None:
     assert said.out == f"{names} None\n", said
 
 
+AGAIN = "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)"
+GROUP = f"import os, holdfast, torch.distributed as dist; holdfast.step(4); {AGAIN}"
+
+
 @pytest.mark.parametrize(
     ("script", "words", "ending"),
     [
@@ -73,6 +77,9 @@ def test_files_of_any_name_beside_the_script(tmp_path: Path) -> None:
         ("pass", "", "returned"),
         ("import holdfast; holdfast.step(4)", "", "returned"),
         ("import holdfast; holdfast.step(4); raise KeyError(1)", "KeyError: 1", ""),
+        (f"{GROUP}; dist.destroy_process_group(); os._exit(0)", "", "parted"),
+        (f"{GROUP}; dist.destroy_process_group(dist.new_group()); os._exit(0)", "", ""),
+        (f"{GROUP}; dist.destroy_process_group(); {AGAIN}; os._exit(0)", "", ""),
     ],
 )
 def test_how_it_ended_is_known(

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 
-def report_groups(on_group: Callable[[], None], on_teardown: Callable[[bool], None]) -> None:
-    """Wrap torch's group functions, once: call `on_group` after a group is made, `on_teardown` around its end."""
+def report_groups(on_group: Callable[[], None], on_teardown: Callable[[str], None]) -> None:
+    """Wrap torch's group functions, once: call `on_group` after a group is made, `on_teardown` around its end.
+
+    `on_teardown` gets "parting" while a group is being destroyed, then "parted" if no group is left, else "".
+    """
     from torch.distributed import distributed_c10d as c10d
 
     made, ended = c10d.init_process_group, c10d.destroy_process_group
@@ -17,16 +20,17 @@ def report_groups(on_group: Callable[[], None], on_teardown: Callable[[bool], No
     @functools.wraps(made)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         group = made(*args, **kwargs)
+        on_teardown("")
         on_group()
         return group
 
     @functools.wraps(ended)
     def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
-        on_teardown(True)
+        on_teardown("parting")
         try:
             return ended(*args, **kwargs)
         finally:
-            on_teardown(False)
+            on_teardown("" if c10d.is_initialized() else "parted")
 
     _replace_function("init_process_group", made, init_process_group)
     _replace_function("destroy_process_group", ended, destroy_process_group)

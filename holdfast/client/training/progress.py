@@ -195,10 +195,10 @@ class RankProgress:
         if (slot := self._last_slot()) is not None:
             slot.mark_returned()
 
-    def on_group_teardown(self, begins: bool) -> None:
-        """Report that the script starts to destroy its process groups, or has done so."""
+    def on_group_teardown(self, ending: str) -> None:
+        """Report that the script destroys a process group ("parting"), has none left ("parted") or has some ("")."""
         if self._slot is not None:
-            self._slot.mark_parting(begins)
+            self._slot.mark_parting(ending)
 
     def record_failure(self, text: str) -> None:
         """Report the failure that ends the rank."""

@@ -1,9 +1,10 @@
 """Exit hang detector: finds ranks that have finished their work but whose processes do not end.
 
-The script has returned or waits in `destroy_process_group`, but the process stays. Causes are a thread that nobody
-joins, an exit handler, or a deadlock in PyTorch's teardown. If only such ranks are left of a job, they are named. After
-`hang.act_s` without a sign of life, the job counts as ended well without them. While they read or write bytes, they may
-be saving something, so there is no limit. If they only use CPU time, the limit is `hang.last_s`.
+The script has returned, or waits in `destroy_process_group` or after it, but the process stays. Causes are a thread
+that nobody joins, an exit handler, or a deadlock in PyTorch's teardown. If only such ranks are left of a job, they are
+named. After `hang.act_s` without a sign of life, the job counts as ended well without them. While they read or write
+bytes, they may be saving something, so there is no limit. If they only use CPU time, the limit is `hang.last_s`; but a
+script that has no process group any more may evaluate its model, so there is no limit for it either.
 
 A rank that has not finished and is just as still, while other ranks have ended well, is the script's fault.
 """
@@ -19,7 +20,7 @@ from holdfast.model.job_and_seats import Seat
 from holdfast.model.stacks import Process, Trace
 
 _NAME_S = 10.0  # without a sign of life, before anybody is told
-_RETURNED = "returned"
+_RETURNED, _PARTED = "returned", "parted"
 
 
 class ExitHangDetector:
@@ -46,7 +47,8 @@ class ExitHangDetector:
             self._since = None
             return False, ()
         before_it = {rank: p for rank, p in left.items() if not p.ending}
-        if before_it or any(motion.io_bytes > STILL_BYTES for motion in motions.values()):
+        works_on = any(p.ending == _PARTED for p in left.values())
+        if before_it or works_on or any(motion.io_bytes > STILL_BYTES for motion in motions.values()):
             self._since = None
         elif self._since is None:
             self._since = now
@@ -109,7 +111,11 @@ def _describe_left(left: dict[int, Process], lasts_s: float) -> str:
     ranks = sorted(left)
     process = left[ranks[0]]
     whose = "its" if len(ranks) == 1 else f"rank {ranks[0]}'s"
-    how = {_RETURNED: f"{whose} script has returned", "parting": f"{whose} script is in destroy_process_group"}
+    how = {
+        _RETURNED: f"{whose} script has returned",
+        "parting": f"{whose} script is in destroy_process_group",
+        _PARTED: f"{whose} script is past destroy_process_group",
+    }
     far = how.get(process.ending, "others have ended well")
     where = f", and it stands in {fold_stack(frames[-1:])[0]}" if (frames := main_frames(process)) else ""
     verb = "does" if len(ranks) == 1 else "do"

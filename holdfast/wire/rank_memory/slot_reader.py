@@ -18,6 +18,7 @@ from holdfast.wire.rank_memory.slot_writer import (
     MARK,
     MARKED,
     OWN_NORM,
+    PARTED,
     PARTING,
     RETURNED,
     RING,
@@ -37,6 +38,8 @@ __all__ = ["SLOT_BYTES", "SlotReading", "SlotWriter", "clear_slot", "open_slot_m
 PARAMETERS = "parameters"  # the part of the state of which ranks tell marks themselves
 
 _TRIES = 8
+
+_ENDINGS = {RETURNED: "returned", PARTING: "parting", PARTED: "parted"}  # the first that is set counts
 
 
 class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +70,7 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
     skipped_samples: int  # in these, as far as they could be counted
     origin: int  # steps that were made before the first counted one; -1: nobody knows
     claimed: bool = False  # the process of this pid makes the rank's steps
-    ending: str = ""  # of a script that has nothing left to do but end: "returned", or "parting" with its groups
+    ending: str = ""  # of a script: "returned", "parting" (it destroys its process groups), "parted" (none is left)
 
 
 def read_slot(buf: mmap.mmap | memoryview, index: int) -> SlotReading | None:
@@ -153,5 +156,5 @@ def _parse_reading(body: bytes) -> SlotReading:
         skipped_samples=skipped_samples,
         origin=origin,
         claimed=bool(flags & CLAIMED),
-        ending="returned" if flags & RETURNED else "parting" if flags & PARTING else "",
+        ending=next((word for flag, word in _ENDINGS.items() if flags & flag), ""),
     )

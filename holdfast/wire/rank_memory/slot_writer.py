@@ -32,7 +32,8 @@ MARK = struct.Struct("<HHQqQQI")  # the same up to the step; then hash, group an
 
 COUNTED, LOSS, GRAD_NORM, FAILED = 1, 2, 4, 8
 OWN_NORM, UPDATE, MARKED, SKIPPABLE = 16, 32, 64, 128
-CLAIMED, RETURNED, PARTING = 256, 512, 1024  # somebody makes the rank's steps; its script is over; or about to be
+CLAIMED, RETURNED = 256, 512  # somebody makes the rank's steps; its script is over
+PARTING, PARTED = 1024, 2048  # the script destroys its process groups; it has none left
 
 
 class SlotWriter:
@@ -193,9 +194,10 @@ class SlotWriter:
         """Record that the script has returned without failure; only the interpreter's own exit is left."""
         self._set_flag(RETURNED)
 
-    def mark_parting(self, begins: bool) -> None:
-        """Record that the script begins to destroy its process groups, or has finished doing so."""
-        self._set_flag(PARTING, begins)
+    def mark_parting(self, ending: str) -> None:
+        """Record that the script destroys a process group ("parting"), has none left ("parted") or has some ("")."""
+        self._set_flag(PARTING, ending == "parting")
+        self._set_flag(PARTED, ending == "parted")
 
     def _set_flag(self, flag: int, yes: bool = True) -> None:
         if self._is_ours():

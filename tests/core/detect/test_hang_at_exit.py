@@ -72,6 +72,19 @@ def test_who_spins_is_not_waited_for_for_ever_but_who_writes_is() -> None:
     assert goes_on(*writes) == []
 
 
+def test_a_rank_that_stands_after_its_groups_are_gone_is_not_waited_for() -> None:
+    """As in torch's destructors, which run when the script's last function returns."""
+    (_, named), (at, ended), *_ = goes_on(*[trace(at_end(1, "parted"))] * 40)
+    assert isinstance(named, Alarm) and isinstance(ended, Ended)
+    assert (at, ended.left) == (LIMITS.act_s, (1,)) and "past destroy_process_group" in ended.reason
+
+
+def test_a_rank_that_works_on_after_its_groups_are_gone_is_waited_for() -> None:
+    """It may evaluate the model, on its own and for long."""
+    works = [trace(at_end(1, "parted", cpu_s=5.0 * number)) for number in range(400)]
+    assert goes_on(*works) == []
+
+
 def test_a_rank_that_is_not_at_its_end_is_the_scripts_trouble() -> None:
     (_, named), (at, acted), *_ = goes_on(*[trace(process(0, SLEEP), at_end(1))] * 40)
     assert isinstance(named, Alarm) and isinstance(acted, Alarm)
