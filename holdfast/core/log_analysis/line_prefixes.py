@@ -40,7 +40,10 @@ _TOLD = (
     ),
     ("a0", r"(?:(?P<node>[\w.-]+) )?(?P<who>kernel): "),
     ("[", r"\[(?P<glog>[IWEF]) (?P<who>[\w.]+\.(?:cpp|h|cc):\d+)\]\s?"),  # [W socket.cpp:601]
-    ("[", r"\[ {0,5}(?P<boot>\d+\.\d{6})\]\s?"),  # since the machine started, which nobody else counts from
+    (
+        "[",
+        r"\[ {0,8}(?P<boot>[+<]? {0,8}\d+\.\d{6}>?)\]\s?",
+    ),  # since the machine started, which nobody else counts from
     ("0[", rf"\[?{_CLOCK}\]?\s"),
     ("<", r"<\d{1,3}>(?=\[)"),  # the kernel's priority
     # [rank3]:, [rank 3], Rank 3:, [Rank 3/8], (rank3)
@@ -49,7 +52,7 @@ _TOLD = (
     ("[", r"\[default(?P<rank>\d{1,6})\]:"),
     ("[", r"\[\d+,(?:mpirank:)?(?P<rank>\d{1,6})(?:,[\w.-]+)?\]<std(?:out|err)>:"),
     ("[", r"\[(?P<rank>\d{1,6})\](?:<std(?:out|err)>)?:\s?"),
-    ("(", r"\((?P<who>[\w.:<>]+) (?:rank=(?P<rank>\d+), ?)?pid=(?P<pid>\d+)(?:, ip=(?P<node>[\w.:-]+))?\)\s?"),
+    ("(", r"\((?P<who>[\w.:<>]+),? (?:rank=(?P<rank>\d+),? ?)?pid=(?P<pid>\d+)(?:, ip=(?P<node>[\w.:-]+))?\)\s?"),
     ("[", r"\[(?:pod/)?(?P<node>[\w.-]+)/[\w.-]+\]\s"),
     ("a0", r"(?P<node>[\w.-]{1,60}?)\s+\|\s"),
     # node17:12345:12399 [3] NCCL INFO
@@ -57,6 +60,11 @@ _TOLD = (
     ("[", r"\[(?P<node>[A-Za-z][\w.-]*):(?P<pid>\d+)\]\s"),
     ("[", rf"\[{_LEVEL}\]:?\s?"),
     ("a", rf"{_LEVEL}(?:\s+-\s+|:[\w.]+:|:?\s+)"),
+    # submitit WARNING (2021-06-09 02:16:05,338) -
+    (
+        "a",
+        rf"[\w.]{{1,40}} {_LEVEL} \((?P<y>20\d\d)-(?P<mo>[01]\d)-(?P<d>[0-3]\d) {_CLOCK}\)(?: - |: ?)",
+    ),
     ("a-", rf"(?:- )?[\w.]+(?: - |: \[){_LEVEL}(?: - |\]\s?)"),
     ("|", rf"\|\s*{_LEVEL}\s*\|\s*[\w.:<>]+\s-\s"),
     ("[", r"\[[\w./-]+\.py:\d+(?::\w+)?\]\s"),
