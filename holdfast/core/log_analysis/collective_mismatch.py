@@ -8,9 +8,10 @@ from holdfast.core.log_analysis.failure_catalog import CatalogRow
 from holdfast.core.log_analysis.line_prefixes import LogLine
 
 _WORK = re.compile(
-    r"(?:\[PG (?:ID )?(?P<group>[\w()-]{1,40}))?[^\n]{0,80}?\bRank (?P<rank>\d{1,6})\][^\n]{0,200}"
+    r"\bRank (?P<rank>\d{1,6})\][^\n]{0,200}"
     r"\bWorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<kind>\w+), NumelIn=(?P<size>\d+)"
 )
+_GROUP = re.compile(r"\[PG (?:ID )?([\w()-]{1,40})")
 _OF_ONE_SIZE = frozenset({"ALLREDUCE", "BROADCAST"})  # every rank gives as many numbers as the others
 _ONE_TO_ONE = frozenset({"SEND", "RECV", "UNKNOWN", "COALESCED"})  # ranks do differ in these
 _CHARS = 600
@@ -30,7 +31,8 @@ def find_mismatch(lines: Sequence[LogLine]) -> Iterator[CatalogHit]:
         found = _WORK.search(said.raw[:_CHARS]) if "WorkNCCL(" in said.text else None
         if found is None or found["kind"] in _ONE_TO_ONE:
             continue
-        group, number = found["group"] or "", int(found["number"])
+        named = _GROUP.search(said.raw[:_CHARS])
+        group, number = named[1] if named else "", int(found["number"])
         if not group and number < _FEW:
             continue
         mine = (found["kind"], int(found["size"]) if found["kind"] in _OF_ONE_SIZE else 0)

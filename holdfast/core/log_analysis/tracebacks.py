@@ -31,7 +31,7 @@ _LIBRARY = re.compile(
 _OTHERS = re.compile(
     r"^(?:#{3,}|={5,} \w|usage: |\+ \w|srun: |slurmstepd: |mpirun\b|pdsh@)"
 )  # begins no line of a message
-_RAISES = re.compile(r"""^raise (?P<type>[A-Za-z_][\w.]*)(?:\((?:[frb]{0,2}["'](?P<text>.{1,400}?)["']?\)?)?|$)""")
+_RAISES = re.compile(r"""^raise (?P<type>[A-Za-z_][\w.]*)(?:\([frb]{0,2}["'](?P<text>[^"']{1,400})|[(\s]|$)""")
 CUT = "CutTraceback"  # the type of an exception that nothing tells
 _OPEN = 12  # lines of others that may stand between a frame and what follows it
 _MESSAGE = 40  # lines that a message may have
