@@ -50,6 +50,7 @@ _UP = re.compile(
 _THING = re.compile(
     r"\b(?:mlx\d_\w+|ibp?\w*\d\w*|e(?:th|ns|np|no)\w*\d\w*|bond\d+|[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)\b"
 )
+_WRONG_PATH = "file_not_found"  # after many steps it may be the storage: a path that was right for so long
 _AT_START = frozenset(
     {"dns_ssh_launch", "rendezvous_timeout", "nccl_init_config"}
 )  # what fails before training, not in its midst
@@ -116,6 +117,8 @@ def _discount_progress(hit: CatalogHit, log: _Source, *, echoed: bool) -> None:
         hit.weight = max(min(hit.weight - _LESS, 3.0 if sure else 9.0), 0.5)
         if mere and echoed and hit.row.role == "cause":
             hit.weight = min(hit.weight, 1.5)  # what it was is told by how the others ended
+    if hit.klass == _WRONG_PATH and before >= _PROVES:
+        hit.weight = max(hit.weight - 1, 0.5)
     if hit.klass in _AT_START and before >= _GOING_ON:
         hit.weight = max(min(hit.weight - _LESS, 1.5 if mere and echoed else 9.0), 0.5)
 

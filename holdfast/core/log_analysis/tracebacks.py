@@ -204,13 +204,13 @@ class _TracebackParser:
     def end_stream(self) -> None:
         """Close a traceback that the log breaks off: the code shown last may tell what it was about to raise."""
         frames, code = self._frames, self._code
-        if not frames or not frames[-1].function or code is None or self._ignored:
+        if not any(frame.function for frame in frames or ()) or code is None or self._ignored:
             return
         found = _RAISES.match(code.text.strip())
         name = found["type"] if found else "AssertionError" if code.text.strip().startswith("assert ") else CUT
         words = f"{name}: {found['text']}" if found and found["text"] else name
         said = msgspec.structs.replace(code, text=words, raw=words, code=False)
-        one = RaisedException(type=name, message=words, said=said, frames=frames, before=self._before, cut=True)
+        one = RaisedException(type=name, message=words, said=said, frames=frames or [], before=self._before, cut=True)
         self.traces.append(ExceptionChain(chain=[one]))
 
 
