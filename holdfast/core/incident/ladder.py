@@ -131,8 +131,8 @@ def _is_due(case: IncidentCase) -> bool:
     """Return whether to probe now: the failure repeats without progress or at a high cost, and was not probed yet.
 
     A job whose process dies during or soon after a recovery is first restarted once more: two nodes may have failed at
-    the same time, and a restart is cheaper than a probe. After a timeout of a collective, or if a rank accuses a machine
-    that nobody else has seen fail, a probe is cheaper.
+    the same time, and a restart is cheaper than a probe. A probe is cheaper after a timeout of a collective, or if a
+    rank accuses a machine that nobody else has seen fail.
     """
     if (case.is_timeout or case.is_unwitnessed) and not any(p.probed for p in case.recent_failures):
         return True

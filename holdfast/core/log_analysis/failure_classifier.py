@@ -114,8 +114,9 @@ def _diagnose_hit(finding: CauseFinding, catalog: FailureCatalog) -> Diagnosis:
 
 
 def _hit_confidence(root: CatalogHit, *, doubted: bool) -> float:
-    if root.row.role == "echo":
-        return 0.5
+    """Return how sure the class is. On logs that no row had seen, about this share of such answers was right."""
+    if root.row.role != "cause":
+        return 0.5  # a hint or an echo: as often wrong as right
     confidence = min(0.98, 0.35 + 0.07 * root.weight)
     return round(confidence * (0.85 if doubted else 1.0), 2)
 

@@ -52,7 +52,8 @@ _TOLD = (
     # E0501 10:22:33.123456 12345 file.cc:12] and [E501 10:22:33.123456789 ProcessGroupNCCL.cpp:616]
     (
         "a[",
-        rf"\[?(?P<glog>[IWEF])(?:20\d\d)?(?P<mo>[01]?\d)(?P<d>[0-3]\d) {_CLOCK} +(?:(?P<pid>\d+) )?(?P<who>[\w./-]+:\d+)\]\s?",
+        rf"\[?(?P<glog>[IWEF])(?:20\d\d)?(?P<mo>[01]?\d)(?P<d>[0-3]\d) {_CLOCK} +(?:(?P<pid>\d+) )?"
+        r"(?P<who>[\w./-]+:\d+)\]\s?",
     ),
     ("a0", r"(?:(?P<node>[\w.-]+) )?(?P<who>kernel): "),
     ("[", r"\[(?P<glog>[IWEF]) (?P<who>[\w.]+\.(?:cpp|h|cc):\d+)\]\s?"),  # [W socket.cpp:601]

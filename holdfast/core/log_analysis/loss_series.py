@@ -9,6 +9,7 @@ from holdfast.core.log_analysis.catalog_hits import CatalogHit
 from holdfast.core.log_analysis.failure_catalog import CatalogRow
 from holdfast.core.log_analysis.line_prefixes import LogLine
 
+_SPOKEN = re.compile(r"overflow|OVERFLOW|scale")  # most lines have none of these, which is soon seen
 _OVERFLOW = re.compile(
     r"(?:overflow|skipp(?:ed|ing) step|reducing)[^\n]{0,120}?(?:reducing (?:\w+ ){0,3}to|to|scale:?) ?"
     r"(?P<scale>\d+(?:\.\d+)?(?:e[+-]?\d+)?)",
@@ -41,7 +42,7 @@ def _falling_scale(lines: Sequence[LogLine]) -> Iterator[CatalogHit]:
     scales = [
         (float(found["scale"]), said)
         for said in lines
-        if (found := _OVERFLOW.search(said.text[:400]) or _SCALE.search(said.text[:600]))
+        if _SPOKEN.search(said.text) and (found := _OVERFLOW.search(said.text[:400]) or _SCALE.search(said.text[:600]))
     ]
     falls = [said for (before, _), (after, said) in pairwise(scales) if after < before]
     rises = any(after > before for (before, _), (after, _) in pairwise(scales))
@@ -53,7 +54,7 @@ def _jumped_loss(lines: Sequence[LogLine]) -> Iterator[CatalogHit]:
     steps = [
         (float(loss["loss"]), float(norm["norm"]), said)
         for said in lines
-        if (loss := _LOSS.search(said.text[:600])) and (norm := _NORM.search(said.text[:600]))
+        if "norm" in said.text and (loss := _LOSS.search(said.text[:600])) and (norm := _NORM.search(said.text[:600]))
     ]
     before, after = steps[:-_AFTER], steps[-_AFTER:]
     if len(before) < _BEFORE:
