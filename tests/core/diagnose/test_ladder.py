@@ -237,21 +237,6 @@ def test_words_that_leave_no_doubt_evict_at_once() -> None:
     assert find_verdict(case(ECC, replaceable=False)).remedy is Remedy.RESTART
 
 
-def test_what_only_a_rank_says_is_probed_and_a_repeat_on_that_node_evicts() -> None:
-    fabric = msgspec.structs.replace(ECC, klass="ib_rdma_error", action="run_diagnostics", confidence=0.91)
-    first = find_verdict(case(fabric, may_probe=True))
-    assert (first.remedy, first.nodes) == (Remedy.PROBE, ()) and "a rank accuses a machine" in first.reason
-    assert find_verdict(case(fabric)).remedy is Remedy.RESTART, "where nobody can probe"
-    assert verdict_after_probe(case(fabric), {"n4": "has a bad port"}, "", replaceable=True).nodes == ("n4",)
-    assert verdict_after_probe(case(fabric), {}, "", replaceable=True).remedy is Remedy.RESTART
-    again = find_verdict(case(fabric, may_probe=True, past=past(10)))
-    assert (again.remedy, again.nodes) == (Remedy.EVICT, ("n1",))
-    elsewhere = find_verdict(case(fabric, may_probe=True, past=past(10, node="n2")))
-    assert elsewhere.remedy is Remedy.PROBE, "no node stands out"
-    vague = msgspec.structs.replace(fabric, confidence=0.5)
-    assert find_verdict(case(vague, may_probe=True)).remedy is Remedy.RESTART
-
-
 def test_another_setting_is_asked_for_after_one_more_try() -> None:
     assert find_verdict(case(OOM)).remedy is Remedy.RESTART
     again = find_verdict(case(OOM, past=past(50, at=90.0)))
