@@ -21,9 +21,12 @@ _FLOW = frozenset(
 _CARRIER = re.compile(
     r"^gaierror$|^timeout$|Connect(?:ion)?\w*Error$|Timeout(?:Error)?$|ProtocolError|Disconnected|SSL\w*Error|MaxRetry"
 )
-# Services and remote shells are not meant where collectives, stores or a configuration library speak.
+# Services outside are not at fault where collectives, stores, a configuration library or the local disk speak.
 _SERVICES = frozenset({"hub_network_error", "tracker_service_error"})
-_OF_JOBS = re.compile(r"\bNCCL (?:WARN|INFO|ERROR)\b|\bgloo\b|ProcessGroup|TCPStore|\bc10d\b|HYDRA_FULL_ERROR|\bibv_")
+_OF_JOBS = re.compile(
+    r"\bNCCL (?:WARN|INFO|ERROR)\b|\bgloo\b|ProcessGroup|TCPStore|\bc10d\b|HYDRA_FULL_ERROR|\bibv_"
+    r"|\[Errno (?:5|12|13|24|28|30|122)\]|No space left"
+)
 _LESS = 2.5
 _CAUGHT_LESS = 5.0
 _CUT_LESS = 1.0  # an exception that only the code above it names

@@ -14,6 +14,7 @@ _RAISED = re.compile(
     r"(?::(?: (?P<text>.*)|$)|$)"
 )
 _BARE = re.compile(r"(?:Error|Exception|Interrupt|Exit|Timeout|Iteration|Empty|Full|Failure|Expired|error)$")
+_SHOUTS = ("error", "Error", "Exception", "Failure")  # how shells and tools begin a line, too
 _SPECIAL = re.compile(r"^\s*+(?:[~^ ]+|\.\.\.<?.*|\[Previous line repeated .*\])$")
 _GROUPED = re.compile(r"^\s*(?:\||\+(?=[-+ ]))[-+ ]?(?:-{0,80}\+?-{1,80} (?:\d+|\.\.\.) -+$)?")
 _BOXED = re.compile(r"^\s*[│╭╰|][─ ]*(?:❱ *)?")
@@ -217,6 +218,8 @@ class _TracebackParser:
 def _is_type(name: str, *, strict: bool) -> bool:
     """Return whether this may be the name of an exception. Be `strict` where a line such as "Loss: 2.3" may occur."""
     last = name.rsplit(".", 1)[-1]
+    if strict and name in _SHOUTS:
+        return False
     return bool(_BARE.search(last)) or "." in name or (not strict and (last[:1].isupper() or last.startswith("_")))
 
 
