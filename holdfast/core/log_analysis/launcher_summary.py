@@ -31,6 +31,7 @@ _ENDS = tuple(
         r"(?:process|rank|worker) (?P<rank>\d+) (?:terminated|exit|exited|died|failed) with "
         r"(?:signal (?:SIG)?(?P<name>[A-Z]+)|(?:exit ?code|code|return code|status(?: code)?) (?P<code>-?\d+))",
         r"rank (?P<rank>\d+) (?:was )?killed by signal (?P<signal>\d+)",
+        r"(?:process|shard|child) was (?:signaled|killed|terminated)\b.{0,30}\b(?:with|by) signal (?P<signal>\d+)",
         r"(?P<child>Child process) with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)",
         r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)",
         r"Signal (?P<signal>\d+) \(SIG[A-Z]+\) received by PID (?P<pid>\d+)",

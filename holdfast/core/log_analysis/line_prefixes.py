@@ -167,7 +167,9 @@ def strip_prefixes(line: str, habits: PrefixHabits) -> LogLine:
             break
         _note_prefix(said, found)
     if said.text.count("\\n") > 1 and "Traceback (most recent call last)" in said.text:
-        said.text = said.text.replace("\\n", "\n")  # a traceback that somebody has put into one line
+        said.text = said.text.replace("\\n", "\n").replace(
+            '\\"', '"'
+        )  # a traceback that somebody has put into one line
     if found := _WARNING.match(said.text):
         said.text, said.level = said.text[found.end() :], WARNED
     said.kernel = said.kernel or said.text.startswith("NVRM: ")

@@ -22,4 +22,4 @@ def test_words_of_a_class(klass: str) -> None:
 
 
 def test_they_are_many() -> None:
-    assert len(CASES) >= 250 and len(OF_CLASS) >= 44
+    assert len(CASES) >= 400 and len(OF_CLASS) >= 44
