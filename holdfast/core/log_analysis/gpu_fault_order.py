@@ -1,6 +1,7 @@
 """Orders the GPU driver's Xids: a program's fault outweighs what follows it, and a shared link what each GPU says."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -35,18 +36,28 @@ class _Xid(msgspec.Struct, frozen=True):
 
 def discount_followers(hits: Sequence[CatalogHit]) -> None:
     """Reduce the weight of Xids that came of a program's fault on the same GPU, or of a link that GPUs share."""
-    xids = list(_read_xids(hits))
-    programs = [xid for xid in xids if xid.number in _OF_PROGRAMS]
+    xids = sorted(_read_xids(hits), key=lambda xid: (xid.hit.said.source, xid.hit.said.index))
+    faults: dict[str, _Xid] = {}  # by GPU: the program's newest
     for xid in xids:
-        mine = (first for first in programs if first.gpu == xid.gpu)
-        if xid.number in _FOLLOW and any(xid.is_soon_after(first) for first in mine):
+        fault = faults.get(xid.gpu)
+        if xid.number in _OF_PROGRAMS:
+            faults[xid.gpu] = xid
+        elif xid.number in _FOLLOW and fault is not None and xid.is_soon_after(fault):
             xid.hit.weight = min(xid.hit.weight, _FOLLOWED)
-    links = {hit.said.at for hit in hits if hit.klass == _LINK and hit.said.kernel and hit.said.at is not None}
-    for second in links:
-        told = [xid for xid in xids if xid.at == second]
-        if len({xid.gpu for xid in told}) > 1:
-            for xid in told:
-                xid.hit.weight = xid.hit.weight if xid.hit.klass == _LINK else min(xid.hit.weight, _FOLLOWED)
+    seconds: defaultdict[float | None, list[_Xid]] = defaultdict(list)
+    for xid in xids:
+        seconds[xid.at].append(xid)
+    for second in {hit.said.at for hit in hits if hit.klass == _LINK and hit.said.kernel} - {None}:
+        _blame_link(seconds[second])
+
+
+def _blame_link(xids: list[_Xid]) -> None:
+    """Reduce the weight of what several GPUs said in the second in which a link between GPUs failed."""
+    if len({xid.gpu for xid in xids}) < 2:
+        return
+    for xid in xids:
+        if xid.hit.klass != _LINK:
+            xid.hit.weight = min(xid.hit.weight, _FOLLOWED)
 
 
 def _read_xids(hits: Sequence[CatalogHit]) -> Iterator[_Xid]:

@@ -133,10 +133,11 @@ def _discount_retry(hit: CatalogHit, log: _Source) -> None:
 
 def _discount_earlier_lives(hits: Sequence[CatalogHit]) -> None:
     """Reduce the weight of a stop on purpose if a process raised long after it: that was another life of the job."""
-    raised = [hit for hit in hits if hit.raised and hit.raised.frames and hit.said.at is not None]
+    raised = (hit.said.at for hit in hits if hit.raised and hit.raised.frames)
+    newest = max((at for at in raised if at is not None), default=None)
     for hit in hits:
-        stopped = hit.klass == _STOPPED and hit.row.role == "cause" and hit.said.at is not None
-        if stopped and any((one.said.at or 0) - (hit.said.at or 0) > _KILLED_S for one in raised):
+        at = hit.said.at if hit.klass == _STOPPED and hit.row.role == "cause" else None
+        if at is not None and newest is not None and newest - at > _KILLED_S:
             hit.weight = min(hit.weight, 1.0)
 
 
