@@ -85,5 +85,30 @@ def score(cases: list[Judged]) -> Score:
     )
 
 
+class ReliabilityBin(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers of about the same confidence, and which share of them names the right class."""
+
+    below: float  # the confidence under which they lie; the bin is a tenth wide
+    count: int
+    confidence: float  # on average
+    right: float
+
+
+def reliability(cases: list[Judged]) -> list[ReliabilityBin]:
+    """Return the answers in tenths of their confidence. Of those at 0.9, nine in ten should be right."""
+    tenths: dict[int, list[Judged]] = {}
+    for case in cases:
+        tenths.setdefault(min(int(case.found.confidence * 10), 9), []).append(case)
+    return [
+        ReliabilityBin(
+            below=(tenth + 1) / 10,
+            count=len(mine),
+            confidence=sum(case.found.confidence for case in mine) / len(mine),
+            right=_share([case.right for case in mine]),
+        )
+        for tenth, mine in sorted(tenths.items())
+    ]
+
+
 def _share(right: list[bool]) -> float:
     return sum(right) / len(right) if right else 1.0

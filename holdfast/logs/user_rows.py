@@ -15,7 +15,20 @@ from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalo
 from holdfast.logs.regex_safety import find_pattern_fault
 
 _PROPOSED = 200  # kept; who does not look at them needs no more
-_FIELDS = ("klass", "pattern", "weight", "role", "code", "raised", "frames", "needle", "group", "action")
+_FIELDS = (
+    "klass",
+    "pattern",
+    "weight",
+    "role",
+    "code",
+    "raised",
+    "stage",
+    "frames",
+    "needle",
+    "witness",
+    "group",
+    "action",
+)
 INCOMPLETE = "has no pattern or no sample"
 UNUSABLE = "cannot be used"
 UNMATCHED = "does not match its own sample"

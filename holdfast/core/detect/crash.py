@@ -63,7 +63,7 @@ def _make_alarm(exit: Exit, found: Diagnosis, raised: str) -> Alarm:
 
 def _last_exception(lines: list[LogLine]) -> str:
     """Return the line of the exception that ended the rank; empty if there is no traceback."""
-    traces = list(parse_tracebacks(lines))
+    traces = [trace for trace in parse_tracebacks(lines) if not trace.last.cut]
     return traces[-1].last.said.text if traces else ""
 
 

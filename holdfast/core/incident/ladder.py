@@ -5,15 +5,16 @@
    is less than a day old. Before any step, try once more unless it would fail the same way. If a setting must change,
    restart once more and then tell a person.
 3. The stacks of a hung or slow job name nodes: evict them if they can be replaced.
-4. The same failure again without a culprit: probe every node while the job stands, alone and in pairs.
+4. The same failure again without a culprit, or a machine that only a rank accuses: probe every node while the job
+   stands, alone and in pairs.
 5. Probes find nothing: restart in place, since many faults are transient.
 6. The same again: roll the newest release back. If the loss fails at the same step again and the script can skip,
    leave that batch out.
 7. The same again, and the script allows it: replay the work in groups; evict a node that fails in two groupings.
 8. Nothing left: ask a person, or end the job with code 93 and the story, its state kept.
 
-The first failure of its kind without a culprit always leads to a restart in place, the cheapest remedy. A release
-that has not made its first steps is suspected before any machine, unless there is proof against one.
+Any other first failure of its kind without a culprit leads to a restart in place, the cheapest remedy. A release that
+has not made its first steps is suspected before any machine, unless there is proof against one.
 """
 
 from collections import Counter
@@ -55,7 +56,7 @@ def find_verdict(case: IncidentCase) -> Verdict:
         return verdict
     if case.may_probe and _is_due(case):
         level = _BITS if case.cause.kind in (Kind.LOSS, Kind.REPLICA) else _NODES
-        why = "same failure again" if case.recent_failures or not case.is_timeout else "a collective timed out"
+        why = _reason_to_probe(case)
         reason = f"{why}, no culprit: probing every node (level {level})"
         least = 0.0 if case.cause.kind is Kind.SLOW else _SLOWER
         return Verdict(remedy=Remedy.PROBE, level=level, least=least, reason=reason)
@@ -65,6 +66,12 @@ def find_verdict(case: IncidentCase) -> Verdict:
         reason = "same failure again, and probes found nothing: replaying the work in groups, if the script allows it"
         return Verdict(remedy=Remedy.REPLAY, reason=reason)
     return verdict
+
+
+def _reason_to_probe(case: IncidentCase) -> str:
+    if case.recent_failures or not (case.is_timeout or case.is_unwitnessed):
+        return "same failure again"
+    return "a collective timed out" if case.is_timeout else "a rank accuses a machine, and nobody else does"
 
 
 def _is_code_suspect(case: IncidentCase, verdict: Verdict) -> bool:
@@ -124,9 +131,10 @@ def _is_due(case: IncidentCase) -> bool:
     """Return whether to probe now: the failure repeats without progress or at a high cost, and was not probed yet.
 
     A job whose process dies during or soon after a recovery is first restarted once more: two nodes may have failed at
-    the same time, and a restart is cheaper than a probe. After a timeout of a collective, a probe is cheaper.
+    the same time, and a restart is cheaper than a probe. A probe is cheaper after a timeout of a collective, or if a
+    rank accuses a machine that nobody else has seen fail.
     """
-    if case.is_timeout and not any(p.probed for p in case.recent_failures):
+    if (case.is_timeout or case.is_unwitnessed) and not any(p.probed for p in case.recent_failures):
         return True
     soon = case.rounds == 1 or (case.fruitless_restarts == 1 and not case.is_no_further)
     if case.cause.kind is Kind.CRASH and soon and not case.is_costly:

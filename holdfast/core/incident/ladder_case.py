@@ -11,6 +11,7 @@ from holdfast.model.alarm import Alarm, Kind
 SURE = 0.9  # confidence of last words that stands as proof against a node
 TOLD = 0.7  # and that explains a failure; an exit code alone does not
 EVICT, CODE, SETTING, EXTERNAL = "evict_and_restart", "rollback_or_fix_code", "fix_config", "wait_external"  # actions
+_ASK, _MACHINES = "run_diagnostics", "infrastructure"
 # Classes for want of what a machine has, be it less than the others have. A full disk is none: it may be one that all
 # share, and that only the node of rank 0 writes to.
 _SCARCE = frozenset({"host_oom_kill"})
@@ -143,6 +144,13 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
     def is_timeout(self) -> bool:
         """Return whether a collective timed out. A further timeout would cost more than a probe of the nodes."""
         return self.cause.klass == TIMED_OUT
+
+    @property
+    def is_unwitnessed(self) -> bool:
+        """Return whether last words accuse machines and only the rank itself says so. A probe can tell which one."""
+        cause = self.cause
+        told = cause.kind is Kind.CRASH and cause.action == _ASK and cause.confidence >= TOLD
+        return told and cause.group == _MACHINES
 
     @property
     def is_repeated(self) -> bool:

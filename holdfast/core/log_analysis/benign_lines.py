@@ -38,13 +38,13 @@ _RULE = re.compile(
     r"\b(?:runbook\b|for example\b|e\.g\.|in case of\b|if you see\b|polic(?:y|ies):|rules?:|(?:watch|look)ing for\b"
     r"|(?:detection|monitoring|reporting|protection|checks?) (?:is |are )?(?:enabled|on|started|running|configured)\b"
     r"|monitoring for\b|excluded?(?: nodes?| hosts?)?:|avoiding nodes?\b|denylist\b|blocklist\b|blacklisted nodes?\b"
-    r"|requested by\b|(?:planned|scheduled) (?:reboot|maintenance|shutdown)\b|for maintenance\b"
+    r"|requested by\b|op=Exists\b|(?:planned|scheduled) (?:reboot|maintenance|shutdown)\b|for maintenance\b"
     r"|is running\b|active \(running\)|state: (?:completed|active|up)\b)|: running\b",
     re.IGNORECASE,
 )
 _LIMIT = re.compile(r"\b(?:threshold|limit|shutdown temp|slowdown temp)\w*\b", re.IGNORECASE)
 _OVER = re.compile(r"\b(?:exceed|above|over\b|reach|cross|past|hit\b|beyond|trip)\w*|>", re.IGNORECASE)
-_MUTE = 1.5  # too light to be a cause
+_MUTE = 1.0  # too light to be a cause or a hint
 
 
 def discount_benign(weight: float, klass: str, text: str) -> float:

@@ -9,7 +9,7 @@ import msgspec
 from holdfast.core.log_analysis.benign_lines import discount_benign
 from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog, RowPattern
 from holdfast.core.log_analysis.line_prefixes import WARNED, LogLine
-from holdfast.core.log_analysis.tracebacks import ExceptionChain, RaisedException, parse_tracebacks
+from holdfast.core.log_analysis.tracebacks import CUT, ExceptionChain, RaisedException, parse_tracebacks
 
 _LINE_CHARS = 4000
 # Raised and caught every day: one of these is a cause only if nothing came of handling it.
@@ -21,8 +21,15 @@ _FLOW = frozenset(
 _CARRIER = re.compile(
     r"^gaierror$|^timeout$|Connect(?:ion)?\w*Error$|Timeout(?:Error)?$|ProtocolError|Disconnected|SSL\w*Error|MaxRetry"
 )
+# Services outside are not at fault where collectives, stores, a configuration library or the local disk speak.
+_SERVICES = frozenset({"hub_network_error", "tracker_service_error"})
+_OF_JOBS = re.compile(
+    r"\bNCCL (?:WARN|INFO|ERROR)\b|\bgloo\b|ProcessGroup|TCPStore|\bc10d\b|HYDRA_FULL_ERROR|\bibv_"
+    r"|\[Errno (?:5|12|13|24|28|30|122)\]|No space left"
+)
 _LESS = 2.5
 _CAUGHT_LESS = 5.0
+_CUT_LESS = 1.0  # an exception that only the code above it names
 _RETRIED = re.compile(
     r"\b(?:retry(?:ing)?|attempt \d+|back(?:ing)? off|ignor(?:ed|ing)|skipp(?:ed|ing)|fall(?:ing)? back|non-fatal)\b",
     re.IGNORECASE,
@@ -66,9 +73,9 @@ class CatalogHit(msgspec.Struct, kw_only=True):
 
 def find_hits(lines: Sequence[LogLine], catalog: FailureCatalog) -> list[CatalogHit]:
     """Return the hits of these lines. A chain of exceptions gives only the hits of its most telling exception."""
-    promised = catalog.candidate_rows([said.raw for said in lines])
-    known = {id(lines[index]): rows for index, rows in promised.items()}
     traces = list(parse_tracebacks(lines))
+    heard = [*lines, *(trace.last.said for trace in traces if trace.last.cut)]
+    known = {id(heard[index]): rows for index, rows in catalog.candidate_rows([said.raw for said in heard]).items()}
     inside: set[int] = set()
     found: list[CatalogHit] = []
     for trace in traces:
@@ -111,6 +118,8 @@ def _hits_of_exception(raised: RaisedException, known: dict[int, list[RowPattern
             return [msgspec.structs.replace(best, row=msgspec.structs.replace(best.row, role="cause"), weight=worth)]
     if any(hit.row.role != "context" for hit in found):
         return _keep_heaviest(found)
+    if raised.type == CUT:
+        return found
     if raised.name == "KeyboardInterrupt":
         return [_make_hit(_STOPPED, raised.said, raised)]
     if raised.name == "SystemExit":
@@ -133,7 +142,10 @@ def _keep_heaviest(hits: list[CatalogHit]) -> list[CatalogHit]:
 
 def _hits_of_line(said: LogLine, rows: Iterable[RowPattern], raised: RaisedException | None) -> Iterator[CatalogHit]:
     text, whole = said.text[:_LINE_CHARS], said.raw[:_LINE_CHARS]
+    among_ranks = _OF_JOBS.search(text) is not None
     for known in rows:
+        if among_ranks and known.row.klass in _SERVICES:
+            continue
         if known.raised and not (raised and known.raised.fullmatch(raised.name)):
             continue
         if known.frames and not (raised and known.frames.search(raised.stack)):
@@ -177,7 +189,7 @@ def _weigh_hit(row: CatalogRow, said: LogLine, raised: RaisedException | None) -
     if raised is not None and _CAUGHT.search(raised.before[:400]) and not _GAVE_UP.search(raised.before):
         return max(weight - _CAUGHT_LESS, 0.5)
     if raised is not None and raised.frames:
-        weight += 0.5
+        weight += -_CUT_LESS if raised.cut else 0.5
     return max(weight, 0.5)
 
 

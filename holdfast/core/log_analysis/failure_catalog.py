@@ -46,7 +46,9 @@ class CatalogRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     role: Literal["cause", "echo", "context", "hint"] = "cause"
     code: int | None = None  # without a pattern: speaks where no words do
     raised: str = ""  # only of an exception of this type
+    stage: Literal["", "start", "training"] = ""  # only before any step was logged, or only after some were
     frames: str = ""  # only of a traceback with such a frame
+    witness: bool = False  # who writes such a line has looked at the machine: driver, monitor, scheduler
     needle: str | tuple[str, ...] = ()  # where the pattern does not say itself what it looks for
     group: str = ""
     action: str = ""
@@ -125,6 +127,19 @@ class FailureCatalog:
             for needle in known.needles:
                 self._by_needle.setdefault(needle, []).append(known)
         self.index = LiteralIndex((*self._by_needle, *STRUCTURE))
+
+    def class_of(self, row: CatalogRow) -> FailureClass:
+        """Return the class of a row. A class that the taxonomy lacks is made from the row itself."""
+        known = self.classes.get(row.klass)
+        return known or FailureClass(
+            klass=row.klass,
+            group=row.group or "unknown",
+            action=row.action or "run_diagnostics",
+            title=row.klass.replace("_", " "),
+        )
+
+    def action_of(self, row: CatalogRow) -> str:
+        return row.action or self.class_of(row).action
 
     def match_line(self, line: str) -> list[CatalogRow]:
         """Return the rows whose pattern matches this line. Other conditions of the rows are not checked."""

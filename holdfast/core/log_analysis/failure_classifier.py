@@ -5,20 +5,21 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from holdfast.core.incident.incident_text import describe_exit
+from holdfast.core.log_analysis.action_choice import ASK, EVICT, choose_action
 from holdfast.core.log_analysis.catalog_hits import CatalogHit, find_hits
+from holdfast.core.log_analysis.collective_mismatch import find_mismatch
 from holdfast.core.log_analysis.failure_catalog import UNKNOWN, CatalogRow, FailureCatalog, FailureClass
 from holdfast.core.log_analysis.launcher_summary import LauncherSummary, normalize_code, summarize_lines
 from holdfast.core.log_analysis.line_prefixes import LogLine, fill_times
+from holdfast.core.log_analysis.loss_series import find_divergence
 from holdfast.core.log_analysis.root_cause import CauseFinding, best_hint, find_root, rival_causes
 from holdfast.model.diagnosis import Diagnosis
 
 _EVIDENCE = 5
 _LINE_CHARS = 400
-_SURE = 6.0  # weight of the evidence on which a machine may be sent away
 _PROOF = 8.0
 _CLEAR = 5.0  # weight of a clear exception
 _BUGS = frozenset({"python_exception", "shape_dtype_device", "import_dependency", "config_argument"})
-_EVICT, _ASK = "evict_and_restart", "run_diagnostics"
 _LOUD = (-9, -7, -11, -4, -8)  # signals that no echo ends with
 _KILL = -9
 _VAGUE = 2.5  # weight of an exception without a traceback that no row knows: others' hints say more
@@ -37,7 +38,7 @@ class FailureEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 def classify_failure(case: FailureEvidence, catalog: FailureCatalog) -> Diagnosis:
     fill_times(case.lines)
-    hits = find_hits(case.lines, catalog)
+    hits = [*find_hits(case.lines, catalog), *find_mismatch(case.lines), *find_divergence(case.lines)]
     summary = summarize_lines(case.lines)
     hits = [hit for hit in hits if not summary.is_about_another(hit.said)]
     hits, hints = [hit for hit in hits if hit.row.role != "hint"], [hit for hit in hits if hit.row.role == "hint"]
@@ -65,7 +66,7 @@ def _prefer_user_bug(root: CatalogHit | None, hits: list[CatalogHit], catalog: F
     machine fault does not cause a TypeError."""
     if root is None or root.raised or root.weight >= _PROOF:
         return None
-    if (root.row.action or _find_class(root.klass, catalog, root.row).action) != _EVICT:
+    if catalog.action_of(root.row) != EVICT:
         return None
     bugs = [hit for hit in hits if hit.klass in _BUGS and hit.raised and hit.raised.frames and hit.weight >= _CLEAR]
     return min(bugs, key=lambda hit: (hit.said.source, hit.said.index)) if bugs else None
@@ -93,21 +94,15 @@ def _is_loud_signal(summary: LauncherSummary, case: FailureEvidence) -> bool:
 
 def _diagnose_hit(finding: CauseFinding, catalog: FailureCatalog) -> Diagnosis:
     root, row = finding.root, finding.root.row
-    klass = _find_class(row.klass, catalog, row)
-    doubt = rival_causes(finding)
-    confidence = _hit_confidence(root, doubted=bool(doubt))
-    action = row.action or klass.action
-    heavier = [hit for hit in doubt if hit.weight >= root.weight and not root.said.kernel]
-    others = {hit.row.action or _find_class(hit.klass, catalog, hit.row).action for hit in heavier}
-    if action == _EVICT and (root.weight < _SURE or row.role != "cause" or others - {_EVICT, _ASK}):
-        action = _ASK  # a wrong eviction is worse than a question
+    klass = catalog.class_of(row)
+    choice = choose_action(finding, catalog)
     rank = finding.rank
     return Diagnosis(
         klass=row.klass,
         group=row.group or klass.group,
-        action=action,
-        confidence=confidence,
-        explanation=_explain_finding(finding, klass),
+        action=choice.action,
+        confidence=_hit_confidence(root, doubted=bool(rival_causes(finding))),
+        explanation=f"{_explain_finding(finding, klass)} {choice.reason}".rstrip(),
         evidence=_evidence_lines(finding),
         root_rank=rank,
         title=klass.title,
@@ -119,8 +114,9 @@ def _diagnose_hit(finding: CauseFinding, catalog: FailureCatalog) -> Diagnosis:
 
 
 def _hit_confidence(root: CatalogHit, *, doubted: bool) -> float:
-    if root.row.role == "echo":
-        return 0.5
+    """Return how sure the class is. On logs that no row had seen, about this share of such answers was right."""
+    if root.row.role != "cause":
+        return 0.5  # a hint or an echo: as often wrong as right
     confidence = min(0.98, 0.35 + 0.07 * root.weight)
     return round(confidence * (0.85 if doubted else 1.0), 2)
 
@@ -147,7 +143,7 @@ def _evidence_lines(finding: CauseFinding) -> tuple[str, ...]:
 
 def _diagnose_code(code: int, summary: LauncherSummary, catalog: FailureCatalog) -> Diagnosis:
     row = catalog.codes[code]
-    klass = _find_class(row.klass, catalog, row)
+    klass = catalog.class_of(row)
     ranks = [rank for rank, mine in summary.codes.items() if mine == code]
     rank = summary.root_rank if summary.root_rank in ranks else min(ranks, default=None)
     if rank is None and summary.root_rank not in summary.codes:
@@ -192,7 +188,7 @@ def _diagnose_kill(case: FailureEvidence, summary: LauncherSummary, catalog: Fai
 
 
 def _diagnose_unknown(case: FailureEvidence, summary: LauncherSummary, catalog: FailureCatalog) -> Diagnosis:
-    klass = _find_class(UNKNOWN, catalog, None)
+    klass = catalog.class_of(CatalogRow(klass=UNKNOWN, source="nothing is known"))
     last = [said.raw[:_LINE_CHARS] for said in case.lines if said.text.strip()][-3:]
     code = f"it {describe_exit(normalize_code(case.code))}; " if case.code else ""
     return Diagnosis(
@@ -215,7 +211,7 @@ def _diagnose_quiet(case: FailureEvidence) -> Diagnosis:
     return Diagnosis(
         klass=UNKNOWN,
         group="unknown",
-        action=_ASK,
+        action=ASK,
         confidence=0.0,
         explanation="Nothing was found: nothing in it shows a failure.",
         evidence=tuple(last),
@@ -223,11 +219,3 @@ def _diagnose_quiet(case: FailureEvidence) -> Diagnosis:
         title="Nothing was found",
         hint="If a job has failed, give the logs of all its ranks, or --exit-code.",
     )
-
-
-def _find_class(name: str, catalog: FailureCatalog, row: CatalogRow | None) -> FailureClass:
-    known = catalog.classes.get(name)
-    if known is not None:
-        return known
-    group, action = (row.group, row.action) if row else ("unknown", _ASK)
-    return FailureClass(klass=name, group=group or "unknown", action=action or _ASK, title=name.replace("_", " "))

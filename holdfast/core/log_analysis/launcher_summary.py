@@ -31,6 +31,7 @@ _ENDS = tuple(
         r"(?:process|rank|worker) (?P<rank>\d+) (?:terminated|exit|exited|died|failed) with "
         r"(?:signal (?:SIG)?(?P<name>[A-Z]+)|(?:exit ?code|code|return code|status(?: code)?) (?P<code>-?\d+))",
         r"rank (?P<rank>\d+) (?:was )?killed by signal (?P<signal>\d+)",
+        r"(?:process|shard|child) was (?:signaled|killed|terminated)\b.{0,30}\b(?:with|by) signal (?P<signal>\d+)",
         r"(?P<child>Child process) with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)",
         r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)",
         r"Signal (?P<signal>\d+) \(SIG[A-Z]+\) received by PID (?P<pid>\d+)",
@@ -38,6 +39,7 @@ _ENDS = tuple(
         r"died with <Signals\.SIG(?P<name>[A-Z]+): \d+>",
         r"returned non-zero exit status (?P<code>\d+)",
         r"(?:exited with (?:exit )?(?:code|status):?|exit code:?|exit status:?|exitCode:) (?P<code>-?\d+)\b",
+        r"^(?:zsh: |\[\d+\] {1,8}\+? {0,8}\d+ )(?P<spoken>killed|segmentation fault|bus error)\b",
         r"^(?:.*: line \d+: +\d+ )?(?P<spoken>Segmentation fault|Bus error|Killed|Aborted|Floating point exception|"
         r"Illegal instruction)(?: +\(core dumped\))?(?: .*)?$",
     )

@@ -22,9 +22,25 @@ _TOLD = (
     # 2024-05-01T10:22:33.123Z, [2024-05-01 10:22:33,123], 2024/05/01 10:22:33, with the stream of a container
     (
         "0[(",
-        rf"[\[(]?(?P<y>20\d\d)[-/](?P<mo>[01]\d)[-/](?P<d>[0-3]\d)[T ]{_CLOCK} ?(?P<z>Z|UTC|[+-]\d\d:?\d\d)?[\])]?"
+        rf"[\[(]?(?P<y>20\d\d)[-/](?P<mo>[01]\d)[-/](?P<d>[0-3]\d)[T ]{_CLOCK} ?(?P<z>Z|UTC|[+-]\d\d:?\d\d)?"
+        r"(?: ?(?:DP|PP|EP)\d+)*(?: ?TP(?P<rank>\d{1,4})(?: (?:DP|PP|EP)\d+)*)?[\])]?"
         r"(?: (?:stdout|stderr) [FP](?= ))?[:,]?(?: - )?\s?",
     ),
+    # 09-03 22:14:51 [core.py:632], as vLLM writes them
+    ("0", rf"(?P<mo>[01]\d)-(?P<d>[0-3]\d) {_CLOCK} (?:\[?[\w./-]{{1,80}}\.py:\d+\]\s?)?"),
+    ("0[", rf"\[?(?P<mo>[01]\d)/(?P<d>[0-3]\d)/(?:20)?\d\d {_CLOCK}\]?(?: - )?\s{{0,4}}"),  # 05/01/2024 10:22:33
+    # 2024-05-01-10:22:33 (PID:33, Device:0, RankID:0), as Ascend's libraries write them
+    (
+        "0",
+        rf"(?P<y>20\d\d)-(?P<mo>[01]\d)-(?P<d>[0-3]\d)-{_CLOCK}[.\d]* ?"
+        r"(?:\(PID:(?P<pid>\d+), Device:-?\d+, RankID:(?:(?P<rank>\d{1,6})|-1)\) ?)?",
+    ),
+    # [NeMo E 2024-08-02 09:13:40 utils:215]
+    (
+        "[",
+        rf"\[NeMo (?P<glog>[IWEDCF]) (?P<y>20\d\d)-(?P<mo>[01]\d)-(?P<d>[0-3]\d) {_CLOCK} [\w.]{{1,80}}:\d+\]\s?",
+    ),
+    ("a", r"(?P<facility>kern) {0,5}: {0,8}\w{3,8} {0,8}: ?"),  # dmesg -x
     # May  1 10:22:33 node17 kernel:
     (
         "a",
@@ -36,33 +52,46 @@ _TOLD = (
     # E0501 10:22:33.123456 12345 file.cc:12] and [E501 10:22:33.123456789 ProcessGroupNCCL.cpp:616]
     (
         "a[",
-        rf"\[?(?P<glog>[IWEF])(?P<mo>[01]?\d)(?P<d>[0-3]\d) {_CLOCK} +(?:(?P<pid>\d+) )?(?P<who>[\w./-]+:\d+)\]\s?",
+        rf"\[?(?P<glog>[IWEF])(?:20\d\d)?(?P<mo>[01]?\d)(?P<d>[0-3]\d) {_CLOCK} +(?:(?P<pid>\d+) )?"
+        r"(?P<who>[\w./-]+:\d+)\]\s?",
     ),
     ("a0", r"(?:(?P<node>[\w.-]+) )?(?P<who>kernel): "),
     ("[", r"\[(?P<glog>[IWEF]) (?P<who>[\w.]+\.(?:cpp|h|cc):\d+)\]\s?"),  # [W socket.cpp:601]
-    ("[", r"\[ {0,5}(?P<boot>\d+\.\d{6})\]\s?"),  # since the machine started, which nobody else counts from
+    (
+        "[",
+        r"\[ {0,8}(?P<boot>[+<]? {0,8}\d+\.\d{6}>?)\]\s?",
+    ),  # since the machine started, which nobody else counts from
     ("0[", rf"\[?{_CLOCK}\]?\s"),
     ("<", r"<\d{1,3}>(?=\[)"),  # the kernel's priority
     # [rank3]:, [rank 3], Rank 3:, [Rank 3/8], (rank3)
     ("[(<a", r"[\[(<]?(?:global[_ ])?(?:RANK|[Rr]ank)[ _:=-]{0,2}(?P<rank>\d{1,6})(?:/\d+)?(?:[\])>]:?|:)\s?"),
     ("[(", r"[\[(](?:[Rr]|local[_ ]rank[ :=]{0,2})(?P<rank>\d{1,6})[\])]:?\s?"),  # [r3]
+    ("[(", r"[\[(](?:[Gg]pu|GPU|[Ww]orker|[Pp]roc(?:ess)?)[ _:#-]?(?P<rank>\d{1,6})[\])]:?\s?"),
+    ("(", r"\((?P<who>raylet|autoscaler|gcs_server|pid)(?:[ =,+][^)\n]{1,40})?\)\s"),
     ("[", r"\[default(?P<rank>\d{1,6})\]:"),
     ("[", r"\[\d+,(?:mpirank:)?(?P<rank>\d{1,6})(?:,[\w.-]+)?\]<std(?:out|err)>:"),
     ("[", r"\[(?P<rank>\d{1,6})\](?:<std(?:out|err)>)?:\s?"),
-    ("(", r"\((?P<who>[\w.:<>]+) (?:rank=(?P<rank>\d+), ?)?pid=(?P<pid>\d+)(?:, ip=(?P<node>[\w.:-]+))?\)\s?"),
+    ("(", r"\((?P<who>[\w.:<>]+),? (?:rank=(?P<rank>\d+),? ?)?pid=(?P<pid>\d+)(?:, ip=(?P<node>[\w.:-]+))?\)\s?"),
     ("[", r"\[(?:pod/)?(?P<node>[\w.-]+)/[\w.-]+\]\s"),
     ("a0", r"(?P<node>[\w.-]{1,60}?)\s+\|\s"),
     # node17:12345:12399 [3] NCCL INFO
     ("a0", r"(?P<node>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<dev>-?\d*)\] (?=\S* ?NCCL )"),
     ("[", r"\[(?P<node>[A-Za-z][\w.-]*):(?P<pid>\d+)\]\s"),
     ("[", rf"\[{_LEVEL}\]:?\s?"),
-    ("a", rf"{_LEVEL}(?:\s+-\s+|:[\w.]+:|:?\s+)"),
+    ("a", rf"{_LEVEL}(?:\s+-\s+(?:[\w.]+ - )?|:[\w.]+:|:?\s+)"),
+    # submitit WARNING (2021-06-09 02:16:05,338) -
+    (
+        "a",
+        rf"[\w.]{{1,40}} {_LEVEL} \((?P<y>20\d\d)-(?P<mo>[01]\d)-(?P<d>[0-3]\d) {_CLOCK}\)(?: - |: ?)",
+    ),
     ("a-", rf"(?:- )?[\w.]+(?: - |: \[){_LEVEL}(?: - |\]\s?)"),
-    ("|", rf"\|\s*{_LEVEL}\s*\|\s*[\w.:<>]+\s-\s"),
+    ("|", rf"\|\s*{_LEVEL}\s*\|\s?(?:[\w.:<>]+\s-\s)?"),
     ("[", r"\[[\w./-]+\.py:\d+(?::\w+)?\]\s"),
+    ("[", r"\[[A-Za-z][\w.-]{1,30}\](?=\[)"),  # [TensorRT-LLM][ERROR]
+    (">", r"(?:> ){1,4}(?=\S| )"),  # quoted in a mail or a thread
 )
 _COMPILED = [(starts, re.compile(pattern)) for starts, pattern in _TOLD]
-_MARKS = {start: [pattern for starts, pattern in _COMPILED if start in starts] for start in "0a[(<|-"}
+_MARKS = {start: [pattern for starts, pattern in _COMPILED if start in starts] for start in "0a[(<|->"}
 _TIME = _COMPILED[0][1]
 _ANY_RANK = re.compile(r" {0,5}(?P<rank>\d{1,5}): ?")  # srun -l
 _SURE_RANK = re.compile(r' {0,5}\d{1,5}: ?(?:Traceback \(most recent|  File ")')  # nothing else begins so
@@ -137,6 +166,10 @@ def strip_prefixes(line: str, habits: PrefixHabits) -> LogLine:
         if found is None:
             break
         _note_prefix(said, found)
+    if said.text.count("\\n") > 1 and "Traceback (most recent call last)" in said.text:
+        said.text = said.text.replace("\\n", "\n").replace(
+            '\\"', '"'
+        )  # a traceback that somebody has put into one line
     if found := _WARNING.match(said.text):
         said.text, said.level = said.text[found.end() :], WARNED
     said.kernel = said.kernel or said.text.startswith("NVRM: ")
@@ -163,7 +196,7 @@ def _note_prefix(said: LogLine, found: re.Match[str]) -> None:
         said.level = _LEVELS[told["glog"].lower()]
     if "level" in told:
         said.level = _LEVELS[told["level"][0].lower()]
-    if told.get("who") == "kernel" or "boot" in told:
+    if told.get("who") == "kernel" or "boot" in told or "facility" in told:
         said.kernel = True
     if told.get("dev", "").isdecimal():
         said.device = int(told["dev"])

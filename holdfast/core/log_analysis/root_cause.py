@@ -7,6 +7,7 @@ import msgspec
 
 from holdfast.core.log_analysis.catalog_hits import CatalogHit
 from holdfast.core.log_analysis.failure_catalog import UNKNOWN
+from holdfast.core.log_analysis.gpu_fault_order import discount_followers
 from holdfast.core.log_analysis.launcher_summary import LauncherSummary
 from holdfast.core.log_analysis.line_prefixes import LogLine
 from holdfast.core.log_analysis.survived_errors import discount_survived
@@ -58,6 +59,7 @@ class CauseFinding(msgspec.Struct, kw_only=True):
 
 
 def find_root(hits: Sequence[CatalogHit], lines: Sequence[LogLine], ended_at: Mapping[int, float]) -> CatalogHit | None:
+    discount_followers(hits)
     discount_survived(hits, lines)
     causes = [hit for hit in hits if hit.row.role == "cause" and hit.weight >= 2]
     if causes:

@@ -16,7 +16,10 @@ _GOING_ON = 3  # lines of progress that prove it
 _OF_ANYONE = 5  # where they are another rank's: ranks wait for one another
 _PROVES = 50  # and that disprove even a machine's word
 _FAR = 2000  # lines after which any rank's progress proves the same
+_STOPPED = "preempted_cancelled"
+_KILLED_S = 600.0  # no scheduler lets a stopped job live so long
 _STALE_S = 6 * 3600.0  # what the kernel said so long before the job's last words is another story
+_OUT_OF_PLACE = 0.5  # weight of what a row says of another stage of the job
 _SOON = 3  # lines after a failure in which it is said that it is tried again
 _CLEAR = 4.0  # weight of a cause that ends a run
 _LOUD = 4.0  # weight of an echo that says how a run ended
@@ -25,6 +28,7 @@ _PROGRESS = re.compile(
     r"|\bloss\b[^\n]{0,40}\d\.\d|\biteration +\d+/ *\d+",
     re.IGNORECASE,
 )
+_BROKEN = re.compile(r"\b(?:loss|norm)\b[^\n]{0,20}\b(?:nan|inf)\b", re.IGNORECASE)  # goes on, but for nothing
 _AGAIN = re.compile(
     r"^\W*(?:(?:will|now|going to) )?(?:retry(?:ing)?|trying again|reconnecting|re-?attempting)\b"
     r"|\bretry \d+/\d+|\b(?:succeeded|recovered|ok(?:ay)?) (?:after|on|at) (?:\w+ )?(?:retry|attempt|\d+ )"
@@ -46,6 +50,7 @@ _UP = re.compile(
 _THING = re.compile(
     r"\b(?:mlx\d_\w+|ibp?\w*\d\w*|e(?:th|ns|np|no)\w*\d\w*|bond\d+|[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)\b"
 )
+_WRONG_PATH = "file_not_found"  # after many steps it may be the storage: a path that was right for so long
 _AT_START = frozenset(
     {"dns_ssh_launch", "rendezvous_timeout", "nccl_init_config"}
 )  # what fails before training, not in its midst
@@ -73,6 +78,7 @@ def discount_survived(hits: Sequence[CatalogHit], lines: Sequence[LogLine]) -> N
         at = hit.said.at if hit.said.kernel else None
         if at is not None and newest is not None and newest - at > _STALE_S:
             hit.weight = min(hit.weight, 1.0)
+    _discount_earlier_lives(hits)
     for number, log in sources.items():
         _discount_earlier_runs([hit for hit in hits if hit.said.source == number], log)
 
@@ -82,7 +88,7 @@ def _read_sources(lines: Sequence[LogLine]) -> dict[int, _Source]:
     for said in lines:
         log = found.setdefault(said.source, _Source())
         text = said.text[:400]
-        if _PROGRESS.search(text):
+        if _PROGRESS.search(text) and not _BROKEN.search(text):
             log.going.setdefault(said.rank, []).append(said.index)
             log.steps.append(said.index)
         if _AGAIN.search(text):
@@ -101,6 +107,9 @@ def _discount_progress(hit: CatalogHit, log: _Source, *, echoed: bool) -> None:
     before = bisect_right(log.steps, index)
     anyone = len(log.steps) - before
     far = bool(log.steps) and log.steps[-1] > index + _FAR
+    if hit.row.stage and (hit.row.stage == "training") != (before >= _GOING_ON):
+        hit.weight = _OUT_OF_PLACE
+        return
     proof = hit.weight >= _PROOF and hit.klass in MACHINES
     mere = hit.raised is None and not hit.said.kernel and not proof  # nobody says that it ended a process
     if far or later >= (_PROVES if proof else _GOING_ON) or (mere and anyone >= _OF_ANYONE):
@@ -108,6 +117,8 @@ def _discount_progress(hit: CatalogHit, log: _Source, *, echoed: bool) -> None:
         hit.weight = max(min(hit.weight - _LESS, 3.0 if sure else 9.0), 0.5)
         if mere and echoed and hit.row.role == "cause":
             hit.weight = min(hit.weight, 1.5)  # what it was is told by how the others ended
+    if hit.klass == _WRONG_PATH and before >= _PROVES:
+        hit.weight = max(hit.weight - 1, 0.5)
     if hit.klass in _AT_START and before >= _GOING_ON:
         hit.weight = max(min(hit.weight - _LESS, 1.5 if mere and echoed else 9.0), 0.5)
 
@@ -118,6 +129,16 @@ def _discount_retry(hit: CatalogHit, log: _Source) -> None:
         hit.weight = max(hit.weight - _LESS, 0.5)
     if hit.weight >= _CLEAR and any(log.up.get(thing, -1) > index for thing in _THING.findall(hit.said.text)):
         hit.weight = max(min(hit.weight - _LESS, _CLEAR), 0.5)  # it came back
+
+
+def _discount_earlier_lives(hits: Sequence[CatalogHit]) -> None:
+    """Reduce the weight of a stop on purpose if a process raised long after it: that was another life of the job."""
+    raised = (hit.said.at for hit in hits if hit.raised and hit.raised.frames)
+    newest = max((at for at in raised if at is not None), default=None)
+    for hit in hits:
+        at = hit.said.at if hit.klass == _STOPPED and hit.row.role == "cause" else None
+        if at is not None and newest is not None and newest - at > _KILLED_S:
+            hit.weight = min(hit.weight, 1.0)
 
 
 def _discount_earlier_runs(hits: Sequence[CatalogHit], log: _Source) -> None:

@@ -14,6 +14,7 @@ _RAISED = re.compile(
     r"(?::(?: (?P<text>.*)|$)|$)"
 )
 _BARE = re.compile(r"(?:Error|Exception|Interrupt|Exit|Timeout|Iteration|Empty|Full|Failure|Expired|error)$")
+_SHOUTS = ("error", "Error", "Exception", "Failure")  # how shells and tools begin a line, too
 _SPECIAL = re.compile(r"^\s*+(?:[~^ ]+|\.\.\.<?.*|\[Previous line repeated .*\])$")
 _GROUPED = re.compile(r"^\s*(?:\||\+(?=[-+ ]))[-+ ]?(?:-{0,80}\+?-{1,80} (?:\d+|\.\.\.) -+$)?")
 _BOXED = re.compile(r"^\s*[│╭╰|][─ ]*(?:❱ *)?")
@@ -31,6 +32,8 @@ _LIBRARY = re.compile(
 _OTHERS = re.compile(
     r"^(?:#{3,}|={5,} \w|usage: |\+ \w|srun: |slurmstepd: |mpirun\b|pdsh@)"
 )  # begins no line of a message
+_RAISES = re.compile(r"""^raise (?P<type>[A-Za-z_][\w.]*)(?:\([frb]{0,2}["'](?P<text>[^"']{1,400})|[(\s]|$)""")
+CUT = "CutTraceback"  # the type of an exception that nothing tells
 _OPEN = 12  # lines of others that may stand between a frame and what follows it
 _MESSAGE = 40  # lines that a message may have
 
@@ -57,6 +60,7 @@ class RaisedException(msgspec.Struct, kw_only=True):
     link: str = ""  # how it came of the one before it: "during", "direct"
     inner: bool = False  # was printed after what it led to
     before: str = ""  # what was said before its traceback: why it is shown
+    cut: bool = False  # the log ends before it is told; known from the code that raised it
     ignored: bool = False  # in a destructor or the like, where nobody can catch it
 
     @property
@@ -90,6 +94,7 @@ class _TracebackParser:
     def __init__(self) -> None:
         self.traces: list[ExceptionChain] = []
         self._frames: list[TracebackFrame] | None = None  # of a traceback whose exception is still to come
+        self._code: LogLine | None = None  # the last line of code shown
         self._indent = 0
         self._waited = 0
         self._link = ""
@@ -152,7 +157,7 @@ class _TracebackParser:
         indent = len(text) - len(text.lstrip())
         found = _RAISED.match(text.strip())
         if self._frames and indent > self._indent + 2:
-            said.code = True
+            said.code, self._code = True, said
         elif self._frames is not None:
             if found and indent <= self._indent and _is_type(found["type"], strict=self._waited > 0):
                 self._end_traceback(found, said, self._frames)
@@ -197,10 +202,24 @@ class _TracebackParser:
         self._frames, self._link, self._inner = None, "", False
         self._newest, self._message = raised, _MESSAGE
 
+    def end_stream(self) -> None:
+        """Close a traceback that the log breaks off: the code shown last may tell what it was about to raise."""
+        frames, code = self._frames, self._code
+        if not any(frame.function for frame in frames or ()) or code is None or self._ignored:
+            return
+        found = _RAISES.match(code.text.strip())
+        name = found["type"] if found else "AssertionError" if code.text.strip().startswith("assert ") else CUT
+        words = f"{name}: {found['text']}" if found and found["text"] else name
+        said = msgspec.structs.replace(code, text=words, raw=words, code=False)
+        one = RaisedException(type=name, message=words, said=said, frames=frames or [], before=self._before, cut=True)
+        self.traces.append(ExceptionChain(chain=[one]))
+
 
 def _is_type(name: str, *, strict: bool) -> bool:
     """Return whether this may be the name of an exception. Be `strict` where a line such as "Loss: 2.3" may occur."""
     last = name.rsplit(".", 1)[-1]
+    if strict and name in _SHOUTS:
+        return False
     return bool(_BARE.search(last)) or "." in name or (not strict and (last[:1].isupper() or last.startswith("_")))
 
 
@@ -210,4 +229,5 @@ def parse_tracebacks(lines: Iterable[LogLine]) -> Iterator[ExceptionChain]:
     for said in lines:
         mouths.setdefault((said.source, said.rank, said.node, said.pid), _TracebackParser()).add_line(said)
     for mouth in mouths.values():
+        mouth.end_stream()
         yield from mouth.traces

@@ -203,7 +203,7 @@ def test_an_exception_that_no_row_knows() -> None:
 
 
 def test_no_machine_makes_a_bug() -> None:
-    weak = FailureCatalog((*ROWS, row("gpu_lost_bus", "GPU is slow", 7)), tuple(CATALOG.classes.values()))
+    weak = FailureCatalog((*ROWS, row("gpu_lost_bus", "GPU is slow", 7, witness=True)), tuple(CATALOG.classes.values()))
     lines = said(f"GPU is slow\n{BOOM}")
     assert classify_failure(FailureEvidence(lines=lines), weak).klass == "python_exception"
     assert classify_failure(FailureEvidence(lines=said("GPU is slow")), weak).action == "evict_and_restart"

@@ -1,6 +1,6 @@
 """What was raised where, and what led to it."""
 
-from holdfast.core.log_analysis.tracebacks import ExceptionChain, parse_tracebacks
+from holdfast.core.log_analysis.tracebacks import CUT, ExceptionChain, parse_tracebacks
 from tests.core.words.knowing import said
 
 LIB = "/opt/conda/lib/python3.11/site-packages/torch"
@@ -131,7 +131,14 @@ def test_groups_of_exceptions() -> None:
 def test_cut_off_in_front_and_behind() -> None:
     (front,) = traces('    main()\n  File "/w/a.py", line 3, in f\n    x()\nKeyError: 1')
     assert (front.last.name, front.last.origin) == ("KeyError", "a.py:3")
-    assert traces('Traceback (most recent call last):\n  File "/w/a.py", line 3, in f\n    x()') == []
+    begun = 'Traceback (most recent call last):\n  File "/w/a.py", line 3, in f\n    '
+    (behind,) = traces(begun + "x()")
+    assert (behind.last.type, behind.last.cut, behind.last.origin) == (CUT, True, "a.py:3")
+    (raising,) = traces(begun + 'raise ValueError(f"no room for {name}")')
+    assert (raising.last.name, raising.last.said.text) == ("ValueError", "ValueError: no room for {name}")
+    (asserting,) = traces(begun + "assert x == y")
+    assert asserting.last.name == "AssertionError"
+    assert traces('Current thread 0x00007f (most recent call first):\n  File "/w/a.py", line 3 in f') == []
     (bare,) = traces("torch.cuda.OutOfMemoryError: CUDA out of memory.")
     assert bare.last.name == "OutOfMemoryError"
 

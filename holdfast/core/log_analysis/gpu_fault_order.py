@@ -1,0 +1,68 @@
+"""Orders the GPU driver's Xids: a program's fault outweighs what follows it, and a shared link what each GPU says."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from holdfast.core.log_analysis.catalog_hits import CatalogHit
+
+_XID = re.compile(r"\bXid \(PCI:(?P<gpu>[0-9a-fA-F:.]{4,16})\): (?P<number>\d{1,3})\b")
+_BOOT = re.compile(r"\[ {0,5}(\d+\.\d{6})\]")
+_OF_PROGRAMS = frozenset({13, 31})  # what a kernel of the program did wrong
+# What the driver says while it clears up after a program: a stopped channel, a reset, a firmware that waits for it.
+_FOLLOW = frozenset({32, 43, 45, 61, 62, 69, 94, 109, 119, 120, 143, 154})
+_SOON_S = 60.0
+_SOON_LINES = 40  # where no clock tells
+_LINK = "nvlink_nvswitch_error"
+_FOLLOWED = 4.0  # weight that is left: less than that of a program's fault
+
+
+class _Xid(msgspec.Struct, frozen=True):
+    hit: CatalogHit
+    gpu: str
+    number: int
+    at: float | None
+
+    def is_soon_after(self, first: "_Xid") -> bool:
+        """Return whether this came at the same time as the first or shortly after it."""
+        if self.hit.said.source != first.hit.said.source:
+            return False
+        if self.at is not None and first.at is not None:
+            return 0 <= self.at - first.at <= _SOON_S and self.hit.said.index > first.hit.said.index
+        return 0 < self.hit.said.index - first.hit.said.index <= _SOON_LINES
+
+
+def discount_followers(hits: Sequence[CatalogHit]) -> None:
+    """Reduce the weight of Xids that came of a program's fault on the same GPU, or of a link that GPUs share."""
+    xids = sorted(_read_xids(hits), key=lambda xid: (xid.hit.said.source, xid.hit.said.index))
+    faults: dict[str, _Xid] = {}  # by GPU: the program's newest
+    for xid in xids:
+        fault = faults.get(xid.gpu)
+        if xid.number in _OF_PROGRAMS:
+            faults[xid.gpu] = xid
+        elif xid.number in _FOLLOW and fault is not None and xid.is_soon_after(fault):
+            xid.hit.weight = min(xid.hit.weight, _FOLLOWED)
+    seconds: defaultdict[float | None, list[_Xid]] = defaultdict(list)
+    for xid in xids:
+        seconds[xid.at].append(xid)
+    for second in {hit.said.at for hit in hits if hit.klass == _LINK and hit.said.kernel} - {None}:
+        _blame_link(seconds[second])
+
+
+def _blame_link(xids: list[_Xid]) -> None:
+    """Reduce the weight of what several GPUs said in the second in which a link between GPUs failed."""
+    if len({xid.gpu for xid in xids}) < 2:
+        return
+    for xid in xids:
+        if xid.hit.klass != _LINK:
+            xid.hit.weight = min(xid.hit.weight, _FOLLOWED)
+
+
+def _read_xids(hits: Sequence[CatalogHit]) -> Iterator[_Xid]:
+    for hit in hits:
+        if hit.row.role == "cause" and (found := _XID.search(hit.said.text)):
+            boot = _BOOT.search(hit.said.raw)
+            at = hit.said.at if hit.said.own_clock and hit.said.at is not None else float(boot[1]) if boot else None
+            yield _Xid(hit, found["gpu"].lower(), int(found["number"]), at)
