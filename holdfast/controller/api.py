@@ -15,7 +15,7 @@ from holdfast.controller.access.user_ca_nodes import CertificateEnrolment
 from holdfast.controller.composition import BuiltController
 from holdfast.controller.control_loop import Controller
 from holdfast.controller.metrics import render_metrics
-from holdfast.controller.order_admission import OrderBody, OrderReceipt, describe_effect, order_refusal
+from holdfast.controller.order_admission import NO_SUCH_ORDER, OrderBody, OrderReceipt, describe_effect, order_refusal
 from holdfast.controller.stack_tracing import StackTracing
 from holdfast.core.decoding import from_json
 from holdfast.core.diagnose import blocking_ranks
@@ -23,7 +23,7 @@ from holdfast.core.diagnose.blocking_ranks import BlockingRanks
 from holdfast.core.incident.incident_text import count_failures
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.release.release_history import ReleaseOverview
-from holdfast.model.event import Entry, Phase
+from holdfast.model.event import Entry, Order, Phase
 from holdfast.model.stacks import Trace
 from holdfast.wire.agent_messages import TOKEN_HEADER
 from holdfast.wire.credentials import enrolment
@@ -205,15 +205,12 @@ def _order_route(controller: Controller, audit: AuditLog) -> Answer:
             body = from_json(await request.read(), OrderBody)
         except msgspec.DecodeError as e:
             return _error_response(400, f'send an order such as {{"verb": "stop"}}: {e}')
-        caller, needed = CALLER.get(), _needed_right(body.verb)
-        order, view = body.make_order(caller.name), controller.view
-        denied = f"{caller.name} may not order '{body.verb}'; that takes the right to {needed.name.lower()}"
-        beyond = "" if (caller.right or 0) >= needed else denied
-        why = beyond or order_refusal(view, order) or release_api.update_fault(controller, order)
-        why = why or await release_api.signature_fault(controller, order)
+        caller, view = CALLER.get(), controller.view
+        order, denied = body.make_order(caller.name), _missing_right(caller, body.verb)
+        why = denied or (await _order_fault(controller, order) if order else NO_SUCH_ORDER)
         audit.record_order(caller.name, caller.origin, body, why)
-        if why:
-            return _error_response(403 if beyond else 400, why)
+        if why or order is None:
+            return _error_response(403 if denied else 400, why)
         if body.now and body.verb == "stop" and view.phase is Phase.ENDING:
             controller.end_at_once()  # it is stopping already, and takes too long for somebody
         next = describe_effect(view, order)
@@ -221,6 +218,13 @@ def _order_route(controller: Controller, audit: AuditLog) -> Answer:
         return _json_response(OrderReceipt(seq=controller.seq, next=next))
 
     return take
+
+
+async def _order_fault(controller: Controller, order: Order) -> str:
+    """Say why the order cannot be taken; empty if it can."""
+    if refusal := order_refusal(controller.view, order):
+        return refusal.text
+    return release_api.update_fault(controller, order) or await release_api.signature_fault(controller, order)
 
 
 def _releases_route(controller: Controller) -> Answer:
@@ -300,9 +304,12 @@ def _why_forbidden(caller: Caller, request: web.Request) -> str:
     return ""
 
 
-def _needed_right(verb: str) -> Right:
-    """Return the right that an order needs. Orders that change the code or the environment need ADMIN."""
-    return Right.ADMIN if verb in ("update", "rollback") else Right.OPERATE
+def _missing_right(caller: Caller, verb: str) -> str:
+    """Say which right the order needs and the caller lacks. Orders that change code or environment need ADMIN."""
+    needed = Right.ADMIN if verb in ("update", "rollback") else Right.OPERATE
+    if (caller.right or 0) >= needed:
+        return ""
+    return f"{caller.name} may not order '{verb}': that needs the right {needed.name.lower()}"
 
 
 def _redact_for_caller(value: object) -> object:
