@@ -230,7 +230,7 @@ class Agent:
     async def _say_when_warm(self) -> None:
         await self.ranks.warm.wait()
         if self.ranks.cold:
-            _log.warning("ranks are started afresh, not forked: %s", self.ranks.cold)
+            _log.warning("ranks start as new processes, not as forks of the zygote: %s", self.ranks.cold)
         self._queue_packet(self._make_hello())
 
     async def _stage_releases(self, releases: tuple[Release, ...]) -> None:
@@ -247,7 +247,7 @@ class Agent:
     def _on_leave_request(self) -> None:
         """Leave because someone on this host asked (SIGINT), without waiting for the controller."""
         grace_s = self.identity.settings.recovery.shutdown_grace_s
-        leave = Leave(id=OWN, code=128 + signal.SIGINT, grace_s=grace_s, reason="asked to, on this host")
+        leave = Leave(id=OWN, code=128 + signal.SIGINT, grace_s=grace_s, reason="interrupted on its own host")
         self._step(ErrandReceived(leave))
 
     # --- errands -----------------------------------------------------------------------------------------------

@@ -237,7 +237,7 @@ def _releases_route(controller: Controller) -> Answer:
 def _archive_route(controller: Controller) -> Answer:
     async def archive(request: web.Request) -> web.StreamResponse:
         found = release_api.release_archive(controller, request.match_info["digest"])
-        return found or _error_response(404, "there is no release of this digest; GET /api/v1/releases lists all")
+        return found or _error_response(404, "no release has this digest; GET /api/v1/releases lists all releases")
 
     return archive
 
@@ -247,7 +247,7 @@ def _trace_route(controller: Controller, tracing: StackTracing) -> Answer:
         try:
             body = from_json(await request.read() or b"{}", TraceBody)
         except msgspec.DecodeError as e:
-            return _error_response(400, f'ask for a trace such as {{"deadline_s": 5, "native": false}}: {e}')
+            return _error_response(400, f'send a request such as {{"deadline_s": 5, "native": false}}: {e}')
         if not 0 < body.deadline_s <= _MAX_TRACE_S:
             return _error_response(400, f"deadline_s must be above 0 and at most {_MAX_TRACE_S:g}")
         seats, at = controller.view.seats, controller.clock()
@@ -290,17 +290,19 @@ async def _answer_request(request: web.Request, handler: Answer) -> web.StreamRe
     try:
         return await handler(request)
     except web.RequestPayloadError:
-        return _error_response(400, "the body is not encoded as its headers say, or breaks off")
+        return _error_response(400, "the body is incomplete, or not encoded as its headers say")
 
 
 def _why_forbidden(caller: Caller, request: web.Request) -> str:
     """Say why this caller may not make this request; empty if it may."""
     if request.path == _AGENT:
-        return "" if caller.node else f"{caller.name} is no node of this job"
+        return "" if caller.node else f"{caller.name} is not a node of this job"
     if caller.right is None:  # a node: it fetches releases
-        return "" if request.path.startswith(_ARCHIVES) and request.method == "GET" else "nodes have no business here"
+        return (
+            "" if request.path.startswith(_ARCHIVES) and request.method == "GET" else "a node may only fetch releases"
+        )
     if request.method not in ("GET", "HEAD") and caller.right < Right.OPERATE:
-        return f"{caller.name} may look, and order nothing"
+        return f"{caller.name} may only look, not give orders"
     return ""
 
 

@@ -19,7 +19,10 @@ def rebuild_decider(journal: Journal, decider: Decider) -> Iterator[Entry]:
     for entry in journal.read():
         decision = decider.step(entry.at, entry.event)
         if decision != entry.decision and _written_actions(decision) != _written_actions(entry.decision):
-            raise RebuildError(f"entry {entry.seq} of the journal decides otherwise under this version of holdfast")
+            raise RebuildError(
+                f"this version of holdfast decides otherwise than entry {entry.seq} of the journal;"
+                " run the job with the version that wrote it"
+            )
         yield entry
 
 

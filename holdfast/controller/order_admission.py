@@ -97,7 +97,7 @@ def _update_refusal(view: JobView, order: Order) -> OrderRefusal | None:
     if order.release is None:
         return OrderRefusal(OrderFault.NO_RELEASE, "an update needs a release; send one with holdfast update")
     if bad := view.rolled_back_as(order.release):
-        text = f"this is the same as release {bad}, which was rolled back: {view.fate_reasons[bad]}"
+        text = f"this is release {bad} again, which was rolled back: {view.fate_reasons[bad]}"
         return OrderRefusal(OrderFault.SAME_AS_ROLLED_BACK, text)
     return None
 

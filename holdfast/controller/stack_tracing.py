@@ -30,13 +30,13 @@ class StackTracing:
         try:
             for node in wanted:
                 if not self._links.send_message(node, look):
-                    round.add_trace(Trace(node=node, at=self._now(), error="it is not linked"))
+                    round.add_trace(Trace(node=node, at=self._now(), error="the node is not connected"))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(deadline_s + _ROAD_S):
                     await round.complete.wait()
         finally:
             del self._open[look.id]
-        late = f"it did not answer in {deadline_s + _ROAD_S:g} s"
+        late = f"no answer within {deadline_s + _ROAD_S:g} s"
         return tuple(round.traces.get(node) or Trace(node=node, at=self._now(), error=late) for node in wanted)
 
     def on_trace(self, node: str, looked: TraceAnswer) -> None:

@@ -68,7 +68,7 @@ class ErrandDispatch:
             if isinstance(waiting.errands[done.node], StopHere):
                 self._registry.record_copies(done.node, done.copies)
             waiting.answers[done.node] = done
-            waiting.note_answer(done.node, "" if done.ok else done.detail or "it did not say why")
+            waiting.note_answer(done.node, "" if done.ok else done.detail or "no reason given")
 
     def on_silent(self, node: str) -> None:
         """Stop waiting for a node that has fallen silent."""

@@ -79,7 +79,7 @@ class NodeProbing:
             judged = pair_assessment.assess_pairs(told, passed)
             passed |= {one.world: told[one.world] for one in judged if one.ok}
             done += judged
-        return PairTestResult(unsure=action.nodes, reason=f"no end of the pair test after {_WAVES} waves")
+        return PairTestResult(unsure=action.nodes, reason=f"the pair test had no result after {_WAVES} waves")
 
     def _make_meeting(self, world: World, rank: int, name: str, port: int, backend: str) -> PairMeeting:
         host = self._store.host
@@ -101,7 +101,7 @@ class NodeProbing:
 
 
 def _failure_reason(done: Done | None) -> str:
-    return (done.detail if done else "") or "did not answer when it was tried"
+    return (done.detail if done else "") or "did not answer during the probe"
 
 
 def _on_gpus(found: Mapping[str, tuple[Finding, ...]]) -> bool:

@@ -26,7 +26,7 @@ class ReleaseStaging:
                 break
             failed[first] = done.detail if done else "it did not answer"
         else:
-            why = "" if failed else "there is no node to check it on"
+            why = "" if failed else "the job has no node to check the release on"
             return Outcome(action=action.id, ok=False, detail=why, failed=failed)
         answers = await self._ask(action.id, dict.fromkeys(rest, self._make_errand(action, check=False)), _STAGE_S)
         for node in rest:
