@@ -8,6 +8,7 @@ from holdfast.controller.node_links import NodeLinks
 from holdfast.model.stacks import Trace
 from holdfast.wire.agent_messages import TraceAnswer, TraceRequest
 
+NOT_CONNECTED = "the node is not connected"
 _ROAD_S = 1.0  # for question and answer, besides the looking
 
 
@@ -30,7 +31,7 @@ class StackTracing:
         try:
             for node in wanted:
                 if not self._links.send_message(node, look):
-                    round.add_trace(Trace(node=node, at=self._now(), error="the node is not connected"))
+                    round.add_trace(Trace(node=node, at=self._now(), error=NOT_CONNECTED))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(deadline_s + _ROAD_S):
                     await round.complete.wait()

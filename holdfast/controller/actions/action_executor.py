@@ -28,6 +28,7 @@ from holdfast.model.state_copy import Restore
 from holdfast.ports import Fleet, Notes, Store
 
 _TRIES = 2
+WITHOUT_GRACE = "the job was stopped without grace"
 _LAST_IDS = 10**15  # the stop that an end begins with is numbered downwards from here: no other errand gets there
 EVICTED = 1  # exit code of a node that the job no longer wants
 
@@ -104,7 +105,7 @@ class ActionExecutor:
         """End every node at once, and stop waiting for any answer."""
         self.dispatch.hurry()
         self._stepping.set()
-        await self._give_back_all("the job was stopped without grace")
+        await self._give_back_all(WITHOUT_GRACE)
         self.dispatch.drop_waiting()
 
     async def _gather_outcome(self, id: int, errands: dict[str, Errand], within_s: float) -> Outcome:

@@ -23,6 +23,7 @@ from holdfast.ports import Store
 
 _IDS, _GROUPS = 10**14, 10**4  # errands of groups are numbered downwards from the one, at most so many of an action
 _SLACK_S = 60.0
+NOT_ALLOWED = "no replay: the script does not call holdfast.replayable"
 _BEATS, _BEAT_S = 10, 0.5
 
 
@@ -58,7 +59,7 @@ class ReplayRuns:
             if self._registry.replayable is None:  # this controller has just come back
                 await asyncio.sleep(_BEAT_S)
         if not self._registry.replayable:
-            return Outcome(action=action.id, ok=True, detail="no replay: the script does not call holdfast.replayable")
+            return Outcome(action=action.id, ok=True, detail=NOT_ALLOWED)
         self._say("same failure again, and probes found nothing: replaying the work on groups of nodes")
         asked = ReplayRequest(
             seats=action.seats,
