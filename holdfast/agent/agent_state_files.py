@@ -47,9 +47,7 @@ class AgentStateFiles:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as e:
-            _log.warning(
-                "errand %d is done, but no note of it can be written, so the next agent may repeat it: %s", done.id, e
-            )
+            _log.warning("errand %d is done but cannot be noted, so the next agent may repeat it: %s", done.id, e)
 
     def read_done(self) -> tuple[Done, ...]:
         """Return the errands that earlier agents finished. Skip a line torn by a crash: it was never acknowledged."""

@@ -158,9 +158,7 @@ class HealthMonitor:
                 with feed.lock:
                     found = read()
                 if feed.behind:
-                    _log.info(
-                        "skipped %d lines of the ranks' logs, which grow faster than they can be read", len(found)
-                    )
+                    _log.info("skipped %d lines of the ranks' logs: too many to read them all", len(found))
                 elif found and not self._hand_on(feed, found):
                     return
             feed.asked_at = None

@@ -82,9 +82,7 @@ class ControllerDialer:
             self._folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         seen = os.fstat(self._folder)
         if seen.st_uid != os.getuid() or seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise UnprovenPeerError(
-                f"users other than ours may write to {path.parent}, so what answers there cannot be trusted"
-            )
+            raise UnprovenPeerError(f"other users may write to {path.parent}: what answers there cannot be trusted")
         return f"/proc/self/fd/{self._folder}/{path.name}"
 
     @contextlib.asynccontextmanager

@@ -77,9 +77,7 @@ class CheckpointWriter:
         missed = self._missed[rank] = {*before, sealed.step}  # until it is written
         pinned = pin_snapshot(arena, sealed)
         if pinned is None:
-            self._say(
-                f"rank {rank}: the snapshot of step {sealed.step} was overwritten before it could be written to storage"
-            )
+            self._say(f"rank {rank}: step {sealed.step} was overwritten before it could be written to storage")
             return
         url, every = want.storage.url, want.storage.every_steps
         alone = sealed.step == self.wanted or bool(every and sealed.step % every)  # somebody wants just this one

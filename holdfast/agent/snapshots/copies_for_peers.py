@@ -178,7 +178,7 @@ class PeerCopies:
                 return pinned
             pinned.release()
             arena.drop(one.slot)
-            self._say(f"dropped the copy of rank {ask.rank} at step {one.step}, because it is damaged ({wrong})")
+            self._say(f"dropped the damaged copy of rank {ask.rank} at step {one.step} ({wrong})")
         return None
 
     def _compact_ranges(self, ask: PeerRequest) -> tuple[tuple[int, int], ...]:

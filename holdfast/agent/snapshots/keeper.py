@@ -304,9 +304,7 @@ class Keeper:
             if not wrong:
                 return StateGrant(source="memory", step=step, arena=own.path, slot=one.slot)
             arena.drop(one.slot)
-            self._ports.say(
-                f"dropped the snapshot of rank {arena.rank} at step {step}, because it is damaged ({wrong})"
-            )
+            self._ports.say(f"dropped the damaged snapshot of rank {arena.rank} at step {step} ({wrong})")
             return KeeperRefusal(why=wrong)
         return KeeperRefusal(why=f"this node no longer has a snapshot of rank {arena.rank} at step {step}")
 

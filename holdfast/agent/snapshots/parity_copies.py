@@ -124,9 +124,7 @@ class ParityCopies:
             return PeerRefusal(f"rank {ranks[1 - half]}, which has the other half, has not sent its layout yet")
         shape = make_parity_layout(*((plan, other) if half == 0 else (other, plan)))
         if shape.starts[half][-1] != ask.bytes:
-            return PeerRefusal(
-                f"a half of rank {ask.rank} has {shape.starts[half][-1]} bytes by its layout, not {ask.bytes}"
-            )
+            return PeerRefusal(f"a half has {shape.starts[half][-1]} bytes by its layout, not {ask.bytes}")
         pair = ParityPair(ranks=ranks, layouts=(ask.layout, layout) if half == 0 else (layout, ask.layout))
         try:
             backup = self._fit_arena(pair, ask, shape.image_bytes)

@@ -88,9 +88,7 @@ class PeerSender:
     def newest_shared_step(self) -> int:
         """Return the newest step that all ranks here have sealed; -1 if there is none or this node has no floor."""
         if self._floor.lacks_slots():
-            self._say_once(
-                f"snapshots are not copied to {self.aim.peer}: that takes {FLOOR_SLOTS} snapshot slots per rank"
-            )
+            self._say_once(f"snapshots are not copied to {self.aim.peer}: that takes {FLOOR_SLOTS} slots per rank")
         return self._floor.shared_step(self._snapshots.list_snapshots())
 
     def wants_verification(self) -> bool:

@@ -144,9 +144,7 @@ def _refuse_foreign_page(request: web.Request, host: str) -> Refusal | None:
     except ValueError:  # half an IPv6 address
         return Refusal(status=400, why="the header Host or Origin has no valid host")
     if called not in ("localhost", mutual_tls.CONTROLLER, host.lower()) and not _is_ip_address(called):
-        return Refusal(
-            status=403, why=f"this port does not answer to the name {called}; call it by its IP address or as {host}"
-        )
+        return Refusal(status=403, why=f"{called} is no name of this port; call it by its IP address or as {host}")
     if "Origin" in request.headers and page != request.host:
         return Refusal(status=403, why="requests from web pages of other sites are refused")
     return None
