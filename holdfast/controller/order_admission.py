@@ -11,7 +11,7 @@ from holdfast.model.release import Release
 
 VERBS: tuple[OrderVerb, ...] = get_args(OrderVerb)
 NO_SUCH_ORDER = f"there is no such order; the orders are {', '.join(VERBS)}"
-_WHEN = {Phase.STARTING: "now", Phase.TRAINING: "now", Phase.LAUNCHING: "when all ranks have started"}
+_WHEN = {Phase.STARTING: "now", Phase.TRAINING: "now", Phase.LAUNCHING: "after this launch"}
 _LATER = "before the next launch"  # in all other phases
 
 

@@ -185,6 +185,30 @@ async def test_a_job_that_waits_for_nodes_can_be_held(desk_of: Open) -> None:
         await steps(desk, agent)
 
 
+async def test_a_hold_amid_a_launch_takes_effect_after_it(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        agent = await desk.link("a")
+        await agent.hello()
+        launch = await agent.errand()
+        assert desk.controller.view.phase is Phase.LAUNCHING
+        assert (await order(desk, "hold")).startswith("all ranks stop after this launch; ")
+        await agent.answer(launch)
+        await does(agent, StopHere)
+        await desk.phase(Phase.HELD)
+
+
+async def test_a_hold_amid_an_incident_takes_effect_before_the_next_launch(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        agent = await desk.train()
+        crash = Alarm(kind=Kind.CRASH, at=1.0, suspects=("a",), ranks=(0,), generation=1, code=1, reason="ended")
+        desk.controller.process_event(crash)
+        assert desk.controller.view.phase is Phase.STOPPING
+        assert (await order(desk, "hold")).startswith("all ranks stop before the next launch; ")
+        await does(agent, StopHere)
+        await desk.phase(Phase.HELD)
+        assert desk.controller.view.generation == 1
+
+
 async def test_evict_a_node_that_trains(desk_of: Open) -> None:
     async with pair(desk_of) as (desk, a, b):
         c = await desk.link("c")
