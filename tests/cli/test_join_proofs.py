@@ -38,7 +38,7 @@ def test_a_thief_has_the_token_of_a_node(
     first.until(first.status, "the controller")
     used, unused = minted(capsys, first, "n7"), minted(capsys, first, "n8", "--within", "600")
     friends = [host(start, endpoint, *flags, name="friend", script=WHO, HOLDFAST_TOKEN=used)]
-    first.until(lambda: any(who.startswith("node token") for who, _ in audited(first)), "the enrolment")
+    first.until(lambda: any(who.startswith("node's token") for who, _ in audited(first)), "the enrolment")
     before = first.controller()
     first.kill(before)
     first.until(lambda: first.controller() != before and first.status(), "another controller")

@@ -144,7 +144,7 @@ class NodeEnrolment:
         if refused and not self._rates.may_call(token):
             self._audit.record_refusal(origin, f"POST {enrolment.PATH}", refused)
             return
-        who = f"node token {token}" if token else "the job's secret"
+        who = f"node's token {token}" if token else "the job's secret"
         self._audit.record_order(who, origin, {"enrol": asked.name[:200]}, refused)
 
 
