@@ -57,6 +57,7 @@ from holdfast.wire.rank_memory.slot_reader import SlotReading
 
 POLL_S = 0.1  # how often the slots are read until every rank has made its first step
 _STEADY_S = 0.25  # and then: waking up is most of what an agent costs
+COLD_START = "ranks start as new processes, not as forks of the zygote"
 _OUTBOX = 256
 _REDIAL_S = 0.05  # after a link that broke; then longer and longer
 _AGAIN_S = 5.0  # a release that could not be had is tried again
@@ -230,7 +231,7 @@ class Agent:
     async def _say_when_warm(self) -> None:
         await self.ranks.warm.wait()
         if self.ranks.cold:
-            _log.warning("ranks are started afresh, not forked: %s", self.ranks.cold)
+            _log.warning("%s: %s", COLD_START, self.ranks.cold)
         self._queue_packet(self._make_hello())
 
     async def _stage_releases(self, releases: tuple[Release, ...]) -> None:
@@ -247,7 +248,7 @@ class Agent:
     def _on_leave_request(self) -> None:
         """Leave because someone on this host asked (SIGINT), without waiting for the controller."""
         grace_s = self.identity.settings.recovery.shutdown_grace_s
-        leave = Leave(id=OWN, code=128 + signal.SIGINT, grace_s=grace_s, reason="asked to, on this host")
+        leave = Leave(id=OWN, code=128 + signal.SIGINT, grace_s=grace_s, reason="interrupted on its own host")
         self._step(ErrandReceived(leave))
 
     # --- errands -----------------------------------------------------------------------------------------------

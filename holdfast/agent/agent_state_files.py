@@ -47,7 +47,7 @@ class AgentStateFiles:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as e:
-            _log.warning("errand %d was carried out, and cannot be remembered: %s", done.id, e)
+            _log.warning("errand %d is done but cannot be noted, so the next agent may repeat it: %s", done.id, e)
 
     def read_done(self) -> tuple[Done, ...]:
         """Return the errands that earlier agents finished. Skip a line torn by a crash: it was never acknowledged."""
@@ -109,4 +109,4 @@ def _write_file(path: Path, content: bytes) -> None:
     try:
         run_and_node_specs.publish_file(path, content)
     except OSError as e:
-        _log.warning("%s cannot be written: %s", path, e)
+        _log.warning("cannot write %s: %s", path, e)

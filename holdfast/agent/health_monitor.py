@@ -150,7 +150,7 @@ class HealthMonitor:
             read = feed.make()
         except SourceAbsent as e:
             feed.absent, feed.asked_at = True, None
-            _log.info("no %s to watch: %s", feed.name, e)
+            _log.info("not watching %s: %s", feed.name, e)
             return
         while not self._ended.is_set():
             if not feed.shared or self._speaks_for_host():
@@ -158,7 +158,7 @@ class HealthMonitor:
                 with feed.lock:
                     found = read()
                 if feed.behind:
-                    _log.info("%d lines of the ranks' logs are not looked at: too much is written", len(found))
+                    _log.info("skipped %d lines of the ranks' logs: too many to read them all", len(found))
                 elif found and not self._hand_on(feed, found):
                     return
             feed.asked_at = None

@@ -123,7 +123,7 @@ class Holder:
             try:
                 self._agent = self._fork_agent()
             except OSError as e:
-                sys.stderr.write(f"the agent cannot be started: {e}\n")
+                sys.stderr.write(f"cannot start the agent: {e}\n")
         self._watch_socket(self._agent[1], self._on_request)
         arenas = tuple(self._arenas.values())
         warm, key, modules = self._zygotes.warm, self._zygotes.key, self._zygotes.modules

@@ -86,7 +86,7 @@ class Zygotes:
             self._better, self._next = preload, self._start_zygote(preload)
             return
         for key in sorted(self._now.forking) if self._now else ():
-            self._ports.send_agent(StartRefused(key=key, error="another zygote is being made"))
+            self._ports.send_agent(StartRefused(key=key, error="another zygote is starting"))
         self._retire_zygote(self._now)
         self._kill_zygote(self._next)
         self._next = self._better = None
@@ -95,13 +95,13 @@ class Zygotes:
 
     def fork(self, request: holder_zygote_messages.ForkRank) -> None:
         if self._now is None or not self._now.warm:
-            self._ports.send_agent(StartRefused(key=request.key, error="there is no zygote"))
+            self._ports.send_agent(StartRefused(key=request.key, error="no zygote is ready"))
             return
         self._now.forking.add(request.key)
         try:
             self._now.sock.send(holder_zygote_messages.encode(request))
         except OSError as e:
-            self._on_lost(f"went away ({e})")
+            self._on_lost(f"cannot be reached ({e})")
 
     def on_child_exit(self, pid: int, code: int) -> bool:
         """Handle the exit of a child process; return whether it was a zygote of ours."""
@@ -111,7 +111,7 @@ class Zygotes:
         if self._next and pid == self._next.pid:
             self._kill_zygote(self._next)
             self._next = None
-            detail = f"the zygote stays as it was: the new one ended with code {code}"
+            detail = f"the old zygote stays: the new one {describe_exit(code)}"
             self._ports.send_agent(ZygoteWarmed(ok=self.warm, detail=detail, key=self.key))
             return True
         if self._now and pid == self._now.pid:
@@ -187,9 +187,9 @@ class Zygotes:
             # Threads do not survive a fork: what they hold stays locked for ever in the rank.
             self._kill_zygote(source)
             self._next, better = None, self._better
-            detail = f"the zygote stays as it was: with more modules it had {warm.threads} threads"
+            detail = f"the old zygote stays: with more modules the new one had {warm.threads} threads"
             if better and better.learned and set(better.modules) - set(self._preload.modules if self._preload else ()):
-                self._done_without = f"; without what the script imports, as with that it had {warm.threads} threads"
+                self._done_without = f"; without the script's own imports, because these start threads ({warm.threads})"
                 plain = msgspec.structs.replace(better, learned=())
                 self._better, self._next = plain, self._start_zygote(plain)
                 return

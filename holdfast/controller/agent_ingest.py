@@ -107,7 +107,7 @@ class AgentIngest:
                 if self._may_say(node, message.body):
                     self._on_post(now, message)
                 else:
-                    self._say(f"{node} spoke of nodes that are not its own; it was not heeded")
+                    self._say(f"ignored what {node} reported about other nodes, for which it may not speak")
                 self.links.hold_ack(outbox, message.seq)
         return node
 
@@ -175,7 +175,7 @@ class AgentIngest:
     def _read_script_facts(self, beat: Beat) -> None:
         """Record what a beat says about the script: its parallel groups, and whether its work may be replayed."""
         if self.registry.record_mesh(beat.mesh):
-            self._say(f"parallel groups, as the script tells: {','.join(f'{n}={s}' for n, s in beat.mesh)}")
+            self._say(f"parallel groups of the script: {','.join(f'{n}={s}' for n, s in beat.mesh)}")
             self.aims.place_copies(self.view.generation, self.view.seats)
             self.aims.send_aims()
         if beat.step >= 0:  # before that nobody looks
@@ -195,7 +195,7 @@ class AgentIngest:
                     self._announce_ready(hello)
                 elif not done.ok:  # of no use to anybody while old ranks hold its devices
                     self._stale_id -= 1
-                    reason = f"ranks of an old generation could not be ended: {done.detail}"
+                    reason = f"ranks of an old generation do not end: {done.detail}"
                     self.links.send_errand(node, Leave(id=self._stale_id, code=EVICTED, grace_s=0.0, reason=reason))
             case Alarm(kind=Kind.LOSS, stance=Stance.OBSERVE | Stance.NOTIFY) as alarm if self._spiked.is_repeat(
                 now, (alarm.generation, alarm.signature)

@@ -15,7 +15,7 @@ from holdfast.controller.access.user_ca_nodes import CertificateEnrolment
 from holdfast.controller.composition import BuiltController
 from holdfast.controller.control_loop import Controller
 from holdfast.controller.metrics import render_metrics
-from holdfast.controller.order_admission import OrderBody, OrderReceipt, describe_effect, order_refusal
+from holdfast.controller.order_admission import NO_SUCH_ORDER, OrderBody, OrderReceipt, describe_effect, order_refusal
 from holdfast.controller.stack_tracing import StackTracing
 from holdfast.core.decoding import from_json
 from holdfast.core.diagnose import blocking_ranks
@@ -23,7 +23,7 @@ from holdfast.core.diagnose.blocking_ranks import BlockingRanks
 from holdfast.core.incident.incident_text import count_failures
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.release.release_history import ReleaseOverview
-from holdfast.model.event import Entry, Phase
+from holdfast.model.event import Entry, Order, Phase
 from holdfast.model.stacks import Trace
 from holdfast.wire.agent_messages import TOKEN_HEADER
 from holdfast.wire.credentials import enrolment
@@ -205,15 +205,12 @@ def _order_route(controller: Controller, audit: AuditLog) -> Answer:
             body = from_json(await request.read(), OrderBody)
         except msgspec.DecodeError as e:
             return _error_response(400, f'send an order such as {{"verb": "stop"}}: {e}')
-        caller, needed = CALLER.get(), _needed_right(body.verb)
-        order, view = body.make_order(caller.name), controller.view
-        denied = f"{caller.name} may not order '{body.verb}'; that takes the right to {needed.name.lower()}"
-        beyond = "" if (caller.right or 0) >= needed else denied
-        why = beyond or order_refusal(view, order) or release_api.update_fault(controller, order)
-        why = why or await release_api.signature_fault(controller, order)
+        caller, view = CALLER.get(), controller.view
+        order, denied = body.make_order(caller.name), _missing_right(caller, body.verb)
+        why = denied or (await _order_fault(controller, order) if order else NO_SUCH_ORDER)
         audit.record_order(caller.name, caller.origin, body, why)
-        if why:
-            return _error_response(403 if beyond else 400, why)
+        if why or order is None:
+            return _error_response(403 if denied else 400, why)
         if body.now and body.verb == "stop" and view.phase is Phase.ENDING:
             controller.end_at_once()  # it is stopping already, and takes too long for somebody
         next = describe_effect(view, order)
@@ -221,6 +218,13 @@ def _order_route(controller: Controller, audit: AuditLog) -> Answer:
         return _json_response(OrderReceipt(seq=controller.seq, next=next))
 
     return take
+
+
+async def _order_fault(controller: Controller, order: Order) -> str:
+    """Say why the order cannot be taken; empty if it can."""
+    if refusal := order_refusal(controller.view, order):
+        return refusal.text
+    return release_api.update_fault(controller, order) or await release_api.signature_fault(controller, order)
 
 
 def _releases_route(controller: Controller) -> Answer:
@@ -233,7 +237,7 @@ def _releases_route(controller: Controller) -> Answer:
 def _archive_route(controller: Controller) -> Answer:
     async def archive(request: web.Request) -> web.StreamResponse:
         found = release_api.release_archive(controller, request.match_info["digest"])
-        return found or _error_response(404, "there is no release of this digest; GET /api/v1/releases lists all")
+        return found or _error_response(404, "no release has this digest; GET /api/v1/releases lists all releases")
 
     return archive
 
@@ -243,7 +247,7 @@ def _trace_route(controller: Controller, tracing: StackTracing) -> Answer:
         try:
             body = from_json(await request.read() or b"{}", TraceBody)
         except msgspec.DecodeError as e:
-            return _error_response(400, f'ask for a trace such as {{"deadline_s": 5, "native": false}}: {e}')
+            return _error_response(400, f'send a request such as {{"deadline_s": 5, "native": false}}: {e}')
         if not 0 < body.deadline_s <= _MAX_TRACE_S:
             return _error_response(400, f"deadline_s must be above 0 and at most {_MAX_TRACE_S:g}")
         seats, at = controller.view.seats, controller.clock()
@@ -286,23 +290,28 @@ async def _answer_request(request: web.Request, handler: Answer) -> web.StreamRe
     try:
         return await handler(request)
     except web.RequestPayloadError:
-        return _error_response(400, "the body is not encoded as its headers say, or breaks off")
+        return _error_response(400, "the body is incomplete, or not encoded as its headers say")
 
 
 def _why_forbidden(caller: Caller, request: web.Request) -> str:
     """Say why this caller may not make this request; empty if it may."""
     if request.path == _AGENT:
-        return "" if caller.node else f"{caller.name} is no node of this job"
+        return "" if caller.node else f"{caller.name} is not a node of this job"
     if caller.right is None:  # a node: it fetches releases
-        return "" if request.path.startswith(_ARCHIVES) and request.method == "GET" else "nodes have no business here"
+        return (
+            "" if request.path.startswith(_ARCHIVES) and request.method == "GET" else "a node may only fetch releases"
+        )
     if request.method not in ("GET", "HEAD") and caller.right < Right.OPERATE:
-        return f"{caller.name} may look, and order nothing"
+        return f"{caller.name} may only look, not give orders"
     return ""
 
 
-def _needed_right(verb: str) -> Right:
-    """Return the right that an order needs. Orders that change the code or the environment need ADMIN."""
-    return Right.ADMIN if verb in ("update", "rollback") else Right.OPERATE
+def _missing_right(caller: Caller, verb: str) -> str:
+    """Say which right the order needs and the caller lacks. Orders that change code or environment need ADMIN."""
+    needed = Right.ADMIN if verb in ("update", "rollback") else Right.OPERATE
+    if (caller.right or 0) >= needed:
+        return ""
+    return f"{caller.name} may not order '{verb}': that needs the right {needed.name.lower()}"
 
 
 def _redact_for_caller(value: object) -> object:

@@ -190,7 +190,7 @@ class Controller:
         await asyncio.sleep(MEET_S)
         self._flush_progress()
         if self.view.generation == generation and self.view.phase in (Phase.LAUNCHING, Phase.STARTING):
-            reason = "the store went away while ranks were starting, and they have made no step since"
+            reason = "the store process ended while ranks were starting, and they have made no step since"
             now = self.clock()
             alarm = Alarm(kind=Kind.CRASH, at=now, suspects=(), reason=reason, generation=generation, signature="store")
             self.process_event(alarm)

@@ -11,7 +11,12 @@ from holdfast.ports import Journal
 
 
 class RebuildError(Exception):
-    """The journal has actions that this version of the decider would not have requested."""
+    """The journal has an entry with actions that this version of the decider would not have requested."""
+
+    def __init__(self, seq: int) -> None:
+        otherwise = f"this version of holdfast decides otherwise than entry {seq} of the journal"
+        super().__init__(f"{otherwise}; run the job with the version that wrote it")
+        self.seq = seq
 
 
 def rebuild_decider(journal: Journal, decider: Decider) -> Iterator[Entry]:
@@ -19,7 +24,7 @@ def rebuild_decider(journal: Journal, decider: Decider) -> Iterator[Entry]:
     for entry in journal.read():
         decision = decider.step(entry.at, entry.event)
         if decision != entry.decision and _written_actions(decision) != _written_actions(entry.decision):
-            raise RebuildError(f"entry {entry.seq} of the journal decides otherwise under this version of holdfast")
+            raise RebuildError(entry.seq)
         yield entry
 
 

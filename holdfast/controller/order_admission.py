@@ -1,14 +1,18 @@
 """People's orders: whether the job can take an order in its present state, and what the order will lead to."""
 
+from enum import StrEnum
+from typing import NamedTuple, get_args
+
 import msgspec
 
 from holdfast.core.decide.job_view import JobView
-from holdfast.model.event import Order, Phase
+from holdfast.model.event import Order, OrderVerb, Phase
 from holdfast.model.release import Release
 
-VERBS = ("stop", "update", "rollback", "hold", "resume", "evict", "drain", "approve")
-_RUNNING = (Phase.STARTING, Phase.TRAINING)
-_SOON = "as soon as what is under way now is done"
+VERBS: tuple[OrderVerb, ...] = get_args(OrderVerb)
+NO_SUCH_ORDER = f"there is no such order; the orders are {', '.join(VERBS)}"
+_WHEN = {Phase.STARTING: "now", Phase.TRAINING: "now", Phase.LAUNCHING: "after this launch"}
+_LATER = "before the next launch"  # in all other phases
 
 
 class OrderBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,10 +26,13 @@ class OrderBody(msgspec.Struct, frozen=True, kw_only=True):
     number: int = 0
     window_s: float = 0.0
 
-    def make_order(self, who: str) -> Order:
-        """Return the order, as given by a person whose name is proved."""
+    def make_order(self, who: str) -> Order | None:
+        """Return the order, as given by a person whose name is proved; None if no order has this verb."""
+        verb = next((verb for verb in VERBS if verb == self.verb), None)
+        if verb is None:
+            return None
         return Order(
-            verb=self.verb,
+            verb=verb,
             who=who,
             code=self.code,
             now=self.now,
@@ -44,86 +51,128 @@ class OrderReceipt(msgspec.Struct, frozen=True, kw_only=True):
     taken: bool = True
 
 
-def order_refusal(view: JobView, order: Order) -> str:
-    """Say in one sentence why an order cannot be taken; "" if it can."""
-    if order.verb not in VERBS:
-        return f"there is no order '{order.verb}'; there are {', '.join(VERBS)}"
+class OrderFault(StrEnum):
+    """Why the job cannot take an order in its present state."""
+
+    JOB_ENDING = "job_ending"
+    NO_RELEASE = "no_release"
+    SAME_AS_ROLLED_BACK = "same_as_rolled_back"
+    NO_ROLLBACK = "no_rollback"
+    HELD_ALREADY = "held_already"
+    ASKING = "asking"  # the job waits for an answer
+    NOT_HELD = "not_held"
+    NOT_ASKING = "not_asking"
+    NODE_NOT_NAMED = "node_not_named"
+    NODE_LEFT = "node_left"
+    NO_SUCH_NODE = "no_such_node"
+    ORDERED_ALREADY = "ordered_already"
+    TOO_FEW_NODES = "too_few_nodes"
+
+
+class OrderRefusal(NamedTuple):
+    fault: OrderFault
+    text: str  # one sentence for the person
+
+
+def order_refusal(view: JobView, order: Order) -> OrderRefusal | None:
+    """Return why an order cannot be taken; None if it can."""
     if order.verb != "stop" and view.phase in (Phase.ENDING, Phase.DONE):
-        return f"the job is ending, so it takes no order but stop; '{order.verb}' comes too late"
+        text = f"the job is ending and takes only stop; '{order.verb}' comes too late"
+        return OrderRefusal(OrderFault.JOB_ENDING, text)
     match order.verb:
-        case "update" if order.release is None:
-            return "an update needs a release; send one with holdfast update"
-        case "update" if order.release and (bad := view.rolled_back_as(order.release)):
-            return f"this is release {bad} again, which was rolled back: {view.fate_reasons[bad]}"
+        case "update":
+            return _update_refusal(view, order)
         case "rollback":
-            return view.rollback_refusal(order.number)
-        case "hold" if view.held_by:
-            return f"{view.held_by} holds the job already; holdfast resume lets it go on"
-        case "hold" if view.question:
-            return f"the job stands, and asks: {view.question}; answer with holdfast approve or stop"
-        case "resume" if not view.held_by and view.question:
-            return f"nobody holds the job, it asks: {view.question}; answer with holdfast approve or stop"
-        case "resume" if not view.held_by:
-            return f"nobody holds the job, it is {view.phase}; there is nothing to resume"
-        case "approve" if not view.question:
-            return f"the job asks nothing, it is {view.phase}; there is nothing to approve"
+            text = view.rollback_refusal(order.number)
+            return OrderRefusal(OrderFault.NO_ROLLBACK, text) if text else None
+        case "hold" | "resume" | "approve":
+            return _hold_refusal(view, order)
         case "evict" | "drain":
-            return _why_node_stays(view, order)
-    return ""
+            return _leave_refusal(view, order)
+        case "stop":
+            return None
 
 
-def _why_node_stays(view: JobView, order: Order) -> str:
-    """Say why a node cannot be sent away; empty if it can."""
+def _update_refusal(view: JobView, order: Order) -> OrderRefusal | None:
+    if order.release is None:
+        return OrderRefusal(OrderFault.NO_RELEASE, "an update needs a release; send one with holdfast update")
+    if bad := view.rolled_back_as(order.release):
+        text = f"this is release {bad} again, which was rolled back: {view.fate_reasons[bad]}"
+        return OrderRefusal(OrderFault.SAME_AS_ROLLED_BACK, text)
+    return None
+
+
+def _hold_refusal(view: JobView, order: Order) -> OrderRefusal | None:
+    """Return why the job cannot be held, resumed or approved; None if it can."""
+    answer = f"it waits for an answer: {view.question}; answer with holdfast approve or holdfast stop"
+    match order.verb:
+        case "hold" if view.held_by:
+            text = f"{view.held_by} already holds the job; let it go on with holdfast resume"
+            return OrderRefusal(OrderFault.HELD_ALREADY, text)
+        case "hold" if view.question:
+            return OrderRefusal(OrderFault.ASKING, f"no rank of the job runs, and {answer}")
+        case "resume" if not view.held_by and view.question:
+            return OrderRefusal(OrderFault.ASKING, f"nobody holds the job; {answer}")
+        case "resume" if not view.held_by:
+            text = f"nobody holds the job (it is {view.phase}), so there is nothing to resume"
+            return OrderRefusal(OrderFault.NOT_HELD, text)
+        case "approve" if not view.question:
+            text = f"the job asks nothing (it is {view.phase}), so there is nothing to approve"
+            return OrderRefusal(OrderFault.NOT_ASKING, text)
+    return None
+
+
+def _leave_refusal(view: JobView, order: Order) -> OrderRefusal | None:
+    """Return why a node cannot be sent away; None if it can."""
     node, active = order.node, view.active
     beside = {*view.pool, *view.coming, *view.under_probe}
+    there = f"the nodes are {', '.join(sorted(active | beside))}" if active | beside else "the job has no nodes yet"
     if not node:
-        return f"say which node to {order.verb}; there are {_list_nodes(active | beside)}"
+        return OrderRefusal(OrderFault.NODE_NOT_NAMED, f"name the node to {order.verb}; {there}")
     if order.verb == "evict" and node in view.fenced:
-        return ""  # a person says that it is dead
+        return None  # a person says that it is dead
     if node in view.gone and node not in active | beside:
-        return f"{node} has left the job already"
+        return OrderRefusal(OrderFault.NODE_LEFT, f"{node} has already left the job")
     if node not in active | beside:
-        return f"there is no node '{node}' in this job; there are {_list_nodes(active | beside)}"
+        return OrderRefusal(OrderFault.NO_SUCH_NODE, f"there is no node '{node}' in this job; {there}")
     told = view.evicting if order.verb == "evict" else view.draining
     if node in told:
-        return f"{told[node]} has ordered that already: {node} leaves as soon as it can"
+        text = f"{told[node]} has already ordered that; {node} leaves as soon as it can"
+        return OrderRefusal(OrderFault.ORDERED_ALREADY, text)
     left = len(active | set(view.pool)) - 1
     if node in active and not view.job.can_acquire and left < view.job.min_nodes and order.verb == "evict":
-        short = f"{left} nodes of the {view.job.min_nodes} that the job needs"
-        return f"without {node} there are {short}; start another host first, or drain it"
-    return ""
-
-
-def _list_nodes(nodes: frozenset[str]) -> str:
-    return ", ".join(sorted(nodes)) or "none yet"
+        short = f"without {node} the job has {left} of the {view.job.min_nodes} nodes that it needs"
+        text = f"{short}; start another host first, or use holdfast drain"
+        return OrderRefusal(OrderFault.TOO_FEW_NODES, text)
+    return None
 
 
 def describe_effect(view: JobView, order: Order) -> str:
     """Say what an order will lead to in the job's present state; call this before the decider gets the order."""
-    when = "now" if view.phase in _RUNNING else _SOON
+    when = _WHEN.get(view.phase, _LATER)
     match order.verb:
         case "hold" if view.phase in (Phase.WAITING, Phase.HELD):
-            return "nothing is launched until holdfast resume; nodes and state are kept"
+            return "no rank is launched until holdfast resume; nodes and state are kept"
         case "hold":
-            return f"all ranks are ended {when}; nodes and state are kept until holdfast resume"
+            return f"all ranks stop {when}; nodes and state are kept until holdfast resume"
         case "resume" | "approve":
             return "all ranks are launched again, from the newest state that all of them can get"
         case "evict" if order.node in view.fenced:
-            return f"{order.node} counts as ended: nobody waits any longer for its ranks to end themselves"
+            return f"{order.node} counts as dead: the job no longer waits for its ranks to end"
         case "evict" | "drain" if order.node not in view.active:
-            return f"{order.node} has no ranks, and leaves now"
+            return f"{order.node} has no ranks and leaves now"
         case "evict" if view.phase is Phase.HELD:
             return f"{order.node} leaves when the job goes on"
         case "evict":
-            return f"{order.node} leaves {when}: all ranks are ended, and launched again without it"
+            return f"{order.node} leaves {when}: all ranks stop and are launched again without it"
         case "drain":
-            return f"{order.node} leaves when a standby can take its place, {_describe_standbys(view)}"
+            return f"{order.node} leaves when a standby can take its seat; {_describe_standbys(view)}"
     return ""
 
 
 def _describe_standbys(view: JobView) -> str:
     if view.pool:
-        return f"and {len(view.pool)} {'waits' if len(view.pool) == 1 else 'wait'}"
+        return f"{len(view.pool)} {'standby waits' if len(view.pool) == 1 else 'standbys wait'}"
     if view.coming or view.under_check or view.job.standbys:
-        return "of which there is none now"
-    return "but this job keeps none; holdfast evict waits for no standby"
+        return "none is ready yet"
+    return "this job keeps none, and holdfast evict waits for none"

@@ -25,7 +25,7 @@ def update_fault(controller: Controller, order: Order) -> str:
     if release is None or not tree_archive.DIGEST.fullmatch(release.digest):
         return "an update needs a release with the digest of its tree; send one with holdfast update"
     if not 0 <= order.window_s < float("inf"):
-        return "window_s is how many seconds a release waits for a restart: 0 or more"
+        return "window_s must be 0 or more: so many seconds a release waits for a restart to ride on"
     if not (controller.archives / f"{release.digest}.tar").is_file():
         return f"{controller.archives} holds no archive of {release.digest[:12]}; send it with holdfast update"
     for chapter in release_overview(controller).releases:

@@ -8,6 +8,7 @@ from holdfast.controller.node_links import NodeLinks
 from holdfast.model.stacks import Trace
 from holdfast.wire.agent_messages import TraceAnswer, TraceRequest
 
+NOT_CONNECTED = "the node is not connected"
 _ROAD_S = 1.0  # for question and answer, besides the looking
 
 
@@ -30,13 +31,13 @@ class StackTracing:
         try:
             for node in wanted:
                 if not self._links.send_message(node, look):
-                    round.add_trace(Trace(node=node, at=self._now(), error="it is not linked"))
+                    round.add_trace(Trace(node=node, at=self._now(), error=NOT_CONNECTED))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(deadline_s + _ROAD_S):
                     await round.complete.wait()
         finally:
             del self._open[look.id]
-        late = f"it did not answer in {deadline_s + _ROAD_S:g} s"
+        late = f"no answer within {deadline_s + _ROAD_S:g} s"
         return tuple(round.traces.get(node) or Trace(node=node, at=self._now(), error=late) for node in wanted)
 
     def on_trace(self, node: str, looked: TraceAnswer) -> None:

@@ -62,7 +62,7 @@ class StoreProcess:
         """Return the port of this generation's store; repeated calls give the same answer."""
         answer = await self._ask_store({"open": generation})
         if "error" in answer:
-            raise OSError(f"the store refused: {answer['error']}")
+            raise OSError(f"the store process cannot open a store: {answer['error']}")
         return int(answer["port"])
 
     async def quit(self) -> None:
@@ -95,7 +95,7 @@ class StoreProcess:
                     return await self._exchange(self._streams, question)
                 self._streams[1].close()  # the process is gone, or was just dying: another one is asked
                 self._streams = None
-            raise ConnectionResetError("the store process goes away whenever it is asked; see store.log")
+            raise ConnectionResetError("the store process ends whenever it is asked; see store.log")
 
     async def _exchange(self, streams: Streams, question: dict[str, object]) -> dict[str, Any]:
         reader, writer = streams
@@ -103,7 +103,7 @@ class StoreProcess:
         await writer.drain()
         line = await reader.readline()
         if not line:
-            raise ConnectionResetError("the store process went away; see store.log")
+            raise ConnectionResetError("the store process ended; see store.log")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -118,7 +118,7 @@ class StoreProcess:
                 starts += 1
                 self._process = await asyncio.to_thread(self._start_process)
             if time.monotonic() > until:
-                raise TimeoutError("the store process did not come up; see store.log")
+                raise TimeoutError(f"the store process did not start within {_UP_S:g} s; see store.log")
             await asyncio.sleep(_LOOK_S)
 
     def _start_process(self) -> ProgramProcess:

@@ -112,7 +112,7 @@ class UserHooks:
         _log.warning("hook.%s %s", which, why)
         if which not in self._said:
             self._said.add(which)
-            self._say(f"hook.{which} {why}; people may not have heard of this, and its later failures are only logged")
+            self._say(f"hook.{which} {why}; its notice may be lost, and later failures go only to controller.log")
 
     # --- a command ---------------------------------------------------------------------------------------------
 
@@ -128,9 +128,9 @@ class UserHooks:
                 log.seek(max(began, log.seek(0, os.SEEK_END) - _WORDS))
                 said = log.read(_WORDS).decode("utf-8", "replace").strip()
         except OSError as e:
-            return f"could not be started: {e}"
+            return f"cannot be started: {e}"
         if code is None:
-            return f"did not end within {self._limits.timeout_s:g} s, and was ended"
+            return f"did not end within {self._limits.timeout_s:g} s and was killed"
         return f"failed with code {code}{f': {said}' if said else ''}" if code else ""
 
     async def _execute_command(self, notice: HookNotice, told: BinaryIO, log: BinaryIO) -> int | None:

@@ -124,7 +124,7 @@ def end_node(folder: Path, grace_s: float = 5.0) -> None:
         p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if _signal_marked(p, signal.SIGKILL, mark)
     ]:
         if time.monotonic() > until:
-            raise OSError(f"these processes of {folder.name} do not die: {', '.join(map(str, left))}")
+            raise OSError(f"processes of {folder.name} outlive SIGKILL: pid {', '.join(map(str, left))}")
         _reap_children()
         time.sleep(0.01)
     (folder / "holder.pid").unlink(missing_ok=True)

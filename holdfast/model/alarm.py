@@ -37,6 +37,7 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True, tag="alarm"):
     ranks: tuple[int, ...] = ()
     code: int | None = None  # exit code, negative for a signal
     raised: str = ""  # type of the Python exception that ended the rank
+    pressed: str = ""  # a killed rank: the sign that memory was scarce, where the kernel does not count its kills
     klass: str = ""  # class of the failure taxonomy
     group: str = ""  # whose fault, in the taxonomy's words
     action: str = ""  # what to do next, in the taxonomy's words

@@ -1,6 +1,7 @@
 """Events that the decider takes in, and the decisions that it returns."""
 
 from enum import StrEnum
+from typing import Literal
 
 import msgspec
 
@@ -105,10 +106,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     departed: tuple[int, ...] = ()  # Stop: ranks that had ended well before it
 
 
+OrderVerb = Literal["stop", "update", "rollback", "hold", "resume", "evict", "drain", "approve"]
+
+
 class Order(msgspec.Struct, frozen=True, kw_only=True, tag="order"):
     """A person's order to a running job."""
 
-    verb: str  # stop, update, rollback, hold, resume, evict, drain, approve
+    verb: OrderVerb
     who: str
     code: int = 0
     now: bool = False  # stop: without grace; update: without waiting for a restart

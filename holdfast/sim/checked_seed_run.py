@@ -12,7 +12,7 @@ from holdfast.model.event import Begin, Entry, Limits, Order, Phase
 from holdfast.model.job_and_seats import Job
 from holdfast.sim import cost_model
 from holdfast.sim.fault_source import DAY_S, SimFault, draw_faults
-from holdfast.sim.invariants import RecoveryEffort, UnsafeError
+from holdfast.sim.invariants import Invariant, RecoveryEffort, UnsafeError
 from holdfast.sim.job_world import JobWorld, SimSetup
 
 # A dud takes ready_s to be given back and its successor boots after that; all the rest together takes minutes.
@@ -100,8 +100,9 @@ def _calm_down(world: JobWorld, tally: EntryTally) -> None:
     world.run(world.now + CALM_S)
     if world.view.phase not in (Phase.DONE, Phase.ENDING):
         if world.view.phase is not Phase.TRAINING or tally.ledger.step == step:
-            raise UnsafeError(f"{world.view.phase} at step {tally.ledger.step}, {CALM_S:g} s after the last fault")
+            where = f"{world.view.phase} at step {tally.ledger.step}, {CALM_S:g} s after the last fault"
+            raise UnsafeError(Invariant.TRAINS_AGAIN, where)
         world.step_decider(Order(verb="stop", who="the simulation"))
     world.run(world.now + CALM_S)
     if world.view.phase is not Phase.DONE:
-        raise UnsafeError(f"{world.view.phase}, {CALM_S:g} s after the end was ordered")
+        raise UnsafeError(Invariant.ENDS_WHEN_ORDERED, f"{world.view.phase}, {CALM_S:g} s after it")

@@ -1,5 +1,7 @@
 """Safety invariants, checked after every step of a decider, live or simulated."""
 
+from enum import StrEnum
+
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.membership.standbys import RETRY_S
@@ -12,8 +14,40 @@ _AWAITING = (Phase.LAUNCHING, Phase.STOPPING, Phase.PROBING, Phase.PAUSING, Phas
 _OVER = (Phase.ENDING, Phase.DONE)
 
 
+class Invariant(StrEnum):
+    """What must hold; the value says it in words."""
+
+    ENTRIES_IN_ORDER = "entries follow one another"
+    ACTION_IDS_GROW = "action ids grow"
+    GENERATIONS_GROW = "generations grow by one"
+    STOPPED_BEFORE_LAUNCH = "a generation is stopped before the next one is launched"
+    NO_RANKS_LEFT = "no node may have old ranks when a generation is launched"
+    OLD_RANKS_UNREACHABLE = "ranks of an older generation live on unreachable nodes only"
+    ONE_SEAT_PER_NODE = "a node has one seat"
+    RANKS_WITHOUT_GAPS = "ranks are numbered without gaps"
+    NO_LOST_NODE = "no rank is launched on a node known as lost"
+    ONE_PLACE_PER_NODE = "a node is standby, coming or gone, but one of these"
+    ACTIVE_IS_NOTHING_ELSE = "who is active is nothing else"
+    MISSING_IS_REQUESTED = "whoever is missing has been asked for"
+    PHASE_IS_TOLD = "the decision tells the phase"
+    TRAINING_ENDS_INCIDENT = "training ends the incident"
+    STOP_HAS_REASON = "ranks are stopped for a reason"
+    AWAITED_CAN_COME = "what is awaited can come"
+    WAIT_ENDS = "no wait is without end"
+    END_NEEDS_NO_CLOCK = "the end needs no clock"
+    TICK_MOVES_ON = "a tick is not answered by a wish for the same tick"
+    INCIDENT_CLOSED_ONCE = "every incident is closed once, in order"
+    GIVES_UP_LATE = "the job does not give up too early"
+    TRAINS_AGAIN = "the job trains again soon after the last fault"
+    ENDS_WHEN_ORDERED = "the job ends soon after the order"
+
+
 class UnsafeError(Exception):
     """An invariant is broken; the sentence says which, and at which entry."""
+
+    def __init__(self, invariant: Invariant, detail: str = "", place: str = "") -> None:
+        super().__init__(f"{place}broken: {invariant}{f' ({detail})' if detail else ''}")
+        self.invariant, self.detail = invariant, detail
 
 
 class UnconfirmedStop:
@@ -54,8 +88,8 @@ class UnconfirmedStop:
             case Dismiss(id=id, node=node) if self.fleet_ends:
                 self._dismissed[id] = node
             case Launch(generation=generation):
-                left = f"{', '.join(sorted(self._left))} may have ranks when {generation} is launched"
-                _require(not self._left or at >= self._until, left)
+                left = f"{', '.join(sorted(self._left))} at generation {generation}"
+                _require(not self._left or at >= self._until, Invariant.NO_RANKS_LEFT, left)
                 self._left, self._empty = set(), set()
 
 
@@ -96,10 +130,10 @@ class InvariantWatch:
             self._check_refill(entry, view)
             self._check_state(entry, view)
         except UnsafeError as e:
-            raise UnsafeError(f"entry {entry.seq} at {entry.at:.3f}: {e}") from None
+            raise UnsafeError(e.invariant, e.detail, _entry_place(entry)) from None
 
     def _check_event(self, entry: Entry) -> None:
-        _require(entry.seq == self._seq + 1 and entry.at >= self._at, "entries follow one another")
+        _require(entry.seq == self._seq + 1 and entry.at >= self._at, Invariant.ENTRIES_IN_ORDER)
         self._seq, self._at = entry.seq, entry.at
         self._unended.on_event(entry.at, entry.event)
         match entry.event:
@@ -118,29 +152,31 @@ class InvariantWatch:
                 self._down.discard(node)  # put back at once if the answer is to release it
 
     def _check_action(self, entry: Entry, id: int) -> None:
-        _require(id > self._id, f"action ids grow, {id} came after {self._id}")
+        _require(id > self._id, Invariant.ACTION_IDS_GROW, f"{id} came after {self._id}")
         self._id = id
         self.unanswered[id] = entry.at
 
     def _check_launch(self, launch: Launch) -> None:
-        _require(launch.generation == self.generation + 1, "generations grow by one")
-        _require(self.running == 0, f"generation {self.running} is stopped before {launch.generation} is launched")
+        _require(launch.generation == self.generation + 1, Invariant.GENERATIONS_GROW)
+        running = f"{self.running} runs when {launch.generation} is launched"
+        _require(self.running == 0, Invariant.STOPPED_BEFORE_LAUNCH, running)
         self.generation = self.running = launch.generation
         nodes = [seat.node for seat in launch.seats]
-        _require(len(nodes) == len(set(nodes)) > 0, "a node has one seat")
+        _require(len(nodes) == len(set(nodes)) > 0, Invariant.ONE_SEAT_PER_NODE)
         rank = 0
         for group_rank, seat in enumerate(launch.seats):
-            _require((seat.group_rank, seat.first_rank) == (group_rank, rank), "ranks are numbered without gaps")
+            _require((seat.group_rank, seat.first_rank) == (group_rank, rank), Invariant.RANKS_WITHOUT_GAPS)
             rank += seat.nproc
-        _require(self._down.isdisjoint(nodes), f"nobody is launched on {self._down.intersection(nodes)}, known as lost")
+        lost = ", ".join(sorted(self._down.intersection(nodes)))
+        _require(not lost, Invariant.NO_LOST_NODE, lost)
 
     def _check_nodes(self, view: JobView) -> None:
         if view.seats is not self._seats:
             self._seats, self._seated = view.seats, {seat.node for seat in view.seats}
         places = (view.pool.keys(), view.coming.keys(), view.gone.keys())
         elsewhere = set().union(*places)
-        _require(len(elsewhere) == sum(map(len, places)), "a node is standby, coming or gone, but one of these")
-        _require(elsewhere & self._seated <= view.out <= self._seated, "who is active is nothing else")
+        _require(len(elsewhere) == sum(map(len, places)), Invariant.ONE_PLACE_PER_NODE)
+        _require(elsewhere & self._seated <= view.out <= self._seated, Invariant.ACTIVE_IS_NOTHING_ELSE)
 
     def _check_refill(self, entry: Entry, view: JobView) -> None:
         job, wake_at = view.job, entry.decision.wake_at
@@ -150,20 +186,20 @@ class InvariantWatch:
         have = len(self._seated) - len(view.out) + len(beside)
         enough = have + sum(self._asked.values()) >= job.max_nodes + job.standbys
         asks_soon = wake_at is not None and wake_at <= entry.at + RETRY_S
-        _require(enough or asks_soon, "whoever is missing has been asked for")
+        _require(enough or asks_soon, Invariant.MISSING_IS_REQUESTED)
 
     def _check_state(self, entry: Entry, view: JobView) -> None:
         decision = entry.decision
-        _require(decision.phase is view.phase and view.phase is not Phase.NEW, "the decision tells the phase")
-        _require(view.phase is not Phase.TRAINING or not view.open_incident, "training ends the incident")
-        _require(view.phase is not Phase.STOPPING or bool(view.open_incident), "ranks are stopped for a reason")
-        _require(view.phase not in _AWAITING or view.awaited in self.unanswered, "what is awaited can come")
-        _require(view.phase is not Phase.WAITING or decision.wake_at is not None, "no wait is without end")
-        _require(view.phase not in _OVER or decision.wake_at is None, "the end needs no clock")
+        _require(decision.phase is view.phase and view.phase is not Phase.NEW, Invariant.PHASE_IS_TOLD)
+        _require(view.phase is not Phase.TRAINING or not view.open_incident, Invariant.TRAINING_ENDS_INCIDENT)
+        _require(view.phase is not Phase.STOPPING or bool(view.open_incident), Invariant.STOP_HAS_REASON)
+        _require(view.phase not in _AWAITING or view.awaited in self.unanswered, Invariant.AWAITED_CAN_COME)
+        _require(view.phase is not Phase.WAITING or decision.wake_at is not None, Invariant.WAIT_ENDS)
+        _require(view.phase not in _OVER or decision.wake_at is None, Invariant.END_NEEDS_NO_CLOCK)
         if isinstance(entry.event, Tick) and decision.wake_at is not None:
-            _require(decision.wake_at > entry.at, "a tick is not answered by a wish for the same tick")
+            _require(decision.wake_at > entry.at, Invariant.TICK_MOVES_ON)
         if decision.closed:
-            _require(decision.closed.number == self._closed + 1, "every incident is closed once, in order")
+            _require(decision.closed.number == self._closed + 1, Invariant.INCIDENT_CLOSED_ONCE)
             self._closed += 1
 
 
@@ -215,9 +251,13 @@ class RecoveryEffort:
         stuck = sum(2 * (self._further_s - further_s) <= entry.at - at for at, further_s in self._stops)
         never_began = self._told is None and self._own_exits > 1
         if not waited and not never_began and max(self.failures, stuck) <= self.attempts:
-            raise UnsafeError(f"entry {entry.seq} at {entry.at:.3f}: gave up too early: {self.ended}")
+            raise UnsafeError(Invariant.GIVES_UP_LATE, self.ended, _entry_place(entry))
 
 
-def _require(kept: bool, what: str) -> None:
+def _entry_place(entry: Entry) -> str:
+    return f"entry {entry.seq} at {entry.at:.3f}: "
+
+
+def _require(kept: bool, invariant: Invariant, detail: str = "") -> None:
     if not kept:
-        raise UnsafeError(f"broken: {what}")
+        raise UnsafeError(invariant, detail)

@@ -17,7 +17,7 @@ from holdfast.model.job_and_seats import Seat
 from holdfast.model.observation import Exit
 from holdfast.sim.cost_model import CostModel, CostRange
 from holdfast.sim.fault_source import FaultRates, NodeCut, NodeLoss, RankCrash, SimFault
-from holdfast.sim.invariants import InvariantWatch, UnsafeError
+from holdfast.sim.invariants import Invariant, InvariantWatch, UnsafeError
 from holdfast.sim.simulated_executor import SimExecutor
 from holdfast.sim.simulated_node import SimNode
 from holdfast.sim.simulated_training import ALL, SimTraining
@@ -203,11 +203,13 @@ class JobWorld:
         others = [n.name for n in self.nodes.values() if n.generation not in (0, generation)]
         known = [name for name in others if name not in self.view.gone]
         if known:
-            raise UnsafeError(f"ranks of an older generation live on {', '.join(known)} when {generation} starts")
+            where = f"on {', '.join(known)} when {generation} starts"
+            raise UnsafeError(Invariant.OLD_RANKS_UNREACHABLE, where)
 
     def start_ranks(self, node: SimNode, seat: Seat, generation: int) -> None:
         if node.generation:
-            raise UnsafeError(f"generation {node.generation} lives on {node.name} when {generation} starts there")
+            where = f"{node.generation} on {node.name} when {generation} starts there"
+            raise UnsafeError(Invariant.OLD_RANKS_UNREACHABLE, where)
         node.generation, node.seat = generation, seat
 
     def stop_ranks(self, node: SimNode, generation: int) -> None:

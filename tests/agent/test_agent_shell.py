@@ -162,7 +162,7 @@ async def test_ranks_are_ended_although_the_disk_takes_nothing(
     assert asked.result() == [KillRank(key="1:0", signal=15), SweepLeftovers(), SweepLeftovers(), QuitHolder(code=3)]
     stopped, launched, left = (post.body for post in agent.life._outbox.values())
     assert (stopped, left) == (Done(id=5, node="n0", ok=True), Done(id=7, node="n0", ok=True))
-    assert isinstance(launched, Done) and "cannot be written" in launched.detail
+    assert isinstance(launched, Done) and not launched.ok and "launch.json" in launched.detail
 
 
 async def _hold(sock: socket.socket) -> list[holder_messages.ToHolder]:

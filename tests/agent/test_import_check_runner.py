@@ -64,39 +64,39 @@ async def test_a_good_release_passes(tmp_path: Path) -> None:
 
 
 BAD = {
-    "syntax": ({"train.py": "import lib\n", "lib.py": "a = 1\nif a\n"}, "lib.py, line 2: it does not compile"),
-    "a file that nobody imports": ({"train.py": "", "other.py": "x = (\n"}, "other.py, line 1: it does not compile"),
-    "compiled only": ({"train.py": "def f(): pass\nreturn 1\n"}, "train.py, line 2: it does not compile: 'return'"),
-    "null bytes": ({"train.py": "a = 1\0\n"}, "train.py"),
-    "module": ({"train.py": "\nimport numpyy\n"}, "train.py, line 2: there is no module numpyy"),
-    "in a class": ({"train.py": "class A:\n    import numpyy\n"}, "train.py, line 2: there is no module numpyy"),
+    "syntax": ({"train.py": "import lib\n", "lib.py": "a = 1\nif a\n"}, ("lib.py, line 2", "compile")),
+    "a file that nobody imports": ({"train.py": "", "other.py": "x = (\n"}, ("other.py, line 1", "compile")),
+    "compiled only": ({"train.py": "def f(): pass\nreturn 1\n"}, ("train.py, line 2", "'return'")),
+    "null bytes": ({"train.py": "a = 1\0\n"}, ("train.py", "compile")),
+    "module": ({"train.py": "\nimport numpyy\n"}, ("train.py, line 2", "numpyy")),
+    "in a class": ({"train.py": "class A:\n    import numpyy\n"}, ("train.py, line 2", "numpyy")),
     "reached": (
         {"train.py": "from lib import a\n", "lib/__init__.py": "", "lib/a.py": "\n\nimport numpyy\n"},
-        "lib/a.py, line 3: there is no module numpyy",
+        ("lib/a.py, line 3", "numpyy"),
     ),
-    "within": ({"train.py": "import lib.b\n", "lib/__init__.py": ""}, "train.py, line 1: there is no module lib.b"),
-    "of a file": ({"train.py": "import lib.b\n", "lib.py": ""}, "train.py, line 1: there is no module lib.b"),
+    "within": ({"train.py": "import lib.b\n", "lib/__init__.py": ""}, ("train.py, line 1", "lib.b")),
+    "of a file": ({"train.py": "import lib.b\n", "lib.py": ""}, ("train.py, line 1", "lib.b")),
     "name": (
         {"train.py": "from lib.a import Nett\n", "lib/a.py": "class Net: ...\n"},
-        "train.py, line 1: lib/a.py has no Nett",
+        ("train.py, line 1", "lib/a.py has no Nett"),
     ),
     "name in a function": (
         {"train.py": "def main():\n    from lib import Nett\n", "lib.py": "Net = 1\n"},
-        "train.py, line 2: lib.py has no Nett",
+        ("train.py, line 2", "lib.py has no Nett"),
     ),
     "relative": (
         {"train.py": "from . import lib\n", "lib.py": ""},
-        "train.py, line 1: it imports from a package above",
+        ("train.py, line 1", "relative"),
     ),
-    "no script": ({"other.py": ""}, "train.py, which it runs, is not there"),
+    "no script": ({"other.py": ""}, ("train.py", "script")),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 async def test_a_bad_one_is_refused_in_one_sentence(tmp_path: Path, name: str) -> None:
-    files, words = BAD[name]
+    files, (where, what) = BAD[name]
     fault, refused = await checked(tmp_path, files)
-    assert words in fault and "\n" not in fault
+    assert fault.startswith(where) and what in fault and "\n" not in fault
     assert refused
 
 
@@ -146,21 +146,23 @@ async def test_modules(tmp_path: Path) -> None:
         "pkg/model.py": "A = 1\n",
     }
     assert await checked(tmp_path, files, "pkg.train") == ("", False)
-    assert await checked(tmp_path, files, "pkg.trian") == ("there is no module pkg.trian, which it runs", True)
-    assert await checked(tmp_path, files, "pkg") == ("pkg, which it runs, is a package without __main__", True)
+    fault, refused = await checked(tmp_path, files, "pkg.trian")
+    assert "pkg.trian" in fault and refused
+    fault, refused = await checked(tmp_path, files, "pkg")
+    assert "__main__" in fault and refused
     plant(tmp_path / "staged", {"pkg/model.py": "B = 1\n"})
     assert await checked(tmp_path, {}, "pkg.train") == ("pkg/train.py, line 2: pkg/model.py has no A", True)
 
 
 async def test_what_cannot_be_checked_is_not_the_releases_fault(tmp_path: Path) -> None:
     fault, refused = await checked(tmp_path, {"train.py": ""}, deadline_s=0.0)
-    assert "could not be read within" in fault and not refused
+    assert "within 0 s" in fault and not refused
     entry = EntryPoint(argv=("t.py",), python="/nobody/has/this/python", cwd=str(tmp_path))
     staged = StagedRelease(root="/r", at=str(tmp_path / "staged"))
     fault, refused = await check_release(
         entry, Release(number=2, digest="d", script="train.py"), staged, dict(os.environ)
     )
-    assert "cannot be checked" in fault and not refused
+    assert "/nobody/has/this/python" in fault and not refused
     program = EntryPoint(argv=("./program",), cwd=str(tmp_path))
     fault, refused = await check_release(program, Release(number=2, digest="d"), staged, {})
-    assert "only Python code has releases" in fault and refused
+    assert fault and refused

@@ -36,7 +36,7 @@ async def test_a_lost_rank_is_gathered_from_its_peer_and_its_replicas(fleet: Fle
     assert isinstance(answer, StateGrant), answer
     assert (answer.source, answer.step) == ("peer", 5)
     assert image(arena, plans[1], 5) == expected
-    assert "rank 1 was given" in spare.said[-1]
+    assert "rank 1 got " in spare.said[-1]
 
 
 async def test_the_floor_stays_while_snapshots_roll_on(fleet: Fleet) -> None:
@@ -102,7 +102,7 @@ async def test_with_two_slots_nothing_is_copied_and_it_is_said(fleet: Fleet) -> 
     await job.start(slots=2)
     job.save(1, 2)
     backing = fleet.nodes["a"].keeper.backing
-    assert backing.newest_shared_step() == -1 and "takes 3 slots" in fleet.nodes["a"].said[0]
+    assert backing.newest_shared_step() == -1 and "to b: that takes 3 " in fleet.nodes["a"].said[0]
     assert backing.newest_shared_step() == -1 and len(fleet.nodes["a"].said) == 1, "once"
 
 
@@ -121,8 +121,8 @@ async def test_a_damaged_copy_is_not_given(fleet: Fleet) -> None:
     spare = fleet.nodes["spare"]
     await spare.arena(job.plans[1], 2)
     answer = await spare.ask(StateRequest(rank=1, generation=2))
-    assert isinstance(answer, KeeperRefusal) and "step 9 of rank 1 cannot be had" in answer.why
-    assert "the copy of rank 1 is damaged" in fleet.nodes["c"].said[-1]
+    assert isinstance(answer, KeeperRefusal) and "rank 1 at step 9" in answer.why
+    assert "rank 1 at step 9" in fleet.nodes["c"].said[-1]
     assert fleet.plan("a", "c").step == 5, "the one before"
 
 
@@ -195,7 +195,7 @@ async def test_a_peer_that_is_gone_is_told_of_once(fleet: Fleet) -> None:
         await keeper.apply_aim(Aim(generation=1, peer="gone", peer_at=("127.0.0.1", 1), next=3))
     job.save(3)
     await until(lambda: fleet.nodes["a"].said)
-    assert "does not get to gone" in fleet.nodes["a"].said[0] and job.backed("a") == -1
+    assert "to gone: " in fleet.nodes["a"].said[0] and job.backed("a") == -1
     await fleet.nodes["a"].keeper.apply_aim(
         Aim(generation=1, peer="b", peer_at=fleet.nodes["b"].keeper.address, next=4)
     )

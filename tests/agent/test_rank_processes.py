@@ -1,6 +1,7 @@
 """The agent's side of starting and ending ranks, against a holder that is played by hand."""
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -151,7 +152,9 @@ async def test_a_log_folder_that_cannot_be_made(bench: Bench, tmp_path: Path) ->
     await bench.begin()
     (tmp_path / "logs").touch()
     error = await bench.ranks.launch_ranks(launch_of(1, nproc=1))
-    assert error.startswith("rank 4: cannot make its log folder") and error.endswith("Not a directory")
+    assert (
+        error.startswith("rank 4: ") and str(tmp_path / "logs") in error and error.endswith(os.strerror(errno.ENOTDIR))
+    )
 
 
 async def test_an_environment_beyond_all_bounds(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +162,7 @@ async def test_an_environment_beyond_all_bounds(bench: Bench, monkeypatch: pytes
         monkeypatch.setenv(f"LARGE_{n}", "x" * 100_000)
     await bench.begin()
     error = await bench.ranks.launch_ranks(launch_of(1, nproc=1))
-    assert "its arguments and environment take 30" in error and "of 262144 bytes" in error
+    assert error.startswith("rank 4: ") and error.endswith(str(holder_messages.PACKET_BYTES))
 
 
 async def test_what_an_earlier_agent_started_is_not_started_again(bench: Bench) -> None:
@@ -184,7 +187,7 @@ async def test_stop_sends_sigterm_then_sigkill_and_sweeps(bench: Bench) -> None:
     await bench.say(RankEnded(rank=HolderRank(key="1:5", pid=2, code=-9)))
     assert await bench.hear() == SweepLeftovers()
     await bench.say(SweepDone(left=(77,)))
-    assert await stopping == "pid 77, left behind by a rank, does not die"
+    assert (await stopping).startswith("pid 77, ")
     assert [rank.key for rank in bench.over] == ["1:4", "1:5"]
 
 
@@ -205,7 +208,7 @@ async def test_a_rank_that_is_being_born_is_stopped_too(bench: Bench) -> None:
     await bench.say(SweepDone())
     assert await stopping == ""
     late = await bench.ranks.launch_ranks(launch_of(1))  # its second rank was never asked for
-    assert late == "rank 5: it was told to stop before it had started"
+    assert late.startswith("rank 5: ") and "stopped" in late
 
 
 async def test_two_stops_at_once_share_one_sweep(bench: Bench) -> None:
@@ -235,7 +238,7 @@ async def test_a_zygote_is_asked_for_and_used(tmp_path: Path, monkeypatch: pytes
     await close(bench)
 
 
-@pytest.mark.parametrize(("ok", "then"), [(True, "another one is ready"), (False, "ranks are started afresh")])
+@pytest.mark.parametrize(("ok", "then"), [(True, "another one is ready"), (False, "ranks now start as new processes")])
 async def test_a_zygote_that_was_killed_is_told(tmp_path: Path, ok: bool, then: str) -> None:
     bench = Bench(tmp_path, zygote=True)
     said = bench.said

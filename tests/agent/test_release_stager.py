@@ -102,12 +102,12 @@ async def test_nodes_of_one_host_share_it(desk: Desk, tmp_path: Path) -> None:
 async def test_what_goes_wrong_is_said(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release = desk.pack(plant(tmp_path / "proj"))
     unknown = msgspec.structs.replace(release, digest="0" * 64)
-    assert "does not have it (HTTP 404)" in await desk.node().ensure_staged(unknown)
+    assert "HTTP 404" in await desk.node().ensure_staged(unknown)
     evil = msgspec.structs.replace(release, digest="../../etc/passwd")
-    assert "is no digest" in await desk.node().ensure_staged(evil)
-    assert (await desk.node(door="nobody.sock").ensure_staged(release)).startswith("release 2 cannot be staged: ")
+    assert evil.digest in await desk.node().ensure_staged(evil)
+    assert (await desk.node(door="nobody.sock").ensure_staged(release)).startswith("release 2 ")
     os.chmod(tmp_path, 0o770)
-    assert "others may write to" in await desk.node().ensure_staged(release)
+    assert str(tmp_path) in await desk.node().ensure_staged(release)
     os.chmod(tmp_path, 0o700)
     monkeypatch.setattr(host_release_copies, "_SPARE_BYTES", 1 << 60)
     assert "MiB to spare" in (await desk.node().ensure_staged(release)).replace(f"{(1 << 60) >> 20} to", "MiB to")
@@ -175,8 +175,8 @@ async def test_ranks_run_in_place_while_nothing_is_edited(desk: Desk, tmp_path: 
     assert (Path(copy.at) / "train.py").read_text() == "print(1)\n", "as it was"
     assert (Path(copy.at) / "ds.json").read_text() == "[]" and (Path(copy.at) / "checkpoints/1/state").exists()
     assert said == [
-        "lib/a.py and 1 more were edited since release 2 was taken: "
-        "release 2 is run as it was, from a copy; holdfast update brings the edit"
+        "lib/a.py and 1 more file were edited after release 2 was made; "
+        "ranks run release 2 unchanged, from a copy; holdfast update brings the edit"
     ]
     assert await node.begin_launch(release) == "" and len(said) == 1, "which is said once"
     other = desk.node()
@@ -185,7 +185,7 @@ async def test_ranks_run_in_place_while_nothing_is_edited(desk: Desk, tmp_path: 
     assert await node.begin_launch(release) == "" and node.staged_location(release).at == "", "the edit was undone"
     (root / "train.py").unlink()
     assert await node.begin_launch(release) == "" and node.staged_location(release) == copy
-    assert said[-1].startswith("train.py was edited since")
+    assert said[-1].startswith("train.py ")
     shutil.rmtree(root)
     assert await node.begin_launch(release) == "" and node.staged_location(release) == copy, "a host without the tree"
     assert len(said) == 2, "has nothing to say of it"
@@ -262,9 +262,7 @@ async def test_a_tree_that_was_edited_at_once_is_run_as_it_was(tmp_path: Path) -
     node = Desk(tmp_path).node("run/releases")
     assert await node.stage_all((release,)) == ""
     (root / "train.py").write_text("edited")
-    assert node._choose_tree(release).startswith("train.py was edited since release 1 was taken"), (
-        "even between two looks"
-    )
+    assert node._choose_tree(release).startswith("train.py "), "even between two looks"
     assert (Path(node.staged_location(release).at) / "train.py").read_text() == "print()"
     assert await node.begin_launch(release) == ""
     assert node.staged_location(release).at

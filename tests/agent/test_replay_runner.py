@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from holdfast.agent.diagnostics.replay_runner import run_replay
+from holdfast.core.incident.incident_text import describe_exit
 from holdfast.model.errand import LaunchHere, ReplayHere
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.replay_task import ReplayResult, ReplayTask
@@ -98,11 +99,11 @@ def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:
 
 def test_a_crash(tmp_path: Path) -> None:
     _, second = played(tmp_path, crash=(3, 4))
-    assert second.failed and not second.ended and second.detail == "ended with code 3"
+    assert second.failed and not second.ended and second.detail == describe_exit(3)
 
 
 def test_one_that_stands_still(tmp_path: Path) -> None:
     began_at = time.monotonic()
     first, second = played(tmp_path, within_s=5.0, hang=(3, 4))
     assert time.monotonic() - began_at < 40
-    assert first.ended and second.failed and second.detail == "stood still"
+    assert first.ended and second.failed and second.detail == "did not finish in time"

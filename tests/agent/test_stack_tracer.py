@@ -1,6 +1,7 @@
 """Looking at real processes: where they are, what they have started, and what cannot be looked at."""
 
 import contextlib
+import errno
 import mmap
 import os
 import shutil
@@ -17,7 +18,7 @@ import pytest
 
 from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.rank import stack_tracer
-from holdfast.agent.rank.stack_tracer import StackRequest, StackTracer, fit_trace
+from holdfast.agent.rank.stack_tracer import NoStacks, StackRequest, StackTracer, fit_trace
 from holdfast.agent.system import procfs
 from holdfast.core.diagnose.blocking_ranks import find_blocking
 from holdfast.core.diagnose.stack_folding import main_frames
@@ -126,7 +127,7 @@ def test_children_belong_to_their_rank(start: Start) -> None:
     assert {p.rank for p in own.values()} == {0} and len(own) == 2
     loader = next(p for name, p in own.items() if name != "sleep")
     assert at(loader)[-1] == "load" and loader.error == ""
-    assert own["sleep"].threads == () and own["sleep"].error.startswith("py-spy failed")  # it is no Python
+    assert own["sleep"].threads == () and own["sleep"].error.startswith(NoStacks.FAILED)  # it is no Python
 
 
 def test_the_lock_of_the_interpreter_is_no_obstacle(start: Start) -> None:
@@ -148,14 +149,14 @@ def test_a_pid_that_came_again_is_not_looked_at(start: Start) -> None:
     looking._starts["1:0", pid] -= 1  # as if the one we knew had been born earlier
     (process,) = looking.take_trace(StackRequest(ranks=held(pid), deadline_s=PATIENCE_S), None).processes
     assert (process.state, process.threads) == ("X", ())
-    assert process.error == "gone: its pid belongs to another process now"
+    assert process.error == NoStacks.OTHER_PID
     ended = subprocess.Popen(["true"])
     ended.wait()
     (process,) = take(ended.pid).processes
-    assert (process.state, process.error) == ("X", "gone: it has ended")
+    assert (process.state, process.error) == ("X", NoStacks.ENDED)
     over = HolderRank(key="1:0", pid=pid, code=0)  # the holder has reaped it, so whoever has the pid now is another
     (process,) = looking.take_trace(StackRequest(ranks=(over,), deadline_s=PATIENCE_S), None).processes
-    assert (process.state, process.error) == ("X", "gone: it has ended with code 0")
+    assert process.state == "X" and process.error.startswith(NoStacks.ENDED) and "code 0" in process.error
 
 
 def fake_spy(folder: Path, body: str) -> str:
@@ -168,14 +169,14 @@ def fake_spy(folder: Path, body: str) -> str:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("echo 'Error: Permission denied' >&2; exit 1", "py-spy may not read it"),
-        ("echo 'Operation not permitted (os error 1)' >&2; exit 1", "py-spy may not read it"),
-        ("echo 'Error: the end' >&2; exit 1", "py-spy failed: Error: the end"),
-        ("exit 1", "py-spy failed: it did not say why"),
-        ("echo '{'", "py-spy made no sense"),
-        ("echo '[{\"frames\": 7}]'", "py-spy made no sense"),
-        ("echo '[]'", "it has no Python threads"),
-        ("exec sleep 60", "py-spy did not finish in"),
+        ("echo 'Error: Permission denied' >&2; exit 1", NoStacks.FORBIDDEN),
+        ("echo 'Operation not permitted (os error 1)' >&2; exit 1", NoStacks.FORBIDDEN),
+        ("echo 'Error: the end' >&2; exit 1", f"{NoStacks.FAILED}: Error: the end"),
+        ("exit 1", NoStacks.FAILED),
+        ("echo '{'", NoStacks.UNREADABLE),
+        ("echo '[{\"frames\": 7}]'", NoStacks.UNREADABLE),
+        ("echo '[]'", NoStacks.NO_THREADS),
+        ("exec sleep 60", NoStacks.UNFINISHED),
     ],
 )
 def test_a_py_spy_that_is_of_no_use(start: Start, tmp_path: Path, body: str, words: str) -> None:
@@ -192,7 +193,7 @@ def test_a_rank_that_ends_while_it_is_looked_at_is_not_gone(start: Start, tmp_pa
     spy = fake_spy(tmp_path, f"kill -9 {pid} 2>/dev/null; while [ -d /proc/{pid} ]; do sleep 0.05; done; exit 1")
     (process,) = take(pid, spy=spy).processes
     reaper.join(PATIENCE_S)
-    assert (process.state, process.error) == ("", "gone: it ended while it was looked at")
+    assert (process.state, process.error) == ("", NoStacks.ENDED_MEANWHILE)
     other = Process(node="n1", rank=1, pid=1, state="S")
     assert find_blocking([Trace(node="n0", at=1.0, processes=(process, other))]).ranks == ()
 
@@ -215,10 +216,10 @@ def test_what_a_rank_tells_of_its_end(start: Start) -> None:
 def test_no_py_spy(start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pid = start(SLEEPER)
     (process,) = take(pid, spy=str(tmp_path / "missing")).processes
-    assert process.error == "py-spy cannot be run: No such file or directory"
+    assert process.error == f"{NoStacks.NOT_STARTED}: {os.strerror(errno.ENOENT)}"
     monkeypatch.setattr(stack_tracer, "find_spy", lambda: None)
     (process,) = take(pid).processes
-    assert process.error == "py-spy is not installed in the node's environment"
+    assert process.error == NoStacks.NOT_INSTALLED
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody who may not look")
@@ -229,7 +230,7 @@ def test_somebody_who_may_not_look(start: Start) -> None:
         shutil.copy(SPY, f"{folder}/real")
         spy = fake_spy(Path(folder), f'exec setpriv --reuid=65534 --clear-groups {folder}/real "$@"')
         (process,) = take(pid, spy=spy, deadline_s=5.0).processes
-    assert process.threads == () and process.error == "py-spy may not read it (ptrace is not permitted)"
+    assert process.threads == () and process.error == NoStacks.FORBIDDEN
 
 
 ANSWERS = """
@@ -264,7 +265,7 @@ def test_a_rank_tells_by_itself_where_it_is(start: Start, tmp_path: Path, can: b
     assert trace.flights[0].rank == 0 and trace.took_s < PATIENCE_S
     (process,) = trace.processes
     assert at(process) == (["<module>", "here"] if can else [])
-    assert process.error == "" if can else process.error.endswith("the rank did not answer, so it runs no Python")
+    assert process.error == "" if can else process.error.endswith(NoStacks.NO_PYTHON)
 
 
 def test_a_trace_that_is_too_large_is_cut() -> None:
@@ -278,7 +279,7 @@ def test_a_trace_that_is_too_large_is_cut() -> None:
     assert {len(p.threads) for p in kept[80_000].processes if p.child} == {0}
     assert {len(p.threads) for p in kept[80_000].processes if not p.child} == {1}
     assert {len(p.threads) for p in kept[5_000].processes} == {0}
-    assert kept[100].processes == () and kept[100].error == "there was too much to tell"
+    assert kept[100].processes == () and kept[100].error == stack_tracer.TOO_LARGE
 
 
 def test_depth_is_bounded_and_our_own_frames_are_left_out() -> None:

@@ -13,6 +13,7 @@ import pytest
 from holdfast.cli import main
 from holdfast.cli.commands import job_orders
 from holdfast.cli.run_dirs import run_directory
+from holdfast.core.record.ledger import PLANNED
 from holdfast.wire.controller_request import ControllerNotRunning, RequestRefused
 from tests.cli.conftest import Start
 from tests.cli.driver import PATIENCE_S, ROOT, TRAIN, Job, gone
@@ -78,16 +79,16 @@ def test_hold_and_resume_with_a_controller_killed_in_between(start: Start) -> No
     first = job.ranks(2)
     says(job, "resume", code=2)
     says(job, "approve", code=2)
-    assert "held at step" in says(job, "hold")
-    assert gone(*first)
+    says(job, "hold")
+    assert job.phase() == "held" and gone(*first)
     steps = [(job.folder / f"step-{rank}").read_text() for rank in (0, 1)]
     says(job, "hold", code=2)
     controller = job.controller()
     job.kill(controller)
     job.until(lambda: job.phase() == "held" and job.controller() != controller, "the next controller, which holds too")
-    assert f"held by {job.status()['held']}" in says_status(job)
+    assert job.status()["held"] and job.status()["held"] in says_status(job)
     assert [(job.folder / f"step-{rank}").read_text() for rank in (0, 1)] == steps
-    assert "training, step" in says(job, "resume")
+    says(job, "resume")
     job.trains(generation=2)
     job.says("; ending all ranks")
     job.says("until holdfast resume")
@@ -98,7 +99,7 @@ def test_hold_and_resume_with_a_controller_killed_in_between(start: Start) -> No
     [change] = report.changes
     assert change.held_s > 0 and change.evicted == change.admitted == ()
     assert report.spent_s["hold"] == pytest.approx(change.held_s, abs=0.5)
-    assert "planned restarts" in report.lost_s
+    assert PLANNED in report.lost_s
     assert job.check_replay() > 5
 
 
@@ -118,8 +119,7 @@ def test_evict_a_node_that_trains_and_one_that_does_not(start: Start) -> None:
     kept, leaving = job.holder(seated["0"]), job.holder(seated["1"])
     said = says(job, "evict", "nowhere", code=2)
     assert "'nowhere'" in said and "n0, n1, n2" in said
-    said = says(job, "evict", seated["1"])
-    assert f"{seated['1']} has left; training" in said
+    assert f"{seated['1']} has left; " in says(job, "evict", seated["1"]) and job.phase() == "training"
     assert seats(job)["0"] == seated["0"] and seats(job)["1"] != seated["1"]
     assert not gone(kept)
     job.until(lambda: gone(leaving), "the end of the node that was evicted")
@@ -141,8 +141,7 @@ def test_drain_a_node(start: Start) -> None:
     job.trains()
     job.until(lambda: "ready" in roles(job).values(), "a standby")
     node = seats(job)["1"]  # whichever came in time has a seat
-    said = says(job, "drain", node)
-    assert f"{node} has left; training" in said
+    assert f"{node} has left; " in says(job, "drain", node) and job.phase() == "training"
     assert node not in seats(job).values()
     job.finish()
     job.ends(0)
@@ -165,7 +164,8 @@ def test_a_person_is_asked_and_told_by_a_hook(start: Start, tmp_path: Path) -> N
     job.kill(controller)  # the next one asks still, and does not tell it again
     job.until(lambda: job.status().get("asking") and job.controller() != controller, "the next controller")
     (tmp_path / "mended").touch()
-    assert "training, step" in says(job, "approve")
+    says(job, "approve")
+    assert job.phase() == "training"
     job.finish()
     job.ends(0)
     told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]

@@ -43,13 +43,13 @@ def test_a_thief_has_the_token_of_a_node(
     first.kill(before)
     first.until(lambda: first.controller() != before and first.status(), "another controller")
     for name, token, words in (
-        ("again", used, "refused: this token has enrolled n7 already, and is good for one node"),
-        ("renamed", unused.replace(".n8", ".thief"), "refused: this token is for the node n8, not for thief"),
+        ("again", used, "has already enrolled n7"),
+        ("renamed", unused.replace(".n8", ".thief"), "is for node n8, not for thief"),
     ):
         thief = host(start, endpoint, *flags, name=name, script=WHO, HOLDFAST_TOKEN=token)
         thief.ends(2)
         assert words in thief.sentences()[-1] and "Traceback" not in thief.text()
-        assert any(words.removeprefix("refused: ") in why for _, why in audited(first)), "it is written down"
+        assert any(words in why for _, why in audited(first)), "it is written down"
     friends.append(host(start, endpoint, *flags, name="late", script=WHO, HOLDFAST_TOKEN=unused))
     for job in (first, *friends):
         job.ends(0)

@@ -31,7 +31,7 @@ def test_a_stopped_run_goes_on_bit_for_bit_in_the_next(start: Start, tmp_path: P
     job.ends(143)
     [step] = steps_at(store)
     assert 5 < step < 40
-    assert f"holdfast: n0: step {step} is on storage: {store}/step-" in job.text()
+    assert f"holdfast: n0: step {step} was written to {store}/step-" in job.text()
     job.run_dir.rename(job.folder / "stopped-run")
     again = start("--nnodes", "2", script=SELDOM, name="again", HOLDFAST_STORE=str(store), HOLDFAST_STEPS="40")
     again.ends(0)
@@ -50,7 +50,7 @@ def test_a_run_that_a_person_ends_is_on_storage(start: Start, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     job.until(lambda: job.process.poll() is not None, "the end of the job")
     [step] = steps_at(store)
-    assert step > 5 and f"holdfast: n0: step {step} is on storage: {store}/step-" in job.text()
+    assert step > 5 and f"holdfast: n0: step {step} was written to {store}/step-" in job.text()
 
 
 @pytest.mark.slow
@@ -62,4 +62,4 @@ def test_a_run_that_is_given_up_is_on_storage(start: Start, tmp_path: Path) -> N
     job.ends(93)
     [step] = steps_at(store)
     assert step == 11, "what all ranks held when it was raised"
-    assert f"holdfast: n0: step {step} is on storage: {store}/step-" in job.text()
+    assert f"holdfast: n0: step {step} was written to {store}/step-" in job.text()

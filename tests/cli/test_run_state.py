@@ -237,7 +237,7 @@ def test_a_state_that_led_astray_twice_is_not_gone_on_from(start: Start) -> None
 def test_the_script_may_tell_its_parallel_groups(start: Start) -> None:
     script = TRAIN.replace("DistributedDataParallel(net))", 'DistributedDataParallel(net), mesh={"pp": 2, "dp": 2})')
     job = start("--nnodes", "2", "--nproc-per-node", "2", script=script)
-    job.until(lambda: "parallel groups, as the script tells: pp=2,dp=2" in job.text(), "a word of them")
+    job.until(lambda: ": pp=2,dp=2" in job.text(), "a word of them")
     job.trains()
     job.until(lambda: backed(job), "copies on peers")
     job.finish()

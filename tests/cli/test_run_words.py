@@ -5,6 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from holdfast.agent.rank import last_words_judge
 from holdfast.logs import user_rows
 from tests.agent.test_last_words_judge import ENDLESS, HOSTILE
 from tests.cli.conftest import Start
@@ -35,7 +36,7 @@ def test_output_that_cannot_be_judged_evicts_nobody(start: Start, tmp_path: Path
     assert "holdfast.agent.rank.last_words_judge" in judge.cmdline() and not judge.children(), "who was at it is gone"
     job.finish()
     job.ends(0)
-    assert "last words took too long to be judged" in (job.run_dir / "nodes/n0/agent.log").read_text()
+    assert f"more than {last_words_judge.DEADLINE_S:g} s" in (job.run_dir / "nodes/n0/agent.log").read_text()
     assert not [line for line in job.sentences() if "silent" in line or "evicted" in line]
     [incident] = [line for line in job.sentences() if "restarted in place" in line]
     assert "exited with code 3" in incident

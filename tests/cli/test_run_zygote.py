@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.agent.agent_shell import COLD_START
 from tests.cli.conftest import Start
 from tests.cli.driver import TRAIN, Job, gone
 
@@ -57,7 +58,7 @@ def test_ranks_of_a_real_job_are_forked_and_heal(start: Start) -> None:
     assert gone(*first)
     for node in ("n0", "n1"):
         log = job.run_dir / "nodes" / node / "agent.log"
-        assert "started afresh" not in log.read_text(), "this was to be about forked ranks"
+        assert COLD_START not in log.read_text(), "this was to be about forked ranks"
     stat = Path(f"/proc/{job.rank(0, generation=2)}/stat").read_text()
     assert int(stat.rpartition(")")[2].split()[1]) == job.holder("n0"), "the holder is the parent, it alone reaps"
     job.finish()
@@ -106,7 +107,7 @@ def test_the_first_line_waits_for_torch_alone_and_a_restart_for_nothing(start: S
     job.finish()
     job.ends(0)
     assert readiness(job) == ["False", "False", "True", "True"]
-    assert "started afresh" not in zygotes.read_text()
+    assert COLD_START not in zygotes.read_text()
 
 
 @pytest.mark.slow

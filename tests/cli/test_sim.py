@@ -12,7 +12,7 @@ from holdfast.cli.commands import sim
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.sim.checked_seed_run import simulate
 from holdfast.sim.fault_source import HARSH, FaultRates, NodeLoss
-from holdfast.sim.invariants import UnsafeError
+from holdfast.sim.invariants import Invariant, UnsafeError
 from holdfast.sim.job_world import SimSetup
 
 CHANCES = ("loss", "crash", "defect", "cut", "fleet-fails", "dud", "launch-fails", "stop-fails")
@@ -93,12 +93,12 @@ def test_a_failing_seed_prints_the_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(setup: SimSetup) -> None:
-        raise UnsafeError("broken: a promise")
+        raise UnsafeError(Invariant.WAIT_ENDS)
 
     monkeypatch.setattr(sim, "simulate", fails)
     assert sim.main(SMALL) == sim.UNSAFE
     err = capsys.readouterr().err
-    assert "broken: a promise" in err
+    assert Invariant.WAIT_ENDS in err
     assert "to see it again: holdfast sim run --seed 5 --nodes 4 --days 0.2 --harsh\n" in err
 
 

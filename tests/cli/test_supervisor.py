@@ -5,10 +5,12 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.cli.launch.supervisor import StopSignals, Supervisor, _farewell_text
-from holdfast.cli.terminal.quantity_text import FIRST_STEP
+from holdfast.journal.high_water_mark import HighWaterMark, MarkFile
+from holdfast.model.event import Phase
 from holdfast.wire.program_fork_server import ForkServer
 
 
@@ -43,8 +45,14 @@ def test_training_goes_on_only_if_it_has_begun(tmp_path: Path) -> None:
     front = Supervisor.__new__(Supervisor)
     front._run_dir = tmp_path
     before = front._meanwhile_text()
-    (tmp_path / "said.log").write_text(f"{FIRST_STEP} after 8.8 s\n")
+    mark = HighWaterMark(start=b"", epoch=1, phase=Phase.STARTING)
+    marking = MarkFile(tmp_path / "journal.mark", mark)
+    assert front._meanwhile_text() == before
+    marking.write_mark(msgspec.structs.replace(mark, phase=Phase.TRAINING))
     assert front._meanwhile_text() != before
+    marking.write_mark(msgspec.structs.replace(mark, phase=Phase.STOPPING))
+    assert front._meanwhile_text() == before, "ranks are being ended"
+    marking.close()
 
 
 @pytest.mark.e2e

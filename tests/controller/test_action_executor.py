@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from holdfast.controller.access.node_certificate_serials import NodeCertificates
-from holdfast.controller.actions.action_executor import EVICTED, ActionExecutor, LaunchPlan
-from holdfast.controller.actions.errand_dispatch import ErrandDispatch
+from holdfast.controller.actions.action_executor import EVICTED, WITHOUT_GRACE, ActionExecutor, LaunchPlan
+from holdfast.controller.actions.errand_dispatch import FELL_SILENT, SILENT, ErrandDispatch
 from holdfast.controller.actions.node_probing import NodeProbing
 from holdfast.controller.actions.release_staging import ReleaseStaging
 from holdfast.controller.actions.replay_runs import ReplayRuns
@@ -157,7 +157,7 @@ async def test_a_silent_node_is_not_waited_for() -> None:
     assert [node for node, _ in bench.told] == ["a"]
     bench.dispatch.on_silent("a")
     await carried
-    assert bench.outcomes[0].failed == {"a": "it fell silent", "b": "it is silent"}
+    assert bench.outcomes[0].failed == {"a": FELL_SILENT, "b": SILENT}
 
 
 async def test_a_node_that_is_back_is_told_again() -> None:
@@ -277,7 +277,7 @@ async def test_a_node_that_cannot_be_ended_does_not_keep_the_others() -> None:
     await bench.carry_out(FINISH)  # and nobody answers
     [outcome] = bench.outcomes
     assert not outcome.ok and set(outcome.failed) == {"a", "b"}
-    assert bench.said == [f"{node} could not be ended: pid 5 does not die" for node in ("a", "b")]
+    assert bench.said == [f"cannot end {node}: pid 5 does not die" for node in ("a", "b")]
     assert bench.store.over
 
 
@@ -287,7 +287,7 @@ async def test_hurry() -> None:
     await settle()
     await bench.executor.end_at_once()
     await carried
-    assert {reason for _, reason in bench.fleet.released} == {"told to hurry"}
+    assert {reason for _, reason in bench.fleet.released} == {WITHOUT_GRACE}
     assert bench.outcomes == [Outcome(action=9, ok=True)]
 
 

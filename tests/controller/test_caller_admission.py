@@ -117,7 +117,7 @@ def test_names(tmp_path: Path) -> None:
     for name, why in (("ann", "already"), ("", "printable"), ("a\x1b[2J", "printable")):
         with pytest.raises(UserTokenError, match=why):
             user_tokens.add_token(tmp_path / "p", name, Right.ADMIN)
-    with pytest.raises(UserTokenError, match="there is no token of bob; there are ann"):
+    with pytest.raises(UserTokenError, match=r"^bob .* ann$"):
         user_tokens.revoke_token(tmp_path / "p", "bob")
     (tmp_path / "link").symlink_to(tmp_path / "p")
     with pytest.raises(OSError, match="symbolic links"):

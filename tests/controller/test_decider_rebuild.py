@@ -67,13 +67,15 @@ def test_other_words_and_times(tmp_path: Path) -> None:
 )
 def test_other_actions_are_refused(tmp_path: Path, other: tuple[Action, ...]) -> None:
     first, second = written()
-    with pytest.raises(RebuildError, match="entry 1 of the journal decides otherwise"):
+    with pytest.raises(RebuildError) as refused:
         rebuilt(tmp_path, [msgspec.structs.replace(first, actions=other), second])
+    assert refused.value.seq == 1
 
 
 def test_another_exit_code_is_refused(tmp_path: Path) -> None:
     first, second = written()
     [finish] = second.actions
     other = msgspec.structs.replace(second, actions=(msgspec.structs.replace(finish, code=7),))
-    with pytest.raises(RebuildError, match="entry 2 of the journal decides otherwise"):
+    with pytest.raises(RebuildError) as refused:
         rebuilt(tmp_path, [first, other])
+    assert refused.value.seq == 2

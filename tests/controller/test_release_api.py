@@ -67,11 +67,11 @@ async def test_what_is_refused(desk_of: Open, tmp_path: Path) -> None:
     async with desk_of() as desk:
         await desk.train()
         bad: list[tuple[dict[str, Any], str]] = [
-            ({}, "an update needs a release"),
-            ({"release": {**RELEASE, "digest": ""}}, "with the digest of its tree"),
-            ({"release": {**RELEASE, "digest": "../../etc/passwd"}}, "with the digest of its tree"),
-            ({"release": RELEASE}, f"holds no archive of {DIGEST[:12]}"),
-            ({"release": RELEASE, "window_s": -1.0}, "window_s is how many seconds"),
+            ({}, "release"),
+            ({"release": {**RELEASE, "digest": ""}}, "digest"),
+            ({"release": {**RELEASE, "digest": "../../etc/passwd"}}, "digest"),
+            ({"release": RELEASE}, DIGEST[:12]),
+            ({"release": RELEASE, "window_s": -1.0}, "window_s"),
         ]
         for body, words in bad:
             status, answer = await order(desk, "update", **body)
@@ -97,7 +97,7 @@ async def test_one_that_was_rolled_back_is_not_taken_again(desk_of: Open, tmp_pa
             await desk.phase(Phase.TRAINING)
         status, answer = await order(desk, "update", release=RELEASE)
         assert status == 400
-        assert "this is release 2 again, which was rolled back: rolled back by Ada" in answer["error"]
+        assert "release 2 " in answer["error"] and "by Ada" in answer["error"]
 
 
 async def test_a_job_that_takes_signed_releases_only(desk_of: Open, tmp_path: Path) -> None:

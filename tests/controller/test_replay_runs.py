@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from holdfast.controller.actions.replay_runs import ReplayRuns
+from holdfast.controller.actions.replay_runs import NOT_ALLOWED, ReplayRuns
 from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
 from holdfast.core.decide.decider import Decider
@@ -90,14 +90,14 @@ def test_what_halves_leave_open_groups_find(node: str) -> None:
     nodes = Nodes(wrong=node, crashes=True)
     outcome = tried(nodes, halves=True)
     assert list(outcome.failed) == [node]
-    assert "two halves: this half failed" in outcome.failed[node]
+    assert outcome.failed[node].startswith("two halves: ")
     assert len(nodes.folders) == len(nodes.ports) == len(nodes.groups)
 
 
 def test_halves_find_nobody() -> None:
     nodes = Nodes()
     outcome = tried(nodes, halves=True)
-    assert outcome.failed == {} and "agreed in all 8 steps" in outcome.detail
+    assert outcome.failed == {} and " 8 steps" in outcome.detail
     assert len(nodes.groups) == 4
 
 
@@ -108,7 +108,7 @@ def test_nobody() -> None:
 
 def test_without_leave_nobody_is_asked() -> None:
     nodes = Nodes(wrong="n1")
-    assert "has not said" in tried(nodes, allowed="").detail
+    assert tried(nodes, allowed="").detail == NOT_ALLOWED
     assert nodes.groups == {}
 
 

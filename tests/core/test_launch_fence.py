@@ -40,7 +40,7 @@ def test_it_follows_what_the_fleet_ends() -> None:
     assert [fence.awaits_outcome(id) for id in (2, 3, 4)] == [True, False, True]
     assert fence.on_dismissed(11.0, 2, "") == ("a is gone", [])
     reason, told = fence.on_dismissed(12.0, 4, "no such machine")
-    assert reason == "b could not be ended: no such machine"
+    assert reason.startswith("b ") and reason.endswith(": no such machine")
     assert isinstance(told[0], Say) and "holdfast evict" in told[0].text and "98 s" in told[0].text
     assert fence.blocks_launch(12.0) and fence.nodes == {"b"}
 
@@ -48,7 +48,7 @@ def test_it_follows_what_the_fleet_ends() -> None:
 def test_where_nobody_can_end_a_node_from_outside_only_time_helps_and_a_person_is_told() -> None:
     fence = Fence(100.0, fleet_ends=False)
     (told,) = fence.raise_fence(10.0, ("a",))
-    assert isinstance(told, Say) and "waiting out 100 s" in told.text
+    assert isinstance(told, Say) and told.text.startswith(fence.describe_wait(10.0))
     fence.watch_dismissals([dismiss(2, "a")])
     assert not fence.awaits_outcome(2) and fence.blocks_launch(11.0)
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from holdfast.core.decide.decider import Decider
-from holdfast.core.record.ledger import Account, Ledger, TimeUse, fold_entries
+from holdfast.core.record.ledger import PLANNED, START_AND_END, UNSETTLED, Account, Ledger, TimeUse, fold_entries
 from holdfast.model.action import Launch
 from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Phase, Progress, Tick
 from holdfast.model.incident_record import Change, Record, Remedy, Verdict
@@ -47,7 +47,7 @@ def test_a_start() -> None:
     assert spans(found) == [("wait", 0, 3, 0), ("launch", 3, 4, 0), ("restore", 4, 5, 0), ("train", 5, 15, 0)]
     assert found.ettr == pytest.approx(10 / 15)
     assert (found.wall_s, found.mttr_s) == (15.0, None)
-    assert found.lost_s() == {"start and end": 5.0}
+    assert found.lost_s() == {START_AND_END: 5.0}
 
 
 def test_training_ends_at_the_last_good_step_not_at_the_alarm() -> None:
@@ -64,7 +64,7 @@ def test_training_ends_at_the_last_good_step_not_at_the_alarm() -> None:
     ]
     assert found.ettr == pytest.approx((20 + 10) / 50)
     assert found.mttr_s == 10.0
-    assert found.lost_s() == {"start and end": 5.0, "crash": 15.0}
+    assert found.lost_s() == {START_AND_END: 5.0, "crash": 15.0}
     assert (found.step, found.generation, found.phase) == (26, 2, Phase.TRAINING)
 
 
@@ -96,7 +96,7 @@ def test_a_stand_that_ends_by_itself_is_no_training() -> None:
     stood = ("20 progress 16 at 20", "33 alarm hang n1 since 20 stance notify said standing", "41 progress 17 at 40")
     found = account(*START, *stood, now=50.0)
     assert spans(found)[-3:] == [("train", 5, 20, 0), ("stall", 20, 40, 0), ("train", 40, 50, 0)]
-    assert found.lost_s() == {"start and end": 5.0, "stall": 20.0}
+    assert found.lost_s() == {START_AND_END: 5.0, "stall": 20.0}
     assert found.ettr == pytest.approx(25 / 50)
 
 
@@ -138,7 +138,7 @@ def test_chained_failures_redo_the_same_work_twice() -> None:
         ("redo", 43, 48, 2),
         ("train", 48, 60, 0),
     ]
-    assert found.lost_s() == {"start and end": 5.0, "crash": 13.0, "process_crash_signal": 10.0}
+    assert found.lost_s() == {START_AND_END: 5.0, "crash": 13.0, "process_crash_signal": 10.0}
     assert found.mttr_s == pytest.approx((10 + 5) / 2)
 
 
@@ -161,7 +161,7 @@ def test_a_second_failure_before_the_first_step_belongs_to_the_same_incident() -
 
 def test_an_incident_that_is_still_open_is_called_so() -> None:
     found = account(*START, *CRASH[:3], now=40.0)
-    assert found.lost_s() == {"start and end": 5.0, "open incident": 10.0}
+    assert found.lost_s() == {START_AND_END: 5.0, UNSETTLED: 10.0}
     assert (found.step, found.incidents) == (21, ())
 
 
@@ -201,10 +201,10 @@ def test_without_a_step_nobody_knows_what_was_productive() -> None:
     """Ranks run, and no step is seen: that is neither training nor the restore of anything."""
     ran = account(*START[:4], now=40.0)
     assert spans(ran) == [("wait", 0, 3, 0), ("launch", 3, 4, 0), ("run", 4, 40, 0)]
-    assert (ran.ettr, ran.lost_s()) == (None, {"start and end": 4.0})
+    assert (ran.ettr, ran.lost_s()) == (None, {START_AND_END: 4.0})
     again = account(*START[:4], "30 alarm crash n0 rank 0 code -9", "31 outcome 3 ok", "33 outcome 4 ok", now=40.0)
     assert spans(again)[2:] == [("run", 4, 30, 0), ("stop", 30, 31, 1), ("launch", 31, 33, 1), ("run", 33, 40, 1)]
-    assert (again.ettr, again.lost_s()) == (None, {"start and end": 4.0, "open incident": 3.0})
+    assert (again.ettr, again.lost_s()) == (None, {START_AND_END: 4.0, UNSETTLED: 3.0})
     assert spans(account(*START, now=40.0))[2] == ("restore", 4, 5, 0), "with the first step it is known"
 
 
@@ -215,7 +215,7 @@ def test_an_incident_of_a_script_without_steps_is_over_when_its_ranks_run() -> N
     assert spans(found)[6:] == [("run", 33, 90, 1), ("stop", 90, 91, 0)]
     [record] = found.incidents
     assert record.sentence.endswith("lost 13.0 s (detect 10.0, stop 1.0, launch 2.0)")
-    assert found.lost_s() == {"start and end": 5.0, "hang": 13.0} and found.mttr_s == 13.0
+    assert found.lost_s() == {START_AND_END: 5.0, "hang": 13.0} and found.mttr_s == 13.0
 
 
 def test_it_may_be_asked_at_any_time() -> None:
@@ -278,7 +278,7 @@ def test_a_planned_restart_with_a_hold_in_it() -> None:
         ("train", 35, 50, 0),
     ]
     assert [span.change for span in found.spans] == [0, 0, 0, 0, 1, 1, 1, 1, 1, 0]
-    assert found.lost_s() == {"start and end": 5.0, "planned restarts": 10.0}
+    assert found.lost_s() == {START_AND_END: 5.0, PLANNED: 10.0}
     assert found.changes == (CHANGE,) and found.mttr_s is None
     assert [(ran.release, ran.source, ran.generations, ran.steps) for ran in found.ran] == [
         (1, "", 1, 21),
@@ -293,7 +293,7 @@ def test_work_redone_after_a_planned_restart_is_its_cost() -> None:
     book.add(46, Phase.TRAINING, book.step(45, 26, 2, 16, 35.0))
     found = fold_entries(book.entries, 50.0)
     assert spans(found)[-2:] == [("redo", 35, 40, 0), ("train", 40, 50, 0)]
-    assert found.lost_s()["planned restarts"] == 15.0
+    assert found.lost_s()[PLANNED] == 15.0
     assert [ran.steps for ran in found.ran] == [21, 5]
 
 
@@ -318,7 +318,7 @@ def test_a_release_that_fails_at_once_costs_an_incident_from_its_failure_on() ->
         ("restore", 32, 34, 1),
         ("train", 34, 40, 0),
     ]
-    assert found.lost_s() == {"start and end": 5.0, "planned restarts": 5.0, "crash": 4.0}
+    assert found.lost_s() == {START_AND_END: 5.0, PLANNED: 5.0, "crash": 4.0}
 
 
 def test_an_incident_that_waits_for_a_person_is_held_and_belongs_to_the_incident() -> None:
@@ -349,7 +349,7 @@ def test_an_incident_goes_on_through_a_pause_that_a_person_wants_before_its_next
         ("restore", 32, 34, 1),
         ("train", 34, 40, 0),
     ]
-    assert found.lost_s() == {"start and end": 5.0, "crash": 9.0}
+    assert found.lost_s() == {START_AND_END: 5.0, "crash": 9.0}
 
 
 def test_a_pause_amid_redone_work_is_not_the_incidents() -> None:

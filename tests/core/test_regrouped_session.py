@@ -135,5 +135,4 @@ def test_work_that_is_not_the_same_twice_is_not_compared_for_long() -> None:
             failed = "n5" in launch.group.nodes and runs > 3
             session.on_group_result(launch.replay.name, GroupResult(failed=failed, marks={(1, 0): runs}))
     assert session.unlike and asked.nodes == ("n5",)
-    assert "only crashes and losses that are not finite counted" in asked.reason
     assert runs == 9, "two repeats of the first phase, one of the second"

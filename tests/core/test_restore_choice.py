@@ -16,8 +16,8 @@ def backup(rank: int, step: int, node: str, **flags: bool) -> Copy:
 
 
 def test_nothing_held() -> None:
-    assert choose_restore(SEATS, ()).step == 0
-    assert "no snapshots are held" in choose_restore(SEATS, ()).reason
+    plan = choose_restore(SEATS, ())
+    assert (plan.step, plan.sources) == (0, ()) and "no snapshots are held" in plan.reason
 
 
 def test_own_memory_of_the_newest_common_step() -> None:

@@ -30,6 +30,7 @@ from holdfast.model.event import (
     Event,
     Limits,
     Order,
+    OrderVerb,
     Outcome,
     Progress,
     Ready,
@@ -179,7 +180,8 @@ def _outcome(words: Words, now: float, generation: int) -> Event:
 
 
 def _order(words: Words, now: float, generation: int) -> Event:
-    verb, who, code = words.next(), words.after("by", "somebody"), int(words.after("code", "0"))
+    verb: OrderVerb = msgspec.convert(words.next(), OrderVerb)
+    who, code = words.after("by", "somebody"), int(words.after("code", "0"))
     digest = words.after("digest", "")
     return Order(
         verb=verb,

@@ -93,7 +93,7 @@ _SAID = st.one_of(*(_said_by(node, kind) for node in "abc" for kind in _KINDS))
 async def _heard(folder: Path, said: list[tuple[str, Any]]) -> None:
     async with _running(folder) as built:
         controller, ingest = built.controller, built.ingest
-        links = {node: asyncio.Queue[bytes](64) for node in "abc"}
+        links = {node: ingest.links.make_outbox() for node in "abc"}
         for order, node in enumerate("ab"):
             for packet in _trained(node, order):
                 ingest._on_message(agent_messages.decode_from_agent(packet), links[node], "")

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.cli.commands.sim import repeat_command
 from holdfast.core.decide.decider import Decider
-from holdfast.core.record.ledger import TimeUse
+from holdfast.core.record.ledger import START_AND_END, TimeUse
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Dismiss, Launch
 from holdfast.model.event import Entry, Phase, Ready
@@ -98,7 +98,7 @@ def test_an_hour_without_faults() -> None:
     result = play(quiet())
     assert (result.account.incidents, result.struck, result.gave_up) == ((), {}, "")
     assert result.account.phase is Phase.DONE
-    assert result.account.lost_s().keys() == {"start and end"}
+    assert result.account.lost_s().keys() == {START_AND_END}
     assert result.account.spent_s(TimeUse.REDO) == 0.0
     assert result.account.wall_s == pytest.approx(3600 + CALM_S, abs=5)
 

@@ -20,7 +20,7 @@ from holdfast.model.event import Begin, Decision, Entry, Limits, Phase, Tick
 from holdfast.model.job_and_seats import Job, Seat
 from holdfast.sim.checked_seed_run import simulate
 from holdfast.sim.fault_source import HARSH, FaultRates, NodeLoss
-from holdfast.sim.invariants import InvariantWatch, RecoveryEffort, UnsafeError
+from holdfast.sim.invariants import Invariant, InvariantWatch, RecoveryEffort, UnsafeError
 from holdfast.sim.job_world import SimSetup
 from tests.core.transcript import Scenario
 
@@ -31,18 +31,18 @@ def test_without_a_bug_it_passes() -> None:
     simulate(SMALL)
 
 
-def planted(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, bug: object) -> str:
+def planted(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, bug: object) -> Invariant:
     monkeypatch.setattr(owner, name, bug)
     with pytest.raises(UnsafeError) as caught:
         simulate(SMALL)
-    return str(caught.value)
+    return caught.value.invariant
 
 
 def test_a_launch_on_a_lost_node_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody(state: JobState, now: float, nodes: object, silent: object, *, examine: bool = True) -> str:
         return "nobody"
 
-    assert "known as lost" in planted(monkeypatch, launching, "evict_nodes", nobody)
+    assert planted(monkeypatch, launching, "evict_nodes", nobody) is Invariant.NO_LOST_NODE
 
 
 def test_ranks_that_are_not_stopped_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_ranks_that_are_not_stopped_are_seen(monkeypatch: pytest.MonkeyPatch) ->
         state.actions[-1] = msgspec.structs.replace(last, nodes=last.nodes[:1])
         return reason
 
-    assert "ranks of an older generation live on" in planted(monkeypatch, recovery, "open_trouble", spares_one)
+    assert planted(monkeypatch, recovery, "open_trouble", spares_one) is Invariant.OLD_RANKS_UNREACHABLE
 
 
 def test_a_launch_without_a_stop_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,13 +63,14 @@ def test_a_launch_without_a_stop_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
         state.phase = Phase.WAITING  # as if all ranks were down
         return launching.launch_or_wait(state, now)
 
-    assert "is stopped before" in planted(monkeypatch, recovery, "open_trouble", restarts_at_once)
+    assert planted(monkeypatch, recovery, "open_trouble", restarts_at_once) is Invariant.STOPPED_BEFORE_LAUNCH
 
 
 def test_a_job_that_never_comes_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "on_stopped", lambda state, now, event: "and now?")
-    with pytest.raises(UnsafeError, match="what is awaited can come"):
+    with pytest.raises(UnsafeError) as caught:
         simulate(SMALL)
+    assert caught.value.invariant is Invariant.AWAITED_CAN_COME
 
 
 def test_a_pool_that_is_not_refilled_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +79,7 @@ def test_a_pool_that_is_not_refilled_is_seen(monkeypatch: pytest.MonkeyPatch) ->
     def only_once(self: Standbys, active: int) -> object:
         return () if self.gone else refill(self, active)
 
-    assert "whoever is missing has been asked for" in planted(monkeypatch, Standbys, "request_missing", only_once)
+    assert planted(monkeypatch, Standbys, "request_missing", only_once) is Invariant.MISSING_IS_REQUESTED
 
 
 def test_training_that_does_not_come_back_in_time_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,18 +87,20 @@ def test_training_that_does_not_come_back_in_time_is_seen(monkeypatch: pytest.Mo
     lost = SimSetup(
         seed=3, nodes=4, standbys=0, days=0.04, rates=FaultRates(loss=0.0, crash=0.0), script=((3450.0, NodeLoss()),)
     )
-    with pytest.raises(UnsafeError, match="30 s after the last fault"):
+    with pytest.raises(UnsafeError) as caught:
         simulate(lost)
+    assert caught.value.invariant is Invariant.TRAINS_AGAIN
 
 
 def test_giving_up_too_early_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(IncidentCase, "fruitless_restarts", 99)
-    with pytest.raises(UnsafeError, match="gave up too early"):
+    with pytest.raises(UnsafeError) as caught:
         simulate(SMALL)
+    assert caught.value.invariant is Invariant.GIVES_UP_LATE
 
 
-def gives_up(*codes: int) -> str:
-    """What is said of a job that gives up when its ranks have ended with these codes, before any step."""
+def gives_up(*codes: int) -> Invariant | None:
+    """What is broken by a job that gives up when its ranks have ended with these codes, before any step."""
     begin = Begin(job=Job(run_id="r", min_nodes=1, max_nodes=1, can_acquire=False), limits=Limits())
     effort, finish = RecoveryEffort(), Finish(id=9, code=GAVE_UP, grace_s=1.0, reason="in vain")
     effort.on_entry(Entry(seq=1, at=1.0, event=begin, decision=Decision()))
@@ -107,14 +110,14 @@ def gives_up(*codes: int) -> str:
     try:
         effort.on_entry(Entry(seq=99, at=3.0, event=Tick(), decision=Decision(actions=(finish,))))
     except UnsafeError as e:
-        return str(e)
-    return ""
+        return e.invariant
+    return None
 
 
 def test_a_script_that_ends_itself_again_before_any_step_may_be_given_up() -> None:
-    assert gives_up(1, 1) == ""
-    assert "too early" in gives_up(1)
-    assert "too early" in gives_up(-9, -9), "which a machine may well do"
+    assert gives_up(1, 1) is None
+    assert gives_up(1) is Invariant.GIVES_UP_LATE
+    assert gives_up(-9, -9) is Invariant.GIVES_UP_LATE, "which a machine may well do"
 
 
 def test_an_action_id_used_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +128,7 @@ def test_an_action_id_used_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
         state.nodes.standbys._ids = count(1)
         return reason
 
-    assert "action ids grow" in planted(monkeypatch, launching, "on_begin", forgets)
+    assert planted(monkeypatch, launching, "on_begin", forgets) is Invariant.ACTION_IDS_GROW
 
 
 def test_an_incident_that_is_lost_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,16 +137,16 @@ def test_an_incident_that_is_lost_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
     def miscounts(self: Incident, *args: object) -> object:
         return msgspec.structs.replace(record(self, *args), number=self.number + 1)  # type: ignore[arg-type]
 
-    assert "every incident is closed once" in planted(monkeypatch, Incident, "make_record", miscounts)
+    assert planted(monkeypatch, Incident, "make_record", miscounts) is Invariant.INCIDENT_CLOSED_ONCE
 
 
-def doctored(change: Callable[[Action], Action | None], scenario: str = "silence_after_echoes") -> str:
+def doctored(change: Callable[[Action], Action | None], scenario: str = "silence_after_echoes") -> Invariant:
     """A journal that was tampered with, as the watch sees it."""
     played = Scenario(scenario)
     played.play()
     with pytest.raises(UnsafeError) as caught:
         _watch(played.entries, change)
-    return str(caught.value)
+    return caught.value.invariant
 
 
 def _watch(entries: list[Entry], change: Callable[[Action], Action | None]) -> None:
@@ -163,25 +166,25 @@ def relaunched(**changes: object) -> Callable[[Action], Action]:
 
 
 def test_generations_that_do_not_count_by_one_are_seen() -> None:
-    assert "generations grow by one" in doctored(relaunched(generation=7))
+    assert doctored(relaunched(generation=7)) is Invariant.GENERATIONS_GROW
 
 
 def test_seats_that_do_not_fit_are_seen() -> None:
     twice = tuple(Seat(node="n0", group_rank=i, first_rank=2 * i, nproc=2) for i in range(2))
-    assert "a node has one seat" in doctored(relaunched(seats=twice))
+    assert doctored(relaunched(seats=twice)) is Invariant.ONE_SEAT_PER_NODE
     gap = tuple(Seat(node=f"n{i}", group_rank=i, first_rank=3 * i, nproc=2) for i in range(2))
-    assert "ranks are numbered without gaps" in doctored(relaunched(seats=gap))
+    assert doctored(relaunched(seats=gap)) is Invariant.RANKS_WITHOUT_GAPS
 
 
 def test_an_awaited_action_that_was_never_issued_is_seen() -> None:
-    assert "what is awaited can come" in doctored(lambda a: None if isinstance(a, Stop) else a)
+    assert doctored(lambda a: None if isinstance(a, Stop) else a) is Invariant.AWAITED_CAN_COME
 
 
 def test_a_launch_on_a_released_node_is_seen() -> None:
     def releases_another(action: Action) -> Action:
         return msgspec.structs.replace(action, node="n0") if isinstance(action, Dismiss) else action
 
-    assert "known as lost" in doctored(releases_another)
+    assert doctored(releases_another) is Invariant.NO_LOST_NODE
 
 
 def test_a_launch_beside_ranks_that_nobody_has_ended_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,8 +198,9 @@ def test_a_launch_beside_ranks_that_nobody_has_ended_is_seen(monkeypatch: pytest
             decider.step(entry.at, entry.event)
             watch.check_entry(entry, decider.view)
 
-    with pytest.raises(UnsafeError, match="n0 may have ranks when 2 is launched"):
+    with pytest.raises(UnsafeError) as caught:
         looks()
+    assert caught.value.invariant is Invariant.NO_RANKS_LEFT and caught.value.detail == "n0 at generation 2"
 
 
 def test_a_tick_that_asks_for_itself_is_seen() -> None:
@@ -207,8 +211,9 @@ def test_a_tick_that_asks_for_itself_is_seen() -> None:
         decider.step(entry.at, entry.event)
         if isinstance(entry.event, Tick):
             entry = msgspec.structs.replace(entry, decision=msgspec.structs.replace(entry.decision, wake_at=entry.at))
-            with pytest.raises(UnsafeError, match="same tick"):
+            with pytest.raises(UnsafeError) as caught:
                 watch.check_entry(entry, decider.view)
+            assert caught.value.invariant is Invariant.TICK_MOVES_ON
             return
         watch.check_entry(entry, decider.view)
     pytest.fail("the scenario has no tick")

@@ -82,7 +82,7 @@ class ControllerDialer:
             self._folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         seen = os.fstat(self._folder)
         if seen.st_uid != os.getuid() or seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise UnprovenPeerError(f"others may write to {path.parent}, so what answers there may be theirs")
+            raise UnprovenPeerError(f"other users may write to {path.parent}: what answers there cannot be trusted")
         return f"/proc/self/fd/{self._folder}/{path.name}"
 
     @contextlib.asynccontextmanager
@@ -105,11 +105,11 @@ class ControllerDialer:
         if self._path is None:
             run = mutual_tls.certificate_run(ws.get_extra_info("peercert"))
             if run and self._run_id and run != self._run_id:
-                raise UnprovenPeerError(f"the certificate of what answers is for the run {run}, not for {self._run_id}")
+                raise UnprovenPeerError(f"the controller's certificate is for run {run}, not for run {self._run_id}")
             return
         sock: socket.socket = ws.get_extra_info("socket")
         if peer_credentials.read_peer(sock).user != os.getuid():
-            raise UnprovenPeerError(f"what answers at {self._path} is another user's")
+            raise UnprovenPeerError(f"the process that listens at {self._path} belongs to another user")
 
 
 class _FixedHostResolver(AbstractResolver):

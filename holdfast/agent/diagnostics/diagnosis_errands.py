@@ -51,11 +51,11 @@ class NodeDiagnosis:
         task = self._task = asyncio.create_task(self._run_diagnosis(errand))
         await asyncio.wait([task])
         if task.cancelled():
-            return ErrandDone(errand, False, "it was given something else to do")
+            return ErrandDone(errand, False, "the next errand interrupted the diagnosis")
         try:
             found = task.result()
         except OSError as e:
-            return ErrandDone(errand, False, f"it cannot be tried: {e}")
+            return ErrandDone(errand, False, f"the diagnosis cannot run: {e}")
         return ErrandDone(errand, True, findings=found.findings, played=found.played)
 
     async def stop(self) -> None:
@@ -73,7 +73,7 @@ class NodeDiagnosis:
                 return DiagnosisResult(findings=await self._run_pair_test(errand))
             case ReplayHere(launch=launch, replay=replay):
                 if not _NAME.fullmatch(replay.name):
-                    raise OSError(f"{replay.name!r} is no name of a replay")
+                    raise OSError(f"{replay.name!r} is not a valid name of a replay")
                 folder = self._node_dir / "replay" / replay.name
                 entry = self._entry(launch.release)
                 return DiagnosisResult(

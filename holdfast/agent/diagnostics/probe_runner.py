@@ -13,8 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.agent.probes import PROBES, START, START_S, ProbeEntry, ProbeLine, choose_probes
+from holdfast.agent.probes import PROBES, SKIPPED, START, START_S, ProbeEntry, ProbeLine, choose_probes
 from holdfast.core.decoding import make_decoder
+from holdfast.core.incident.incident_text import describe_exit
 from holdfast.model.probe import Finding, PairMeeting
 
 _LOOK_S = 0.1  # how often its memory is looked at
@@ -51,8 +52,7 @@ async def run_probes(
     while rest := choose_probes(level, skip=",".join(behind)):
         if budget_s and left_s <= 0:
             for probe in rest:
-                why = f"no time was left of the {budget_s:g} s"
-                yield Finding(probe=probe.name, level=probe.level, ok=None, detail=why)
+                yield Finding(probe=probe.name, level=probe.level, ok=None, detail=SKIPPED)
             return
         flags = [f"--level={level}", f"--skip={','.join(behind)}", f"--budget={left_s}", f"--repeats={repeats}"]
         flags += ["--small"] if 0 < budget_s < _SMALL_S else []
@@ -111,7 +111,7 @@ class _ProbeProcess:
                 start_new_session=True,
             )
         except OSError as e:
-            self.broken = self._failed_finding(f"it cannot be run: {e.strerror}")
+            self.broken = self._failed_finding(f"the probe process cannot start: {e.strerror}")
             os.close(words)
             return
         try:
@@ -136,7 +136,7 @@ class _ProbeProcess:
                 if why := self._check_limits(process.pid):
                     self.broken = self._failed_finding(why)
             except ValueError:
-                self.broken = self._failed_finding("it printed a line without an end")
+                self.broken = self._failed_finding(f"the probe printed a line of more than {_LINE_BYTES} bytes")
         return b""
 
     async def _await_end(self, process: asyncio.subprocess.Process, words: int) -> None:
@@ -144,7 +144,9 @@ class _ProbeProcess:
             async with asyncio.timeout(_GONE_S):
                 code = await process.wait()
         except TimeoutError:
-            self.broken = self._failed_finding("it said all it had to say, and did not end")
+            self.broken = self._failed_finding(
+                f"the probe process has reported all findings but did not exit within {_GONE_S:g} s"
+            )
         else:
             self.broken = self._failed_finding(_describe_exit(code, words)) if code else None
 
@@ -159,23 +161,23 @@ class _ProbeProcess:
         except ProcessLookupError:
             pass
         except TimeoutError:  # it hangs in the kernel, most likely in a driver; we do not
-            why = self.broken.detail if self.broken else "it was to end"
-            self.broken = self._failed_finding(f"{why}, and could not be killed: it hangs in the kernel")
+            why = self.broken.detail if self.broken else "the probe process should end"
+            self.broken = self._failed_finding(f"{why}, and SIGKILL did not end it: it hangs in the kernel")
 
     def _check_limits(self, pid: int) -> str:
         row = self._rows.get(self._at)
         limit_s = self._terms.hang_s or row.deadline_s if row else START_S
         if time.monotonic() > self._since + limit_s:
-            return f"it did not come back within {limit_s:g} s"
+            return f"the probe did not finish within {limit_s:g} s"
         if (used := _own_bytes(pid)) > self._terms.memory_bytes:
-            return f"it took {used / 1e9:.1f} GB of memory and was ended"
+            return f"the probe took {used / 1e9:.1f} GB of memory and was killed"
         return ""
 
     def _on_line(self, line: bytes) -> Finding | None:
         try:
             told = _told(line)
         except msgspec.DecodeError:
-            self.broken = self._failed_finding("it printed what nobody can read")
+            self.broken = self._failed_finding("the probe printed a line that is not a finding")
             return None
         if told.began:
             self._on_probe_start(told.began)
@@ -200,10 +202,7 @@ class _ProbeProcess:
 def _describe_exit(code: int, words: int) -> str:
     text = os.pread(words, _WORDS_BYTES, max(0, os.fstat(words).st_size - _WORDS_BYTES)).decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if code < 0:
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        return f"it died of {name}"
-    return lines[-1][:300] if lines else f"it ended with code {code}"
+    return lines[-1][:300] if lines and code > 0 else f"the probe process {describe_exit(code)}"
 
 
 def _own_bytes(pid: int) -> int:

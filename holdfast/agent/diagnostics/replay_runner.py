@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from holdfast.core.incident.incident_text import describe_exit
 from holdfast.model.errand import ReplayHere
 from holdfast.model.replay_task import ReplayResult
 from holdfast.wire import replay_environment
@@ -33,7 +34,7 @@ class ReplayRank:
         self.signed: dict[int, int] = {}
         self.bad_step = -1
         self.done = False
-        self.ending = "stood still"
+        self.ending = "did not finish in time"
         self._steps = steps
         self._told = told  # the file with what it signed
 
@@ -70,7 +71,7 @@ class ReplayRank:
     def kill(self) -> None:
         """Kill the rank's process group. If the rank has already ended, note its exit code first."""
         if self.process.returncode is not None:
-            self.ending = f"ended with code {self.process.returncode}"
+            self.ending = describe_exit(self.process.returncode)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 

@@ -39,6 +39,7 @@ class ProbeLine(msgspec.Struct, frozen=True, omit_defaults=True):
     finding: Finding | None = None
 
 
+SKIPPED = "skipped: the time budget is used up"  # the detail of a probe that was not run
 START = "start"  # not a probe: torch is imported, devices come up
 START_S = 180.0  # thousands of nodes may read torch from one file system
 

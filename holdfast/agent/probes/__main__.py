@@ -11,7 +11,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA co
 
 import msgspec
 
-from holdfast.agent.probes import START, ProbeEntry, ProbeLine, ProbeRequest, choose_probes
+from holdfast.agent.probes import SKIPPED, START, ProbeEntry, ProbeLine, ProbeRequest, choose_probes
 from holdfast.core.diagnose.probe_assessment import finding_sentence
 from holdfast.linux import process_attributes
 from holdfast.model.probe import Finding
@@ -36,8 +36,7 @@ def _run_probes(args: argparse.Namespace, tell: Tell) -> None:
     clock = time.process_time if args.small else time.perf_counter
     for probe in choose_probes(args.level, args.only, args.skip):
         if left_s <= 0:
-            why = f"no time was left of the {args.budget:g} s"
-            tell(ProbeLine(finding=Finding(probe=probe.name, level=probe.level, ok=None, detail=why)))
+            tell(ProbeLine(finding=Finding(probe=probe.name, level=probe.level, ok=None, detail=SKIPPED)))
             continue
         if probe.torch and not up:
             tell(ProbeLine(began=START))
@@ -84,12 +83,14 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--level", type=int, default=1, choices=(1, 2, 3))
     parser.add_argument("--only", default="", metavar="NAME,...")
     parser.add_argument("--skip", default="", metavar="NAME,...")
-    parser.add_argument("--budget", type=float, default=0.0, metavar="S", help="for all probes; 0: what they need")
-    parser.add_argument("--small", action="store_true", help="small sizes of everything")
-    parser.add_argument("--repeats", type=int, default=1, help="of what must give the same bits each time")
-    parser.add_argument("--where", type=Path, default=Path(), help="the folder whose disk is tried")
+    parser.add_argument(
+        "--budget", type=float, default=0.0, metavar="S", help="for all probes together; 0: as long as they need"
+    )
+    parser.add_argument("--small", action="store_true", help="use small sizes")
+    parser.add_argument("--repeats", type=int, default=1, help="of probes that must give the same bits each time")
+    parser.add_argument("--where", type=Path, default=Path(), help="a folder on the disk to probe")
     parser.add_argument("--nice", type=int, default=0)
-    parser.add_argument("--parent", type=int, default=0, help="the process with which this one dies")
+    parser.add_argument("--parent", type=int, default=0, help="pid of the process that this one dies with")
     parser.add_argument("--json", action="store_true")
     return parser
 

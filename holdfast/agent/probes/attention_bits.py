@@ -26,7 +26,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
         found = new_finding("attention_bits", device, f"{dtype_name(dtype)} {heads}x{length}x{width}")
         first = _attention_step(inputs, grad)
         again = sum(not same_bits(first, _attention_step(inputs, grad)) for _ in range(asked.repeats))
-        detail = f"{again} of {asked.repeats} repetitions gave other bits" if again else ""
+        detail = f"{again} of {asked.repeats} repetitions gave different bits" if again else ""
         yield replace(found, ok=not again, detail=detail, digest=tensor_digest(*first))
 
 

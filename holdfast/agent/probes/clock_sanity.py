@@ -31,7 +31,7 @@ def _backward_faults() -> Iterator[str]:
                 continue  # taken from us meanwhile
             now = time.monotonic_ns()
             if now < last:
-                yield f"time runs back by {last - now} ns on core {core}"
+                yield f"the monotonic clock went back by {last - now} ns on core {core}"
             last = now
     finally:
         os.sched_setaffinity(0, allowed)
@@ -43,7 +43,7 @@ def _drift_faults() -> Iterator[str]:
     raw_then, told_then, apart_then_s = _both()
     raw_s, told_s = raw_then - raw, told_then - told
     if abs(told_s - raw_s) > _OFF * max(raw_s, _WATCHED_S) + apart_s + apart_then_s:
-        yield f"one clock says {told_s:.4f} s, another {raw_s:.4f} s"
+        yield f"the monotonic clock counted {told_s:.4f} s while the raw clock counted {raw_s:.4f} s"
 
 
 def _both() -> tuple[float, float, float]:
@@ -59,4 +59,4 @@ def _both() -> tuple[float, float, float]:
 
 def _date_faults() -> Iterator[str]:
     if not _SINCE < (now := time.time()) < _UNTIL:
-        yield f"the date is {time.strftime('%Y-%m-%d', time.gmtime(now))}"
+        yield f"the system clock says that it is {time.strftime('%Y-%m-%d', time.gmtime(now))}"

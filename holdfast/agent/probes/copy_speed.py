@@ -17,7 +17,7 @@ _LIMIT_S = 2.0
 
 def run(asked: ProbeRequest) -> Iterator[Finding]:
     if not accelerators():
-        yield Finding(probe="copy_speed", level=2, ok=None, detail="there is no device besides the processor")
+        yield Finding(probe="copy_speed", level=2, ok=None, detail="this node has no accelerator")
     size = 32 << 20 if asked.small else 512 << 20
     for device in accelerators():
         sent = integer_tensor((size // 8,), device, 31).cpu().pin_memory()
@@ -28,6 +28,6 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
             rates = tuple(round(size / 1e9 / each, 3) for each in took)
             found = new_finding("copy_speed", device, f"{way} the device, {size >> 20} MiB")
             same = way == "to" or torch.equal(back, sent)
-            detail = "" if same else "what came back is not what was sent"
+            detail = "" if same else "the content came back changed"
             speed = replace(found, value=median(rates), unit="GB/s", samples=rates, rough=asked.small)
             yield replace(speed, ok=same, detail=detail)

@@ -17,7 +17,7 @@ _TIMES = 10
 def run(asked: ProbeRequest) -> Iterator[Finding]:
     found = accelerators()
     if len(found) < 2:
-        yield Finding(probe="all_to_all", level=2, ok=None, detail="there are no two devices to try together")
+        yield Finding(probe="all_to_all", level=2, ok=None, detail="this node has fewer than two accelerators")
         return
     yield replace(exchange_among(found, 16 << 20 if asked.small else 256 << 20), rough=asked.small)
 
@@ -39,7 +39,7 @@ def exchange_among(places: Sequence[torch.device], size: int) -> Finding:
             if not torch.equal(got[to], sent[number].to(places[to])):
                 wrong.append(f"{places[number]} to {places[to]}")
     model = replace(new_finding("all_to_all", places[0], f"{len(places)} devices, {size >> 20} MiB"), place="")
-    detail = f"not what was sent: {', '.join(dict.fromkeys(wrong))}" if wrong else ""
+    detail = f"content changed on the way: {', '.join(dict.fromkeys(wrong))}" if wrong else ""
     return replace(model, ok=not wrong, detail=detail, value=median(rates), unit="GB/s", samples=tuple(rates))
 
 

@@ -27,8 +27,8 @@ def check_patterns(piece: torch.Tensor) -> dict[str, object]:
     for pattern in _PATTERNS:
         piece.fill_(pattern)
         if wrong := int((piece != pattern).count_nonzero()):
-            return {"ok": False, "detail": f"{wrong} words do not keep {pattern & (1 << 64) - 1:#x}"}
+            return {"ok": False, "detail": f"{wrong} words lost the pattern {pattern & (1 << 64) - 1:#x}"}
     torch.arange(len(piece), out=piece)
     if wrong := int((piece != torch.arange(len(piece), device=piece.device)).count_nonzero()):
-        return {"ok": False, "detail": f"{wrong} words do not keep their own number"}
+        return {"ok": False, "detail": f"{wrong} words lost their own index"}
     return {"ok": True}

@@ -21,7 +21,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
     for device in devices():
         model = new_finding("device", device, "arithmetic")
         same = torch.equal(integer_tensor((_NUMBERS,), device, 1).cpu(), integer_tensor((_NUMBERS,), CPU, 1))
-        detail = _describe_device(device) if same else "it hashes integers to others than the processor does"
+        detail = _describe_device(device) if same else "its integer arithmetic differs from the processor's"
         yield replace(model, ok=same, detail=detail)
     if found:
         # A node with seven of eight looks well by itself; beside its neighbours it does not.
@@ -35,9 +35,9 @@ def _missing_devices(seen: int) -> str:
     promised = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [name for name in promised.split(",") if name.strip()] if promised else []
     if names and names[0].strip() != "-1" and seen < len(names):
-        return f"CUDA_VISIBLE_DEVICES={promised}, but CUDA has {seen}"
+        return f"CUDA_VISIBLE_DEVICES={promised}, but CUDA sees {seen} devices"
     if promised is None and not seen and torch.version.cuda and Path("/dev/nvidia0").exists():
-        return "there is /dev/nvidia0, but CUDA has no device"
+        return "/dev/nvidia0 exists, but CUDA sees no device"
     return ""
 
 

@@ -27,7 +27,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
         yield replace(found, ok=False, detail=f"{asked.where}: {e.strerror or e}")
         return
     except _ContentDiffers:
-        yield replace(found, ok=False, detail=f"{asked.where}: what was read is not what was written")
+        yield replace(found, ok=False, detail=f"{asked.where}: the content read differs from the content written")
         return
     rates = tuple(round(size / 1e6 / one, 3) for one in took)
     yield replace(found, ok=True, value=median(rates), samples=rates)

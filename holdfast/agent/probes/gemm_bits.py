@@ -20,5 +20,5 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
             found = new_finding("gemm_bits", device, f"{dtype_name(dtype)} {size}")
             first = torch.matmul(a, b)
             again = sum(not torch.equal(torch.matmul(a, b), first) for _ in range(asked.repeats))
-            detail = f"{again} of {asked.repeats} repetitions gave other bits" if again else ""
+            detail = f"{again} of {asked.repeats} repetitions gave different bits" if again else ""
             yield replace(found, ok=not again, detail=detail, digest=tensor_digest(first))

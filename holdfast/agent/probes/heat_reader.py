@@ -44,7 +44,7 @@ class GpuHeat:
         bus = self._buses[number] if number < len(self._buses) else ""
         braked = self._braked.get(bus, 0)
         said = [f"{self._most[bus, name]:.0f} {unit}" for name, unit in _TOLD.items() if (bus, name) in self._most]
-        return bool(braked), said + ([f"held back by the hardware ({braked:#x})"] if braked else [])
+        return bool(braked), said + ([f"slowed down by the hardware ({braked:#x})"] if braked else [])
 
 
 def _bus_id(index: int) -> str:

@@ -63,10 +63,10 @@ class PairTestEnd:
         torch.set_num_threads(1)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # NCCL takes the current one where it is not told
-        doing = "the others did not come"
+        doing = "the other nodes did not join"
         try:
             store = self._join_group()
-            doing = "no answer"
+            doing = "the other nodes stopped answering"
             before = _count_segments()
             self._measure_latency()
             self._measure_bandwidth(store)
@@ -85,7 +85,7 @@ class PairTestEnd:
         store = dist.PrefixStore(m.name, server)
         dist.init_process_group(m.backend, store=store, rank=m.rank, world_size=m.world, timeout=limit)
         dist.all_reduce(torch.zeros(1, device=self._device))
-        self._report_finding("link", detail=f"met after {time.monotonic() - self._began:.2f} s")
+        self._report_finding("link", detail=f"all joined after {time.monotonic() - self._began:.2f} s")
         return store
 
     def _measure_latency(self) -> None:
@@ -133,17 +133,17 @@ class PairTestEnd:
                 continue
             told = store.get(f"sum/{number}/{rank}").decode()
             if told != tensor_digest(expected):
-                self._wrong.append(f"rank {rank} holds another content than it should")
+                self._wrong.append(f"rank {rank} sent wrong content")
             else:
-                self._wrong.append(f"what rank {rank} sent did not arrive as it was")
+                self._wrong.append(f"the content of rank {rank} changed on the way")
 
     def _measure_loss(self, before: tuple[int, int] | None) -> None:
         after = _count_segments()
         if before is None or after is None or after[1] <= before[1]:
-            self._report_finding("link_loss", ok=None, detail="no connection of TCP to look at")
+            self._report_finding("link_loss", ok=None, detail="no TCP connection to measure")
             return
         lost, sent = after[0] - before[0], after[1] - before[1]
-        detail = f"{lost} of {sent} segments were sent again"
+        detail = f"{lost} of {sent} segments were retransmitted"
         self._report_finding(
             "link_loss", value=lost / sent, unit="of segments", lower=True, samples=(lost, sent), detail=detail
         )
@@ -182,7 +182,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--meeting", required=True, help="as JSON")
     parser.add_argument("--nice", type=int, default=0)
     parser.add_argument("--parent", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="there is no other way")
+    parser.add_argument("--json", action="store_true", help="the only output format")
     return parser
 
 

@@ -27,7 +27,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
         yield replace(found, detail=f"127.0.0.1: {e.strerror or e}")
         return
     if None in took:
-        yield replace(found, detail="127.0.0.1: what came back is not what was sent")
+        yield replace(found, detail="127.0.0.1: the content came back changed")
         return
     rates = tuple(round(2 * size / 1e6 / one, 3) for one in took if one)
     yield replace(found, ok=True, value=median(rates), samples=rates)

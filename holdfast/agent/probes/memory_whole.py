@@ -37,5 +37,5 @@ def _check_device(device: torch.device, piece: int, most: int) -> Finding:
     kept.clear()
     torch.cuda.empty_cache()
     if pieces < 1:
-        return replace(found, ok=None, detail=f"{free / 1e9:.1f} GB are free, which is too little")
+        return replace(found, ok=None, detail=f"{free / 1e9:.1f} GB are free, too little for this probe")
     return replace(found, detail=f"{pieces * piece / 1e9:.0f} of {total / 1e9:.0f} GB")

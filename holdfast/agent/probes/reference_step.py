@@ -28,9 +28,7 @@ def _compare_steps(device: torch.device, sizes: tuple[int, int, int], repeats: i
             raise
         return replace(found, ok=None, detail=str(e).splitlines()[0])  # of this version of torch, not of this machine
     finite = bool(torch.stack([t.isfinite().all() for t in first]).all())
-    detail = (
-        f"{len(other)} of {repeats} repetitions gave other bits, the first was number {other[0] + 1}" if other else ""
-    )
+    detail = f"{len(other)} of {repeats} repetitions gave different bits, first number {other[0] + 1}" if other else ""
     if not finite:
-        detail = "the step is not finite"
+        detail = "the training step gave a value that is not finite"
     return replace(found, ok=finite and not other, detail=detail, digest=tensor_digest(*first))

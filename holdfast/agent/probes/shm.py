@@ -26,5 +26,5 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
     except OSError as e:
         yield Finding(probe="shm", level=1, ok=False, detail=f"{_PLACE}: {e.strerror or e}")
         return
-    detail = f"{free / 1e9:.1f} GB free" if same else f"{_PLACE}: what was read is not what was written"
+    detail = f"{free / 1e9:.1f} GB free" if same else f"{_PLACE}: the content read differs from the content written"
     yield Finding(probe="shm", level=1, ok=same, detail=detail)

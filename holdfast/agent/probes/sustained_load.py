@@ -32,7 +32,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
         for one in work:
             one.measure_window()
     for number, one in enumerate(work):
-        told = [f"{one.wrong} of {len(one.rates)} results have other bits"] if one.wrong else []
+        told = [f"{one.wrong} of {len(one.rates)} results have different bits"] if one.wrong else []
         slowed, said = heat.describe_gpu(number)
         detail = ", ".join([*told, *said])
         found = replace(new_finding("load", one.place, f"{dtype_name(dtype)} {size}"), ok=not one.wrong and not slowed)

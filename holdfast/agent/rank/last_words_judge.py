@@ -81,7 +81,7 @@ def start(node_dir: Path) -> socket.socket:
     try:
         preimported_fork.fork(program, OpenFiles(stdout=1, stderr=2, keep=(end,)), ours.close, tied=True)
     except OSError as e:
-        _log.warning("there is no judge, and last words are not read: %s", e)
+        _log.warning("cannot start the judge, so last words of ranks are not read: %s", e)
     os.close(end)
     return ours
 
@@ -112,7 +112,7 @@ class JudgeProcess:
         try:
             pid = os.fork()
         except OSError as e:
-            _log.warning("nobody can be had to judge: %s", e)
+            _log.warning("the judge cannot fork a process to read last words: %s", e)
             self._send_answer(JudgeAborted(id=asked.id, late=False))
             return
         if pid == 0:
@@ -160,7 +160,7 @@ def load_catalog(limits: WordLimits) -> FailureCatalog:
     try:
         known = catalog_files.load_failures(limits)
     except ConfigError as e:
-        _log.warning("%s; last words are judged by our own catalog", e)
+        _log.warning("%s; last words are judged by the built-in catalog alone", e)
         known = catalog_files.load_built_in()
     return warm_catalog(known)
 

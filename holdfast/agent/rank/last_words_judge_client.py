@@ -45,12 +45,12 @@ class JudgeClient:
             async with asyncio.timeout(_WAIT_S):
                 whole = await answer
         except TimeoutError:
-            _log.warning("the judge has not answered for %g s", _WAIT_S)
+            _log.warning("the judge did not answer within %g s", _WAIT_S)
             whole = False
         finally:
             del self._open[id]
         if not whole:
-            _log.warning("the last words of rank %d could not be judged; its end is told without", exit.rank)
+            _log.warning("the last words of rank %d could not be judged; its alarm goes out without them", exit.rank)
         return self._told.pop(id, None) or alarm_without_words(exit, _NOTHING)
 
     def _on_packet(self) -> None:
@@ -66,7 +66,7 @@ class JudgeClient:
             case JudgeAborted(id=id, late=late) if id in self._open:
                 if late:
                     _log.warning(
-                        "last words took too long to be judged (more than %g s of a processor)",
+                        "the judge gave up last words that take more than %g s of processor time",
                         last_words_judge.DEADLINE_S,
                     )
                 self._resolve_answer(id, whole=False)
@@ -76,7 +76,7 @@ class JudgeClient:
             self._open[id].set_result(whole)
 
     def _on_judge_gone(self) -> None:
-        _log.warning("the judge has ended; until there is another agent, ends are told without last words")
+        _log.warning("the judge has ended; until the agent restarts, alarms go out without last words")
         self._gone = True
         asyncio.get_running_loop().remove_reader(self._sock)
         for id in self._open:

@@ -111,7 +111,7 @@ class RankProcesses:
                         self._swept.set_result(left)
                 case ZygoteWarmed(ok=ok, detail=detail, key=zygote, lost=lost) if zygote == self._key:
                     if lost and self.warm.is_set():
-                        then = "another one is ready" if ok else "ranks are started afresh from now on"
+                        then = "another one is ready" if ok else "ranks now start as new processes, which takes longer"
                         self._say(f"the zygote {lost}; {then}")
                     self.cold = "" if ok else detail
                     if self.warm.is_set():
@@ -139,7 +139,7 @@ class RankProcesses:
         elif self.spec.entry.zygote:
             self._send_holder(self._preloading.first_preload())
         else:
-            self.cold = "not asked for"
+            self.cold = "this job uses no zygote"
             self.warm.set()
 
     def _answer_start(self, key: RankKey, error: str) -> None:
@@ -152,7 +152,7 @@ class RankProcesses:
         packet = holder_messages.encode(message)
         if len(packet) > holder_messages.PACKET_BYTES:
             raise ValueError(
-                f"its arguments and environment take {len(packet)} of {holder_messages.PACKET_BYTES} bytes"
+                f"arguments and environment take {len(packet)} bytes, and the limit is {holder_messages.PACKET_BYTES}"
             )
         with contextlib.suppress(BlockingIOError):
             self._sock.send(packet)
@@ -251,7 +251,7 @@ class RankProcesses:
 
     async def _request_start(self, key: RankKey, message: ExecRank | ForkRank) -> str:
         if key.generation <= self._stopped:
-            return "it was told to stop before it had started"
+            return "the rank was stopped before it had started"
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._started[key] = future
         try:
@@ -347,8 +347,8 @@ class RankProcesses:
         for rank in self.running_ranks(up_to):
             self._send_holder(KillRank(key=rank.key, signal=signal.SIGKILL))
         await self._wait_ended(up_to, self._clock.monotonic() + _UNKILLABLE_S)
-        undead = [f"pid {r.pid} of rank {r.rank_key.rank} does not die" for r in self.running_ranks(up_to)]
-        undead += [f"rank {key.rank} is still being started" for key in self._starting_keys(up_to)]
+        undead = [f"rank {r.rank_key.rank} (pid {r.pid}) outlives SIGKILL" for r in self.running_ranks(up_to)]
+        undead += [f"rank {key.rank} is still starting" for key in self._starting_keys(up_to)]
         return "; ".join([*undead, *await self._sweep_orphans()])
 
     def _starting_keys(self, up_to: int) -> list[RankKey]:
@@ -364,7 +364,7 @@ class RankProcesses:
                 left = await asyncio.shield(self._swept)
         except TimeoutError:
             return ["the holder does not answer"]
-        return [f"pid {pid}, left behind by a rank, does not die" for pid in left]
+        return [f"pid {pid}, left behind by a rank, outlives SIGKILL" for pid in left]
 
     async def _wait_ended(self, up_to: int, until: float) -> None:
         while self.running_ranks(up_to) or self._starting_keys(up_to):

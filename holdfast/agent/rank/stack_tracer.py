@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,7 @@ from holdfast.agent.system import procfs
 from holdfast.agent.system.procfs import ProcessStat
 from holdfast.core.decoding import make_decoder
 from holdfast.core.diagnose.stack_folding import shorten_path
+from holdfast.core.incident.incident_text import describe_exit
 from holdfast.model.stacks import Arrival, Flight, Frame, Process, Thread, Trace
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import TraceRequest
@@ -46,7 +48,26 @@ _OURS = (
     "<frozen runpy>",
 )  # below every script
 _RECORDER = "/holdfast/client/training/flight_recorder.py"
+TOO_LARGE = "the stacks are too large to send"
 _FORBIDDEN = ("permission denied", "operation not permitted")
+
+
+class NoStacks(StrEnum):
+    """Why a process has no stacks, as the trace tells it; a detail may follow."""
+
+    CROWDED = f"not sampled: the node has more than {TRACED} processes"
+    LATE = "not sampled: no time was left"
+    OTHER_PID = "gone: its pid now belongs to another process"
+    ENDED = "gone: it has ended"
+    ENDED_MEANWHILE = "gone: it ended while it was sampled"
+    NOT_INSTALLED = "py-spy is not installed in the node's environment"
+    NOT_STARTED = "py-spy cannot be run"
+    FORBIDDEN = "py-spy may not read the process (ptrace is not permitted)"
+    FAILED = "py-spy failed"
+    UNFINISHED = "py-spy did not finish"
+    UNREADABLE = "py-spy printed something other than stacks"
+    NO_THREADS = "py-spy found no Python threads"
+    NO_PYTHON = "the rank itself did not answer either, so it runs no Python code"
 
 
 class StackRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +129,7 @@ class StackTracer:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             looks = [pool.submit(self._spy_stacks, s, until, asked.native) for s in subjects[:TRACED]]
             stacks = [look.result() for look in looks]
-        stacks += [((), f"not looked at: the node has more than {TRACED} processes")] * (len(subjects) - len(stacks))
+        stacks += [((), NoStacks.CROWDED)] * (len(subjects) - len(stacks))
         told = self._read_flights(arena, asked) if arena is not None else {}
         slots: dict[int, slot_reader.SlotReading] = {}
         if arena is not None:
@@ -133,9 +154,9 @@ class StackTracer:
             if held.code is None and seen and seen.start == self._starts[held.key, held.pid]:
                 alive.append((rank, seen, False))
             else:
-                why = "its pid belongs to another process now" if seen and held.code is None else "it has ended"
-                why += f" with code {held.code}" if held.code is not None else ""
-                lost.append(Process(node=self._node, rank=rank, pid=held.pid, state="X", error=f"gone: {why}"))
+                why: str = NoStacks.OTHER_PID if seen and held.code is None else NoStacks.ENDED
+                why += f" ({describe_exit(held.code)})" if held.code is not None else ""
+                lost.append(Process(node=self._node, rank=rank, pid=held.pid, state="X", error=why))
         return alive, lost
 
     def _describe_process(self, subject: Subject, stacks: Stacks, told: slot_reader.SlotReading | None) -> Process:
@@ -145,7 +166,7 @@ class StackTracer:
         if now is None or now.start != seen.start:
             # While we looked, so what we saw may be another's. It is no case for this look: how it ended will be told.
             gone = Process(node=self._node, rank=rank, pid=seen.pid, child=child, name=seen.name, ending=ending)
-            return msgspec.structs.replace(gone, error="gone: it ended while it was looked at")
+            return msgspec.structs.replace(gone, error=NoStacks.ENDED_MEANWHILE)
         return Process(
             node=self._node,
             rank=rank,
@@ -167,14 +188,14 @@ class StackTracer:
         pid, stopped = subject[1].pid, subject[1].state in ("T", "t")
         spy = self._spy or find_spy()
         if spy is None:
-            return (), "py-spy is not installed in the node's environment"
+            return (), NoStacks.NOT_INSTALLED
         way = ("--native",) if native and not stopped else ("--nonblocking",)
         threads: tuple[Thread, ...] = ()
         error = ""
         for _ in range(_TRIES):
             left_s = until - self._clock.monotonic()
             if left_s <= 0:
-                return (), error or "no time was left to look at it"
+                return (), error or NoStacks.LATE
             threads, error, again = _run_spy([spy, "dump", "--json", *way, "--pid", str(pid)], pid, left_s)
             if not again:
                 break
@@ -222,7 +243,10 @@ class StackTracer:
                     del open_to_us[number]
             time.sleep(0.02)
         for number in open_to_us:
-            answered[number] = ((), f"{stacks[number][1]}; and the rank did not answer, so it runs no Python")
+            answered[number] = (
+                (),
+                f"{stacks[number][1]}; {NoStacks.NO_PYTHON}",
+            )
         return list(answered.values())
 
 
@@ -260,21 +284,21 @@ def _run_spy(argv: list[str], pid: int, left_s: float) -> tuple[tuple[Thread, ..
     try:
         ran = subprocess.run(argv, capture_output=True, timeout=left_s, stdin=subprocess.DEVNULL, check=False)
     except subprocess.TimeoutExpired:
-        return (), f"py-spy did not finish in {left_s:.1f} s", False
+        return (), f"{NoStacks.UNFINISHED} in {left_s:.1f} s", False
     except OSError as e:
-        return (), f"py-spy cannot be run: {e.strerror}", False
+        return (), f"{NoStacks.NOT_STARTED}: {e.strerror}", False
     if ran.returncode != 0:
-        said = ran.stderr.decode(errors="replace").strip().splitlines() or ["it did not say why"]
+        said = ran.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
         if any(word in line.lower() for line in said for word in _FORBIDDEN):
-            return (), "py-spy may not read it (ptrace is not permitted)", False
-        return (), f"py-spy failed: {said[-1].strip()[:200]}", True
+            return (), NoStacks.FORBIDDEN, False
+        return (), f"{NoStacks.FAILED}: {said[-1].strip()[:200]}", True
     try:
         found = _dump(ran.stdout)
     except msgspec.DecodeError:
-        return (), "py-spy made no sense", True
+        return (), NoStacks.UNREADABLE, True
     threads = [_make_thread(thread, pid) for thread in found]
     # A thread that runs may show no frames at an instant; the main one always has some.
-    return (_trim_threads(threads), "", False) if threads else ((), "it has no Python threads", True)
+    return (_trim_threads(threads), "", False) if threads else ((), NoStacks.NO_THREADS, True)
 
 
 def _make_thread(found: _SpyThread, pid: int) -> Thread:
@@ -311,4 +335,4 @@ def fit_trace(trace: Trace, limit_bytes: int) -> Trace:
         smaller = msgspec.structs.replace(trace, processes=processes)
         if len(msgspec.msgpack.encode(smaller)) <= limit_bytes:
             return smaller
-    return msgspec.structs.replace(trace, processes=(), flights=(), error="there was too much to tell")
+    return msgspec.structs.replace(trace, processes=(), flights=(), error=TOO_LARGE)

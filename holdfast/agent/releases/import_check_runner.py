@@ -22,7 +22,7 @@ async def check_release(
 ) -> tuple[str, bool]:
     """Return what is wrong (empty if nothing), and whether the release is at fault. None of its code is executed."""
     if not entry.python:
-        return "the job runs a program of its own, and only Python code has releases", True
+        return "the job runs a program other than Python, and only Python code has releases", True
     argv = staged_entry(entry, release, staged).argv
     asked = {
         "root": staged.at,
@@ -41,12 +41,12 @@ async def check_release(
             start_new_session=True,
         )
     except OSError as e:
-        return f"it cannot be checked: {e}", False
+        return f"the check cannot run: {e}", False
     try:
         async with asyncio.timeout(deadline_s):
             said, words = await process.communicate(json.dumps(asked).encode())
     except TimeoutError:
-        return f"it could not be read within {deadline_s:g} s", False
+        return f"the check did not finish within {deadline_s:g} s", False
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -56,5 +56,5 @@ async def check_release(
         fault = str(json.loads(said)["fault"])
     except (ValueError, KeyError, TypeError):
         why = words.decode(errors="replace").strip()[-_WORDS:] or f"code {process.returncode}"
-        return f"it cannot be checked: {why}", False
+        return f"the check failed to run: {why}", False
     return fault, bool(fault)

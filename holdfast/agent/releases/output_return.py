@@ -68,7 +68,7 @@ class Homecoming:
             except OSError as e:
                 if str(e) not in self._told:
                     self._told.add(str(e))
-                    say(f"what ranks make beside the script stays in {self._at}: {e}")
+                    say(f"files that ranks write beside the script stay in {self._at}: {e}")
 
     def _look_once(self, at: Path | None) -> str:
         if at is None or not self._is_mine():

@@ -90,7 +90,7 @@ class ReleaseStager:
             if not any(gathered.stuck for _, gathered in found):
                 await self._homecoming.close()
         except OSError as e:
-            self._say(f"what ranks made beside the script stays in {self._folder}: {e}")
+            self._say(f"files that ranks wrote beside the script stay in {self._folder}: {e}")
 
     async def watch(self) -> None:
         """Bring files that ranks make to the user's tree while the ranks run; this does not return."""
@@ -108,7 +108,7 @@ class ReleaseStager:
         at = self._kept.copy_of(release.digest)
         self._in_place = ""
         if (index := user_tree_sync.read_index(at)) is None:
-            raise FileNotFoundError(f"what {at} holds is not known any more")
+            raise FileNotFoundError(f"the list of files of {at} is missing or damaged")
         here = _is_own(index, release)
         differ, seen = user_tree_sync.find_edits(index) if here else ([], index)
         if seen != index:
@@ -123,16 +123,17 @@ class ReleaseStager:
                 user_tree_sync.prepare_tree(at, index)
         if not differ:
             return ""
-        others = f" and {len(differ) - 1} more were" if len(differ) > 1 else " was"
-        said = f"{differ[0]}{others} edited since release {release.number} was taken: "
-        return f"{said}release {release.number} is run as it was, from a copy; holdfast update brings the edit"
+        more = len(differ) - 1
+        others = f" and {more} more {'file' if more == 1 else 'files'} were" if more else " was"
+        edited = f"{differ[0]}{others} edited after release {release.number} was made"
+        return f"{edited}; ranks run release {release.number} unchanged, from a copy; holdfast update brings the edit"
 
     async def ensure_staged(self, release: Release) -> str:
         """Stage a release unless it is here; return an error in words, empty if there is none."""
         if not release.digest:
             return ""
         if not tree_archive.DIGEST.fullmatch(release.digest):
-            return f"release {release.number}: {release.digest!r} is no digest"
+            return f"release {release.number}: {release.digest!r} is not a digest"
         task = self._having.get(release.digest)
         if task is None or task.done():
             task = self._having[release.digest] = asyncio.create_task(self._bring_release(release))
@@ -206,7 +207,7 @@ class ReleaseStager:
         url = self._dialing.url_for(f"/api/v1/releases/{digest}")
         async with self._dialing.open_session(timeout) as session, session.get(url) as answer:
             if answer.status != 200:
-                raise ArchiveError(f"the controller does not have it (HTTP {answer.status})")
+                raise ArchiveError(f"the controller answers HTTP {answer.status} when asked for its archive")
             await asyncio.to_thread(self._kept.check_room, 2 * (answer.content_length or 0))
             with to.open("wb") as file:
                 async for chunk in answer.content.iter_chunked(_CHUNK):

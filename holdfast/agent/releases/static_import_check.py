@@ -188,11 +188,11 @@ class ImportFollower:
                 source = SourceFile(path)
                 compile(source.tree, path, "exec", dont_inherit=True)
             except SyntaxError as e:
-                raise ReleaseFault(f"{self.show_path(path)}, line {e.lineno}: it does not compile: {e.msg}") from None
+                raise ReleaseFault(f"{self.show_path(path)}, line {e.lineno}: does not compile: {e.msg}") from None
             except (ValueError, RecursionError, MemoryError) as e:
-                raise ReleaseFault(f"{self.show_path(path)}: it does not compile: {e}") from None
+                raise ReleaseFault(f"{self.show_path(path)}: does not compile: {e}") from None
             except OSError as e:
-                raise ReleaseFault(f"{self.show_path(path)}: it cannot be read: {e.strerror}") from None
+                raise ReleaseFault(f"{self.show_path(path)}: cannot be read: {e.strerror}") from None
             self.sources[path] = source
         return self.sources[path]
 
@@ -228,7 +228,7 @@ class ImportFollower:
         if len(parts) < wanted.level:
             if wanted.odds.certain and self.strict:
                 where = f"{self.show_path(source.path)}, line {wanted.line}"
-                raise ReleaseFault(f"{where}: it imports from a package above it, and there is none")
+                raise ReleaseFault(f"{where}: the relative import goes beyond the top-level package")
             return ""
         inside = parts[: len(parts) - wanted.level + 1]
         return ".".join([*inside, module] if module else inside)
@@ -312,26 +312,26 @@ def _follow_script(reading: ImportFollower, script: str) -> None:
     else:
         sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
     if not os.path.isfile(script):
-        raise ReleaseFault(f"{reading.show_path(script)}, which it runs, is not there")
+        raise ReleaseFault(f"{reading.show_path(script)}, the script to run, is missing")
     reading.follow_imports(script, "")
 
 
 def _follow_module(reading: ImportFollower, module: str, first: str) -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 - the interpreter is the user's
-        raise ReleaseFault(f"a module is run from a release with Python 3.11 or newer, and {sys.executable} is older")
+        raise ReleaseFault(f"to run a module of a release takes Python 3.11 or newer, and {sys.executable} is older")
     sys.path.insert(0, first)
     spec, path = None, None
     for depth in range(1, module.count(".") + 2):
         spec = find_module_spec(".".join(module.split(".")[:depth]), path)
         if spec is None:
-            raise ReleaseFault(f"there is no module {module}, which it runs")
+            raise ReleaseFault(f"{module}, the module to run, is missing")
         path = list(spec.submodule_search_locations or ())
         if reading.is_ours(spec.origin) and spec.origin:
             reading.follow_imports(spec.origin, spec.name if path else spec.name.rpartition(".")[0])
     if path:
         spec = find_module_spec(f"{module}.__main__", path)
         if spec is None:
-            raise ReleaseFault(f"{module}, which it runs, is a package without __main__")
+            raise ReleaseFault(f"{module}, the module to run, is a package without __main__")
         if reading.is_ours(spec.origin) and spec.origin:
             reading.follow_imports(spec.origin, module)
 

@@ -77,7 +77,7 @@ class CheckpointWriter:
         missed = self._missed[rank] = {*before, sealed.step}  # until it is written
         pinned = pin_snapshot(arena, sealed)
         if pinned is None:
-            self._say(f"step {sealed.step} of rank {rank} was overwritten before it could be written to storage")
+            self._say(f"rank {rank}: step {sealed.step} was overwritten before it could be written to storage")
             return
         url, every = want.storage.url, want.storage.every_steps
         alone = sealed.step == self.wanted or bool(every and sealed.step % every)  # somebody wants just this one
@@ -198,7 +198,7 @@ class PartWrite:
         try:
             metadata = Path(want.metadata_path).read_bytes()
         except OSError as e:
-            raise StorageError(f"the checkpoint's metadata is gone: {e}") from None
+            raise StorageError(f"cannot read the checkpoint's metadata: {e}") from None
         url = checkpoint_save.publish_checkpoint(
             base, self.step, parts, metadata, author=self.author, layout=want.layout, pulse=pulse
         )
@@ -210,5 +210,5 @@ class PartWrite:
             )
             retention.clean_unpublished(base, self.author)
         except StorageError as e:
-            pulse.notes.append(f"old checkpoints could not be removed: {e}")
+            pulse.notes.append(f"cannot remove old checkpoints: {e}")
         return url

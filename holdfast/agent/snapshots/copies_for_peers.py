@@ -100,12 +100,12 @@ class PeerCopies:
             return self.pairs.receive_half(ask, plan)
         sizes = [part.end - part.start for part in plan.owned_ranges()]
         if sum(sizes) != ask.bytes:
-            return PeerRefusal(f"a copy has {sum(sizes)} bytes by its layout, not {ask.bytes}")
+            return PeerRefusal(f"a copy of rank {ask.rank} has {sum(sizes)} bytes by its layout, not {ask.bytes}")
         try:
             found, layout = self._backups.get(ask.rank), bytes.fromhex(ask.layout)
             backup = self._memory.fit_arena(found, str(ask.rank), layout, ask, ask.bytes)
         except (OSError, ArenaError, TimeoutError) as e:
-            return PeerRefusal(f"no memory for a copy: {e}")
+            return PeerRefusal(f"no memory for a copy of rank {ask.rank}: {e}")
         with self._lock:
             if why := refuse_generation(ask.generation, self._generation):
                 return PeerRefusal(why)
@@ -125,7 +125,7 @@ class PeerCopies:
             return PushTarget([], sum(len(cut_range(0, size)) for size in sizes), _do_nothing)
         slot = backup.arena.begin_slot(ask.step, ask.generation)
         if slot is None:
-            return PeerRefusal("all copies of this rank are in use")
+            return PeerRefusal(f"all slots for copies of rank {ask.rank} are in use")
         ends = list(accumulate(sizes))  # both sides cut it into chunks alike
         views = [slot.image[end - size : end] for size, end in zip(sizes, ends, strict=True)]
         holding = PushTarget(views, 0, partial(self._seal_copy, backup.arena, slot))
@@ -151,7 +151,7 @@ class PeerCopies:
             pinned = self._pin_sound(arena, ask) if ranges else None
             if pinned is not None:
                 return [pinned.image[start:end] for start, end in ranges], pinned.release
-        return PeerRefusal(f"step {ask.step} of rank {ask.rank} is not here")
+        return PeerRefusal(f"this node has no state of rank {ask.rank} at step {ask.step}")
 
     def _find_ranges(self, ask: PeerRequest) -> Iterator[tuple[Arena, tuple[tuple[int, int], ...]]]:
         """Yield the arenas that may hold the requested snapshot, each with the ranges to read there."""
@@ -178,7 +178,7 @@ class PeerCopies:
                 return pinned
             pinned.release()
             arena.drop(one.slot)
-            self._say(f"the copy of rank {ask.rank} is damaged ({wrong}); an older one is used")
+            self._say(f"dropped the damaged copy of rank {ask.rank} at step {one.step} ({wrong})")
         return None
 
     def _compact_ranges(self, ask: PeerRequest) -> tuple[tuple[int, int], ...]:

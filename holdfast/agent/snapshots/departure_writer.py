@@ -28,7 +28,7 @@ class FinalWriter:
         for last in lasts:
             async with asyncio.TaskGroup() as tasks:
                 for rank in last.ranks:
-                    tasks.create_task(self._write_rank(rank, last, until, f"within {within_s:.0f} s"))
+                    tasks.create_task(self._write_rank(rank, last, until, f"{within_s:.0f} s"))
 
     async def _write_rank(self, rank: int, last: FinalState, until: float, within: str) -> None:
         pinned = self._pin_unwritten(rank, last)
@@ -43,17 +43,17 @@ class FinalWriter:
         if not last.doubted and self._is_done(rank, last.step):
             pinned.release()
             return
-        named = f"step {last.step}{', which is in doubt,' if last.doubted else ''}"
+        named = f"step {last.step}{' (in doubt)' if last.doubted else ''}"
         if rank == 0:
-            self._say(f"{named} is written to {job.url} before the job ends, {within}")
+            self._say(f"writing {named} to {job.url} before the job ends, for {within} at most")
         writing = asyncio.create_task(self._persisting.run_write(job))
         done, _ = await asyncio.wait([writing], timeout=max(0.0, until - self._clock.monotonic()))
         if not done:
             self._persisting.give_up(rank)
             if rank == 0:
-                self._say(f"{named} did not get to {job.url} {within}")
+                self._say(f"{named} was not written to {job.url} within {within}")
             return
-        self._report_outcome(rank, last, writing.result())
+        self._report_outcome(rank, named, writing.result(), doubted=last.doubted)
 
     def _pin_unwritten(self, rank: int, last: FinalState) -> SnapshotPin | None:
         """Pin the rank's snapshot of the final step; return None if it is not here or is already on storage."""
@@ -76,10 +76,10 @@ class FinalWriter:
             if self._clock.monotonic() > until + left_s * (1 - _OLDER):
                 return
 
-    def _report_outcome(self, rank: int, last: FinalState, outcome: WriteOutcome) -> None:
+    def _report_outcome(self, rank: int, named: str, outcome: WriteOutcome, *, doubted: bool) -> None:
         if not outcome.ok:
             self._say(f"rank {rank}: {outcome.detail}")
-        elif rank == 0 and last.doubted:
-            self._say(f"step {last.step} is kept at {outcome.url}, where no restore looks for it")
+        elif rank == 0 and doubted:
+            self._say(f"{named} was written to {outcome.url}, where no restore looks for it")
         elif rank == 0:
-            self._say(f"step {last.step} is on storage: {outcome.url}, in {outcome.took_s:.1f} s")
+            self._say(f"{named} was written to {outcome.url} in {outcome.took_s:.1f} s")

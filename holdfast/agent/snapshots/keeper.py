@@ -196,7 +196,7 @@ class Keeper:
         try:
             run_and_node_specs.write_json(self._notes / "launch.json", errand)
         except OSError as e:
-            return f"what is launched cannot be written to {self._notes}: {e.strerror}"
+            return f"cannot write launch.json in {self._notes}: {e.strerror}"
         return ""
 
     def _begin_generation(self, errand: LaunchHere) -> None:
@@ -241,7 +241,7 @@ class Keeper:
                 writer.write(rank_keeper_messages.encode(await self._answer_request(line)) + b"\n")
                 await writer.drain()
         except (OSError, ValueError) as e:
-            _log.info("a rank's line ended: %s", e)
+            _log.info("the connection of a rank broke: %s", e)
         finally:
             writer.close()
 
@@ -291,7 +291,7 @@ class Keeper:
             return await self._fetch_state(source)
         own = self._arenas.find_arena(asked.rank)
         if own is None:
-            return KeeperRefusal(why=f"the snapshot of step {launch.restore.step} is not on this node")
+            return KeeperRefusal(why=f"this node has no snapshot of rank {asked.rank} at step {launch.restore.step}")
         return await self._own_state(own)
 
     async def _own_state(self, own: OwnArena) -> StateGrant | KeeperRefusal:
@@ -304,9 +304,9 @@ class Keeper:
             if not wrong:
                 return StateGrant(source="memory", step=step, arena=own.path, slot=one.slot)
             arena.drop(one.slot)
-            self._ports.say(f"the snapshot of rank {arena.rank} is damaged ({wrong}); an older one is used")
+            self._ports.say(f"dropped the damaged snapshot of rank {arena.rank} at step {step} ({wrong})")
             return KeeperRefusal(why=wrong)
-        return KeeperRefusal(why=f"the snapshot of step {step} is gone")
+        return KeeperRefusal(why=f"this node no longer has a snapshot of rank {arena.rank} at step {step}")
 
     async def _fetch_state(self, source: Source) -> StateGrant | KeeperRefusal:
         """Fetch the state of a rank that ran on another node: from keepers that hold it, into an arena on this node."""
@@ -319,7 +319,7 @@ class Keeper:
                 own = await self._new_arena(make_want(plan, _SLOTS, "", None))  # it has not asked for its memory yet
             slot = own.arena.begin_slot(launch.restore.step, launch.generation - 1)
             if slot is None:
-                return KeeperRefusal(why=f"there is no room for the state of rank {source.rank}")
+                return KeeperRefusal(why=f"no slot is free for the state of rank {source.rank}")
             nodes = await asyncio.to_thread(gathering.fill_image, plan, slot.image)
         except (TransportError, OSError, ArenaError) as e:
             self._ports.say(str(e))
@@ -327,7 +327,7 @@ class Keeper:
         slot.seal()
         step, took_s = launch.restore.step, self._ports.clock.monotonic() - began_at
         size = f"{plan.image_bytes / 1e9:.3g} GB" if plan.image_bytes > 1e7 else f"{plan.image_bytes / 1e6:.2g} MB"
-        self._ports.say(f"rank {source.rank} was given {size} of step {step} from {nodes} in {took_s:.2f} s")
+        self._ports.say(f"rank {source.rank} got {size} of step {step} from {nodes} in {took_s:.2f} s")
         return StateGrant(source="peer", step=step, arena=own.path, slot=slot.index)
 
     # --- watching ----------------------------------------------------------------------------------------------

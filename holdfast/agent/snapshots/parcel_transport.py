@@ -29,7 +29,7 @@ class CancelablePacer(BytePacer):
     def spend_bytes(self, count: int) -> None:
         self._pacer.spend_bytes(count)
         if self._run.cancelled:
-            raise TransportError("it is given up for a newer one")
+            raise TransportError("the transfer was given up for a newer one")
 
 
 class ParcelTransport:

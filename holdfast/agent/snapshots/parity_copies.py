@@ -116,12 +116,12 @@ class ParityCopies:
     def receive_half(self, ask: PeerRequest, plan: ImageLayout) -> PushTarget | PeerRefusal:
         ranks = ask.pair
         if ranks is None or ask.rank not in ranks or ranks[0] == ranks[1]:
-            return PeerRefusal(f"rank {ask.rank} is not of the pair {ranks}")
+            return PeerRefusal(f"rank {ask.rank} is not in the pair {ranks}")
         half = ranks.index(ask.rank)
         layout = self._await_partner(ask, ranks, ranks[1 - half])
         other = self._plans.get(ranks[1 - half], layout)
         if other is None:
-            return PeerRefusal(f"rank {ranks[1 - half]} has not come yet, whose half goes with it")
+            return PeerRefusal(f"rank {ranks[1 - half]}, which has the other half, has not sent its layout yet")
         shape = make_parity_layout(*((plan, other) if half == 0 else (other, plan)))
         if shape.starts[half][-1] != ask.bytes:
             return PeerRefusal(f"a half has {shape.starts[half][-1]} bytes by its layout, not {ask.bytes}")
@@ -129,12 +129,12 @@ class ParityCopies:
         try:
             backup = self._fit_arena(pair, ask, shape.image_bytes)
         except (OSError, ArenaError, TimeoutError) as e:
-            return PeerRefusal(f"no memory for parity: {e}")
+            return PeerRefusal(f"no memory for the parity of ranks {pair.name}: {e}")
         with self._lock:
             if why := refuse_generation(ask.generation, self._generation):
                 return PeerRefusal(why)
             if self._kept.get(ranks) != (pair, backup):
-                return PeerRefusal("the pair is laid out anew")
+                return PeerRefusal(f"the layout of the pair {pair.name} has just changed")
             return self._half_target(backup, ask, shape)
 
     def _await_partner(self, ask: PeerRequest, ranks: Ranks, other: int) -> str:
@@ -175,7 +175,7 @@ class ParityCopies:
                 mixing.cancel()
             slot = backup.arena.begin_slot(ask.step, ask.generation)
             if slot is None:
-                return PeerRefusal("all memory for this parity is in use")
+                return PeerRefusal(f"all slots for the parity of the pair {ask.pair} are in use")
             mixing = self._mixing[ask.pair] = ParityEncoder(slot, shape, partial(self._seal_parity, ask.pair, backup))
         return mixing.half_target(half)
 

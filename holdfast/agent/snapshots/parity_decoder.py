@@ -64,7 +64,7 @@ class ParityDecoder:
         for number, (low, high) in enumerate(some, first):
             chunk = both[starts[number] - begin :][: high - low]
             if xxhash.xxh3_64_digest(chunk) != bytes(sums[SUM_BYTES * number :][:SUM_BYTES]):
-                raise TransportError(f"what was kept of rank {self._parity.ask.rank} is not what it had sent")
+                raise TransportError(f"the parity of rank {self._parity.ask.rank} decodes to other bytes than it sent")
             _place_chunk(chunk, low, into)
 
 

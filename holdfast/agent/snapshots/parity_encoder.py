@@ -19,7 +19,7 @@ from holdfast.checkpoint.parity_image import SUM_BYTES, ParityLayout, xor_into
 from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, RefusalCode, TransportError
 
-SUPERSEDED = PeerRefusal("a later step is wanted by now", RefusalCode.SUPERSEDED)
+SUPERSEDED = PeerRefusal("a later step has taken its place", RefusalCode.SUPERSEDED)
 
 
 class ParityPair(msgspec.Struct, frozen=True, kw_only=True):

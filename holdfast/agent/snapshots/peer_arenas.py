@@ -16,7 +16,7 @@ from holdfast.core.decoding import from_msgpack
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.rank_keeper_messages import layout_file_name
 
-NO_LAYOUT = PeerRefusal("the layout is not known here", RefusalCode.NO_LAYOUT)
+NO_LAYOUT = PeerRefusal("this node does not know the layout", RefusalCode.NO_LAYOUT)
 PREFIX = "backup-"  # of the names of arenas
 _SLOTS = 2  # the job's floor, which is held, and the next, which is coming in
 _MAKE_S = 60.0
@@ -70,7 +70,7 @@ class PeerLayouts:
 
     def receive_layout(self, ask: PeerRequest) -> PushTarget | PeerRefusal:
         if not 0 < ask.bytes <= _PLAN_BYTES:
-            return PeerRefusal(f"a layout of {ask.bytes} bytes is not taken")
+            return PeerRefusal(f"a layout must have 1 to {_PLAN_BYTES} bytes, not {ask.bytes}")
         content = bytearray(ask.bytes)
 
         def learned() -> None:

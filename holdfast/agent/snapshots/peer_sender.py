@@ -88,7 +88,7 @@ class PeerSender:
     def newest_shared_step(self) -> int:
         """Return the newest step that all ranks here have sealed; -1 if there is none or this node has no floor."""
         if self._floor.lacks_slots():
-            self._say_once(f"snapshots are not copied to {self.aim.peer}: that takes {FLOOR_SLOTS} slots a rank")
+            self._say_once(f"snapshots are not copied to {self.aim.peer}: that takes {FLOOR_SLOTS} slots per rank")
         return self._floor.shared_step(self._snapshots.list_snapshots())
 
     def wants_verification(self) -> bool:
@@ -128,7 +128,7 @@ class PeerSender:
                 continue
             failures += 1
             if failures > 1:  # one that goes on at once where it broke is not worth a word
-                self._say_once(f"the copy of step {run.step} does not get to {failed[0][0]}: {failed[0][1]}")
+                self._say_once(f"cannot send the copy of step {run.step} to {failed[0][0]}: {failed[0][1]}")
             await asyncio.sleep(_AGAIN_S)
 
     def _take_news(self, news: FloorNews) -> None:

@@ -87,7 +87,7 @@ class StateFetch:
         try:
             return from_msgpack(content, ImageLayout)
         except msgspec.DecodeError as e:
-            raise TransportError(f"the layout of rank {kept.rank} cannot be read: {e}") from None
+            raise TransportError(f"cannot decode the layout of rank {kept.rank}: {e}") from None
 
     def _copies_of(self, rank: int) -> list[CopySummary]:
         """Return the holders of a rank's state: first nodes that the restore names, then those with a whole image."""
@@ -97,13 +97,13 @@ class StateFetch:
 
     def _try_each(self, holders: list[CopySummary], do: Callable[[CopySummary], T]) -> T:
         """Try one holder after another and return the first result; raise TransportError if all fail."""
-        why = "nobody has it"
+        why = "no node has it"
         for kept in holders:
             try:
                 return do(kept)
             except TransportError as e:
                 why = f"{kept.node}: {e}"
-        raise TransportError(f"step {self._restore.step} of rank {self._rank} cannot be had: {why}")
+        raise TransportError(f"cannot fetch the state of rank {self._rank} at step {self._restore.step}: {why}")
 
 
 def _matching_runs(ours: ImageLayout, theirs: ImageLayout, owner: int) -> Iterator[Run]:
@@ -116,7 +116,7 @@ def _matching_runs(ours: ImageLayout, theirs: ImageLayout, owner: int) -> Iterat
             continue
         there_index, there = places.get(_item_key(item), (-1, None))
         if there is None or there.length != item.length:
-            raise TransportError(f"rank {owner} laid out {item.spec.key} in another way")
+            raise TransportError(f"rank {owner} has {item.spec.key} in another layout")
         follows = (index, there_index) == (before[0] + 1, before[1] + 1)
         if run and follows and item.offset - run[2] == there.offset - run[0]:
             run = (run[0], there.end, run[2])

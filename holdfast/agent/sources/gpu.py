@@ -20,7 +20,7 @@ def load_nvml() -> Any:
     try:
         import pynvml
     except ImportError:
-        raise SourceAbsent("nvidia-ml-py is not installed; install holdfast[gpu] to have GPUs watched") from None
+        raise SourceAbsent("nvidia-ml-py is not installed; install holdfast[gpu] to watch GPUs") from None
     return pynvml
 
 
@@ -46,7 +46,7 @@ class GpuSource:
         self._passing = {nvml.NVML_ERROR_TIMEOUT, nvml.NVML_ERROR_UNKNOWN, nvml.NVML_ERROR_IN_USE}
         self.gpus = [gpu for index in range(count) if (gpu := self._open_gpu(index, visible))]
         if not self.gpus:
-            raise SourceAbsent("no GPU that this job may see")
+            raise SourceAbsent("this job sees no GPU")
         self._events = self._register_events()
 
     def _open_gpu(self, index: int, visible: str | None) -> Gpu | None:
@@ -103,7 +103,7 @@ class GpuSource:
                 return  # there is none
             pci = self._ask_or(partial(self.nvml.nvmlDeviceGetPciInfo, event.device), None)
             bus = _to_text(pci.busId).lower().rpartition(".")[0][-10:] if pci else "0"
-            yield Line(text=f"NVRM: Xid (PCI:{bus}): {event.eventData}, told by NVML", at=now)
+            yield Line(text=f"NVRM: Xid (PCI:{bus}): {event.eventData}, reported by NVML", at=now)
 
     def _ask_or(self, ask: Callable[[], Any], otherwise: Any) -> Any:
         try:

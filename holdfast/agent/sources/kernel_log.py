@@ -40,7 +40,7 @@ class KernelLogSource:
             )  # dictionary
         else:
             os.lseek(self._fd, 0, os.SEEK_END)
-            text = f"holdfast: more than {_RECORDS} lines at once; the rest of them were skipped"
+            text = f"holdfast: more than {_RECORDS} lines at once; the rest was skipped"
             found.append(Line(text=text, at=now))
         self._read_at = now
         return found

@@ -25,7 +25,7 @@ class NetworkSource:
         self._links = {path: path.name for path in links}
         self._ports = {path: f"{path.parents[1].name} port {path.name}" for path in ports}
         if not self._links and not self._ports:
-            raise SourceAbsent("no network link that is up, other than virtual ones")
+            raise SourceAbsent("no physical network link is up")
 
     def read(self) -> list[Signal]:
         now = self._clock()

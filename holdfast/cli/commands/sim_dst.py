@@ -46,9 +46,10 @@ class RealController:
 
     def give_order(self, order: Order) -> str:
         refused = order_admission.order_refusal(self.view, order)
-        if not refused:
-            self._controller.process_event(order)
-        return refused
+        if refused:
+            return refused.text
+        self._controller.process_event(order)
+        return ""
 
     async def serve_agent(self, socket: Socket) -> None:
         await self._ingest.attend_link(socket)

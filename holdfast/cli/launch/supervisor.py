@@ -11,12 +11,14 @@ import msgspec
 
 from holdfast.cli.launch.fork_server_start import start_fork_server
 from holdfast.cli.run_dirs import run_directory
-from holdfast.cli.terminal.quantity_text import FIRST_STEP
 from holdfast.cli.terminal.rank_console import Console, ConsolePump, say
 from holdfast.core.incident.incident_text import describe_exit
 from holdfast.fleet.local_process_fleet import end_node
+from holdfast.journal import high_water_mark
+from holdfast.journal.journal_errors import JournalError
 from holdfast.linux import process_attributes
 from holdfast.linux.preimported_fork import OpenFiles, Program
+from holdfast.model.event import Phase
 from holdfast.wire import program_fork_server, run_and_node_specs, unix_sockets
 from holdfast.wire.program_fork_server import ForkServer, ProgramProcess
 from holdfast.wire.releases import user_tree_sync
@@ -130,12 +132,12 @@ class Supervisor:
             say(f"the controller died; {self._meanwhile_text()} while it restarts (see {log})")
 
     def _meanwhile_text(self) -> str:
-        """Say what continues without the controller: training only if the console has reported a first step."""
+        """Say what continues without the controller: training, if that was the job's phase when the controller died."""
         try:
-            trains = FIRST_STEP.encode() in (self._run_dir / "said.log").read_bytes()
-        except OSError:
-            trains = False
-        return "training goes on" if trains else "nodes and ranks are kept"
+            mark = high_water_mark.read_mark(self._run_dir / "journal.mark").mark
+        except JournalError:
+            mark = None
+        return "training goes on" if mark and mark.phase is Phase.TRAINING else "nodes and ranks are kept"
 
     def _wait_for_room(self) -> bool:
         """Wait until a full disk has room again; False if that takes too long or a stop is asked for."""

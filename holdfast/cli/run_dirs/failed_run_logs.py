@@ -8,7 +8,6 @@ from pathlib import Path
 from holdfast.agent.rank import last_words
 from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
-from holdfast.core.detect.crash import PROBABLY
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, open_log
 from holdfast.model.alarm import Alarm, Kind
@@ -38,7 +37,7 @@ def read_failed_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
         codes={alarm.ranks[0]: alarm.code for alarm in last if alarm.ranks and alarm.code is not None},
         at={alarm.ranks[0]: alarm.at for alarm in last if alarm.ranks},
         starved=_is_oom_killed(events, last),
-        pressed=next((text for alarm in last if (text := alarm.reason.partition(PROBABLY)[2].rstrip(")"))), ""),
+        pressed=next((alarm.pressed for alarm in last if alarm.pressed), ""),
     )
     here = last_words.rank_folder(run_directory.read_spec(run_dir).log_dir, generation, 0).parent
     logs = [open_log(path) for path in sorted(here.rglob("*.log"))]
@@ -61,5 +60,5 @@ def _read_events(run_dir: Path) -> list[object]:
 def _is_oom_killed(events: Sequence[object], last: Sequence[Alarm]) -> bool:
     """Whether the kernel reported that it killed these ranks for lack of memory."""
     since, ranks = min(alarm.at for alarm in last) - _BEFORE_S, {rank for alarm in last for rank in alarm.ranks}
-    told = (e for e in events if isinstance(e, Alarm) and e.klass == "host_oom_kill" and PROBABLY not in e.reason)
+    told = (e for e in events if isinstance(e, Alarm) and e.klass == "host_oom_kill" and not e.pressed)
     return any(event.at >= since and ranks & set(event.ranks) for event in told)

@@ -9,7 +9,7 @@ def duration_text(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
-FIRST_STEP = "training: first step"  # the supervisor looks for it in said.log
+FIRST_STEP = "training: first step"
 NO_STEP = "no step was seen: no torch optimizer made one, and the script never called holdfast.step"
 
 

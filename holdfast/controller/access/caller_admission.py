@@ -62,7 +62,7 @@ def admit_by_socket(request: web.Request) -> Caller | Refusal:
     assert request.transport is not None
     peer = peer_credentials.read_peer(request.transport.get_extra_info("socket"))
     if not peer_credentials.may_order(peer):
-        return Refusal(status=403, why="this job is another user's")
+        return Refusal(status=403, why="this job belongs to another user")
     return Caller(
         name=_user_name(peer.user), right=Right.ADMIN, node=ANY_NODE, origin=f"process {peer.pid} of this host"
     )
@@ -123,7 +123,7 @@ class PortAccess:
         for badge in self._badges():
             if job_secret_proof.is_equal(badge.digest, wanted):
                 if not self._rates.may_call(badge.name):
-                    return Refusal(status=429, why="you ask too often; wait a little")
+                    return Refusal(status=429, why="too many requests with this token; wait a few seconds")
                 return Caller(name=badge.name, right=badge.right, origin=origin)
         return Refusal(
             status=401, why=f"send a token in the header {TOKEN_HEADER}; the run's own is in the file RUN_DIR/token"
@@ -142,11 +142,11 @@ def _refuse_foreign_page(request: web.Request, host: str) -> Refusal | None:
         called = urlsplit(f"//{request.host}").hostname or ""
         page = urlsplit(request.headers.get("Origin", "")).netloc
     except ValueError:  # half an IPv6 address
-        return Refusal(status=400, why="the header Host or Origin names no host")
+        return Refusal(status=400, why="the header Host or Origin has no valid host")
     if called not in ("localhost", mutual_tls.CONTROLLER, host.lower()) and not _is_ip_address(called):
-        return Refusal(status=403, why=f"there is no {called} here: call this port by its number, or by {host}")
+        return Refusal(status=403, why=f"{called} is no name of this port; call it by its IP address or as {host}")
     if "Origin" in request.headers and page != request.host:
-        return Refusal(status=403, why="pages of other sites are not served")
+        return Refusal(status=403, why="requests from web pages of other sites are refused")
     return None
 
 

@@ -57,7 +57,7 @@ class ConnectionGate:
         try:
             link, address = await asyncio.get_running_loop().sock_accept(listener)
         except OSError as e:
-            _log.warning("no link can be taken at the port: %s", e)
+            _log.warning("cannot accept a connection at the port: %s", e)
             await asyncio.sleep(_BREATH_S)
             return
         self._queue_link(link, str(address[0]))
@@ -132,7 +132,7 @@ class ConnectionGate:
             elif isinstance(e, asyncio.CancelledError):
                 link.close()
         except OSError as e:  # it went away, or does not speak TLS
-            _log.debug("a link from %s came to nothing: %s", host, e)
+            _log.debug("a connection from %s broke before the caller had proved itself: %s", host, e)
         finally:
             if transport is not None:
                 self._waiting.pop(transport, None)

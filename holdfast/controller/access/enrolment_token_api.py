@@ -9,7 +9,7 @@ from holdfast.controller.access.enrolment_tokens import MOST_S, NodeTokens
 from holdfast.core.decoding import from_json
 from holdfast.wire.credentials import enrolment
 
-ON_ONE_HOST = "all nodes of this job are on its own host, where none needs a token"
+ON_ONE_HOST = "all nodes of this job run on its own host and need no token"
 
 
 class MintBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,11 +30,9 @@ class TokenMinting:
         try:
             body = from_json(await request.read() or b"{}", MintBody)
         except msgspec.DecodeError as e:
-            return _json_response({"error": f'ask for a token such as {{"node": "n7", "within_s": 3600}}: {e}'}, 400)
+            return _json_response({"error": f'send a request such as {{"node": "n7", "within_s": 3600}}: {e}'}, 400)
         caller = CALLER.get()
-        beyond = (
-            "" if caller.right is Right.ADMIN else f"{caller.name} may not add nodes; that takes the right to admin"
-        )
+        beyond = "" if caller.right is Right.ADMIN else f"{caller.name} may not add nodes: that needs the right admin"
         why = beyond or self._needless or _find_fault(body)
         self._audit.record_order(caller.name, caller.origin, {"token_for": body.node, "within_s": body.within_s}, why)
         if why or self._tokens is None:
@@ -42,7 +40,7 @@ class TokenMinting:
         try:
             return _json_response(MintedToken(token=str(self._tokens.mint_token(body.node, body.within_s))))
         except OSError as e:
-            return _json_response({"error": f"the controller cannot keep a token: {e.strerror}"}, 503)
+            return _json_response({"error": f"the controller cannot store the token: {e.strerror}"}, 503)
 
 
 def _find_fault(body: MintBody) -> str:

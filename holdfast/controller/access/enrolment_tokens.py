@@ -13,7 +13,7 @@ from holdfast.wire.credentials.enrolment_token import NodeToken
 
 MOST_S = 30 * 86400.0
 _KEPT_S = 86400.0  # after its time is over, so that a host that comes late is told why
-_MORE = "have another made with holdfast token node"
+_MORE = "make another with holdfast token node"
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,12 +50,12 @@ class NodeTokens:
         """Say in one sentence why a node of this name cannot be enrolled with a token; empty if it can."""
         found = self._minted[id]
         if found.used_by:
-            return f"this token has enrolled {found.used_by} already, and is good for one node; {_MORE}"
+            return f"this token has already enrolled {found.used_by}, and a token enrols one node; {_MORE}"
         if self._clock() >= found.until:
             over = datetime.fromtimestamp(found.until, UTC)
-            return f"this token was good until {over:%Y-%m-%d %H:%M:%S} UTC; {_MORE}"
+            return f"this token expired at {over:%Y-%m-%d %H:%M:%S} UTC; {_MORE}"
         if found.name and found.name != name:
-            return f"this token is for the node {found.name}, not for {name}"
+            return f"this token is for node {found.name}, not for {name}"
         return ""
 
     def use_token(self, id: str, name: str) -> None:

@@ -63,7 +63,7 @@ class NodeEnrolment:
         return (
             ""
             if self._certificates.is_valid(node, mutual_tls.certificate_serial(shown))
-            else f"the certificate of {node} counts no more"
+            else f"the certificate of {node} is no longer valid"
         )
 
     async def challenge_route(self, request: web.Request) -> web.Response:
@@ -71,7 +71,7 @@ class NodeEnrolment:
         if len(mine) != 2 * job_secret_proof.NONCE_BYTES:
             return _error_response(400, f"send a nonce of {2 * job_secret_proof.NONCE_BYTES} characters")
         if request.transport is None or request.transport in self._open:
-            return _error_response(400, "there was a challenge on this link already; call again for another")
+            return _error_response(400, "this connection has already had its challenge; connect again for another")
         nonces = (mine, os.urandom(job_secret_proof.NONCE_BYTES).hex())
         self._open[request.transport] = _Open(nonces, time.monotonic() + _OPEN_S, token)
         shown = enrolment.controller_proof(self._secret_of(token), nonces, self._certificate)
@@ -86,7 +86,7 @@ class NodeEnrolment:
         try:
             asked = from_json(await request.read(), EnrolmentRequest)
         except msgspec.DecodeError as e:
-            return _error_response(400, f"this is no request of this version of holdfast: {e}")
+            return _error_response(400, f"this is not a request of this version of holdfast: {e}")
         found = self._answered(request.transport)
         origin = request.remote or ""
         if why := self._why_unproved(asked, found):
@@ -109,12 +109,12 @@ class NodeEnrolment:
 
     def _why_unproved(self, asked: EnrolmentRequest, found: _Open) -> str:
         if found.until < time.monotonic() or asked.nonces != found.nonces:
-            return "this challenge is not open; ask for another"
+            return "this challenge has expired or is not of this connection; ask for another"
         parts = enrolment.node_proof_parts(asked.name, asked.nonces, asked.request, self._certificate)
         if not job_secret_proof.is_equal(
             job_secret_proof.make_proof(self._secret_of(found.token), "node", *parts), asked.proof
         ):
-            return "the token is not this job's"
+            return "the secret or token is not one of this job"
         return ""
 
     def _sign_certificate(self, asked: EnrolmentRequest, token: str) -> str:
@@ -124,19 +124,19 @@ class NodeEnrolment:
         if token and (why := self._tokens.why_unusable(token, asked.name)):
             raise _RefusedError(403, why)
         if asked.run_id and asked.run_id != self._run_id:
-            raise _RefusedError(409, f"it runs the job {self._run_id}, not {asked.run_id}")
+            raise _RefusedError(409, f"this controller runs job {self._run_id}, not {asked.run_id}")
         if self._certificates.serial_of(asked.name) is not None:
-            raise _RefusedError(409, f"there is a node {asked.name} in this job already; give this one another name")
+            raise _RefusedError(409, f"this job already has a node {asked.name}; give this one another name")
         try:
             signed = self._authority.sign_node(asked.name, asked.request.encode())
         except ValueError as e:
-            raise _RefusedError(400, f"the key cannot be signed: {e}") from None
+            raise _RefusedError(400, f"cannot sign the key: {e}") from None
         try:
             if token:
                 self._tokens.use_token(token, asked.name)
             self._certificates.add_serials({asked.name: self._authority.register_node(asked.name, signed)})
         except OSError as e:
-            raise _RefusedError(503, f"the controller cannot write down who comes: {e.strerror}") from None
+            raise _RefusedError(503, f"the controller cannot record the node: {e.strerror}") from None
         return signed.decode()
 
     def _audit_attempt(self, asked: EnrolmentRequest, token: str, origin: str, refused: str = "") -> None:

@@ -12,7 +12,7 @@ from holdfast.controller.node_links import NodeLinks
 from holdfast.wire.credentials import enrolment, mutual_tls, node_serials
 from holdfast.wire.credentials.enrolment import CertifiedNode
 
-NEEDLESS = "nodes of this job come by certificates of its user's own authority, and take no token"
+NEEDLESS = "nodes of this job have certificates of its user's own authority and need no token"
 _SHOW = "this job takes certificates of its user's own authority: set door.authority, door.certificate and door.key"
 
 
@@ -36,19 +36,19 @@ class CertificateEnrolment:
             mutual_tls.certificate_serial(shown),
         )
         if run not in ("", self._run_id):
-            return f"the certificate of {node} is for the run {run}, not for {self._run_id}"
+            return f"the certificate of {node} is for run {run}, not for run {self._run_id}"
         if not enrolment.NAME.fullmatch(node):
             return enrolment.NAMES
         known = self._certificates.serial_of(node)
         if known not in (None, serial):
-            return f"there is a node {node} in this job already, with another certificate"
+            return f"this job already has a node {node}, with another certificate"
         if known is None:
             try:
                 node_serials.add_serial(self._folder, node, serial)
             except OSError as e:
-                return f"the controller cannot write down who comes: {e.strerror}"
+                return f"the controller cannot record the node: {e.strerror}"
             self._certificates.add_serials({node: serial})
-        return "" if self._certificates.is_valid(node, serial) else f"the certificate of {node} counts no more"
+        return "" if self._certificates.is_valid(node, serial) else f"the certificate of {node} is no longer valid"
 
     async def challenge_route(self, request: web.Request) -> web.Response:
         """Answer a node that asks, before it starts anything, whether it would be accepted."""
@@ -56,7 +56,7 @@ class CertificateEnrolment:
         node = mutual_tls.certificate_node(shown)
         why = self.certificate_refusal(shown or {}) if node else _SHOW
         if not why and self._links.is_linked(node):
-            why = f"there is a node {node} in this job already"
+            why = f"this job already has a node {node}"
         if why:
             self._audit.record_refusal(request.remote or "", f"GET {enrolment.PATH}", why)
             return _json_response({"error": why}, 403)

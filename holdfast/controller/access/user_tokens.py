@@ -62,9 +62,9 @@ def add_token(path: Path, name: str, right: Right) -> str:
     """Make a token, store its digest, and return the token; the token itself is stored nowhere."""
     badges = read_tokens(path)
     if not name or not name.isprintable() or len(name) > 100:
-        raise UserTokenError("a token's name has 1 to 100 printable characters")
+        raise UserTokenError("a token's name must have 1 to 100 printable characters")
     if any(badge.name == name for badge in badges):
-        raise UserTokenError(f"there is a token of {name} already; revoke it first, or take another name")
+        raise UserTokenError(f"{name} already has a token; revoke it first, or choose another name")
     token = os.urandom(16).hex()
     _write_tokens(path, (*badges, make_user_token(name, right, token)))
     return token
@@ -73,7 +73,7 @@ def add_token(path: Path, name: str, right: Right) -> str:
 def revoke_token(path: Path, name: str) -> None:
     badges = read_tokens(path)
     if not any(badge.name == name for badge in badges):
-        raise UserTokenError(f"there is no token of {name}; there are {', '.join(b.name for b in badges) or 'none'}")
+        raise UserTokenError(f"{name} has no token; tokens exist for {', '.join(b.name for b in badges) or 'nobody'}")
     _write_tokens(path, tuple(badge for badge in badges if badge.name != name))
 
 

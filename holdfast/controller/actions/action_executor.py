@@ -28,6 +28,7 @@ from holdfast.model.state_copy import Restore
 from holdfast.ports import Fleet, Notes, Store
 
 _TRIES = 2
+WITHOUT_GRACE = "the job was stopped without grace"
 _LAST_IDS = 10**15  # the stop that an end begins with is numbered downwards from here: no other errand gets there
 EVICTED = 1  # exit code of a node that the job no longer wants
 
@@ -104,7 +105,7 @@ class ActionExecutor:
         """End every node at once, and stop waiting for any answer."""
         self.dispatch.hurry()
         self._stepping.set()
-        await self._give_back_all("told to hurry")
+        await self._give_back_all(WITHOUT_GRACE)
         self.dispatch.drop_waiting()
 
     async def _gather_outcome(self, id: int, errands: dict[str, Errand], within_s: float) -> Outcome:
@@ -212,7 +213,7 @@ class ActionExecutor:
         plan = choose_restore(launch.seats, usable, least if launch.verified else None)
         plan = msgspec.structs.replace(plan, doubts=launch.doubts)
         if least >= self.registry.stored > plan.step:
-            reason = f"step {self.registry.stored} is on storage, newer than what memory holds for every rank"
+            reason = f"step {self.registry.stored} on storage is newer than any step that memory holds for every rank"
             return Restore(doubts=launch.doubts, reason=reason)
         self.registry.lower_stored(plan.step)
         if plan.sources:
@@ -250,7 +251,7 @@ class ActionExecutor:
         outcome = await self._gather_outcome(action.id, errands, action.grace_s + last_s + self.view.limits.stop_s)
         stuck = await self._give_back_all("the job has ended")
         for node, why in stuck.items():
-            self.say(f"{node} could not be ended: {why}")
+            self.say(f"cannot end {node}: {why}")
         failed = outcome.failed | stuck
         await self.store.quit()
         return Outcome(action=action.id, ok=not failed, failed=failed)

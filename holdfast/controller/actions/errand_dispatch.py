@@ -10,6 +10,8 @@ from holdfast.model.errand import Done, Errand, LaunchHere, StopHere
 
 _AT_ONCE = 64
 
+SILENT, FELL_SILENT = "it is silent", "it fell silent"  # before its errand was sent, and after
+
 
 class PendingErrands(msgspec.Struct):
     """The errands of one action, some of which are not answered yet."""
@@ -42,7 +44,7 @@ class ErrandDispatch:
         waiting = self._waiting[id] = PendingErrands(errands, set(errands), {}, asyncio.Event())
         for count, (node, errand) in enumerate(errands.items(), 1):
             if node in self._silent:
-                waiting.note_answer(node, "it is silent")
+                waiting.note_answer(node, SILENT)
             else:
                 self._links.send_errand(node, errand)
             if count % _AT_ONCE == 0:
@@ -68,14 +70,14 @@ class ErrandDispatch:
             if isinstance(waiting.errands[done.node], StopHere):
                 self._registry.record_copies(done.node, done.copies)
             waiting.answers[done.node] = done
-            waiting.note_answer(done.node, "" if done.ok else done.detail or "it did not say why")
+            waiting.note_answer(done.node, "" if done.ok else done.detail or "no reason given")
 
     def on_silent(self, node: str) -> None:
         """Stop waiting for a node that has fallen silent."""
         self._silent.add(node)
         for waiting in self._waiting.values():
             if node in waiting.left:
-                waiting.note_answer(node, "it fell silent")
+                waiting.note_answer(node, FELL_SILENT)
 
     def on_relink(self, node: str) -> None:
         """Send a node again every errand that it has not answered."""

@@ -21,6 +21,7 @@ from holdfast.wire import run_and_node_specs
 _SLACK_S = 180.0  # beyond what probes may take: to start, and for one that hangs to be given up on
 _MEETING_IDS = 10**6  # errands of waves are numbered downwards from here, as an action has but one number
 _WAVES = 100
+NO_ANSWER = "did not answer during the probe"
 
 # An errand for each node, its number, and within how many seconds; whoever has not answered is missing.
 Ask = Callable[[int, dict[str, Errand], float], Awaitable[dict[str, Done]]]
@@ -79,7 +80,7 @@ class NodeProbing:
             judged = pair_assessment.assess_pairs(told, passed)
             passed |= {one.world: told[one.world] for one in judged if one.ok}
             done += judged
-        return PairTestResult(unsure=action.nodes, reason=f"no end of the pair test after {_WAVES} waves")
+        return PairTestResult(unsure=action.nodes, reason=f"the pair test had no result after {_WAVES} waves")
 
     def _make_meeting(self, world: World, rank: int, name: str, port: int, backend: str) -> PairMeeting:
         host = self._store.host
@@ -101,7 +102,7 @@ class NodeProbing:
 
 
 def _failure_reason(done: Done | None) -> str:
-    return (done.detail if done else "") or "did not answer when it was tried"
+    return (done.detail if done else "") or NO_ANSWER
 
 
 def _on_gpus(found: Mapping[str, tuple[Finding, ...]]) -> bool:

@@ -5,6 +5,7 @@ from holdfast.model.action import Stage
 from holdfast.model.errand import StageHere
 from holdfast.model.event import Outcome
 
+NO_ANSWER = "it did not answer"
 _STAGE_S = 600.0  # for the slowest node
 
 
@@ -24,15 +25,15 @@ class ReleaseStaging:
                 return Outcome(action=action.id, ok=False, detail=done.detail)
             if done and done.ok:
                 break
-            failed[first] = done.detail if done else "it did not answer"
+            failed[first] = done.detail if done else NO_ANSWER
         else:
-            why = "" if failed else "there is no node to check it on"
+            why = "" if failed else "the job has no node to check the release on"
             return Outcome(action=action.id, ok=False, detail=why, failed=failed)
         answers = await self._ask(action.id, dict.fromkeys(rest, self._make_errand(action, check=False)), _STAGE_S)
         for node in rest:
             done = answers.get(node)
             if not done or not done.ok:
-                failed[node] = done.detail if done else "it did not answer"
+                failed[node] = done.detail if done else NO_ANSWER
         return Outcome(action=action.id, ok=not failed, failed=failed)
 
     def _make_errand(self, action: Stage, *, check: bool) -> StageHere:

@@ -23,6 +23,7 @@ from holdfast.ports import Store
 
 _IDS, _GROUPS = 10**14, 10**4  # errands of groups are numbered downwards from the one, at most so many of an action
 _SLACK_S = 60.0
+NOT_ALLOWED = "no replay: the script does not call holdfast.replayable"
 _BEATS, _BEAT_S = 10, 0.5
 
 
@@ -58,8 +59,8 @@ class ReplayRuns:
             if self._registry.replayable is None:  # this controller has just come back
                 await asyncio.sleep(_BEAT_S)
         if not self._registry.replayable:
-            return Outcome(action=action.id, ok=True, detail="the script has not said that it may be replayed")
-        self._say("the same again although nothing was found: groups of nodes do the work again")
+            return Outcome(action=action.id, ok=True, detail=NOT_ALLOWED)
+        self._say("same failure again, and probes found nothing: replaying the work on groups of nodes")
         asked = ReplayRequest(
             seats=action.seats,
             mesh=self._registry.mesh,
@@ -72,7 +73,7 @@ class ReplayRuns:
         except UnfitError as e:
             return Outcome(action=action.id, ok=True, detail=f"no replay: {e}")
         except _GoneError as e:
-            return Outcome(action=action.id, ok=True, failed=dict.fromkeys(e.nodes, "did not answer in a replay"))
+            return Outcome(action=action.id, ok=True, failed=dict.fromkeys(e.nodes, "did not answer during the replay"))
         named = dict.fromkeys(ruling.nodes, ruling.reason) if ruling.how is RulingKind.ONE else {}
         some = ruling.nodes if ruling.how is RulingKind.SOME else ()
         return Outcome(action=action.id, ok=True, failed=named, nodes=some, detail=ruling.reason)

@@ -28,7 +28,7 @@ def on_order(state: JobState, now: float, order: Order) -> str:
             return on_resume_order(state, now, order)
         case "evict" | "drain":
             return on_leave_order(state, now, order)
-    return f"unknown order '{order.verb}'"
+    return f"{order.verb} by {order.who} changes nothing"
 
 
 def on_leave_order(state: JobState, now: float, order: Order) -> str:

@@ -16,7 +16,6 @@ _EVIDENCE = 12  # lines kept in the journal
 _LINE_CHARS = 400
 _ENOUGH = 0.5  # confidence below which no class is named
 _RAISED_CHARS = 200
-PROBABLY = "probably the OOM killer: "
 _ITS_OWN, _SCRIPT = "SystemExit", "script"  # nobody but the script itself raises it
 
 
@@ -39,7 +38,7 @@ def _case(exit: Exit, lines: list[LogLine]) -> FailureEvidence:
 def _make_alarm(exit: Exit, found: Diagnosis, raised: str) -> Alarm:
     reason = describe_exit(exit.code) + (f" ({raised[:_RAISED_CHARS]})" if raised and exit.code > 0 else "")
     if exit.code == _MUTE[0]:
-        guess = f"{PROBABLY}{exit.pressed}" if exit.pressed else "sender unknown"
+        guess = f"probably the OOM killer: {exit.pressed}" if exit.pressed else "sender unknown"
         reason += " (the kernel killed for want of memory)" if exit.starved else f" ({guess})"
     klass = found.klass if found.klass != UNKNOWN and found.confidence >= _ENOUGH else ""
     return Alarm(
@@ -50,6 +49,7 @@ def _make_alarm(exit: Exit, found: Diagnosis, raised: str) -> Alarm:
         generation=exit.generation,
         code=exit.code,
         raised=raised.partition(":")[0][:_RAISED_CHARS],
+        pressed="" if exit.starved or exit.code != _MUTE[0] else exit.pressed,
         klass=klass,
         group=found.group if klass else _SCRIPT if raised.startswith(_ITS_OWN) else "",
         action=found.action if klass else "",

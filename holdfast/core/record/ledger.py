@@ -13,6 +13,7 @@ from holdfast.model.event import Begin, Entry, Phase, Progress
 from holdfast.model.incident_record import Change, Record, Remedy
 from holdfast.model.release import Release
 
+START_AND_END = "start and end"  # the cause of time before the first step and after the last one
 PLANNED = "planned restarts"  # the cause of what they cost
 UNSETTLED = "open incident"  # of what an incident has cost whose cause is not known yet
 
@@ -117,7 +118,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
         lost: dict[str, float] = {}
         for span in self.spans:
             if span.use not in (TimeUse.TRAIN, TimeUse.RUN):
-                beside = PLANNED if span.change else "stall" if span.use is TimeUse.STALL else "start and end"
+                beside = PLANNED if span.change else "stall" if span.use is TimeUse.STALL else START_AND_END
                 cause = causes.get(span.incident, UNSETTLED) if span.incident else beside
                 lost[cause] = lost.get(cause, 0.0) + span.seconds
         return lost

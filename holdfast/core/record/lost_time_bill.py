@@ -3,7 +3,7 @@
 import msgspec
 
 from holdfast.core.record.job_report import Report
-from holdfast.core.record.ledger import PLANNED, UNSETTLED, TimeUse
+from holdfast.core.record.ledger import PLANNED, START_AND_END, UNSETTLED, TimeUse
 from holdfast.core.tenths_rounding import in_tenths, share_tenths
 
 
@@ -33,7 +33,7 @@ def draw_bill(report: Report) -> Bill:
         elif span.change:
             changes[span.change] = changes.get(span.change, 0.0) + span.seconds
         else:
-            cause = "stall" if span.use is TimeUse.STALL else "start and end"
+            cause = "stall" if span.use is TimeUse.STALL else START_AND_END
             causes[cause] = causes.get(cause, 0.0) + span.seconds
     known = {record.number: record.klass or record.kind for record in report.incidents}
     incidents = {number: in_tenths(seconds) for number, seconds in incidents.items()}

@@ -4,7 +4,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from holdfast.core.agent_state_machine import fence_s
-from holdfast.model.event import Order
+from holdfast.model.event import Order, OrderVerb
 from holdfast.model.release import Release
 from holdfast.sim.dst.seed_setup import NOTICE_S
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from holdfast.sim.dst.dst_world import DstWorld
     from holdfast.sim.dst.simulated_machine import SimMachine, SimRank
 
+_ORDERS: tuple[OrderVerb, ...] = ("update", "update", "rollback", "hold", "evict", "drain", "approve")
 _KINDS = {
     "break": 8,  # a link
     "stall": 5,  # a link
@@ -202,7 +203,7 @@ class RandomFaults:
 
     def _give_order(self, node: str) -> None:
         rng, office = self.world.rng, self.world.office
-        verb = rng.choice(("update", "update", "rollback", "hold", "evict", "drain", "approve"))
+        verb = rng.choice(_ORDERS)
         if verb == "evict" and office.is_fenced(node) and self.world.machines[node].running_ranks():
             return  # to say so would be to say that they are dead
         release = Release(number=0, digest=f"{rng.randrange(1 << 30):x}") if verb == "update" else None

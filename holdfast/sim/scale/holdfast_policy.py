@@ -7,7 +7,7 @@ from holdfast.core.membership.standby_sizing import binomial_quantile
 from holdfast.core.record.ledger import Ledger
 from holdfast.model.action import Finish, Launch, Stage
 from holdfast.model.alarm import Alarm
-from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, Phase, Ready, Tick
+from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, OrderVerb, Phase, Ready, Tick
 from holdfast.model.job_and_seats import Job
 from holdfast.model.release import Release
 from holdfast.sim.scale import node_defects, node_neighbours
@@ -135,7 +135,7 @@ class HoldfastPolicy:
             self.people.ask_person()
         return decision
 
-    def give_order(self, verb: str, cause: str, node: str = "") -> None:
+    def give_order(self, verb: OrderVerb, cause: str, node: str = "") -> None:
         self._want = cause
         self.step_decider(Order(verb=verb, who=_PERSON, node=node))
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from holdfast.model.event import Phase
+from holdfast.model.event import OrderVerb, Phase
 from holdfast.sim.scale.failure_mixes import FailureMode
 from holdfast.sim.scale.node_defects import NodeDefect
 from holdfast.sim.scale.scale_state import ScaleState
 
-GiveOrder = Callable[[str, str, str], None]  # verb, the failure that it is about, and the node or ""
+GiveOrder = Callable[[OrderVerb, str, str], None]  # verb, the failure that it is about, and the node or ""
 
 
 class SimulatedPeople:

@@ -1,5 +1,7 @@
 """Every probe, for real, on the processor."""
 
+import errno
+import os
 import subprocess
 import sys
 import time
@@ -61,13 +63,13 @@ def test_probes_of_the_host(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_not_there_is_a_finding(tmp_path: Path) -> None:
     (found,) = disk.run(asked(tmp_path / "gone"))
-    assert found.ok is False and "No such file" in found.detail
+    assert found.ok is False and os.strerror(errno.ENOENT) in found.detail
 
 
 def test_a_disk_that_returns_something_else_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.agent.probes.disk.os.urandom", lambda size: Forgetful(size))
     (found,) = disk.run(asked(tmp_path))
-    assert found.ok is False and "not what was written" in found.detail
+    assert found.ok is False and found.detail.startswith(f"{tmp_path}: ") and "written" in found.detail
 
 
 class Forgetful(bytes):
@@ -81,7 +83,7 @@ def test_a_clock_that_runs_back_is_a_finding(tmp_path: Path, monkeypatch: pytest
     readings = iter([100, 50, *range(200, 400)])
     monkeypatch.setattr("holdfast.agent.probes.clock_sanity.time.monotonic_ns", lambda: next(readings))
     (found,) = clock_sanity.run(asked(tmp_path))
-    assert found.ok is False and "time runs back by 50 ns" in found.detail
+    assert found.ok is False and " 50 ns " in found.detail
 
 
 def test_a_clock_that_is_read_late_is_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +107,7 @@ def test_a_clock_that_goes_wrong_is_a_finding(tmp_path: Path, monkeypatch: pytes
         "holdfast.agent.probes.clock_sanity.time.clock_gettime", lambda which: real(which) + 0.1 * (real(which) - began)
     )
     (found,) = clock_sanity.run(asked(tmp_path))
-    assert found.ok is False and "one clock says" in found.detail
+    assert found.ok is False and "raw" in found.detail
 
 
 @pytest.mark.parametrize("probe", [disk, sustained_load])

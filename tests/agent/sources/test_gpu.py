@@ -92,7 +92,7 @@ def test_an_xid_speaks_the_kernels_language() -> None:
     made = source(nvml)
     nvml.xids = [(1, 79), (0, 45)]
     lines = [signal for signal in made.read() if isinstance(signal, Line)]
-    assert lines[0].text == "NVRM: Xid (PCI:0000:3b:00): 79, told by NVML"
+    assert lines[0].text == "NVRM: Xid (PCI:0000:3b:00): 79, reported by NVML"
     owned = MachineUse(node="n1", suspects=("n1",), gpus=frozenset(gpu.bus for gpu in made.gpus))
     alarm = LineDetector(LineLimits(), catalog_files.load_lines()).on_line(lines[0], owned)
     assert alarm and (alarm.klass, alarm.hard, alarm.stance) == ("gpu_lost_bus", True, Stance.ACT)

@@ -63,7 +63,7 @@ def test_a_flood_is_cut_and_said(tmp_path: Path) -> None:
     source = KernelLogSource(lambda: 5.0, SystemClock(), tmp_path)
     add(path, b"4,2,200,-;again and again\n" * 400_000)
     read = texts(source)
-    assert "were skipped" in read[-1]
+    assert read[-1].startswith("holdfast: ")
     assert texts(source) == [], "the next reading begins at the end"
     source.close()
 

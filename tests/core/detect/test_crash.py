@@ -75,8 +75,9 @@ def test_scarce_memory_is_a_guess_where_the_kernel_says_nothing() -> None:
     assert (alarm.klass, alarm.action) == ("host_oom_kill", "fix_config")
     assert alarm.confidence < TOLD, "no node goes for it, and none is called too small"
     assert alarm.reason == "was killed by SIGKILL (probably the OOM killer: memory pressure was 43 %)"
+    assert alarm.pressed == exit.pressed
     sure = alarm_of(msgspec.structs.replace(exit, starved=True), CATALOG)
-    assert sure.confidence > alarm.confidence and "want of memory" in sure.reason
+    assert sure.confidence > alarm.confidence and not sure.pressed
 
 
 def test_a_script_that_chooses_to_end_is_the_scripts_doing() -> None:

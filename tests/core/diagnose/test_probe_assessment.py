@@ -39,7 +39,7 @@ def speed(value: float, *, ok: bool = True, rough: bool = False, place: str = "c
     )
 
 
-def failed(probe: str = "memory", detail: str = "7 words do not keep 0x0") -> Finding:
+def failed(probe: str = "memory", detail: str = "7 words lost the pattern 0x0") -> Finding:
     return Finding(probe=probe, level=1, ok=False, detail=detail, place="cuda:1")
 
 
@@ -50,14 +50,13 @@ def nodes(*findings: Finding) -> dict[str, list[Finding]]:
 def test_nothing_wrong_names_nobody() -> None:
     judged = assess_probes(nodes(*[bits("aaa")] * 4), GOLDEN)
     assert judged == ProbeAssessment()
-    assert judged.summary_text == "nobody stands out"
     assert assess_probes({}, {}) == ProbeAssessment()
 
 
 def test_a_failed_probe_names_its_node() -> None:
     ok = Finding(probe="memory", level=1, ok=True)
     judged = assess_probes(nodes(ok, failed(), ok), {})
-    assert judged.bad == {"n1": "memory failed on cuda:1: 7 words do not keep 0x0"}
+    assert list(judged.bad) == ["n1"] and failed().detail in judged.bad["n1"] and "cuda:1" in judged.bad["n1"]
     assert assess_probes(nodes(failed()), {}).bad, "one node alone has nobody to excuse it"
 
 
@@ -69,7 +68,9 @@ def test_what_could_not_be_judged_accuses_nobody() -> None:
 def test_what_fails_on_most_nodes_is_no_nodes_fault() -> None:
     full = failed("disk", "No space left on device")
     judged = assess_probes(nodes(full, full, full, Finding(probe="disk", level=1, ok=True)), {})
-    assert not judged.bad and judged.notes == ("disk failed on 3 of 4 nodes: No space left on device",)
+    assert (
+        not judged.bad and len(judged.notes) == 1 and " 3 of 4 " in judged.notes[0] and full.detail in judged.notes[0]
+    )
     assert not assess_probes(nodes(full, full), {}).bad
 
 
@@ -88,7 +89,7 @@ def test_golden_bits_judge_one_node_alone() -> None:
 def test_two_that_differ_are_suspects_together_unless_there_is_gold() -> None:
     judged = assess_probes(nodes(bits("aaa"), bits("bbb")), {})
     assert not judged.bad and sorted(judged.suspects) == ["n0", "n1"]
-    assert "one of n0, n1" in judged.summary_text
+    assert "n0, n1" in judged.summary_text
     assert list(assess_probes(nodes(bits("aaa"), bits("bbb")), GOLDEN).bad) == ["n1"]
 
 
@@ -114,7 +115,7 @@ def test_other_devices_versions_and_forms_are_not_compared() -> None:
 def test_devices_of_one_node_that_differ_accuse_it() -> None:
     found = {"n0": [bits("aaa", f"cuda:{i}") for i in range(3)] + [bits("bbb", "cuda:3")]}
     judged = assess_probes(found, {})
-    assert judged.bad == {"n0": "gemm_bits (bfloat16 4096) differs between its own devices, on cuda:3"}
+    assert list(judged.bad) == ["n0"] and judged.bad["n0"].endswith("cuda:3")
 
 
 def test_a_node_with_fewer_devices_stands_out() -> None:
@@ -126,7 +127,7 @@ def test_a_node_with_fewer_devices_stands_out() -> None:
 def test_a_slow_node_is_named_with_its_value() -> None:
     judged = assess_probes(nodes(*[speed(4000.0 + i) for i in range(7)], speed(3000.0)), {})
     assert list(judged.bad) == ["n7"]
-    assert "25% short of the fleet (3000 GB/s)" in judged.bad["n7"]
+    assert "25%" in judged.bad["n7"] and "(3000 GB/s)" in judged.bad["n7"]
 
 
 def test_what_is_a_little_slower_explains_no_crash() -> None:
@@ -134,7 +135,7 @@ def test_what_is_a_little_slower_explains_no_crash() -> None:
     found = nodes(speed(100), speed(100), speed(96), speed(100))
     assert list(assess_probes(found, {}).bad) == ["n2"]
     spared = assess_probes(found, {}, least=0.2)
-    assert spared.bad == {} and "n2" in spared.summary_text and "too little to be the cause" in spared.summary_text
+    assert spared.bad == {} and len(spared.notes) == 1 and "n2" in spared.notes[0]
     assert list(assess_probes(nodes(speed(100), speed(100), speed(60), speed(100)), {}, least=0.2).bad) == ["n2"]
 
 
@@ -151,11 +152,11 @@ def test_its_own_past_accuses_a_node_alone() -> None:
         past = add_to_history(past, [speed(value), speed(1.0, ok=False), speed(2.0, rough=True)])
     assert assess_probes({"n0": [speed(4001.0)]}, {}, {"n0": past}) == ProbeAssessment()
     judged = assess_probes({"n0": [speed(3500.0)]}, {}, {"n0": past})
-    assert "short of its own past" in judged.bad["n0"]
+    assert list(judged.bad) == ["n0"]
 
 
 def test_sentences_are_for_people() -> None:
-    assert finding_sentence(failed()) == "memory cuda:1: FAILED (7 words do not keep 0x0), 0.00 s"
+    assert finding_sentence(failed()) == "memory cuda:1: FAILED (7 words lost the pattern 0x0), 0.00 s"
     assert finding_sentence(speed(4000.0)) == "memory_speed cuda:0: ok (4000 GB/s), 0.00 s"
     assert finding_sentence(Finding(probe="a", level=1, ok=None, detail="why")) == "a: not judged (why), 0.00 s"
 
