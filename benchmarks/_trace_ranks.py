@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from holdfast.client.training import flight_recorder
+from holdfast.client.training import rank_flight_recorder
 
 
 def main() -> None:
@@ -17,7 +17,7 @@ def main() -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
-    flight_recorder.start_recorder(place, 1, rank)
+    rank_flight_recorder.start_recorder(place, 1, rank)
     one, rounds = torch.ones(1), []
     over = torch.zeros(1)
     while not over:
@@ -37,7 +37,7 @@ def dump_s() -> float:
     taken = []
     for _ in range(50):
         began = time.perf_counter()
-        flight_recorder._read_dumps()
+        rank_flight_recorder._read_dumps()
         taken.append(time.perf_counter() - began)
     return min(taken)
 

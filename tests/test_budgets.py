@@ -51,7 +51,7 @@ TERMS = re.compile("data_(parallel|loader)|(read|write)_data")  # PyTorch's own 
 CATCH_ALL = frozenset(
     {
         "checkpoint/remote_storage.py::_as_storage_error",
-        "client/training/flight_recorder.py::run",
+        "client/training/rank_flight_recorder.py::run",
         "client/boot/script_runner.py::_show_failure",
         "client/boot/script_runner.py::run_script",
         "client/training/progress.py::attach",

@@ -236,8 +236,8 @@ def test_somebody_who_may_not_look(start: Start) -> None:
 ANSWERS = """
 import os, sys, time
 sys.path.insert(0, {root!r})
-from holdfast.client.training import flight_recorder
-flight_recorder.start_recorder({place!r}, 1, 0)
+from holdfast.client.training import rank_flight_recorder
+rank_flight_recorder.start_recorder({place!r}, 1, 0)
 def here():
     print("up", flush=True)
     {last}
@@ -288,7 +288,7 @@ def test_depth_is_bounded_and_our_own_frames_are_left_out() -> None:
         Frame("run", "/x/holdfast/client/boot/script_runner.py", 1),
     ]
     script = [Frame(f"f{n}", "/x/train.py", n) for n in range(100)]
-    recorder = Thread(frames=(Frame("run", "/x/holdfast/client/training/flight_recorder.py", 1),))
+    recorder = Thread(frames=(Frame("run", "/x/holdfast/client/training/rank_flight_recorder.py", 1),))
     (kept,) = stack_tracer._trim_threads([recorder, Thread(main=True, frames=tuple(ours + script))])
     assert len(kept.frames) == 64 and kept.frames[0].function == "f0" and kept.frames[-1].function == "f99"
 

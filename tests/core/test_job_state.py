@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.decide.job_interruption import Pause
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.job_view import JobView
+from holdfast.core.decide.planned_pause import Pause
 from holdfast.core.incident.first_cause import open_incident
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Phase, Progress

@@ -6,13 +6,13 @@ from itertools import count
 import msgspec
 import pytest
 
-from holdfast.core.decide import launching, recovery
+from holdfast.core.decide import incident_course, launching
 from holdfast.core.decide.decider import Decider
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.incident.first_cause import Incident
+from holdfast.core.incident.incident_case import IncidentCase
 from holdfast.core.incident.ladder import GAVE_UP
-from holdfast.core.incident.ladder_case import IncidentCase
 from holdfast.core.membership.standbys import Standbys
 from holdfast.model.action import Action, Dismiss, Finish, Launch, Stop
 from holdfast.model.alarm import Alarm, Kind
@@ -46,7 +46,7 @@ def test_a_launch_on_a_lost_node_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_ranks_that_are_not_stopped_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    trouble = recovery.open_trouble
+    trouble = incident_course.open_trouble
 
     def spares_one(state: JobState, now: float, alarm: object) -> str:
         reason = trouble(state, now, alarm)  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def test_ranks_that_are_not_stopped_are_seen(monkeypatch: pytest.MonkeyPatch) ->
         state.actions[-1] = msgspec.structs.replace(last, nodes=last.nodes[:1])
         return reason
 
-    assert planted(monkeypatch, recovery, "open_trouble", spares_one) is Invariant.OLD_RANKS_UNREACHABLE
+    assert planted(monkeypatch, incident_course, "open_trouble", spares_one) is Invariant.OLD_RANKS_UNREACHABLE
 
 
 def test_a_launch_without_a_stop_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,11 +63,11 @@ def test_a_launch_without_a_stop_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
         state.phase = Phase.WAITING  # as if all ranks were down
         return launching.launch_or_wait(state, now)
 
-    assert planted(monkeypatch, recovery, "open_trouble", restarts_at_once) is Invariant.STOPPED_BEFORE_LAUNCH
+    assert planted(monkeypatch, incident_course, "open_trouble", restarts_at_once) is Invariant.STOPPED_BEFORE_LAUNCH
 
 
 def test_a_job_that_never_comes_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "on_stopped", lambda state, now, event: "and now?")
+    monkeypatch.setattr(incident_course, "on_stopped", lambda state, now, event: "and now?")
     with pytest.raises(UnsafeError) as caught:
         simulate(SMALL)
     assert caught.value.invariant is Invariant.AWAITED_CAN_COME

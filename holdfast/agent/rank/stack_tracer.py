@@ -47,7 +47,7 @@ _OURS = (
     "/holdfast/client/boot/script_runner.py",
     "<frozen runpy>",
 )  # below every script
-_RECORDER = "/holdfast/client/training/flight_recorder.py"
+_RECORDER = "/holdfast/client/training/rank_flight_recorder.py"
 TOO_LARGE = "the stacks are too large to send"
 _FORBIDDEN = ("permission denied", "operation not permitted")
 

@@ -9,7 +9,7 @@ import threading
 import msgspec
 
 from holdfast.checkpoint.arena import VERIFIED, Arena, SealedSnapshot
-from holdfast.core.snapshots.node_recovery_floor import OwnSnapshot, Sealed
+from holdfast.core.snapshots.floor_pins_and_copies import OwnSnapshot, Sealed
 from holdfast.wire.rank_keeper_messages import ArenaRequest
 
 

@@ -32,7 +32,7 @@ from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.peer_server import PeerServer
 from holdfast.checkpoint.peer_transport import PeerGuard, TransportError
 from holdfast.core.detect.replica import ReplicaLimits
-from holdfast.core.snapshots.keeper_launch import KeeperLaunch, read_launch
+from holdfast.core.snapshots.launch_lineage import KeeperLaunch, read_launch
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.model.errand import FinalState, LaunchHere
 from holdfast.model.observation import Beat

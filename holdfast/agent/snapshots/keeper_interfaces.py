@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
 from holdfast.agent.agent_clock import AgentClock
-from holdfast.core.snapshots.node_recovery_floor import CopyParcel, CopyRun, OwnSnapshot, Sealed
+from holdfast.core.snapshots.floor_pins_and_copies import CopyParcel, CopyRun, OwnSnapshot, Sealed
 from holdfast.model.observation import Mark
 from holdfast.wire.rank_keeper_messages import ArenaRequest
 

@@ -14,7 +14,7 @@ from holdfast.checkpoint.peer_transport import (
     TransportError,
     push_state,
 )
-from holdfast.core.snapshots.node_recovery_floor import CopyParcel, CopyRun
+from holdfast.core.snapshots.floor_pins_and_copies import CopyParcel, CopyRun
 from holdfast.wire.rank_keeper_messages import ArenaRequest, layout_file_name
 
 

@@ -1,11 +1,11 @@
-"""Pins this node's snapshots and sends them to its peer; `core/snapshots/node_recovery_floor.py` decides which."""
+"""Pins this node's snapshots and sends them to its peer; `core/snapshots/floor_pins_and_copies.py` decides which."""
 
 import asyncio
 from collections.abc import Callable
 
 from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.snapshots.keeper_interfaces import CopyTransport, OwnSnapshots
-from holdfast.core.snapshots.node_recovery_floor import (
+from holdfast.core.snapshots.floor_pins_and_copies import (
     AimReceived,
     ArenaGranted,
     CopyRun,

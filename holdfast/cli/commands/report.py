@@ -20,7 +20,7 @@ from holdfast.core.incident.incident_text import count_failures, describe_step, 
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import TimeUse, fold_entries
 from holdfast.core.record.lost_time_bill import Bill, draw_bill
-from holdfast.core.tenths_rounding import share_tenths
+from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.model.incident_record import Change, Record

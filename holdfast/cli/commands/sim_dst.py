@@ -17,10 +17,10 @@ from holdfast.model.event import Order
 from holdfast.model.job_and_seats import Job
 from holdfast.model.release import Release
 from holdfast.ports import ControllerPorts, Socket
+from holdfast.sim.dst.agent_interface import DstAgent
 from holdfast.sim.dst.agent_process import AgentProcess
+from holdfast.sim.dst.controller_interface import DstController
 from holdfast.sim.dst.dst_world import RealParts
-from holdfast.sim.dst.real_agent_protocol import DstAgent
-from holdfast.sim.dst.real_controller_protocol import DstController
 from holdfast.sim.dst.seed_run import SeedResult, play_seed
 from holdfast.sim.dst.seed_setup import draw_setup
 from holdfast.sim.dst.simulated_copy_transport import SimBackup, SimTransport

@@ -81,10 +81,10 @@ def warm_up(fd: int, preload: list[str]) -> ZygoteLink:
     skipped = tuple(name for name in preload if not _try_import(name))
     coerced = serving.coerced | {name: value for name, value in os.environ.items() if name not in before}
     if "torch.optim.optimizer" in sys.modules:
-        from holdfast.client.training import optimizer_hooks, spawned_trainers
+        from holdfast.client.training import optimizer_step_count, spawned_child_step_count
 
-        optimizer_hooks.install_hooks(here)
-        spawned_trainers.follow_spawns()
+        optimizer_step_count.install_hooks(here)
+        spawned_child_step_count.follow_spawns()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the holder's to answer
     if opened := process_attributes.find_open_file("/dev/nvidia"):
         sys.exit(f"holdfast: a preloaded module touched a GPU ({opened}); ranks cannot be forked from here")

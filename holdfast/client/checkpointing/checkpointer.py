@@ -40,7 +40,7 @@ from holdfast.client.checkpointing.model_state import ModelState
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.checkpointing.state_restore import StateRestore
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
-from holdfast.client.snapshot.state_items import ChangedError
+from holdfast.client.snapshot.state_item_locations import ChangedError
 from holdfast.client.training import script_replay
 from holdfast.client.training.progress import here
 from holdfast.wire.rank_keeper_messages import StateGrant, StateRequest

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from holdfast.checkpoint.image_layout import Ranks
 from holdfast.client.checkpointing.model_state import ModelState
-from holdfast.client.checkpointing.state_dict_source import UserState
+from holdfast.client.checkpointing.script_state_dict import UserState
 from holdfast.wire.rank_keeper_messages import CheckpointPolicy
 
 StateDict = dict[str, Any]

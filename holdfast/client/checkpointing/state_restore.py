@@ -15,8 +15,8 @@ from holdfast.checkpoint.snapshot_record import unpack_metadata
 from holdfast.checkpoint.state_image import StateError, StateImage, bytes_of
 from holdfast.client.checkpointing.extra_state import ExtraState
 from holdfast.client.checkpointing.model_state import ModelState
-from holdfast.client.checkpointing.state_dict_source import UserState
-from holdfast.client.snapshot.cuda_host_copy import CudaStreams
+from holdfast.client.checkpointing.script_state_dict import UserState
+from holdfast.client.snapshot.cuda_host_memory import CudaStreams
 from holdfast.client.snapshot.gpu_upload import GpuUpload
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
 

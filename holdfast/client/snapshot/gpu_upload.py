@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from holdfast.checkpoint.state_image import StateError, bytes_of
-from holdfast.client.snapshot.cuda_host_copy import CudaStreams
+from holdfast.client.snapshot.cuda_host_memory import CudaStreams
 
 PIECE_BYTES = 8 << 20
 _BUFFERS = 2  # one is read into while the GPU takes the other

@@ -9,10 +9,10 @@ from holdfast.checkpoint.arena import Arena, SealedSnapshot, SnapshotName
 from holdfast.checkpoint.image_layout import EXTRA, ImageLayout
 from holdfast.checkpoint.memory_copy import MemoryCopier
 from holdfast.checkpoint.state_image import StateError, StateImage
-from holdfast.client.snapshot.cuda_host_copy import CudaStreams, RegisteredArena
+from holdfast.client.snapshot.cuda_host_memory import CudaStreams, RegisteredArena
 from holdfast.client.snapshot.gpu_upload import GpuUpload
 from holdfast.client.snapshot.side_stream import SideStream
-from holdfast.client.snapshot.state_items import ABSENT, CurrentItems
+from holdfast.client.snapshot.state_item_locations import ABSENT, CurrentItems
 
 
 class RankSnapshots:

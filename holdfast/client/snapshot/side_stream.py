@@ -20,8 +20,8 @@ from holdfast.checkpoint.arena import Arena, SlotClaim, SnapshotName
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.client.snapshot.copy_plan import STAGES, CopyPlan, GpuSlots
 from holdfast.client.snapshot.copy_routes import choose_routes, guess_kinds, kinds_of, lengthen_tail
-from holdfast.client.snapshot.cuda_host_copy import CudaStreams
-from holdfast.client.snapshot.state_items import CurrentItems
+from holdfast.client.snapshot.cuda_host_memory import CudaStreams
+from holdfast.client.snapshot.state_item_locations import CurrentItems
 
 _HOST_BYTES = 64 << 20  # of a state that has more than this on the host, the processor makes the copies
 _SHADOW_SHARE = 0.6  # of the state, at most, is copied on the GPU first

@@ -253,9 +253,9 @@ class RankProgress:
         if os.environ.get(EASE):
             self._install_ease(os.environ[EASE])
         if self._slot is not None and FLIGHT in os.environ:
-            from holdfast.client.training import flight_recorder
+            from holdfast.client.training import rank_flight_recorder
 
-            flight_recorder.start_recorder(
+            rank_flight_recorder.start_recorder(
                 os.environ[FLIGHT], int(os.environ.get(GENERATION, "0")), int(os.environ.get("RANK", "0"))
             )
         return self._slot
@@ -295,9 +295,9 @@ class RankProgress:
     def seek_groups(self) -> None:
         """Install the hooks of process groups if torch is loaded; a zygote may have installed them already."""
         if SLOT in os.environ and "torch.distributed.distributed_c10d" in sys.modules:
-            from holdfast.client.training import process_group_lifecycle
+            from holdfast.client.training import process_group_reports
 
-            process_group_lifecycle.report_groups(self.on_group, self.on_group_teardown)
+            process_group_reports.report_groups(self.on_group, self.on_group_teardown)
 
     def _note_values(self, slot: SlotWriter, step: int, loss: object, grad_norm: object) -> None:
         own_norm = update = None

@@ -1,6 +1,6 @@
 """Takeover by a new controller, including the case that its journal lacks entries that the nodes have seen."""
 
-from holdfast.core.decide import launching, recovery
+from holdfast.core.decide import incident_course, launching
 from holdfast.core.decide.action_ids import EPOCH_IDS
 from holdfast.core.decide.job_state import JobState
 from holdfast.model.action import Say
@@ -55,4 +55,4 @@ def _on_lost_journal(state: JobState, now: float, lost: Lost) -> str:
         return told if state.phase is Phase.HELD else f"{told}; {launching.wait_for_nodes(state, now)}"
     state.case = None
     alarm = Alarm(kind=Kind.CRASH, at=now, suspects=(), reason=told, generation=state.generation, signature="journal")
-    return recovery.open_trouble(state, now, alarm)
+    return incident_course.open_trouble(state, now, alarm)

@@ -6,7 +6,7 @@ change the job's state; they import it, and one another, in one direction:
     job_state <- launching <- recovery <- planned_restart, controller_takeover, operator_requests <- decider
 """
 
-from holdfast.core.decide import controller_takeover, launching, operator_requests, planned_restart, recovery
+from holdfast.core.decide import controller_takeover, incident_course, launching, operator_requests, planned_restart
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.first_cause import launch_alarm
@@ -91,7 +91,7 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
             return reason
         case _, Alarm() if event.stance is not Stance.ACT:
             return launching.tell_alarm(state, event)
-        case _, Alarm(kind=Kind.SLOW) if why := recovery.tolerates_slowness(state, now, event):
+        case _, Alarm(kind=Kind.SLOW) if why := incident_course.tolerates_slowness(state, now, event):
             return launching.tell_alarm(state, event, f"; not acted on, as {why}")
         case _, Alarm() if not launching.concerns_generation(state, event):
             return launching.on_outside_alarm(state, now, event)
@@ -107,9 +107,11 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
         case Phase.LAUNCHING, Outcome(action=id, ok=True) if id == state.awaited:
             return launching.on_started(state, now, event)
         case Phase.LAUNCHING, Outcome(action=id) if id == state.awaited:
-            return recovery.open_trouble(state, now, launch_alarm(now, event, state.generation, state.nodes.seats))
+            return incident_course.open_trouble(
+                state, now, launch_alarm(now, event, state.generation, state.nodes.seats)
+            )
         case ((Phase.LAUNCHING | Phase.STARTING | Phase.TRAINING), Alarm()):
-            return recovery.open_trouble(state, now, event)
+            return incident_course.open_trouble(state, now, event)
         case ((Phase.LAUNCHING | Phase.STARTING | Phase.TRAINING), Progress()):
             return launching.on_progress(state, now, event)
         case ((Phase.LAUNCHING | Phase.STARTING | Phase.TRAINING), Ended()):
@@ -117,17 +119,17 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
         case Phase.PAUSING, Alarm():
             return planned_restart.on_alarm_in_pause(state, now, event)
         case ((Phase.STOPPING | Phase.PAUSING), Progress()):
-            return recovery.on_last_steps(state, event)
+            return incident_course.on_last_steps(state, event)
         case Phase.PAUSING, Outcome(action=id) if id == state.awaited:
             return planned_restart.on_paused(state, now, event)
         case Phase.STOPPING, Alarm():
-            return recovery.on_more_alarms(state, event)
+            return incident_course.on_more_alarms(state, event)
         case Phase.STOPPING, Outcome(action=id) if id == state.awaited:
-            return recovery.on_stopped(state, now, event)
+            return incident_course.on_stopped(state, now, event)
         case Phase.PROBING, Alarm():
-            return recovery.on_alarm_in_probe(state, event)
+            return incident_course.on_alarm_in_probe(state, event)
         case Phase.PROBING, Outcome(action=id) if id == state.awaited:
-            return recovery.on_probed(state, now, event)
+            return incident_course.on_probed(state, now, event)
         case _, Tick():
             return launching.drop_late_nodes(state, now)
         case _, Outcome() | Progress() | Ended():

@@ -5,13 +5,13 @@ phase may follow the old one, and that the invariant of the new phase holds. Que
 """
 
 from holdfast.core.decide.action_ids import ActionIds
-from holdfast.core.decide.job_interruption import Interruption, Pause
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.decide.open_operator_requests import OpenRequests
-from holdfast.core.decide.resume_conditions import ResumePoint
+from holdfast.core.decide.planned_pause import Interruption, Pause
+from holdfast.core.decide.resume_adjustments import ResumePoint
 from holdfast.core.incident.failure_history import FailureHistory
 from holdfast.core.incident.first_cause import Incident
-from holdfast.core.incident.ladder_case import IncidentCase
+from holdfast.core.incident.incident_case import IncidentCase
 from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.release.job_releases import JobReleases
 from holdfast.model.action import Action

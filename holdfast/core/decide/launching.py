@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Iterable
 
-from holdfast.core.decide.job_interruption import Pause, resumed_step
 from holdfast.core.decide.job_state import JobState
+from holdfast.core.decide.planned_pause import Pause, resumed_step
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import Incident, is_node_loss, is_node_proof
 from holdfast.core.incident.ladder import GAVE_UP

@@ -1,8 +1,8 @@
 """Planned restarts: for a new release, for an order from a person, or to grow the job."""
 
-from holdfast.core.decide import launching, recovery
-from holdfast.core.decide.job_interruption import Pause
+from holdfast.core.decide import incident_course, launching
 from holdfast.core.decide.job_state import JobState
+from holdfast.core.decide.planned_pause import Pause
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Outcome, Phase
 
@@ -48,7 +48,7 @@ def on_paused(state: JobState, now: float, event: Outcome) -> str:
 
 def on_alarm_in_pause(state: JobState, now: float, alarm: Alarm) -> str:
     """Open an incident during a pause. Its restart also serves the purpose of the pause."""
-    incident = recovery.add_failure(state, now, alarm)
+    incident = incident_course.add_failure(state, now, alarm)
     next(state.ids)  # journals have counted a Stop here that nobody sends; without it all later numbers would differ
     state.enter(Phase.STOPPING, state.awaited)  # the ranks are being ended already
-    return recovery.describe_round(incident)
+    return incident_course.describe_round(incident)

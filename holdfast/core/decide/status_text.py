@@ -1,7 +1,7 @@
 """One sentence about what a job is doing now; incidents and planned restarts describe what it did before."""
 
-from holdfast.core.decide.job_interruption import Pause
 from holdfast.core.decide.job_state import JobState
+from holdfast.core.decide.planned_pause import Pause
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import Incident
 from holdfast.model.event import Phase

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from holdfast.core.tenths_rounding import share_tenths
+from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.incident_record import Change, Record, Remedy
 from holdfast.model.release import Skip

@@ -24,7 +24,7 @@ import msgspec
 
 from holdfast.core.incident import incident_text, loss_remedy
 from holdfast.core.incident.first_cause import NOT_STARTED, is_echo
-from holdfast.core.incident.ladder_case import EXTERNAL, SETTING, TOLD, IncidentCase, PastFailure
+from holdfast.core.incident.incident_case import EXTERNAL, SETTING, TOLD, IncidentCase, PastFailure
 from holdfast.core.snapshots.node_eviction_bonds import may_leave
 from holdfast.model.alarm import Kind
 from holdfast.model.incident_record import Remedy, Verdict

@@ -4,7 +4,7 @@ import msgspec
 
 from holdfast.core.record.job_report import Report
 from holdfast.core.record.ledger import PLANNED, START_AND_END, UNSETTLED, TimeUse
-from holdfast.core.tenths_rounding import in_tenths, share_tenths
+from holdfast.core.sum_preserving_rounding import in_tenths, share_tenths
 
 
 class Bill(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ import msgspec
 from holdfast.core.detect.crash import alarm_of
 from holdfast.model.alarm import Alarm
 from holdfast.model.observation import Exit
-from holdfast.sim.dst.real_agent_protocol import AgentCrashed
+from holdfast.sim.dst.agent_interface import AgentCrashed
 from holdfast.sim.dst.simulated_link import SimLink
 from holdfast.sim.dst.simulated_rank_holder import SimHolder
 from holdfast.sim.dst.simulated_snapshot_keeper import CopySender, SimKeeper, SimOwnSnapshots

@@ -11,8 +11,8 @@ from holdfast.core.decide.job_view import JobView
 from holdfast.model.event import Entry, Order, Phase
 from holdfast.ports import ControllerPorts
 from holdfast.sim.dst.controller_disk import DiskJournal, DiskNotes, SimDisk
-from holdfast.sim.dst.real_controller_protocol import BuildController, ControllerCrashed, DstController
-from holdfast.sim.dst.simulated_fleet import SimFleet, SimStore
+from holdfast.sim.dst.controller_interface import BuildController, ControllerCrashed, DstController
+from holdfast.sim.dst.machine_pool import SimFleet, SimStore
 from holdfast.sim.dst.simulated_link import ControllerEnd, SimLink
 from holdfast.sim.dst.virtual_loop import describe_error
 

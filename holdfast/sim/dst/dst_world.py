@@ -10,13 +10,13 @@ import msgspec
 
 from holdfast.core.detect.crash import FailureCatalog
 from holdfast.model.event import Order
+from holdfast.sim.dst.agent_interface import BuildAgent
 from holdfast.sim.dst.agent_process import AgentProcess
+from holdfast.sim.dst.controller_interface import BuildController
 from holdfast.sim.dst.controller_process import ControllerProcess
+from holdfast.sim.dst.machine_pool import MachinePool
 from holdfast.sim.dst.random_faults import RandomFaults
-from holdfast.sim.dst.real_agent_protocol import BuildAgent
-from holdfast.sim.dst.real_controller_protocol import BuildController
 from holdfast.sim.dst.seed_setup import SeedSetup
-from holdfast.sim.dst.simulated_fleet import MachinePool
 from holdfast.sim.dst.simulated_link import SimLink
 from holdfast.sim.dst.simulated_machine import SimMachine
 from holdfast.sim.dst.simulated_ranks import RankTeams, SimStorage

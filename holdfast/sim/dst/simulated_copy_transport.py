@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.core.snapshots.node_recovery_floor import CopyParcel, CopyRun
+from holdfast.core.snapshots.floor_pins_and_copies import CopyParcel, CopyRun
 from holdfast.model.errand import FinalState, LaunchHere
 from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Aim, Copy

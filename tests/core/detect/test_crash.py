@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from holdfast.core.detect.crash import alarm_of
-from holdfast.core.incident.ladder_case import TOLD
+from holdfast.core.incident.incident_case import TOLD
 from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.observation import Exit

@@ -7,7 +7,7 @@ import pytest
 from holdfast.agent.agent_shell import Agent
 from holdfast.controller.actions.errand_dispatch import ErrandDispatch
 from holdfast.controller.node_links import NodeLinks
-from holdfast.core.decide import controller_takeover, recovery
+from holdfast.core.decide import controller_takeover, incident_course
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.membership.standbys import Standbys
@@ -34,13 +34,13 @@ def late_hello_replaces_link(patch: Patch) -> None:
 
 def late_end_forgets_return(patch: Patch) -> None:
     """A node that is back while ranks are stopped counts as away again when it tells how its own ranks ended."""
-    more_alarms = recovery.on_more_alarms
+    more_alarms = incident_course.on_more_alarms
 
     def on_more_alarms(state: Any, alarm: Any) -> str:
         state.nodes.forget_returned(alarm.suspects)
         return more_alarms(state, alarm)
 
-    patch.setattr(recovery, "on_more_alarms", on_more_alarms)
+    patch.setattr(incident_course, "on_more_alarms", on_more_alarms)
 
 
 def ends_dated_at_once(patch: Patch) -> None:

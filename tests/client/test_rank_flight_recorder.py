@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.client.training.flight_recorder import FlightRecorder, newest_collective, sample_arrivals, thread_stacks
+from holdfast.client.training.rank_flight_recorder import (
+    FlightRecorder,
+    newest_collective,
+    sample_arrivals,
+    thread_stacks,
+)
 from holdfast.wire.rank_memory import flight_log_reader
 from holdfast.wire.rank_memory.flight_log_writer import FlightLog, flight_log_offset, slot_memory_bytes
 from tests.client.conftest import Zygote

@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.snapshots.node_recovery_floor import (
+from holdfast.core.snapshots.floor_pins_and_copies import (
     AimReceived,
     ArenaGranted,
     CopyParcel,

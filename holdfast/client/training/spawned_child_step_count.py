@@ -14,8 +14,8 @@ from holdfast.linux import process_attributes
 # The environment of a child may lack us: then it does without.
 _BEGIN = """
 try:
-    from holdfast.client.training import spawned_trainers
-    spawned_trainers.begin_child()
+    from holdfast.client.training import spawned_child_step_count
+    spawned_child_step_count.begin_child()
 except Exception:
     pass
 """
@@ -48,11 +48,11 @@ def begin_child() -> None:
 
     def _bootstrap(process: Any, *args: Any, **kwargs: Any) -> Any:
         if "torch.optim.optimizer" in sys.modules:  # who needs no torch is not made to wait for it
-            from holdfast.client.training import optimizer_hooks
+            from holdfast.client.training import optimizer_step_count
             from holdfast.client.training.progress import here
 
             here.begin_child()
-            optimizer_hooks.install_hooks(here)
+            optimizer_step_count.install_hooks(here)
             follow_spawns()
         return plain(process, *args, **kwargs)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.client.training.spawned_trainers import SpawnNote
+from holdfast.client.training.spawned_child_step_count import SpawnNote
 
 ROOT = Path(__file__).parents[2]
 READS = """
@@ -23,7 +23,7 @@ print(BaseProcess._bootstrap.__module__, "torch" in sys.modules)
 @pytest.mark.parametrize(
     ("first", "found"),
     [
-        ("", "holdfast.client.training.spawned_trainers False"),
+        ("", "holdfast.client.training.spawned_child_step_count False"),
         ("sys.modules['holdfast'] = None", "multiprocessing.process False"),  # it cannot be imported there
     ],
 )

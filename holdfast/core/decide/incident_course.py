@@ -3,12 +3,12 @@
 from collections.abc import Collection
 
 from holdfast.core.decide import launching
-from holdfast.core.decide.job_interruption import Pause
 from holdfast.core.decide.job_state import JobState
+from holdfast.core.decide.planned_pause import Pause
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import Incident, is_node_loss, open_incident
+from holdfast.core.incident.incident_case import IncidentCase
 from holdfast.core.incident.ladder import GAVE_UP, find_verdict, verdict_after_probe
-from holdfast.core.incident.ladder_case import IncidentCase
 from holdfast.core.membership.seating import make_probe_or_replay
 from holdfast.model.action import Say
 from holdfast.model.alarm import Alarm, Kind
