@@ -52,7 +52,7 @@ REFUSED = {
     "log dir": ("--log-dir file/logs ok.py", "cannot write to the log directory"),
     "run dir": ("--run-dir file/run ok.py", "cannot make the run directory"),
     "resume of no run": ("--resume empty", "empty is not a run directory"),
-    "resume of nothing": ("--resume nowhere", "--resume nowhere: there is no such directory"),
+    "resume of nothing": ("--resume nowhere", "nowhere is not a run directory"),
     "no token": ("--rdzv-endpoint 192.0.2.1:29400 ok.py", "so a join token is needed: set HOLDFAST_TOKEN"),
     "an empty token": ("--rdzv-endpoint 192.0.2.1:29400 --token-file file ok.py", "the token in file is empty"),
     "an empty token here": ("--rdzv-endpoint 127.0.0.1:29400 --token-file file ok.py", "the token in file is empty"),

@@ -130,7 +130,7 @@ def test_enter_alone_changes_the_phase_and_emit_alone_the_actions() -> None:
 
 
 def test_handlers_import_the_state_in_one_direction() -> None:
-    order = ["job_state", "launching", "recovery", "planned_restart", "controller_takeover", "operator_requests"]
+    order = ["job_state", "launching", "incident_course", "planned_restart", "controller_takeover", "operator_requests"]
     order.append("decider")
     for number, name in enumerate(order):
         text = (DECIDE / f"{name}.py").read_text()
