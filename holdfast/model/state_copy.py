@@ -56,6 +56,7 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True):
     keepers: dict[str, Address] = {}  # of the nodes that hold it
     doubts: tuple[Doubt, ...] = ()
     store: bool = False  # it becomes a checkpoint: another release goes on with it
+    stored: int = -1  # without sources: the newest checkpoint that is on storage, as far as nodes have reported
     reason: str = ""
 
 

@@ -63,6 +63,7 @@ class StateGrant(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     url: str = ""  # storage: the checkpoint's folder
     run: str = ""  # none: the run's id, and
     doubts: tuple[Doubt, ...] = ()  # what of its checkpoints is not to be taken
+    stored: int = -1  # none: the step of a checkpoint that must be on storage; -1: there may be none
 
 
 class KeeperRefusal(msgspec.Struct, frozen=True, kw_only=True, tag="denied"):

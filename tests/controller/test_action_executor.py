@@ -309,6 +309,28 @@ async def test_say() -> None:
     assert bench.said == ["a sentence"] and not bench.outcomes
 
 
+async def test_storage_that_gave_nothing_is_not_tried_again_where_memory_holds_an_older_state() -> None:
+    bench = Bench()
+    held = {
+        seat.node: tuple(
+            Copy(rank=rank, step=9, node=seat.node, layout="l", world=4, whole=True)
+            for rank in range(seat.first_rank, seat.first_rank + seat.nproc)
+        )
+        for seat in LAUNCH.seats
+    }
+    bench.hold(held)
+    bench.registry.record_beat(
+        0.0, Beat(node="a", generation=bench.decider.view.generation, step=15, at=0.0, stored=15)
+    )
+    plans = [bench.executor._choose_restore(LAUNCH) for _ in range(2)]
+    assert [(bool(plan.sources), plan.step, plan.stored) for plan in plans] == [(False, 0, 15), (True, 9, -1)]
+    bench = Bench()
+    bench.registry.record_beat(
+        0.0, Beat(node="a", generation=bench.decider.view.generation, step=15, at=0.0, stored=15)
+    )
+    assert {bench.executor._choose_restore(LAUNCH).stored for _ in range(5)} == {15}, "there is nothing else"
+
+
 async def test_the_state_that_another_release_goes_on_with_is_stored() -> None:
     bench = Bench()
     bench.hold(

@@ -286,7 +286,8 @@ class Keeper:
     async def _find_state(self, asked: StateRequest) -> StateGrant | KeeperRefusal:
         launch, source = self._launch, self._launch.find_source(asked.rank)
         if source is None:
-            return StateGrant(source="none", run=launch.run, doubts=launch.restore.doubts)
+            told = launch.restore
+            return StateGrant(source="none", run=launch.run, doubts=told.doubts, stored=told.stored)
         if not source.own:
             return await self._fetch_state(source)
         own = self._arenas.find_arena(asked.rank)

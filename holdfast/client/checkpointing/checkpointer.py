@@ -310,7 +310,11 @@ class Checkpointer:
         return state.step
 
     def _restore_newest(self, told: StateGrant = _NO_STATE) -> int:
-        """Restore the newest checkpoint that all ranks can read; return its step, or 0 if there is none."""
+        """Restore the newest checkpoint that all ranks can read; return its step, or 0 if there is none.
+
+        Storage that is away looks like storage that is empty. So if the job has written a checkpoint, finding none is
+        an error: a start from step 0 would throw away the job's work.
+        """
         self.restored_from = "none"
         url = self._storage.url if self._storage else ""
         there = find_checkpoints(url) if url and self._world.rank == 0 else ()
@@ -330,6 +334,9 @@ class Checkpointer:
             self._say_once(f"{one.url} is left out: {why}")
         if tried:
             raise StateError(f"none of the checkpoints at {url} can be restored")
+        if told.stored > 0 and url:
+            what = f"there is no checkpoint at {url}, but step {told.stored} was written there"
+            raise StateError(f"{what}; see whether the storage is mounted")
         return 0
 
     def _load_checkpoint(self, restoring: StateRestore, url: str, step: int) -> str:

@@ -71,6 +71,9 @@ class ActionExecutor:
         self._stepping = asyncio.Event()
         self._launched: frozenset[str] = frozenset()  # nodes of the newest generation
         self._tries: Counter[int] = Counter()  # restores from a step since the last step was made
+        self._stored_tried: set[int] = (
+            set()
+        )  # the same from storage, once: it may be away, and the script gives up then
 
     async def carry_out(self, action: Action) -> Outcome | None:
         """Carry out one action and return its outcome, also if it failed. None if the action only says something."""
@@ -146,6 +149,7 @@ class ActionExecutor:
         """Note that every rank has made a step, which means that every rank has its state."""
         self._stepping.set()
         self._tries.clear()
+        self._stored_tried.clear()
         # What others hold is of a line that the job has left, or will be told anew when they are seated. A controller
         # that has just come back knows of no launch, and forgets nothing: a step may be told late, amid a stop.
         if self._launched:
@@ -212,9 +216,11 @@ class ActionExecutor:
         usable = [copy for copy in held if copy.step <= least and self._tries[copy.step] < _TRIES]
         plan = choose_restore(launch.seats, usable, least if launch.verified else None)
         plan = msgspec.structs.replace(plan, doubts=launch.doubts)
-        if least >= self.registry.stored > plan.step:
-            reason = f"step {self.registry.stored} on storage is newer than any step that memory holds for every rank"
-            return Restore(doubts=launch.doubts, reason=reason)
+        stored = self.registry.stored
+        if least >= stored > plan.step and not (plan.sources and stored in self._stored_tried):
+            self._stored_tried.add(stored)
+            reason = f"step {stored} on storage is newer than any step that memory holds for every rank"
+            return Restore(doubts=launch.doubts, stored=stored, reason=reason)
         self.registry.lower_stored(plan.step)
         if plan.sources:
             self._tries[plan.step] += 1
