@@ -95,7 +95,10 @@ def find_alternatives(row: CatalogRow) -> tuple[Alternative, ...]:
     contains. Raises ValueError if an alternative has no literal and the row gives none."""
     given = (row.needle,) if isinstance(row.needle, str) else row.needle
     if given:
-        return (Alternative(row.pattern, tuple(fold_line(needle).decode() for needle in given)),)
+        folded = tuple(fold_line(needle).decode() for needle in given)
+        if not all(any(letter.isalpha() for letter in needle) for needle in folded):  # digits are not looked for
+            raise ValueError(f"a needle of the pattern {row.pattern!r} has no letters: give a word")
+        return (Alternative(row.pattern, folded),)
     parts = [(part, required_literals(part)) for part in split_alternatives(row.pattern)]
     if not all(literals for _, literals in parts):
         raise ValueError(f"nothing can be looked for first in the pattern {row.pattern!r}: give a needle")

@@ -105,3 +105,9 @@ def test_every_row_is_promised_its_lines() -> None:
     ]
     assert CATALOG.match_line("No SPACE left on device") == [], "needles ignore case, patterns do not"
     assert len(ROWS) == len(CATALOG.rows)
+
+
+def test_a_needle_without_letters_is_refused() -> None:
+    """Digits are folded away, so such a needle would be found in every line, or in none that has it."""
+    with pytest.raises(ValueError, match="no letters"):
+        FailureCatalog((CatalogRow(klass="gpu_oom", source="s", pattern="code 3221225477", needle=("32212",)),))
