@@ -116,6 +116,7 @@ def test_one_step_more_each_time_is_no_progress(start: Start) -> None:
 def test_ctrl_c_ends_everything_once(start: Start, tmp_path: Path) -> None:
     job = start("--nnodes", "2", "--nproc-per-node", "1", "--standbys", "1", script=CLEAN)
     job.trains()
+    job.says("first step")  # the transcript has this before the stop
     pids = [*job.ranks(2), job.holder("n0"), job.holder("n1"), job.holder("n2"), job.controller()]
     job.interrupt()
     job.ends(130)
