@@ -1,6 +1,7 @@
 """Crash detector: turns the exit of a rank into an alarm, with its failure class if the last words show one."""
 
 from holdfast.core.incident.incident_text import describe_exit
+from holdfast.core.log_analysis.action_choice import ASK, EVICT
 from holdfast.core.log_analysis.failure_catalog import UNKNOWN
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog as FailureCatalog
 from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
@@ -52,13 +53,19 @@ def _make_alarm(exit: Exit, found: Diagnosis, raised: str) -> Alarm:
         pressed="" if exit.starved or exit.code != _MUTE[0] else exit.pressed,
         klass=klass,
         group=found.group if klass else _SCRIPT if raised.startswith(_ITS_OWN) else "",
-        action=found.action if klass else "",
+        action=_without_witness(found.action) if klass else "",
         confidence=found.confidence if klass else 0.0,
         hint=found.hint if klass else "",
         reason=reason,
         signature=f"{klass or 'exit'} {exit.code} {found.origin}".rstrip(),
         evidence=_add_evidence(found.evidence if klass else (), exit.words),
     )
+
+
+def _without_witness(action: str) -> str:
+    """Return the action that a rank's own words may lead to: a script can print anything, a line of the kernel too. The
+    agent reads the kernel's log and the devices itself, and what it finds there evicts."""
+    return ASK if action == EVICT else action
 
 
 def _last_exception(lines: list[LogLine]) -> str:

@@ -109,6 +109,19 @@ def test_the_weightiest_words_win() -> None:
     assert ended(1, echo, *TRACEBACK).klass == "python_exception"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, GPU has fallen off the bus.",
+        "[12.5] kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=7, GPU has fallen off the bus.",
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+    ],
+)
+def test_a_script_may_print_anything_so_its_words_evict_nobody(words: str) -> None:
+    alarm = ended(1, words)
+    assert alarm.klass and alarm.action == "run_diagnostics"
+
+
 def test_unknown_endings_have_no_class() -> None:
     alarm = ended(3, "so long")
     assert (alarm.klass, alarm.group, alarm.reason, alarm.signature) == ("", "", "exited with code 3", "exit 3")
