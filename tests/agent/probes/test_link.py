@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=f"a network of our own: {missing()}"),
 ]
 NODES, BAD = 4, "n3"
-SAID = {SLOW: "bandwidth of", LOSSY: "segments had to be sent again", CORRUPTING: "did not arrive as it was"}
+SAID = {SLOW: "bandwidth of", LOSSY: "segments had to be sent again", CORRUPTING: "changed on the way"}
 
 
 @pytest.mark.parametrize("quiet", [True, False])
