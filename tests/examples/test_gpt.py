@@ -98,6 +98,7 @@ def test_alone(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # two runs by torchrun, one with a restart
 def test_resumes_exactly(tmp_path: Path) -> None:
     undisturbed = finish(torchrun("--steps", "24"))
     disturbed = torchrun("--steps", "24", "--ckpt", str(tmp_path))
