@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import pytest
+from hypothesis import settings
 
 from holdfast.client.boot.zygote import DEFAULT_PRELOAD
 from holdfast.wire.inherited_environment import make_rank_environment
@@ -30,6 +31,8 @@ SERVER = "PYTEST_HOLDFAST_SERVER"
 # Of the environment of whoever runs the tests; what else a test needs it sets itself.
 KEPT = frozenset("PATH HOME USER LOGNAME SHELL LANG LC_ALL TZ TMPDIR LD_LIBRARY_PATH VIRTUAL_ENV CI".split())
 T = TypeVar("T")
+settings.register_profile("busy", deadline=None)  # an example may wait for a processor for longer than it computes
+settings.load_profile("busy")
 PATIENCE_S = 10.0  # a process that was told to end is given this long on a busy machine
 
 

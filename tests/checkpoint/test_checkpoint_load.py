@@ -49,7 +49,7 @@ def pieces(draw: st.DrawFn) -> list[PartPiece]:
     return found
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(wanted=pieces())
 def test_any_pieces_come_to_their_places(url: str, wanted: list[PartPiece]) -> None:
     size = max(piece.to + piece.bytes for piece in wanted) + 10

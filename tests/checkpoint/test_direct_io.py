@@ -46,7 +46,7 @@ def test_what_is_written_is_read(tmp_path: Path, size: int, off: int) -> None:
     assert read_back(path) == whole[off:]
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ends=st.lists(st.integers(0, 2 * BLOCK_BYTES + 777), max_size=6))
 def test_ranges_make_one_file(tmp_path: Path, ends: list[int]) -> None:
     whole = content(2 * BLOCK_BYTES + 777, 1)

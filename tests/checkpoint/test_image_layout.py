@@ -99,7 +99,7 @@ def test_groups_that_use_the_same_name() -> None:
 shapes = st.lists(st.integers(0, 9), max_size=3).map(tuple)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(shapes, max_size=12), st.integers(1, 5), st.booleans())
 def test_every_byte_has_one_owner(found: list[tuple[int, ...]], world: int, alike: bool) -> None:
     ranks = tuple(range(world))
@@ -120,7 +120,7 @@ def covered(spec: RecordSpec) -> list[int]:
     return found
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=30), st.integers(2, 8))
 def test_shares_are_balanced(rows: list[int], world: int) -> None:
     ranks = tuple(range(world))

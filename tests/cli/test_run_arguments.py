@@ -219,7 +219,7 @@ SCRIPT_ARGS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, database=None, suppress_health_check=[HealthCheck.too_slow])
 @given(spoken=st.lists(SPOKEN, max_size=6), dashes=st.booleans(), rest=SCRIPT_ARGS)
 def test_any_command_line_reads_as_in_torchrun(
     script: str, spoken: list[tuple[str, str | None, str]], dashes: bool, rest: list[str]

@@ -143,7 +143,7 @@ def keeps_its_promises(rng: Random, length: int) -> None:
     assert msgspec.json.encode(replayed) == msgspec.json.encode([entry.decision for entry in run.entries])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(rng=st.randoms(use_true_random=False), length=st.integers(1, 60))
 def test_promises_hold_whatever_happens(rng: Random, length: int) -> None:
     keeps_its_promises(rng, length)

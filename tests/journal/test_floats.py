@@ -37,7 +37,7 @@ def same(one: object, other: object) -> bool:
     return msgspec.msgpack.encode(one) == msgspec.msgpack.encode(other)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(EVENTS), st.data(), AT)
 def test_any_event_with_any_floats_comes_back(event: Event, found: st.DataObject, at: float) -> None:
     event = floats_in(event, found)
@@ -45,7 +45,7 @@ def test_any_event_with_any_floats_comes_back(event: Event, found: st.DataObject
     assert same(make_row(entry, 1, b"").entry, entry)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(EVENTS), st.data(), AT)
 def test_also_through_the_file(tmp_path: Path, event: Event, found: st.DataObject, at: float) -> None:
     path = tmp_path / "journal.db"

@@ -73,7 +73,7 @@ def test_the_index_finds_what_a_search_would(lines: list[str], wanted: list[str]
         ]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(TEXTS, max_size=8), st.lists(TEXTS.filter(lambda t: len(t.strip()) >= 2), min_size=1, max_size=8))
 def test_the_index_finds_the_same_among_many_words(lines: list[str], wanted: list[str]) -> None:
     plains, sought = [fold_line(line) for line in lines], [fold_line(needle) for needle in wanted]
