@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.agent.diagnostics.probe_runner import ProbeTerms, run_link, run_probes
 from holdfast.agent.diagnostics.replay_runner import run_replay
+from holdfast.agent.diagnostics.site_test import SITE_LEVEL, run_site_test
 from holdfast.core.agent_state_machine import ErrandDone
 from holdfast.model.errand import LaunchHere, PairTestHere, ProbeHere, ReplayHere
 from holdfast.model.probe import Finding
@@ -84,7 +85,10 @@ class NodeDiagnosis:
         limits = self._node.settings.probe
         budget_s = limits.local_budget_s if self._is_shared() else limits.budget_s
         probes = run_probes(level, budget_s, self._python, self._node_dir, terms=ProbeTerms(nice=limits.nice))
-        return tuple([finding async for finding in probes])
+        found = [finding async for finding in probes]
+        if limits.command and level >= SITE_LEVEL:
+            found.append(await run_site_test(limits.command, limits.command_s, level=level, nice=limits.nice))
+        return tuple(found)
 
     async def _run_pair_test(self, errand: PairTestHere) -> Findings:
         return await run_link(errand.meeting, self._python, terms=ProbeTerms(nice=self._node.settings.probe.nice))

@@ -11,11 +11,18 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.agent.diagnostics.probe_runner import ProbeTerms, run_probes
+from holdfast.agent.diagnostics.site_test import run_site_test
 from holdfast.agent.probes import PROBES
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import counted_noun
-from holdfast.core.diagnose.probe_assessment import ProbeAssessment, assess_probes, finding_sentence, golden_rows
+from holdfast.core.diagnose.probe_assessment import (
+    ProbeAssessment,
+    ProbeLimits,
+    assess_probes,
+    finding_sentence,
+    golden_rows,
+)
 from holdfast.logs import golden_probe_digests
 from holdfast.model.probe import Finding
 
@@ -57,6 +64,9 @@ def _make_parser() -> argparse.ArgumentParser:
         "--budget", type=float, default=0.0, metavar="S", help="seconds for all probes (default: no end)"
     )
     parser.add_argument("--where", type=Path, default=Path(), metavar="DIR", help="whose disk to probe (default: here)")
+    parser.add_argument("--command", default="", metavar="CMD", help="a test of your own as well: exit code 0 is well")
+    limit_s = ProbeLimits().command_s
+    parser.add_argument("--command-s", type=float, default=limit_s, metavar="S", help=f"(default {limit_s:g})")
     parser.add_argument("--json", action="store_true", help="print everything as JSON, at the end")
     parser.add_argument("--golden", action="store_true", help="print this machine's bits as rows for golden.toml")
     return parser
@@ -72,6 +82,8 @@ def _checked_level(args: argparse.Namespace) -> int:
         raise UsageError("--level must be 1, 2 or 3")
     if not 1 <= args.repeats <= 1_000_000 or not 0 <= args.budget < float("inf"):
         raise UsageError("--repeats must be at least 1, and --budget not negative")
+    if not 0 < args.command_s < float("inf"):
+        raise UsageError("--command-s must be above 0")
     if not args.where.is_dir():
         raise UsageError(f"there is no folder {args.where}")
     args.only = names
@@ -89,9 +101,16 @@ async def _collect_findings(args: argparse.Namespace, level: int) -> list[Findin
     )
     async for finding in probes:
         found.append(finding)
-        if not args.json and not args.golden:
-            print(finding_sentence(finding), flush=True)
+        _print_finding(args, finding)
+    if args.command:
+        found.append(await run_site_test(args.command, args.command_s, level=level))
+        _print_finding(args, found[-1])
     return found
+
+
+def _print_finding(args: argparse.Namespace, finding: Finding) -> None:
+    if not args.json and not args.golden:
+        print(finding_sentence(finding), flush=True)
 
 
 def findings_table(findings: list[Finding]) -> Table:

@@ -48,7 +48,8 @@ class NodeProbing:
         """Probe nodes. The outcome has bad nodes in `failed`, and in `nodes` suspects of which at least one is bad."""
         self._golden = self._golden or golden_probe_digests.load_golden()
         errands: dict[str, Errand] = {n: ProbeHere(id=action.id, level=action.level) for n in action.nodes}
-        answers = await self._ask(action.id, errands, self._limits.budget_s + _SLACK_S)
+        within_s = self._limits.budget_s + _SLACK_S + (self._limits.command_s if self._limits.command else 0.0)
+        answers = await self._ask(action.id, errands, within_s)
         found = {node: done.findings for node, done in answers.items() if done.ok}
         past = self._read_history()
         judged = probe_assessment.assess_probes(found, self._golden, past, action.least)

@@ -24,6 +24,8 @@ class ProbeLimits(msgspec.Struct, frozen=True, kw_only=True):
     budget_s: float = 120.0  # on a machine of its own; 0: what they need
     local_budget_s: float = 2.0  # of each node of the local fleet, which shares its machine with us and with others
     nice: int = 10
+    command: str = ""  # a site's own test, from level 2 on: exit code 0 says that the machine is well
+    command_s: float = 300.0  # for the command, beyond the budget
 
 
 class GoldenRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

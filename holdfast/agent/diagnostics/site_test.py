@@ -1,0 +1,84 @@
+"""Runs a site's own test of a machine, such as a vendor's diagnostic; its exit code and last words become a finding."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+
+from holdfast.core.incident.incident_text import describe_exit
+from holdfast.model.probe import Finding
+
+SITE_TEST = "command"  # the name of its finding
+SITE_LEVEL = 2  # the level of probes from which it runs
+_NOT_RUN = (126, 127)  # exit codes of a shell that cannot run a command
+_WORDS_BYTES = 4096
+_SAID = 300  # characters of its last words in a finding
+_GONE_S = 10.0  # a process that can end has ended by then
+# The shell ends when its parent does, so that a test that hangs is nobody's orphan.
+_SHELL = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9, 0, 0, 0);"
+    "os.getppid() == int(sys.argv[1]) or os._exit(1); os.nice(int(sys.argv[2]));"
+    "os.execl('/bin/sh', 'sh', '-c', sys.argv[3])"
+)
+
+
+async def run_site_test(command: str, limit_s: float, *, level: int, nice: int = 0) -> Finding:
+    """Run the command in a shell. Exit code 0 says that the machine is well, any other that it is not.
+
+    A command that cannot be run says nothing about the machine: the finding is not judged. One that does not end in
+    time has failed, as a test of a sick driver may hang.
+    """
+    words, began = os.memfd_create("holdfast-site-test"), time.monotonic()
+    ok: bool | None = False
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _SHELL, str(os.getpid()), str(nice), command),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=words,
+            stderr=words,
+            env={**os.environ, "HOLDFAST_PROBE_LEVEL": str(level)},
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(limit_s):
+                code = await process.wait()
+        except TimeoutError:
+            detail = f"did not end within {limit_s:g} s"
+        else:
+            ok, detail = _judge_exit(code, _last_words(words))
+        finally:
+            detail_end = await _kill_group(process)
+    finally:
+        os.close(words)
+    took_s = round(time.monotonic() - began, 3)
+    return Finding(probe=SITE_TEST, level=SITE_LEVEL, ok=ok, detail=detail + detail_end, took_s=took_s)
+
+
+def _judge_exit(code: int, said: str) -> tuple[bool | None, str]:
+    told = f": {said}" if said else ""
+    if code == 0:
+        return True, said
+    if code in _NOT_RUN:
+        return None, f"probe.command cannot be run here{told}"
+    return False, f"{describe_exit(code)}{told}"
+
+
+def _last_words(words: int) -> str:
+    """Return the last line that the command wrote, cut to what a sentence bears."""
+    text = os.pread(words, _WORDS_BYTES, max(0, os.fstat(words).st_size - _WORDS_BYTES)).decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:_SAID] if lines else ""
+
+
+async def _kill_group(process: asyncio.subprocess.Process) -> str:
+    """Kill whatever of the command still runs. Return words for the finding if the kernel does not let it go."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+        async with asyncio.timeout(_GONE_S):
+            await process.wait()
+    except ProcessLookupError:
+        pass
+    except TimeoutError:
+        return ", and SIGKILL did not end it: it hangs in the kernel"
+    return ""
