@@ -7,6 +7,8 @@ class ReplayTask(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # of this replay of this group: it names folders, so it is letters, digits and dashes
     steps: int  # to do
     not_after: int = -1  # the newest checkpoint to begin with; -1: whichever is newest
+    ranks: int = 0  # of the group; 0: not told
+    job_ranks: int = 0  # of the whole job
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):

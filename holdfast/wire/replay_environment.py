@@ -12,12 +12,15 @@ REPLAY = "HOLDFAST_REPLAY"  # the name of the replay
 STEPS = "HOLDFAST_REPLAY_STEPS"
 FOLDER = "HOLDFAST_REPLAY_FOLDER"  # where all output goes
 NOT_AFTER = "HOLDFAST_REPLAY_NOT_AFTER"
+RANKS = "HOLDFAST_REPLAY_RANKS"  # of the group that replays
+JOB_RANKS = "HOLDFAST_REPLAY_JOB_RANKS"
 
 NOTE = "replayable"  # the file beside the keeper's socket by which a script has said that it may be replayed
 
 
 def replay_variables(replay: "ReplayTask", folder: str) -> dict[str, str]:
-    return {REPLAY: replay.name, STEPS: str(replay.steps), FOLDER: folder, NOT_AFTER: str(replay.not_after)}
+    numbers = {STEPS: replay.steps, NOT_AFTER: replay.not_after, RANKS: replay.ranks, JOB_RANKS: replay.job_ranks}
+    return {REPLAY: replay.name, FOLDER: folder, **{name: str(number) for name, number in numbers.items()}}
 
 
 def is_replay() -> bool:

@@ -47,6 +47,8 @@ class ScriptReplay:
         self.steps = int(environ.get(replay_environment.STEPS, "0")) if self.is_replay else 0
         self.folder = environ.get(replay_environment.FOLDER, "") if self.is_replay else ""
         self.not_after = int(environ.get(replay_environment.NOT_AFTER, "-1")) if self.is_replay else -1
+        self.ranks = int(environ.get(replay_environment.RANKS, "0")) if self.is_replay else 0
+        self.job_ranks = int(environ.get(replay_environment.JOB_RANKS, "0")) if self.is_replay else 0
         self.marks: dict[int, int] = {}  # step -> signature of all that was told up to it
         self._boundary: torch.Tensor | None = None
         self._chain = 0
@@ -58,6 +60,18 @@ class ScriptReplay:
     def path(self, path: "str | os.PathLike[str]") -> str:
         """Return this path; in a replay, a path in the replay's own folder."""
         return replay_environment.redirect_path(os.fspath(path))
+
+    def layers(self, total: int, stages: int = 1) -> int:
+        """Return how many layers to build the model with: `total`, or in a replay a part, at least one per stage.
+
+        A group has fewer ranks than the job, so each of them holds more of a state that is sharded over replicas. The
+        part of the layers is the group's part of the ranks; every pipeline stage has as many as every other. A model
+        with fewer layers fits no checkpoint of the job: start it from the seed.
+        """
+        if not 0 < self.ranks < self.job_ranks:
+            return total
+        each = total * self.ranks // (self.job_ranks * stages)
+        return min(total, max(1, each) * stages)
 
     def boundary(self, tensor: "Tensor") -> "Tensor":
         """In a replay, hash a tensor that this rank sends to another stage or adds to a sum; return the tensor."""

@@ -145,5 +145,5 @@ def group_launch(group: ReplayGroup, nproc: dict[str, int], mesh: Dims, steps: i
         seats=tuple(seats),
         world_size=first,
         mesh=shrink_mesh(mesh, first) if mesh else (),
-        replay=ReplayTask(name=name, steps=steps, not_after=not_after),
+        replay=ReplayTask(name=name, steps=steps, not_after=not_after, ranks=first, job_ranks=sum(nproc.values())),
     )
