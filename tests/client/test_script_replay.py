@@ -78,20 +78,28 @@ def test_what_a_replay_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("ranks", "total", "stages", "layers"),
-    [(8, 32, 1, 8), (8, 32, 4, 8), (8, 30, 4, 4), (8, 2, 2, 2), (1, 4, 4, 4), (32, 32, 4, 32), (0, 32, 4, 32)],
+    ("ranks", "shape", "layers"),
+    [
+        (8, (32, 1), 8),
+        (8, (32, 4), 8),
+        (8, (30, 4), 4),
+        (8, (2, 2), 2),
+        (1, (4, 4), 4),
+        (32, (32, 4), 32),
+        (0, (32, 4), 32),
+    ],
 )
 def test_a_group_builds_its_part_of_the_layers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, total: int, stages: int, layers: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, shape: tuple[int, int], layers: int
 ) -> None:
-    assert holdfast.replayable(seed=1).layers(total, stages) == total
+    assert holdfast.replayable(seed=1).layers(*shape) == shape[0]
     told = ReplayTask(name="1-1-h0", steps=3, ranks=ranks, job_ranks=32)
     for name, value in replay_variables(told, str(tmp_path)).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(script_replay, "_this", script_replay.ScriptReplay())
     replay = holdfast.replayable(seed=1)
     assert (replay.ranks, replay.job_ranks) == (ranks, 32)
-    assert replay.layers(total, stages) == layers
+    assert replay.layers(*shape) == layers
 
 
 def test_marks_tell_every_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
