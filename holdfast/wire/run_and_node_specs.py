@@ -44,6 +44,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"  # the controller listens here
     port: int = 0
     release: Release = Release(number=1)  # what the job begins with
+    started_at: float = 0.0  # 0: an older version wrote it, and does not say
+    resumed_at: float = 0.0  # newest --resume; 0: none
 
 
 class ControllerAddress(msgspec.Struct, frozen=True, kw_only=True):

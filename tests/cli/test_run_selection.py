@@ -145,6 +145,18 @@ def test_runs_are_listed(home: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.splitlines()[-1] == "and 4 older: holdfast ls --all"
 
 
+def test_a_run_that_was_resumed_is_as_old_as_its_first_start(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = published(None, "r")
+    run, now = run_directory.read_spec(run_dir), time.time()
+    assert now - 60 < run.started_at <= now
+    resumed = msgspec.structs.replace(run, started_at=now - 600.5, resumed_at=now - 300.5)
+    run_and_node_specs.write_json(run_dir / "run.json", resumed)
+    for name in ("token", "env.json"):
+        (run_dir / name).unlink()  # as at the end of a run
+    assert main(["ls"]) == 0
+    assert "  started 10 min 00 s ago, resumed 5 min 00 s ago  " in capsys.readouterr().out
+
+
 def test_a_run_that_was_removed_is_forgotten(home: Path, tmp_path: Path) -> None:
     own = published(str(tmp_path / "own"), "r")
     assert run_selection.known_runs() == [own]

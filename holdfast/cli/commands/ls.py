@@ -19,7 +19,7 @@ from holdfast.wire.run_and_node_specs import RunEnd
 
 _ANSWER_S = 2.0  # one controller that does not answer must not hide the others
 _NEWEST = 10
-_OLD = ("token", "env.json", "run.json")  # run.json is written anew by --resume, the others are gone when it has ended
+_OLD = ("token", "env.json", "run.json")  # the oldest of them is as old as a run whose run.json does not say
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +29,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
     script: str
     started_at: float
+    resumed_at: float = 0.0  # 0: it was not
 
 
 def main(argv: list[str]) -> int:
@@ -45,8 +46,8 @@ def main(argv: list[str]) -> int:
         return 0
     # Not a table: paths are long, and one that is folded cannot be copied.
     for row in rows:
-        when = f"{duration_text(max(0.0, time.time() - row.started_at))} ago"
-        print(strip_controls(f"{row.run_id}  {row.state}{row.detail}  {row.script}  started {when}  {row.run_dir}"))
+        when = f"started {_ago_text(row.started_at)}" + (f", resumed {_ago_text(row.resumed_at)}" if row.resumed_at else "")
+        print(strip_controls(f"{row.run_id}  {row.state}{row.detail}  {row.script}  {when}  {row.run_dir}"))
     if left_out := len(known) - len(rows):
         print(f"and {left_out} older: holdfast ls --all")
     if not known:
@@ -54,14 +55,33 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _ago_text(at: float) -> str:
+    return f"{duration_text(max(0.0, time.time() - at))} ago"
+
+
 def _make_row(run_dir: Path) -> RunRow:
     started_at = min((run_dir / name).stat().st_mtime for name in _OLD if (run_dir / name).exists())
     try:
         run = run_directory.read_spec(run_dir)
-        name, script, (state, detail) = run.job.run_id, " ".join(run.entry.argv), _run_state(run_dir)
     except UsageError as e:
-        name, script, (state, detail) = run_dir.name, "", ("unreadable", f": {e}")
-    return RunRow(run_id=name, run_dir=str(run_dir), state=state, detail=detail, script=script, started_at=started_at)
+        return RunRow(
+            run_id=run_dir.name,
+            run_dir=str(run_dir),
+            state="unreadable",
+            detail=f": {e}",
+            script="",
+            started_at=started_at,
+        )
+    state, detail = _run_state(run_dir)
+    return RunRow(
+        run_id=run.job.run_id,
+        run_dir=str(run_dir),
+        state=state,
+        detail=detail,
+        script=" ".join(run.entry.argv),
+        started_at=run.started_at or started_at,
+        resumed_at=run.resumed_at,
+    )
 
 
 def _run_state(run_dir: Path) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """`holdfast run --resume`: continues a run whose supervisor is gone."""
 
 import contextlib
+import time
 from pathlib import Path
 
 import msgspec
@@ -29,7 +30,8 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
     if settings is not None:
         run = msgspec.structs.replace(run, settings=settings)
     with listen_at(run.host, run.port, "this run's nodes expect the controller there, so free the port") as listener:
-        run_and_node_specs.write_json(run_dir / "run.json", run)
+        resumed = msgspec.structs.replace(run, resumed_at=time.time())
+        run_and_node_specs.write_json(run_dir / "run.json", resumed)
         console = make_console(args, run, run_dir)
         console.skip_to_end()
         say(f"resuming {run.job.run_id} in {run_dir}")

@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 import stat
+import time
 import urllib.parse
 from datetime import UTC, datetime
 from pathlib import Path
@@ -117,7 +118,7 @@ def publish_run(run_dir: Path, run: RunSpec) -> None:
     try:
         mutual_tls.write_secret(run_dir / "token", os.urandom(16).hex().encode())
         save_environment(run_dir)
-        run_and_node_specs.write_json(run_dir / "run.json", run)
+        run_and_node_specs.write_json(run_dir / "run.json", msgspec.structs.replace(run, started_at=time.time()))
     except OSError as e:
         raise UsageError(f"cannot write to the run directory {run_dir}: {e.strerror}; give another --run-dir") from None
 
