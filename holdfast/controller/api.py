@@ -96,7 +96,7 @@ def status_of(controller: Controller) -> Status:
         beat, role = beats.get(seat.node), roles.pop(seat.node)
         current = beat if beat and beat.generation == view.generation else None
         ranks = f"{seat.first_rank}-{seat.first_rank + seat.nproc - 1}" if seat.nproc > 1 else str(seat.first_rank)
-        step, loss = (current.step, current.loss) if current else (-1, None)
+        step, loss = (controller.detectors.pace.number_step(current), current.loss) if current else (-1, None)
         phase = current.phase if current else ""
         views.append(NodeView(node=seat.node, role=role, ranks=ranks, step=step, loss=loss, phase=phase))
     views += [NodeView(node=node, role=role) for node, role in roles.items()]

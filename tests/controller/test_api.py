@@ -15,6 +15,8 @@ from holdfast.core.decide.node_roles import NodeRole
 from holdfast.core.record.ledger import TimeUse
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Phase, Progress
+from holdfast.model.observation import Beat
+from holdfast.wire import agent_messages
 from tests.controller.conftest import HEADERS, Desk, Open
 
 PATHS = ("/api/v1/status", "/api/v1/report", "/api/v1/entries", "/metrics", "/openapi.json", "/agent", "/nothing")
@@ -83,6 +85,18 @@ async def test_status(desk_of: Open) -> None:
         active, waiting = status["nodes"]
         assert (active["node"], active["role"], active["ranks"], active["step"]) == ("a", "active", "0", 1)
         assert (waiting["node"], waiting["role"]) == ("b", "ready")
+
+
+async def test_the_step_of_a_node_is_numbered_as_the_jobs_is(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        agent = await desk.link("a")
+        await agent.hello()
+        await agent.answer(await agent.errand())
+        beat = Beat(node="a", generation=1, step=11, at=1.0, first_step=1, first_at=1.0, counted=True, origin=80)
+        await agent.ws.send_bytes(agent_messages.encode(beat))
+        await desk.phase(Phase.TRAINING)
+        status = await get(desk, "/api/v1/status")
+        assert (status["step"], status["nodes"][0]["step"]) == (91, 91)
 
 
 async def test_report_and_entries(desk_of: Open) -> None:

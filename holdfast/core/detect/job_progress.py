@@ -60,18 +60,21 @@ class JobPace:
         """The newest step of this generation that every rank has made; -1 if none, or if a node has not reported."""
         if self._missing or not self._beats:
             return -1
-        slowest = self._slowest_beat
-        return slowest.step + max(0, self._step_origin(slowest))
+        return self.number_step(self._slowest_beat)
+
+    def number_step(self, beat: Beat) -> int:
+        """Return the step of a node's beat, numbered as the job's step is; -1 if it has none."""
+        return beat.step + max(0, self._step_origin(beat)) if beat.step >= 0 else -1
 
     @property
     def _slowest_beat(self) -> Beat:
         return min(self._beats.values(), key=lambda b: (b.step, -b.at))
 
-    def _step_origin(self, slowest: Beat) -> int:
-        """Return the number to add to the slowest node's step; -1 if it is unknown how many steps came before."""
-        if not slowest.counted:
+    def _step_origin(self, beat: Beat) -> int:
+        """Return the number to add to the step of a beat; -1 if it is unknown how many steps came before."""
+        if not beat.counted:
             return 0
-        return agreed_origin(beat.origin if beat.counted else -1 for beat in self._beats.values())
+        return agreed_origin(one.origin if one.counted else -1 for one in (beat, *self._beats.values()))
 
     def flush_progress(self, now: float) -> Progress | None:
         """Return the job's newest step; None if it was reported before or some node has made no step. Call this before
