@@ -22,7 +22,7 @@ from holdfast.core.diagnose import blocking_ranks
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks
 from holdfast.core.incident.incident_text import count_failures
 from holdfast.core.record.job_report import Report, report_of
-from holdfast.core.release.release_history import ReleaseOverview
+from holdfast.core.record.release_history import ReleaseOverview
 from holdfast.model.event import Entry, Order, Phase
 from holdfast.model.stacks import Trace
 from holdfast.wire.agent_messages import TOKEN_HEADER
@@ -63,6 +63,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0  # of all incidents; one that fails again before its next step is the same incident
     changes: int = 0  # planned restarts
     last_change: str = ""
+    redone: int = 0  # steps that had been made before
     release: int = 0  # that runs
     source: str = ""  # of it
     waiting: int = 0  # the release that is staged and waits; 0: none does
@@ -120,6 +121,7 @@ def status_of(controller: Controller) -> Status:
         seq=controller.seq,
         changes=len(account.changes),
         last_change=account.changes[-1].sentence if account.changes else "",
+        redone=sum(ran.redone for ran in account.ran),
         release=view.running_release.number,
         source=view.running_release.source,
         waiting=waiting.number if waiting else 0,

@@ -20,7 +20,7 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.detect.job_progress import JobPace
 from holdfast.core.detect.replica import ReplicaDetector
 from holdfast.core.record.ledger import Ledger
-from holdfast.core.release.release_history import ReleaseHistory
+from holdfast.core.record.release_history import ReleaseHistory
 from holdfast.model.action import Action, Launch, Say, Stop
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Begin, Decision, Ended, Entry, Event, Lost, Order, Outcome, Phase, Successor, Tick

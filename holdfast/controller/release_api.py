@@ -5,7 +5,7 @@ import asyncio
 from aiohttp import web
 
 from holdfast.controller.control_loop import Controller
-from holdfast.core.release.release_history import ReleaseOverview
+from holdfast.core.record.release_history import ReleaseOverview
 from holdfast.model.event import Order
 from holdfast.model.release import Fate, Release
 from holdfast.wire.releases import release_signature, tree_archive
@@ -13,7 +13,8 @@ from holdfast.wire.releases import release_signature, tree_archive
 
 def release_overview(controller: Controller) -> ReleaseOverview:
     view = controller.view
-    chapters = controller.history.list_chapters(view.releases, view.fates, view.fate_reasons)
+    ran = controller.ledger.list_releases()
+    chapters = controller.history.list_chapters(view.releases, view.fates, view.fate_reasons, ran)
     return ReleaseOverview(running=view.running_release.number, releases=chapters)
 
 

@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from holdfast.cli.commands.releases import render_releases
-from holdfast.core.release.release_history import ReleaseChapter, ReleaseOverview
+from holdfast.core.record.release_history import ReleaseChapter, ReleaseOverview
 from holdfast.model.release import Fate, Release
 
 

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from holdfast.cli import main
-from holdfast.cli.commands import report, status
+from holdfast.cli.commands import releases, report, status
 from holdfast.cli.launch import controller_main
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.terminal.quantity_text import NO_STEP, duration_text
@@ -108,9 +108,19 @@ def test_planned_restarts(run_dir: Path) -> None:
     assert "0 incidents, 1 planned restart; step 22, generation 2" in shown
     assert "update 2.0 s" in shown and "hold 4.0 s" in shown
     assert "nodes: 1 evicted, 1 admitted, 0.0 s waited for nodes" in shown
-    assert "releases: 1 21 steps, 2 (git 1a2b3c4) 1 step" in shown
+    assert "releases: 1 21 new steps, 2 (git 1a2b3c4) 1 new step" in shown
     assert "release 2; n1 left; n2 came" in shown
     assert "stop 1.0, held 4.0, launch 2.0, group set-up 0.5, restore 0.5, first step 1.0" in shown
+
+
+def test_a_fresh_start_is_told_with_the_steps_that_ranks_have_made_again(run_dir: Path) -> None:
+    fresh = ("110 progress 1 at 109", "120 progress 68 at 119 from 1 since 109")
+    write(run_dir, *LINES[:-2], *fresh)
+    shown = printed(report.render_report(report.load_report(run_dir)), width=400)
+    assert "; the script started from step 0 " in shown
+    assert ", 68 of 190 steps redone" in shown
+    book = releases.load_releases(run_dir).releases
+    assert [(one.steps, one.redone) for one in book] == [(190, 68)], "the same in every command"
 
 
 def test_every_use_has_a_colour(run_dir: Path) -> None:
@@ -213,8 +223,8 @@ def test_an_end_without_steps(tmp_path: Path) -> None:
     assert "done: 0 incidents, ETTR not known" in said and NO_STEP in said and f"holdfast report {tmp_path}" in said
 
 
-def printed(what: object) -> str:
-    console = Console(width=200)
+def printed(what: object, width: int = 200) -> str:
+    console = Console(width=width)
     with console.capture() as captured:
         console.print(what)
     return captured.get()

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from holdfast.core.decide.decider import Decider
+from holdfast.core.record.job_report import report_of
 from holdfast.core.record.ledger import PLANNED, START_AND_END, UNSETTLED, Account, Ledger, TimeUse, fold_entries
 from holdfast.model.action import Launch
 from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Phase, Progress, Tick
@@ -79,6 +80,29 @@ def test_a_counter_takes_nothing_back() -> None:
         shown.append([settled.spent_s(use) for use in (TimeUse.RESTORE, TimeUse.RUN, TimeUse.TRAIN)])
     assert shown[:6] == [[0, 0, 0]] * 4 + [[1, 0, 0], [1, 0, 20]]
     assert shown[6:] == [[1, 0, 20]] * 7 + [[2, 0, 20]]
+
+
+def test_steps_are_redone_when_ranks_have_made_them_again_and_not_before() -> None:
+    """A script that starts from step 0 has lost 21 steps, but ranks have only made as many again as they say."""
+    started = (*START, *CRASH, "36 progress 1 at 35")
+    assert account(*started).redone_steps(incident=1) == 1
+    again = (*started, "40 progress 8 at 39 from 1 since 35")
+    assert account(*again).redone_steps(incident=1) == 8
+    assert [(ran.steps, ran.redone) for ran in account(*again).ran] == [(21, 8)]
+    late = account(*again, "41 alarm crash n0 rank 0 code -9", "41 progress 9 at 40.5 from 1 since 35")
+    assert late.redone_steps(incident=1) == 9, "a step that is told while ranks are stopped was made before"
+    further = (*again, "60 progress 31 at 59 from 1 since 35")
+    assert account(*further).redone_steps(incident=1) == 21
+    assert [(ran.steps, ran.redone) for ran in account(*further).ran] == [(31, 21)]
+    assert report_of(account(*further)).restarts[0].redone == 21
+
+
+def test_work_lost_by_two_failures_is_redone_after_the_second() -> None:
+    second = ("40 alarm crash n0 rank 0 code -9", "41 outcome 5 ok", "43 outcome 6 ok", "46 progress 1 at 45")
+    first = (*START, *CRASH, "36 progress 1 at 35", "40 progress 8 at 39 from 1 since 35")
+    found = account(*first, *second, "70 progress 25 at 69 from 1 since 45")
+    assert [found.redone_steps(incident=number) for number in (1, 2)] == [8, 21]
+    assert [(ran.steps, ran.redone) for ran in found.ran] == [(25, 29)]
 
 
 def test_nothing_is_redone_when_the_state_was_whole() -> None:
@@ -294,7 +318,8 @@ def test_work_redone_after_a_planned_restart_is_its_cost() -> None:
     found = fold_entries(book.entries, 50.0)
     assert spans(found)[-2:] == [("redo", 35, 40, 0), ("train", 40, 50, 0)]
     assert found.lost_s()[PLANNED] == 15.0
-    assert [ran.steps for ran in found.ran] == [21, 5]
+    assert [(ran.steps, ran.redone) for ran in found.ran] == [(21, 0), (5, 6)]
+    assert found.redone_steps(change=1) == 6
 
 
 def test_a_release_that_fails_at_once_costs_an_incident_from_its_failure_on() -> None:

@@ -1,9 +1,10 @@
 """What the journal tells of releases."""
 
+from holdfast.core.record.ledger import Ledger
+from holdfast.core.record.release_history import ReleaseChapter, ReleaseHistory
 from holdfast.core.release.job_releases import JobReleases
-from holdfast.core.release.release_history import ReleaseChapter, ReleaseHistory
 from holdfast.model.action import Action, Launch, Stage
-from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, Progress, Tick
+from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, Phase, Progress, Tick
 from holdfast.model.job_and_seats import Job
 from holdfast.model.release import Fate, Release
 
@@ -13,14 +14,18 @@ SECOND = Release(number=2, digest="2" * 64, who="you", message="faster")
 
 class Journal:
     def __init__(self) -> None:
-        self.history = ReleaseHistory()
+        self.history, self.ledger = ReleaseHistory(), Ledger()
         self.releases = JobReleases(FIRST, trial_steps=20)
         self._count = 0
 
     def add(self, event: Event, *actions: Action) -> None:
         self._count += 1
-        entry = Entry(seq=self._count, at=float(self._count), event=event, decision=Decision(actions=actions))
+        launches = any(isinstance(action, Launch) for action in actions)
+        phase = Phase.LAUNCHING if launches else Phase.TRAINING if isinstance(event, Progress) else Phase.WAITING
+        decision = Decision(actions=actions, phase=phase)
+        entry = Entry(seq=self._count, at=float(self._count), event=event, decision=decision)
         self.history.add(entry)
+        self.ledger.add(entry)
 
     def launch(self, generation: int, release: Release) -> None:
         self.add(Tick(), Launch(id=generation, generation=generation, seats=(), release=release))
@@ -30,7 +35,8 @@ class Journal:
 
     def told(self) -> dict[int, ReleaseChapter]:
         releases = self.releases
-        chapters = self.history.list_chapters(releases.known, releases.fates, releases.told)
+        ran = self.ledger.list_releases()
+        chapters = self.history.list_chapters(releases.known, releases.fates, releases.told, ran)
         return {chapter.release.number: chapter for chapter in chapters}
 
 
@@ -56,8 +62,9 @@ def test_steps_and_times() -> None:
     journal.step(3, 10, 12)
     journal.releases.fates[1], journal.releases.told[1] = Fate.REPLACED, "by release 2"
     first, second = journal.told().values()
-    assert (first.steps, first.launched_at, first.why) == (7, 2.0, "by release 2")
-    assert (second.steps, second.launched_at) == (6, 5.0), "steps done twice count twice"
+    assert (first.steps, first.redone, first.launched_at, first.why) == (7, 0, 2.0, "by release 2")
+    assert (second.steps, second.redone, second.launched_at) == (5, 1, 5.0), "step 10 was made twice"
     journal.launch(4, FIRST)
-    journal.step(4, 11, 11)
-    assert journal.told()[1].steps == 8, "one that is gone back to goes on counting"
+    journal.step(4, 11, 13)
+    back = journal.told()[1]
+    assert (back.steps, back.redone) == (8, 2), "one that is gone back to goes on counting"

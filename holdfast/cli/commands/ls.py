@@ -46,7 +46,8 @@ def main(argv: list[str]) -> int:
         return 0
     # Not a table: paths are long, and one that is folded cannot be copied.
     for row in rows:
-        when = f"started {_ago_text(row.started_at)}" + (f", resumed {_ago_text(row.resumed_at)}" if row.resumed_at else "")
+        resumed = f", resumed {_ago_text(row.resumed_at)}" if row.resumed_at else ""
+        when = f"started {_ago_text(row.started_at)}{resumed}"
         print(strip_controls(f"{row.run_id}  {row.state}{row.detail}  {row.script}  {when}  {row.run_dir}"))
     if left_out := len(known) - len(rows):
         print(f"and {left_out} older: holdfast ls --all")

@@ -19,7 +19,8 @@ from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import duration_text
 from holdfast.controller.decider_rebuild import RebuildError, rebuild_decider
 from holdfast.core.decide.decider import Decider
-from holdfast.core.release.release_history import ReleaseHistory, ReleaseOverview
+from holdfast.core.record.ledger import Ledger
+from holdfast.core.record.release_history import ReleaseHistory, ReleaseOverview
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.model.release import Fate
@@ -65,12 +66,13 @@ def load_releases(run_dir: Path) -> ReleaseOverview:
     path = run_dir / "journal.db"
     if not path.exists():
         raise UsageError(f"{run_dir} has no journal yet; its controller has not started")
-    decider, history = Decider(), ReleaseHistory()
+    decider, history, ledger = Decider(), ReleaseHistory(), Ledger()
     with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
         for entry in rebuild_decider(journal, decider):
             history.add(entry)
+            ledger.add(entry)
     view = decider.view
-    chapters = history.list_chapters(view.releases, view.fates, view.fate_reasons)
+    chapters = history.list_chapters(view.releases, view.fates, view.fate_reasons, ledger.list_releases())
     return ReleaseOverview(running=view.running_release.number, releases=chapters)
 
 
@@ -79,8 +81,9 @@ def render_releases(told: ReleaseOverview, now: float) -> Group:
         strip_tree(msgspec.to_builtins(told)), ReleaseOverview, strict=False
     )  # messages are people's own words
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("release", "fate", "who", "when", "steps", "from", "message"):
-        table.add_column(column, justify="right" if column in ("release", "steps") else "left", overflow="fold")
+    for column in ("release", "fate", "who", "when", "new steps", "redone", "from", "message"):
+        left = column not in ("release", "new steps", "redone")
+        table.add_column(column, justify="left" if left else "right", overflow="fold")
     lines: list[Table | Text] = [table]
     for one in told.releases:
         release = one.release
@@ -90,7 +93,8 @@ def render_releases(told: ReleaseOverview, now: float) -> Group:
             f"{datetime.fromtimestamp(one.at, UTC):%Y-%m-%d %H:%M:%S} UTC, {duration_text(max(0.0, now - one.at))} ago"
         )
         source = f"{release.source}{digest}"
-        table.add_row(str(release.number), fate, release.who, when, str(one.steps), source, release.message)
+        made = str(one.steps), str(one.redone)
+        table.add_row(str(release.number), fate, release.who, when, *made, source, release.message)
         if one.why:
             lines.append(Text(f"{release.number}: {one.fate}: {one.why}"))
     return Group(*lines)

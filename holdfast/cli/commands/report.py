@@ -16,7 +16,7 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import NO_STEP, counted_noun, duration_text, ettr_of, incidents_text, step_said
 from holdfast.core.decide.controller_takeover import lost_journal_sentence
-from holdfast.core.incident.incident_text import count_failures, describe_step, phases_s, redone_steps
+from holdfast.core.incident.incident_text import count_failures, describe_step, is_fresh_start, lost_steps, phases_s
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import TimeUse, fold_entries
 from holdfast.core.record.lost_time_bill import Bill, draw_bill
@@ -179,7 +179,8 @@ def _standbys_text(report: Report) -> Text:
 
 def _releases_text(report: Report) -> Text:
     said = [
-        f"{ran.release}{f' ({ran.source})' if ran.source else ''} {counted_noun(ran.steps, 'step')}"
+        f"{ran.release}{f' ({ran.source})' if ran.source else ''} {counted_noun(ran.steps, 'new step')}"
+        + (f" and {ran.redone} redone" if ran.redone else "")
         for ran in report.releases
     ]
     return Text(f"releases: {', '.join(said)}", style="dim")
@@ -187,11 +188,12 @@ def _releases_text(report: Report) -> Text:
 
 def _incidents_table(report: Report, bill: Bill) -> Table:
     table = _new_table("#", "at", "what happened", "why and what was done", "lost")
+    redone = {restart.incident: restart.redone for restart in report.restarts}
     for record in report.incidents:
         swapped = f"; {', '.join(record.admitted)} took its place" if record.admitted else ""
-        why = f"{record.verdict.reason}{swapped}"
+        why = f"{record.verdict.reason}{swapped}{_fresh_start_text(record)}"
         redo_s = sum(s.seconds for s in report.spans if s.use is TimeUse.REDO and s.incident == record.number)
-        lost = _lost_text(record, bill.incidents.get(record.number, 0.0), redo_s)
+        lost = _lost_text(record, bill.incidents.get(record.number, 0.0), redo_s, redone.get(record.number))
         happened = f"{record.cause}{describe_step(record)}"
         table.add_row(str(record.number), _clock_text(record.alarm_at), happened, why, lost)
     return table
@@ -199,12 +201,13 @@ def _incidents_table(report: Report, bill: Bill) -> Table:
 
 def _changes_table(report: Report, bill: Bill) -> Table:
     table = _new_table("planned", "at", "why", "release", "took")
-    for number, change in enumerate(report.changes, 1):
+    planned = [restart.redone for restart in report.restarts if not restart.incident]
+    for number, (change, redone) in enumerate(zip(report.changes, planned, strict=True), 1):
         redo_s = sum(s.seconds for s in report.spans if s.use is TimeUse.REDO and s.change == number)
-        took = _lost_text(change, bill.changes.get(number, 0.0), redo_s)
+        took = _lost_text(change, bill.changes.get(number, 0.0), redo_s, redone)
         swapped = [f"{', '.join(change.evicted)} left"] if change.evicted else []
         swapped += [f"{', '.join(change.admitted)} came"] if change.admitted else []
-        why = "; ".join([change.why, *swapped])
+        why = "; ".join([change.why, *swapped]) + _fresh_start_text(change)
         table.add_row("", _clock_text(change.asked_at), why, str(change.release), took)
     return table
 
@@ -220,8 +223,19 @@ def _clock_text(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).astimezone().strftime("%H:%M:%S")
 
 
-def _lost_text(record: Record | Change, lost_s: float, redo_s: float) -> str:
-    again = redone_steps(record)
+def _fresh_start_text(record: Record | Change) -> str:
+    return "; the script started from step 0" if is_fresh_start(record) else ""
+
+
+def _lost_text(record: Record | Change, lost_s: float, redo_s: float, redone: int | None) -> str:
     parts = phases_s(record) | ({"redo": redo_s} if redo_s else {})
     shown = ", ".join(f"{name} {seconds:.1f}" for name, seconds in share_tenths(parts, lost_s).items())
-    return f"{lost_s:.1f} s ({shown})" + (f", {counted_noun(again, 'step')} redone" if again is not None else "")
+    return f"{lost_s:.1f} s ({shown}){_redone_text(redone, lost_steps(record))}"
+
+
+def _redone_text(redone: int | None, lost: int | None) -> str:
+    """Return how many steps were made again, and how many were lost if ranks stopped before they had made all."""
+    if redone is None or lost is None:
+        return ""
+    of = f" of {lost}" if redone < lost else ""
+    return f", {redone}{of} {'step' if max(redone, lost) == 1 else 'steps'} redone"

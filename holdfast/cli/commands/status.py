@@ -68,6 +68,7 @@ def render_status(status: dict[str, Any]) -> Group:
         (ettr_of(status["wall_s"], status["ettr"]), "bold"),
         f", {incidents_text(status['incidents'], status.get('failures', 0))}",
         _planned_text(status),
+        f", {counted_noun(redone, 'step')} redone" if (redone := status.get("redone", 0)) else "",
         f"   run {status['run_id']}",
     )
     table = Table(box=None, pad_edge=False, header_style="dim")

@@ -19,7 +19,7 @@ from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import duration_text
-from holdfast.core.release.release_history import ReleaseChapter
+from holdfast.core.record.release_history import ReleaseChapter
 from holdfast.model.release import Fate, Release
 from holdfast.wire.releases import release_signature, tree_archive
 from holdfast.wire.releases.release_signature import SigningError
@@ -172,12 +172,12 @@ def _watch_release(
     """Wait until the release is staged or, with `now`, has made a step; returns the exit code. If the job never made
     a step, it is enough that the release has run for a while."""
     began, said = time.monotonic(), ""
-    stepless = not any(chapter.steps for chapter in before)
+    stepless = not any(chapter.steps + chapter.redone for chapter in before)
     while True:
         chapter = _find_chapter(run_dir, release, len(before))
         if chapter is not None:
             for_s = time.time() - chapter.launched_at if chapter.launched_at else 0.0
-            ran = chapter.steps > 0 or (stepless and for_s >= STEPLESS_S)
+            ran = chapter.steps + chapter.redone > 0 or (stepless and for_s >= STEPLESS_S)
             line, code = _progress_line(chapter, now, ran, window_s, time.monotonic() - began)
             if line != said:
                 print(f"holdfast update: {line}", file=sys.stderr if code else sys.stdout, flush=True)

@@ -92,6 +92,6 @@ def change_sentence(change: Change) -> str:
         if change.resumed_from is not None
         else incident_text.describe_unknown_resume(change)
     )
-    redone = incident_text.redone_steps(change) or 0
-    steps = f"{incident_text.count_steps(redone)} and " if redone > 0 else ""
+    lost = incident_text.lost_steps(change) or 0
+    steps = f"{incident_text.count_steps(lost)} and " if lost > 0 else ""
     return f"{change.why}: restarted{at}{nodes}{held}, lost {steps}{lost_s:.1f} s"

@@ -55,7 +55,7 @@ def incident_sentence(record: Record, *, names_step: bool = False) -> str:
     elif record.resumed_from is None:
         text += f"{describe_unknown_resume(record)}, lost {lost_s:.1f} s"
     else:
-        made = redone_steps(record)
+        made = lost_steps(record)
         lost = f"{count_steps(made)} and " if made is not None else ""
         text += f" from step {record.resumed_from}, lost {lost}{lost_s:.1f} s"
     return f"{text} ({describe_phases(record)})"
@@ -67,7 +67,7 @@ def is_fresh_start(record: Record | Change) -> bool:
 
 
 def describe_fresh_start(record: Record | Change) -> str:
-    made = redone_steps(record)
+    made = lost_steps(record)
     return f"but the script started from step 0: lost {count_steps(made) if made is not None else 'all steps'}"
 
 
@@ -79,8 +79,8 @@ def describe_unknown_resume(record: Record | Change) -> str:
     return f" (whether the script resumed is not known{most})"
 
 
-def redone_steps(record: Record | Change) -> int | None:
-    """Return how many steps must be made again; None if unknown."""
+def lost_steps(record: Record | Change) -> int | None:
+    """Return how many steps have to be made again; None if unknown. Ranks may stop before they have made them."""
     if record.resumed_from is None or record.counted:
         return None
     return max(0, record.good_step - record.resumed_from)

@@ -1,1 +1,1 @@
-"""The record of a job: the account of every second, the report, and the notices for hooks."""
+"""The record of a job: the account of every second, its releases, the report, and the notices for hooks."""

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.incident.incident_text import phases_s
+from holdfast.core.incident.incident_text import lost_steps, phases_s
 from holdfast.core.record.ledger import Account, ReleaseRun, Span, TimeUse
 from holdfast.model.incident_record import Change, Record, Remedy
 
@@ -14,6 +14,7 @@ class RestartCost(msgspec.Struct, frozen=True, kw_only=True):
     at: float  # when ranks were told to stop
     lost_s: float
     phases_s: dict[str, float]
+    redone: int | None = None  # steps made again so far; None: not known
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,11 +65,17 @@ def report_of(account: Account) -> Report:
 
 def _restart_costs(account: Account) -> tuple[RestartCost, ...]:
     mended = [r for r in account.incidents if r.verdict.remedy is not Remedy.GIVE_UP]
-    found = [_restart_cost(r, r.alarm_at, r.number) for r in mended] + [
-        _restart_cost(c, c.asked_at) for c in account.changes
+    found = [_restart_cost(r, r.alarm_at, r.number, account.redone_steps(incident=r.number)) for r in mended] + [
+        _restart_cost(c, c.asked_at, 0, account.redone_steps(change=n)) for n, c in enumerate(account.changes, 1)
     ]
     return tuple(sorted(found, key=lambda restart: restart.at))
 
 
-def _restart_cost(record: Record | Change, at: float, incident: int = 0) -> RestartCost:
-    return RestartCost(incident=incident, at=at, lost_s=record.resumed_at - record.good_at, phases_s=phases_s(record))
+def _restart_cost(record: Record | Change, at: float, incident: int, redone: int) -> RestartCost:
+    return RestartCost(
+        incident=incident,
+        at=at,
+        lost_s=record.resumed_at - record.good_at,
+        phases_s=phases_s(record),
+        redone=None if lost_steps(record) is None else redone,
+    )

@@ -61,12 +61,21 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseRun(msgspec.Struct, frozen=True, kw_only=True):
-    """How many generations and new steps a job made under one release."""
+    """How many generations and steps a job made under one release."""
 
     release: int
     source: str
     generations: int = 0
     steps: int = 0  # that nobody had made before
+    redone: int = 0  # steps that had been made before
+
+
+class RedoneSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """How many steps ranks have made again after one incident or one planned restart, up to the next."""
+
+    incident: int = 0  # its number; 0: it was planned
+    change: int = 0
+    steps: int = 0
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +85,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     incidents: tuple[Record, ...]
     changes: tuple[Change, ...]
     ran: tuple[ReleaseRun, ...]
+    redone: tuple[RedoneSteps, ...]
     phase: Phase
     generation: int
     step: int
@@ -91,6 +101,10 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     def spent_s(self, use: TimeUse) -> float:
         return sum(s.seconds for s in self.spans if s.use is use)
+
+    def redone_steps(self, *, incident: int = 0, change: int = 0) -> int:
+        """Return how many steps were made again after this incident or planned restart."""
+        return sum(one.steps for one in self.redone if (one.incident, one.change) == (incident, change))
 
     @property
     def ettr(self) -> float | None:
@@ -142,6 +156,7 @@ class Ledger:
         self._stepped_ever = False
         self._is_from_zero = False  # steps that the script does not tell are counted from the start of this run
         self._ran: dict[int, ReleaseRun] = {}
+        self._redone: list[RedoneSteps] = []  # the newest is of what this generation mended
         self._release = 0
         self._seated: frozenset[str] = frozenset()
         self._spans: list[Span] = []
@@ -171,11 +186,13 @@ class Ledger:
             self._enter_phase(entry.at, decision.phase)
         if decision.closed:
             self.incidents.append(decision.closed)
+            self._redone.append(RedoneSteps(incident=decision.closed.number))
             self._on_recovery(decision.closed)
         if isinstance(event, Alarm) and event.signature == OPINION:
             self.opinions.append(event.reason)
         if decision.changed:
             self.changes.append(decision.changed)
+            self._redone.append(RedoneSteps(change=len(self.changes)))
             self._on_recovery(decision.changed)
         if decision.stood_since is not None and self.progress:
             self._add_stall(decision.stood_since, self.progress.at)
@@ -211,7 +228,8 @@ class Ledger:
             spans=tuple(spans),
             incidents=tuple(self.incidents),
             changes=tuple(self.changes),
-            ran=tuple(ran for ran in self._ran.values() if ran.generations),
+            ran=self.list_releases(),
+            redone=tuple(self._redone),
             phase=self.phase,
             generation=self.generation,
             step=self.step,
@@ -221,6 +239,10 @@ class Ledger:
             ending=self.finish.reason if self.finish else "",
             opinions=tuple(self.opinions),
         )
+
+    def list_releases(self) -> tuple[ReleaseRun, ...]:
+        """Return what was made under each release that was ever launched."""
+        return tuple(ran for ran in self._ran.values() if ran.generations)
 
     def settle_account(self, now: float) -> Account:
         """Return the account without time that a later entry may change. Counters use it, because they must not fall.
@@ -313,11 +335,16 @@ class Ledger:
         if event.renumbers(before):
             self.best = -1
         self.step, self._newest = event.step, event
-        done = before.step if before else event.first_step - 1
+        made = max(0, event.step - (before.step if before else event.first_step - 1))
+        new = made if event.counted else min(made, max(0, event.step - self.best))
         if not event.counted:
-            done, self.best = max(done, self.best), max(self.best, event.step)
+            self.best = max(self.best, event.step)
         ran = self._ran[self._release]
-        self._ran[self._release] = msgspec.structs.replace(ran, steps=ran.steps + max(0, event.step - done))
+        redone = ran.redone + made - new
+        self._ran[self._release] = msgspec.structs.replace(ran, steps=ran.steps + new, redone=redone)
+        if made > new and self._redone:
+            mended = self._redone[-1]
+            self._redone[-1] = msgspec.structs.replace(mended, steps=mended.steps + made - new)
 
     def _on_recovery(self, record: Record | Change) -> None:
         """Backdate a finished incident or planned restart to the last good step, and start to count redone steps."""

@@ -1,1 +1,1 @@
-"""Releases of the user's code in a job, and their history."""
+"""Releases of the user's code in a job."""

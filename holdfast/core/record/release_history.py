@@ -1,11 +1,12 @@
 """The history of a job's releases: who brought each one, when, its fate, and how many steps it made."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from holdfast.core.record.ledger import ReleaseRun
 from holdfast.model.action import Launch, Stage
-from holdfast.model.event import Begin, Entry, Progress
+from holdfast.model.event import Begin, Entry
 from holdfast.model.release import Fate, Release
 
 
@@ -17,7 +18,8 @@ class ReleaseChapter(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     at: float  # when it was brought
     launched_at: float = 0.0  # first; 0: it has not run
-    steps: int = 0  # that were made with it, those done twice included
+    steps: int = 0  # that were made with it and by none before it
+    redone: int = 0  # steps made with it that had been made before
 
 
 class ReleaseOverview(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,35 +30,32 @@ class ReleaseOverview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseHistory:
-    """Folds the journal into times and steps of each release; the fates come from the decider."""
+    """Folds the journal into the times of each release. Fates come from the decider, steps from the ledger."""
 
     def __init__(self) -> None:
         self._brought: dict[int, float] = {}
         self._launched: dict[int, float] = {}
-        self._steps: dict[int, int] = {}
-        self._running = 0
-        self._generation = 0
-        self._before = 0  # steps of the running release in earlier generations
 
     def add(self, entry: Entry) -> None:
         match entry.event:
             case Begin(release=release):
                 self._brought[release.number] = entry.at
-            case Progress(generation=generation, step=step, first_step=first) if generation == self._generation:
-                self._steps[self._running] = self._before + step - first + 1
         for action in entry.decision.actions:
             match action:
                 case Stage(release=release):
                     self._brought.setdefault(release.number, entry.at)
-                case Launch(release=release, generation=generation):
+                case Launch(release=release):
                     self._launched.setdefault(release.number, entry.at)
-                    self._running, self._generation = release.number, generation
-                    self._before = self._steps.get(release.number, 0)
 
     def list_chapters(
-        self, known: Mapping[int, Release], fates: Mapping[int, Fate], reasons: Mapping[int, str]
+        self,
+        known: Mapping[int, Release],
+        fates: Mapping[int, Fate],
+        reasons: Mapping[int, str],
+        ran: Iterable[ReleaseRun],
     ) -> tuple[ReleaseChapter, ...]:
         """Return the chapters of all releases, the oldest first."""
+        made = {one.release: one for one in ran}
         return tuple(
             ReleaseChapter(
                 release=release,
@@ -64,7 +63,8 @@ class ReleaseHistory:
                 why=reasons.get(number, ""),
                 at=self._brought.get(number, 0.0),
                 launched_at=self._launched.get(number, 0.0),
-                steps=self._steps.get(number, 0),
+                steps=made[number].steps if number in made else 0,
+                redone=made[number].redone if number in made else 0,
             )
             for number, release in sorted(known.items())
         )
