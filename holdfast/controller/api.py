@@ -64,6 +64,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     changes: int = 0  # planned restarts
     last_change: str = ""
     redone: int = 0  # steps that had been made before
+    parted: bool = False  # every rank has left its process groups or returned
     release: int = 0  # that runs
     source: str = ""  # of it
     waiting: int = 0  # the release that is staged and waits; 0: none does
@@ -122,6 +123,7 @@ def status_of(controller: Controller) -> Status:
         changes=len(account.changes),
         last_change=account.changes[-1].sentence if account.changes else "",
         redone=sum(ran.redone for ran in account.ran),
+        parted=view.phase is Phase.TRAINING and view.progress is not None and view.progress.parted,
         release=view.running_release.number,
         source=view.running_release.source,
         waiting=waiting.number if waiting else 0,

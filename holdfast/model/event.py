@@ -80,6 +80,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     skipped_samples: int = 0  # in these, of all ranks, as far as they could be counted
     backed: bool = False  # every node has copied its state to a peer
     numbered: bool = False  # not told by the script, but counted by us, and it is known from where on
+    parted: bool = False  # every rank's script has left its process groups or returned: it makes no more steps
 
     def renumbers(self, before: "Progress | None") -> bool:
         """Return whether the script now reports its own step numbers, which differ from those counted so far."""

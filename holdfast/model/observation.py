@@ -85,6 +85,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     skipped: int = 0  # batches that each rank has left out in this generation
     skipped_samples: int = 0  # in these, of all ranks of the node, as far as they could be counted
     running: int = -1  # ranks of this generation that live here; -1: it does not say
+    parted: bool = False  # every rank's script has left its process groups or returned
 
 
 class Gauge(msgspec.Struct, frozen=True, kw_only=True):

@@ -130,7 +130,7 @@ def test_every_use_has_a_colour(run_dir: Path) -> None:
     found = msgspec.structs.replace(
         report.load_report(run_dir), spans=spans, spent_s=spent, wall_s=len(TimeUse), start_at=0.0
     )
-    shown = printed(report.render_report(found))
+    shown = printed(report.render_report(found), width=400)
     assert all(f"{use.value} 1.0 s" in shown for use in TimeUse)
 
 

@@ -61,6 +61,20 @@ if dist.get_rank() == 1:
 dist.destroy_process_group()
 """
 
+SAVES = """
+import os, sys, time
+import torch, torch.distributed as dist
+import holdfast
+dist.init_process_group("gloo")
+for step in range(1, 6):
+    dist.all_reduce(torch.ones(1))
+    holdfast.step(step)
+print("last step at", time.time(), flush=True)
+dist.destroy_process_group()
+while not os.path.exists(os.path.join(sys.argv[1], "finish")):
+    time.sleep(0.05)
+"""
+
 SPAWNS = """
 import os, sys, time
 import torch, torch.distributed as dist
@@ -110,6 +124,21 @@ def test_a_thread_that_nobody_joins_does_not_keep_the_job(start: Start, nodes: t
     named, done = [line for line in job.sentences() if "rank 1 does not end: its script has returned" in line][:2]
     assert "has ended well" not in named and "has ended well" in done
     assert "threading.py" in done and job.report().incidents == ()
+
+
+def test_what_a_script_does_after_it_left_its_process_group_is_not_training(start: Start) -> None:
+    job = start("--nproc-per-node", "2", script=SAVES)
+    status = job.until(lambda: (told := job.status()).get("parted") and told, "the end of training")
+    assert status["now"].startswith("ending: every rank has left its process group") and status["step"] == 5
+    job.until(lambda: job.status()["wall_s"] > status["wall_s"] + 2, "some seconds in which nothing is trained")
+    job.finish()
+    job.ends(0)
+    found = job.report()
+    made_at = max(float(line.split()[-1]) for line in job.text().splitlines() if "last step at" in line)
+    trained = [span for span in found.spans if span.use == "train"]
+    assert not trained or trained[-1].end_at <= made_at
+    [end] = [span for span in found.spans if span.use == "end"]
+    assert end.seconds > 2 and end.start_at <= made_at
 
 
 @pytest.mark.slow

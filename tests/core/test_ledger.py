@@ -204,10 +204,34 @@ def test_an_incident_that_ends_the_job_is_back_dated_and_not_counted_as_repaired
     assert len(found.incidents) == 1
 
 
+def test_what_ranks_do_after_they_left_their_process_group_is_no_training() -> None:
+    left = (*START, "15 progress 11 at 14 from 1 since 5", "18 progress 12 at 16 from 1 since 5 parted")
+    found = account(*left, now=60.0)
+    assert spans(found)[-2:] == [("train", 5, 16, 0), ("end", 16, 60, 0)]
+    assert found.lost_s() == {START_AND_END: 5.0 + 44.0}
+    ended = account(*left, "60 ended n0", "61 outcome 3 ok")
+    assert spans(ended)[-3:] == [("train", 5, 16, 0), ("end", 16, 60, 0), ("stop", 60, 61, 0)]
+    again = account(*left, "41 progress 13 at 40 from 1 since 5", now=50.0)
+    assert spans(again)[-3:] == [("train", 5, 16, 0), ("end", 16, 40, 0), ("train", 40, 50, 0)]
+    failed = account(*left, "30 alarm crash n0 rank 0 code 1", "31 outcome 3 ok", "33 outcome 4 ok", "36 progress 13")
+    assert spans(failed)[-5:-3] == [("train", 5, 16, 0), ("detect", 16, 30, 1)], "what its record says"
+
+
+def test_training_ends_at_the_last_step_of_a_job_that_ended_well() -> None:
+    """A script that only returns says nothing before its end."""
+    found = account(*START, "16 progress 12 at 15 from 1 since 5", "60 ended n0", "61 outcome 3 ok")
+    assert spans(found)[-3:] == [("train", 5, 15, 0), ("end", 15, 60, 0), ("stop", 60, 61, 0)]
+
+
+def test_a_job_that_leaves_its_process_group_amid_redone_work() -> None:
+    left = account(*START, *CRASH, "36 progress 16 at 35", "40 progress 18 at 39 from 16 since 35 parted", now=50.0)
+    assert spans(left)[-2:] == [("redo", 35, 39, 1), ("end", 39, 50, 0)]
+
+
 def test_a_job_that_is_done_ends_where_it_ended() -> None:
     found = account(*START, "10 ended n0", "11 outcome 3 ok", now=99.0)
     assert (found.end_at, found.phase, found.code) == (11.0, Phase.DONE, 0)
-    assert spans(found)[-2:] == [("train", 5, 10, 0), ("stop", 10, 11, 0)]
+    assert spans(found)[-2:] == [("end", 5, 10, 0), ("stop", 10, 11, 0)]
 
 
 def test_a_stale_report_is_not_progress() -> None:

@@ -61,6 +61,16 @@ def lives() -> Iterator[tuple[Told, str]]:
     yield told, told.step(2)
 
 
+def test_a_job_whose_ranks_have_left_their_process_groups_is_not_called_training() -> None:
+    *_, (told, _) = lives()
+    said = told.hear(
+        Progress(generation=2, step=7, at=told.now, first_step=2, first_at=told.now, counted=False, parted=True)
+    )
+    assert told.decider.view.phase is Phase.TRAINING
+    assert said == "ending: every rank has left its process group, or its script has returned, after step 7"
+    assert told.step(8) == "training; every rank has made step 7"
+
+
 def test_each_phase_says_what_is_so() -> None:
     said = [(told.decider.view.phase, words) for told, words in lives()]
     killed = "rank 1 on b was killed by SIGKILL"

@@ -157,6 +157,7 @@ def _progress(words: Words, now: float, generation: int) -> Event:
         numbered=words.has("numbered"),
         skippable=words.has("skippable"),
         backed=words.has("backed"),
+        parted=words.has("parted"),
     )
 
 

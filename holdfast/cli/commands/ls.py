@@ -89,7 +89,8 @@ def _run_state(run_dir: Path) -> tuple[str, str]:
     if run_directory.find_controller(run_dir):
         try:
             status: dict[str, Any] = ask_controller(run_dir, "/api/v1/status", wait_s=_ANSWER_S)
-            return str(status["phase"]), f", {step_said(status['step'], status.get('since', ''))}"
+            phase = "ending" if status.get("parted") else str(status["phase"])
+            return phase, f", {step_said(status['step'], status.get('since', ''))}"
         except (ControllerNotRunning, KeyError):
             return "alive", ", but its controller does not answer"
     with contextlib.suppress(OSError, msgspec.DecodeError):

@@ -39,6 +39,7 @@ _COLOURS = {
     TimeUse.UPDATE: "blue",
     TimeUse.HOLD: "white",
     TimeUse.STALL: "red",
+    TimeUse.END: "bright_yellow",
     TimeUse.RUN: "bright_green",
 }
 # Where there are no colours, as in a file or a mail.
@@ -54,6 +55,7 @@ _LETTERS = {
     TimeUse.UPDATE: "u",
     TimeUse.HOLD: "h",
     TimeUse.STALL: "!",
+    TimeUse.END: "e",
     TimeUse.RUN: "o",
 }
 

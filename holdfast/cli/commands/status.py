@@ -61,7 +61,7 @@ def _watch_status(run_dir: Path) -> int:
 
 def render_status(status: dict[str, Any]) -> Group:
     """Render one screen: the state and its reason, the nodes, the last incident."""
-    phase = status["phase"]
+    phase = "ending" if status.get("parted") else status["phase"]
     head = Text.assemble(
         (f" {phase} ", f"bold reverse {_COLOURS.get(phase, 'white')}"),
         f"  generation {status['generation']}, {step_said(status['step'], status.get('since', ''))}, ",

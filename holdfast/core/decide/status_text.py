@@ -20,6 +20,8 @@ def tell_present(state: JobState, now: float, step: int, ending: str) -> str:
             return f"generation {generation} is being launched on {where}{why}"
         case Phase.STARTING:
             return f"the ranks of generation {generation} run; no step was seen yet{why}"
+        case Phase.TRAINING if state.progress and state.progress.parted:
+            return f"ending: every rank has left its process group, or its script has returned, after step {step}"
         case Phase.TRAINING:
             return f"training; every rank has made step {step}{_named_ranks(state, now)}"
         case Phase.STOPPING:

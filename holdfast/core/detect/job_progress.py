@@ -19,7 +19,8 @@ def agreed_origin(origins: Iterable[int]) -> int:
 
 
 class JobPace:
-    """Condenses beats into a few Progress events: at the first step, when redone work is complete, and now and then."""
+    """Condenses beats into a few Progress events: at the first step, when redone work is complete, when every rank has
+    left its process groups, and now and then."""
 
     def __init__(self, limits: PaceLimits) -> None:
         self.limits = limits
@@ -30,6 +31,7 @@ class JobPace:
         self._behind: set[str] = set()  # nodes that redo what was done before
         self._said_at = 0.0
         self._said_step = -1
+        self._said_parted = False
 
     def continue_from(self, best: int) -> None:
         """Take over the furthest step that an earlier controller saw."""
@@ -38,7 +40,7 @@ class JobPace:
     def on_launch(self, generation: int, nodes: tuple[str, ...]) -> None:
         self.generation = generation
         self._beats, self._missing, self._behind = {}, set(nodes), set(nodes)
-        self._said_at, self._said_step = 0.0, -1
+        self._said_at, self._said_step, self._said_parted = 0.0, -1, False
 
     def on_beat(self, now: float, beat: Beat) -> Progress | None:
         if beat.generation != self.generation or beat.step < 0:
@@ -51,7 +53,8 @@ class JobPace:
         if self._missing:
             return None
         caught_up = redoing and not self._behind
-        if first or caught_up or now >= self._said_at + self.limits.progress_s:
+        turned = self._have_parted is not self._said_parted
+        if first or caught_up or turned or now >= self._said_at + self.limits.progress_s:
             return self.flush_progress(now)
         return None
 
@@ -70,6 +73,10 @@ class JobPace:
     def _slowest_beat(self) -> Beat:
         return min(self._beats.values(), key=lambda b: (b.step, -b.at))
 
+    @property
+    def _have_parted(self) -> bool:
+        return all(beat.parted for beat in self._beats.values())
+
     def _step_origin(self, beat: Beat) -> int:
         """Return the number to add to the step of a beat; -1 if it is unknown how many steps came before."""
         if not beat.counted:
@@ -81,10 +88,10 @@ class JobPace:
         an alarm is raised, because an alarm needs the exact step."""
         if self._missing or not self._beats:
             return None
-        slowest = self._slowest_beat
-        if slowest.step == self._said_step:
+        slowest, parted = self._slowest_beat, self._have_parted
+        if (slowest.step, parted) == (self._said_step, self._said_parted):
             return None
-        self._said_at, self._said_step = now, slowest.step
+        self._said_at, self._said_step, self._said_parted = now, slowest.step, parted
         origin = self._step_origin(slowest)
         counted, before = origin < 0, max(0, origin)
         if not counted:
@@ -104,4 +111,5 @@ class JobPace:
             skipped=max(b.skipped for b in beats),
             skipped_samples=sum(b.skipped_samples for b in beats),
             backed=all(b.backed >= 0 for b in beats),
+            parted=parted,
         )

@@ -9,7 +9,7 @@ import msgspec
 from holdfast.core.incident import incident_text
 from holdfast.model.action import Finish, Launch
 from holdfast.model.alarm import OPINION, Alarm
-from holdfast.model.event import Begin, Entry, Phase, Progress
+from holdfast.model.event import Begin, Ended, Entry, Phase, Progress
 from holdfast.model.incident_record import Change, Record, Remedy
 from holdfast.model.release import Release
 
@@ -32,6 +32,7 @@ class TimeUse(StrEnum):
     UPDATE = "update"
     HOLD = "hold"
     STALL = "stall"  # it stood, and went on by itself
+    END = "end"  # after the last step ranks save, evaluate or clean up
     RUN = "run"  # ranks ran in a job that has shown no step: what they did is not known
 
 
@@ -46,6 +47,9 @@ _USES = {
     Phase.HELD: TimeUse.HOLD,
     Phase.ENDING: TimeUse.STOP,
 }
+
+
+_TRAINED = (TimeUse.TRAIN, TimeUse.REDO, TimeUse.END)  # uses of the training phase
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,6 +171,7 @@ class Ledger:
         self._incident = 0  # open, or whose work is being redone
         self._change = 0  # the same of a planned restart
         self._redo_to: int | None = None
+        self._parted = False  # ranks of this generation have made their last step
         self._cut: tuple[int, Span] | None = None  # the train span that was ended, by its index, and what came instead
 
     def add(self, entry: Entry) -> None:
@@ -182,6 +187,8 @@ class Ledger:
             self.progress, self._stepped_ever = event, True
             if decision.phase is Phase.TRAINING:  # later ones may be of ranks that an incident has given up
                 self._good_at = max(self._good_at, event.at)
+        if isinstance(event, Ended) and decision.phase is Phase.ENDING and self.phase is Phase.TRAINING:
+            self._set_parted(True, self._good_at)
         if decision.phase is not self.phase:
             self._enter_phase(entry.at, decision.phase)
         if decision.closed:
@@ -273,9 +280,13 @@ class Ledger:
 
     def _current_use(self) -> TimeUse:
         use = _USES[self.phase]
-        return TimeUse.REDO if use is TimeUse.TRAIN and self._redo_to is not None else use
+        if use is not TimeUse.TRAIN:
+            return use
+        return TimeUse.END if self._parted else TimeUse.REDO if self._redo_to is not None else use
 
     def _make_span(self, use: TimeUse, start_at: float, end_at: float) -> Span:
+        if use is TimeUse.END:  # even if ranks had not yet redone all that an incident lost
+            return Span(use=use, start_at=start_at, end_at=end_at)
         return Span(use=use, start_at=start_at, end_at=end_at, incident=self._incident, change=self._change)
 
     def _close_span(self, at: float) -> None:
@@ -302,13 +313,13 @@ class Ledger:
             stopping, self._redo_to = phase is Phase.STOPPING, None
             trouble = stopping or mending
             self._incident, self._change = (len(self.incidents) + 1, 0) if trouble else (0, len(self.changes) + 1)
-            uses = (TimeUse.RESTORE,) if ran else (TimeUse.TRAIN, TimeUse.REDO) if self.phase is Phase.TRAINING else ()
+            uses = (TimeUse.RESTORE,) if ran else _TRAINED if self.phase is Phase.TRAINING else ()
             if self._spans and self._spans[-1].use in uses:
                 use = TimeUse.DETECT if stopping else TimeUse.UPDATE
                 self._cut = len(self._spans) - 1, self._make_span(use, self._at, self._at)
         if phase is Phase.LAUNCHING:
             self.generation += 1
-            self.progress = None
+            self.progress, self._parted = None, False
         if phase is Phase.TRAINING:
             self.admitting = frozenset()
         if phase is Phase.ENDING:
@@ -328,10 +339,17 @@ class Ledger:
         self._release = release.number
         self._ran.setdefault(release.number, ReleaseRun(release=release.number, source=release.source))
 
+    def _set_parted(self, parted: bool, at: float) -> None:
+        """Note that ranks make no more steps, or make some again; `at` is the time of their newest step."""
+        if parted is not self._parted:
+            self._close_span(at)
+            self._parted = parted
+
     def _on_progress(self, before: Progress | None, event: Progress) -> None:
         if self._redo_to is not None and event.step >= self._redo_to:
             self._close_span(_reached_at(self._redo_to, before, event))
             self._redo_to, self._incident, self._change = None, 0, 0
+        self._set_parted(event.parted, event.at)
         if event.renumbers(before):
             self.best = -1
         self.step, self._newest = event.step, event

@@ -29,6 +29,18 @@ def test_the_first_word_comes_when_every_node_has_stepped() -> None:
     )
 
 
+def test_it_speaks_when_every_rank_has_left_its_process_group() -> None:
+    job = pace()
+    job.on_beat(1.0, beat("a", 5, 1.0))
+    assert job.on_beat(1.0, beat("b", 5, 1.0)) is not None
+    assert job.on_beat(2.0, replace(beat("a", 5, 1.0), parted=True)) is None, "b may make steps"
+    left = job.on_beat(2.0, replace(beat("b", 5, 1.0), parted=True))
+    assert left is not None and (left.step, left.at, left.parted) == (5, 1.0, True)
+    assert job.on_beat(3.0, replace(beat("b", 5, 1.0), parted=True)) is None
+    back = job.on_beat(4.0, beat("b", 5, 1.0))
+    assert back is not None and not back.parted, "b has a process group again"
+
+
 def test_the_slowest_speaks_for_the_job() -> None:
     job = pace()
     job.on_beat(1.0, beat("a", 5, 1.0))
