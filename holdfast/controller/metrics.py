@@ -7,8 +7,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from holdfast.controller.control_loop import Controller
 from holdfast.core.decide.node_roles import NodeRole
+from holdfast.core.record.job_account import UNSETTLED, Account, TimeUse
 from holdfast.core.record.job_report import report_of
-from holdfast.core.record.ledger import UNSETTLED, Account, TimeUse
 
 
 class JobMetrics:

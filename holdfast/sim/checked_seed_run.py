@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from holdfast.core.agent_state_machine import NodeLimits, fence_s
-from holdfast.core.record.ledger import Account, Ledger
+from holdfast.core.record.job_account import Account
+from holdfast.core.record.ledger import Ledger
 from holdfast.logs import catalog_files
 from holdfast.model.event import Begin, Entry, Limits, Order, Phase
 from holdfast.model.job_and_seats import Job

@@ -13,7 +13,7 @@ import pytest
 from holdfast.cli import main
 from holdfast.cli.commands import job_orders
 from holdfast.cli.run_dirs import run_directory
-from holdfast.core.record.ledger import PLANNED
+from holdfast.core.record.job_account import PLANNED
 from holdfast.wire.controller_request import ControllerNotRunning, RequestRefused
 from tests.cli.conftest import Start
 from tests.cli.driver import PATIENCE_S, ROOT, TRAIN, Job, gone

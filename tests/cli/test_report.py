@@ -18,7 +18,7 @@ from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.terminal.quantity_text import NO_STEP, duration_text
 from holdfast.config import Settings
 from holdfast.core.decide.decider import Decider
-from holdfast.core.record.ledger import Span, TimeUse
+from holdfast.core.record.job_account import Span, TimeUse
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.event import Entry, Phase
 from holdfast.model.job_and_seats import Job

@@ -128,7 +128,8 @@ def test_a_thread_that_nobody_joins_does_not_keep_the_job(start: Start, nodes: t
 
 def test_what_a_script_does_after_it_left_its_process_group_is_not_training(start: Start) -> None:
     job = start("--nproc-per-node", "2", script=SAVES)
-    status = job.until(lambda: (told := job.status()).get("parted") and told, "the end of training")
+    job.until(lambda: job.status().get("parted"), "the end of training")
+    status = job.status()
     assert status["now"].startswith("ending: every rank has left its process group") and status["step"] == 5
     job.until(lambda: job.status()["wall_s"] > status["wall_s"] + 2, "some seconds in which nothing is trained")
     job.finish()

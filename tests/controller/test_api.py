@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast.controller.api import describe_api
 from holdfast.controller.order_admission import NO_SUCH_ORDER
 from holdfast.core.decide.node_roles import NodeRole
-from holdfast.core.record.ledger import TimeUse
+from holdfast.core.record.job_account import TimeUse
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Phase, Progress
 from holdfast.model.observation import Beat

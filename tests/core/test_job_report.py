@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
+from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.job_report import Report, report_of
-from holdfast.core.record.ledger import TimeUse, fold_entries
+from holdfast.core.record.ledger import fold_entries
 from holdfast.model.incident_record import Remedy
 from tests.core.transcript import Scenario
 

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from holdfast.core.decide.decider import Decider
+from holdfast.core.record.job_account import PLANNED, START_AND_END, UNSETTLED, Account, TimeUse
 from holdfast.core.record.job_report import report_of
-from holdfast.core.record.ledger import PLANNED, START_AND_END, UNSETTLED, Account, Ledger, TimeUse, fold_entries
+from holdfast.core.record.ledger import Ledger, fold_entries
 from holdfast.model.action import Launch
 from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Phase, Progress, Tick
 from holdfast.model.incident_record import Change, Record, Remedy, Verdict

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from holdfast.cli.commands.report import render_report
+from holdfast.core.record.job_account import Span, TimeUse
 from holdfast.core.record.job_report import Report, report_of
-from holdfast.core.record.ledger import Span, TimeUse
 from holdfast.core.record.lost_time_bill import draw_bill
 from holdfast.core.sum_preserving_rounding import share_tenths
 from tests.core.test_ledger import START, account

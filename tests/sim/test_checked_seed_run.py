@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.cli.commands.sim import repeat_command
 from holdfast.core.decide.decider import Decider
-from holdfast.core.record.ledger import START_AND_END, TimeUse
+from holdfast.core.record.job_account import START_AND_END, TimeUse
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Dismiss, Launch
 from holdfast.model.event import Entry, Phase, Ready

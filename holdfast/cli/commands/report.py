@@ -17,8 +17,9 @@ from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import NO_STEP, counted_noun, duration_text, ettr_of, incidents_text, step_said
 from holdfast.core.decide.controller_takeover import lost_journal_sentence
 from holdfast.core.incident.incident_text import count_failures, describe_step, is_fresh_start, lost_steps, phases_s
+from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.job_report import Report, report_of
-from holdfast.core.record.ledger import TimeUse, fold_entries
+from holdfast.core.record.ledger import fold_entries
 from holdfast.core.record.lost_time_bill import Bill, draw_bill
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.core.terminal_sanitizer import strip_tree

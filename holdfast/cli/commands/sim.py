@@ -12,8 +12,8 @@ from holdfast.cli.commands import sim_dst, sim_replay_study, sim_scale
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import duration_text
+from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.job_report import report_of
-from holdfast.core.record.ledger import TimeUse
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.sim.checked_seed_run import SimResult, simulate
 from holdfast.sim.fault_source import DAY_S, HARSH, FaultRates, NodeCut, NodeLoss, RankCrash, SimFault

@@ -36,7 +36,7 @@ from holdfast.controller.store_process import StoreProcess
 from holdfast.controller.user_hooks import UserHooks, job_standing
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.incident_text import count_failures
-from holdfast.core.record.ledger import Account, TimeUse
+from holdfast.core.record.job_account import Account, TimeUse
 from holdfast.core.terminal_sanitizer import sentence_of_ours
 from holdfast.fleet.local_process_fleet import LocalFleet
 from holdfast.fleet.self_joining_fleet import JoinFleet

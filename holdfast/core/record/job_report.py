@@ -3,7 +3,7 @@
 import msgspec
 
 from holdfast.core.incident.incident_text import lost_steps, phases_s
-from holdfast.core.record.ledger import Account, ReleaseRun, Span, TimeUse
+from holdfast.core.record.job_account import Account, ReleaseRun, Span, TimeUse
 from holdfast.model.incident_record import Change, Record, Remedy
 
 

@@ -1,40 +1,16 @@
 """The ledger: it folds the journal into spans that cover every second of the job without gap or overlap."""
 
 from collections.abc import Iterable
-from enum import StrEnum
 from itertools import pairwise
 
 import msgspec
 
-from holdfast.core.incident import incident_text
+from holdfast.core.record.job_account import Account, RedoneSteps, ReleaseRun, Span, TimeUse
 from holdfast.model.action import Finish, Launch
 from holdfast.model.alarm import OPINION, Alarm
 from holdfast.model.event import Begin, Ended, Entry, Phase, Progress
-from holdfast.model.incident_record import Change, Record, Remedy
+from holdfast.model.incident_record import Change, Record
 from holdfast.model.release import Release
-
-START_AND_END = "start and end"  # the cause of time before the first step and after the last one
-PLANNED = "planned restarts"  # the cause of what they cost
-UNSETTLED = "open incident"  # of what an incident has cost whose cause is not known yet
-
-
-class TimeUse(StrEnum):
-    """The use of a second of the job's time; only TRAIN is productive."""
-
-    TRAIN = "train"
-    REDO = "redo"
-    DETECT = "detect"
-    STOP = "stop"
-    DIAGNOSE = "diagnose"
-    LAUNCH = "launch"
-    RESTORE = "restore"
-    WAIT = "wait"
-    UPDATE = "update"
-    HOLD = "hold"
-    STALL = "stall"  # it stood, and went on by itself
-    END = "end"  # after the last step ranks save, evaluate or clean up
-    RUN = "run"  # ranks ran in a job that has shown no step: what they did is not known
-
 
 _USES = {
     Phase.WAITING: TimeUse.WAIT,
@@ -47,99 +23,7 @@ _USES = {
     Phase.HELD: TimeUse.HOLD,
     Phase.ENDING: TimeUse.STOP,
 }
-
-
 _TRAINED = (TimeUse.TRAIN, TimeUse.REDO, TimeUse.END)  # uses of the training phase
-
-
-class Span(msgspec.Struct, frozen=True, kw_only=True):
-    use: TimeUse
-    start_at: float
-    end_at: float
-    incident: int = 0  # 0: none
-    change: int = 0  # of a planned restart
-
-    @property
-    def seconds(self) -> float:
-        return self.end_at - self.start_at
-
-
-class ReleaseRun(msgspec.Struct, frozen=True, kw_only=True):
-    """How many generations and steps a job made under one release."""
-
-    release: int
-    source: str
-    generations: int = 0
-    steps: int = 0  # that nobody had made before
-    redone: int = 0  # steps that had been made before
-
-
-class RedoneSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """How many steps ranks have made again after one incident or one planned restart, up to the next."""
-
-    incident: int = 0  # its number; 0: it was planned
-    change: int = 0
-    steps: int = 0
-
-
-class Account(msgspec.Struct, frozen=True, kw_only=True):
-    start_at: float
-    end_at: float
-    spans: tuple[Span, ...]
-    incidents: tuple[Record, ...]
-    changes: tuple[Change, ...]
-    ran: tuple[ReleaseRun, ...]
-    redone: tuple[RedoneSteps, ...]
-    phase: Phase
-    generation: int
-    step: int
-    stepped: bool = False  # whether a step was ever seen; without one nobody knows which time was productive
-    since: str = ""  # what steps are counted from; "": they have the script's own numbers, or those of its optimizer
-    code: int | None = None  # of a finished job
-    ending: str = ""
-    opinions: tuple[str, ...] = ()  # of language models and people, on incidents
-
-    @property
-    def wall_s(self) -> float:
-        return self.end_at - self.start_at
-
-    def spent_s(self, use: TimeUse) -> float:
-        return sum(s.seconds for s in self.spans if s.use is use)
-
-    def redone_steps(self, *, incident: int = 0, change: int = 0) -> int:
-        """Return how many steps were made again after this incident or planned restart."""
-        return sum(one.steps for one in self.redone if (one.incident, one.change) == (incident, change))
-
-    @property
-    def ettr(self) -> float | None:
-        """Return the productive share of the wall time; None if no step was ever seen."""
-        return self.spent_s(TimeUse.TRAIN) / self.wall_s if self.stepped and self.wall_s > 0 else None
-
-    @property
-    def at_most(self) -> str:
-        """Return "at most " if the ETTR may count redone work as new, because a resumed step is unknown; else ""."""
-        mended = (r for r in self.incidents if r.verdict.remedy is not Remedy.GIVE_UP)
-        sure = not any(incident_text.describe_unknown_resume(r) for r in mended) and not any(
-            incident_text.describe_unknown_resume(c) for c in self.changes
-        )
-        return "" if sure else "at most "
-
-    @property
-    def mttr_s(self) -> float | None:
-        """Return the mean time of repaired incidents from the last good step to the next one; None without any."""
-        times = [r.resumed_at - r.good_at for r in self.incidents if r.verdict.remedy is not Remedy.GIVE_UP]
-        return sum(times) / len(times) if times else None
-
-    def lost_s(self) -> dict[str, float]:
-        """Return the seconds lost by cause, redone work included."""
-        causes = {r.number: r.klass or r.kind for r in self.incidents}
-        lost: dict[str, float] = {}
-        for span in self.spans:
-            if span.use not in (TimeUse.TRAIN, TimeUse.RUN):
-                beside = PLANNED if span.change else "stall" if span.use is TimeUse.STALL else START_AND_END
-                cause = causes.get(span.incident, UNSETTLED) if span.incident else beside
-                lost[cause] = lost.get(cause, 0.0) + span.seconds
-        return lost
 
 
 class Ledger:

@@ -2,8 +2,8 @@
 
 import msgspec
 
+from holdfast.core.record.job_account import PLANNED, START_AND_END, UNSETTLED, TimeUse
 from holdfast.core.record.job_report import Report
-from holdfast.core.record.ledger import PLANNED, START_AND_END, UNSETTLED, TimeUse
 from holdfast.core.sum_preserving_rounding import in_tenths, share_tenths
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from holdfast.core.record.ledger import ReleaseRun
+from holdfast.core.record.job_account import ReleaseRun
 from holdfast.model.action import Launch, Stage
 from holdfast.model.event import Begin, Entry
 from holdfast.model.release import Fate, Release
