@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.core.decide.job_view import JobView
 from holdfast.model.event import Entry, Lost
+from holdfast.model.observation import Departure
 
 EntryListener = Callable[[Entry, JobView], None]  # gets an entry, and the job as the entry left it
 
@@ -18,6 +19,7 @@ class Journal(Protocol):
     epoch: int  # of this writer: it and all before it
     lost: Lost | None  # entries that were there once
     doubt: str  # why nobody knows whether some were lost; empty: it is known
+    alive_at: float  # the last sign of life of the writer before; 0: not known
 
     def raise_epoch(self, epoch: int) -> None:
         """Move to this epoch, because a node has heard it from an unknown writer. On return, the epoch is on disk."""
@@ -26,7 +28,7 @@ class Journal(Protocol):
         """Add an entry. With `durable`, this entry and all earlier ones are on disk on return."""
 
     def flush(self) -> None:
-        """Write all appended entries to disk before returning."""
+        """Write all appended entries to disk before returning. Called often, it is also the writer's sign of life."""
 
     def read(self, after: int = 0) -> Iterator[Entry]:
         """Yield the entries with a sequence number above `after`, in order."""
@@ -61,6 +63,9 @@ class Fleet(Protocol):
 
     def nodes(self) -> tuple[str, ...]:
         """Return the nodes that were acquired and not given back."""
+
+    def departures(self) -> tuple[Departure, ...]:
+        """Return what nodes wrote down that left because they had no controller, as far as it can be read from here."""
 
 
 class Store(Protocol):

@@ -17,7 +17,7 @@ from holdfast.core.agent_state_machine import ErrandDone, HeedEpoch, RememberDon
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done, FinalState, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere
 from holdfast.model.job_and_seats import Dims
-from holdfast.model.observation import Beat, Exit, Mark, StepValues
+from holdfast.model.observation import Beat, Departure, Exit, Mark, StepValues
 from holdfast.model.release import Release
 from holdfast.model.stacks import Arrival, Trace
 from holdfast.model.state_copy import Aim, Copy
@@ -49,6 +49,7 @@ class AgentNotes(Protocol):
     def write_deed(self, deed: HeedEpoch | RememberDone | RememberLeaving) -> None: ...
     def write_stopped(self, generation: int) -> None: ...
     def write_leave_reason(self, errand: Leave) -> None: ...
+    def write_departure(self, departure: Departure) -> None: ...
     def mark_alone(self, now: float) -> float:
         """Note that the controller is gone; return the time at which this or an earlier agent first noted that."""
 

@@ -38,7 +38,7 @@ from holdfast.core.agent_state_machine import (
 )
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Errand, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere, StopHere
-from holdfast.model.observation import Beat, Exit, Loss, Mark
+from holdfast.model.observation import Beat, Departure, Exit, Loss, Mark
 from holdfast.model.release import Release
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import (
@@ -271,6 +271,8 @@ class Agent:
             generation = errand.generation if isinstance(errand, StopHere) else self.life.generation
             self.notes.write_stopped(generation)
             self._send_beat()  # the last steps, before the ranks are gone
+            if isinstance(errand, Leave) and self.life.is_alone:
+                self.notes.write_departure(self._make_departure(errand.reason))
             self.life.returned = returned_ranks(self._read_slots().values(), generation)
             error = await self.ranks.stop_ranks(generation, errand.grace_s)
             await self.staging.gather_outputs()
@@ -283,6 +285,20 @@ class Agent:
             self.notes.write_leave_reason(errand)
             await asyncio.sleep(_ANSWERED_S)
             self.ranks.quit_holder(errand.code)
+
+    def _make_departure(self, reason: str) -> Departure:
+        generation, known = self.life.generation, self.controller_clock.known
+        returned = returned_ranks(self._read_slots().values(), generation)
+        ranks = [rank for key, rank in self.ranks.held.items() if key.generation == generation]
+        well = [rank.code == 0 or (rank.code is None and rank.rank_key.rank in returned) for rank in ranks]
+        return Departure(
+            node=self.node,
+            generation=generation,
+            at=self.clock.monotonic() + self.controller_clock.offset_s if known else 0.0,
+            reason=reason,
+            ended=bool(well) and all(well),
+            beat=self._summarize_ranks() if known else None,
+        )
 
     # --- ranks -------------------------------------------------------------------------------------------------
 

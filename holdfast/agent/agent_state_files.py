@@ -14,6 +14,7 @@ import msgspec
 from holdfast.core.agent_state_machine import HeedEpoch, RememberDone, RememberLeaving
 from holdfast.core.decoding import from_json
 from holdfast.model.errand import Done, Leave
+from holdfast.model.observation import Departure
 from holdfast.wire import run_and_node_specs
 
 _log = logging.getLogger("holdfast.agent")
@@ -28,6 +29,7 @@ class AgentStateFiles:
         self._epoch = node_dir / "epoch"
         self._leaving = node_dir / "leaving.json"
         self._left = node_dir / "left"
+        self._departure = node_dir / "departure.json"
         self._alone = node_dir / "alone"
 
     def write_deed(self, deed: HeedEpoch | RememberDone | RememberLeaving) -> None:
@@ -84,6 +86,12 @@ class AgentStateFiles:
     def write_leave_reason(self, errand: Leave) -> None:
         """Write down why this node left, for people who look for it."""
         _write_file(self._left, f"{errand.reason}\n".encode())
+
+    def write_departure(self, departure: Departure) -> None:
+        """Write down how far the ranks came without a controller, for the controller that takes over. An agent that
+        finishes what another began finds its ranks ended, and leaves what the other wrote."""
+        if not self._departure.exists():
+            _write_file(self._departure, msgspec.json.encode(departure))
 
     def mark_alone(self, now: float) -> float:
         """Note that the controller is gone; return the time at which this or an earlier agent first noted that."""

@@ -64,6 +64,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     changes: int = 0  # planned restarts
     last_change: str = ""
     redone: int = 0  # steps that had been made before
+    at_most: str = ""  # as in the report, before the ETTR
     parted: bool = False  # every rank has left its process groups or returned
     release: int = 0  # that runs
     source: str = ""  # of it
@@ -112,6 +113,7 @@ def status_of(controller: Controller) -> Status:
         generation=view.generation,
         step=controller.reached_step,
         ettr=account.ettr,
+        at_most=account.at_most,
         since=account.since,
         wall_s=account.wall_s,
         incidents=view.incidents,

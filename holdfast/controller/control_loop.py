@@ -19,6 +19,7 @@ from holdfast.core.agent_state_machine import fence_s
 from holdfast.core.decide.decider import Decider
 from holdfast.core.detect.job_progress import JobPace
 from holdfast.core.detect.replica import ReplicaDetector
+from holdfast.core.detect.silence import departure_alarm
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.record.release_history import ReleaseHistory
 from holdfast.model.action import Action, Launch, Say, Stop
@@ -64,7 +65,7 @@ class Controller:
         executor: ActionExecutor,
     ) -> None:
         self.settings = settings
-        self.journal = ports.journal
+        self.journal, self.fleet = ports.journal, ports.fleet
         self.archives = ports.archives
         self.clock, self._decider, self.ledger = clock, decider, ledger
         self.view = decider.view
@@ -97,6 +98,7 @@ class Controller:
                 fence = fence_s(self.settings.node)
                 self.process_event(Begin(job=job, limits=self.settings.recovery, release=release, fence_s=fence))
             self._take_over()
+            self._hear_departures()
             for action in self._unfinished_actions(unanswered):
                 self._spawn_task(self._carry_out(action))
             self._spawn_task(self._tick_forever())
@@ -126,7 +128,20 @@ class Controller:
     def _announce_takeover(self, lost: Lost | None) -> None:
         if lost and lost.generation > self.view.generation:
             self.registry.record_orphaned(lost.generation)
-        self.process_event(Successor(epoch=self.epoch, lost=lost))
+        self.process_event(Successor(epoch=self.epoch, lost=lost, alone_since=self.journal.alive_at))
+
+    def _hear_departures(self) -> None:
+        """Take in what nodes of this generation wrote down before they left because they had no controller."""
+        if self.view.phase not in (Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING):
+            return
+        generation, active = self.view.generation, self.view.active
+        gone = [one for one in self.fleet.departures() if one.generation == generation and one.node in active]
+        for one in gone:
+            if one.beat and (progress := self.detectors.pace.on_beat(self.clock(), one.beat)):
+                self.process_event(progress)
+        for one in gone:
+            self.registry.record_departure(one.node)
+            self.announce_news(Ended(node=one.node, generation=generation) if one.ended else departure_alarm(one))
 
     def on_newer_node(self, hello: Hello) -> None:
         """Take over from a newer controller or generation that a node reports but that the journal does not know."""

@@ -19,7 +19,9 @@ class JobMetrics:
         c = self._controller
         account, view = c.ledger.make_account(c.clock()), c.view
         if account.ettr is not None:
-            yield GaugeMetricFamily("holdfast_ettr", "Productive share of the wall time.", account.ettr)
+            yield GaugeMetricFamily(
+                "holdfast_ettr", "Productive share of the wall time; unknown time is included.", account.ettr
+            )
         yield GaugeMetricFamily("holdfast_step", "Newest step that every rank has made.", max(c.reached_step, 0))
         yield GaugeMetricFamily("holdfast_generation", "Launches of all ranks so far.", view.generation)
         yield CounterMetricFamily("holdfast_incidents", "Incidents that are over.", len(account.incidents))

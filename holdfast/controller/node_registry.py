@@ -133,7 +133,7 @@ class NodeRegistry:
 
     def present_nodes(self) -> tuple[str, ...]:
         """Return nodes that are linked or expected soon; after a controller restart none is linked yet."""
-        awaited = {seat.node for seat in self._view.seats} - self.lost_nodes()
+        awaited = {seat.node for seat in self._view.seats} - self.lost_nodes() - self._left
         linked = self._links.linked_nodes
         return tuple(sorted({*linked, *awaited, *self._view.pool, *self._view.under_probe}))
 

@@ -186,6 +186,11 @@ class AgentProtocol:
         self.epoch = epoch
         return self._begin_leaving(leave) if leave else ()
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether this node has no controller."""
+        return not self._linked
+
     def occupied_by(self, running: int) -> int:
         """Return the newest generation that has ranks here or may soon have some; 0 if there is none. A launch under
         way has no ranks yet, so a generation counts until this node is told to stop it. After that, the answer is

@@ -1,6 +1,7 @@
 """Fleet of local nodes: each is a process tree on this host, with a holder at its root."""
 
 import asyncio
+import contextlib
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.linux.preimported_fork import OpenFiles, Program
+from holdfast.model.observation import Departure
 from holdfast.wire import folder_use_lock, program_fork_server, run_and_node_specs
 from holdfast.wire.program_fork_server import ProgramProcess
 from holdfast.wire.run_and_node_specs import NodeSpec
@@ -65,6 +67,13 @@ class LocalFleet:
         return tuple(
             f"n{order}" for order in self._used_numbers() if not (self._dir / f"n{order}" / "released").exists()
         )
+
+    def departures(self) -> tuple[Departure, ...]:
+        found = []
+        for node in self.nodes():
+            with contextlib.suppress(OSError, msgspec.DecodeError):  # most nodes have none; a torn one is none
+                found.append(run_and_node_specs.read_json(self._dir / node / "departure.json", Departure))
+        return tuple(found)
 
     def _used_numbers(self) -> list[int]:
         """Return the numbers of all nodes that this run ever had; a name is never used twice in a run."""

@@ -1,11 +1,16 @@
 """Fleet of nodes that others start with `holdfast run`, one per host; they join by themselves."""
 
+from holdfast.model.observation import Departure
+
 
 class JoinFleet:
     can_acquire = False
 
     def nodes(self) -> tuple[str, ...]:
         return ()
+
+    def departures(self) -> tuple[Departure, ...]:
+        return ()  # they are on the disks of other hosts
 
     async def acquire(self, count: int) -> tuple[str, ...]:
         raise OSError(f"this fleet cannot start nodes; start {count} more with the same command on other hosts")

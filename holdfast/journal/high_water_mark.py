@@ -18,6 +18,7 @@ from holdfast.journal.journal_errors import JournalError, JournalFullError
 from holdfast.model.event import Phase
 
 SYNC_S = 1.0  # at least so long between two syncs, unless more has changed than the number of entries
+TOUCH_S = 1.0
 _HALF = 512  # bytes; disks write so many at once
 _SUM = 16
 _EMPTY = bytes(_HALF)
@@ -48,11 +49,12 @@ class MarkReading(msgspec.Struct, frozen=True, kw_only=True):
     mark: HighWaterMark | None = None
     there: bool = False
     damaged: bool = False  # a half of it at least; there may have been a newer one
+    alive_at: float = 0.0  # when its writer last touched it
 
 
 def read_mark(path: Path) -> MarkReading:
     try:
-        content = path.read_bytes()
+        content, alive_at = path.read_bytes(), path.stat().st_mtime
     except FileNotFoundError:
         return MarkReading()
     except OSError as e:
@@ -64,7 +66,8 @@ def read_mark(path: Path) -> MarkReading:
     )
     newest = max(found, key=lambda half: half.writes, default=None)
     damaged = damaged or (len(found) == 1 and found[0].writes > 0)  # then both were written
-    return MarkReading(mark=newest.mark if newest else None, there=True, damaged=damaged or newest is None)
+    damaged = damaged or newest is None
+    return MarkReading(mark=newest.mark if newest else None, there=True, damaged=damaged, alive_at=alive_at)
 
 
 def _read_half(half: bytes) -> _Half | None:
@@ -91,7 +94,7 @@ class MarkFile:
         self._path = path
         self._mark = mark
         self._writes = 0
-        self._synced_at = time.monotonic()
+        self._synced_at = self._touched_at = time.monotonic()
         try:
             self._fd = self._make_file(_encode_half(_Half(0, mark)) + _EMPTY)
         except OSError as e:
@@ -128,6 +131,14 @@ class MarkFile:
                 self._synced_at = now
         except OSError as e:
             raise self._make_error(e) from None
+
+    def touch_file(self) -> None:
+        """Show that the writer lives, at most once a second: the next one reads from it when nobody was there."""
+        now = time.monotonic()
+        if now >= self._touched_at + TOUCH_S:
+            self._touched_at = now
+            with contextlib.suppress(OSError):
+                os.utime(self._fd)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -53,6 +53,7 @@ class SqliteJournal:
         self._marking: MarkFile | None = None
         # Before the entries are read, for whoever writes it writes entries first.
         self._found = high_water_mark.read_mark(mark_path) if mark_path else high_water_mark.MarkReading()
+        self.alive_at = self._found.alive_at
         self._connect()
         try:
             self._open_entries()
@@ -267,6 +268,8 @@ class SqliteJournal:
                 self._db.execute("commit")
                 if self._marking:
                     self._marking.write_mark(self._mark)
+            if self._marking:
+                self._marking.touch_file()
         except sqlite3.Error as e:
             raise self._make_error(e) from None
 

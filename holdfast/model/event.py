@@ -144,6 +144,7 @@ class Successor(msgspec.Struct, frozen=True, kw_only=True, tag="successor"):
 
     epoch: int  # lives of controllers in this run, with this one
     lost: Lost | None = None
+    alone_since: float = 0.0  # the last sign of life of the controller before; 0: not known
 
 
 Event = Begin | Ready | Alarm | Progress | Ended | Outcome | Order | Tick | Successor

@@ -41,7 +41,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     klass: str  # of the failure taxonomy, "" where unknown
     verdict: Verdict
     good_step: int  # last step before the trouble, -1: none was made
-    good_at: float
+    good_at: float  # of that step; later if no controller was there until then
     alarm_at: float
     stopped_at: float
     launched_at: float
@@ -59,6 +59,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     rolled_back: int = 0  # the release that was given up for it
     counted: bool = False  # its last good step is a count since the launch, and nobody knows where that began
     skipped: tuple[Skip, ...] = ()
+    untold: bool = False  # ranks ran without a controller, and nobody said which step they came to
     sentence: str = ""
 
 

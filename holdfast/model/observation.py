@@ -88,6 +88,17 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     parted: bool = False  # every rank's script has left its process groups or returned
 
 
+class Departure(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node that had no controller any more wrote down before it left."""
+
+    node: str
+    generation: int  # newest that was launched there
+    at: float  # by the controller's time; 0: it did not know that
+    reason: str
+    ended: bool  # all its ranks had ended well
+    beat: Beat | None = None  # the last of that generation; None: it did not know the controller's time
+
+
 class Gauge(msgspec.Struct, frozen=True, kw_only=True):
     """A number that a source has read from a machine."""
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import psutil
 import pytest
@@ -118,6 +119,32 @@ def test_without_a_front_all_leave_by_themselves(start: Start) -> None:
     job.ends(0)
     [record] = job.report().incidents
     assert (record.evicted, record.admitted) == (("n0",), ("n1",))
+
+
+def test_ranks_that_end_well_without_a_controller_have_ended_well(start: Start) -> None:
+    """The front is killed, ranks make their last steps unseen, and the node is gone when the run is resumed."""
+    job = start("--set", "node.lost_s=10", "--nproc-per-node", "2")
+    job.trains()
+    killed_at = time.time()
+    os.kill(job.process.pid, signal.SIGKILL)
+    job.ends(-signal.SIGKILL)
+    seen = int((job.folder / "step-0").read_text())
+    job.until(lambda: int((job.folder / "step-0").read_text()) > seen + 20, "steps that nobody sees")
+    job.finish()
+    left = job.run_dir / "nodes" / "n0" / "left"
+    job.until(left.exists, "the node to leave")
+    made = min(int((job.folder / f"step-{rank}").read_text()) for rank in (0, 1))
+    made_at = max((job.folder / f"step-{rank}").stat().st_mtime for rank in (0, 1))
+    job.start("--resume", str(job.run_dir))
+    job.ends(0)
+    found = job.report()
+    assert (found.incidents, found.generation, found.step) == ((), 1, made)
+    [alone] = found.unwatched
+    assert killed_at - 2 < alone.since < killed_at + 2 and alone.until > left.stat().st_mtime
+    train, unwatched = (next(span for span in found.spans if span.use == use) for use in ("train", "unwatched"))
+    assert abs(train.end_at - made_at) < 0.5 and unwatched.start_at == train.end_at and unwatched.end_at == alone.until
+    assert not found.at_most
+    job.check_replay()
 
 
 def test_agents_die_again_and_again_and_no_node_is_lost(start: Start) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 
+from holdfast.model.observation import Departure
+
 
 class FakeFleet:
     def __init__(self, *nodes: str, can_acquire: bool = True) -> None:
@@ -9,6 +11,10 @@ class FakeFleet:
         self.here = list(nodes)
         self.released: list[tuple[str, str]] = []
         self.error: OSError | None = None
+        self.departed: tuple[Departure, ...] = ()
+
+    def departures(self) -> tuple[Departure, ...]:
+        return self.departed
 
     async def acquire(self, count: int) -> tuple[str, ...]:
         if self.error:

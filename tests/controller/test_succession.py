@@ -19,7 +19,7 @@ from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done, LaunchHere, StopHere
 from holdfast.model.event import Ended, Phase, Successor
-from holdfast.model.observation import Beat
+from holdfast.model.observation import Beat, Departure
 from holdfast.model.state_copy import Copy
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import ErrandMessage, Hello, Welcome
@@ -34,10 +34,11 @@ class Lived(Desk):
 
 
 @contextlib.asynccontextmanager
-async def life(folder: Path) -> AsyncIterator[Lived]:
-    """Killed at its end."""
+async def life(folder: Path, *departed: Departure) -> AsyncIterator[Lived]:
+    """Killed at its end. Its fleet knows of nodes that have departed."""
     journal = SqliteJournal(folder / "journal.db", mark_path=folder / "journal.mark")
     fleet, notes = FakeFleet(can_acquire=False), NotesFolder(folder)
+    fleet.departed = departed
     said: list[str] = []
     ports = make_ports(folder, journal=journal, fleet=fleet, notes=notes, say=said.append)
     built = build_controller(Settings(), ports)
@@ -170,3 +171,45 @@ async def test_a_plan_of_which_the_journal_knows_nothing_is_a_loss(tmp_path: Pat
         [taken] = [event for event in second.events() if isinstance(event, Successor)]
         assert taken.lost is not None and (taken.lost.kept, taken.lost.generation) == (1, 1)
         assert second.controller.view.generation == 1
+
+
+def departed(*, ended: bool, generation: int = 1) -> Departure:
+    beat = Beat(
+        node="a", generation=generation, step=40, at=5.0, first_step=1, first_at=1.0, counted=False, parted=ended
+    )
+    return Departure(node="a", generation=generation, at=9.0, reason="no controller for 60 s", ended=ended, beat=beat)
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+async def test_ranks_that_ended_well_without_a_controller_are_neither_silent_nor_evicted(
+    tmp_path: Path, flushed: bool
+) -> None:
+    """Whether or not the first step was on disk when the controller was killed."""
+    async with life(tmp_path) as first:
+        await first.train()
+        if flushed:
+            first.controller.journal.flush()
+    async with life(tmp_path, departed(ended=True)) as second:
+        await second.until(lambda: second.controller.view.phase is Phase.DONE, "the end of the job")
+        account = second.controller.ledger.make_account()
+        assert (account.code, account.step, account.incidents) == (0, 40, ())
+        [unwatched] = account.unwatched
+        assert 0 < unwatched.since <= unwatched.until
+
+
+async def test_a_node_that_left_without_a_controller_tells_how_far_its_ranks_came(tmp_path: Path) -> None:
+    async with life(tmp_path) as first:
+        await first.train()
+        first.controller.journal.flush()
+    async with life(tmp_path, departed(ended=False)) as second:
+        cause = second.controller.view.cause
+        assert cause is not None and cause.reason == "left by itself: no controller for 60 s"
+        assert second.controller.ledger.step == 40
+
+
+async def test_what_a_node_wrote_of_an_older_generation_is_not_heard(tmp_path: Path) -> None:
+    async with life(tmp_path) as first:
+        await first.train()
+        first.controller.journal.flush()
+    async with life(tmp_path, departed(ended=True, generation=7)) as second:
+        assert second.controller.view.phase is Phase.TRAINING and second.controller.ledger.step == 1

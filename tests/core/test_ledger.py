@@ -7,7 +7,6 @@ import pytest
 
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.job_account import PLANNED, START_AND_END, UNSETTLED, Account, TimeUse
-from holdfast.core.record.job_report import report_of
 from holdfast.core.record.ledger import Ledger, fold_entries
 from holdfast.model.action import Launch
 from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Phase, Progress, Tick
@@ -81,29 +80,6 @@ def test_a_counter_takes_nothing_back() -> None:
         shown.append([settled.spent_s(use) for use in (TimeUse.RESTORE, TimeUse.RUN, TimeUse.TRAIN)])
     assert shown[:6] == [[0, 0, 0]] * 4 + [[1, 0, 0], [1, 0, 20]]
     assert shown[6:] == [[1, 0, 20]] * 7 + [[2, 0, 20]]
-
-
-def test_steps_are_redone_when_ranks_have_made_them_again_and_not_before() -> None:
-    """A script that starts from step 0 has lost 21 steps, but ranks have only made as many again as they say."""
-    started = (*START, *CRASH, "36 progress 1 at 35")
-    assert account(*started).redone_steps(incident=1) == 1
-    again = (*started, "40 progress 8 at 39 from 1 since 35")
-    assert account(*again).redone_steps(incident=1) == 8
-    assert [(ran.steps, ran.redone) for ran in account(*again).ran] == [(21, 8)]
-    late = account(*again, "41 alarm crash n0 rank 0 code -9", "41 progress 9 at 40.5 from 1 since 35")
-    assert late.redone_steps(incident=1) == 9, "a step that is told while ranks are stopped was made before"
-    further = (*again, "60 progress 31 at 59 from 1 since 35")
-    assert account(*further).redone_steps(incident=1) == 21
-    assert [(ran.steps, ran.redone) for ran in account(*further).ran] == [(31, 21)]
-    assert report_of(account(*further)).restarts[0].redone == 21
-
-
-def test_work_lost_by_two_failures_is_redone_after_the_second() -> None:
-    second = ("40 alarm crash n0 rank 0 code -9", "41 outcome 5 ok", "43 outcome 6 ok", "46 progress 1 at 45")
-    first = (*START, *CRASH, "36 progress 1 at 35", "40 progress 8 at 39 from 1 since 35")
-    found = account(*first, *second, "70 progress 25 at 69 from 1 since 45")
-    assert [found.redone_steps(incident=number) for number in (1, 2)] == [8, 21]
-    assert [(ran.steps, ran.redone) for ran in found.ran] == [(25, 29)]
 
 
 def test_nothing_is_redone_when_the_state_was_whole() -> None:
@@ -203,30 +179,6 @@ def test_an_incident_that_ends_the_job_is_back_dated_and_not_counted_as_repaired
     assert spans(found)[3:] == [("train", 5, 25, 0), ("detect", 25, 30, 1), ("stop", 30, 31, 1), ("stop", 31, 33, 0)]
     assert (found.end_at, found.code, found.ending, found.mttr_s) == (33.0, 0, "stopped by somebody", None)
     assert len(found.incidents) == 1
-
-
-def test_what_ranks_do_after_they_left_their_process_group_is_no_training() -> None:
-    left = (*START, "15 progress 11 at 14 from 1 since 5", "18 progress 12 at 16 from 1 since 5 parted")
-    found = account(*left, now=60.0)
-    assert spans(found)[-2:] == [("train", 5, 16, 0), ("end", 16, 60, 0)]
-    assert found.lost_s() == {START_AND_END: 5.0 + 44.0}
-    ended = account(*left, "60 ended n0", "61 outcome 3 ok")
-    assert spans(ended)[-3:] == [("train", 5, 16, 0), ("end", 16, 60, 0), ("stop", 60, 61, 0)]
-    again = account(*left, "41 progress 13 at 40 from 1 since 5", now=50.0)
-    assert spans(again)[-3:] == [("train", 5, 16, 0), ("end", 16, 40, 0), ("train", 40, 50, 0)]
-    failed = account(*left, "30 alarm crash n0 rank 0 code 1", "31 outcome 3 ok", "33 outcome 4 ok", "36 progress 13")
-    assert spans(failed)[-5:-3] == [("train", 5, 16, 0), ("detect", 16, 30, 1)], "what its record says"
-
-
-def test_training_ends_at_the_last_step_of_a_job_that_ended_well() -> None:
-    """A script that only returns says nothing before its end."""
-    found = account(*START, "16 progress 12 at 15 from 1 since 5", "60 ended n0", "61 outcome 3 ok")
-    assert spans(found)[-3:] == [("train", 5, 15, 0), ("end", 15, 60, 0), ("stop", 60, 61, 0)]
-
-
-def test_a_job_that_leaves_its_process_group_amid_redone_work() -> None:
-    left = account(*START, *CRASH, "36 progress 16 at 35", "40 progress 18 at 39 from 16 since 35 parted", now=50.0)
-    assert spans(left)[-2:] == [("redo", 35, 39, 1), ("end", 39, 50, 0)]
 
 
 def test_a_job_that_is_done_ends_where_it_ended() -> None:

@@ -19,6 +19,7 @@ import msgspec
 from holdfast.core.decide.decider import Decider
 from holdfast.core.detect import nonfinite_loss
 from holdfast.core.detect.crash import alarm_of
+from holdfast.core.detect.silence import departure_alarm
 from holdfast.logs import catalog_files
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
 from holdfast.model.alarm import Alarm, Kind, Stance
@@ -34,11 +35,12 @@ from holdfast.model.event import (
     Outcome,
     Progress,
     Ready,
+    Successor,
     Tick,
 )
 from holdfast.model.incident_record import Remedy
 from holdfast.model.job_and_seats import Job
-from holdfast.model.observation import Exit, Loss
+from holdfast.model.observation import Departure, Exit, Loss
 from holdfast.model.release import Release
 
 HERE = Path(__file__).parent / "scenarios"
@@ -114,6 +116,8 @@ def _alarm(words: Words, now: float, generation: int) -> Event:
     if kind == "silence":
         reason = "has been silent for 3 s"
         return Alarm(kind=Kind.SILENCE, at=at, suspects=(node,), reason=reason, signature=f"silence {node}")
+    if kind == "left":
+        return departure_alarm(Departure(node=node, generation=generation, at=at, reason="why", ended=False))
     if kind == "loss":
         rank, step = int(words.after("rank", "0")), int(words.after("step", "0"))
         told = Loss(node=node, generation=generation, rank=rank, step=step, loss=float("nan"), at=at)
@@ -204,6 +208,9 @@ PARSERS: dict[str, Callable[[Words, float, int], Event]] = {
     "ended": _ended,
     "outcome": _outcome,
     "order": _order,
+    "successor": lambda words, now, generation: Successor(
+        epoch=int(words.next()), alone_since=float(words.after("alone", "0"))
+    ),
     "tick": lambda words, now, generation: Tick(),
 }
 

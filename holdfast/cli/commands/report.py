@@ -17,7 +17,7 @@ from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import NO_STEP, counted_noun, duration_text, ettr_of, incidents_text, step_said
 from holdfast.core.decide.controller_takeover import lost_journal_sentence
 from holdfast.core.incident.incident_text import count_failures, describe_step, is_fresh_start, lost_steps, phases_s
-from holdfast.core.record.job_account import TimeUse
+from holdfast.core.record.job_account import TimeUse, UnwatchedTime
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import fold_entries
 from holdfast.core.record.lost_time_bill import Bill, draw_bill
@@ -26,6 +26,7 @@ from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.model.incident_record import Change, Record
 
+UNKNOWN_TIME = "what ranks did in the unknown time nobody has told; the ETTR counts it as productive"
 _BAR = 100  # characters
 _START_SHARE = 0.01  # of the time: a start that took less is not worth a word
 _COLOURS = {
@@ -41,6 +42,8 @@ _COLOURS = {
     TimeUse.HOLD: "white",
     TimeUse.STALL: "red",
     TimeUse.END: "bright_yellow",
+    TimeUse.UNWATCHED: "bright_black",
+    TimeUse.UNKNOWN: "bright_white",
     TimeUse.RUN: "bright_green",
 }
 # Where there are no colours, as in a file or a mail.
@@ -57,6 +60,8 @@ _LETTERS = {
     TimeUse.HOLD: "h",
     TimeUse.STALL: "!",
     TimeUse.END: "e",
+    TimeUse.UNWATCHED: "~",
+    TimeUse.UNKNOWN: "-",
     TimeUse.RUN: "o",
 }
 
@@ -110,6 +115,8 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
         _by_cause(bill),
     ]
     parts += [Text(NO_STEP)] if report.spent_s[TimeUse.RUN] else []
+    parts += [Text(_unwatched_text(one)) for one in report.unwatched]
+    parts += [Text(UNKNOWN_TIME)] if report.spent_s.get(TimeUse.UNKNOWN) else []
     parts.append(_standbys_text(report))
     parts += [_releases_text(report)] if len(report.releases) > 1 else []
     parts += [_incidents_table(report, bill)] if report.incidents else []
@@ -168,6 +175,13 @@ def _by_cause(bill: Bill) -> Text:
         return Text("")
     shares = ", ".join(f"{cause} {duration_text(seconds)}" for seconds, cause in lost)
     return Text(f"lost {duration_text(bill.lost_s)}: {shares}")
+
+
+def _unwatched_text(time: UnwatchedTime) -> str:
+    if not time.since:
+        return f"a new controller took over at {_clock_text(time.until)}"
+    lasted = duration_text(time.until - time.since)
+    return f"no controller from {_clock_text(time.since)} to {_clock_text(time.until)}: nobody watched for {lasted}"
 
 
 def _standbys_text(report: Report) -> Text:

@@ -65,7 +65,7 @@ def render_status(status: dict[str, Any]) -> Group:
     head = Text.assemble(
         (f" {phase} ", f"bold reverse {_COLOURS.get(phase, 'white')}"),
         f"  generation {status['generation']}, {step_said(status['step'], status.get('since', ''))}, ",
-        (ettr_of(status["wall_s"], status["ettr"]), "bold"),
+        (ettr_of(status["wall_s"], status["ettr"], status.get("at_most", "")), "bold"),
         f", {incidents_text(status['incidents'], status.get('failures', 0))}",
         _planned_text(status),
         f", {counted_noun(redone, 'step')} redone" if (redone := status.get("redone", 0)) else "",

@@ -26,6 +26,8 @@ def lost_journal_sentence(lost: Lost) -> str:
 
 def on_successor(state: JobState, now: float, event: Successor) -> str:
     state.ids.skip_to(event.epoch * EPOCH_IDS)  # those of lost entries were below
+    if state.phase in _UNDER_WAY:
+        state.taken_over_at, state.untold = now, True
     if event.lost is None:
         return f"controller {event.epoch} has taken over"
     return _on_lost_journal(state, now, event.lost)

@@ -11,7 +11,7 @@ from holdfast.core.incident.incident_case import IncidentCase
 from holdfast.core.incident.ladder import GAVE_UP, find_verdict, verdict_after_probe
 from holdfast.core.membership.seating import make_probe_or_replay
 from holdfast.model.action import Say
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.alarm import LEFT, Alarm, Kind
 from holdfast.model.event import Outcome, Phase, Progress
 from holdfast.model.incident_record import Remedy, Verdict
 
@@ -31,6 +31,9 @@ def add_failure(state: JobState, now: float, alarm: Alarm) -> Incident:
     if incident is None:
         state.incidents += 1
         incident = open_incident(now, state.incidents, state.generation, state.progress, alarm)
+        # What was lost while there was no controller is not the cost of this incident.
+        incident.good_at = max(incident.good_at, min(state.taken_over_at, now))
+        incident.untold = state.untold and alarm.signature != LEFT
         state.interruption = incident
     else:
         incident.next_round()

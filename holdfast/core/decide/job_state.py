@@ -55,6 +55,8 @@ class JobState:
         self.verdict: Verdict | None = None  # the newest on the open incident
         self.case: IncidentCase | None = None  # what nodes are being tried for
         self.progress: Progress | None = None  # of this generation
+        self.taken_over_at = 0.0  # by a new controller, until a rank is known to have made a step since; 0: then
+        self.untold = False  # nobody has said yet how far ranks came before that
         self.named: Alarm | None = None  # whom the others wait for, as it seems
         self.resume_point = ResumePoint()
         self.requests = OpenRequests()

@@ -164,6 +164,7 @@ def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> s
     release = state.releases.next_release(now, machines=moved, guess=guess)
     state.requests.clear_question()
     state.progress, state.generation = None, state.generation + 1
+    state.taken_over_at, state.untold = 0.0, False
     state.wait_until, state.last_call_at = None, None
     state.grow_at = now + state.limits.last_call_s
     launch = state.resume_point.make_launch(next(state.ids), state.generation, seats, state.nodes.astray, release)
@@ -195,7 +196,9 @@ def on_progress(state: JobState, now: float, event: Progress) -> str:
         return ""
     if state.named is not None and event.at > state.named.at:
         on_stall_over(state, state.named, event)
-    state.progress = event
+    state.progress, state.untold = event, False
+    if event.at > state.taken_over_at:
+        state.taken_over_at = 0.0
     state.failures.on_progress(event)
     state.releases.on_progress(event)
     state.nodes.on_step()

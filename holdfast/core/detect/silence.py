@@ -6,12 +6,19 @@ CPU, a suspended laptop), it adds the gap to every node's time, because beats ma
 
 import msgspec
 
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.alarm import LEFT, Alarm, Kind
+from holdfast.model.observation import Departure
 
 
 class SilenceLimits(msgspec.Struct, frozen=True, kw_only=True):
     beat_s: float = 1.0  # how often an agent speaks
     silence_s: float = 3.0  # this long without a word is an alarm
+
+
+def departure_alarm(departure: Departure) -> Alarm:
+    """Return the alarm for a node that left because it had no controller: nobody has to wait for its silence."""
+    reason = f"left by itself: {departure.reason}"
+    return Alarm(kind=Kind.SILENCE, at=departure.at, suspects=(departure.node,), reason=reason, signature=LEFT)
 
 
 class SilenceDetector:

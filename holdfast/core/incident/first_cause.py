@@ -48,6 +48,7 @@ class Incident(msgspec.Struct, kw_only=True):
     skipped: tuple[Skip, ...] = ()
     grouped_at: float = 0.0
     restored_at: float = 0.0
+    untold: bool = False  # as in Record
 
     @property
     def failures(self) -> int:
@@ -65,7 +66,8 @@ class Incident(msgspec.Struct, kw_only=True):
         """Take in a step made before the first alarm but reported after it. Return whether it was new."""
         if event.generation != self.generation or event.step <= self.good_step:
             return False
-        self.good_step, self.good_at = event.step, min(event.at, self.opened_at)
+        self.good_step, self.good_at = event.step, max(self.good_at, min(event.at, self.opened_at))
+        self.untold = False
         self.counted, self.numbered = event.counted, event.numbered
         return True
 
@@ -165,6 +167,7 @@ class Incident(msgspec.Struct, kw_only=True):
             resumed_at=max(resumed_at, launched_at),
             probed_s=self.probed_s,
             resumed_from=resumed_from,
+            untold=self.untold,
             failures=self.rounds,
             echoes=self.echoes,
             evicted=self.evicted,

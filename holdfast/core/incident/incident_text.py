@@ -81,15 +81,23 @@ def describe_unknown_resume(record: Record | Change) -> str:
 
 def lost_steps(record: Record | Change) -> int | None:
     """Return how many steps have to be made again; None if unknown. Ranks may stop before they have made them."""
-    if record.resumed_from is None or record.counted:
+    if record.resumed_from is None or record.counted or is_untold(record):
         return None
     return max(0, record.good_step - record.resumed_from)
+
+
+def is_untold(record: Record | Change) -> bool:
+    """Return whether ranks ran without a controller, and nobody said how far they came."""
+    return isinstance(record, Record) and record.untold
 
 
 def describe_step(record: Record) -> str:
     """Return the step at which the failure happened, as a phrase that follows the cause."""
     if record.kind == Kind.LOSS:  # whose cause names the step itself
         return f" (last good step: {record.good_step})" if record.good_step >= 0 else " (no step was good)"
+    if record.untold:
+        seen = f"the last step seen is {record.good_step}" if record.good_step >= 0 else "no step was seen"
+        return f" ({seen}; ranks may have made more without a controller)"
     if record.counted:
         return f" {count_steps(record.good_step)} after its launch"
     return f" at step {record.good_step}" if record.good_step >= 0 else " before any step was seen"

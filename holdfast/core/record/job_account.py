@@ -8,6 +8,7 @@ from holdfast.core.incident import incident_text
 from holdfast.model.event import Phase
 from holdfast.model.incident_record import Change, Record, Remedy
 
+NO_CONTROLLER = "no controller"  # the cause of time in which nobody could mend or end the job
 START_AND_END = "start and end"  # the cause of time before the first step and after the last one
 PLANNED = "planned restarts"  # the cause of what they cost
 UNSETTLED = "open incident"  # of what an incident has cost whose cause is not known yet
@@ -28,7 +29,13 @@ class TimeUse(StrEnum):
     HOLD = "hold"
     STALL = "stall"  # it stood, and went on by itself
     END = "end"  # after the last step ranks save, evaluate or clean up
+    UNWATCHED = "unwatched"  # there was no controller, and ranks made no step
+    UNKNOWN = "unknown"  # there was no controller, and nobody said what ranks did
     RUN = "run"  # ranks ran in a job that has shown no step: what they did is not known
+
+
+NOT_LOST = (TimeUse.TRAIN, TimeUse.RUN, TimeUse.UNKNOWN)  # made new steps, or nobody knows
+CAUSES = {TimeUse.STALL: "stall", TimeUse.UNWATCHED: NO_CONTROLLER}  # of time that no incident or restart cost
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +68,13 @@ class RedoneSteps(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
 
 
+class UnwatchedTime(msgspec.Struct, frozen=True, kw_only=True):
+    """A time without a controller, from its predecessor's last sign of life until a new one took over."""
+
+    since: float  # 0: not known
+    until: float
+
+
 class Account(msgspec.Struct, frozen=True, kw_only=True):
     start_at: float
     end_at: float
@@ -69,6 +83,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[Change, ...]
     ran: tuple[ReleaseRun, ...]
     redone: tuple[RedoneSteps, ...]
+    unwatched: tuple[UnwatchedTime, ...]
     phase: Phase
     generation: int
     step: int
@@ -91,12 +106,17 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ettr(self) -> float | None:
-        """Return the productive share of the wall time; None if no step was ever seen."""
-        return self.spent_s(TimeUse.TRAIN) / self.wall_s if self.stepped and self.wall_s > 0 else None
+        """Return the productive share of the wall time; None if no step was ever seen. Time of which nobody knows
+        whether it was productive is included, and `at_most` says so."""
+        productive_s = self.spent_s(TimeUse.TRAIN) + self.spent_s(TimeUse.UNKNOWN)
+        return productive_s / self.wall_s if self.stepped and self.wall_s > 0 else None
 
     @property
     def at_most(self) -> str:
-        """Return "at most " if the ETTR may count redone work as new, because a resumed step is unknown; else ""."""
+        """Return "at most " if the ETTR may be lower, else "". It may be if a resumed step is unknown, because redone
+        work then counts as new, and if nobody said what ranks did while there was no controller."""
+        if self.spent_s(TimeUse.UNKNOWN):
+            return "at most "
         mended = (r for r in self.incidents if r.verdict.remedy is not Remedy.GIVE_UP)
         sure = not any(incident_text.describe_unknown_resume(r) for r in mended) and not any(
             incident_text.describe_unknown_resume(c) for c in self.changes
@@ -114,8 +134,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
         causes = {r.number: r.klass or r.kind for r in self.incidents}
         lost: dict[str, float] = {}
         for span in self.spans:
-            if span.use not in (TimeUse.TRAIN, TimeUse.RUN):
-                beside = PLANNED if span.change else "stall" if span.use is TimeUse.STALL else START_AND_END
+            if span.use not in NOT_LOST:
+                beside = PLANNED if span.change else CAUSES.get(span.use, START_AND_END)
                 cause = causes.get(span.incident, UNSETTLED) if span.incident else beside
                 lost[cause] = lost.get(cause, 0.0) + span.seconds
         return lost

@@ -3,7 +3,7 @@
 import msgspec
 
 from holdfast.core.incident.incident_text import lost_steps, phases_s
-from holdfast.core.record.job_account import Account, ReleaseRun, Span, TimeUse
+from holdfast.core.record.job_account import Account, ReleaseRun, Span, TimeUse, UnwatchedTime
 from holdfast.model.incident_record import Change, Record, Remedy
 
 
@@ -36,6 +36,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     restarts: tuple[RestartCost, ...]  # of both kinds, by time
     releases: tuple[ReleaseRun, ...]
     spans: tuple[Span, ...]
+    unwatched: tuple[UnwatchedTime, ...] = ()
     opinions: tuple[str, ...] = ()
 
 
@@ -59,6 +60,7 @@ def report_of(account: Account) -> Report:
         restarts=_restart_costs(account),
         releases=account.ran,
         spans=account.spans,
+        unwatched=account.unwatched,
         opinions=account.opinions,
     )
 

@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import msgspec
 
-from holdfast.core.record.job_account import Account, RedoneSteps, ReleaseRun, Span, TimeUse
+from holdfast.core.record.job_account import Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
 from holdfast.model.action import Finish, Launch
-from holdfast.model.alarm import OPINION, Alarm
-from holdfast.model.event import Begin, Ended, Entry, Phase, Progress
+from holdfast.model.alarm import LEFT, OPINION, Alarm
+from holdfast.model.event import Begin, Ended, Entry, Phase, Progress, Successor
 from holdfast.model.incident_record import Change, Record
 from holdfast.model.release import Release
 
@@ -24,6 +24,7 @@ _USES = {
     Phase.ENDING: TimeUse.STOP,
 }
 _TRAINED = (TimeUse.TRAIN, TimeUse.REDO, TimeUse.END)  # uses of the training phase
+_OF_NONE = (TimeUse.END, TimeUse.UNWATCHED, TimeUse.UNKNOWN)  # uses that no incident or planned restart costs
 
 
 class Ledger:
@@ -56,11 +57,16 @@ class Ledger:
         self._change = 0  # the same of a planned restart
         self._redo_to: int | None = None
         self._parted = False  # ranks of this generation have made their last step
+        self._unwatched: list[UnwatchedTime] = []
+        self._taken_over_at: float | None = None  # no step is known to have been made since
+        self._alone_since = 0.0
+        self._told = False  # since then somebody said how far ranks had come
         self._cut: tuple[int, Span] | None = None  # the train span that was ended, by its index, and what came instead
 
     def add(self, entry: Entry) -> None:
         if self._start_at is None:
             self._start_at = self._at = entry.at
+        self._watch_takeover(entry)
         self._last_at = max(self._last_at, entry.at)
         decision, event = entry.decision, entry.event
         before = self.progress
@@ -95,6 +101,23 @@ class Ledger:
             elif isinstance(action, Launch):
                 self._on_launch(action)
 
+    def _watch_takeover(self, entry: Entry) -> None:
+        """Note a time without a controller, and what is told of it afterwards."""
+        match entry.event:
+            case Successor(alone_since=since):
+                self._unwatched.append(UnwatchedTime(since=min(since, entry.at), until=entry.at))
+                if self.phase in (Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING):
+                    self._taken_over_at, self._told = entry.at, False
+                    self._alone_since = min(max(since, self._last_at), entry.at)
+            case Progress(generation=generation, at=at) if generation == self.generation:
+                self._told = True
+                if self._taken_over_at is not None and at > self._taken_over_at:
+                    self._taken_over_at = None
+            case Ended():
+                self._told = True
+            case Alarm(signature=signature) if signature == LEFT:
+                self._told = True
+
     @property
     def began_at(self) -> float:
         """Return when the job began; 0 if it has not."""
@@ -106,7 +129,7 @@ class Ledger:
         end_at = self._last_at if self.phase is Phase.DONE or now is None else max(now, self._last_at)
         spans = list(self._spans)
         if end_at > self._at and self.phase in _USES:
-            spans.append(self._make_span(self._current_use(), self._at, end_at))
+            spans += self._current_spans(end_at)
         elif self._start_at is not None:
             end_at = self._at
         if not self._stepped_ever:  # ranks that make no steps restore nothing that we know of
@@ -121,6 +144,7 @@ class Ledger:
             changes=tuple(self.changes),
             ran=self.list_releases(),
             redone=tuple(self._redone),
+            unwatched=tuple(self._unwatched),
             phase=self.phase,
             generation=self.generation,
             step=self.step,
@@ -168,16 +192,32 @@ class Ledger:
             return use
         return TimeUse.END if self._parted else TimeUse.REDO if self._redo_to is not None else use
 
+    def _current_spans(self, until: float) -> list[Span]:
+        """Return the newest spans, up to `until`: one, unless there was no controller and ranks told of no step."""
+        use, at, taken_over_at = self._current_use(), self._at, self._taken_over_at
+        mending = self.phase is not Phase.TRAINING and (self._incident or self._change)  # then it is their cost
+        if taken_over_at is None or taken_over_at <= at or mending:
+            return [self._make_span(use, at, until)]
+        alone_at = self._good_at if self.progress else self._alone_since
+        unwatched = TimeUse.UNWATCHED if self._told else TimeUse.UNKNOWN
+        found = []
+        for part, end_at in ((use, alone_at), (unwatched, taken_over_at), (use, until)):
+            end_at = min(max(end_at, at), until)
+            if end_at > at:
+                found.append(self._make_span(part, at, end_at))
+                at = end_at
+        return found
+
     def _make_span(self, use: TimeUse, start_at: float, end_at: float) -> Span:
-        if use is TimeUse.END:  # even if ranks had not yet redone all that an incident lost
+        if use in _OF_NONE:  # even if ranks had not yet redone all that an incident lost
             return Span(use=use, start_at=start_at, end_at=end_at)
         return Span(use=use, start_at=start_at, end_at=end_at, incident=self._incident, change=self._change)
 
     def _close_span(self, at: float) -> None:
-        """Add a span up to `at` for the current use of time."""
+        """Add spans up to `at` for the current use of time."""
         at = max(at, self._at)
         if at > self._at and self.phase in _USES:
-            self._spans.append(self._make_span(self._current_use(), self._at, at))
+            self._spans += self._current_spans(at)
             self._at = at
 
     def _add_stall(self, since: float, until: float) -> None:

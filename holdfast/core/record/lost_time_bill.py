@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.record.job_account import PLANNED, START_AND_END, UNSETTLED, TimeUse
+from holdfast.core.record.job_account import CAUSES, NOT_LOST, PLANNED, START_AND_END, UNSETTLED, TimeUse
 from holdfast.core.record.job_report import Report
 from holdfast.core.sum_preserving_rounding import in_tenths, share_tenths
 
@@ -25,7 +25,7 @@ def draw_bill(report: Report) -> Bill:
     causes: dict[str, float] = {}
     uses: dict[TimeUse, float] = {}
     for span in report.spans:
-        if span.use in (TimeUse.TRAIN, TimeUse.RUN):
+        if span.use in NOT_LOST:
             continue
         uses[span.use] = uses.get(span.use, 0.0) + span.seconds
         if span.incident:
@@ -33,7 +33,7 @@ def draw_bill(report: Report) -> Bill:
         elif span.change:
             changes[span.change] = changes.get(span.change, 0.0) + span.seconds
         else:
-            cause = "stall" if span.use is TimeUse.STALL else START_AND_END
+            cause = CAUSES.get(span.use, START_AND_END)
             causes[cause] = causes.get(cause, 0.0) + span.seconds
     known = {record.number: record.klass or record.kind for record in report.incidents}
     incidents = {number: in_tenths(seconds) for number, seconds in incidents.items()}

@@ -54,6 +54,7 @@ class DiskJournal:
         self._open: list[Entry] = []
         self.lost = disk.lost
         self.doubt = ""
+        self.alive_at = 0.0
         self.epoch = disk.epoch = disk.epoch + 1
         self._strike = strike
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from holdfast.model.observation import Departure
 from holdfast.sim.dst.simulated_machine import SimMachine
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ class SimFleet:
 
     def nodes(self) -> tuple[str, ...]:
         return tuple(self._cloud.nodes) if self.can_acquire else ()
+
+    def departures(self) -> tuple[Departure, ...]:
+        return ()  # the disks of machines that have left are out of reach
 
     async def acquire(self, count: int) -> tuple[str, ...]:
         if not self.can_acquire:

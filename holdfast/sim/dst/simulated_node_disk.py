@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.agent_state_machine import HeedEpoch, RememberDone, RememberLeaving
 from holdfast.model.errand import Done, LaunchHere, Leave
+from holdfast.model.observation import Departure
 
 if TYPE_CHECKING:
     from holdfast.sim.dst.agent_process import AgentProcess
@@ -73,6 +74,9 @@ class SimNotes:
     def write_leave_reason(self, errand: Leave) -> None:
         self._process.strike_point("carried")
         self._machine.left_by = errand.id
+
+    def write_departure(self, departure: Departure) -> None:
+        self._process.check_alive()  # nobody reads it: the machine is gone with its disk
 
     def mark_alone(self, now: float) -> float:
         self._process.check_alive()

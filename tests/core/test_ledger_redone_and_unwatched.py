@@ -1,0 +1,103 @@
+"""What is counted of steps made again, of ranks that have come to their end, and of time without a controller."""
+
+from holdfast.core.record.job_account import NO_CONTROLLER, START_AND_END, TimeUse
+from holdfast.core.record.job_report import report_of
+from tests.core.test_ledger import CRASH, START, account, spans
+
+
+def test_steps_are_redone_when_ranks_have_made_them_again_and_not_before() -> None:
+    """A script that starts from step 0 has lost 21 steps, but ranks have only made as many again as they say."""
+    started = (*START, *CRASH, "36 progress 1 at 35")
+    assert account(*started).redone_steps(incident=1) == 1
+    again = (*started, "40 progress 8 at 39 from 1 since 35")
+    assert account(*again).redone_steps(incident=1) == 8
+    assert [(ran.steps, ran.redone) for ran in account(*again).ran] == [(21, 8)]
+    late = account(*again, "41 alarm crash n0 rank 0 code -9", "41 progress 9 at 40.5 from 1 since 35")
+    assert late.redone_steps(incident=1) == 9, "a step that is told while ranks are stopped was made before"
+    further = (*again, "60 progress 31 at 59 from 1 since 35")
+    assert account(*further).redone_steps(incident=1) == 21
+    assert [(ran.steps, ran.redone) for ran in account(*further).ran] == [(31, 21)]
+    assert report_of(account(*further)).restarts[0].redone == 21
+
+
+def test_work_lost_by_two_failures_is_redone_after_the_second() -> None:
+    second = ("40 alarm crash n0 rank 0 code -9", "41 outcome 5 ok", "43 outcome 6 ok", "46 progress 1 at 45")
+    first = (*START, *CRASH, "36 progress 1 at 35", "40 progress 8 at 39 from 1 since 35")
+    found = account(*first, *second, "70 progress 25 at 69 from 1 since 45")
+    assert [found.redone_steps(incident=number) for number in (1, 2)] == [8, 21]
+    assert [(ran.steps, ran.redone) for ran in found.ran] == [(25, 29)]
+
+
+def test_what_ranks_do_after_they_left_their_process_group_is_no_training() -> None:
+    left = (*START, "15 progress 11 at 14 from 1 since 5", "18 progress 12 at 16 from 1 since 5 parted")
+    found = account(*left, now=60.0)
+    assert spans(found)[-2:] == [("train", 5, 16, 0), ("end", 16, 60, 0)]
+    assert found.lost_s() == {START_AND_END: 5.0 + 44.0}
+    ended = account(*left, "60 ended n0", "61 outcome 3 ok")
+    assert spans(ended)[-3:] == [("train", 5, 16, 0), ("end", 16, 60, 0), ("stop", 60, 61, 0)]
+    again = account(*left, "41 progress 13 at 40 from 1 since 5", now=50.0)
+    assert spans(again)[-3:] == [("train", 5, 16, 0), ("end", 16, 40, 0), ("train", 40, 50, 0)]
+    failed = account(*left, "30 alarm crash n0 rank 0 code 1", "31 outcome 3 ok", "33 outcome 4 ok", "36 progress 13")
+    assert spans(failed)[-5:-3] == [("train", 5, 16, 0), ("detect", 16, 30, 1)], "what its record says"
+
+
+def test_training_ends_at_the_last_step_of_a_job_that_ended_well() -> None:
+    """A script that only returns says nothing before its end."""
+    found = account(*START, "16 progress 12 at 15 from 1 since 5", "60 ended n0", "61 outcome 3 ok")
+    assert spans(found)[-3:] == [("train", 5, 15, 0), ("end", 15, 60, 0), ("stop", 60, 61, 0)]
+
+
+def test_a_job_that_leaves_its_process_group_amid_redone_work() -> None:
+    left = account(*START, *CRASH, "36 progress 16 at 35", "40 progress 18 at 39 from 16 since 35 parted", now=50.0)
+    assert spans(left)[-2:] == [("redo", 35, 39, 1), ("end", 39, 50, 0)]
+
+
+# --- without a controller ---------------------------------------------------------------------------------------------
+
+TRAINED = (*START, "20 progress 16 at 20 from 1 since 5")
+TAKEN_OVER = "90 successor 2 alone 27"
+
+
+def test_ranks_that_trained_on_without_a_controller_trained() -> None:
+    found = account(*TRAINED, TAKEN_OVER, "91 progress 87 at 91 from 1 since 5", now=100.0)
+    assert spans(found)[-1] == ("train", 5, 100, 0)
+    assert [(one.since, one.until) for one in found.unwatched] == [(27, 90)]
+    assert not found.at_most and found.step == 87
+
+
+def test_ranks_that_ended_without_a_controller_trained_up_to_their_last_step() -> None:
+    ended = ("90 progress 40 at 44 from 1 since 5 parted", "90 ended n0", "91 outcome 2000001 ok")
+    found = account(*TRAINED, TAKEN_OVER, *ended)
+    assert spans(found)[-3:] == [("train", 5, 44, 0), ("unwatched", 44, 90, 0), ("stop", 90, 91, 0)]
+    assert (found.step, found.incidents, found.at_most) == (40, (), "")
+    assert found.lost_s() == {START_AND_END: 6.0, NO_CONTROLLER: 46.0}
+
+
+def test_first_steps_that_were_made_without_a_controller_are_no_restore() -> None:
+    told = ("90 progress 40 at 44 from 1 since 35 parted", "90 ended n0", "91 outcome 2000001 ok")
+    found = account(*START[:4], "90 successor 2 alone 27", *told)
+    assert spans(found)[2:] == [
+        ("restore", 4, 35, 0),
+        ("train", 35, 44, 0),
+        ("unwatched", 44, 90, 0),
+        ("stop", 90, 91, 0),
+    ]
+
+
+def test_nobody_knows_what_ranks_did_that_are_gone_without_a_word() -> None:
+    gone = (TAKEN_OVER, "98 alarm silence n0 since 95")
+    found = account(*TRAINED, *gone, now=100.0)
+    assert [span[:3] for span in spans(found)][3:6] == [("train", 5, 20), ("unknown", 20, 90), ("train", 90, 98)]
+    assert found.at_most and found.ettr == (15 + 70 + 8) / 100
+    unseen = account(*START[:4], *gone, now=100.0)
+    assert [span[:3] for span in spans(unseen)][2:4] == [("run", 4, 27), ("unknown", 27, 90)], "it may have trained"
+
+
+def test_the_cost_of_an_incident_begins_when_somebody_watches() -> None:
+    told = (TAKEN_OVER, "90 progress 30 at 60 from 1 since 5", "90 alarm left n0 since 85")
+    back = ("91 outcome 2000001 ok", "92 outcome 2000002 ok", "93 outcome 2000003 ok nodes n1", "94 ready n1")
+    found = account(*TRAINED, *told, *back, "95 outcome 2000004 ok", "97 progress 31 at 96")
+    [record] = found.incidents
+    assert (record.good_step, record.good_at, record.resumed_at, record.untold) == (30, 90, 96, False)
+    assert spans(found)[3:5] == [("train", 5, 60, 0), ("unwatched", 60, 90, 0)]
+    assert found.spent_s(TimeUse.DETECT) == 0 and not found.at_most
