@@ -49,12 +49,11 @@ class MarkReading(msgspec.Struct, frozen=True, kw_only=True):
     mark: HighWaterMark | None = None
     there: bool = False
     damaged: bool = False  # a half of it at least; there may have been a newer one
-    alive_at: float = 0.0  # when its writer last touched it
 
 
 def read_mark(path: Path) -> MarkReading:
     try:
-        content, alive_at = path.read_bytes(), path.stat().st_mtime
+        content = path.read_bytes()
     except FileNotFoundError:
         return MarkReading()
     except OSError as e:
@@ -66,8 +65,15 @@ def read_mark(path: Path) -> MarkReading:
     )
     newest = max(found, key=lambda half: half.writes, default=None)
     damaged = damaged or (len(found) == 1 and found[0].writes > 0)  # then both were written
-    damaged = damaged or newest is None
-    return MarkReading(mark=newest.mark if newest else None, there=True, damaged=damaged, alive_at=alive_at)
+    return MarkReading(mark=newest.mark if newest else None, there=True, damaged=damaged or newest is None)
+
+
+def read_sign_of_life(path: Path) -> float:
+    """Return the last sign of life of the mark's writer; 0 if there is no mark."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _read_half(half: bytes) -> _Half | None:

@@ -53,7 +53,7 @@ class SqliteJournal:
         self._marking: MarkFile | None = None
         # Before the entries are read, for whoever writes it writes entries first.
         self._found = high_water_mark.read_mark(mark_path) if mark_path else high_water_mark.MarkReading()
-        self.alive_at = self._found.alive_at
+        self.alive_at = high_water_mark.read_sign_of_life(mark_path) if mark_path else 0.0  # of the writer before
         self._connect()
         try:
             self._open_entries()

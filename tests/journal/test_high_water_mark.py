@@ -12,6 +12,7 @@ from holdfast.journal.high_water_mark import HighWaterMark, MarkFile
 from holdfast.journal.sqlite_journal import JournalError, JournalFullError, SqliteJournal
 from holdfast.model.action import Launch
 from holdfast.model.event import Phase
+from tests.cli.driver import until
 from tests.journal.torn import entries, opened, write
 
 MARK = HighWaterMark(start=b"s" * 16, epoch=1)
@@ -140,3 +141,21 @@ def test_one_of_another_journal_is_not_believed(tmp_path: Path) -> None:
     journal = opened(tmp_path / "b")
     assert journal.doubt.startswith(f"{tmp_path / 'b' / 'journal.mark'} ") and journal.lost is None
     journal.close()
+
+
+def test_the_next_writer_knows_until_when_this_one_lived(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    assert journal.alive_at == 0.0, "there was none before"
+    mark = tmp_path / "journal.mark"
+    os.utime(mark, (1.0, 1.0))
+
+    def touched() -> bool:
+        journal.flush()  # it has nothing to write
+        return mark.stat().st_mtime > 1.0
+
+    until(touched, "a sign of life")
+    journal.close()
+    os.utime(mark, (2.0, 2.0))
+    after = opened(tmp_path)
+    assert after.alive_at == 2.0
+    after.close()
