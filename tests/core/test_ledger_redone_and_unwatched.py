@@ -101,3 +101,24 @@ def test_the_cost_of_an_incident_begins_when_somebody_watches() -> None:
     assert (record.good_step, record.good_at, record.resumed_at, record.untold) == (30, 90, 96, False)
     assert spans(found)[3:5] == [("train", 5, 60, 0), ("unwatched", 60, 90, 0)]
     assert found.spent_s(TimeUse.DETECT) == 0 and not found.at_most
+
+
+def test_a_script_that_was_at_its_end_before_the_controller_died_was_at_its_end() -> None:
+    parted = (*TRAINED, "25 progress 17 at 21 from 1 since 5 parted", TAKEN_OVER)
+    ended = ("90 progress 17 at 21 from 1 since 5 parted", "95 ended n0", "96 outcome 2000001 ok")
+    assert spans(account(*parted, *ended))[3:] == [
+        ("train", 5, 21, 0),
+        ("end", 21, 27, 0),
+        ("unwatched", 27, 90, 0),
+        ("end", 90, 95, 0),
+        ("stop", 95, 96, 0),
+    ]
+
+
+def test_a_planned_restart_after_a_time_without_a_controller_does_not_cost_that_time() -> None:
+    held = ("90 progress 30 at 60 from 1 since 5", "91 order hold", "92 outcome 2000001 ok", "94 order resume")
+    found = account(*TRAINED, TAKEN_OVER, *held, "95 outcome 2000002 ok", "97 progress 31 at 96")
+    [change] = found.changes
+    assert (change.good_step, change.good_at, change.resumed_at) == (30, 90, 96)
+    assert sum(span.seconds for span in found.spans if span.change) == 6.0
+    assert found.lost_s()[NO_CONTROLLER] == 30.0

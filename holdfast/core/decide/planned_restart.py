@@ -27,7 +27,8 @@ def start_if_wanted(state: JobState, now: float) -> str:
 def pause_job(state: JobState, now: float, why: str) -> str:
     """End all ranks for a planned restart. A new pause replaces one that has not reached a step yet."""
     if state.incident is None:
-        state.interruption = Pause.begin_pause(now, why, state.generation, state.progress)
+        pause = state.interruption = Pause.begin_pause(now, why, state.generation, state.progress)
+        pause.good_at = max(pause.good_at, min(state.taken_over_at, now))  # as with an incident
     stop = launching.make_stop(state)
     state.emit(stop)
     state.enter(Phase.PAUSING, stop.id)

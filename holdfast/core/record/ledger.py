@@ -198,7 +198,7 @@ class Ledger:
         mending = self.phase is not Phase.TRAINING and (self._incident or self._change)  # then it is their cost
         if taken_over_at is None or taken_over_at <= at or mending:
             return [self._make_span(use, at, until)]
-        alone_at = self._good_at if self.progress else self._alone_since
+        alone_at = self._good_at if self.progress and not self._parted else self._alone_since
         unwatched = TimeUse.UNWATCHED if self._told else TimeUse.UNKNOWN
         found = []
         for part, end_at in ((use, alone_at), (unwatched, taken_over_at), (use, until)):
