@@ -124,7 +124,7 @@ def status_of(controller: Controller) -> Status:
         seq=controller.seq,
         changes=len(account.changes),
         last_change=account.changes[-1].sentence if account.changes else "",
-        redone=sum(ran.redone for ran in account.ran),
+        redone=controller.ledger.count_redone(controller.reached_step),
         parted=view.phase is Phase.TRAINING and view.progress is not None and view.progress.parted,
         release=view.running_release.number,
         source=view.running_release.source,

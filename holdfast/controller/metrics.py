@@ -26,7 +26,7 @@ class JobMetrics:
         yield GaugeMetricFamily("holdfast_generation", "Launches of all ranks so far.", view.generation)
         yield CounterMetricFamily("holdfast_incidents", "Incidents that are over.", len(account.incidents))
         yield CounterMetricFamily("holdfast_changes", "Planned restarts that are over.", len(account.changes))
-        redone = sum(ran.redone for ran in account.ran)
+        redone = c.ledger.count_redone(c.reached_step)
         yield CounterMetricFamily("holdfast_redone_steps", "Steps that had been made before.", redone)
         yield GaugeMetricFamily("holdfast_release", "Number of the release that runs.", view.running_release.number)
         held = bool(view.held_by or view.question)

@@ -2,7 +2,8 @@
 
 from holdfast.core.record.job_account import NO_CONTROLLER, START_AND_END, TimeUse
 from holdfast.core.record.job_report import report_of
-from tests.core.test_ledger import CRASH, START, account, spans
+from holdfast.core.record.ledger import Ledger
+from tests.core.test_ledger import CRASH, START, account, entries, spans
 
 
 def test_steps_are_redone_when_ranks_have_made_them_again_and_not_before() -> None:
@@ -18,6 +19,13 @@ def test_steps_are_redone_when_ranks_have_made_them_again_and_not_before() -> No
     assert account(*further).redone_steps(incident=1) == 21
     assert [(ran.steps, ran.redone) for ran in account(*further).ran] == [(31, 21)]
     assert report_of(account(*further)).restarts[0].redone == 21
+
+
+def test_steps_that_are_not_in_the_journal_yet_may_be_redone_too() -> None:
+    ledger = Ledger()
+    for entry in entries(*START, *CRASH, "36 progress 1 at 35"):
+        ledger.add(entry)
+    assert [ledger.count_redone(step) for step in (1, 8, 21, 30)] == [1, 8, 21, 21]
 
 
 def test_work_lost_by_two_failures_is_redone_after_the_second() -> None:

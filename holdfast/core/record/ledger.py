@@ -159,6 +159,13 @@ class Ledger:
         """Return what was made under each release that was ever launched."""
         return tuple(ran for ran in self._ran.values() if ran.generations)
 
+    def count_redone(self, step: int) -> int:
+        """Return how many steps were made again, up to the newest one, which may not be in the journal yet."""
+        told = sum(ran.redone for ran in self._ran.values())
+        if self.progress is None or self.progress.counted:
+            return told
+        return told + max(0, min(step, self.best) - self.progress.step)
+
     def settle_account(self, now: float) -> Account:
         """Return the account without time that a later entry may change. Counters use it, because they must not fall.
 
