@@ -82,6 +82,15 @@ def test_one_screen_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert text.count("\n") < 24
 
 
+def test_the_log_of_a_survivor_blames_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rank1.log").write_text(BOOM.splitlines()[-1])
+    assert main(["diagnose", str(tmp_path / "rank1.log")]) == 0
+    text = capsys.readouterr().out
+    assert "not known from this log: look at the log of the peer [127.0.0.1]:24017" in text
+    assert "infrastructure" not in text
+    assert told(capsys, str(tmp_path / "rank1.log"))["fault_known"] is False
+
+
 def test_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(BOOM.encode())))
     assert told(capsys, "-")["class"] == "gpu_oom"

@@ -163,6 +163,19 @@ def encode_diagnosis(found: Diagnosis) -> str:
     return msgspec.json.encode({"class": tree.pop("klass"), **tree}).decode()
 
 
+def _fault_text(found: Diagnosis) -> str:
+    if found.fault_known:
+        return found.group
+    where = f"the log of the peer {found.peer}" if found.peer else "the logs of the other ranks"
+    return f"not known from this log: look at {where}"
+
+
+def _action_text(found: Diagnosis) -> str:
+    if found.action == "run_diagnostics" and not found.fault_known:
+        return "if the other logs show no cause either, probe the machines"
+    return _ACTIONS.get(found.action, "")
+
+
 def print_diagnosis(found: Diagnosis) -> None:
     from rich.console import Console, Group  # a sixth of this command's time, for which --json need not wait
     from rich.table import Table
@@ -172,8 +185,8 @@ def print_diagnosis(found: Diagnosis) -> None:
     facts = Table.grid(padding=(0, 2))
     who = f"rank {found.root_rank}" if found.root_rank is not None else ""
     for name, value in (
-        ("whose fault", found.group),
-        ("what to do", f"{found.action}: {_ACTIONS.get(found.action, '')}"),
+        ("whose fault", _fault_text(found)),
+        ("what to do", f"{found.action}: {_action_text(found)}"),
         ("", found.hint),
         ("failed first", " ".join(filter(None, (who, found.node and f"on {found.node}", found.origin)))),
         ("why", found.explanation),

@@ -12,6 +12,7 @@ from holdfast.core.log_analysis.failure_catalog import UNKNOWN, CatalogRow, Fail
 from holdfast.core.log_analysis.launcher_summary import LauncherSummary, normalize_code, summarize_lines
 from holdfast.core.log_analysis.line_prefixes import LogLine, fill_times
 from holdfast.core.log_analysis.loss_series import find_divergence
+from holdfast.core.log_analysis.lost_peer import find_peer
 from holdfast.core.log_analysis.root_cause import CauseFinding, best_hint, find_root, rival_causes
 from holdfast.model.diagnosis import Diagnosis
 
@@ -109,8 +110,16 @@ def _diagnose_hit(finding: CauseFinding, catalog: FailureCatalog) -> Diagnosis:
         hint=row.hint or klass.hint,
         origin=root.raised.origin if root.raised else "",
         echoes=finding.echoes,
+        fault_known=row.role != "echo",
+        peer=_lost_peer(finding) if row.role == "echo" else "",
         node=root.node or (finding.summary.node if rank == finding.summary.root_rank else ""),
     )
+
+
+def _lost_peer(finding: CauseFinding) -> str:
+    """Return the first peer that an echo names; "" if none does."""
+    echoes = (hit for hit in (finding.root, *finding.hits) if hit.row.role == "echo")
+    return next((peer for hit in echoes if (peer := find_peer(hit.said.text))), "")
 
 
 def _hit_confidence(root: CatalogHit, *, doubted: bool) -> float:
