@@ -16,7 +16,13 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import NO_STEP, counted_noun, duration_text, ettr_of, incidents_text, step_said
 from holdfast.core.decide.controller_takeover import lost_journal_sentence
-from holdfast.core.incident.incident_text import count_failures, describe_step, phases_s, redone_steps
+from holdfast.core.incident.incident_text import (
+    count_failures,
+    describe_new_release,
+    describe_step,
+    phases_s,
+    redone_steps,
+)
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import TimeUse, fold_entries
 from holdfast.core.record.lost_time_bill import Bill, draw_bill
@@ -189,7 +195,7 @@ def _incidents_table(report: Report, bill: Bill) -> Table:
     table = _new_table("#", "at", "what happened", "why and what was done", "lost")
     for record in report.incidents:
         swapped = f"; {', '.join(record.admitted)} took its place" if record.admitted else ""
-        why = f"{record.verdict.reason}{swapped}"
+        why = f"{record.verdict.reason}{swapped}{describe_new_release(record)}"
         redo_s = sum(s.seconds for s in report.spans if s.use is TimeUse.REDO and s.incident == record.number)
         lost = _lost_text(record, bill.incidents.get(record.number, 0.0), redo_s)
         happened = f"{record.cause}{describe_step(record)}"
@@ -204,7 +210,7 @@ def _changes_table(report: Report, bill: Bill) -> Table:
         took = _lost_text(change, bill.changes.get(number, 0.0), redo_s)
         swapped = [f"{', '.join(change.evicted)} left"] if change.evicted else []
         swapped += [f"{', '.join(change.admitted)} came"] if change.admitted else []
-        why = "; ".join([change.why, *swapped])
+        why = "; ".join([change.why, *swapped]) + describe_new_release(change)
         table.add_row("", _clock_text(change.asked_at), why, str(change.release), took)
     return table
 

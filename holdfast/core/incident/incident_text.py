@@ -42,6 +42,19 @@ def describe_lost_standby(alarm: Alarm) -> str:
 
 def incident_sentence(record: Record, *, names_step: bool = False) -> str:
     """Return the sentence that sums up a closed incident. With `names_step`, the cause already names the step."""
+    return f"{_describe_recovery(record, names_step)}{describe_new_release(record)}"
+
+
+def describe_new_release(record: Record | Change) -> str:
+    """Return a clause about a release that had waited for a restart and came in with this one; "" without any."""
+    if not record.brought_in:
+        return ""
+    stays = isinstance(record, Change) or (not record.rolled_back and record.verdict.remedy is not Remedy.GIVE_UP)
+    came = "came in with this restart" if stays else "had come in with a restart of this incident"
+    return f"; release {record.brought_in} {came}"
+
+
+def _describe_recovery(record: Record, names_step: bool) -> str:
     again = (
         f", then failed {_count_times(record.failures - 1)} more before the next step" if record.failures > 1 else ""
     )
