@@ -26,7 +26,7 @@ from holdfast.core.incident.incident_text import (
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import TimeUse, fold_entries
 from holdfast.core.record.lost_time_bill import Bill, draw_bill
-from holdfast.core.sum_preserving_rounding import share_tenths
+from holdfast.core.sum_preserving_rounding import in_tenths, share_tenths
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.model.incident_record import Change, Record
@@ -39,7 +39,7 @@ _COLOURS = {
     TimeUse.DETECT: "red",
     TimeUse.STOP: "bright_red",
     TimeUse.LAUNCH: "yellow",
-    TimeUse.RESTORE: "cyan",
+    TimeUse.START_UP: "cyan",
     TimeUse.DIAGNOSE: "bright_magenta",
     TimeUse.WAIT: "bright_black",
     TimeUse.UPDATE: "blue",
@@ -54,7 +54,7 @@ _LETTERS = {
     TimeUse.DETECT: "?",
     TimeUse.STOP: "x",
     TimeUse.LAUNCH: "l",
-    TimeUse.RESTORE: "m",
+    TimeUse.START_UP: "s",
     TimeUse.DIAGNOSE: "d",
     TimeUse.WAIT: ".",
     TimeUse.UPDATE: "u",
@@ -227,7 +227,10 @@ def _clock_text(at: float) -> str:
 
 
 def _lost_text(record: Record | Change, lost_s: float, redo_s: float) -> str:
+    """Return what the console said was lost, seconds without a step and steps, and how long the steps took again."""
     again = redone_steps(record)
-    parts = phases_s(record) | ({"redo": redo_s} if redo_s else {})
-    shown = ", ".join(f"{name} {seconds:.1f}" for name, seconds in share_tenths(parts, lost_s).items())
-    return f"{lost_s:.1f} s ({shown})" + (f", {counted_noun(again, 'step')} redone" if again is not None else "")
+    stood_s = in_tenths(record.resumed_at - record.good_at) if redo_s else lost_s
+    shown = ", ".join(f"{name} {seconds:.1f}" for name, seconds in share_tenths(phases_s(record), stood_s).items())
+    steps = counted_noun(again, "step") if again is not None else "steps" if redo_s else ""
+    took = f" in {lost_s - stood_s:.1f} s" if redo_s else ""
+    return f"{stood_s:.1f} s ({shown})" + (f", {steps} redone{took}" if steps else "")
