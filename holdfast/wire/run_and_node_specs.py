@@ -44,6 +44,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"  # the controller listens here
     port: int = 0
     release: Release = Release(number=1)  # what the job begins with
+    console_files: tuple[str, ...] = ()  # to which the output of `holdfast run` goes; never part of a release
 
 
 class ControllerAddress(msgspec.Struct, frozen=True, kw_only=True):
