@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import run_directory, run_liveness
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
 from holdfast.model.job_and_seats import Job
@@ -117,9 +117,9 @@ def test_who_listens(tmp_path: Path) -> None:
 
 def test_how_a_run_has_ended() -> None:
     run_dir = published(run_directory.make_run_dir(None, "r"))
-    alive = run_directory.ending_text(run_dir)
+    alive = run_liveness.ending_text(run_dir)
     run_and_node_specs.write_json(run_dir / "exit.json", RunEnd(code=93, reason="enough"))
-    assert run_directory.ending_text(run_dir).endswith("code 93: enough") and "93" not in alive
+    assert run_liveness.ending_text(run_dir).endswith("code 93: enough") and "93" not in alive
 
 
 def test_addresses() -> None:
