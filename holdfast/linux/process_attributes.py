@@ -183,7 +183,7 @@ def leave_input_note(note: Path) -> None:
         note.write_text(f"{os.getpid()} {stat[_STARTED]}")
 
 
-def is_note_true(note: Path) -> bool:
+def is_note_writer_alive(note: Path) -> bool:
     """Return whether the process that left the note is alive."""
     return _noted_pid(note) is not None
 

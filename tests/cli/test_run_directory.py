@@ -12,6 +12,7 @@ import pytest
 from holdfast.cli.run_dirs import run_directory, run_liveness
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
+from holdfast.linux import process_attributes
 from holdfast.model.job_and_seats import Job
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.inherited_environment import make_rank_environment
@@ -113,6 +114,17 @@ def test_who_listens(tmp_path: Path) -> None:
     assert run_directory.find_controller(run_dir) is None
     (run_dir / "controller.json").write_text("{")
     assert run_directory.find_controller(run_dir) is None
+
+
+def test_what_is_alive_of_a_run_without_a_controller() -> None:
+    run_dir = published(run_directory.make_run_dir(None, "r"))
+    assert "--resume" not in run_liveness.ending_text(run_dir), "it has only just been made"
+    (run_dir / "journal.db").touch()
+    assert f"holdfast run --resume {run_dir}" in run_liveness.ending_text(run_dir), "nobody keeps a controller for it"
+    process_attributes.leave_input_note(run_dir / run_directory.STDIN)
+    assert "front, holdfast run, is alive" in run_liveness.ending_text(run_dir)
+    (run_dir / run_directory.STDIN).write_text(f"{os.getpid()} 1")  # an earlier process had this pid
+    assert f"holdfast run --resume {run_dir}" in run_liveness.ending_text(run_dir)
 
 
 def test_how_a_run_has_ended() -> None:

@@ -192,9 +192,11 @@ def test_a_lazy_one_rides_on_a_crash(code: Code) -> None:
     job.trains(generation=2)
     assert {note["name"] for note in code.notes()} == {"one", "three"}
     assert fates(job) == {1: "replaced", 2: "merged", 3: "running"}
+    assert "release 3 came in with this restart" in job.status()["last_incident"]
     job.finish()
     job.ends(0)
-    assert len(job.report().incidents) == 1
+    [incident] = job.report().incidents
+    assert incident.brought_in == 3 and incident.sentence in job.text()
     job.check_replay()
 
 

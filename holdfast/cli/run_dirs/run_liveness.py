@@ -13,7 +13,7 @@ from holdfast.wire.run_and_node_specs import RunEnd
 
 def is_front_alive(run_dir: Path) -> bool:
     """Return whether the `holdfast run` that keeps the run's controller is alive."""
-    return process_attributes.is_note_true(run_dir / run_directory.STDIN)
+    return process_attributes.is_note_writer_alive(run_dir / run_directory.STDIN)
 
 
 def find_live_nodes(run_dir: Path) -> list[str]:
@@ -47,7 +47,9 @@ def _absence_text(run_dir: Path) -> str:
     if is_joined_node(run_dir):
         return "is a node of a job whose controller is on another host"
     if is_front_alive(run_dir):
-        return "has no controller now; holdfast run is about to restart it"
+        return "has no controller now, but its front, holdfast run, is alive"
+    if not (run_dir / "journal.db").exists():
+        return "has no controller yet"
     nodes = " but its nodes still run" if find_live_nodes(run_dir) else ""
     gone = f"has no controller now: its front, holdfast run, is gone{nodes}"
     return f"{gone}; holdfast run --resume {run_dir} takes it up again"
