@@ -16,7 +16,6 @@ from holdfast.controller.decider_rebuild import RebuildError, rebuild_decider
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.ledger import Account, Ledger
 from holdfast.journal.sqlite_journal import JournalDamagedError, JournalError, SqliteJournal
-from holdfast.model.event import Phase
 from holdfast.wire import run_and_node_specs
 
 
@@ -44,11 +43,11 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
 
 
 def _unwatched_text(run_dir: Path, known: Account) -> str:
-    """Return a clause about steps that ranks made without a front, whose output is not shown; "" without such steps."""
-    if known.phase is not Phase.TRAINING or not run_liveness.find_live_nodes(run_dir):
+    """Return a clause about what ranks did without a front, since it is not shown; "" if no rank runs."""
+    if not run_liveness.find_live_nodes(run_dir):
         return ""
-    until = f"the journal ends at {step_said(known.step, known.since)}"
-    return f"; {until}, and what ranks printed since then without a front is not shown here: holdfast logs {run_dir}"
+    until = f"; the journal ends at {step_said(known.step, known.since)}" if known.step >= 0 else ""
+    return f"{until}; what ranks have printed without a front is not shown here, but by holdfast logs {run_dir}"
 
 
 def _check_replay(run_dir: Path) -> Account:
