@@ -86,20 +86,19 @@ def test_the_front_dies_and_the_run_is_resumed(start: Start, capfd: pytest.Captu
     job = start("--nnodes", "2", "--nproc-per-node", "1", *PATIENT)
     job.trains()
     ranks, controller = job.ranks(2), job.controller()
-    job.until(lambda: job.report().step >= 0, "steps that the journal knows of")
     os.kill(job.process.pid, signal.SIGKILL)
     job.ends(-signal.SIGKILL)
     job.until(lambda: gone(controller), "the end of the controller")
     steps = [(job.folder / f"step-{rank}").read_text() for rank in range(2)]
     moved = lambda: [(job.folder / f"step-{rank}").read_text() for rank in range(2)] != steps  # noqa: E731
     job.until(moved, "further steps")
-    take_up, known = f"holdfast run --resume {job.run_dir}", job.report().step
+    take_up = f"holdfast run --resume {job.run_dir}"
     assert main(["ls"]) == 0 and main(["status", str(job.run_dir)]) == 1
     for said in capfd.readouterr():  # the one on stdout, the other on stderr
         assert take_up in said and "nodes still run" in said and "holdfast clean" not in said
     job.start("--resume", str(job.run_dir))
     job.trains()
-    assert f"the journal ends at step {known}; what ranks have printed without a front is not shown" in job.text()
+    assert "what ranks have printed without a front is not shown here" in job.text()
     assert job.ranks(2) == ranks and not any(gone(pid) for pid in ranks)
     job.kill(ranks[0])
     job.trains(generation=2)

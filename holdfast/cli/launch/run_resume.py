@@ -9,12 +9,10 @@ from holdfast.cli.launch.controller_listener import listen_at
 from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
 from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
-from holdfast.cli.terminal.quantity_text import step_said
 from holdfast.cli.terminal.rank_console import find_console_files, make_console, say
 from holdfast.config import Settings
 from holdfast.controller.decider_rebuild import RebuildError, rebuild_decider
 from holdfast.core.decide.decider import Decider
-from holdfast.core.record.ledger import Account, Ledger
 from holdfast.journal.sqlite_journal import JournalDamagedError, JournalError, SqliteJournal
 from holdfast.wire import run_and_node_specs
 
@@ -27,7 +25,7 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
         raise UsageError(f"this run has a controller already (pid {alive.pid}); look with holdfast status {run_dir}")
     if (run_dir / "exit.json").exists():
         raise UsageError(f"this run has ended; see holdfast report {run_dir}, or start a new one")
-    known = _check_replay(run_dir)
+    _check_replay(run_dir)
     files = dict.fromkeys((*run.console_files, *find_console_files()))
     run = msgspec.structs.replace(run, console_files=tuple(files))
     if settings is not None:
@@ -36,38 +34,28 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
         run_and_node_specs.write_json(run_dir / "run.json", run)
         console = make_console(args, run, run_dir)
         console.skip_to_end()
-        say(f"resuming {run.job.run_id} in {run_dir}{_unwatched_text(run_dir, known)}")
+        unseen = f"what ranks have printed without a front is not shown here, but by holdfast logs {run_dir}"
+        went_on = f"; {unseen}" if run_liveness.find_live_nodes(run_dir) else ""
+        say(f"resuming {run.job.run_id} in {run_dir}{went_on}")
         if args.detach:
             leave_terminal(run_dir)
         return Supervisor(run_dir, listener, console).run()
 
 
-def _unwatched_text(run_dir: Path, known: Account) -> str:
-    """Return a clause about what ranks did without a front, since it is not shown; "" if no rank runs."""
-    if not run_liveness.find_live_nodes(run_dir):
-        return ""
-    until = f"; the journal ends at {step_said(known.step, known.since)}" if known.step >= 0 else ""
-    return f"{until}; what ranks have printed without a front is not shown here, but by holdfast logs {run_dir}"
-
-
-def _check_replay(run_dir: Path) -> Account:
-    """Check that this version of holdfast can continue the journal, and return the journal's account of the job.
-
-    Call this before you end any process of the run.
-    """
-    path, ledger = run_dir / "journal.db", Ledger()
+def _check_replay(run_dir: Path) -> None:
+    """Check that this version of holdfast can continue the journal; call this before you end any process of the run."""
+    path = run_dir / "journal.db"
     if not path.exists():
-        return ledger.make_account()
+        return
     try:
         # The controller goes on without what is damaged, and says so.
         with (
             contextlib.closing(SqliteJournal(path, read_only=True)) as journal,
             contextlib.suppress(JournalDamagedError),
         ):
-            for entry in rebuild_decider(journal, Decider()):
-                ledger.add(entry)
+            for _ in rebuild_decider(journal, Decider()):
+                pass
     except RebuildError as e:
         raise UsageError(f"{e}; resume with the version that wrote it") from None
     except JournalError as e:
         raise UsageError(str(e)) from None
-    return ledger.make_account()
