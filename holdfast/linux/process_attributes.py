@@ -148,7 +148,8 @@ def find_open_file(prefix: str) -> str:
 # --- others ------------------------------------------------------------------------------------------------------
 
 
-_STARTED = 19  # of the fields of _stat: when a process was started, in ticks
+_STATE, _STARTED = 0, 19  # of the fields of _stat: its state, and when it was started, in ticks
+_ZOMBIE = "Z"  # it has ended, and its parent has not looked yet
 
 
 def _read_stat(pid: int | str) -> list[str] | None:
@@ -182,17 +183,31 @@ def leave_input_note(note: Path) -> None:
         note.write_text(f"{os.getpid()} {stat[_STARTED]}")
 
 
+def is_note_writer_alive(note: Path) -> bool:
+    """Return whether the process that left the note is alive."""
+    return _noted_pid(note) is not None
+
+
+def _noted_pid(note: Path) -> int | None:
+    """Return the pid of the process that left the note; None if it is gone."""
+    try:
+        pid, started = note.read_text().split()
+        stat = _read_stat(int(pid))
+    except (OSError, ValueError):
+        return None
+    return int(pid) if stat is not None and stat[_STARTED] == started and stat[_STATE] != _ZOMBIE else None
+
+
 def open_input(note: str) -> int:
     """Open the standard input of the process that left the note; /dev/null if that process is gone.
 
     Does not wait for a writer, and takes no controlling terminal.
     """
+    pid = _noted_pid(Path(note))
+    path = f"/proc/{pid}/fd/0" if pid is not None else os.devnull
     try:
-        pid, started = Path(note).read_text().split()
-        stat = _read_stat(int(pid))
-        path = f"/proc/{pid}/fd/0" if stat is not None and stat[_STARTED] == started else os.devnull
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except (OSError, ValueError):
+    except OSError:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.set_blocking(fd, True)
     return fd

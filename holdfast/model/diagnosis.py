@@ -5,7 +5,7 @@ import msgspec
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     klass: str  # of the failure taxonomy
-    group: str  # whose fault
+    group: str  # whose fault; what is usual for the class if `fault_known` is false
     action: str  # what to do next
     confidence: float  # 0 to 1
     explanation: str  # one or two sentences in plain words
@@ -16,3 +16,5 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     origin: str = ""  # "file.py:12": where the user's code stood, else where it was raised
     echoes: int = 0  # lines that only say that somebody else failed first
     node: str = ""
+    fault_known: bool = True  # False: the lines only say that another rank has gone
+    peer: str = ""  # which one that is, if they name it

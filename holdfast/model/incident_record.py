@@ -57,6 +57,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     grouped_at: float = 0.0  # when ranks of the next generation had their process groups; 0: nobody told
     restored_at: float = 0.0  # and their state
     rolled_back: int = 0  # the release that was given up for it
+    brought_in: int = 0  # the release that had waited for a restart, and came in with one of this incident
     counted: bool = False  # its last good step is a count since the launch, and nobody knows where that began
     skipped: tuple[Skip, ...] = ()
     untold: bool = False  # ranks ran without a controller, and nobody said which step they came to
@@ -82,4 +83,5 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     evicted: tuple[str, ...] = ()
     admitted: tuple[str, ...] = ()
     counted: bool = False
+    brought_in: int = 0  # a release that came in with it, although the restart was for something else
     sentence: str = ""

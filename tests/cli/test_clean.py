@@ -14,7 +14,7 @@ import pytest
 from holdfast.checkpoint import checkpoint_save
 from holdfast.checkpoint.manifest import Author
 from holdfast.cli import main
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import run_directory, run_liveness
 from holdfast.cli.run_dirs.leftovers import RunLeftovers
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
@@ -95,7 +95,7 @@ def test_a_run_killed_with_all_its_holders(start: Start, no_orphans: str, capfd:
     assert clean(capfd, job.run_dir, code=1)[0].state == "alive"
     job.finish()
     job.ends(0)
-    assert clean(capfd, job.run_dir)[0].why == run_directory.ending_text(job.run_dir)
+    assert clean(capfd, job.run_dir)[0].why == run_liveness.ending_text(job.run_dir)
     assert not {"token", "env.json"} & tree(job.run_dir)
     job.check_replay()
 
@@ -211,7 +211,7 @@ def test_nobody_moves_in_meanwhile(home: Path) -> None:
 def test_secrets_of_a_run_that_cannot_be_resumed(home: Path, capfd: Capture) -> None:
     run_dir, node = made("r"), made("s", fleet="join")
     run_and_node_specs.write_json(run_dir / "exit.json", RunEnd(code=93, reason="enough"))
-    for place, why in ((run_dir, run_directory.ending_text(run_dir)), (node, "was a node ")):
+    for place, why in ((run_dir, run_liveness.ending_text(run_dir)), (node, "was a node ")):
         [found] = clean(capfd, place)
         assert found.why.startswith(why)
         assert [one.what for one in found.kept] == ["the journal", "the logs"]

@@ -232,7 +232,7 @@ def test_nobody_can_tell_afterwards(start: Start) -> None:
     assert report.incidents == () and evicted.evicted == (leaving,) and len(evicted.admitted) == 1
     for change, restart in zip(report.changes, report.restarts, strict=True):
         assert change.resumed_from is not None and change.good_step - change.resumed_from <= 1
-        assert {"stop", "launch", "group set-up", "restore", "first step"} <= set(restart.phases_s)
+        assert {"stop", "launch", "imports and groups", "restore", "first step"} <= set(restart.phases_s)
         assert sum(restart.phases_s.values()) == pytest.approx(restart.lost_s)
     assert held.held_s > 0 and evicted.held_s == 0
     assert {words[0] for words in said(job, "weights")} == {words[0] for words in said(calm, "weights")}

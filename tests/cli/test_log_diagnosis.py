@@ -2,8 +2,11 @@
 
 import io
 import json
+import os
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -79,6 +82,15 @@ def test_one_screen_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert text.count("\n") < 24
 
 
+def test_the_log_of_a_survivor_blames_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rank1.log").write_text(BOOM.splitlines()[-1])
+    assert main(["diagnose", str(tmp_path / "rank1.log")]) == 0
+    text = capsys.readouterr().out
+    assert "not known from this log: look at the log of the peer [127.0.0.1]:24017" in text
+    assert "infrastructure" not in text
+    assert told(capsys, str(tmp_path / "rank1.log"))["fault_known"] is False
+
+
 def test_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(BOOM.encode())))
     assert told(capsys, "-")["class"] == "gpu_oom"
@@ -87,6 +99,25 @@ def test_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     assert json.loads(capsys.readouterr().out)["class"] == "unknown_child_failure"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     assert told(capsys, "-", "--exit-code", "137")["class"] == "host_oom_kill"
+
+
+def test_pipes_are_read_like_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for names in (("pipe",), ("pipe", "other.log")):
+        (tmp_path / "other.log").write_text("step 1\n")
+        os.mkfifo(tmp_path / "pipe")
+        writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=(BOOM,), daemon=True)
+        writer.start()
+        assert told(capsys, *(str(tmp_path / name) for name in names))["class"] == "gpu_oom"
+        writer.join()
+        (tmp_path / "pipe").unlink()
+
+
+def test_sockets_and_devices_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(tmp_path / "door"))
+        for name in (str(tmp_path / "door"), "/dev/null"):
+            said = refused(capsys, name)
+            assert name in said and "socket or a device" in said
 
 
 def test_folders_and_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,6 +73,7 @@ def test_what_status_says_of_it(old: Path, capsys: Capture) -> None:
     assert status.main([str(old / "ended")]) == status.main([str(old / "killed")]) == 1
     said = capsys.readouterr().err.splitlines()
     assert f"{old}/ended has ended with code 0" in said[0] and f"{old}/killed has no controller now" in said[1]
+    assert f"holdfast run --resume {old}/killed" in said[1] and "still run" not in said[1]
 
 
 def test_its_releases(old: Path, capsys: Capture) -> None:

@@ -18,6 +18,7 @@ from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.terminal.quantity_text import NO_STEP, duration_text
 from holdfast.config import Settings
 from holdfast.core.decide.decider import Decider
+from holdfast.core.incident.incident_text import describe_phases
 from holdfast.core.record.job_account import Span, TimeUse
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.event import Entry, Phase
@@ -93,6 +94,25 @@ def test_text(run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert "10 steps redone" in text
 
 
+def test_an_incident_costs_what_the_console_said_and_the_redone_steps_besides(run_dir: Path) -> None:
+    write(run_dir, *LINES, *END)
+    found = report.load_report(run_dir)
+    [record] = found.incidents
+    assert "lost 10 steps and 10.0 s (" in record.sentence
+    shown = printed(report.render_report(found))
+    redo_s = found.spent_s["redo"]
+    assert f"10.0 s ({describe_phases(record)}), 10 steps redone in {redo_s:.1f} s" in " ".join(shown.split())
+    assert found.lost_s["silence"] == pytest.approx(10.0 + redo_s)
+
+
+def test_a_release_that_came_in_with_a_restart(run_dir: Path) -> None:
+    order = ("101 order update digest d2 by ann", "102 outcome 3 ok")
+    after = ("103 alarm crash n1 rank 1 code -9", "104 outcome 4 ok", "106 outcome 5 ok", "110 progress 181 at 109")
+    write(run_dir, *LINES[:8], *order, *after)
+    shown = printed(report.render_report(report.load_report(run_dir)), width=300)
+    assert "; release 2 came in with this restart " in shown
+
+
 def test_planned_restarts(run_dir: Path) -> None:
     book = Book().trains().add(26, Phase.PAUSING).add(27, Phase.HELD).launch(31, 2, NEW).add(33, Phase.STARTING)
     changed = msgspec.structs.replace(CHANGE, grouped_at=33.5, restored_at=34.0, evicted=("n1",), admitted=("n2",))
@@ -110,7 +130,7 @@ def test_planned_restarts(run_dir: Path) -> None:
     assert "nodes: 1 evicted, 1 admitted, 0.0 s waited for nodes" in shown
     assert "releases: 1 21 new steps, 2 (git 1a2b3c4) 1 new step" in shown
     assert "release 2; n1 left; n2 came" in shown
-    assert "stop 1.0, held 4.0, launch 2.0, group set-up 0.5, restore 0.5, first step 1.0" in shown
+    assert "stop 1.0, held 4.0, launch 2.0, imports and groups 0.5, restore 0.5, first step 1.0" in shown
 
 
 def test_a_fresh_start_is_told_with_the_steps_that_ranks_have_made_again(run_dir: Path) -> None:
@@ -196,7 +216,7 @@ def test_a_script_without_steps(run_dir: Path, capsys: pytest.CaptureFixture[str
     shown = printed(report.render_report(found))
     assert "ETTR not known in 3 min 21 s: 0 incidents; no step seen, generation 1" in shown
     assert NO_STEP in shown
-    assert "run 3 min 16 s" in shown and "restore" not in shown and "lost 5.0 s: start and end 5.0 s" in shown
+    assert "run 3 min 16 s" in shown and "start-up" not in shown and "lost 5.0 s: start and end 5.0 s" in shown
     assert main(["report", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ettr"] is None
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import run_directory, run_liveness
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
+from holdfast.linux import process_attributes
 from holdfast.model.job_and_seats import Job
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.inherited_environment import make_rank_environment
@@ -115,11 +116,22 @@ def test_who_listens(tmp_path: Path) -> None:
     assert run_directory.find_controller(run_dir) is None
 
 
+def test_what_is_alive_of_a_run_without_a_controller() -> None:
+    run_dir = published(run_directory.make_run_dir(None, "r"))
+    assert "--resume" not in run_liveness.ending_text(run_dir), "it has only just been made"
+    (run_dir / "journal.db").touch()
+    assert f"holdfast run --resume {run_dir}" in run_liveness.ending_text(run_dir), "nobody keeps a controller for it"
+    process_attributes.leave_input_note(run_dir / run_directory.STDIN)
+    assert "front, holdfast run, is alive" in run_liveness.ending_text(run_dir)
+    (run_dir / run_directory.STDIN).write_text(f"{os.getpid()} 1")  # an earlier process had this pid
+    assert f"holdfast run --resume {run_dir}" in run_liveness.ending_text(run_dir)
+
+
 def test_how_a_run_has_ended() -> None:
     run_dir = published(run_directory.make_run_dir(None, "r"))
-    alive = run_directory.ending_text(run_dir)
+    alive = run_liveness.ending_text(run_dir)
     run_and_node_specs.write_json(run_dir / "exit.json", RunEnd(code=93, reason="enough"))
-    assert run_directory.ending_text(run_dir).endswith("code 93: enough") and "93" not in alive
+    assert run_liveness.ending_text(run_dir).endswith("code 93: enough") and "93" not in alive
 
 
 def test_addresses() -> None:

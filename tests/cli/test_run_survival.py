@@ -7,6 +7,7 @@ import time
 import psutil
 import pytest
 
+from holdfast.cli import main
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.terminal.quantity_text import FIRST_STEP
 from tests.cli.conftest import Start
@@ -82,7 +83,7 @@ def test_the_store_dies(start: Start) -> None:
     job.ends(0)
 
 
-def test_the_front_dies_and_the_run_is_resumed(start: Start) -> None:
+def test_the_front_dies_and_the_run_is_resumed(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
     job = start("--nnodes", "2", "--nproc-per-node", "1", *PATIENT)
     job.trains()
     ranks, controller = job.ranks(2), job.controller()
@@ -92,8 +93,13 @@ def test_the_front_dies_and_the_run_is_resumed(start: Start) -> None:
     steps = [(job.folder / f"step-{rank}").read_text() for rank in range(2)]
     moved = lambda: [(job.folder / f"step-{rank}").read_text() for rank in range(2)] != steps  # noqa: E731
     job.until(moved, "further steps")
+    take_up = f"holdfast run --resume {job.run_dir}"
+    assert main(["ls"]) == 0 and main(["status", str(job.run_dir)]) == 1
+    for said in capfd.readouterr():  # the one on stdout, the other on stderr
+        assert take_up in said and "nodes still run" in said and "holdfast clean" not in said
     job.start("--resume", str(job.run_dir))
     job.trains()
+    assert "what ranks have printed without a front is not shown here" in job.text()
     assert job.ranks(2) == ranks and not any(gone(pid) for pid in ranks)
     job.kill(ranks[0])
     job.trains(generation=2)

@@ -138,6 +138,22 @@ def test_now(code: Code) -> None:
     assert "rolled back" in holdfast("releases", "run", folder=code.folder).stdout, "from the journal, too"
 
 
+def test_the_file_that_the_console_goes_to_is_no_part_of_a_release(code: Code) -> None:
+    (code.root / "train.out").write_text("of an earlier run")
+    git(code.root, "add", "-f", "train.out")  # even git was told of it
+    git(code.root, "commit", "-qm", "a log")
+    job = code.run()
+    job.trains()
+    assert "holdfast: " in (code.root / "train.out").read_text(), "the console goes there"
+    nothing = code.update()
+    assert (nothing.returncode, fates(job)) == (0, {1: "running"}), nothing.stdout
+    code.write("two")
+    done = code.update()
+    assert "1 file changed since release 1" in done.stdout
+    job.finish()
+    job.ends(0)
+
+
 def test_a_release_that_does_not_compile_stops_nobody(code: Code) -> None:
     job = code.run()
     job.trains()
@@ -176,9 +192,11 @@ def test_a_lazy_one_rides_on_a_crash(code: Code) -> None:
     job.trains(generation=2)
     assert {note["name"] for note in code.notes()} == {"one", "three"}
     assert fates(job) == {1: "replaced", 2: "merged", 3: "running"}
+    assert "release 3 came in with this restart" in job.status()["last_incident"]
     job.finish()
     job.ends(0)
-    assert len(job.report().incidents) == 1
+    [incident] = job.report().incidents
+    assert incident.brought_in == 3 and incident.sentence in job.text()
     job.check_replay()
 
 

@@ -106,10 +106,14 @@ def test_causes() -> None:
 
 
 def test_group_set_up_and_restore_are_told_where_ranks_told_them() -> None:
-    assert "launch 0.1, group set-up 0.2, restore 0.3, first step 0.1)" in told(grouped_at=100.8, restored_at=101.1)
-    assert "launch 0.1, restore 0.5, first step 0.1)" in told(restored_at=101.1)
+    assert "launch 0.1, imports and groups 0.2, restore 0.3, first step 0.1)" in told(
+        grouped_at=100.8, restored_at=101.1
+    )
+    assert "launch 0.1, imports and restore 0.5, first step 0.1)" in told(restored_at=101.1)
     # Ranks may have been there before the news that all were launched, and no phase is negative for it.
-    assert "launch 0.1, group set-up 0.0, restore 0.5, first step 0.1)" in told(grouped_at=100.55, restored_at=101.1)
+    assert "launch 0.1, imports and groups 0.0, restore 0.5, first step 0.1)" in told(
+        grouped_at=100.55, restored_at=101.1
+    )
 
 
 CHANGE = Change(
@@ -120,9 +124,15 @@ CHANGE = Change(
 
 def test_phases_of_a_planned_restart_add_up() -> None:
     assert incident_text.describe_phases(CHANGE) == (
-        "last step 0.1, stop 0.3, held 10.0, launch 0.1, group set-up 0.1, restore 0.2, first step 0.2"
+        "last step 0.1, stop 0.3, held 10.0, launch 0.1, imports and groups 0.1, restore 0.2, first step 0.2"
     )
     assert sum(incident_text.phases_s(CHANGE).values()) == pytest.approx(11.0)
     asked_before = msgspec.structs.replace(CHANGE, asked_at=99.0, held_s=0.0, launched_at=100.5)
-    assert list(incident_text.phases_s(asked_before)) == ["stop", "launch", "group set-up", "restore", "first step"]
+    assert list(incident_text.phases_s(asked_before)) == [
+        "stop",
+        "launch",
+        "imports and groups",
+        "restore",
+        "first step",
+    ]
     assert sum(incident_text.phases_s(asked_before).values()) == pytest.approx(11.0)

@@ -45,7 +45,7 @@ def spans(found: Account) -> list[tuple[str, float, float, int]]:
 
 def test_a_start() -> None:
     found = account(*START, now=15.0)
-    assert spans(found) == [("wait", 0, 3, 0), ("launch", 3, 4, 0), ("restore", 4, 5, 0), ("train", 5, 15, 0)]
+    assert spans(found) == [("wait", 0, 3, 0), ("launch", 3, 4, 0), ("start-up", 4, 5, 0), ("train", 5, 15, 0)]
     assert found.ettr == pytest.approx(10 / 15)
     assert (found.wall_s, found.mttr_s) == (15.0, None)
     assert found.lost_s() == {START_AND_END: 5.0}
@@ -59,7 +59,7 @@ def test_training_ends_at_the_last_good_step_not_at_the_alarm() -> None:
         ("detect", 25, 30, 1),
         ("stop", 30, 31, 1),
         ("launch", 31, 33, 1),
-        ("restore", 33, 35, 1),
+        ("start-up", 33, 35, 1),
         ("redo", 35, 40, 1),
         ("train", 40, 50, 0),
     ]
@@ -77,14 +77,14 @@ def test_a_counter_takes_nothing_back() -> None:
     for entry in entries(*START, "30 progress 21 at 25 from 1 since 5", *lost, *back):
         ledger.add(entry)
         settled = ledger.settle_account(entry.at)
-        shown.append([settled.spent_s(use) for use in (TimeUse.RESTORE, TimeUse.RUN, TimeUse.TRAIN)])
+        shown.append([settled.spent_s(use) for use in (TimeUse.START_UP, TimeUse.RUN, TimeUse.TRAIN)])
     assert shown[:6] == [[0, 0, 0]] * 4 + [[1, 0, 0], [1, 0, 20]]
     assert shown[6:] == [[1, 0, 20]] * 7 + [[2, 0, 20]]
 
 
 def test_nothing_is_redone_when_the_state_was_whole() -> None:
     found = account(*START, *CRASH, "36 progress 22 at 35", now=40.0)
-    assert spans(found)[-2:] == [("restore", 33, 35, 1), ("train", 35, 40, 0)]
+    assert spans(found)[-2:] == [("start-up", 33, 35, 1), ("train", 35, 40, 0)]
 
 
 def test_a_first_report_that_comes_late_counts_only_what_was_done_before_as_redone() -> None:
@@ -135,7 +135,7 @@ def test_chained_failures_redo_the_same_work_twice() -> None:
         ("detect", 38, 40, 2),
         ("stop", 40, 41, 2),
         ("launch", 41, 42, 2),
-        ("restore", 42, 43, 2),
+        ("start-up", 42, 43, 2),
         ("redo", 43, 48, 2),
         ("train", 48, 60, 0),
     ]
@@ -151,10 +151,10 @@ def test_a_second_failure_before_the_first_step_belongs_to_the_same_incident() -
         ("detect", 25, 30, 1),
         ("stop", 30, 31, 1),
         ("launch", 31, 33, 1),
-        ("restore", 33, 34, 1),
+        ("start-up", 33, 34, 1),
         ("stop", 34, 35, 1),
         ("launch", 35, 36, 1),
-        ("restore", 36, 37, 1),
+        ("start-up", 36, 37, 1),
         ("train", 37, 40, 0),
     ]
     assert [record.failures for record in found.incidents] == [2]
@@ -206,7 +206,7 @@ def test_without_a_step_nobody_knows_what_was_productive() -> None:
     again = account(*START[:4], "30 alarm crash n0 rank 0 code -9", "31 outcome 3 ok", "33 outcome 4 ok", now=40.0)
     assert spans(again)[2:] == [("run", 4, 30, 0), ("stop", 30, 31, 1), ("launch", 31, 33, 1), ("run", 33, 40, 1)]
     assert (again.ettr, again.lost_s()) == (None, {START_AND_END: 4.0, UNSETTLED: 3.0})
-    assert spans(account(*START, now=40.0))[2] == ("restore", 4, 5, 0), "with the first step it is known"
+    assert spans(account(*START, now=40.0))[2] == ("start-up", 4, 5, 0), "with the first step it is known"
 
 
 def test_an_incident_of_a_script_without_steps_is_over_when_its_ranks_run() -> None:
@@ -275,7 +275,7 @@ def test_a_planned_restart_with_a_hold_in_it() -> None:
         ("update", 26, 27, 0),
         ("hold", 27, 31, 0),
         ("launch", 31, 33, 0),
-        ("restore", 33, 35, 0),
+        ("start-up", 33, 35, 0),
         ("train", 35, 50, 0),
     ]
     assert [span.change for span in found.spans] == [0, 0, 0, 0, 1, 1, 1, 1, 1, 0]
@@ -314,10 +314,10 @@ def test_a_release_that_fails_at_once_costs_an_incident_from_its_failure_on() ->
         ("update", 25, 26, 0),
         ("update", 26, 27, 0),
         ("launch", 27, 28, 0),
-        ("restore", 28, 30, 0),
+        ("start-up", 28, 30, 0),
         ("stop", 30, 31, 1),
         ("launch", 31, 32, 1),
-        ("restore", 32, 34, 1),
+        ("start-up", 32, 34, 1),
         ("train", 34, 40, 0),
     ]
     assert found.lost_s() == {START_AND_END: 5.0, PLANNED: 5.0, "crash": 4.0}
@@ -344,11 +344,11 @@ def test_an_incident_goes_on_through_a_pause_that_a_person_wants_before_its_next
         ("detect", 25, 26, 1),
         ("stop", 26, 27, 1),
         ("launch", 27, 28, 1),
-        ("restore", 28, 29, 1),
+        ("start-up", 28, 29, 1),
         ("update", 29, 30, 1),
         ("hold", 30, 31, 1),
         ("launch", 31, 32, 1),
-        ("restore", 32, 34, 1),
+        ("start-up", 32, 34, 1),
         ("train", 34, 40, 0),
     ]
     assert found.lost_s() == {START_AND_END: 5.0, "crash": 9.0}

@@ -81,11 +81,11 @@ def test_ranks_that_ended_without_a_controller_trained_up_to_their_last_step() -
     assert found.lost_s() == {START_AND_END: 6.0, NO_CONTROLLER: 46.0}
 
 
-def test_first_steps_that_were_made_without_a_controller_are_no_restore() -> None:
+def test_first_steps_that_were_made_without_a_controller_are_no_start_up() -> None:
     told = ("90 progress 40 at 44 from 1 since 35 parted", "90 ended n0", "91 outcome 2000001 ok")
     found = account(*START[:4], "90 successor 2 alone 27", *told)
     assert spans(found)[2:] == [
-        ("restore", 4, 35, 0),
+        ("start-up", 4, 35, 0),
         ("train", 35, 44, 0),
         ("unwatched", 44, 90, 0),
         ("stop", 90, 91, 0),

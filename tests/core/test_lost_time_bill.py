@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from holdfast.cli.commands.report import render_report
-from holdfast.core.record.job_account import Span, TimeUse
+from holdfast.core.record.job_account import CAUSES, START_AND_END, Span, TimeUse
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.lost_time_bill import draw_bill
 from holdfast.core.sum_preserving_rounding import share_tenths
@@ -41,7 +41,7 @@ def with_spans(lengths: list[tuple[TimeUse, int, int, float]]) -> Report:
 def test_causes_and_uses_add_up(lengths: list[tuple[TimeUse, int, int, float]]) -> None:
     bill = draw_bill(with_spans(lengths))
     rows = sum(bill.incidents.values()) + sum(bill.changes.values())
-    beside = sum(bill.causes.get(cause, 0.0) for cause in ("stall", "start and end"))
+    beside = sum(bill.causes.get(cause, 0.0) for cause in {*CAUSES.values(), START_AND_END})
     assert bill.lost_s == pytest.approx(rows + beside)
     assert sum(bill.uses.values()) == pytest.approx(bill.lost_s if bill.uses else 0.0)
 
@@ -54,7 +54,7 @@ def test_rows_say_what_the_causes_say() -> None:
     with console.capture() as captured:
         console.print(render_report(report_of(account(*START, *crash, *again, now=50.0))))
     shown = captured.get()
-    assert "6.8 s (detect 1.4, stop 1.1, launch 2.2, first step 1.5, redo 0.6), 2 steps redone" in shown
+    assert "6.2 s (detect 1.4, stop 1.1, launch 2.2, first step 1.5), 2 steps redone in 0.6 s" in shown
     assert "lost 11.8 s: crash 6.8 s, start and end 5.0 s" in shown
-    uses = dict(re.findall(r"█ (\w+) ([\d.]+) s", shown))
+    uses = dict(re.findall(r"█ ([\w-]+) ([\d.]+) s", shown))
     assert sum(float(seconds) for use, seconds in uses.items() if use != "train") == pytest.approx(11.8)

@@ -16,7 +16,7 @@ from holdfast.chaos.job_observer import JobObserver
 from holdfast.chaos.scenario import BadScenario, Scenario
 from holdfast.chaos.striker import NAME, Striker, is_good
 from holdfast.chaos.undo_guard import UndoGuard
-from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 
@@ -106,7 +106,7 @@ def _strike_job(asked: Scenario, args: argparse.Namespace) -> int:
             return _run_scenario(asked, Striker(job.observe_job(), guard, asked.seed, _say), args.json, job.links)
     run_dir = run_selection.run_to_change(args)
     if run_directory.find_controller(run_dir) is None:
-        raise UsageError(f"the run in {run_dir} {run_directory.ending_text(run_dir)}")
+        raise UsageError(f"the run in {run_dir} {run_liveness.ending_text(run_dir)}")
     if not args.yes and not _is_agreed(asked, run_dir):
         print("holdfast chaos: nothing was injected", file=sys.stderr)
         return 2

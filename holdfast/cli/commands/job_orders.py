@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_dirs import run_liveness, run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
@@ -119,7 +119,7 @@ def _await_order(run_dir: Path, body: dict[str, Any]) -> str:
         try:
             status = ask_patiently(run_dir, lambda: ask_controller(run_dir, "/api/v1/status"))
         except ControllerNotRunning:
-            raise OrderUnanswered(f"the run in {run_dir} {run_directory.ending_text(run_dir)}") from None
+            raise OrderUnanswered(f"the run in {run_dir} {run_liveness.ending_text(run_dir)}") from None
         if done := _done_text(status, body, gait.goes_on(status)):
             return done
         if status["summary"] != said:

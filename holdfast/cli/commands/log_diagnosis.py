@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -59,7 +60,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="holdfast diagnose", description="Read logs and say which failure it was, whose, and what to do next."
     )
-    what = "logs of ranks and kernels, a folder of them, - for standard input, or one run (directory, id, part of it)"
+    what = "logs of ranks and kernels, pipes, folders of logs, - for standard input, or one run (directory, id, part)"
     parser.add_argument("logs", nargs="*", metavar="FILE", help=f"{what} (default: the newest run)")
     parser.add_argument("--run", metavar="RUN", help="run directory, or id or part of it, instead of files")
     parser.add_argument("--exit-code", type=int, metavar="N", help="exit code of the launcher, or of the only process")
@@ -101,7 +102,7 @@ def _are_files(names: list[str]) -> bool:
     if not names or len(names) > 1 or names[0] == "-":
         return bool(names)
     path = Path(names[0])
-    return path.is_file() or (path.is_dir() and not (path / "run.json").exists())
+    return path.exists() and not (path / "run.json").exists()
 
 
 def _logs_of_run(run: str | None, names: list[str]) -> tuple[list[RankLog], ProcessEnds]:
@@ -118,22 +119,27 @@ def _logs_of_files(names: list[str]) -> list[RankLog]:
     for name in names:
         path = Path(name)
         if name == "-":
-            logs.append(_stdin_log())
+            logs.append(_copy_stream(sys.stdin.buffer))
+        elif path.is_fifo():  # as `<(command)` is, and often /dev/stdin
+            with path.open("rb") as pipe:
+                logs.append(_copy_stream(pipe))
         elif path.is_dir():
             below = (p for p in sorted(path.rglob("*")) if p.suffix in _LOGS and p.is_file())
             logs += [open_log(p) for p in itertools.islice(below, _FILES)]
-        else:
+        elif path.is_file() or not path.exists():
             with path.open("rb"):  # better now than after minutes of reading others
                 logs.append(open_log(path))
+        else:
+            raise UsageError(f"{name} is a socket or a device; give files, folders or pipes, or - for standard input")
     if not logs:
         raise UsageError(f"there is no log ({', '.join(_LOGS)}) below {' or '.join(names)}")
     return logs
 
 
-def _stdin_log() -> RankLog:
-    """Copy standard input to a temporary file, because a log may be read twice."""
+def _copy_stream(stream: BinaryIO) -> RankLog:
+    """Copy standard input or a pipe to a temporary file, because a log may be read twice."""
     kept = tempfile.NamedTemporaryFile()  # noqa: SIM115  # gone with the last who can open it
-    shutil.copyfileobj(sys.stdin.buffer, kept, 1 << 20)
+    shutil.copyfileobj(stream, kept, 1 << 20)
     kept.flush()
     return RankLog(open=lambda: open(kept.name, "rb"))
 
@@ -157,6 +163,19 @@ def encode_diagnosis(found: Diagnosis) -> str:
     return msgspec.json.encode({"class": tree.pop("klass"), **tree}).decode()
 
 
+def _fault_text(found: Diagnosis) -> str:
+    if found.fault_known:
+        return found.group
+    where = f"the log of the peer {found.peer}" if found.peer else "the logs of the other ranks"
+    return f"not known from this log: look at {where}"
+
+
+def _action_text(found: Diagnosis) -> str:
+    if found.action == "run_diagnostics" and not found.fault_known:
+        return "if the other logs show no cause either, probe the machines"
+    return _ACTIONS.get(found.action, "")
+
+
 def print_diagnosis(found: Diagnosis) -> None:
     from rich.console import Console, Group  # a sixth of this command's time, for which --json need not wait
     from rich.table import Table
@@ -166,8 +185,8 @@ def print_diagnosis(found: Diagnosis) -> None:
     facts = Table.grid(padding=(0, 2))
     who = f"rank {found.root_rank}" if found.root_rank is not None else ""
     for name, value in (
-        ("whose fault", found.group),
-        ("what to do", f"{found.action}: {_ACTIONS.get(found.action, '')}"),
+        ("whose fault", _fault_text(found)),
+        ("what to do", f"{found.action}: {_action_text(found)}"),
         ("", found.hint),
         ("failed first", " ".join(filter(None, (who, found.node and f"on {found.node}", found.origin)))),
         ("why", found.explanation),

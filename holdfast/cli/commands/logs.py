@@ -8,7 +8,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.rank_console import Console, ConsoleStyle, list_generations, list_ranks, write_all
@@ -63,7 +63,7 @@ def _make_parser() -> argparse.ArgumentParser:
 def _attach_run(run_dir: Path, run: RunSpec) -> int:
     if run_directory.find_controller(run_dir) is None:
         raise UsageError(
-            f"the run in {run_dir} {run_directory.ending_text(run_dir)}; see holdfast report, or holdfast logs"
+            f"the run in {run_dir} {run_liveness.ending_text(run_dir)}; see holdfast report, or holdfast logs"
         )
     console = _log_console(run, run_dir / "said.log", frozenset(), _STREAMS["both"])
     console.skip_to_end()

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
@@ -25,7 +25,7 @@ _OLD = ("token", "env.json", "run.json")  # the oldest of them is as old as a ru
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     run_dir: str
-    state: str  # the phase of one that is alive; "ended", "left" without a controller, "unreadable"
+    state: str  # the phase of one that is alive; "ended", "left" by its front, "unreadable"
     detail: str
     script: str
     started_at: float
@@ -95,4 +95,12 @@ def _run_state(run_dir: Path) -> tuple[str, str]:
             return "alive", ", but its controller does not answer"
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return "ended", f" with code {run_and_node_specs.read_json(run_dir / 'exit.json', RunEnd).code}"
-    return "left", ": no controller; holdfast run --resume continues it, holdfast clean removes its remains"
+    if run_liveness.is_front_alive(run_dir):
+        return "alive", ", but it has no controller now"
+    nodes = run_liveness.find_live_nodes(run_dir)
+    if run_liveness.is_joined_node(run_dir):
+        return "alive" if nodes else "left", ": a node of a job whose controller is on another host"
+    resume = f"holdfast run --resume {run_dir}"
+    if nodes:
+        return "left", f": its front is gone, but its nodes still run; {resume} takes it up again"
+    return "left", f": no controller; {resume} continues it, holdfast clean removes its remains"

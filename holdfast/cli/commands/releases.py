@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.commands.job_orders import OrderUnanswered, ask_patiently
-from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
@@ -56,7 +56,7 @@ def ask_releases(run_dir: Path, *, waits: bool = False) -> ReleaseOverview:
             ask_patiently(run_dir, lambda: ask_controller(run_dir, PATH)), ReleaseOverview, strict=False
         )
     except ControllerNotRunning:
-        raise OrderUnanswered(f"the run in {run_dir} {run_directory.ending_text(run_dir)}") from None
+        raise OrderUnanswered(f"the run in {run_dir} {run_liveness.ending_text(run_dir)}") from None
 
 
 def load_releases(run_dir: Path) -> ReleaseOverview:

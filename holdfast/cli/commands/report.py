@@ -16,12 +16,19 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import NO_STEP, counted_noun, duration_text, ettr_of, incidents_text, step_said
 from holdfast.core.decide.controller_takeover import lost_journal_sentence
-from holdfast.core.incident.incident_text import count_failures, describe_step, is_fresh_start, lost_steps, phases_s
+from holdfast.core.incident.incident_text import (
+    count_failures,
+    describe_new_release,
+    describe_step,
+    is_fresh_start,
+    lost_steps,
+    phases_s,
+)
 from holdfast.core.record.job_account import TimeUse, UnwatchedTime
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import fold_entries
 from holdfast.core.record.lost_time_bill import Bill, draw_bill
-from holdfast.core.sum_preserving_rounding import share_tenths
+from holdfast.core.sum_preserving_rounding import in_tenths, share_tenths
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.model.incident_record import Change, Record
@@ -35,7 +42,7 @@ _COLOURS = {
     TimeUse.DETECT: "red",
     TimeUse.STOP: "bright_red",
     TimeUse.LAUNCH: "yellow",
-    TimeUse.RESTORE: "cyan",
+    TimeUse.START_UP: "cyan",
     TimeUse.DIAGNOSE: "bright_magenta",
     TimeUse.WAIT: "bright_black",
     TimeUse.UPDATE: "blue",
@@ -53,7 +60,7 @@ _LETTERS = {
     TimeUse.DETECT: "?",
     TimeUse.STOP: "x",
     TimeUse.LAUNCH: "l",
-    TimeUse.RESTORE: "m",
+    TimeUse.START_UP: "s",
     TimeUse.DIAGNOSE: "d",
     TimeUse.WAIT: ".",
     TimeUse.UPDATE: "u",
@@ -208,7 +215,7 @@ def _incidents_table(report: Report, bill: Bill) -> Table:
     redone = {restart.incident: restart.redone for restart in report.restarts}
     for record in report.incidents:
         swapped = f"; {', '.join(record.admitted)} took its place" if record.admitted else ""
-        why = f"{record.verdict.reason}{swapped}{_fresh_start_text(record)}"
+        why = f"{record.verdict.reason}{swapped}{describe_new_release(record)}{_fresh_start_text(record)}"
         redo_s = sum(s.seconds for s in report.spans if s.use is TimeUse.REDO and s.incident == record.number)
         lost = _lost_text(record, bill.incidents.get(record.number, 0.0), redo_s, redone.get(record.number))
         happened = f"{record.cause}{describe_step(record)}"
@@ -224,7 +231,7 @@ def _changes_table(report: Report, bill: Bill) -> Table:
         took = _lost_text(change, bill.changes.get(number, 0.0), redo_s, redone)
         swapped = [f"{', '.join(change.evicted)} left"] if change.evicted else []
         swapped += [f"{', '.join(change.admitted)} came"] if change.admitted else []
-        why = "; ".join([change.why, *swapped]) + _fresh_start_text(change)
+        why = "; ".join([change.why, *swapped]) + describe_new_release(change) + _fresh_start_text(change)
         table.add_row("", _clock_text(change.asked_at), why, str(change.release), took)
     return table
 
@@ -245,14 +252,16 @@ def _fresh_start_text(record: Record | Change) -> str:
 
 
 def _lost_text(record: Record | Change, lost_s: float, redo_s: float, redone: int | None) -> str:
-    parts = phases_s(record) | ({"redo": redo_s} if redo_s else {})
-    shown = ", ".join(f"{name} {seconds:.1f}" for name, seconds in share_tenths(parts, lost_s).items())
-    return f"{lost_s:.1f} s ({shown}){_redone_text(redone, lost_steps(record))}"
+    """Return what the console said was lost, seconds without a step and steps, and how long the steps took again."""
+    stood_s = in_tenths(record.resumed_at - record.good_at) if redo_s else lost_s
+    shown = ", ".join(f"{name} {seconds:.1f}" for name, seconds in share_tenths(phases_s(record), stood_s).items())
+    took = f" in {lost_s - stood_s:.1f} s" if redo_s else ""
+    return f"{stood_s:.1f} s ({shown}){_redone_text(redone, lost_steps(record), took)}"
 
 
-def _redone_text(redone: int | None, lost: int | None) -> str:
+def _redone_text(redone: int | None, lost: int | None, took: str) -> str:
     """Return how many steps were made again, and how many were lost if ranks stopped before they had made all."""
     if redone is None or lost is None:
-        return ""
+        return f", steps redone{took}" if took else ""
     of = f" of {lost}" if redone < lost else ""
-    return f", {redone}{of} {'step' if max(redone, lost) == 1 else 'steps'} redone"
+    return f", {redone}{of} {'step' if max(redone, lost) == 1 else 'steps'} redone{took}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from holdfast.cli.commands import releases
 from holdfast.cli.commands.job_orders import Gait, OrderUnanswered, ask_patiently, exit_code_of, give_order
-from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_dirs import run_liveness, run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.wire.controller_request import ControllerNotRunning
@@ -41,7 +41,7 @@ def _await_release(run_dir: Path, before: int) -> str:
         try:
             status = ask_patiently(run_dir, lambda: ask_controller(run_dir, "/api/v1/status"))
         except ControllerNotRunning:
-            raise OrderUnanswered(f"the run in {run_dir} {run_directory.ending_text(run_dir)}") from None
+            raise OrderUnanswered(f"the run in {run_dir} {run_liveness.ending_text(run_dir)}") from None
         if status["release"] != before and gait.goes_on(status):
             return f"release {status['release']} runs; it took {time.monotonic() - began:.1f} s"
         time.sleep(_LOOK_S)

@@ -93,10 +93,12 @@ def _run_local(args: RunArgs, settings: Settings) -> int:
             from holdfast.cli.launch import release_packing
             from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
             from holdfast.cli.run_dirs import run_selection
-            from holdfast.cli.terminal.rank_console import describe_shape, make_console, say
+            from holdfast.cli.terminal.rank_console import describe_shape, find_console_files, make_console, say
 
             entry = _make_entry(args)
-            begun = release_packing.pack_first_release(entry, run_dir, (log_dir,), copied=args.release)
+            files = find_console_files()
+            apart = (log_dir, *map(Path, files))
+            begun = release_packing.pack_first_release(entry, run_dir, apart, copied=args.release)
             run = RunSpec(
                 job=_make_job(args, run_id, settings),
                 entry=entry,
@@ -106,6 +108,7 @@ def _run_local(args: RunArgs, settings: Settings) -> int:
                 log_dir=str(log_dir),
                 port=listener.getsockname()[1],
                 release=begun.release,
+                console_files=files,
             )
             run_directory.publish_run(run_dir, run)
             run_selection.remember_run(run_dir)

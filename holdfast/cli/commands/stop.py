@@ -3,7 +3,7 @@
 import sys
 import time
 
-from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
         if run_directory.find_controller(run_dir):
             seen_at = time.monotonic()
         elif time.monotonic() > seen_at + _GONE_S:
-            print(f"holdfast stop: the run in {run_dir} {run_directory.ending_text(run_dir)}", file=sys.stderr)
+            print(f"holdfast stop: the run in {run_dir} {run_liveness.ending_text(run_dir)}", file=sys.stderr)
             return 2
     print("stopped")
     return 0

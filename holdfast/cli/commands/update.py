@@ -19,6 +19,7 @@ from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import duration_text
+from holdfast.cli.terminal.rank_console import find_console_files
 from holdfast.core.record.release_history import ReleaseChapter
 from holdfast.model.release import Fate, Release
 from holdfast.wire.releases import release_signature, tree_archive
@@ -60,13 +61,14 @@ def _make_parser() -> argparse.ArgumentParser:
 def _update_job(args: argparse.Namespace, words: tuple[str, ...]) -> int:
     run_dir = run_selection.run_to_change(args)
     window_s, env = _parse_seconds(args.window), _parse_environment(args.env)
-    entry = run_directory.read_spec(run_dir).entry
+    run = run_directory.read_spec(run_dir)
+    entry = run.entry
     if not entry.python:
         raise UsageError(f"this job runs {entry.argv[0]}, and only Python code has releases")
     chapters = releases.ask_releases(run_dir).releases
     base = next((c for c in reversed(chapters) if c.fate in _OPEN), _running_chapter(chapters))
-    log_dir = Path(run_directory.read_spec(run_dir).log_dir)
-    brought = release_packing.pack_update(args.what, base.release, run_dir, (log_dir,))
+    apart = [Path(path) for path in (run.log_dir, *run.console_files, *find_console_files())]
+    brought = release_packing.pack_update(args.what, base.release, run_dir, apart)
     release = _make_release(base.release, brought, entry, words, env)
     release = msgspec.structs.replace(release, message=args.message, signature="")
     if args.sign:

@@ -21,7 +21,7 @@ from holdfast.cli.launch.enrolment_client import (
 from holdfast.cli.launch.supervisor import Supervisor, leave_terminal, watch_node
 from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
-from holdfast.cli.terminal.rank_console import Console, describe_shape, make_console, say
+from holdfast.cli.terminal.rank_console import Console, describe_shape, find_console_files, make_console, say
 from holdfast.config import Settings
 from holdfast.fleet.local_process_fleet import start_node
 from holdfast.model.job_and_seats import Job
@@ -115,9 +115,9 @@ class HostJoin:
 
     def lead_job(self, listener: socket.socket, console: Console) -> int:
         port = listener.getsockname()[1]
-        begun = release_packing.pack_first_release(
-            self.run.entry, self.run_dir, (Path(self.run.log_dir),), copied=self.args.release
-        )
+        files = find_console_files()
+        apart = (Path(self.run.log_dir), *map(Path, files))
+        begun = release_packing.pack_first_release(self.run.entry, self.run_dir, apart, copied=self.args.release)
         release = msgspec.structs.replace(begun.release, argv=())  # every host was started with words of its own
         if self.given:
             self._copy_keys(self.given, run_directory.door_keys_folder(self.run_dir), self._keys_folder)
@@ -126,7 +126,8 @@ class HostJoin:
             certificate_authority.enrol_local_node(
                 run_directory.open_authority(self.run_dir), self.name, self._keys_folder
             )
-        run_directory.publish_run(self.run_dir, msgspec.structs.replace(self.run, port=port, release=release))
+        run = msgspec.structs.replace(self.run, port=port, release=release, console_files=files)
+        run_directory.publish_run(self.run_dir, run)
         run_selection.remember_run(self.run_dir)
         say(f"join fleet: this host carries the controller at {self.host}:{port}; {self._place_text()}")
         say(begun.said)

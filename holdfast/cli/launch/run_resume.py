@@ -8,9 +8,9 @@ import msgspec
 
 from holdfast.cli.launch.controller_listener import listen_at
 from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
-from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
-from holdfast.cli.terminal.rank_console import make_console, say
+from holdfast.cli.terminal.rank_console import find_console_files, make_console, say
 from holdfast.config import Settings
 from holdfast.controller.decider_rebuild import RebuildError, rebuild_decider
 from holdfast.core.decide.decider import Decider
@@ -27,6 +27,8 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
     if (run_dir / "exit.json").exists():
         raise UsageError(f"this run has ended; see holdfast report {run_dir}, or start a new one")
     _check_replay(run_dir)
+    files = dict.fromkeys((*run.console_files, *find_console_files()))
+    run = msgspec.structs.replace(run, console_files=tuple(files))
     if settings is not None:
         run = msgspec.structs.replace(run, settings=settings)
     with listen_at(run.host, run.port, "this run's nodes expect the controller there, so free the port") as listener:
@@ -34,7 +36,9 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
         run_and_node_specs.write_json(run_dir / "run.json", resumed)
         console = make_console(args, run, run_dir)
         console.skip_to_end()
-        say(f"resuming {run.job.run_id} in {run_dir}")
+        unseen = f"what ranks have printed without a front is not shown here, but by holdfast logs {run_dir}"
+        went_on = f"; {unseen}" if run_liveness.find_live_nodes(run_dir) else ""
+        say(f"resuming {run.job.run_id} in {run_dir}{went_on}")
         if args.detach:
             leave_terminal(run_dir)
         return Supervisor(run_dir, listener, console).run()

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import run_directory, run_liveness
 from holdfast.wire import controller_request
 from holdfast.wire.controller_request import ControllerNotRunning, NotAController
 
@@ -14,7 +14,7 @@ def ask_controller(
 ) -> Any:
     """Send a request and return the decoded JSON answer; ControllerNotRunning if there is no controller."""
     if run_directory.find_controller(run_dir) is None:
-        raise ControllerNotRunning(f"the run in {run_dir} {run_directory.ending_text(run_dir)}")
+        raise ControllerNotRunning(f"the run in {run_dir} {run_liveness.ending_text(run_dir)}")
     content = controller_request.fetch(run_dir, path, body, wait_s)
     try:
         return json.loads(content)

@@ -11,12 +11,11 @@ import msgspec
 from holdfast.checkpoint import retention
 from holdfast.checkpoint.manifest import StorageError
 from holdfast.checkpoint.storage_opener import open_storage
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import run_directory, run_liveness
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.fleet.local_process_fleet import MARK, end_node, node_processes
 from holdfast.wire import folder_use_lock, run_and_node_specs
 from holdfast.wire.rank_keeper_messages import ArenaRequest
-from holdfast.wire.run_and_node_specs import RunSpec
 
 _DRAFT = re.compile(r"\..+\.\d+")  # a file that was being written, and by whom
 _WANTS = "nodes/*/want-*.json"
@@ -94,7 +93,7 @@ def _take_lock(folder: Path, locks: contextlib.ExitStack) -> bool:
 
 def _find_leftovers(run_dir: Path) -> RunLeftovers:
     run = run_directory.read_spec(run_dir)
-    ending = _ending_text(run_dir, run)
+    ending = _ending_text(run_dir)
     processes = [_process_leftover(pid) for node in _node_folders(run_dir) for pid in node_processes(node)]
     failed: list[str] = []
     writes: list[Leftover] = []
@@ -116,11 +115,11 @@ def _find_leftovers(run_dir: Path) -> RunLeftovers:
     )
 
 
-def _ending_text(run_dir: Path, run: RunSpec) -> str:
+def _ending_text(run_dir: Path) -> str:
     """Say how a run ended; "" if it could be resumed."""
     if (run_dir / "exit.json").exists():
-        return run_directory.ending_text(run_dir)
-    if run.fleet == "join" and not (run_dir / "journal.db").exists():
+        return run_liveness.ending_text(run_dir)
+    if run_liveness.is_joined_node(run_dir):
         return "was a node of a job whose controller is elsewhere"
     return ""
 

@@ -21,7 +21,7 @@ from holdfast.core.decoding import from_json
 from holdfast.wire import controller_request, folder_use_lock, run_and_node_specs
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.inherited_environment import make_rank_environment
-from holdfast.wire.run_and_node_specs import ControllerAddress, NodeSpec, RunEnd, RunSpec
+from holdfast.wire.run_and_node_specs import ControllerAddress, NodeSpec, RunSpec
 
 if TYPE_CHECKING:
     from holdfast.wire.credentials.certificate_authority import CertificateAuthority
@@ -236,15 +236,6 @@ def user_name() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # as in a container, where a number is all there is
         return f"user {os.getuid()}"
-
-
-def ending_text(run_dir: Path) -> str:
-    """Describe a run without a controller: say how the run ended, or that it has no controller now."""
-    try:
-        ended = run_and_node_specs.read_json(run_dir / "exit.json", RunEnd)
-    except (OSError, msgspec.DecodeError):
-        return "has no controller now"
-    return f"has ended with code {ended.code}: {ended.reason}"
 
 
 def web_address(host: str, port: int, scheme: str = "http") -> str:

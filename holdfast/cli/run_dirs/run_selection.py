@@ -6,7 +6,7 @@ import hashlib
 import time
 from pathlib import Path
 
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import run_directory, run_liveness
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.quantity_text import duration_text
 
@@ -84,7 +84,7 @@ def run_to_change(args: argparse.Namespace) -> Path:
     if (name := named_run(args)) is not None:
         run_dir = find(name)
         if since := _ended_since(run_dir):
-            code = run_directory.ending_text(run_dir).partition(":")[0]
+            code = run_liveness.ending_text(run_dir).partition(":")[0]
             raise UsageError(f"the run in {run_dir} {code}, {since} ago")
         return run_dir
     alive = [run_dir for run_dir in known_runs() if run_directory.find_controller(run_dir)]

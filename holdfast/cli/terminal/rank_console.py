@@ -1,8 +1,10 @@
 """The console of a run: follows the ranks' log files, shows our own messages, and limits floods of output."""
 
+import contextlib
 import os
 import re
 import select
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -45,6 +47,17 @@ def write_all(fd: int, content: bytes) -> None:
             select.select([], [fd], [])
         except OSError:
             _closed.add(fd)
+
+
+def find_console_files() -> tuple[str, ...]:
+    """Return the files to which our standard output and error go; none for a terminal or a pipe."""
+    found = []
+    for fd in (_STDOUT, _STDERR):
+        with contextlib.suppress(OSError):
+            path = os.readlink(f"/proc/self/fd/{fd}")
+            if stat.S_ISREG(os.fstat(fd).st_mode) and os.path.samestat(os.fstat(fd), os.stat(path)):
+                found.append(path)
+    return tuple(dict.fromkeys(found))
 
 
 class ConsoleStyle(msgspec.Struct, frozen=True, kw_only=True):

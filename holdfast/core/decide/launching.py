@@ -13,6 +13,7 @@ from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.event import Begin, Ended, Outcome, Phase, Progress, Ready
 from holdfast.model.incident_record import Remedy, Verdict
 from holdfast.model.job_and_seats import Seat
+from holdfast.model.release import Fate
 
 _STANDING = (Phase.WAITING, Phase.HELD)  # no generation is on, nor is one being ended
 
@@ -161,7 +162,10 @@ def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> s
         state.interruption.admitted += admitted
     guess = state.verdict is not None and state.verdict.guess
     moved = state.generation > 0 and before != state.nodes.seated
+    old = state.releases.running.number
     release = state.releases.next_release(now, machines=moved, guess=guess)
+    if state.interruption and state.releases.fates[old] is Fate.REPLACED:
+        state.interruption.brought_in = release.number
     state.requests.clear_question()
     state.progress, state.generation = None, state.generation + 1
     state.taken_over_at, state.untold = 0.0, False

@@ -23,6 +23,8 @@ class Pause(msgspec.Struct, kw_only=True):
     launched_at: float = 0.0
     evicted: tuple[str, ...] = ()
     admitted: tuple[str, ...] = ()
+    for_release: int = 0  # 0: it is for something else
+    brought_in: int = 0  # the release that came in with it
 
     @classmethod
     def begin_pause(cls, now: float, why: str, generation: int, good: Progress | None) -> "Pause":
@@ -65,6 +67,7 @@ class Pause(msgspec.Struct, kw_only=True):
             evicted=self.evicted,
             admitted=self.admitted,
             counted=self.counted and self.good_step >= 0,
+            brought_in=self.brought_in if self.brought_in != self.for_release else 0,
         )
         return msgspec.structs.replace(change, sentence=change_sentence(change))
 
@@ -81,6 +84,10 @@ def resumed_step(event: Progress, after: Interruption) -> int | None:
 
 def change_sentence(change: Change) -> str:
     """Return one line about a planned restart for the person at the console."""
+    return f"{_describe_restart(change)}{incident_text.describe_new_release(change)}"
+
+
+def _describe_restart(change: Change) -> str:
     lost_s = change.resumed_at - change.good_at - change.held_s
     nodes = f"; {', '.join(change.evicted)} left" if change.evicted else ""
     nodes += f"; {', '.join(change.admitted)} admitted" if change.admitted else ""

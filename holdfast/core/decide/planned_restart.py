@@ -16,7 +16,7 @@ def start_if_wanted(state: JobState, now: float) -> str:
     if leaving:
         return pause_job(state, now, f"{', '.join(leaving)} evicted by {state.requests.evicting[leaving[0]]}")
     if state.releases.is_due(now) and state.releases.waiting is not None:
-        return pause_job(state, now, f"release {state.releases.waiting.number}")
+        return pause_job(state, now, f"release {state.releases.waiting.number}", state.releases.waiting.number)
     if drained and len(state.nodes.pool) >= len(drained):
         return pause_job(state, now, f"{', '.join(drained)} drained by {state.requests.draining[drained[0]]}")
     if state.phase is Phase.TRAINING and now >= state.grow_at and state.nodes.may_grow:
@@ -24,11 +24,13 @@ def start_if_wanted(state: JobState, now: float) -> str:
     return ""
 
 
-def pause_job(state: JobState, now: float, why: str) -> str:
+def pause_job(state: JobState, now: float, why: str, release: int = 0) -> str:
     """End all ranks for a planned restart. A new pause replaces one that has not reached a step yet."""
     if state.incident is None:
+        brought_in = state.pause.brought_in if state.pause else 0
         pause = state.interruption = Pause.begin_pause(now, why, state.generation, state.progress)
         pause.good_at = max(pause.good_at, min(state.taken_over_at, now))  # as with an incident
+        pause.for_release, pause.brought_in = release, brought_in
     stop = launching.make_stop(state)
     state.emit(stop)
     state.enter(Phase.PAUSING, stop.id)

@@ -45,6 +45,7 @@ class Incident(msgspec.Struct, kw_only=True):
     evicted: tuple[str, ...] = ()
     admitted: tuple[str, ...] = ()
     rolled_back: int = 0  # the release that was given up
+    brought_in: int = 0  # the release that came in with a restart of this incident
     skipped: tuple[Skip, ...] = ()
     grouped_at: float = 0.0
     restored_at: float = 0.0
@@ -177,6 +178,7 @@ class Incident(msgspec.Struct, kw_only=True):
             grouped_at=self.grouped_at,
             restored_at=self.restored_at,
             rolled_back=self.rolled_back,
+            brought_in=self.brought_in,
             counted=self.counted and self.good_step >= 0,
             skipped=self.skipped,
         )

@@ -42,6 +42,19 @@ def describe_lost_standby(alarm: Alarm) -> str:
 
 def incident_sentence(record: Record, *, names_step: bool = False) -> str:
     """Return the sentence that sums up a closed incident. With `names_step`, the cause already names the step."""
+    return f"{_describe_recovery(record, names_step)}{describe_new_release(record)}"
+
+
+def describe_new_release(record: Record | Change) -> str:
+    """Return a clause about a release that had waited for a restart and came in with this one; "" without any."""
+    if not record.brought_in:
+        return ""
+    stays = isinstance(record, Change) or (not record.rolled_back and record.verdict.remedy is not Remedy.GIVE_UP)
+    came = "came in with this restart" if stays else "had come in with a restart of this incident"
+    return f"; release {record.brought_in} {came}"
+
+
+def _describe_recovery(record: Record, names_step: bool) -> str:
     again = (
         f", then failed {_count_times(record.failures - 1)} more before the next step" if record.failures > 1 else ""
     )
@@ -119,12 +132,13 @@ def phases_s(record: Record | Change) -> dict[str, float]:
         ends = {"detect": record.alarm_at, "stop": record.stopped_at, "probe": record.stopped_at + record.probed_s}
     else:
         ends = {"last step": record.asked_at, "stop": record.stopped_at, "held": record.stopped_at + record.held_s}
-    ends |= {"launch": record.launched_at, "group set-up": record.grouped_at, "restore": record.restored_at}
+    restored = "restore" if record.grouped_at else "imports and restore"
+    ends |= {"launch": record.launched_at, "imports and groups": record.grouped_at, restored: record.restored_at}
     if record.resumed_from is not None or record.resumed_at > record.launched_at:  # else its ranks make no steps
         ends["first step"] = record.resumed_at
     found, at = {}, record.good_at
     for name, end_at in ends.items():
-        untold = name in ("group set-up", "restore") and not end_at
+        untold = name in ("imports and groups", restored) and not end_at
         end_at = min(max(end_at, at), record.resumed_at)  # ranks may be further than the news of their launch
         if not untold and (end_at > at or name not in _OPTIONAL):
             found[name] = end_at - at

@@ -12,6 +12,8 @@ from holdfast.core.log_analysis.failure_catalog import UNKNOWN, CatalogRow, Fail
 from holdfast.core.log_analysis.launcher_summary import LauncherSummary, normalize_code, summarize_lines
 from holdfast.core.log_analysis.line_prefixes import LogLine, fill_times
 from holdfast.core.log_analysis.loss_series import find_divergence
+from holdfast.core.log_analysis.lost_peer import find_peer
+from holdfast.core.log_analysis.own_console import read_last_incident
 from holdfast.core.log_analysis.root_cause import CauseFinding, best_hint, find_root, rival_causes
 from holdfast.model.diagnosis import Diagnosis
 
@@ -38,6 +40,7 @@ class FailureEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 def classify_failure(case: FailureEvidence, catalog: FailureCatalog) -> Diagnosis:
     fill_times(case.lines)
+    case = _narrow_case(case)
     hits = [*find_hits(case.lines, catalog), *find_mismatch(case.lines), *find_divergence(case.lines)]
     summary = summarize_lines(case.lines)
     hits = [hit for hit in hits if not summary.is_about_another(hit.said)]
@@ -59,6 +62,15 @@ def classify_failure(case: FailureEvidence, catalog: FailureCatalog) -> Diagnosi
         quiet = not hits and not hints and summary.root_rank is None and not any((case.code, *summary.codes.values()))
         return _diagnose_quiet(case) if quiet else _diagnose_unknown(case, summary, catalog)
     return _diagnose_hit(CauseFinding(root=root, hits=hits, summary=summary), catalog)
+
+
+def _narrow_case(case: FailureEvidence) -> FailureEvidence:
+    """Return the case of the last incident only, if the lines are a console log of holdfast."""
+    told = read_last_incident(case.lines)
+    if told is None:
+        return case
+    starved = case.starved if told.starved is None else told.starved
+    return msgspec.structs.replace(case, lines=told.lines, starved=starved, pressed=case.pressed or told.pressed)
 
 
 def _prefer_user_bug(root: CatalogHit | None, hits: list[CatalogHit], catalog: FailureCatalog) -> CatalogHit | None:
@@ -109,8 +121,16 @@ def _diagnose_hit(finding: CauseFinding, catalog: FailureCatalog) -> Diagnosis:
         hint=row.hint or klass.hint,
         origin=root.raised.origin if root.raised else "",
         echoes=finding.echoes,
+        fault_known=row.role != "echo",
+        peer=_lost_peer(finding) if row.role == "echo" else "",
         node=root.node or (finding.summary.node if rank == finding.summary.root_rank else ""),
     )
+
+
+def _lost_peer(finding: CauseFinding) -> str:
+    """Return the first peer that an echo names; "" if none does."""
+    echoes = (hit for hit in (finding.root, *finding.hits) if hit.row.role == "echo")
+    return next((peer for hit in echoes if (peer := find_peer(hit.said.text))), "")
 
 
 def _hit_confidence(root: CatalogHit, *, doubted: bool) -> float:

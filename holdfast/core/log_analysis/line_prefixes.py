@@ -98,7 +98,8 @@ _SURE_RANK = re.compile(r' {0,5}\d{1,5}: ?(?:Traceback \(most recent|  File ")')
 _ANY_NODE = re.compile(r"(?P<node>[A-Za-z][\w.-]{0,60}|\d+\.\d+\.\d+\.\d+): ")  # pdsh, deepspeed
 _NO_NODE = re.compile(  # says so of itself, not of where it runs
     r"(?:Error|Exception|Warning)$|^[A-Z_]+$|^(?:srun|sbatch|slurm\w*|mpi\w+|prte\w*|orte\w*|pdsh|ssh|bash|sh|python[\d.]*|"
-    r"torchrun|deepspeed|accelerate|ray|docker|kubelet|kernel|nvidia-\S+|wandb|pip|error|warning|info|fatal|usage)$"
+    r"holdfast|torchrun|deepspeed|accelerate|ray|docker|kubelet|kernel|nvidia-\S+|wandb|pip|error|warning|info|fatal|"
+    r"usage)$"
 )
 _FAILURE = re.compile(
     r"^(?:exc(?:_?info|_?text|eption)?|err(?:or)?|stack_?(?:trace)?|traceback|reason|details?)$", re.IGNORECASE

@@ -23,7 +23,7 @@ class TimeUse(StrEnum):
     STOP = "stop"
     DIAGNOSE = "diagnose"
     LAUNCH = "launch"
-    RESTORE = "restore"
+    START_UP = "start-up"
     WAIT = "wait"
     UPDATE = "update"
     HOLD = "hold"

@@ -15,7 +15,7 @@ from holdfast.model.release import Release
 _USES = {
     Phase.WAITING: TimeUse.WAIT,
     Phase.LAUNCHING: TimeUse.LAUNCH,
-    Phase.STARTING: TimeUse.RESTORE,  # group set-up, state and first step: the ranks' own business
+    Phase.STARTING: TimeUse.START_UP,  # imports, groups, state and first step: the ranks' own business
     Phase.TRAINING: TimeUse.TRAIN,
     Phase.STOPPING: TimeUse.STOP,
     Phase.PROBING: TimeUse.DIAGNOSE,
@@ -133,7 +133,7 @@ class Ledger:
         elif self._start_at is not None:
             end_at = self._at
         if not self._stepped_ever:  # ranks that make no steps restore nothing that we know of
-            spans = [msgspec.structs.replace(s, use=TimeUse.RUN) if s.use is TimeUse.RESTORE else s for s in spans]
+            spans = [msgspec.structs.replace(s, use=TimeUse.RUN) if s.use is TimeUse.START_UP else s for s in spans]
         assert all(a.end_at == b.start_at for a, b in pairwise(spans)), "spans leave a gap or overlap"
         assert not spans or (spans[0].start_at == start_at and spans[-1].end_at == end_at), "spans miss an end"
         return Account(
@@ -183,7 +183,7 @@ class Ledger:
             until = self._good_at if self.phase is Phase.TRAINING else account.end_at
             spans.append(self._make_span(self._current_use(), self._at, max(self._at, until)))
         if not self._stepped_ever:
-            spans = [span for span in spans if span.use is not TimeUse.RESTORE]
+            spans = [span for span in spans if span.use is not TimeUse.START_UP]
         return msgspec.structs.replace(account, spans=tuple(spans))
 
     def _counted_since(self) -> str:
@@ -244,7 +244,7 @@ class Ledger:
             stopping, self._redo_to = phase is Phase.STOPPING, None
             trouble = stopping or mending
             self._incident, self._change = (len(self.incidents) + 1, 0) if trouble else (0, len(self.changes) + 1)
-            uses = (TimeUse.RESTORE,) if ran else _TRAINED if self.phase is Phase.TRAINING else ()
+            uses = (TimeUse.START_UP,) if ran else _TRAINED if self.phase is Phase.TRAINING else ()
             if self._spans and self._spans[-1].use in uses:
                 use = TimeUse.DETECT if stopping else TimeUse.UPDATE
                 self._cut = len(self._spans) - 1, self._make_span(use, self._at, self._at)

@@ -34,7 +34,7 @@ def coded(klass: str, code: int) -> CatalogRow:
 ROWS = (
     row("gpu_lost_bus", r"Xid \([^)]*\): 79\b|fallen off the bus", 9),
     row("gpu_oom", r"CUDA out of memory", 7),
-    row("peer_connection_lost", r"Connection (closed|reset) by peer", 4, role="echo"),
+    row("peer_connection_lost", r"Connection (closed|reset) by (?:remote )?peer", 4, role="echo"),
     row("nccl_timeout", r"Watchdog caught collective operation timeout", 4, role="echo"),
     row("preempted_cancelled", r"Sending process \d+ closing signal SIGTERM", 1, role="echo"),
     row("python_exception", r"^(?:TypeError|KeyError|ZeroDivisionError|ValueError|AttributeError)\b", 5),

@@ -57,6 +57,37 @@ def test_only_echoes() -> None:
     assert found.confidence <= 0.5
 
 
+@pytest.mark.parametrize(
+    ("line", "peer"),
+    [
+        (ECHO, "[10.0.0.7]:24017"),
+        (
+            "RuntimeError: [pair.cc:537] Read error [fd00::12]:2966: Connection reset by peer. Check the logs",
+            "[fd00::12]:2966",
+        ),
+        (
+            "n1:55:90 [0] NCCL WARN socketProgress: Connection closed by remote peer gpu-2.local<40110>",
+            "gpu-2.local<40110>",
+        ),
+        (
+            "n1:55:90 [0] NCCL WARN Net : Call to recv from 10.8.0.4<42110> failed : Connection reset by peer",
+            "10.8.0.4<42110>",
+        ),
+        (
+            "[c10d] recvValue failed on SocketImpl(fd=1, addr=[n5]:41, remote=[n0]:29500): Connection reset by peer",
+            "[n0]:29500",
+        ),
+        ("RuntimeError: errors while waiting for send/recv from rank 0: Connection reset by peer", "rank 0"),
+        ("RuntimeError: Connection reset by peer", ""),
+    ],
+)
+def test_an_echo_does_not_tell_whose_fault_it_is_but_whom_to_ask(line: str, peer: str) -> None:
+    alone = judged(line)
+    assert (alone.fault_known, alone.peer) == (False, peer)
+    beside_the_cause = judged(f"{line}\n{BOOM}")
+    assert (beside_the_cause.fault_known, beside_the_cause.peer) == (True, "")
+
+
 def test_proof_beats_what_it_led_to() -> None:
     kernel = "[12345.678901] NVRM: Xid (PCI:0000:3b:00): 79, pid=102, GPU has fallen off the bus."
     found = judged(BOOM + ECHO + SUMMARY.format(code=1), kernel)

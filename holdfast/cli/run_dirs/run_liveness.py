@@ -1,0 +1,55 @@
+"""Tells which processes of a run without a controller are alive on this host, and what a person can do about it."""
+
+from pathlib import Path
+
+import msgspec
+
+from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.linux import process_attributes
+from holdfast.wire import run_and_node_specs
+from holdfast.wire.run_and_node_specs import RunEnd
+
+
+def is_front_alive(run_dir: Path) -> bool:
+    """Return whether the `holdfast run` that keeps the run's controller is alive."""
+    return process_attributes.is_note_writer_alive(run_dir / run_directory.STDIN)
+
+
+def find_live_nodes(run_dir: Path) -> list[str]:
+    """Return the nodes of a run that have processes on this host. Their ranks may still train."""
+    from holdfast.fleet.local_process_fleet import node_processes  # which only runs without a controller need
+
+    notes = sorted((run_dir / "nodes").glob("*/holder.pid"))  # a holder that ends in order removes its note
+    return [note.parent.name for note in notes if node_processes(note.parent)]
+
+
+def is_joined_node(run_dir: Path) -> bool:
+    """Return whether this is the directory of a node whose controller is on another host."""
+    if (run_dir / "journal.db").exists():
+        return False
+    try:
+        return run_directory.read_spec(run_dir).fleet == "join"
+    except UsageError:
+        return False  # it is being made, or cannot be read: then nothing is known of it
+
+
+def ending_text(run_dir: Path) -> str:
+    """Describe a run without a controller: say how it ended, or what is alive of it and how to take it up again."""
+    try:
+        ended = run_and_node_specs.read_json(run_dir / "exit.json", RunEnd)
+    except (OSError, msgspec.DecodeError):
+        return _absence_text(run_dir)
+    return f"has ended with code {ended.code}: {ended.reason}"
+
+
+def _absence_text(run_dir: Path) -> str:
+    if is_joined_node(run_dir):
+        return "is a node of a job whose controller is on another host"
+    if is_front_alive(run_dir):
+        return "has no controller now, but its front, holdfast run, is alive"
+    if not (run_dir / "journal.db").exists():
+        return "has no controller yet"
+    nodes = " but its nodes still run" if find_live_nodes(run_dir) else ""
+    gone = f"has no controller now: its front, holdfast run, is gone{nodes}"
+    return f"{gone}; holdfast run --resume {run_dir} takes it up again"

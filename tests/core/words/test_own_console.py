@@ -1,0 +1,81 @@
+"""A saved console log of holdfast tells the failure that holdfast itself had told."""
+
+import pytest
+
+from holdfast.core.detect.crash import alarm_of
+from holdfast.core.incident.incident_text import describe_cause
+from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
+from holdfast.core.log_analysis.line_prefixes import parse_lines
+from holdfast.core.log_analysis.line_sieve import WHOLE, sift_log
+from holdfast.logs import catalog_files
+from holdfast.model.diagnosis import Diagnosis
+from holdfast.model.observation import Exit
+
+CATALOG = catalog_files.load_failures()
+ECHO = "[rank 0] RuntimeError: [pair.cc:537] Read error [127.0.0.1]:2966: Connection reset by peer (of a rank that lost"
+
+
+def console(*incidents: str, ended: bool = True) -> str:
+    """A console log of a run that had these incidents; the last one is still open unless it `ended`."""
+    lines = ["holdfast: local fleet: 1 node x 2 ranks on this host", "holdfast: training: first step after 3.5 s"]
+    for number, cause in enumerate(incidents, 1):
+        lines += ["[rank 0] step 8 loss 3.2", f"holdfast: incident {number}: {cause}; stopping all ranks", ECHO]
+        if ended or number < len(incidents):
+            lines.append(f"holdfast: {cause} at step 8; restarted in place from step 5, lost 0.8 s (stop 0.8)")
+            lines.append("[rank 0] step 6 loss 3.3")
+    return "\n".join([*lines, "holdfast: done: 1 incident, ETTR 80.0 %; more: holdfast report /runs/r"])
+
+
+def diagnosis(log: str) -> Diagnosis:
+    return classify_failure(FailureEvidence(lines=parse_lines(sift_log(log.encode(), CATALOG), 0)), CATALOG)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize(
+    ("exit", "klass"),
+    [
+        (Exit(node="n0", generation=1, rank=1, code=-9, at=5.0, starved=False), "unknown_child_failure"),
+        (Exit(node="n0", generation=1, rank=1, code=-9, at=5.0, starved=True), "host_oom_kill"),
+        (Exit(node="n0", generation=1, rank=1, code=-9, at=5.0, pressed="97 % of memory in use"), "host_oom_kill"),
+        (Exit(node="n0", generation=1, rank=1, code=-11, at=5.0), "process_crash_signal"),
+        (Exit(node="n0", generation=1, rank=1, code=3, at=5.0), "unknown_child_failure"),
+        (
+            Exit(node="n0", generation=1, rank=1, code=1, at=5.0, latched="ValueError: bad (3)"),
+            "python_exception",
+        ),
+    ],
+)
+def test_an_exit_is_what_the_live_judge_says_it_is(exit: Exit, klass: str, ended: bool) -> None:
+    alarm = alarm_of(exit, CATALOG)
+    assert (alarm.klass or "unknown_child_failure") == klass
+    found = diagnosis(console(describe_cause(alarm), ended=ended))
+    assert (found.klass, found.root_rank, found.node) == (klass, 1, "n0")
+    if "sender unknown" in alarm.reason:
+        assert "killed by SIGKILL, sender unknown" in found.explanation
+
+
+@pytest.mark.parametrize(
+    ("cause", "klass"),
+    [
+        ("rank 1 on n1 has stood at step 12 for 4 s: rank 1 is stopped", "process_hang"),
+        ("rank 1 on n1 keeps the others waiting, no step seen yet, for 40 s: it stands in f (a.py:3)", "process_hang"),
+        ("n1 has been silent for 3 s", "node_failure"),
+        ("n1 was started anew, and its ranks are gone", "node_failure"),
+        ("rank 1 on n1 has a loss of nan since step 7", "nan_divergence"),
+    ],
+)
+def test_other_incidents(cause: str, klass: str) -> None:
+    assert diagnosis(console(cause)).klass == klass
+
+
+def test_the_last_incident_counts_and_long_logs_keep_it() -> None:
+    error = "rank 0 on n0 exited with code 1 (ValueError: bad batch)"
+    kill = "rank 1 on n0 was killed by SIGKILL (sender unknown)"
+    assert diagnosis(console(error, kill)).root_rank == 1
+    assert diagnosis(console(kill, error)).klass == "python_exception"
+    steps = "\n".join(f"[rank 0] step {step} and nothing else" for step in range(WHOLE // 30))
+    assert diagnosis(f"{steps}\n{console(error, kill)}\n{steps}").root_rank == 1
+
+
+def test_what_holdfast_says_otherwise_is_no_failure() -> None:
+    assert diagnosis(console()).confidence == 0
