@@ -9,7 +9,8 @@ MACHINES = frozenset(
     "node_failure ib_rdma_error".split()
 )
 _WELL = re.compile(
-    r"\bno (?:error|throttl|issue|fault|failure|problem|action required)|\bnot (?:throttl|active|detected|lost)"
+    r"(?<!there are )\bno (?:error|throttl|issue|fault|failure|problem|action required)"
+    r"|\bnot (?:throttl|active|detected|lost)"
     r"|\b(?:healthy|passed|recovered|cleared|corrected)\b|\b0 (?:error|failure)s?\b|(?:errors|failures)[:=] ?0\b",
     re.IGNORECASE,
 )
@@ -43,7 +44,9 @@ _RULE = re.compile(
     re.IGNORECASE,
 )
 _LIMIT = re.compile(r"\b(?:threshold|limit|shutdown temp|slowdown temp)\w*\b", re.IGNORECASE)
-_OVER = re.compile(r"\b(?:exceed|above|over\b|reach|cross|past|hit\b|beyond|trip)\w*|>", re.IGNORECASE)
+_OVER = re.compile(
+    r"\b(?:exceed|above|over\b|reach|cross|past|hit\b|beyond|trip|violat|below|under\b)\w*|VIOLATION|>", re.IGNORECASE
+)
 _MUTE = 1.0  # too light to be a cause or a hint
 
 

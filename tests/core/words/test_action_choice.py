@@ -97,3 +97,23 @@ LIMITS = [
 def test_an_errno_of_limits_is_no_machines_fault(text: str, klass: str) -> None:
     one = found(text, OURS)
     assert (one.klass, one.action) == (klass, "fix_config")
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("botocore: An error occurred (AccessDenied) when calling the PutObject operation", "fix"),
+        ("botocore: An error occurred (InternalError) when calling the PutObject operation", "retry"),
+        ("requests.HTTPError: 401 Client Error: Unauthorized for url: https://huggingface.co/x", "fix"),
+        ("requests.HTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.co/x", "wait"),
+        ("wandb: ERROR Error while calling W&B API: permission denied (<Response [403]>)", "fix"),
+        ("wandb: ERROR Error while calling W&B API: internal database error (<Response [500]>)", "wait"),
+        ("mlflow.exceptions.RestException: RESOURCE_DOES_NOT_EXIST: No experiment with id=7 exists", "fix"),
+        ("OSError: Tunnel connection failed: 403 Forbidden", "wait"),
+    ],
+)  # fmt: skip
+def test_waiting_does_not_help_where_a_service_refuses(text: str, action: str) -> None:
+    one = found(text, OURS)
+    assert one.action.startswith(action), one
+    assert ("answers and refuses" in one.explanation) == (action == "fix")
+    assert (one.hint == OURS.classes[one.klass].hint) == (action != "fix"), "no advice to wait"
