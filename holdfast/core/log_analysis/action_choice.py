@@ -2,6 +2,7 @@
 
 import msgspec
 
+from holdfast.core.log_analysis.benign_lines import is_guess
 from holdfast.core.log_analysis.catalog_hits import CatalogHit
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog
 from holdfast.core.log_analysis.root_cause import CauseFinding, rival_causes
@@ -49,6 +50,6 @@ def choose_action(finding: CauseFinding, catalog: FailureCatalog) -> ActionChoic
 
 def _is_witness(hit: CatalogHit, root: CatalogHit) -> bool:
     """Return whether this hit bears witness to the root cause: of the same class and node, and heavy enough."""
-    sees = hit.row.witness or hit.said.kernel
+    sees = (hit.row.witness and not is_guess(hit.said.text)) or hit.said.kernel
     near = not (hit.node and root.node) or hit.node == root.node
     return sees and near and hit.klass == root.klass and hit.row.role == "cause" and hit.weight >= _SURE

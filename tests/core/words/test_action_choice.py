@@ -46,13 +46,13 @@ def test_a_witness_on_another_node_is_none() -> None:
 WITNESSES = [
     "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.",
     "RuntimeError: CUDA error: uncorrectable ECC error encountered",
-    "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
     "nvidia-smi: Remapping Failure Occurred : Yes",
     "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2024-03-11T09:12:44 DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***",
     "mlx5_core 0000:12:00.0: poll_health:800:(pid 0): device's health compromised - reached miss count",
     "n3:1:2 [0] NCCL WARN NET/IB : mlx5_1:1 Got async event : local catastrophic error",
 ]
 RANKS = [
+    "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
     "n7:4711:4840 [3] NCCL WARN NET/IB : Got completion from peer 10.0.0.3<50123> with error 12, opcode 0, len 0",
     "n7:1:2 [3] NCCL WARN NET/IB : mlx5_2:1 Got async event : port error",
     "NET/OFI Request 0x7f completed with error. RC: 103. Error: 4120 (Unresponsive receiver)",
@@ -97,6 +97,13 @@ LIMITS = [
 def test_an_errno_of_limits_is_no_machines_fault(text: str, klass: str) -> None:
     one = found(text, OURS)
     assert (one.klass, one.action) == (klass, "fix_config")
+
+
+def test_who_guesses_has_not_looked() -> None:
+    looked = found("Fabric Manager: NVSwitch fatal error on fid 0", OURS)
+    advice = found("This is usually caused by a configuration error in the Fabric Manager or NVSwitches.", OURS)
+    assert looked.klass == advice.klass == "nvlink_nvswitch_error"
+    assert (looked.action, advice.action) == (EVICT, "run_diagnostics")
 
 
 @pytest.mark.parametrize(
