@@ -13,7 +13,7 @@ _BYTES = re.compile(r"""^b(?P<quote>["'])(?P<text>.*)(?P=quote)$""")
 _DIGITS = str.maketrans("", "", string.digits)
 _BORDERS = tuple("|+-=*#_ │┃")
 _BEGINS = re.compile(r'[A-Z]{4,}\b|\[|\d{4}-\d\d|Traceback|File "|[\w.]{0,80}(?:Error|Warning)\b')  # no line goes on so
-_WIDTH = 60  # no terminal is narrower
+_WIDTHS = range(60, 400)  # of terminals; longer lines of one length were cut by us
 _SHAPES = 3  # lines that end at the width and differ not only in numbers
 _HEAD = 4  # characters
 _INSIDE = 0.6  # of these are broken inside a word; the others end with one
@@ -42,7 +42,7 @@ def _unwrap(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
     broken = {place for place, (_, text) in enumerate(lines[:-1]) if len(text) == width}
     inside = [place for place in broken if _is_broken(lines[place][1], lines[place + 1][1])]
     shapes = {lines[place][1].translate(_DIGITS) for place in inside}
-    if width < _WIDTH or len(shapes) < _SHAPES or len(inside) < _INSIDE * len(broken):
+    if width not in _WIDTHS or len(shapes) < _SHAPES or len(inside) < _INSIDE * len(broken):
         return lines
     joined: list[tuple[int, str]] = []
     for place, (index, text) in enumerate(lines):

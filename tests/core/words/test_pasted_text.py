@@ -67,5 +67,6 @@ def test_a_terminal_broke_the_lines() -> None:
 def test_lines_of_one_width_that_nobody_broke() -> None:
     box = "\n".join(f"| {name:<76} |" for name in ("GPU Name", "Tesla", "No running processes", "end"))
     alike = "\n".join(f"formats: can't open input file {name * 48}" for name in "abcde")
-    for text in (box, alike, WIDE):
+    cut = "\n".join((name * 4100)[:4101] for name in WORDS)
+    for text in (box, alike, WIDE, cut):
         assert restored(text) == text
