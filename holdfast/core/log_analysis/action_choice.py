@@ -2,17 +2,21 @@
 
 import msgspec
 
+from holdfast.core.log_analysis.benign_lines import is_guess
 from holdfast.core.log_analysis.catalog_hits import CatalogHit
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog
 from holdfast.core.log_analysis.root_cause import CauseFinding, rival_causes
+from holdfast.core.log_analysis.service_answers import is_refusal
 
-EVICT, ASK = "evict_and_restart", "run_diagnostics"
+EVICT, ASK, MEND = "evict_and_restart", "run_diagnostics", "fix_config"
+_REFUSED = "Give the job names, rights and an account that the service accepts, or let it do without the service."
 _SURE = 6.0  # weight of the evidence on which a machine may be sent away
 
 
 class ActionChoice(msgspec.Struct, frozen=True, kw_only=True):
     action: str
-    reason: str = ""  # why a machine that is accused leaves or stays; empty if none is accused
+    reason: str = ""  # why a machine that is accused leaves or stays, or why waiting does not help; else empty
+    hint: str = ""  # where that of the class would mislead
 
 
 def choose_action(finding: CauseFinding, catalog: FailureCatalog) -> ActionChoice:
@@ -22,6 +26,10 @@ def choose_action(finding: CauseFinding, catalog: FailureCatalog) -> ActionChoic
     """
     root = finding.root
     action = catalog.action_of(root.row)
+    if not root.row.action and is_refusal(root):
+        return ActionChoice(
+            action=MEND, reason="The service answers and refuses: waiting does not help.", hint=_REFUSED
+        )
     if action != EVICT:
         return ActionChoice(action=action)
     if root.weight < _SURE or root.row.role != "cause":
@@ -42,6 +50,6 @@ def choose_action(finding: CauseFinding, catalog: FailureCatalog) -> ActionChoic
 
 def _is_witness(hit: CatalogHit, root: CatalogHit) -> bool:
     """Return whether this hit bears witness to the root cause: of the same class and node, and heavy enough."""
-    sees = hit.row.witness or hit.said.kernel
+    sees = (hit.row.witness and not is_guess(hit.said.text)) or hit.said.kernel
     near = not (hit.node and root.node) or hit.node == root.node
     return sees and near and hit.klass == root.klass and hit.row.role == "cause" and hit.weight >= _SURE

@@ -9,7 +9,8 @@ MACHINES = frozenset(
     "node_failure ib_rdma_error".split()
 )
 _WELL = re.compile(
-    r"\bno (?:error|throttl|issue|fault|failure|problem|action required)|\bnot (?:throttl|active|detected|lost)"
+    r"(?<!there are )\bno (?:error|throttl|issue|fault|failure|problem|action required)"
+    r"|\bnot (?:throttl|active|detected|lost)"
     r"|\b(?:healthy|passed|recovered|cleared|corrected)\b|\b0 (?:error|failure)s?\b|(?:errors|failures)[:=] ?0\b",
     re.IGNORECASE,
 )
@@ -43,7 +44,14 @@ _RULE = re.compile(
     re.IGNORECASE,
 )
 _LIMIT = re.compile(r"\b(?:threshold|limit|shutdown temp|slowdown temp)\w*\b", re.IGNORECASE)
-_OVER = re.compile(r"\b(?:exceed|above|over\b|reach|cross|past|hit\b|beyond|trip)\w*|>", re.IGNORECASE)
+_OVER = re.compile(
+    r"\b(?:exceed|above|over\b|reach|cross|past|hit\b|beyond|trip|violat|below|under\b)\w*|VIOLATION|>", re.IGNORECASE
+)
+_GUESS = re.compile(
+    r"\b(?:usually|often|probably|likely|possibly|typically|may be|might be|could be|can be)\b.{0,20}\b(?:caused|due)\b"
+    r"|\bpossible (?:causes?|reasons?)\b|\bcan happen (?:if|when)\b",
+    re.IGNORECASE,
+)
 _MUTE = 1.0  # too light to be a cause or a hint
 
 
@@ -53,6 +61,11 @@ def discount_benign(weight: float, klass: str, text: str) -> float:
     if klass in MACHINES and weight > _MUTE and not _EVENT.search(text) and (well or _is_bygone(text)):
         return _MUTE
     return min(weight - 3, 2.0) if well else weight
+
+
+def is_guess(text: str) -> bool:
+    """Return whether a line only tells what such failures usually come from: its program has not looked."""
+    return _GUESS.search(text) is not None
 
 
 @lru_cache(maxsize=256)  # several rows ask about one line, and lines repeat

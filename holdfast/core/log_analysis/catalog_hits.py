@@ -47,6 +47,10 @@ _PYTHON = CatalogRow(klass="python_exception", source="an exception that no row 
 _BARE = CatalogRow(klass="python_exception", source="an exception without a traceback that no row knows", weight=2)
 _FRAMEWORK = CatalogRow(klass="framework_runtime_error", source="an exception of a library that no row knows", weight=3)
 _STOPPED = CatalogRow(klass="preempted_cancelled", source="a person or a launcher interrupts", weight=2, role="echo")
+_LIVE = CatalogRow(klass="process_hang", source="a stack without any exception", weight=3, role="hint")
+_WAITS = re.compile(
+    r"^_*(?:try_)?(?:wait|acquire|recv|get|poll|select|synchronize|barrier|broadcast|all_\w|join|sleep|read)"
+)
 # What anything may be raised as: then a hint in the message says more than the type. The others are bugs.
 _ANYTHING = re.compile(
     r"(?:Runtime|Value|Assertion|OS|IO|System|Timeout|Environment)Error|(?!.*Key|.*Index)\w*Exception"
@@ -119,13 +123,18 @@ def _hits_of_exception(raised: RaisedException, known: dict[int, list[RowPattern
     if any(hit.row.role != "context" for hit in found):
         return _keep_heaviest(found)
     if raised.type == CUT:
-        return found
+        return [*found, _make_hit(_LIVE, raised.said, raised)] if _is_live(raised) else found
     if raised.name == "KeyboardInterrupt":
         return [_make_hit(_STOPPED, raised.said, raised)]
     if raised.name == "SystemExit":
         return found
     theirs = raised.name == "RuntimeError" and raised.frames and not raised.frames[-1].is_user_code
     return [*found, _make_hit((_FRAMEWORK if theirs else _PYTHON) if raised.frames else _BARE, raised.said, raised)]
+
+
+def _is_live(raised: RaisedException) -> bool:
+    """Return whether these frames look like the stack of a process that waits, not like the middle of a traceback."""
+    return raised.headless and _WAITS.search(raised.frames[-1].function) is not None
 
 
 def _is_type_only(hit: CatalogHit) -> bool:

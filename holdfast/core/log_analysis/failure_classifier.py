@@ -118,7 +118,7 @@ def _diagnose_hit(finding: CauseFinding, catalog: FailureCatalog) -> Diagnosis:
         evidence=_evidence_lines(finding),
         root_rank=rank,
         title=klass.title,
-        hint=row.hint or klass.hint,
+        hint=row.hint or choice.hint or klass.hint,
         origin=root.raised.origin if root.raised else "",
         echoes=finding.echoes,
         fault_known=row.role != "echo",

@@ -1,4 +1,5 @@
-"""Orders the GPU driver's Xids: a program's fault outweighs what follows it, and a shared link what each GPU says."""
+"""Orders the kernel's lines about GPUs: a program's fault outweighs what follows it, a shared link what each GPU says,
+and a lost GPU what the bus said while it went."""
 
 import re
 from collections import defaultdict
@@ -15,7 +16,9 @@ _OF_PROGRAMS = frozenset({13, 31})  # what a kernel of the program did wrong
 _FOLLOW = frozenset({32, 43, 45, 61, 62, 69, 94, 109, 119, 120, 143, 154})
 _SOON_S = 60.0
 _SOON_LINES = 40  # where no clock tells
-_LINK = "nvlink_nvswitch_error"
+_LINK, _BUS, _LOST = "nvlink_nvswitch_error", "host_hw_kernel_fault", "gpu_lost_bus"
+_BUS_ERROR = re.compile(r"\bAER\b|\bPCIe Bus Error\b|\bDPC\b")
+_BUS_SOON_S = 10.0
 _FOLLOWED = 4.0  # weight that is left: less than that of a program's fault
 
 
@@ -49,6 +52,19 @@ def discount_followers(hits: Sequence[CatalogHit]) -> None:
         seconds[xid.at].append(xid)
     for second in {hit.said.at for hit in hits if hit.klass == _LINK and hit.said.kernel} - {None}:
         _blame_link(seconds[second])
+    _blame_gpu(
+        [hit for hit in hits if hit.klass == _BUS and hit.said.kernel and _BUS_ERROR.search(hit.said.text)], xids
+    )
+
+
+def _blame_gpu(bus: list[CatalogHit], xids: list[_Xid]) -> None:
+    """Reduce the weight of a bus error if a GPU was lost within seconds of it: the bus tells of what the GPU did."""
+    for hit in bus:
+        at = _read_clock(hit)
+        for xid in xids:
+            near = at is not None and xid.at is not None and abs(xid.at - at) <= _BUS_SOON_S
+            if near and xid.hit.klass == _LOST and xid.hit.said.source == hit.said.source:
+                hit.weight = min(hit.weight, _FOLLOWED)
 
 
 def _blame_link(xids: list[_Xid]) -> None:
@@ -63,6 +79,12 @@ def _blame_link(xids: list[_Xid]) -> None:
 def _read_xids(hits: Sequence[CatalogHit]) -> Iterator[_Xid]:
     for hit in hits:
         if hit.row.role == "cause" and (found := _XID.search(hit.said.text)):
-            boot = _BOOT.search(hit.said.raw)
-            at = hit.said.at if hit.said.own_clock and hit.said.at is not None else float(boot[1]) if boot else None
-            yield _Xid(hit, found["gpu"].lower(), int(found["number"]), at)
+            yield _Xid(hit, found["gpu"].lower(), int(found["number"]), _read_clock(hit))
+
+
+def _read_clock(hit: CatalogHit) -> float | None:
+    """Return the time that the line itself tells, else the seconds since the machine started, else None."""
+    if hit.said.own_clock and hit.said.at is not None:
+        return hit.said.at
+    boot = _BOOT.search(hit.said.raw)
+    return float(boot[1]) if boot else None

@@ -50,6 +50,7 @@ _ENDS = tuple(
 
 class LauncherSummary(msgspec.Struct, kw_only=True):
     root_rank: int | None = None  # the first that the launcher saw
+    is_listed: bool = False  # whether the launcher itself calls that rank the root cause
     local_rank: int | None = None  # of that, on its node
     told: dict[int, int] = {}  # by the id of a line: the rank it is about
     node: str = ""
@@ -59,9 +60,12 @@ class LauncherSummary(msgspec.Struct, kw_only=True):
     lines: dict[int, LogLine] = {}  # by code: who says so
 
     def told_codes(self) -> list[int]:
-        """Return the exit code of the rank that failed first; if that rank is unknown, all exit codes."""
+        """Return the exit code of the rank that failed first; if that rank is unknown, all exit codes. If the rank is
+        named without a code, those of other ranks tell nothing: the launcher ended them afterwards."""
         if self.root_rank in self.codes:
             return [self.codes[self.root_rank]]
+        if self.is_listed:
+            return self.others
         return [*self.codes.values(), *self.others]
 
     def is_about_another(self, said: LogLine) -> bool:
@@ -112,6 +116,7 @@ class _Block:
                 self._rank = number
                 if self.root:
                     self.summary.root_rank, self.summary.node = number, self._node
+                    self.summary.is_listed = True
             case "exitcode" if number is not None and self._rank is not None:
                 _note_code(self.summary, self._rank, normalize_code(number), said)
                 if found["pid"]:

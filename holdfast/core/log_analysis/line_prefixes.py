@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from holdfast.core.log_analysis.pasted_text import restore_pasted
+
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]+")
 _MONTHS = {name: n for n, name in enumerate("jan feb mar apr may jun jul aug sep oct nov dec".split(), 1)}
@@ -269,6 +271,7 @@ def fill_times(lines: Sequence[LogLine]) -> None:
 
 def parse_lines(lines: list[tuple[int, str]], source: int, rank: int | None = None, node: str = "") -> list[LogLine]:
     """Parse the lines of one log. `rank` overrides the rank in the lines; `node` applies to lines that name none."""
+    lines = restore_pasted(lines)
     habits = find_habits(text for _, text in lines)
     found = []
     for index, text in lines:

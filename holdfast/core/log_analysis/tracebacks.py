@@ -7,7 +7,10 @@ import msgspec
 
 from holdfast.core.log_analysis.line_prefixes import LogLine
 
-_HEAD = re.compile(r"^(?P<indent>\s*)(?P<kind>Original |Exception Group |Remote )?Traceback \(most recent call last\)")
+_HEAD = re.compile(
+    r"^(?P<indent>\s*)(?:(?P<words>[^\s│|][^\n]{0,200}[:.!]) )?(?P<kind>Original |Exception Group |Remote )?"
+    r"Traceback \(most recent call last\)"
+)
 _FRAME = re.compile(r'^(?P<indent>\s*)File "(?P<file>[^"]{1,500})", line (?P<line>\d+)(?:, in (?P<function>.{1,200}))?')
 _RAISED = re.compile(
     r"^(?P<type>[A-Za-z_][\w]*(?:\.[A-Za-z_<][\w>]*)*)(?:\((?P<inner>[\w.]+)\))?(?: ?\[[^\]]{1,40}\])?"
@@ -32,7 +35,14 @@ _LIBRARY = re.compile(
 _OTHERS = re.compile(
     r"^(?:#{3,}|={5,} \w|usage: |\+ \w|srun: |slurmstepd: |mpirun\b|pdsh@)"
 )  # begins no line of a message
-_RAISES = re.compile(r"""^raise (?P<type>[A-Za-z_][\w.]*)(?:\([frb]{0,2}["'](?P<text>[^"']{1,400})|[(\s]|$)""")
+_RAISES = re.compile(
+    r"""^raise (?P<type>[A-Za-z_][\w.]*)"""
+    r"""(?:\(\s*[frb]{0,2}(?P<quote>["'])(?P<text>(?:(?!(?P=quote)).){1,400})|[(\s]|$)"""
+)
+_JOINED = re.compile(r"""(?P<end>["'])\s+[frb]{0,2}(?P=end)""")  # strings that stand side by side are one
+_WRAPPED = re.compile(
+    r"^\d{0,5}(?:, )?(?:i?n )?(?P<function>[A-Za-z_<][\w<>.]{1,100})\s*$"
+)  # a frame that a terminal broke in two
 CUT = "CutTraceback"  # the type of an exception that nothing tells
 _OPEN = 12  # lines of others that may stand between a frame and what follows it
 _MESSAGE = 40  # lines that a message may have
@@ -61,6 +71,7 @@ class RaisedException(msgspec.Struct, kw_only=True):
     inner: bool = False  # was printed after what it led to
     before: str = ""  # what was said before its traceback: why it is shown
     cut: bool = False  # the log ends before it is told; known from the code that raised it
+    headless: bool = False  # no "Traceback" stands above its frames
     ignored: bool = False  # in a destructor or the like, where nobody can catch it
 
     @property
@@ -69,8 +80,9 @@ class RaisedException(msgspec.Struct, kw_only=True):
 
     @property
     def stack(self) -> str:
-        """The frames as text, one per line; the innermost is last, so that a row's pattern can anchor to it."""
-        return "\n".join(f"{frame.file} {frame.function}" for frame in self.frames)
+        """What was said before the traceback and its frames as text, one per line; the innermost frame is last, so that
+        a row's pattern can anchor to it."""
+        return "\n".join((self.before, *(f"{frame.file} {frame.function}" for frame in self.frames)))
 
     @property
     def origin(self) -> str:
@@ -95,6 +107,8 @@ class _TracebackParser:
         self.traces: list[ExceptionChain] = []
         self._frames: list[TracebackFrame] | None = None  # of a traceback whose exception is still to come
         self._code: LogLine | None = None  # the last line of code shown
+        self._raising = ""  # the statement that raises, shown below the last frame
+        self._headless = False
         self._indent = 0
         self._waited = 0
         self._link = ""
@@ -113,13 +127,15 @@ class _TracebackParser:
         if text.lstrip()[:1] in ("│", "╭", "╰"):  # as the library rich shows them
             self._add_boxed_line(_BOXED.sub("", text))
         elif found := _HEAD.match(text):
+            self._last = found["words"] or self._last
             self._begin_traceback(len(found["indent"]), found["kind"] or "")
         elif found := _FRAME.match(text):
             if self._frames is None:  # its head was cut off, or it belongs to an exception told before
                 self._begin_traceback(max(0, len(found["indent"]) - 2), "")
+                self._headless = True
             assert self._frames is not None
             self._frames.append(TracebackFrame(found["file"], int(found["line"]), (found["function"] or "").strip()))
-            self._waited = 0
+            self._waited, self._raising = 0, ""
             said.code = True  # names of files and functions sound like anything
         elif text.startswith((_DURING, _DIRECT)):
             self._link = "during" if text.startswith(_DURING) else "direct"
@@ -138,6 +154,7 @@ class _TracebackParser:
     def _begin_traceback(self, indent: int, kind: str) -> None:
         self._inner = kind == "Original " or (not self._link and self._is_wrapped())
         self._frames, self._indent, self._waited = [], indent, 0
+        self._headless = False
         self._before, self._last = self._last, ""
 
     def _is_wrapped(self) -> bool:
@@ -158,9 +175,13 @@ class _TracebackParser:
         found = _RAISED.match(text.strip())
         if self._frames and indent > self._indent + 2:
             said.code, self._code = True, said
+            words = text.strip()
+            self._raising = f"{self._raising} {words}" if self._raising else words if words.startswith("raise ") else ""
         elif self._frames is not None:
             if found and indent <= self._indent and _is_type(found["type"], strict=self._waited > 0):
                 self._end_traceback(found, said, self._frames)
+            elif self._frames and not self._frames[-1].function and (rest := _WRAPPED.match(text)):
+                self._frames[-1] = msgspec.structs.replace(self._frames[-1], function=rest["function"])
             elif indent <= self._indent:
                 self._waited += 1
                 self._frames = None if self._waited > _OPEN else self._frames
@@ -207,11 +228,13 @@ class _TracebackParser:
         frames, code = self._frames, self._code
         if not any(frame.function for frame in frames or ()) or code is None or self._ignored:
             return
-        found = _RAISES.match(code.text.strip())
-        name = found["type"] if found else "AssertionError" if code.text.strip().startswith("assert ") else CUT
+        shown = _JOINED.sub("", self._raising) or code.text.strip()
+        found = _RAISES.match(shown)
+        name = found["type"] if found else "AssertionError" if shown.startswith("assert ") else CUT
         words = f"{name}: {found['text']}" if found and found["text"] else name
         said = msgspec.structs.replace(code, text=words, raw=words, code=False)
         one = RaisedException(type=name, message=words, said=said, frames=frames or [], before=self._before, cut=True)
+        one.headless = self._headless
         self.traces.append(ExceptionChain(chain=[one]))
 
 

@@ -46,13 +46,13 @@ def test_a_witness_on_another_node_is_none() -> None:
 WITNESSES = [
     "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.",
     "RuntimeError: CUDA error: uncorrectable ECC error encountered",
-    "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
     "nvidia-smi: Remapping Failure Occurred : Yes",
     "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2024-03-11T09:12:44 DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***",
     "mlx5_core 0000:12:00.0: poll_health:800:(pid 0): device's health compromised - reached miss count",
     "n3:1:2 [0] NCCL WARN NET/IB : mlx5_1:1 Got async event : local catastrophic error",
 ]
 RANKS = [
+    "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
     "n7:4711:4840 [3] NCCL WARN NET/IB : Got completion from peer 10.0.0.3<50123> with error 12, opcode 0, len 0",
     "n7:1:2 [3] NCCL WARN NET/IB : mlx5_2:1 Got async event : port error",
     "NET/OFI Request 0x7f completed with error. RC: 103. Error: 4120 (Unresponsive receiver)",
@@ -97,3 +97,30 @@ LIMITS = [
 def test_an_errno_of_limits_is_no_machines_fault(text: str, klass: str) -> None:
     one = found(text, OURS)
     assert (one.klass, one.action) == (klass, "fix_config")
+
+
+def test_who_guesses_has_not_looked() -> None:
+    looked = found("Fabric Manager: NVSwitch fatal error on fid 0", OURS)
+    advice = found("This is usually caused by a configuration error in the Fabric Manager or NVSwitches.", OURS)
+    assert looked.klass == advice.klass == "nvlink_nvswitch_error"
+    assert (looked.action, advice.action) == (EVICT, "run_diagnostics")
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("botocore: An error occurred (AccessDenied) when calling the PutObject operation", "fix"),
+        ("botocore: An error occurred (InternalError) when calling the PutObject operation", "retry"),
+        ("requests.HTTPError: 401 Client Error: Unauthorized for url: https://huggingface.co/x", "fix"),
+        ("requests.HTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.co/x", "wait"),
+        ("wandb: ERROR Error while calling W&B API: permission denied (<Response [403]>)", "fix"),
+        ("wandb: ERROR Error while calling W&B API: internal database error (<Response [500]>)", "wait"),
+        ("mlflow.exceptions.RestException: RESOURCE_DOES_NOT_EXIST: No experiment with id=7 exists", "fix"),
+        ("OSError: Tunnel connection failed: 403 Forbidden", "wait"),
+    ],
+)  # fmt: skip
+def test_waiting_does_not_help_where_a_service_refuses(text: str, action: str) -> None:
+    one = found(text, OURS)
+    assert one.action.startswith(action), one
+    assert ("answers and refuses" in one.explanation) == (action == "fix")
+    assert (one.hint == OURS.classes[one.klass].hint) == (action != "fix"), "no advice to wait"

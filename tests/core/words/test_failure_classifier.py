@@ -143,6 +143,19 @@ def test_how_the_launcher_ended_the_others_says_nothing() -> None:
     forced = SUMMARY.replace("exitcode  : -15", "exitcode  : -9")
     assert judged(forced.format(code=1)).klass == "unknown_child_failure"
     assert judged(forced.format(code=-11)).klass == "process_crash_signal"
+    cut = forced[: forced.index("exitcode  : {code}")]
+    assert (judged(cut).klass, judged(cut).root_rank) == ("unknown_child_failure", 2), "the log ends before its code"
+
+
+def test_what_nccl_calls_its_last_error() -> None:
+    nccl = row("nccl_init_config", "ncclInternalError", 4)
+    known = FailureCatalog((*ROWS, nccl), tuple(CATALOG.classes.values()))
+    text = "ncclInternalError: Internal check failed.\nLast error:\n"
+    for words, klass in (
+        ("Connection closed by peer n1<1>", "peer_connection_lost"),
+        ("no interface", "nccl_init_config"),
+    ):
+        assert classify_failure(FailureEvidence(lines=said(text + words)), known).klass == klass
 
 
 def test_the_kernels_old_stories() -> None:

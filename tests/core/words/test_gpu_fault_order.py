@@ -60,3 +60,13 @@ def test_gpus_that_fail_at_one_second_share_a_link() -> None:
     assert found(xid(94, 1, "3a"), xid(94, 1, "5d"), link).klass == "nvlink_nvswitch_error"
     assert found(xid(94, 1, "3a"), xid(94, 1, "3a")).klass == "gpu_ecc_memory"
     assert found(xid(94, 1, "3a"), link.replace("10:00:01", "10:20:01")).klass == "gpu_ecc_memory"
+
+
+def bus(second: int, severity: str = "Uncorrected (Fatal)") -> str:
+    return f"Mar  3 10:00:{second:02d} n1 kernel: pcieport 0000:00:02.0: PCIe Bus Error: severity={severity}"
+
+
+def test_a_lost_gpu_outweighs_what_the_bus_says_of_it() -> None:
+    assert found(bus(1), xid(79, 3)).klass == "gpu_lost_bus"
+    assert found(bus(1), xid(79, 41)).klass == "host_hw_kernel_fault", "too long before"
+    assert found(bus(1)).klass == "host_hw_kernel_fault"

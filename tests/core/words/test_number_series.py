@@ -63,3 +63,22 @@ def test_a_loss_that_jumps_and_stays() -> None:
     assert diverged(steps(*calm, (9.3, 210.0), (2.2, 1.0))) == 0, "a spike"
     assert diverged(steps(*calm, (9.3, 1.0), (9.8, 1.1))) == 0, "another loss, at the same norm"
     assert diverged(steps(*calm)) == 0
+
+
+def test_a_loss_scale_far_below_one() -> None:
+    assert diverged(scales(0.00048828125, 0.000244140625)) == 1
+    assert diverged(scales(1.0, 0.5)) == 0
+    assert diverged("iteration 3 | lm loss: 2.0 | loss scale: 0.0 |") == 0, "switched off"
+
+
+def losses(*values: float) -> str:
+    return "\n".join(f"step {n}: loss={value}" for n, value in enumerate(values))
+
+
+def test_a_loss_without_a_norm() -> None:
+    calm = (2.1, 2.0, 2.05, 1.98, 1.97)
+    assert diverged(losses(*calm, 8.9, 9.4, 9.8)) == 1
+    assert diverged(losses(*calm, 8.9, 9.4, 2.0)) == 0, "it recovers"
+    assert diverged(losses(*calm, 4.0, 4.1, 4.2)) == 0, "not far enough"
+    assert diverged(losses(*calm[:4], 8.9, 9.4, 9.8)) == 0, "too few before"
+    assert judged(losses(*calm, 8.9, 9.4, 9.8)).confidence == 0.5, "no more than a hint"

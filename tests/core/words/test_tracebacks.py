@@ -191,3 +191,42 @@ RuntimeError: Error(s) in loading state_dict for Net:
 
 def test_names_that_are_no_exceptions() -> None:
     assert traces("INFO: all is well\nnote: this is\nhttp://x\nloss: 2.3\nDone") == []
+
+
+def test_a_statement_of_several_lines_that_raises() -> None:
+    (trace,) = traces("""
+Traceback (most recent call last):
+  File "/v/engine.py", line 699, in check
+    raise ValueError("No memory for the engine's cache. "
+                     f"Try {more} "
+                     "of it.")
+""")
+    assert (trace.last.type, trace.last.cut) == ("ValueError", True)
+    assert trace.last.message == "ValueError: No memory for the engine's cache. Try {more} of it."
+
+
+def test_a_terminal_broke_the_frames_in_two() -> None:
+    (trace,) = traces("""
+Traceback (most recent call last):
+  File "/opt/elastic/rendezvous/dynamic_rendezvous.py", line 1255, i
+n num_nodes_waiting
+    self._state_holder.sync()
+  File "/opt/elastic/rendezvous/c10d_rendezvous_backend.py", line 11
+9, in _call_store
+    raise RendezvousConnectionError(
+RendezvousConnectionError: The connection to the C10d store has failed.
+""")
+    assert [frame.function for frame in trace.last.frames] == ["num_nodes_waiting", "_call_store"]
+
+
+def test_somebody_speaks_before_the_traceback_on_its_line() -> None:
+    head = "Scheduler hit an exception: Traceback (most recent call last):"
+    (trace,) = traces(f'{head}\n  File "a.py", line 1, in f\n    g()\nOSError: x')
+    assert trace.last.before == "Scheduler hit an exception:" and trace.last.stack.startswith("Scheduler hit")
+
+
+def test_a_stack_without_a_head() -> None:
+    (trace,) = traces('  File "/a/queue.py", line 179, in get\n    self.not_empty.wait(remaining)')
+    assert (trace.last.type, trace.last.headless) == (CUT, True)
+    (trace,) = traces('Traceback (most recent call last):\n  File "/a/queue.py", line 179, in get\n    self.wait()')
+    assert not trace.last.headless
