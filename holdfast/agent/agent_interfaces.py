@@ -152,7 +152,11 @@ class DiagnosisRunner(Protocol):
 
 
 class HealthSigns(Protocol):
-    """Signs on this machine of why a rank has ended."""
+    """Signs on this machine of why a rank has ended, and what its GPUs can do."""
+
+    @property
+    def peak_flops(self) -> float:
+        """FLOP/s that the GPUs of the node's ranks can make at most; 0 if that is not known."""
 
     def on_rank_exit(self, at: float) -> None:
         """Raise the alarms that explain a rank's exit, before the exit itself is reported."""

@@ -354,6 +354,7 @@ class Agent:
             arrivals=self.tracer.read_arrivals(generation, self.controller_clock.wall_s()),
             mesh=self.ranks.read_mesh(),
             replayable=self.ranks.read_replayable(),
+            peak_flops=self.health.peak_flops,
         )
         return self.keeper.complete_beat(beat)
 

@@ -28,6 +28,7 @@ from holdfast.core.detect.health import HealthDetector
 from holdfast.core.detect.lines import LineDetector, MachineUse
 from holdfast.core.detect.user_log_rules import RuleDetector
 from holdfast.core.incident.alarm_rate_limit import AlarmRateLimit
+from holdfast.core.record.gpu_peak import peak_of_ranks
 from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm
 from holdfast.model.observation import Gauge, Line
@@ -86,6 +87,9 @@ class HealthMonitor:
         self._speaker: int | None = None  # the lock by which this node speaks for its host
         self._deciding = threading.Lock()  # on that
         self._gpus: frozenset[str] = frozenset()
+        self._gpu_models: tuple[str, ...] = ()
+        self._gpu_peaks = catalog_files.load_gpu_peaks()
+        self.peak_flops = 0.0  # of this node's ranks; 0: not known
         self._host: HostSource | None = None
         self._kernel: KernelLogSource | None = None
         self._generation = 0
@@ -180,6 +184,7 @@ class HealthMonitor:
     def _make_gpu(self) -> Read:
         source = GpuSource(self._ties.nvml(), self._now, os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._gpus = frozenset(gpu.bus for gpu in source.gpus if gpu.bus)
+        self._gpu_models = tuple(gpu.model for gpu in source.gpus)
         return source.read
 
     def _make_host(self) -> Read:
@@ -243,6 +248,7 @@ class HealthMonitor:
     def _check_feeds(self) -> None:
         now = self._clock.monotonic()
         self.kills.count_now(now)
+        self.peak_flops = self._find_peak()
         running = self._running_ranks()
         generation = max((generation for generation, _ in running), default=0)
         if generation != self._generation:
@@ -256,6 +262,12 @@ class HealthMonitor:
                 self._send_alarm(self._stuck_alarm(feed, feed.stuck, waited_s))
             if feed.thread and not feed.thread.is_alive() and not feed.absent:
                 self._send_alarm(self._stuck_alarm(feed, "source.broken", 1.0))
+
+    def _find_peak(self) -> float:
+        ranks, told = self._spec.nproc, self._spec.settings.pace.peak_flops
+        if told:
+            return ranks * told
+        return peak_of_ranks(ranks, ranks * len(self._host_nodes()), self._gpu_models, self._gpu_peaks)
 
     def _stuck_alarm(self, feed: SourceFeed, gauge: str, value: float) -> Alarm | None:
         return self._health.on_gauge(Gauge(name=gauge, of=feed.name, value=value, at=self._now()), (self._spec.node,))

@@ -23,6 +23,7 @@ from holdfast.core.diagnose.blocking_ranks import BlockingRanks
 from holdfast.core.incident.incident_text import count_failures
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.release_history import ReleaseOverview
+from holdfast.core.record.release_pace import describe_paces
 from holdfast.model.event import Entry, Order, Phase
 from holdfast.model.stacks import Trace
 from holdfast.wire.agent_messages import TOKEN_HEADER
@@ -54,6 +55,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     step: int  # newest that every rank has made
     ettr: float | None  # None: no step was ever seen, so it is not known
+    hour_ettr: float | None = None  # of the last hour; None: there was none yet
     wall_s: float
     incidents: int  # one that is open included
     last_incident: str
@@ -74,6 +76,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     asking: str = ""  # what a person is asked
     asks_until: float | None = None
     since: str = ""  # what steps are counted from; "": they have numbers of their own
+    pace: tuple[str, ...] = ()  # of each release in steady training, in words; the report has the figures
     summary: str = ""  # the part of the newest reason that says what the job does now
 
 
@@ -114,6 +117,7 @@ def status_of(controller: Controller) -> Status:
         step=controller.reached_step,
         ettr=account.ettr,
         at_most=account.at_most,
+        hour_ettr=account.hour_ettr,
         since=account.since,
         wall_s=account.wall_s,
         incidents=view.incidents,
@@ -133,6 +137,7 @@ def status_of(controller: Controller) -> Status:
         held=view.held_by,
         asking=view.question,
         asks_until=view.asks_until,
+        pace=describe_paces(account.paces),
         summary=view.summary,
     )
 

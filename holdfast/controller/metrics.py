@@ -22,6 +22,9 @@ class JobMetrics:
             yield GaugeMetricFamily(
                 "holdfast_ettr", "Productive share of the wall time; unknown time is included.", account.ettr
             )
+        if account.hour_ettr is not None:
+            yield GaugeMetricFamily("holdfast_ettr_hour", "Productive share of the last hour.", account.hour_ettr)
+        yield from _pace_metrics(account)
         yield GaugeMetricFamily("holdfast_step", "Newest step that every rank has made.", max(c.reached_step, 0))
         yield GaugeMetricFamily("holdfast_generation", "Launches of all ranks so far.", view.generation)
         yield CounterMetricFamily("holdfast_incidents", "Incidents that are over.", len(account.incidents))
@@ -51,6 +54,21 @@ class JobMetrics:
         for (kind, phase), seconds in _by_phase(account).items():
             restarts.add_metric([kind, phase], seconds)
         yield restarts
+
+
+def _pace_metrics(account: Account) -> Iterator[Metric]:
+    """Yield the pace of each release in steady training; what is not known has no sample."""
+    steps = GaugeMetricFamily("holdfast_steps_per_second", "Steady steps by release.", labels=["release"])
+    tokens = GaugeMetricFamily("holdfast_tokens_per_second", "Tokens of steady steps by release.", labels=["release"])
+    mfu = GaugeMetricFamily("holdfast_mfu", "Model FLOPs utilization by release.", labels=["release", "flops"])
+    for pace in account.paces:
+        release = str(pace.release)
+        steps.add_metric([release], pace.steps_s)
+        if pace.tokens_s is not None:
+            tokens.add_metric([release], pace.tokens_s)
+        if pace.mfu is not None:
+            mfu.add_metric([release, "estimated" if pace.estimated else "told"], pace.mfu)
+    yield from (steps, tokens, mfu)
 
 
 def _by_phase(account: Account) -> dict[tuple[str, str], float]:

@@ -15,7 +15,15 @@ from holdfast.cli.run_dirs import run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
-from holdfast.cli.terminal.quantity_text import NO_STEP, counted_noun, duration_text, ettr_of, incidents_text, step_said
+from holdfast.cli.terminal.quantity_text import (
+    NO_STEP,
+    counted_noun,
+    duration_text,
+    ettr_of,
+    hour_ettr_of,
+    incidents_text,
+    step_said,
+)
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.wire.controller_request import ControllerNotRunning
 
@@ -66,6 +74,7 @@ def render_status(status: dict[str, Any]) -> Group:
         (f" {phase} ", f"bold reverse {_COLOURS.get(phase, 'white')}"),
         f"  generation {status['generation']}, {step_said(status['step'], status.get('since', ''))}, ",
         (ettr_of(status["wall_s"], status["ettr"], status.get("at_most", "")), "bold"),
+        (hour_ettr_of(status.get("hour_ettr"), status.get("at_most", "")), "bold"),
         f", {incidents_text(status['incidents'], status.get('failures', 0))}",
         _planned_text(status),
         f", {counted_noun(redone, 'step')} redone" if (redone := status.get("redone", 0)) else "",
@@ -83,6 +92,7 @@ def render_status(status: dict[str, Any]) -> Group:
         lines.append(Text(NO_STEP, style="dim"))
     if release := _release_text(status):
         lines.append(Text(release, style="dim"))
+    lines += [Text(pace, style="dim") for pace in status.get("pace", ())]
     if status.get("floor", -1) >= 0:
         lines.append(Text(f"step {status['floor']} is held by every rank and by its peer", style="dim"))
     if status["last_incident"]:

@@ -22,6 +22,11 @@ def ettr_of(wall_s: float, ettr: float | None, at_most: str = "") -> str:
     return f"{ettr_said(ettr, at_most)} {'of' if ettr is not None else 'in'} {duration_text(wall_s)}"
 
 
+def hour_ettr_of(ettr: float | None, at_most: str = "") -> str:
+    """Return the ETTR of the last hour in words; empty for a job that is not that old."""
+    return f", {at_most}{100 * ettr:.1f} % of the last hour" if ettr is not None else ""
+
+
 def step_said(step: int, since: str = "") -> str:
     """Return the newest step in words, or with `since` the number of steps since then; -1 means no step."""
     if step < 0:
