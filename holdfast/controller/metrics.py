@@ -68,7 +68,7 @@ def _pace_metrics(account: Account) -> Iterator[Metric]:
             tokens.add_metric([release], pace.tokens_s)
         if pace.mfu is not None:
             mfu.add_metric([release, "estimated" if pace.estimated else "told"], pace.mfu)
-    yield from (steps, tokens, mfu)
+    yield from (family for family in (steps, tokens, mfu) if family.samples)
 
 
 def _by_phase(account: Account) -> dict[tuple[str, str], float]:

@@ -87,6 +87,18 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
+async def test_what_the_gpus_of_the_ranks_can_do(scene: Scene) -> None:
+    monitor = scene.monitor()  # one rank, two GPUs
+    assert monitor.peak_flops == 0.0
+    async with running(monitor):
+        await scene.until(lambda: monitor.peak_flops == 989.4e12)
+    pace = msgspec.structs.replace(scene.settings.pace, peak_flops=1e9)
+    scene.settings = msgspec.structs.replace(scene.settings, pace=pace)
+    told = scene.monitor("n1")
+    async with running(told):
+        await scene.until(lambda: told.peak_flops == 1e9)
+
+
 async def test_an_xid_in_the_kernels_log(scene: Scene) -> None:
     made = scene.monitor()
     async with running(made):
