@@ -26,18 +26,19 @@ from holdfast.agent.sources.rank_logs import RankLogSource
 from holdfast.agent.system.oom_kills import OomKills, knows_pids
 from holdfast.core.detect.health import HealthDetector
 from holdfast.core.detect.lines import LineDetector, MachineUse
+from holdfast.core.detect.link_traffic import TrafficMeter
 from holdfast.core.detect.user_log_rules import RuleDetector
 from holdfast.core.incident.alarm_rate_limit import AlarmRateLimit
 from holdfast.core.record.gpu_peak import peak_of_ranks
 from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm
-from holdfast.model.observation import Gauge, Line
+from holdfast.model.observation import Gauge, Line, LinkTraffic
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.holder_messages import HolderRank, RankKey
 from holdfast.wire.rank_keeper_messages import ArenaRequest
 from holdfast.wire.run_and_node_specs import NodeSpec
 
-_KERNEL, _GPUS, _HOST, _LOGS = "kernel log", "GPUs", "host", "ranks' logs"
+_KERNEL, _GPUS, _HOST, _NETWORK, _LOGS = "kernel log", "GPUs", "host", "network", "ranks' logs"
 _LOGS_S = 1.0
 _LOOK_S = 2.0  # how often the threads themselves are looked at
 _SLICE_S = 0.02  # of the loop, for what ranks write: it may be made of nothing but lines that rows look for
@@ -49,6 +50,7 @@ class MonitorPorts(msgspec.Struct, frozen=True):
     """What the monitor needs from its agent: a callback for alarms, the ranks, the clocks and NVML."""
 
     noticed: Callable[[Alarm], None]
+    on_traffic: Callable[[tuple[LinkTraffic, ...]], None]
     list_ranks: Callable[[], list[HolderRank]]  # the ranks here, those that have ended among them
     offset_s: Callable[[], float]  # controller's clock minus ours
     clock: AgentClock
@@ -84,6 +86,7 @@ class HealthMonitor:
         self._lines = LineDetector(settings.lines, catalog_files.load_lines(settings.lines.catalog))
         self._rules = RuleDetector(settings.rules)
         self._flood = AlarmRateLimit()
+        self._traffic = TrafficMeter()
         self._speaker: int | None = None  # the lock by which this node speaks for its host
         self._deciding = threading.Lock()  # on that
         self._gpus: frozenset[str] = frozenset()
@@ -103,7 +106,7 @@ class HealthMonitor:
                 SourceFeed(_KERNEL, limits.kernel_s, self._make_kernel, shared=False),
                 SourceFeed(_GPUS, limits.gpu_s, self._make_gpu),
                 SourceFeed(_HOST, limits.host_s, self._make_host),
-                SourceFeed("network", limits.network_s, lambda: NetworkSource(self._now, self._root).read),
+                SourceFeed(_NETWORK, limits.network_s, lambda: NetworkSource(self._now, self._root).read),
                 SourceFeed(_LOGS, _LOGS_S, self._make_logs, shared=False),
             )
         }
@@ -230,6 +233,8 @@ class HealthMonitor:
 
     def _on_signals(self, feed: SourceFeed, found: list[Signal]) -> None:
         """Turn signals into alarms; handle a large backlog in slices, so that beats go out in between."""
+        if feed.name == _NETWORK and (links := self._traffic.on_gauges(s for s in found if isinstance(s, Gauge))):
+            self._ties.on_traffic(links)
         owned = self._make_owned(feed)
         until = self._clock.monotonic() + _SLICE_S
         for place, signal in enumerate(found):

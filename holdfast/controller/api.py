@@ -18,6 +18,7 @@ from holdfast.controller.metrics import render_metrics
 from holdfast.controller.order_admission import NO_SUCH_ORDER, OrderBody, OrderReceipt, describe_effect, order_refusal
 from holdfast.controller.stack_tracing import StackTracing
 from holdfast.core.decoding import from_json
+from holdfast.core.detect.link_traffic import pick_job_links
 from holdfast.core.diagnose import blocking_ranks
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks
 from holdfast.core.incident.incident_text import count_failures
@@ -25,6 +26,7 @@ from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.release_history import ReleaseOverview
 from holdfast.core.record.release_pace import describe_paces
 from holdfast.model.event import Entry, Order, Phase
+from holdfast.model.observation import LinkTraffic
 from holdfast.model.stacks import Trace
 from holdfast.wire.agent_messages import TOKEN_HEADER
 from holdfast.wire.credentials import enrolment
@@ -45,6 +47,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     step: int = -1
     loss: float | None = None
     phase: str = ""
+    in_bytes_s: float | None = None  # over the links of its machine; None: not known, or another node there tells it
+    out_bytes_s: float | None = None
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +108,8 @@ def status_of(controller: Controller) -> Status:
         ranks = f"{seat.first_rank}-{seat.first_rank + seat.nproc - 1}" if seat.nproc > 1 else str(seat.first_rank)
         step, loss = (controller.detectors.pace.number_step(current), current.loss) if current else (-1, None)
         phase = current.phase if current else ""
-        views.append(NodeView(node=seat.node, role=role, ranks=ranks, step=step, loss=loss, phase=phase))
+        shown = NodeView(node=seat.node, role=role, ranks=ranks, step=step, loss=loss, phase=phase)
+        views.append(_add_traffic(shown, controller.registry.traffic.get(seat.node, ())))
     views += [NodeView(node=node, role=role) for node, role in roles.items()]
     finish, waiting = controller.ledger.finish, view.waiting_release
     ending = finish.reason if finish else ""
@@ -140,6 +145,14 @@ def status_of(controller: Controller) -> Status:
         pace=describe_paces(account.paces),
         summary=view.summary,
     )
+
+
+def _add_traffic(view: NodeView, links: tuple[LinkTraffic, ...]) -> NodeView:
+    ours = pick_job_links(links)
+    if not ours:
+        return view
+    into, out = sum(link.in_bytes_s for link in ours), sum(link.out_bytes_s for link in ours)
+    return msgspec.structs.replace(view, in_bytes_s=into, out_bytes_s=out)
 
 
 class ApiEntrance(NamedTuple):

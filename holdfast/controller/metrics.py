@@ -9,6 +9,7 @@ from holdfast.controller.control_loop import Controller
 from holdfast.core.decide.node_roles import NodeRole
 from holdfast.core.record.job_account import UNSETTLED, Account, TimeUse
 from holdfast.core.record.job_report import report_of
+from holdfast.model.observation import LinkTraffic
 
 
 class JobMetrics:
@@ -50,6 +51,7 @@ class JobMetrics:
         for role in NodeRole:
             nodes.add_metric([role], roles.count(role))
         yield nodes
+        yield from _traffic_metrics(c.registry.traffic)
         restarts = CounterMetricFamily("holdfast_restart_seconds", "Restarts by phase.", labels=["kind", "phase"])
         for (kind, phase), seconds in _by_phase(account).items():
             restarts.add_metric([kind, phase], seconds)
@@ -69,6 +71,19 @@ def _pace_metrics(account: Account) -> Iterator[Metric]:
         if pace.mfu is not None:
             mfu.add_metric([release, "estimated" if pace.estimated else "told"], pace.mfu)
     yield from (family for family in (steps, tokens, mfu) if family.samples)
+
+
+def _traffic_metrics(traffic: dict[str, tuple[LinkTraffic, ...]]) -> Iterator[Metric]:
+    """Yield what goes over the links of the nodes' machines, since the reading before."""
+    flow = GaugeMetricFamily("holdfast_link_bytes_per_second", "Traffic.", labels=["node", "link", "direction"])
+    signs = GaugeMetricFamily("holdfast_rdma_events_per_second", "RoCE.", labels=["node", "link", "counter"])
+    for node, links in traffic.items():
+        for link in links:
+            flow.add_metric([node, link.link, "in"], link.in_bytes_s)
+            flow.add_metric([node, link.link, "out"], link.out_bytes_s)
+            for counter, rate in link.signs.items():
+                signs.add_metric([node, link.link, counter], rate)
+    yield from (family for family in (flow, signs) if family.samples)
 
 
 def _by_phase(account: Account) -> dict[tuple[str, str], float]:

@@ -112,6 +112,25 @@ class Gauge(msgspec.Struct, frozen=True, kw_only=True):
     at: float
 
 
+class LinkTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """How much goes over one link of a machine, on average since the reading before."""
+
+    link: str  # "eth0", "mlx5_0 port 1"
+    rdma: bool
+    in_bytes_s: float
+    out_bytes_s: float
+    signs: dict[str, float] = {}  # RoCE's counters of trouble and congestion, per second
+
+
+class Reach(msgspec.Struct, frozen=True, kw_only=True, tag="reach"):
+    """Which other nodes a node could connect to."""
+
+    node: str
+    reached: tuple[str, ...]
+    missed: tuple[str, ...]
+    gateway: bool | None = None  # whether its gateway answers; None: it has none, or cannot tell
+
+
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One log line, written by the kernel or by a rank."""
 

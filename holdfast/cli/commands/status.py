@@ -22,6 +22,7 @@ from holdfast.cli.terminal.quantity_text import (
     ettr_of,
     hour_ettr_of,
     incidents_text,
+    rate_text,
     step_said,
 )
 from holdfast.core.terminal_sanitizer import strip_tree
@@ -81,12 +82,14 @@ def render_status(status: dict[str, Any]) -> Group:
         f"   run {status['run_id']}",
     )
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("node", "role", "ranks", "step", "loss", "phase"):
+    carries = any(node.get("in_bytes_s") is not None for node in status["nodes"])
+    for column in ("node", "role", "ranks", "step", "loss", "phase", *(("traffic of its host",) if carries else ())):
         table.add_column(column, justify="right" if column in ("step", "loss") else "left")
     for node in status["nodes"]:
         loss = f"{node['loss']:.4f}" if node["loss"] is not None else ""
         step = str(node["step"]) if node["step"] >= 0 else ""
-        table.add_row(node["node"], node["role"], node["ranks"], step, loss, node["phase"])
+        traffic = (_traffic_text(node),) if carries else ()
+        table.add_row(node["node"], node["role"], node["ranks"], step, loss, node["phase"], *traffic)
     lines: list[Text | Table] = [head, Text(f"now: {status['now']}", style="dim"), *_people_lines(status), table]
     if status["ettr"] is None and phase == "starting":
         lines.append(Text(NO_STEP, style="dim"))
@@ -100,6 +103,12 @@ def render_status(status: dict[str, Any]) -> Group:
     if status.get("last_change"):
         lines.append(Text(f"last planned restart: {status['last_change']}"))
     return Group(*lines)
+
+
+def _traffic_text(node: dict[str, Any]) -> str:
+    if node.get("in_bytes_s") is None:
+        return ""
+    return f"{rate_text(node['in_bytes_s'])} in, {rate_text(node['out_bytes_s'])} out"
 
 
 def _planned_text(status: dict[str, Any]) -> str:

@@ -39,5 +39,13 @@ def incidents_text(count: int, failures: int) -> str:
     return counted_noun(count, "incident") + (f" ({counted_noun(failures, 'failure')})" if failures > count else "")
 
 
+def rate_text(bytes_s: float) -> str:
+    """Return a rate with three digits and its unit, such as 1.25 GB/s."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if bytes_s >= size:
+            return f"{bytes_s / size:.3g} {unit}/s"
+    return f"{bytes_s:.0f} B/s"
+
+
 def counted_noun(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("" if count == 1 else "es" if noun.endswith("s") else "s")

@@ -1,0 +1,96 @@
+"""Reachability detector: finds nodes that no longer reach the others, and tells a network from a node.
+
+Each node tries a few others, and its gateway, every half minute. A pair that missed each other twice in a row is apart.
+Nodes that only reach one another are an island. An island of one may be that node's own link. Several cut-off nodes
+mean that what lies between them and the rest is down, and no node is named for it.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.observation import Reach
+
+MISSES = 2  # in a row: one may be a busy machine
+_TRIED = 3  # other nodes by each: its neighbours, and one far away
+
+
+def choose_peers(nodes: Sequence[str], hosts: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return which others each node tries: the next two in order, which often share its switch, and one far away."""
+    chosen = {}
+    for place, node in enumerate(nodes):
+        far = nodes[(place + len(nodes) // 2) % len(nodes)]
+        ring = [nodes[(place + step) % len(nodes)] for step in range(1, len(nodes))]
+        others = [other for other in dict.fromkeys((far, *ring)) if hosts.get(other) != hosts.get(node)]
+        chosen[node] = tuple(others[:_TRIED])
+    return chosen
+
+
+class ReachDetector:
+    def __init__(self) -> None:
+        self._misses: dict[tuple[str, str], int] = {}  # in a row, of one node when it tried another
+        self._gateways: dict[str, int | None] = {}  # the same of its gateway; None: it has none, or cannot tell
+        self._told: tuple[tuple[str, ...], ...] = ()
+
+    def on_launch(self) -> None:
+        """Forget all: other nodes may be seated now."""
+        self._misses.clear()
+        self._gateways.clear()
+        self._told = ()
+
+    def on_reach(self, reach: Reach) -> None:
+        for peer in reach.reached:
+            self._misses[reach.node, peer] = 0
+        for peer in reach.missed:
+            self._misses[reach.node, peer] = self._misses.get((reach.node, peer), 0) + 1
+        before = self._gateways.get(reach.node) or 0
+        self._gateways[reach.node] = None if reach.gateway is None else 0 if reach.gateway else before + 1
+
+    def find_islands(self) -> tuple[tuple[str, ...], ...]:
+        """Return the groups of nodes that are apart from the largest one, by name; empty if all are together."""
+        nodes = sorted({node for pair in self._misses for node in pair})
+        group = {node: frozenset((node,)) for node in nodes}
+        for (one, other), misses in self._misses.items():
+            if misses < MISSES and group[one] is not group[other]:
+                merged = group[one] | group[other]
+                group |= dict.fromkeys(merged, merged)
+        groups = sorted({tuple(sorted(found)) for found in group.values()})
+        largest = [found for found in groups if len(found) == max(map(len, groups))]
+        rest = largest[0] if len(largest) == 1 else ()  # of two that are equally large none is the rest
+        return tuple(found for found in groups if found != rest)
+
+    def check_islands(self, now: float, generation: int, stance: Stance = Stance.NOTIFY) -> Alarm | None:
+        """Return an alarm if nodes have come to be apart from the others; none is said twice."""
+        islands = self.find_islands()
+        if islands == self._told:
+            return None
+        self._told = islands
+        if not islands:
+            return None
+        cut_off = tuple(sorted(node for island in islands for node in island))
+        return Alarm(
+            kind=Kind.HEALTH,
+            at=now,
+            suspects=cut_off if len(cut_off) == 1 else (),
+            reason=self._describe_islands(islands, cut_off),
+            generation=generation,
+            klass="peer_connection_lost",
+            group="infrastructure",
+            signature=f"reach {' '.join(cut_off)}",
+            evidence=tuple(
+                f"{one} has missed {other} {misses} times"
+                for (one, other), misses in sorted(self._misses.items())
+                if misses >= MISSES
+            )[:16],
+            stance=stance,
+        )
+
+    def _describe_islands(self, islands: tuple[tuple[str, ...], ...], cut_off: tuple[str, ...]) -> str:
+        missed = [self._gateways.get(node) for node in cut_off]
+        without = all(misses is not None and misses >= MISSES for misses in missed)
+        if len(cut_off) == 1:
+            what = "reaches neither its gateway nor a peer" if without else "reaches no peer"
+            return f"{what}, and the others reach each other: its own link, or its port of the switch"
+        names = f"{', '.join(cut_off[:-1])} and {cut_off[-1]}"
+        peer = "a peer" if all(len(island) == 1 for island in islands) else "a node beyond their own group"
+        what = f"reach neither their gateway nor {peer}" if without else f"do not reach {peer}"
+        return f"{names} {what}: the network between is down"
