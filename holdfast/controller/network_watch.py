@@ -75,7 +75,7 @@ class NetworkWatch:
             return
         self._asked_at, self._judged = now, False
         keepers = self._registry.keepers
-        seated = [seat.node for seat in self._view.seats if keepers.get(seat.node, ("", 0))[0]]
+        seated = [seat.node for seat in self._view.seats if keepers.get(seat.node, ("", 0))[1]]
         for node, peers in choose_peers(seated, {node: self._machine_of(node) for node in seated}).items():
             if peers:
                 self._links.send_message(node, ReachRequest(peers={peer: keepers[peer] for peer in peers}))
@@ -104,7 +104,7 @@ class NetworkWatch:
             ranks=found.ranks,
             generation=generation,
             klass="process_hang",
-            reason=f"nothing has gone over the links of any host for {lasts_s:.0f} s, and no step was made; "
+            reason=f"the links of all hosts have been quiet for {lasts_s:.0f} s, and no step was made; "
             + (found.reason or "the stacks of the ranks name nobody"),
             signature="quiet links",
             stance=self._stance,
@@ -117,8 +117,9 @@ class NetworkWatch:
         return self._quiet.quiet_s(now, {self._machine_of(node) for node in nodes}, stepped_at)
 
     def _machine_of(self, node: str) -> str:
-        """Return what tells a node's machine from others: its address, or its name where it has none."""
-        return self._registry.keepers.get(node, ("", 0))[0] or self._registry.hosts.get(node, node)
+        """Return what tells a node's machine from others: its address, or its name if its keeper has only a path."""
+        place, port = self._registry.keepers.get(node, ("", 0))
+        return place if port else self._registry.hosts.get(node, node)
 
     def _is_under_way(self) -> bool:
         return self._view.phase in (Phase.STARTING, Phase.TRAINING) and not self._view.some_ended

@@ -1,8 +1,9 @@
 """Reachability detector: finds nodes that no longer reach the others, and tells a network from a node.
 
-Each node tries a few others, and its gateway, every half minute. A pair that missed each other twice in a row is apart.
-Nodes that only reach one another are an island. An island of one may be that node's own link. Several cut-off nodes
-mean that what lies between them and the rest is down, and no node is named for it.
+Each node tries a few others, and its gateway, every half minute. A node that misses one twice in a row which it has
+reached before is apart from it. One that was never reached may be behind a firewall, and proves nothing. Nodes that
+only reach one another are an island. An island of one may be that node's own link. Several cut-off nodes mean that
+what lies between them and the rest is down, and no node is named for it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,29 +28,35 @@ def choose_peers(nodes: Sequence[str], hosts: Mapping[str, str]) -> dict[str, tu
 
 class ReachDetector:
     def __init__(self) -> None:
+        self._met: set[tuple[str, str]] = set()  # pairs of which one has ever reached the other
         self._misses: dict[tuple[str, str], int] = {}  # in a row, of one node when it tried another
         self._gateways: dict[str, int | None] = {}  # the same of its gateway; None: it has none, or cannot tell
+        self._answered: set[str] = set()  # nodes that told of this round; what others told before is out of date
         self._told: tuple[tuple[str, ...], ...] = ()
 
     def on_launch(self) -> None:
-        """Forget all: other nodes may be seated now."""
+        """Forget misses: other nodes may be seated now."""
         self._misses.clear()
         self._gateways.clear()
+        self._answered.clear()
         self._told = ()
 
     def on_reach(self, reach: Reach) -> None:
+        self._answered.add(reach.node)
         for peer in reach.reached:
+            self._met.add((reach.node, peer))
             self._misses[reach.node, peer] = 0
         for peer in reach.missed:
-            self._misses[reach.node, peer] = self._misses.get((reach.node, peer), 0) + 1
+            if (reach.node, peer) in self._met:
+                self._misses[reach.node, peer] = self._misses.get((reach.node, peer), 0) + 1
         before = self._gateways.get(reach.node) or 0
         self._gateways[reach.node] = None if reach.gateway is None else 0 if reach.gateway else before + 1
 
     def find_islands(self) -> tuple[tuple[str, ...], ...]:
         """Return the groups of nodes that are apart from the largest one, by name; empty if all are together."""
-        nodes = sorted({node for pair in self._misses for node in pair})
-        group = {node: frozenset((node,)) for node in nodes}
-        for (one, other), misses in self._misses.items():
+        tried = {pair: misses for pair, misses in self._misses.items() if pair[0] in self._answered}
+        group = {node: frozenset((node,)) for pair in tried for node in pair}
+        for (one, other), misses in tried.items():
             if misses < MISSES and group[one] is not group[other]:
                 merged = group[one] | group[other]
                 group |= dict.fromkeys(merged, merged)
@@ -59,8 +66,10 @@ class ReachDetector:
         return tuple(found for found in groups if found != rest)
 
     def check_islands(self, now: float, generation: int, stance: Stance = Stance.NOTIFY) -> Alarm | None:
-        """Return an alarm if nodes have come to be apart from the others; none is said twice."""
+        """Judge a round of answers. Return an alarm if nodes have come to be apart from the others; none is said
+        twice."""
         islands = self.find_islands()
+        self._answered.clear()
         if islands == self._told:
             return None
         self._told = islands
@@ -89,7 +98,7 @@ class ReachDetector:
         without = all(misses is not None and misses >= MISSES for misses in missed)
         if len(cut_off) == 1:
             what = "reaches neither its gateway nor a peer" if without else "reaches no peer"
-            return f"{what}, and the others reach each other: its own link, or its port of the switch"
+            return f"{what}, and the others reach each other: it may be its own link, or its port of the switch"
         names = f"{', '.join(cut_off[:-1])} and {cut_off[-1]}"
         peer = "a peer" if all(len(island) == 1 for island in islands) else "a node beyond their own group"
         what = f"reach neither their gateway nor {peer}" if without else f"do not reach {peer}"
