@@ -6,23 +6,23 @@ only reach one another are an island. An island of one may be that node's own li
 what lies between them and the rest is down, and no node is named for it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Reach
 
 MISSES = 2  # in a row: one may be a busy machine
 _TRIED = 3  # other nodes by each: its neighbours, and one far away
+_SEEN = 16  # nodes in order that are looked through for neighbours on other hosts
 
 
 def choose_peers(nodes: Sequence[str], hosts: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """Return which others each node tries: the next two in order, which often share its switch, and one far away."""
-    chosen = {}
+    chosen, count = {}, len(nodes)
     for place, node in enumerate(nodes):
-        far = nodes[(place + len(nodes) // 2) % len(nodes)]
-        ring = [nodes[(place + step) % len(nodes)] for step in range(1, len(nodes))]
-        others = [other for other in dict.fromkeys((far, *ring)) if hosts.get(other) != hosts.get(node)]
-        chosen[node] = tuple(others[:_TRIED])
+        steps = (count // 2, *range(1, min(count, _SEEN)))
+        others = dict.fromkeys(nodes[(place + step) % count] for step in steps)
+        chosen[node] = tuple(other for other in others if hosts.get(other) != hosts.get(node))[:_TRIED]
     return chosen
 
 
@@ -55,13 +55,14 @@ class ReachDetector:
     def find_islands(self) -> tuple[tuple[str, ...], ...]:
         """Return the groups of nodes that are apart from the largest one, by name; empty if all are together."""
         tried = {pair: misses for pair, misses in self._misses.items() if pair[0] in self._answered}
-        group = {node: frozenset((node,)) for pair in tried for node in pair}
+        near: dict[str, set[str]] = {node: set() for pair in tried for node in pair}
         for (one, other), misses in tried.items():
-            if misses < MISSES and group[one] is not group[other]:
-                merged = group[one] | group[other]
-                group |= dict.fromkeys(merged, merged)
-        groups = sorted({tuple(sorted(found)) for found in group.values()})
-        largest = [found for found in groups if len(found) == max(map(len, groups))]
+            if misses < MISSES:
+                near[one].add(other)
+                near[other].add(one)
+        groups = sorted(_connected_groups(near))
+        most = max(map(len, groups), default=0)
+        largest = [found for found in groups if len(found) == most]
         rest = largest[0] if len(largest) == 1 else ()  # of two that are equally large none is the rest
         return tuple(found for found in groups if found != rest)
 
@@ -103,3 +104,16 @@ class ReachDetector:
         peer = "a peer" if all(len(island) == 1 for island in islands) else "a node beyond their own group"
         what = f"reach neither their gateway nor {peer}" if without else f"do not reach {peer}"
         return f"{names} {what}: the network between is down"
+
+
+def _connected_groups(near: Mapping[str, set[str]]) -> Iterator[tuple[str, ...]]:
+    """Yield groups of nodes that are connected, directly or through others."""
+    left = set(near)
+    while left:
+        found: set[str] = set()
+        edge = {next(iter(left))}
+        while edge:
+            found |= edge
+            edge = {other for node in edge for other in near[node]} - found
+        left -= found
+        yield tuple(sorted(found))
