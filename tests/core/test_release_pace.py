@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.core.record.release_pace import ReleasePace, ReleasePaces, describe_paces
 from holdfast.model.action import Action, Launch
-from holdfast.model.event import WARM_STEPS, Begin, Decision, Entry, Event, Limits, Progress, Tick
+from holdfast.model.event import WARM_STEPS, Begin, Decision, Entry, Event, Limits, Progress, Successor, Tick
 from holdfast.model.job_and_seats import Dims, Job, Seat
 from holdfast.model.release import Release
 
@@ -28,6 +28,9 @@ class Journal:
         seats = (Seat(node="n0", group_rank=0, first_rank=0, nproc=ranks),)
         launch = Launch(id=self._seq, generation=self._generation, seats=seats, release=Release(number=release))
         self._add(Tick(), launch)
+
+    def succeed(self) -> None:
+        self._add(Successor(epoch=2))
 
     def train(self, step_s: float, steps: int = 20, first: int = 1, warm_s: float = 30.0, **a_step: float) -> None:
         """Make the first steps, which take `warm_s`, and then steady ones; `a_step` is what each takes of work."""
@@ -125,6 +128,19 @@ def test_a_stretch_in_which_the_job_stood_does_not_count() -> None:
     journal.train(step_s=0.5)
     journal.now += 600.0
     journal.tell(1, 40, stood_since=journal.now - 590.0)
+    journal.now += 5.0
+    journal.tell(1, 50)
+    [pace] = journal.paces.list_paces()
+    assert (pace.steps, pace.seconds) == pytest.approx((30, 15.0))
+
+
+def test_time_without_a_controller_does_not_count() -> None:
+    journal = Journal()
+    journal.launch(1)
+    journal.train(step_s=0.5)
+    journal.now += 600.0  # nobody knows whether ranks stood meanwhile
+    journal.succeed()
+    journal.tell(1, 40)
     journal.now += 5.0
     journal.tell(1, 50)
     [pace] = journal.paces.list_paces()
