@@ -99,7 +99,7 @@ class JobStacks(msgspec.Struct, frozen=True, kw_only=True):
 
 def status_of(controller: Controller) -> Status:
     view, account = controller.view, controller.ledger.make_account(controller.clock())
-    beats = controller.registry.beats
+    beats, traffic = controller.registry.beats, controller.detectors.network.list_traffic(controller.clock())
     roles = view.assign_roles(controller.ledger.admitting)
     views = []
     for seat in view.seats:
@@ -109,7 +109,7 @@ def status_of(controller: Controller) -> Status:
         step, loss = (controller.detectors.pace.number_step(current), current.loss) if current else (-1, None)
         phase = current.phase if current else ""
         shown = NodeView(node=seat.node, role=role, ranks=ranks, step=step, loss=loss, phase=phase)
-        views.append(_add_traffic(shown, controller.registry.traffic.get(seat.node, ())))
+        views.append(_add_traffic(shown, traffic.get(seat.node, ())))
     views += [NodeView(node=node, role=role) for node, role in roles.items()]
     finish, waiting = controller.ledger.finish, view.waiting_release
     ending = finish.reason if finish else ""

@@ -51,7 +51,7 @@ class JobMetrics:
         for role in NodeRole:
             nodes.add_metric([role], roles.count(role))
         yield nodes
-        yield from _traffic_metrics(c.registry.traffic)
+        yield from _traffic_metrics(c.detectors.network.list_traffic(c.clock()))
         restarts = CounterMetricFamily("holdfast_restart_seconds", "Restarts by phase.", labels=["kind", "phase"])
         for (kind, phase), seconds in _by_phase(account).items():
             restarts.add_metric([kind, phase], seconds)
@@ -75,8 +75,10 @@ def _pace_metrics(account: Account) -> Iterator[Metric]:
 
 def _traffic_metrics(traffic: dict[str, tuple[LinkTraffic, ...]]) -> Iterator[Metric]:
     """Yield what goes over the links of the nodes' machines, since the reading before."""
-    flow = GaugeMetricFamily("holdfast_link_bytes_per_second", "Traffic.", labels=["node", "link", "direction"])
-    signs = GaugeMetricFamily("holdfast_rdma_events_per_second", "RoCE.", labels=["node", "link", "counter"])
+    flow = GaugeMetricFamily(
+        "holdfast_link_bytes_per_second", "Bytes over links.", labels=["node", "link", "direction"]
+    )
+    signs = GaugeMetricFamily("holdfast_rdma_events_per_second", "RoCE counters.", labels=["node", "link", "counter"])
     for node, links in traffic.items():
         for link in links:
             flow.add_metric([node, link.link, "in"], link.in_bytes_s)

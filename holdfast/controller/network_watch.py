@@ -39,6 +39,7 @@ class NetworkWatch:
         self._stance = cap_stance(Stance.NOTIFY, settings.health.stance)
         self._view, self._registry = view, registry
         self._links, self._tracing, self._now = links, tracing, now
+        self._traffic: dict[str, tuple[float, tuple[LinkTraffic, ...]]] = {}  # by node: when it was told, and what
         self._reach = ReachDetector()
         self._quiet = QuietLinks(settings.hang.quiet_s, _STALE * self._every_s)
         self._asked_at, self._judged = 0.0, True
@@ -50,15 +51,19 @@ class NetworkWatch:
         self._asked_at, self._judged = now, True
 
     def on_traffic(self, now: float, node: str, links: tuple[LinkTraffic, ...]) -> None:
-        self._registry.record_traffic(node, links)
+        self._traffic[node] = now, links
         self._quiet.on_traffic(now, self._machine_of(node), links)
+
+    def list_traffic(self, now: float) -> dict[str, tuple[LinkTraffic, ...]]:
+        """Return the traffic that nodes have told of their machines, without what is out of date."""
+        return {node: links for node, (at, links) in self._traffic.items() if now <= at + _STALE * self._every_s}
 
     def on_reach(self, reach: Reach) -> None:
         """Take in whom a node reached; it is judged with the answers of the others."""
         if not self._is_under_way() or not self._registry.is_seated(reach.node):
             return
-        seated = {seat.node for seat in self._view.seats}
-        reached, missed = (tuple(n for n in nodes if n in seated) for nodes in (reach.reached, reach.missed))
+        is_seated = self._registry.is_seated
+        reached, missed = (tuple(filter(is_seated, nodes)) for nodes in (reach.reached, reach.missed))
         self._reach.on_reach(msgspec.structs.replace(reach, reached=reached, missed=missed))
 
     def check_round(self, now: float) -> Alarm | None:

@@ -7,7 +7,7 @@ from holdfast.core.decide.job_view import JobView
 from holdfast.core.detect.silence import SilenceDetector, SilenceLimits
 from holdfast.model.alarm import Alarm
 from holdfast.model.job_and_seats import Dims, Seat
-from holdfast.model.observation import Beat, LinkTraffic
+from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Address, Copy
 from holdfast.wire.agent_messages import Hello
 
@@ -22,7 +22,6 @@ class NodeRegistry:
         self.keepers: dict[str, Address] = {}  # where nodes are asked for the snapshots that they keep
         self.copies: dict[str, tuple[Copy, ...]] = {}  # snapshots that nodes said they hold
         self.beats: dict[str, Beat] = {}  # the newest of each node, for people
-        self.traffic: dict[str, tuple[LinkTraffic, ...]] = {}  # of the machine of a node that reads it, for people
         self.stored = -1  # newest checkpoint of the line that the job is on
         self.replayable: str | None = None  # told by the script; "": not at all; None: not heard yet
         self.orphaned = 0  # a generation that the journal has lost: what it left on nodes may be gone on from
@@ -59,9 +58,6 @@ class NodeRegistry:
         if beat.generation == self._view.generation:
             self.stored = max(self.stored, beat.stored)
 
-    def record_traffic(self, node: str, links: tuple[LinkTraffic, ...]) -> None:
-        self.traffic[node] = links
-
     def record_mesh(self, mesh: Dims) -> bool:
         """Record the parallel groups that the script reports unless the user gave some; return whether they are new."""
         if not mesh or mesh == self.mesh or self._view.job.mesh:
@@ -80,9 +76,8 @@ class NodeRegistry:
         self.copies[node] = copies
 
     def record_silence(self, node: str) -> None:
-        """Record that a node fell silent: forget its copies, its last beat and its traffic."""
+        """Record that a node fell silent: forget its copies and its last beat."""
         self.copies.pop(node, None)
-        self.traffic.pop(node, None)
         self.beats.pop(node, None)
 
     def record_departure(self, node: str) -> None:
@@ -91,7 +86,6 @@ class NodeRegistry:
         self._silence.forget_node(node)
         self.copies.pop(node, None)
         self.keepers.pop(node, None)
-        self.traffic.pop(node, None)
         self.beats.pop(node, None)
 
     def keep_copies_on(self, nodes: Collection[str]) -> None:

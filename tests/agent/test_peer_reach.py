@@ -32,6 +32,11 @@ async def test_who_accepts_or_refuses_is_reached(tmp_path: Path) -> None:
     assert (reach.node, reach.reached, reach.missed, reach.gateway) == ("a", ("b", "c"), ("d",), None)
 
 
+async def test_what_is_no_address_is_missed(tmp_path: Path) -> None:
+    peers = {"b": ("127.0.0.1", 70_000), "c": ("\0", 1), "d": ("x" * 300, 1), "e": ("127.0.0.1", -1)}
+    assert (await try_peers("a", peers, tables(tmp_path))).missed == ("b", "c", "d", "e")
+
+
 async def test_a_gateway_that_refuses_has_answered(tmp_path: Path) -> None:
     assert (await try_peers("a", {}, tables(tmp_path, gateway="0100007F"))).gateway is True  # 127.0.0.1
 

@@ -44,8 +44,8 @@ async def _is_answered(address: Address) -> bool | None:
         return None
     except ConnectionRefusedError:
         return True
-    except OSError:
-        return False  # the kernel knows no way
+    except (OSError, ValueError, OverflowError):
+        return False  # the kernel knows no way, or what another node told is no address
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
