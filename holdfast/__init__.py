@@ -1,7 +1,7 @@
 """Holdfast keeps large PyTorch training jobs productive while machines fail; here are the verbs a script uses.
 
 holdfast.attach(ddp)                      # the same sums in every generation, so that a resume is exact
-holdfast.step(n, loss=loss)               # the step that is done
+holdfast.step(n, loss=loss, tokens=4096)  # the step that is done, and what it took
 holdfast.watch(optimizer)                 # its updates are looked at, too
 with holdfast.phase("eval"): ...          # what the rank is at, when it is not training
 ckpt = holdfast.Checkpointer(...)         # state that survives: ckpt.restore(), ckpt.save(n)

@@ -17,10 +17,10 @@ from holdfast.core.agent_state_machine import ErrandDone, HeedEpoch, RememberDon
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done, FinalState, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere
 from holdfast.model.job_and_seats import Dims
-from holdfast.model.observation import Beat, Departure, Exit, Mark, StepValues
+from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Mark, Reach, StepValues
 from holdfast.model.release import Release
 from holdfast.model.stacks import Arrival, Trace
-from holdfast.model.state_copy import Aim, Copy
+from holdfast.model.state_copy import Address, Aim, Copy
 from holdfast.wire.agent_messages import TraceRequest
 from holdfast.wire.holder_messages import HolderRank, KeptArena, RankKey
 from holdfast.wire.rank_memory.slot_reader import SlotReading
@@ -152,7 +152,11 @@ class DiagnosisRunner(Protocol):
 
 
 class HealthSigns(Protocol):
-    """Signs on this machine of why a rank has ended."""
+    """Signs on this machine of why a rank has ended, and what its GPUs can do."""
+
+    @property
+    def peak_flops(self) -> float:
+        """FLOP/s that the GPUs of the node's ranks can make at most; 0 if that is not known."""
 
     def on_rank_exit(self, at: float) -> None:
         """Raise the alarms that explain a rank's exit, before the exit itself is reported."""
@@ -179,6 +183,7 @@ class AgentEvents(msgspec.Struct, frozen=True, kw_only=True):
     on_alarm: Callable[[Alarm], None]
     on_copies: Callable[[], None]  # how far copies are should be told now
     on_marks: Callable[[tuple[Mark, ...]], None]
+    on_traffic: Callable[[tuple[LinkTraffic, ...]], None]
     on_leave_request: Callable[[], None]  # somebody on this host wants the node to leave
 
 
@@ -196,6 +201,7 @@ class AgentParts(msgspec.Struct, frozen=True, kw_only=True):
     diagnosis: DiagnosisRunner
     health: HealthSigns
     judge: Callable[[Exit], Awaitable[Alarm]]  # why a rank ended badly
+    reach: Callable[[dict[str, Address]], Awaitable[Reach]]  # which of these nodes can be connected to
     background: tuple[Callable[[], Coroutine[Any, Any, None]], ...]  # runs as long as the agent, once ranks are listed
 
 

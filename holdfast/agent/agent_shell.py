@@ -38,8 +38,9 @@ from holdfast.core.agent_state_machine import (
 )
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Errand, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere, StopHere
-from holdfast.model.observation import Beat, Departure, Exit, Loss, Mark
+from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Loss, Mark
 from holdfast.model.release import Release
+from holdfast.model.state_copy import Address
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import (
     Ack,
@@ -48,8 +49,10 @@ from holdfast.wire.agent_messages import (
     HashReport,
     Hello,
     NodeNotice,
+    ReachRequest,
     TraceAnswer,
     TraceRequest,
+    TrafficReport,
     Welcome,
 )
 from holdfast.wire.holder_messages import HolderRank, RankKey
@@ -75,6 +78,7 @@ class Agent:
                 on_alarm=self._on_alarm,
                 on_copies=self._send_beat,
                 on_marks=self._send_marks,
+                on_traffic=self._send_traffic,
                 on_leave_request=self._on_leave_request,
             )
         )
@@ -82,7 +86,7 @@ class Agent:
         self.dialer, self.notes, self.judge = parts.dialer, parts.notes, parts.judge
         self.ranks, self.tracer, self.keeper = parts.ranks, parts.tracer, parts.keeper
         self.staging, self.diagnosis, self.health = parts.staging, parts.diagnosis, parts.health
-        self._background = parts.background
+        self._reach, self._background = parts.reach, parts.background
         settings = identity.settings
         self.losses = LossReports(self.node, settings.loss)
         self.life = AgentProtocol(self.node, settings.node, self.notes.mark_alone(self.clock.monotonic()))
@@ -202,12 +206,17 @@ class Agent:
                 self._tasks.create_task(self.keeper.apply_aim(aim))
             case TraceRequest():
                 self._tasks.create_task(self._trace_stacks(message))
+            case ReachRequest(peers=peers):
+                self._tasks.create_task(self._try_peers(peers))
 
     async def _trace_stacks(self, look: TraceRequest) -> None:
         generation = self.life.generation  # but for those that have ended well: nobody waits for them
         newest = tuple(r for key, r in self.ranks.held.items() if key.generation == generation and r.code != 0)
         trace = await self.tracer.trace_ranks(newest, look, self.controller_clock.wall_s())
         self._queue_packet(agent_messages.encode(TraceAnswer(id=look.id, trace=trace)))
+
+    async def _try_peers(self, peers: dict[str, Address]) -> None:
+        self._queue_packet(agent_messages.encode(await self._reach(peers)))
 
     def _make_hello(self) -> bytes:
         running = max((key.generation for key, rank in self.ranks.held.items() if rank.code is None), default=0)
@@ -354,6 +363,7 @@ class Agent:
             arrivals=self.tracer.read_arrivals(generation, self.controller_clock.wall_s()),
             mesh=self.ranks.read_mesh(),
             replayable=self.ranks.read_replayable(),
+            peak_flops=self.health.peak_flops,
         )
         return self.keeper.complete_beat(beat)
 
@@ -384,6 +394,9 @@ class Agent:
         for found in self.losses.read_losses(self.ranks.slots, self.controller_clock.offset_s):
             self._step(BadLossSeen(found) if isinstance(found, Loss) else AlarmNoticed(found))
         self._send_marks(self.losses.take_marks())
+
+    def _send_traffic(self, links: tuple[LinkTraffic, ...]) -> None:
+        self._queue_packet(agent_messages.encode(TrafficReport(node=self.node, links=links)))
 
     def _send_marks(self, marks: tuple[Mark, ...]) -> None:
         if marks:

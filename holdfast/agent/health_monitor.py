@@ -26,17 +26,19 @@ from holdfast.agent.sources.rank_logs import RankLogSource
 from holdfast.agent.system.oom_kills import OomKills, knows_pids
 from holdfast.core.detect.health import HealthDetector
 from holdfast.core.detect.lines import LineDetector, MachineUse
+from holdfast.core.detect.link_traffic import TrafficMeter
 from holdfast.core.detect.user_log_rules import RuleDetector
 from holdfast.core.incident.alarm_rate_limit import AlarmRateLimit
+from holdfast.core.record.gpu_peak import peak_of_ranks
 from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm
-from holdfast.model.observation import Gauge, Line
+from holdfast.model.observation import Gauge, Line, LinkTraffic
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.holder_messages import HolderRank, RankKey
 from holdfast.wire.rank_keeper_messages import ArenaRequest
 from holdfast.wire.run_and_node_specs import NodeSpec
 
-_KERNEL, _GPUS, _HOST, _LOGS = "kernel log", "GPUs", "host", "ranks' logs"
+_KERNEL, _GPUS, _HOST, _NETWORK, _LOGS = "kernel log", "GPUs", "host", "network", "ranks' logs"
 _LOGS_S = 1.0
 _LOOK_S = 2.0  # how often the threads themselves are looked at
 _SLICE_S = 0.02  # of the loop, for what ranks write: it may be made of nothing but lines that rows look for
@@ -48,6 +50,7 @@ class MonitorPorts(msgspec.Struct, frozen=True):
     """What the monitor needs from its agent: a callback for alarms, the ranks, the clocks and NVML."""
 
     noticed: Callable[[Alarm], None]
+    on_traffic: Callable[[tuple[LinkTraffic, ...]], None]
     list_ranks: Callable[[], list[HolderRank]]  # the ranks here, those that have ended among them
     offset_s: Callable[[], float]  # controller's clock minus ours
     clock: AgentClock
@@ -83,9 +86,13 @@ class HealthMonitor:
         self._lines = LineDetector(settings.lines, catalog_files.load_lines(settings.lines.catalog))
         self._rules = RuleDetector(settings.rules)
         self._flood = AlarmRateLimit()
+        self._traffic = TrafficMeter()
         self._speaker: int | None = None  # the lock by which this node speaks for its host
         self._deciding = threading.Lock()  # on that
         self._gpus: frozenset[str] = frozenset()
+        self._gpu_models: tuple[str, ...] = ()
+        self._gpu_peaks = catalog_files.load_gpu_peaks()
+        self.peak_flops = 0.0  # of this node's ranks; 0: not known
         self._host: HostSource | None = None
         self._kernel: KernelLogSource | None = None
         self._generation = 0
@@ -99,7 +106,7 @@ class HealthMonitor:
                 SourceFeed(_KERNEL, limits.kernel_s, self._make_kernel, shared=False),
                 SourceFeed(_GPUS, limits.gpu_s, self._make_gpu),
                 SourceFeed(_HOST, limits.host_s, self._make_host),
-                SourceFeed("network", limits.network_s, lambda: NetworkSource(self._now, self._root).read),
+                SourceFeed(_NETWORK, limits.network_s, lambda: NetworkSource(self._now, self._root).read),
                 SourceFeed(_LOGS, _LOGS_S, self._make_logs, shared=False),
             )
         }
@@ -180,6 +187,7 @@ class HealthMonitor:
     def _make_gpu(self) -> Read:
         source = GpuSource(self._ties.nvml(), self._now, os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._gpus = frozenset(gpu.bus for gpu in source.gpus if gpu.bus)
+        self._gpu_models = tuple(gpu.model for gpu in source.gpus)
         return source.read
 
     def _make_host(self) -> Read:
@@ -225,6 +233,8 @@ class HealthMonitor:
 
     def _on_signals(self, feed: SourceFeed, found: list[Signal]) -> None:
         """Turn signals into alarms; handle a large backlog in slices, so that beats go out in between."""
+        if feed.name == _NETWORK and (links := self._traffic.on_gauges(s for s in found if isinstance(s, Gauge))):
+            self._ties.on_traffic(links)
         owned = self._make_owned(feed)
         until = self._clock.monotonic() + _SLICE_S
         for place, signal in enumerate(found):
@@ -243,6 +253,7 @@ class HealthMonitor:
     def _check_feeds(self) -> None:
         now = self._clock.monotonic()
         self.kills.count_now(now)
+        self.peak_flops = self._find_peak()
         running = self._running_ranks()
         generation = max((generation for generation, _ in running), default=0)
         if generation != self._generation:
@@ -256,6 +267,12 @@ class HealthMonitor:
                 self._send_alarm(self._stuck_alarm(feed, feed.stuck, waited_s))
             if feed.thread and not feed.thread.is_alive() and not feed.absent:
                 self._send_alarm(self._stuck_alarm(feed, "source.broken", 1.0))
+
+    def _find_peak(self) -> float:
+        ranks, told = self._spec.nproc, self._spec.settings.pace.peak_flops
+        if told:
+            return ranks * told
+        return peak_of_ranks(ranks, ranks * len(self._host_nodes()), self._gpu_models, self._gpu_peaks)
 
     def _stuck_alarm(self, feed: SourceFeed, gauge: str, value: float) -> Alarm | None:
         return self._health.on_gauge(Gauge(name=gauge, of=feed.name, value=value, at=self._now()), (self._spec.node,))

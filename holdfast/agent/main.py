@@ -13,6 +13,7 @@ from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.agent_interfaces import AgentEvents, AgentIdentity, AgentParts
 from holdfast.agent.agent_shell import Agent
 from holdfast.agent.agent_state_files import AgentStateFiles
+from holdfast.agent.connection import peer_reach
 from holdfast.agent.connection.controller_clock import ControllerClock
 from holdfast.agent.connection.controller_dialer import ControllerDialer
 from holdfast.agent.diagnostics.diagnosis_errands import NodeDiagnosis
@@ -59,7 +60,9 @@ def _assemble_parts(
     budget = snapshot_memory.SnapshotBudget(lambda: snapshot_memory.measure_room(node_dir, spec))
     keeper_ports = KeeperPorts(ranks.make_arena, clock, events.say, events.on_copies, events.on_marks)
     keeper = Keeper(make_keeper_identity(spec, ranks.keeper_path), keeper_ports, budget)
-    ties = MonitorPorts(events.on_alarm, lambda: [*ranks.held.values()], controller_clock.wall_s, clock)
+    ties = MonitorPorts(
+        events.on_alarm, events.on_traffic, lambda: [*ranks.held.values()], controller_clock.wall_s, clock
+    )
     health = HealthMonitor(node_dir, spec, ties)
     return AgentParts(
         clock=clock,
@@ -73,6 +76,7 @@ def _assemble_parts(
         diagnosis=NodeDiagnosis(spec, node_dir, ranks.environment_for, ranks.entry_for),
         health=health,
         judge=lambda exit: judge(exit, last_words.rank_folder(spec.log_dir, exit.generation, exit.rank)),
+        reach=partial(peer_reach.try_peers, spec.node),
         background=(
             keeper.serve,
             keeper.watch_snapshots,

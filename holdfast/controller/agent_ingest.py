@@ -19,10 +19,10 @@ from holdfast.core.incident.alarm_rate_limit import RepeatFilter
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.errand import Done, Leave, StopHere
 from holdfast.model.event import Ended, Phase, Ready
-from holdfast.model.observation import Beat
+from holdfast.model.observation import Beat, Reach
 from holdfast.ports import Socket
 from holdfast.wire import agent_messages
-from holdfast.wire.agent_messages import HashReport, Hello, NodeNotice, TraceAnswer, Welcome
+from holdfast.wire.agent_messages import HashReport, Hello, NodeNotice, TraceAnswer, TrafficReport, Welcome
 
 _SPIKE_S = 60.0  # a loss that all ranks share stands out on all nodes, and one word of it is enough
 
@@ -100,6 +100,10 @@ class AgentIngest:
                 for alarm in self.detectors.replicas.on_marks(now, node, message.generation, message.marks):
                     self.controller.announce_news(alarm)
                 self.aims.tick(now)
+            case TrafficReport() if message.node == node:
+                self.detectors.network.on_traffic(now, node, message.links)
+            case Reach() if message.node == node:
+                self.detectors.network.on_reach(message)
             case TraceAnswer() if node:
                 self.tracing.on_trace(node, message)
             case Post() if node:

@@ -18,12 +18,15 @@ from holdfast.controller.metrics import render_metrics
 from holdfast.controller.order_admission import NO_SUCH_ORDER, OrderBody, OrderReceipt, describe_effect, order_refusal
 from holdfast.controller.stack_tracing import StackTracing
 from holdfast.core.decoding import from_json
+from holdfast.core.detect.link_traffic import pick_job_links
 from holdfast.core.diagnose import blocking_ranks
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks
 from holdfast.core.incident.incident_text import count_failures
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.release_history import ReleaseOverview
+from holdfast.core.record.release_pace import describe_paces
 from holdfast.model.event import Entry, Order, Phase
+from holdfast.model.observation import LinkTraffic
 from holdfast.model.stacks import Trace
 from holdfast.wire.agent_messages import TOKEN_HEADER
 from holdfast.wire.credentials import enrolment
@@ -44,6 +47,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     step: int = -1
     loss: float | None = None
     phase: str = ""
+    in_bytes_s: float | None = None  # over the links of its machine; None: not known, or another node there tells it
+    out_bytes_s: float | None = None
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +59,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     step: int  # newest that every rank has made
     ettr: float | None  # None: no step was ever seen, so it is not known
+    hour_ettr: float | None = None  # of the last hour; None: there was none yet
     wall_s: float
     incidents: int  # one that is open included
     last_incident: str
@@ -74,6 +80,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     asking: str = ""  # what a person is asked
     asks_until: float | None = None
     since: str = ""  # what steps are counted from; "": they have numbers of their own
+    pace: tuple[str, ...] = ()  # of each release in steady training, in words; the report has the figures
     summary: str = ""  # the part of the newest reason that says what the job does now
 
 
@@ -92,7 +99,7 @@ class JobStacks(msgspec.Struct, frozen=True, kw_only=True):
 
 def status_of(controller: Controller) -> Status:
     view, account = controller.view, controller.ledger.make_account(controller.clock())
-    beats = controller.registry.beats
+    beats, traffic = controller.registry.beats, controller.detectors.network.list_traffic(controller.clock())
     roles = view.assign_roles(controller.ledger.admitting)
     views = []
     for seat in view.seats:
@@ -101,7 +108,8 @@ def status_of(controller: Controller) -> Status:
         ranks = f"{seat.first_rank}-{seat.first_rank + seat.nproc - 1}" if seat.nproc > 1 else str(seat.first_rank)
         step, loss = (controller.detectors.pace.number_step(current), current.loss) if current else (-1, None)
         phase = current.phase if current else ""
-        views.append(NodeView(node=seat.node, role=role, ranks=ranks, step=step, loss=loss, phase=phase))
+        shown = NodeView(node=seat.node, role=role, ranks=ranks, step=step, loss=loss, phase=phase)
+        views.append(_add_traffic(shown, traffic.get(seat.node, ())))
     views += [NodeView(node=node, role=role) for node, role in roles.items()]
     finish, waiting = controller.ledger.finish, view.waiting_release
     ending = finish.reason if finish else ""
@@ -114,6 +122,7 @@ def status_of(controller: Controller) -> Status:
         step=controller.reached_step,
         ettr=account.ettr,
         at_most=account.at_most,
+        hour_ettr=account.hour_ettr,
         since=account.since,
         wall_s=account.wall_s,
         incidents=view.incidents,
@@ -133,8 +142,17 @@ def status_of(controller: Controller) -> Status:
         held=view.held_by,
         asking=view.question,
         asks_until=view.asks_until,
+        pace=describe_paces(account.paces),
         summary=view.summary,
     )
+
+
+def _add_traffic(view: NodeView, links: tuple[LinkTraffic, ...]) -> NodeView:
+    ours = pick_job_links(links)
+    if not ours:
+        return view
+    into, out = sum(link.in_bytes_s for link in ours), sum(link.out_bytes_s for link in ours)
+    return msgspec.structs.replace(view, in_bytes_s=into, out_bytes_s=out)
 
 
 class ApiEntrance(NamedTuple):

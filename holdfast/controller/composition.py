@@ -13,6 +13,7 @@ from holdfast.controller.agent_ingest import AgentIngest
 from holdfast.controller.control_loop import Controller, JobDetectors
 from holdfast.controller.job_clock import JobClock
 from holdfast.controller.job_progress_watch import StallWatch
+from holdfast.controller.network_watch import NetworkWatch
 from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
 from holdfast.controller.snapshot_aims import SnapshotAims
@@ -47,7 +48,8 @@ def build_controller(settings: Settings, ports: ControllerPorts) -> BuiltControl
     aims = SnapshotAims(floor, registry, links, certificates, ports.say)
     tracing = StackTracing(links, clock)
     stalls = StallWatch(settings, view, registry, tracing, clock)
-    detectors = JobDetectors(pace=JobPace(settings.pace), replicas=replicas, stalls=stalls)
+    network = NetworkWatch(settings, view, registry, links=links, tracing=tracing, now=clock)
+    detectors = JobDetectors(pace=JobPace(settings.pace), replicas=replicas, stalls=stalls, network=network)
     dispatch = ErrandDispatch(links, registry)
     ask, store = dispatch.ask_nodes, ports.store
     executor = ActionExecutor(

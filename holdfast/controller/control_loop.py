@@ -12,6 +12,7 @@ from holdfast.controller.actions.errand_dispatch import ErrandDispatch
 from holdfast.controller.decider_rebuild import rebuild_decider
 from holdfast.controller.job_clock import JobClock
 from holdfast.controller.job_progress_watch import StallWatch
+from holdfast.controller.network_watch import NetworkWatch
 from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
 from holdfast.controller.snapshot_aims import SnapshotAims
@@ -41,10 +42,12 @@ class JobDetectors(msgspec.Struct, frozen=True, kw_only=True):
     pace: JobPace
     replicas: ReplicaDetector
     stalls: StallWatch
+    network: NetworkWatch
 
     def on_launch(self, now: float, launch: Launch) -> None:
         self.replicas.on_launch(launch.generation)
         self.stalls.on_launch(now, launch)
+        self.network.on_launch(now, launch)
         self.pace.on_launch(launch.generation, tuple(seat.node for seat in launch.seats))
 
 
@@ -265,11 +268,16 @@ class Controller:
     def check_nodes(self) -> None:
         """Look for silent nodes, late copies, and ranks that make no progress."""
         now = self.clock()
-        for alarm in self.registry.overdue_alarms(now):
-            self._on_silence(alarm)
+        for silent in self.registry.overdue_alarms(now):
+            self._on_silence(silent)
         self.aims.tick(now)
         if self.detectors.stalls.should_look(now):
             self._spawn_task(self._look_at_ranks())
+        if alarm := self.detectors.network.check_round(now):
+            self.announce_news(alarm)
+        self.detectors.network.ask_nodes(now)
+        if self.detectors.network.should_look(now):
+            self._spawn_task(self._look_for_quiet())
 
     def _on_silence(self, alarm: Alarm) -> None:
         self.announce_news(alarm)
@@ -277,6 +285,10 @@ class Controller:
             self.registry.record_silence(node)
             self.links.hang_up(node)
             self.dispatch.on_silent(node)
+
+    async def _look_for_quiet(self) -> None:
+        if alarm := await self.detectors.network.look_at_ranks():
+            self.announce_news(alarm)
 
     async def _look_at_ranks(self) -> None:
         for news in await self.detectors.stalls.look_at_ranks():

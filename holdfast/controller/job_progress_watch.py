@@ -13,6 +13,7 @@ from holdfast.core.diagnose.blocking_ranks import find_blocking
 from holdfast.model.action import Launch
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Ended, Phase
+from holdfast.model.job_and_seats import world_size
 from holdfast.model.observation import Beat
 
 _LOOK_S = 2.0  # for all nodes to look at their processes
@@ -37,7 +38,7 @@ class StallWatch:
 
     def on_launch(self, now: float, launch: Launch) -> None:
         self.hang.on_launch(now, launch.generation, tuple(seat.node for seat in launch.seats))
-        self.slow.on_launch(now, launch.generation)
+        self.slow.on_launch(now, launch.generation, (launch.release.number, world_size(launch.seats)))
         self.ending.on_launch(launch.generation)
 
     def on_beat(self, now: float, beat: Beat) -> Alarm | None:

@@ -9,6 +9,7 @@ from holdfast.controller.control_loop import Controller
 from holdfast.core.decide.node_roles import NodeRole
 from holdfast.core.record.job_account import UNSETTLED, Account, TimeUse
 from holdfast.core.record.job_report import report_of
+from holdfast.model.observation import LinkTraffic
 
 
 class JobMetrics:
@@ -22,6 +23,9 @@ class JobMetrics:
             yield GaugeMetricFamily(
                 "holdfast_ettr", "Productive share of the wall time; unknown time is included.", account.ettr
             )
+        if account.hour_ettr is not None:
+            yield GaugeMetricFamily("holdfast_ettr_hour", "Productive share of the last hour.", account.hour_ettr)
+        yield from _pace_metrics(account)
         yield GaugeMetricFamily("holdfast_step", "Newest step that every rank has made.", max(c.reached_step, 0))
         yield GaugeMetricFamily("holdfast_generation", "Launches of all ranks so far.", view.generation)
         yield CounterMetricFamily("holdfast_incidents", "Incidents that are over.", len(account.incidents))
@@ -47,10 +51,41 @@ class JobMetrics:
         for role in NodeRole:
             nodes.add_metric([role], roles.count(role))
         yield nodes
+        yield from _traffic_metrics(c.detectors.network.list_traffic(c.clock()))
         restarts = CounterMetricFamily("holdfast_restart_seconds", "Restarts by phase.", labels=["kind", "phase"])
         for (kind, phase), seconds in _by_phase(account).items():
             restarts.add_metric([kind, phase], seconds)
         yield restarts
+
+
+def _pace_metrics(account: Account) -> Iterator[Metric]:
+    """Yield the pace of each release in steady training; what is not known has no sample."""
+    steps = GaugeMetricFamily("holdfast_steps_per_second", "Steady steps by release.", labels=["release"])
+    tokens = GaugeMetricFamily("holdfast_tokens_per_second", "Tokens of steady steps by release.", labels=["release"])
+    mfu = GaugeMetricFamily("holdfast_mfu", "Model FLOPs utilization by release.", labels=["release", "flops"])
+    for pace in account.paces:
+        release = str(pace.release)
+        steps.add_metric([release], pace.steps_s)
+        if pace.tokens_s is not None:
+            tokens.add_metric([release], pace.tokens_s)
+        if pace.mfu is not None:
+            mfu.add_metric([release, "estimated" if pace.estimated else "told"], pace.mfu)
+    yield from (family for family in (steps, tokens, mfu) if family.samples)
+
+
+def _traffic_metrics(traffic: dict[str, tuple[LinkTraffic, ...]]) -> Iterator[Metric]:
+    """Yield what goes over the links of the nodes' machines, since the reading before."""
+    flow = GaugeMetricFamily(
+        "holdfast_link_bytes_per_second", "Bytes over links.", labels=["node", "link", "direction"]
+    )
+    signs = GaugeMetricFamily("holdfast_rdma_events_per_second", "RoCE counters.", labels=["node", "link", "counter"])
+    for node, links in traffic.items():
+        for link in links:
+            flow.add_metric([node, link.link, "in"], link.in_bytes_s)
+            flow.add_metric([node, link.link, "out"], link.out_bytes_s)
+            for counter, rate in link.signs.items():
+                signs.add_metric([node, link.link, counter], rate)
+    yield from (family for family in (flow, signs) if family.samples)
 
 
 def _by_phase(account: Account) -> dict[tuple[str, str], float]:

@@ -14,6 +14,7 @@ from holdfast.config import ConfigError, Settings, WordLimits
 from holdfast.core.decoding import from_toml
 from holdfast.core.detect import health, lines
 from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog, FailureClass
+from holdfast.core.record.gpu_peak import GpuPeak
 from holdfast.logs import prepared_rows, user_rows
 from holdfast.logs.regex_safety import find_explosive_part
 
@@ -109,6 +110,11 @@ def load_health(path: str = "") -> tuple[health.GaugeRow, ...]:
         if fault := health.find_row_fault(row):
             raise ConfigError(f"the catalog {path or 'health.toml'}: the row for {row.gauge} {fault}")
     return tuple(rows.values())
+
+
+def load_gpu_peaks() -> tuple[GpuPeak, ...]:
+    """Return the table of GPUs and their peak FLOP/s."""
+    return _parse_rows(_read_ours("gpus"), "gpus.toml", GpuPeak)
 
 
 def check_catalogs(settings: Settings) -> None:

@@ -64,6 +64,9 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     order: int = 0  # lower numbers get lower ranks in the first generation
 
 
+WARM_STEPS = 10  # after a launch: ranks compile, fill caches and wait for their first batches
+
+
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     """The newest step that every rank of the job has reached."""
 
@@ -81,6 +84,15 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     backed: bool = False  # every node has copied its state to a peer
     numbered: bool = False  # not told by the script, but counted by us, and it is known from where on
     parted: bool = False  # every rank's script has left its process groups or returned: it makes no more steps
+    tokens: float = 0.0  # that the steps of this generation took; 0: the script does not tell
+    flops: float = 0.0  # and floating-point operations
+    parameters: int = 0  # of the whole model, where they can be counted; 0: not known
+    peak_flops: float = 0.0  # FLOP/s that the GPUs of all ranks can make at most; 0: not known
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the first steps of the generation, which say nothing about its pace, are over."""
+        return self.step >= self.first_step + WARM_STEPS
 
     def renumbers(self, before: "Progress | None") -> bool:
         """Return whether the script now reports its own step numbers, which differ from those counted so far."""

@@ -84,6 +84,10 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     restored_at: float = 0.0  # and its state
     skipped: int = 0  # batches that each rank has left out in this generation
     skipped_samples: int = 0  # in these, of all ranks of the node, as far as they could be counted
+    tokens: float = 0.0  # that the steps of this generation took on all ranks of the job; 0: the script does not tell
+    flops: float = 0.0  # and floating-point operations
+    parameters: int = 0  # that each rank's optimizers train; 0: not known, or the ranks differ
+    peak_flops: float = 0.0  # FLOP/s that the GPUs of the node's ranks can make at most; 0: not known
     running: int = -1  # ranks of this generation that live here; -1: it does not say
     parted: bool = False  # every rank's script has left its process groups or returned
 
@@ -106,6 +110,25 @@ class Gauge(msgspec.Struct, frozen=True, kw_only=True):
     of: str  # what it was read of: "GPU 3", "eth0", "/scratch"
     value: float
     at: float
+
+
+class LinkTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """How much goes over one link of a machine, on average since the reading before."""
+
+    link: str  # "eth0", "mlx5_0 port 1"
+    rdma: bool
+    in_bytes_s: float
+    out_bytes_s: float
+    signs: dict[str, float] = {}  # RoCE's counters of trouble and congestion, per second
+
+
+class Reach(msgspec.Struct, frozen=True, kw_only=True, tag="reach"):
+    """Which other nodes a node could connect to."""
+
+    node: str
+    reached: tuple[str, ...]
+    missed: tuple[str, ...]
+    gateway: bool | None = None  # whether its gateway answers; None: it has none, or cannot tell
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):

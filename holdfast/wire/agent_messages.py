@@ -7,7 +7,7 @@ import msgspec
 from holdfast.core.agent_state_machine import Post
 from holdfast.core.decoding import make_decoder
 from holdfast.model.errand import Errand
-from holdfast.model.observation import Beat, Mark
+from holdfast.model.observation import Beat, LinkTraffic, Mark, Reach
 from holdfast.model.release import Release
 from holdfast.model.stacks import Trace
 from holdfast.model.state_copy import Address, Aim, Copy
@@ -55,6 +55,13 @@ class TraceAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="looked"):
     trace: Trace
 
 
+class TrafficReport(msgspec.Struct, frozen=True, kw_only=True, tag="traffic"):
+    """Traffic of the links of a node's machine; a lost report is not sent again."""
+
+    node: str
+    links: tuple[LinkTraffic, ...]
+
+
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     at: float  # the controller's clock
     beat_s: float
@@ -87,8 +94,14 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, tag="look"):
     native: bool = False
 
 
-FromAgent = Hello | Beat | Post | NodeNotice | HashReport | TraceAnswer
-FromController = Welcome | Ack | ErrandMessage | AimMessage | TraceRequest
+class ReachRequest(msgspec.Struct, frozen=True, kw_only=True, tag="try"):
+    """Asks a node which of these other nodes it can connect to, and whether its gateway answers."""
+
+    peers: dict[str, Address]
+
+
+FromAgent = Hello | Beat | Post | NodeNotice | HashReport | TraceAnswer | TrafficReport | Reach
+FromController = Welcome | Ack | ErrandMessage | AimMessage | TraceRequest | ReachRequest
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_agent = make_decoder(msgspec.msgpack.Decoder(FromAgent))

@@ -25,6 +25,7 @@ READINGS: dict[str, Any] = {
     "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=93, memory=20),
     "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=1 << 30),
     "nvmlDeviceGetUUID": b"GPU-0b6f",
+    "nvmlDeviceGetName": "NVIDIA H200",
     "nvmlDeviceGetNvLinkState": 1,
     "nvmlDeviceGetTotalEccErrors": 0,
 }

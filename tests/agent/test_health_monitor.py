@@ -19,6 +19,7 @@ from holdfast.agent.health_monitor import HealthMonitor, MonitorPorts
 from holdfast.core.detect.health import HealthLimits
 from holdfast.core.detect.user_log_rules import Rule, RuleLimits
 from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.observation import LinkTraffic
 from holdfast.wire import folder_use_lock, run_and_node_specs
 from holdfast.wire.holder_messages import HolderRank
 from holdfast.wire.rank_keeper_messages import ArenaRequest, CheckpointPolicy
@@ -44,12 +45,18 @@ class Scene:
         self.nvml = FakeNvml(2)
         self.held = [HolderRank(key="1:0", pid=4711)]
         self.heard: list[Alarm] = []
+        self.traffic: list[tuple[LinkTraffic, ...]] = []
 
     def monitor(self, node: str = "n0", **ties: Any) -> HealthMonitor:
         node_dir = self.nodes / node
         node_dir.mkdir(parents=True, exist_ok=True)
         made = MonitorPorts(
-            self.heard.append, lambda: self.held, lambda: 0.0, SystemClock(), **{"nvml": lambda: self.nvml, **ties}
+            self.heard.append,
+            self.traffic.append,
+            lambda: self.held,
+            lambda: 0.0,
+            SystemClock(),
+            **{"nvml": lambda: self.nvml, **ties},
         )
         return HealthMonitor(node_dir, self.spec(node), made)
 
@@ -85,6 +92,32 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
+
+
+async def test_what_the_gpus_of_the_ranks_can_do(scene: Scene) -> None:
+    monitor = scene.monitor()  # one rank, two GPUs
+    assert monitor.peak_flops == 0.0
+    async with running(monitor):
+        await scene.until(lambda: monitor.peak_flops == 989.4e12)
+    pace = msgspec.structs.replace(scene.settings.pace, peak_flops=1e9)
+    scene.settings = msgspec.structs.replace(scene.settings, pace=pace)
+    told = scene.monitor("n1")
+    async with running(told):
+        await scene.until(lambda: told.peak_flops == 1e9)
+
+
+async def test_what_goes_over_the_links(scene: Scene) -> None:
+    statistics = scene.root / "sys/class/net/eth0/statistics"
+    statistics.mkdir(parents=True)
+    (statistics.parent / "device").mkdir()
+    (statistics.parent / "carrier").write_text("1\n")
+    for counter in ("rx_bytes", "tx_bytes"):
+        (statistics / counter).write_text("1000\n")
+    async with running(scene.monitor()):
+        await scene.until(lambda: scene.traffic)
+        assert scene.traffic[0] == (LinkTraffic(link="eth0", rdma=False, in_bytes_s=0.0, out_bytes_s=0.0),)
+        (statistics / "rx_bytes").write_text("9000000\n")
+        await scene.until(lambda: any(link.in_bytes_s > 1e6 for links in scene.traffic for link in links))
 
 
 async def test_an_xid_in_the_kernels_log(scene: Scene) -> None:

@@ -1,5 +1,6 @@
 """Jobs of our own: small disks and networks that nobody else sees, and nothing of them that stays."""
 
+import asyncio
 import json
 import os
 import random
@@ -14,6 +15,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from holdfast.agent.connection.peer_reach import try_peers
 from holdfast.chaos import lab_launch, link_faults, linux_namespaces
 from holdfast.chaos.fault import CannotInject, GroundTruth, InjectedFault, SkippedFault
 from holdfast.chaos.injection_scene import InjectionReport, InjectionScene
@@ -82,6 +84,25 @@ def test_links_are_cut_and_mended(network: tuple[list[int], Path]) -> None:
     assert reaches(ends, 0, 1, 20) and reaches(ends, 1, 2, 20)
     obey(control, LinkFaults())
     assert reaches(ends, 0, 2, 20)
+
+
+@needs_lab
+def test_a_node_tells_whom_it_reaches(network: tuple[list[int], Path]) -> None:
+    """The agent's own look at its peers, over links that are really cut."""
+    ends, control = network
+    assert reaches(ends, 0, 1, 20) and reaches(ends, 0, 2, 20)
+    peers = {"one": (port_address(1), 9), "two": (port_address(2), 9)}  # nobody listens: who refuses has answered
+
+    def told() -> tuple[tuple[str, ...], tuple[str, ...]]:
+        with linux_namespaces.in_network(ends[0]):
+            reach = asyncio.run(try_peers("zero", peers))
+        return reach.reached, reach.missed
+
+    assert told() == (("one", "two"), ())
+    obey(control, LinkFaults(ports={"1": PortFault(loss=1.0)}))
+    until(lambda: told() == (("two",), ("one",)), "a peer that is missed")
+    obey(control, LinkFaults())
+    until(lambda: told() == (("one", "two"), ()), "all peers again")
 
 
 @needs_lab

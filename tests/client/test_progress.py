@@ -63,6 +63,32 @@ def test_a_step_is_told(progress: RankProgress, arena: Arena) -> None:
     assert (now.step, now.loss_step, now.first_bad_step) == (5, 4, 4)
 
 
+def test_work_adds_up(progress: RankProgress, arena: Arena) -> None:
+    progress.note_parameters(1000)
+    progress.step(3, tokens=4096, flops=2e9)
+    progress.step(4, tokens=Near())
+    progress.step(5)
+    now = told(arena)
+    assert (now.step, now.tokens, now.flops, now.parameters) == (5, 4096.25, 2e9, 1000)
+
+
+@pytest.mark.parametrize("nonsense", ["words", -1, math.nan, math.inf, object(), Far()])
+def test_what_is_no_amount_of_work_is_not_added(progress: RankProgress, arena: Arena, nonsense: object) -> None:
+    progress.step(3, tokens=10)
+    progress.step(4, tokens=nonsense, flops=nonsense)
+    progress.step(5, tokens=10)
+    assert (told(arena).step, told(arena).tokens, told(arena).flops) == (5, 20, 0)
+
+
+def test_tokens_on_a_device_are_said_once(
+    progress: RankProgress, arena: Arena, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress.step(3, tokens=Far())
+    progress.step(4, tokens=Far())
+    assert capsys.readouterr().err.count("the tokens of step 3 are not counted") == 1
+    assert told(arena).tokens == 0
+
+
 def test_a_tensor_elsewhere_is_not_waited_for(progress: RankProgress, arena: Arena) -> None:
     progress.step(3, loss=Far())
     progress.step(Far())  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from holdfast.controller.api import describe_api
 from holdfast.controller.order_admission import NO_SUCH_ORDER
 from holdfast.core.decide.node_roles import NodeRole
 from holdfast.core.record.job_account import TimeUse
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.event import Phase, Progress
 from holdfast.model.observation import Beat
 from holdfast.wire import agent_messages
@@ -159,6 +159,27 @@ async def test_metrics(desk_of: Open) -> None:
         assert (value["holdfast_changes"], value["holdfast_release"], value["holdfast_held"]) == (0, 1, 0)
         phases = {(s.labels["kind"], s.labels["phase"]) for s in found["holdfast_restart_seconds"].samples}
         assert {("incident", "stop"), ("incident", "first step")} <= phases
+
+
+async def test_the_pace_of_releases_in_metrics_and_status(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        agent = await desk.train()
+        for step, at in ((11, 10.0), (31, 30.0)):
+            beat = Beat(node="a", generation=1, step=step, at=at, first_step=1, first_at=1.0, counted=False)
+            work = {"tokens": 500.0 * step, "flops": 3e12 * step, "peak_flops": 1e13}
+            await agent.ws.send_bytes(agent_messages.encode(msgspec.structs.replace(beat, **work)))
+            alarm = Alarm(kind=Kind.SLOW, at=at, suspects=(), reason="", generation=1, stance=Stance.OBSERVE)
+            await agent.post(alarm)  # which makes progress be told
+            await agent.hear()
+        answer = await desk.client.get("/metrics", headers=HEADERS)
+        families = text_string_to_metric_families(await answer.text())
+        value = {family.name: family.samples[0].value for family in families if family.samples}
+        assert value["holdfast_steps_per_second"] == pytest.approx(1.0)
+        assert value["holdfast_tokens_per_second"] == pytest.approx(500.0)
+        assert value["holdfast_mfu"] == pytest.approx(0.3)
+        assert "holdfast_ettr_hour" not in value, "it is not that old"
+        told = await (await desk.client.get("/api/v1/status", headers=HEADERS)).json()
+        assert "500 tokens/s, MFU 30.0 %" in told["pace"][0] and told["hour_ettr"] is None
 
 
 async def test_the_description_is_served_and_hangs_together(desk_of: Open) -> None:

@@ -12,6 +12,7 @@ from holdfast.core.record.hook_notices import (
     format_slack,
 )
 from holdfast.model.action import Finish
+from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.event import Decision, Entry, Event, Order, Phase, Tick
 from holdfast.model.incident_record import Record, Remedy, Verdict
 from holdfast.model.release import Fate, Release
@@ -38,6 +39,16 @@ def test_an_incident_is_told_when_it_is_over() -> None:
     [notice] = HookNotices("r").on_entry(entry(7, closed=RECORD), JobStanding())
     assert (notice.topic, notice.text, notice.seq, notice.run_id) == (NoticeTopic.INCIDENT, RECORD.sentence, 7, "r")
     assert notice.incident == RECORD
+
+
+def test_a_job_that_is_slower_is_told() -> None:
+    alarm = Alarm(kind=Kind.SLOW, at=1.0, suspects=(), reason="steps take 2.0 times as long as they did")
+    told = msgspec.structs.replace(alarm, stance=Stance.NOTIFY)
+    [notice] = HookNotices().on_entry(entry(event=told), JobStanding())
+    assert (notice.topic, notice.text) == (NoticeTopic.SLOW, alarm.reason)
+    watched = msgspec.structs.replace(alarm, stance=Stance.OBSERVE)
+    assert HookNotices().on_entry(entry(event=watched), JobStanding()) == ()
+    assert HookNotices().on_entry(entry(event=alarm), JobStanding()) == (), "the incident that it opens is told"
 
 
 def test_most_entries_are_no_news() -> None:

@@ -69,6 +69,15 @@ def test_training_ends_at_the_last_good_step_not_at_the_alarm() -> None:
     assert (found.step, found.generation, found.phase) == (26, 2, Phase.TRAINING)
 
 
+def test_the_last_hour_has_an_ettr_of_its_own() -> None:
+    lines = (*START, *CRASH, "36 progress 22 at 35")
+    assert account(*lines, now=3599.0).hour_ettr is None, "it is not that old"
+    # Training stood still from 25 to 35.
+    assert account(*lines, now=3600.0).hour_ettr == pytest.approx((20 + 3565) / 3600)
+    assert account(*lines, now=3630.0).hour_ettr == pytest.approx(3595 / 3600), "the five seconds after 30"
+    assert account(*lines, now=8000.0).hour_ettr == 1.0
+
+
 def test_a_counter_takes_nothing_back() -> None:
     """A start is settled by its step, training up to the newest step: an alarm may take back what came after it."""
     ledger, shown = Ledger(), []

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from holdfast.core.detect.job_progress import agreed_origin
+from holdfast.core.detect.job_progress import agreed_count, agreed_origin
 from holdfast.model.observation import Beat
 from holdfast.wire.rank_memory.slot_reader import SlotReading
 
@@ -28,6 +28,9 @@ def make_beat(node: str, readings: Sequence[SlotReading], wall_s: float) -> Beat
         skipped=max(r.skipped for r in readings),
         skipped_samples=sum(r.skipped_samples for r in readings),
         parted=all(r.ending in ("parted", "returned") for r in readings),
+        tokens=min(r.tokens for r in readings),  # all tell the same sums, and the slowest is the last to add to them
+        flops=min(r.flops for r in readings),
+        parameters=agreed_count(r.parameters for r in readings),
     )
 
 

@@ -26,6 +26,7 @@ def load_nvml() -> Any:
 
 class Gpu(msgspec.Struct):
     name: str  # "GPU 3"
+    model: str  # "NVIDIA H200"; empty if it does not say
     bus: str  # as the kernel writes it: 0000:3b:00
     asks: dict[str, Ask]  # those that this GPU can answer
     lost: bool = False
@@ -54,13 +55,14 @@ class GpuSource:
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
         except nvml.NVMLError as e:
-            return Gpu(f"GPU {index}", "", {}, lost=e.value in self._lost)
+            return Gpu(f"GPU {index}", "", "", {}, lost=e.value in self._lost)
         uuid = self._ask_or(partial(nvml.nvmlDeviceGetUUID, handle), "")
         if visible is not None and not _is_visible(visible, index, _to_text(uuid)):
             return None
         pci = self._ask_or(partial(nvml.nvmlDeviceGetPciInfo, handle), None)
         bus = _to_text(pci.busId).lower().rpartition(".")[0][-10:] if pci else ""
-        return Gpu(f"GPU {index}", bus, _make_asks(nvml, handle))
+        model = _to_text(self._ask_or(partial(nvml.nvmlDeviceGetName, handle), ""))
+        return Gpu(f"GPU {index}", model, bus, _make_asks(nvml, handle))
 
     def read(self) -> list[Signal]:
         now = self._clock()

@@ -1,14 +1,29 @@
-"""Reads network links from sysfs: carriers, flaps, errors and drops of real interfaces, and of RDMA ports if any."""
+"""Reads network links from sysfs: carriers, flaps, errors, drops and bytes of real interfaces and RDMA ports."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from holdfast.agent.sources import Signal, SourceAbsent, read_number
+from holdfast.core.detect.link_traffic import IN, OUT, SIGN
 from holdfast.model.observation import Gauge
 
 _ERRORS = ("rx_errors", "tx_errors")
 _DROPS = ("rx_dropped", "tx_dropped")
 _RDMA_ERRORS = ("symbol_error", "port_rcv_errors", "link_error_recovery", "port_xmit_discards")
+_RDMA_WORD = 4  # bytes: port_rcv_data and port_xmit_data count in these
+# Of RoCE: what was sent again or came in disorder, and notifications of congestion, as far as the driver has them.
+_SIGNS = (
+    "out_of_sequence",
+    "packet_seq_err",
+    "local_ack_timeout_err",
+    "rnr_nak_retry_err",
+    "implied_nak_seq_err",
+    "rx_icrc_encapsulated",
+    "roce_adp_retrans",
+    "np_cnp_sent",
+    "np_ecn_marked_roce_packets",
+    "rp_cnp_handled",
+)
 
 
 class NetworkSource:
@@ -38,12 +53,18 @@ class NetworkSource:
             yield "net.flaps", of, read_number(path / "carrier_down_count")
             yield "net.errors", of, _sum_counters(path / "statistics", _ERRORS)
             yield "net.drops", of, _sum_counters(path / "statistics", _DROPS)
+            yield f"net.{IN}", of, read_number(path / "statistics/rx_bytes")
+            yield f"net.{OUT}", of, read_number(path / "statistics/tx_bytes")
 
     def _read_rdma(self) -> Iterator[tuple[str, str, float | None]]:
         for path, of in self._ports.items():
             yield "rdma.down", of, float(not _is_active(path))
             yield "rdma.flaps", of, read_number(path / "counters/link_downed")
             yield "rdma.errors", of, _sum_counters(path / "counters", _RDMA_ERRORS)
+            yield f"rdma.{IN}", of, _read_words(path / "counters/port_rcv_data")
+            yield f"rdma.{OUT}", of, _read_words(path / "counters/port_xmit_data")
+            for name in _SIGNS:
+                yield f"rdma.{SIGN}{name}", of, read_number(path / "hw_counters" / name)
 
 
 def _is_active(port: Path) -> bool:
@@ -51,6 +72,11 @@ def _is_active(port: Path) -> bool:
         return (port / "state").read_text().partition(":")[2].strip() == "ACTIVE"
     except OSError:
         return False
+
+
+def _read_words(path: Path) -> float | None:
+    words = read_number(path)
+    return None if words is None else _RDMA_WORD * words
 
 
 def _sum_counters(folder: Path, names: tuple[str, ...]) -> float | None:

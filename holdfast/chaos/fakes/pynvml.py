@@ -33,6 +33,7 @@ _WELL: dict[str, Any] = {
     "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=1 << 30),
     "nvmlDeviceGetUUID": b"GPU-0b6f",
     "nvmlDeviceGetNvLinkState": 1,
+    "nvmlDeviceGetName": "NVIDIA H200",
 }
 
 

@@ -14,7 +14,15 @@ from rich.text import Text
 from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
-from holdfast.cli.terminal.quantity_text import NO_STEP, counted_noun, duration_text, ettr_of, incidents_text, step_said
+from holdfast.cli.terminal.quantity_text import (
+    NO_STEP,
+    counted_noun,
+    duration_text,
+    ettr_of,
+    hour_ettr_of,
+    incidents_text,
+    step_said,
+)
 from holdfast.core.decide.controller_takeover import lost_journal_sentence
 from holdfast.core.incident.incident_text import (
     count_failures,
@@ -28,6 +36,7 @@ from holdfast.core.record.job_account import TimeUse, UnwatchedTime
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import fold_entries
 from holdfast.core.record.lost_time_bill import Bill, draw_bill
+from holdfast.core.record.release_pace import describe_paces
 from holdfast.core.sum_preserving_rounding import in_tenths, share_tenths
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
@@ -110,6 +119,7 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
     planned = f", {counted_noun(len(report.changes), 'planned restart')}" if report.changes else ""
     head = Text.assemble(
         (ettr_of(report.wall_s, report.ettr, report.at_most), "bold green"),
+        (hour_ettr_of(report.hour_ettr, report.at_most), "bold green"),
         f"{_since_start(report)}: ",
         f"{incidents_text(len(report.incidents), count_failures(report.incidents))}{mttr}{planned}; ",
         f"{step_said(report.step, report.since)}, generation {report.generation}; {ended}",
@@ -126,6 +136,7 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
     parts += [Text(UNKNOWN_TIME)] if report.spent_s.get(TimeUse.UNKNOWN) else []
     parts.append(_standbys_text(report))
     parts += [_releases_text(report)] if len(report.releases) > 1 else []
+    parts += [Text(pace, style="dim") for pace in describe_paces(report.paces)]
     parts += [_incidents_table(report, bill)] if report.incidents else []
     parts += [Text(opinion) for opinion in report.opinions]
     parts += [_changes_table(report, bill)] if report.changes else []

@@ -71,7 +71,8 @@ def build_agent(process: AgentProcess) -> DstAgent:
 def _play_parts(process: AgentProcess, events: AgentEvents) -> AgentParts:
     machine, world = process.machine, process.world
     snapshots = SimOwnSnapshots(machine.memory)
-    sender = PeerSender(snapshots, SimTransport(process), machine.clock, events.say, events.on_copies)
+    transport = SimTransport(process)
+    sender = PeerSender(snapshots, transport, machine.clock, events.say, events.on_copies)
     keeper = SimBackup(process, process.open_keeper(snapshots, sender))
     return AgentParts(
         clock=machine.clock,
@@ -85,6 +86,7 @@ def _play_parts(process: AgentProcess, events: AgentEvents) -> AgentParts:
         diagnosis=SimDiagnosis(world),
         health=SimHealth(),
         judge=process.judge_exit,
+        reach=transport.try_peers,
         background=(keeper.send_copies,),
     )
 

@@ -15,7 +15,16 @@ from holdfast.cli.run_dirs import run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
-from holdfast.cli.terminal.quantity_text import NO_STEP, counted_noun, duration_text, ettr_of, incidents_text, step_said
+from holdfast.cli.terminal.quantity_text import (
+    NO_STEP,
+    counted_noun,
+    duration_text,
+    ettr_of,
+    hour_ettr_of,
+    incidents_text,
+    rate_text,
+    step_said,
+)
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.wire.controller_request import ControllerNotRunning
 
@@ -66,23 +75,27 @@ def render_status(status: dict[str, Any]) -> Group:
         (f" {phase} ", f"bold reverse {_COLOURS.get(phase, 'white')}"),
         f"  generation {status['generation']}, {step_said(status['step'], status.get('since', ''))}, ",
         (ettr_of(status["wall_s"], status["ettr"], status.get("at_most", "")), "bold"),
+        (hour_ettr_of(status.get("hour_ettr"), status.get("at_most", "")), "bold"),
         f", {incidents_text(status['incidents'], status.get('failures', 0))}",
         _planned_text(status),
         f", {counted_noun(redone, 'step')} redone" if (redone := status.get("redone", 0)) else "",
         f"   run {status['run_id']}",
     )
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("node", "role", "ranks", "step", "loss", "phase"):
+    carries = any(node.get("in_bytes_s") is not None for node in status["nodes"])
+    for column in ("node", "role", "ranks", "step", "loss", "phase", *(("traffic of its host",) if carries else ())):
         table.add_column(column, justify="right" if column in ("step", "loss") else "left")
     for node in status["nodes"]:
         loss = f"{node['loss']:.4f}" if node["loss"] is not None else ""
         step = str(node["step"]) if node["step"] >= 0 else ""
-        table.add_row(node["node"], node["role"], node["ranks"], step, loss, node["phase"])
+        traffic = (_traffic_text(node),) if carries else ()
+        table.add_row(node["node"], node["role"], node["ranks"], step, loss, node["phase"], *traffic)
     lines: list[Text | Table] = [head, Text(f"now: {status['now']}", style="dim"), *_people_lines(status), table]
     if status["ettr"] is None and phase == "starting":
         lines.append(Text(NO_STEP, style="dim"))
     if release := _release_text(status):
         lines.append(Text(release, style="dim"))
+    lines += [Text(pace, style="dim") for pace in status.get("pace", ())]
     if status.get("floor", -1) >= 0:
         lines.append(Text(f"step {status['floor']} is held by every rank and by its peer", style="dim"))
     if status["last_incident"]:
@@ -90,6 +103,12 @@ def render_status(status: dict[str, Any]) -> Group:
     if status.get("last_change"):
         lines.append(Text(f"last planned restart: {status['last_change']}"))
     return Group(*lines)
+
+
+def _traffic_text(node: dict[str, Any]) -> str:
+    if node.get("in_bytes_s") is None:
+        return ""
+    return f"{rate_text(node['in_bytes_s'])} in, {rate_text(node['out_bytes_s'])} out"
 
 
 def _planned_text(status: dict[str, Any]) -> str:

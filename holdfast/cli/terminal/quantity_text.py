@@ -22,6 +22,11 @@ def ettr_of(wall_s: float, ettr: float | None, at_most: str = "") -> str:
     return f"{ettr_said(ettr, at_most)} {'of' if ettr is not None else 'in'} {duration_text(wall_s)}"
 
 
+def hour_ettr_of(ettr: float | None, at_most: str = "") -> str:
+    """Return the ETTR of the last hour in words; empty for a job that is not that old."""
+    return f", {at_most}{100 * ettr:.1f} % of the last hour" if ettr is not None else ""
+
+
 def step_said(step: int, since: str = "") -> str:
     """Return the newest step in words, or with `since` the number of steps since then; -1 means no step."""
     if step < 0:
@@ -32,6 +37,14 @@ def step_said(step: int, since: str = "") -> str:
 def incidents_text(count: int, failures: int) -> str:
     """Return the number of incidents in words; add the number of failures if some incident had more than one."""
     return counted_noun(count, "incident") + (f" ({counted_noun(failures, 'failure')})" if failures > count else "")
+
+
+def rate_text(bytes_s: float) -> str:
+    """Return a rate with three digits and its unit, such as 1.25 GB/s."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if bytes_s >= size:
+            return f"{bytes_s / size:.3g} {unit}/s"
+    return f"{bytes_s:.0f} B/s"
 
 
 def counted_noun(count: int, noun: str) -> str:

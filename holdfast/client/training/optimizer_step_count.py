@@ -10,6 +10,7 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from holdfast.client.training import inferred_resume_step, process_group_reports
+from holdfast.client.training.parameter_count import ParameterCount
 from holdfast.client.training.progress import RankProgress
 
 _MAKES_STATE = "_init_optim_state"  # of torch.distributed.checkpoint.state_dict
@@ -23,8 +24,11 @@ class StepCount:
         self._progress = progress
         self._first: weakref.ref[Optimizer] | None = None
         self._steps = 0
+        self._parameters = ParameterCount()
 
     def on_optimizer_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if (parameters := self._parameters.add_optimizer(optimizer)) is not None:
+            self._progress.note_parameters(parameters)
         first = self._first() if self._first else None
         if first is None:
             self._first = weakref.ref(optimizer)

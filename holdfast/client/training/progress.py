@@ -4,6 +4,7 @@ Losses may be numbers or tensors. A CPU tensor is read at once. A tensor on an a
 copied on the current stream and reported by a later call, a step or two late, under its own step.
 """
 
+import math
 import os
 import sys
 
@@ -99,11 +100,16 @@ class RankProgress:
         except Exception as e:
             print(f"holdfast: the optimizer is not watched: {e!r}", file=sys.stderr)
 
-    def step(self, step: int, loss: object = None, grad_norm: object = None) -> None:
+    def step(
+        self, step: int, loss: object = None, grad_norm: object = None, *, tokens: object = None, flops: object = None
+    ) -> None:
         """Report that step number `step` is done, with its loss and gradient norm if given.
 
+        `tokens` and `flops` are what this step took on all ranks together: tell every rank the same number. From them
+        come tokens per second and MFU. With `tokens` alone, FLOPs are estimated from the optimizers' parameters.
+
         >>> for step in range(1, 4):
-        ...     holdfast.step(step, loss=1 / step, grad_norm=0.5)
+        ...     holdfast.step(step, loss=1 / step, grad_norm=0.5, tokens=8 * 1024)
         """
         try:
             slot = self._slot if self._claimed else self._claim_slot()
@@ -120,11 +126,13 @@ class RankProgress:
             self._told = True
             if self._copies is not None:
                 self._copies.collect_arrived(slot)
-            if loss is not None or grad_norm is not None or self._watching is not None:
-                try:
+            try:
+                if tokens is not None or flops is not None:
+                    slot.add_work(self._count_work(step, "tokens", tokens), self._count_work(step, "flops", flops))
+                if loss is not None or grad_norm is not None or self._watching is not None:
                     self._note_values(slot, step, loss, grad_norm)
-                except Exception:
-                    pass  # the step itself counts all the same
+            except Exception:
+                pass  # the step itself counts all the same
             if self._marking is not None:
                 self._marking.on_step(slot, step)
             slot.step(step)
@@ -143,6 +151,12 @@ class RankProgress:
             slot.step(steps + self._before, counted=True)
             if self._on_first is not None:
                 self._call_on_first()
+
+    def note_parameters(self, count: int) -> None:
+        """Report how many parameters the script trains; 0 if that is not known."""
+        slot = self._slot if self._claimed else self._claim_slot()
+        if slot is not None:
+            slot.note_parameters(count)
 
     def goes_on_from(self, step: int) -> None:
         """Set how many steps the job had made before the first counted step, or -1 if unknown.
@@ -313,6 +327,16 @@ class RankProgress:
 
             self._copies = LossFetches()
         self._copies.start_fetch(step, loss, grad_norm, own_norm, update)
+
+    def _count_work(self, step: int, name: str, value: object) -> float:
+        """Return the amount of work as a number; 0 for what is no amount, or would have to be waited for."""
+        here = _is_here(value)
+        amount = (_to_number(value) or 0.0) if here else 0.0
+        if (not here or not 0 <= amount < math.inf) and name not in self._unread:
+            self._unread.add(name)
+            print(f"holdfast: the {name} of step {step} are not counted: pass a plain number, not {value!r:.80}",
+                  file=sys.stderr)  # fmt: skip
+        return amount if 0 <= amount < math.inf else 0.0
 
     def _local_value(self, step: int, name: str, value: object) -> object:
         """Return the local tensor of a DTensor if every rank holds the whole value, else None; never gathers."""

@@ -43,6 +43,7 @@ class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
     again_s: float = 1.0  # between the first looks
     act_s: float = 180.0  # a suspect that shows no life for so long is acted on
     last_s: float = 1800.0  # a suspect is acted on after so long, whatever it shows: it may be spinning
+    quiet_s: float = 600.0  # the links of all hosts are quiet for so long, and no step: look; 0: never
     start_s: float = 900.0  # before the first step
 
 

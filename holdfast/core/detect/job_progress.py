@@ -4,12 +4,17 @@ from collections.abc import Iterable
 
 import msgspec
 
-from holdfast.model.event import Progress
+from holdfast.core.membership.seating import REPLICAS
+from holdfast.model.event import WARM_STEPS, Progress
+from holdfast.model.job_and_seats import Dims
 from holdfast.model.observation import Beat
+
+_UNSPLIT = REPLICAS | {"cp"}  # parallel dimensions in which every rank knows the size of the whole model
 
 
 class PaceLimits(msgspec.Struct, frozen=True, kw_only=True):
     progress_s: float = 10.0  # how often progress goes into the journal while nothing happens
+    peak_flops: float = 0.0  # FLOP/s of one rank's GPU, for MFU; 0: as the table of GPUs says
 
 
 def agreed_origin(origins: Iterable[int]) -> int:
@@ -18,9 +23,20 @@ def agreed_origin(origins: Iterable[int]) -> int:
     return -1 if others else first
 
 
+def agreed_count(counts: Iterable[int]) -> int:
+    """Return the count that all report; 0 if they differ: then none has the whole."""
+    first, *others = set(counts)
+    return 0 if others else first
+
+
+def splits_model(mesh: Dims) -> bool:
+    """Return whether ranks of this mesh may hold different parts of the model, so that no rank can count it."""
+    return any(size > 1 and name not in _UNSPLIT for name, size in mesh)
+
+
 class JobPace:
-    """Condenses beats into a few Progress events: at the first step, when redone work is complete, when every rank has
-    left its process groups, and now and then."""
+    """Condenses beats into a few Progress events: at the first step, when the first steps are over, when redone work
+    is complete, when every rank has left its process groups, and now and then."""
 
     def __init__(self, limits: PaceLimits) -> None:
         self.limits = limits
@@ -29,6 +45,7 @@ class JobPace:
         self._beats: dict[str, Beat] = {}
         self._missing: set[str] = set()  # nodes with a rank that has made no step yet
         self._behind: set[str] = set()  # nodes that redo what was done before
+        self._warming: set[str] = set()  # nodes in their first steps; pace is measured from their end on
         self._said_at = 0.0
         self._said_step = -1
         self._said_parted = False
@@ -39,22 +56,24 @@ class JobPace:
 
     def on_launch(self, generation: int, nodes: tuple[str, ...]) -> None:
         self.generation = generation
-        self._beats, self._missing, self._behind = {}, set(nodes), set(nodes)
+        self._beats, self._missing, self._behind, self._warming = {}, set(nodes), set(nodes), set(nodes)
         self._said_at, self._said_step, self._said_parted = 0.0, -1, False
 
     def on_beat(self, now: float, beat: Beat) -> Progress | None:
         if beat.generation != self.generation or beat.step < 0:
             return None
-        first, redoing = bool(self._missing), bool(self._behind)
+        first, redoing, warming = bool(self._missing), bool(self._behind), bool(self._warming)
         self._beats[beat.node] = beat
         self._missing.discard(beat.node)
         if beat.step + max(0, beat.origin) >= self.best:
             self._behind.discard(beat.node)
+        if beat.step >= beat.first_step + WARM_STEPS:
+            self._warming.discard(beat.node)
         if self._missing:
             return None
-        caught_up = redoing and not self._behind
+        caught_up, steady = redoing and not self._behind, warming and not self._warming
         turned = self._have_parted is not self._said_parted
-        if first or caught_up or turned or now >= self._said_at + self.limits.progress_s:
+        if first or caught_up or steady or turned or now >= self._said_at + self.limits.progress_s:
             return self.flush_progress(now)
         return None
 
@@ -112,4 +131,8 @@ class JobPace:
             skipped_samples=sum(b.skipped_samples for b in beats),
             backed=all(b.backed >= 0 for b in beats),
             parted=parted,
+            tokens=min(b.tokens for b in beats),
+            flops=min(b.flops for b in beats),
+            parameters=0 if any(splits_model(b.mesh) for b in beats) else agreed_count(b.parameters for b in beats),
+            peak_flops=sum(b.peak_flops for b in beats) if all(b.peak_flops > 0 for b in beats) else 0.0,
         )

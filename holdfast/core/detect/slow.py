@@ -59,16 +59,20 @@ class SlowDetector:
         self._roads: dict[str, deque[float]] = {}  # node -> seconds that beats took to come, by its clock and ours
         self._round_at = 0.0
         self._pace = StepPace(limits)
+        self._crew = (0, 0)  # number of the release, and of ranks: with others no pace can be compared
         self._toll = SlownessCost(limits)
         self._told: dict[tuple[Stance, tuple[str, ...]], float] = {}
 
-    def on_launch(self, now: float, generation: int) -> None:
-        self.generation = generation
+    def on_launch(self, now: float, generation: int, crew: tuple[int, int] = (0, 0)) -> None:
+        """Begin anew. If release and number of ranks (`crew`) are those of the generation before, its pace is kept to
+        compare with."""
+        former_s = self._pace.release_best_s if crew == self._crew else 0.0
+        self.generation, self._crew = generation, crew
         for kept in (self._node_of, self._heard, self._groups, self._told):
             kept.clear()
         self.rounds.clear()
         self._round_at = now
-        self._pace, self._toll = StepPace(self.limits), SlownessCost(self.limits)
+        self._pace, self._toll = StepPace(self.limits, former_s), SlownessCost(self.limits)
 
     def on_beat(self, now: float, beat: Beat, arrivals: dict[int, tuple[Arrival, ...]]) -> Alarm | None:
         if beat.generation != self.generation:
@@ -140,7 +144,9 @@ class SlowDetector:
         ratio = self._pace.lasting_slowdown(now)
         if not ratio:
             return None
-        return self._make_alarm(now, (), f"steps take {ratio:.1f} times as long as they did")
+        own = self._pace.slowdown_ratio >= self.limits.pace
+        since = "" if own else " before the last restart, with the same release on as many ranks"
+        return self._make_alarm(now, (), f"steps take {ratio:.1f} times as long as they did{since}")
 
     def _make_alarm(
         self, now: float, ranks: tuple[int, ...], reason: str, wanted: Stance = Stance.NOTIFY
@@ -196,10 +202,12 @@ class SlownessCost:
 
 
 class StepPace:
-    """Measures how long the job's steps take, and how long they took at their best."""
+    """Measures how long the job's steps take, and how long they took at their best: in this generation, by which a
+    node is judged, and with this release, by which the job is."""
 
-    def __init__(self, limits: SlowLimits) -> None:
+    def __init__(self, limits: SlowLimits, former_best_s: float = 0.0) -> None:
         self.limits = limits
+        self._former_best_s = former_best_s  # of earlier generations with this release; 0: unknown
         self._steps: dict[str, tuple[int, float]] = {}  # node -> newest step and when
         self._took: deque[float] = deque(maxlen=32)
         self._best_s = 0.0
@@ -214,6 +222,11 @@ class StepPace:
         """The present step time divided by the best step time; 1.0 while the best is unknown."""
         return self.step_s / self._best_s if self._best_s else 1.0
 
+    @property
+    def release_best_s(self) -> float:
+        """The best step time with this release so far; 0 while it is unknown."""
+        return min((best for best in (self._best_s, self._former_best_s) if best), default=0.0)
+
     def on_beat(self, now: float, beat: Beat) -> None:
         step, at = self._steps.get(beat.node, (beat.step, beat.at))
         if beat.step > step >= 0:
@@ -224,9 +237,12 @@ class StepPace:
             self._best_s = min(self._best_s or self.step_s, self.step_s)
 
     def lasting_slowdown(self, now: float) -> float:
-        """Return the slowdown ratio if it has exceeded the limit for at least `pace_s`; 0 otherwise."""
-        if self.slowdown_ratio < self.limits.pace:
+        """Return how many times the release's best a step takes, if for at least `pace_s` that was more than the limit;
+        0 otherwise."""
+        # Before the generation's own best is known it is in its first steps, which are slow in every generation.
+        ratio = self.step_s / self.release_best_s if self._best_s else 1.0
+        if ratio < self.limits.pace:
             self._slow_since = None
             return 0.0
         self._slow_since = now if self._slow_since is None else self._slow_since
-        return self.slowdown_ratio if now >= self._slow_since + self.limits.pace_s else 0.0
+        return ratio if now >= self._slow_since + self.limits.pace_s else 0.0

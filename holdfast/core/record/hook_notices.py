@@ -5,7 +5,9 @@ from enum import StrEnum
 
 import msgspec
 
+from holdfast.core.incident.incident_text import describe_cause
 from holdfast.model.action import Finish
+from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.event import Entry, Order
 from holdfast.model.incident_record import Record, Remedy
 from holdfast.model.release import Fate, Release
@@ -34,6 +36,7 @@ class NoticeTopic(StrEnum):
     ROLLED_BACK = "rolled back"
     REFUSED = "refused"
     INCIDENT = "incident"
+    SLOW = "slow"
 
 
 _AT_ONCE = (NoticeTopic.ENDED, NoticeTopic.GAVE_UP)  # nobody is there any more to tell it later
@@ -80,6 +83,8 @@ class HookNotices:
         closed = entry.decision.closed
         if closed and closed.verdict.remedy is not Remedy.GIVE_UP:
             found.append(self._make_notice(entry, NoticeTopic.INCIDENT, closed.sentence, incident=closed))
+        if isinstance(entry.event, Alarm) and entry.event.kind is Kind.SLOW and entry.event.stance is Stance.NOTIFY:
+            found.append(self._make_notice(entry, NoticeTopic.SLOW, describe_cause(entry.event)))
         if standing.asking and standing.asking != self._asking:
             found.append(self._make_notice(entry, NoticeTopic.ASKING, standing.asking, until=standing.until))
         for action in entry.decision.actions:

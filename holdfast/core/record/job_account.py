@@ -5,12 +5,14 @@ from enum import StrEnum
 import msgspec
 
 from holdfast.core.incident import incident_text
+from holdfast.core.record.release_pace import ReleasePace
 from holdfast.model.event import Phase
 from holdfast.model.incident_record import Change, Record, Remedy
 
 NO_CONTROLLER = "no controller"  # the cause of time in which nobody could mend or end the job
 START_AND_END = "start and end"  # the cause of time before the first step and after the last one
 PLANNED = "planned restarts"  # the cause of what they cost
+HOUR_S = 3600.0  # the window of the sliding ETTR
 UNSETTLED = "open incident"  # of what an incident has cost whose cause is not known yet
 
 
@@ -92,6 +94,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     code: int | None = None  # of a finished job
     ending: str = ""
     opinions: tuple[str, ...] = ()  # of language models and people, on incidents
+    paces: tuple[ReleasePace, ...] = ()  # of releases in steady training
 
     @property
     def wall_s(self) -> float:
@@ -110,6 +113,15 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
         whether it was productive is included, and `at_most` says so."""
         productive_s = self.spent_s(TimeUse.TRAIN) + self.spent_s(TimeUse.UNKNOWN)
         return productive_s / self.wall_s if self.stepped and self.wall_s > 0 else None
+
+    @property
+    def hour_ettr(self) -> float | None:
+        """Return the same share of the last hour; None if there was none yet, or no step was ever seen."""
+        if not self.stepped or self.wall_s < HOUR_S:
+            return None
+        since = self.end_at - HOUR_S
+        productive = (span for span in self.spans if span.use in (TimeUse.TRAIN, TimeUse.UNKNOWN))
+        return sum(max(0.0, span.end_at - max(span.start_at, since)) for span in productive) / HOUR_S
 
     @property
     def at_most(self) -> str:

@@ -4,6 +4,7 @@ import msgspec
 
 from holdfast.core.incident.incident_text import lost_steps, phases_s
 from holdfast.core.record.job_account import Account, ReleaseRun, Span, TimeUse, UnwatchedTime
+from holdfast.core.record.release_pace import ReleasePace
 from holdfast.model.incident_record import Change, Record, Remedy
 
 
@@ -27,6 +28,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     start_at: float
     wall_s: float
     ettr: float | None  # None: no step was ever seen, so it is not known
+    hour_ettr: float | None = None  # of the last hour; None: there was none yet
     at_most: str
     mttr_s: float | None
     spent_s: dict[str, float]  # by use
@@ -38,6 +40,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     spans: tuple[Span, ...]
     unwatched: tuple[UnwatchedTime, ...] = ()
     opinions: tuple[str, ...] = ()
+    paces: tuple[ReleasePace, ...] = ()  # of releases in steady training
 
 
 def report_of(account: Account) -> Report:
@@ -51,6 +54,7 @@ def report_of(account: Account) -> Report:
         start_at=account.start_at,
         wall_s=account.wall_s,
         ettr=account.ettr,
+        hour_ettr=account.hour_ettr,
         at_most=account.at_most,
         mttr_s=account.mttr_s,
         spent_s={use.value: account.spent_s(use) for use in TimeUse},
@@ -62,6 +66,7 @@ def report_of(account: Account) -> Report:
         spans=account.spans,
         unwatched=account.unwatched,
         opinions=account.opinions,
+        paces=account.paces,
     )
 
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 import msgspec
 
 from holdfast.core.record.job_account import Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
+from holdfast.core.record.release_pace import ReleasePaces
 from holdfast.model.action import Finish, Launch
 from holdfast.model.alarm import LEFT, OPINION, Alarm
 from holdfast.model.event import Begin, Ended, Entry, Phase, Progress, Successor
@@ -46,6 +47,7 @@ class Ledger:
         self._is_from_zero = False  # steps that the script does not tell are counted from the start of this run
         self._ran: dict[int, ReleaseRun] = {}
         self._redone: list[RedoneSteps] = []  # the newest is of what this generation mended
+        self._paces = ReleasePaces()
         self._release = 0
         self._seated: frozenset[str] = frozenset()
         self._spans: list[Span] = []
@@ -68,6 +70,7 @@ class Ledger:
             self._start_at = self._at = entry.at
         self._watch_takeover(entry)
         self._last_at = max(self._last_at, entry.at)
+        self._paces.add(entry)
         decision, event = entry.decision, entry.event
         before = self.progress
         if isinstance(event, Begin):
@@ -153,6 +156,7 @@ class Ledger:
             code=self.finish.code if self.finish else None,
             ending=self.finish.reason if self.finish else "",
             opinions=tuple(self.opinions),
+            paces=self._paces.list_paces(),
         )
 
     def list_releases(self) -> tuple[ReleaseRun, ...]:

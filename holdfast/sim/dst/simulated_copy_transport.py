@@ -7,8 +7,8 @@ import msgspec
 
 from holdfast.core.snapshots.floor_pins_and_copies import CopyParcel, CopyRun
 from holdfast.model.errand import FinalState, LaunchHere
-from holdfast.model.observation import Beat
-from holdfast.model.state_copy import Aim, Copy
+from holdfast.model.observation import Beat, Reach
+from holdfast.model.state_copy import Address, Aim, Copy
 from holdfast.sim.dst.simulated_snapshot_keeper import SimKeeper
 from holdfast.wire.holder_messages import KeptArena
 from holdfast.wire.rank_keeper_messages import ArenaRequest
@@ -77,6 +77,14 @@ class SimTransport:
         self._process = process
         self._machine = process.machine
         self._world = process.world
+
+    async def try_peers(self, peers: dict[str, Address]) -> Reach:
+        """Tell which of these machines are connected, as this one sees it."""
+        self._process.check_alive()
+        there = {peer: self._world.machines.get(peer) for peer in peers}
+        reached = [peer for peer, one in there.items() if one and one.is_connected and self._machine.is_connected]
+        missed = tuple(peer for peer in peers if peer not in reached)
+        return Reach(node=self._machine.name, reached=tuple(reached), missed=missed)
 
     async def send_parcel(self, parcel: CopyParcel, want: ArenaRequest, run: CopyRun) -> str:
         await asyncio.sleep(_COPY_S * self._world.rng.uniform(0.3, 2.0))

@@ -99,6 +99,8 @@ class SimTracer:
 class SimHealth:
     """Health readings that never explain why a rank ended: no OOM kill, no shortage."""
 
+    peak_flops = 0.0
+
     def on_rank_exit(self, at: float) -> None:
         pass
 

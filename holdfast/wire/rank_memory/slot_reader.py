@@ -69,6 +69,9 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
     skipped: int  # batches that it has left out
     skipped_samples: int  # in these, as far as they could be counted
     origin: int  # steps that were made before the first counted one; -1: nobody knows
+    tokens: float = 0.0  # that the steps of this generation took, as the script tells it; 0: it does not
+    flops: float = 0.0  # and floating-point operations
+    parameters: int = 0  # that its optimizers train; 0: not known
     claimed: bool = False  # the process of this pid makes the rank's steps
     ending: str = ""  # of a script: "returned", "parting" (it destroys its process groups), "parted" (none is left)
 
@@ -127,9 +130,9 @@ def _parse_entry(image: bytes, reading: SlotReading) -> tuple[int, StepValues | 
 
 
 def _parse_reading(body: bytes) -> SlotReading:
-    seq, flags, step, at, loss_step, loss, grad_norm = HOT.unpack_from(body)
+    seq, flags, step, at, loss_step, loss, grad_norm, tokens, flops = HOT.unpack_from(body)
     generation, rank, pid, first_step, first_at, first_bad_step, *rest = COLD.unpack_from(body, HOT.size)
-    phase_at, failed_at, phase, failure, grouped_at, restored_at, skipped, skipped_samples, origin = rest
+    phase_at, failed_at, phase, failure, grouped_at, restored_at, skipped, skipped_samples, origin, parameters = rest
     return SlotReading(
         seq=seq,
         generation=generation,
@@ -155,6 +158,9 @@ def _parse_reading(body: bytes) -> SlotReading:
         skipped=skipped,
         skipped_samples=skipped_samples,
         origin=origin,
+        tokens=tokens,
+        flops=flops,
+        parameters=parameters,
         claimed=bool(flags & CLAIMED),
         ending=next((word for flag, word in _ENDINGS.items() if flags & flag), ""),
     )

@@ -20,8 +20,8 @@ RING, ENTRY_BYTES = 16, 64
 SLOT_BYTES = RING_AT + RING * ENTRY_BYTES
 
 SUM = struct.Struct("<I")
-HOT = struct.Struct("<QIqdqdd")  # seq, flags, step, at, loss_step, loss, grad_norm
-COLD = struct.Struct("<qiiqdqdd24s120sddQQq")  # generation, rank, pid, first step and at, first bad step, the rest
+HOT = struct.Struct("<QIqdqdddd")  # seq, flags, step, at, loss_step, loss, grad_norm, tokens, flops
+COLD = struct.Struct("<qiiqdqdd24s120sddQQqq")  # generation, rank, pid, first step and at, first bad step, the rest
 BODY = slice(SUM.size, SUM.size + HOT.size + COLD.size)
 PHASE_BYTES = 24
 _MOST = 1 << 62
@@ -56,6 +56,7 @@ class SlotWriter:
         self._step_at = monotonic()
         self._first_at = 0.0
         self._loss = self._grad_norm = nan
+        self._tokens = self._flops = 0.0  # of all steps since the launch
         self._owner = (generation, rank, os.getpid())
         self._told = 0  # entries of the ring
         self._phase, self._phase_at = b"", 0.0
@@ -63,6 +64,7 @@ class SlotWriter:
         self._grouped_at = self._restored_at = 0.0
         self._skipped = self._skipped_samples = 0
         self._origin = -1
+        self._parameters = 0
         self._passed = -1  # first step that was left out, if no step came before it
         if heir and before:
             self._inherit_record(before)
@@ -109,6 +111,15 @@ class SlotWriter:
     def resume_from(self, step: int) -> None:
         """Record the number of steps made before the first counted step; the next write shows it."""
         self._origin = step
+        self._pack_cold_part()
+
+    def add_work(self, tokens: float, flops: float) -> None:
+        """Add what a step has taken; the next write shows the sums."""
+        self._tokens, self._flops = self._tokens + tokens, self._flops + flops
+
+    def note_parameters(self, count: int) -> None:
+        """Record how many parameters the script trains; the next write shows it."""
+        self._parameters = count
         self._pack_cold_part()
 
     def write_values(
@@ -221,11 +232,12 @@ class SlotWriter:
         """Continue from the record of another process of the rank."""
         self._seq, flags, *hot = HOT.unpack_from(body)
         self._flags = flags & ~CLAIMED
-        self._step, self._step_at, self._loss_step, self._loss, self._grad_norm = hot
+        self._step, self._step_at, self._loss_step, self._loss, self._grad_norm, self._tokens, self._flops = hot
         self._first_step, self._first_at, self._first_bad_step, *rest = COLD.unpack_from(body, HOT.size)[3:]
         self._phase_at, self._failed_at, phase, failure, *rest = rest
         self._phase, self._failure = phase.rstrip(b"\0"), failure.rstrip(b"\0")
-        self._grouped_at, self._restored_at, self._skipped, self._skipped_samples, self._origin = rest
+        self._grouped_at, self._restored_at, self._skipped, self._skipped_samples, *rest = rest
+        self._origin, self._parameters = rest
 
     def note_skip(self, step: int, batches: int, samples: int) -> None:
         """Record that this step was skipped, and the totals so far; the next write shows both."""
@@ -237,11 +249,13 @@ class SlotWriter:
     def _pack_cold_part(self) -> None:
         first = (self._first_step, self._first_at, self._first_bad_step)
         rest = (self._phase_at, self._failed_at, self._phase, self._failure, self._grouped_at, self._restored_at)
-        self._cold = COLD.pack(*self._owner, *first, *rest, self._skipped, self._skipped_samples, self._origin)
+        last = (self._skipped, self._skipped_samples, self._origin, self._parameters)
+        self._cold = COLD.pack(*self._owner, *first, *rest, *last)
 
     def _write_record(self) -> None:
         self._seq = seq = self._seq + 1
-        hot = HOT.pack(seq, self._flags, self._step, self._step_at, self._loss_step, self._loss, self._grad_norm)
+        values = (self._loss_step, self._loss, self._grad_norm, self._tokens, self._flops)
+        hot = HOT.pack(seq, self._flags, self._step, self._step_at, *values)
         body = hot + self._cold
         at = self._at + (seq & 1) * RECORD_BYTES
         # One assignment, so that threads of this process cannot interleave inside a record.

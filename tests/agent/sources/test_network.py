@@ -8,7 +8,7 @@ from holdfast.agent.sources import SourceAbsent
 from holdfast.agent.sources.network import NetworkSource
 from holdfast.core.detect.health import HealthDetector, HealthLimits
 from holdfast.logs import catalog_files
-from holdfast.model.alarm import Alarm
+from holdfast.model.alarm import Alarm, Stance
 from holdfast.model.observation import Gauge
 
 
@@ -46,6 +46,34 @@ def test_real_links_that_were_up(tmp_path: Path) -> None:
     assert {of for of, _ in read} == {"eth0", "mlx5_0 port 1"}
     assert (read["eth0", "net.errors"], read["eth0", "net.flaps"], read["eth0", "net.down"]) == (14, 4, 0)
     assert (read["mlx5_0 port 1", "rdma.down"], read["mlx5_0 port 1", "rdma.errors"]) == (0, 0)
+
+
+def test_bytes_and_signs_of_congestion(tmp_path: Path) -> None:
+    statistics, ib = link(tmp_path, "eth0") / "statistics", port(tmp_path)
+    (statistics / "rx_bytes").write_text("500\n")
+    (statistics / "tx_bytes").write_text("700\n")
+    (ib / "counters/port_rcv_data").write_text("1000\n")
+    (ib / "counters/port_xmit_data").write_text("2000\n")
+    (ib / "hw_counters").mkdir()
+    (ib / "hw_counters/np_cnp_sent").write_text("3\n")
+    read = numbers(NetworkSource(lambda: 0.0, tmp_path))
+    assert (read["eth0", "net.in_bytes"], read["eth0", "net.out_bytes"]) == (500, 700)
+    rdma = {name: value for (of, name), value in read.items() if of == "mlx5_0 port 1"}
+    assert (rdma["rdma.in_bytes"], rdma["rdma.out_bytes"]) == (4000, 8000), "they count in words of four bytes"
+    assert rdma["rdma.sign.np_cnp_sent"] == 3
+    assert "rdma.sign.out_of_sequence" not in rdma, "what a driver does not tell is not known"
+
+
+def test_acknowledgements_that_time_out(tmp_path: Path) -> None:
+    counters = port(tmp_path) / "hw_counters"
+    counters.mkdir()
+    (counters / "local_ack_timeout_err").write_text("5000\n")  # before the job: nobody cares
+    watched = Watched(tmp_path)
+    (counters / "local_ack_timeout_err").write_text("5050\n")
+    assert watched.read() == []
+    (counters / "local_ack_timeout_err").write_text("5100\n")
+    [alarm] = watched.read()
+    assert not alarm.hard and alarm.stance is Stance.NOTIFY and "mlx5_0 port 1" in alarm.reason
 
 
 def test_a_machine_without_links(tmp_path: Path) -> None:

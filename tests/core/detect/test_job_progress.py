@@ -57,6 +57,37 @@ def test_then_it_speaks_now_and_then() -> None:
     assert said == [1, 11, 21, 31, 41, 51, 61, 71, 81, 91]
 
 
+def test_the_end_of_the_first_steps_is_told_once() -> None:
+    job = pace("a", "b")
+    said = []
+    for step in range(1, 40):
+        for node in "ab":
+            found = job.on_beat(step / 100, beat(node, step, step / 100))
+            said += [(found.step, found.is_steady)] if found else []
+    assert said == [(1, False), (11, True)]
+
+
+def test_work_is_what_all_tell() -> None:
+    job = pace("a", "b")
+    worked = {"tokens": 300.0, "flops": 6e9, "parameters": 54, "peak_flops": 1e12}
+    job.on_beat(1.0, replace(beat("a", 3, 1.0), **worked))
+    found = job.on_beat(1.0, replace(beat("b", 2, 1.0), **worked | {"tokens": 200.0, "flops": 4e9}))
+    assert found and (found.tokens, found.flops, found.parameters, found.peak_flops) == (200.0, 4e9, 54, 2e12)
+
+
+def test_work_that_not_all_tell_is_not_known() -> None:
+    job = pace("a", "b")
+    job.on_beat(1.0, replace(beat("a", 2, 1.0), tokens=200.0, parameters=54, peak_flops=1e12))
+    found = job.on_beat(1.0, replace(beat("b", 2, 1.0), parameters=27))
+    assert found and (found.tokens, found.parameters, found.peak_flops) == (0.0, 0, 0.0)
+
+
+def test_stages_of_equal_size_are_not_the_model() -> None:
+    for mesh, known in (((("dp_shard", 2),), 54), ((("dp", 2), ("tp", 1)), 54), ((("pp", 2),), 0)):
+        found = pace("a").on_beat(1.0, replace(beat("a", 2, 1.0), parameters=54, mesh=mesh))
+        assert found and found.parameters == known
+
+
 def test_flush_says_what_is_new_and_nothing_twice() -> None:
     job = pace("a")
     assert job.flush_progress(0.5) is None

@@ -178,6 +178,29 @@ def test_a_pace_that_is_lost() -> None:
     assert 50.0 <= at <= 62.0
 
 
+def relaunched(crew: tuple[int, int], step_s: float) -> list[Alarm]:
+    """A job whose steps took 0.2 s, with release 1 on 8 ranks, and after a launch take another time."""
+    made, now, alarms = SlowDetector(SlowLimits()), 0.0, []
+    for generation, of, takes_s in ((1, (1, 8), 0.2), (2, crew, step_s)):
+        made.on_launch(now, generation, of)
+        for step in range(1, 300):
+            now += 10 * takes_s if step < 5 else takes_s
+            alarm = made.on_beat(now, Beat(node="n0", generation=generation, step=step, at=now), {})
+            alarms += [alarm] if alarm else []
+    return alarms
+
+
+def test_a_pace_that_is_lost_in_a_restart() -> None:
+    [alarm] = relaunched((1, 8), 0.3)
+    assert (alarm.ranks, alarm.suspects, alarm.stance) == ((), (), Stance.NOTIFY)
+    assert " 1.5 times " in alarm.reason and "restart" in alarm.reason
+
+
+@pytest.mark.parametrize(("crew", "step_s"), [((1, 8), 0.22), ((2, 8), 0.3), ((1, 6), 0.3)])
+def test_another_release_or_fewer_ranks_have_their_own_pace(crew: tuple[int, int], step_s: float) -> None:
+    assert relaunched(crew, step_s) == []
+
+
 def test_another_generation_is_not_heard() -> None:
     made = SlowDetector(SlowLimits())
     made.on_launch(0.0, 2)

@@ -1,0 +1,39 @@
+"""Counts the parameters that a script's optimizers train, to estimate the FLOPs of a step.
+
+A count must be of the whole model, or MFU would come out too small. So there is none where a rank's optimizer has only
+a part of it that shows no whole: flat parameters, as of FSDP1, and masters that a mixed-precision optimizer makes. A
+DTensor knows its whole size. What frozen weights cost is not known here; such a script reports its FLOPs itself.
+"""
+
+import weakref
+from typing import Any
+
+from torch.nn import Parameter
+from torch.optim.optimizer import Optimizer
+
+NOT_KNOWN = 0
+_FLAT = ("_is_flat_param", "_fsdp_flattened")  # FSDP1's marks
+
+
+class ParameterCount:
+    """The parameters of all optimizers that have made a step, each counted once."""
+
+    def __init__(self) -> None:
+        self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._sizes: dict[int, int] = {}  # by the parameter's id
+        self._whole = True
+
+    def add_optimizer(self, optimizer: Optimizer) -> int | None:
+        """Return the count with this optimizer's parameters; None if the optimizer was counted before."""
+        if optimizer in self._seen:
+            return None
+        self._seen.add(optimizer)
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            self._whole = self._whole and _is_whole(parameter)
+            self._sizes[id(parameter)] = parameter.numel()
+        return sum(self._sizes.values()) if self._whole else NOT_KNOWN
+
+
+def _is_whole(parameter: Any) -> bool:
+    """Return whether the size of this parameter is its size in the whole model, as far as one rank can tell."""
+    return isinstance(parameter, Parameter) and not any(hasattr(parameter, mark) for mark in _FLAT)

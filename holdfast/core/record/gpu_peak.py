@@ -1,0 +1,24 @@
+"""The peak FLOP/s of a node's ranks, from the names of its GPUs, a table, and the user's own figure."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+
+class GpuPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Row of the table of GPUs."""
+
+    names: tuple[str, ...]  # as NVML gives them
+    flops: float  # a second
+    source: str
+
+
+def peak_of_ranks(ranks: int, sharing: int, gpus: Sequence[str], rows: Iterable[GpuPeak]) -> float:
+    """Return what the GPUs of this many ranks can make in a second; 0 if that is not known.
+
+    `gpus` are the names of the GPUs of the host, and `sharing` ranks have them between them. If these are more ranks
+    than GPUs, or the GPUs differ, nobody knows what part of which GPU a rank has.
+    """
+    if len(set(gpus)) != 1 or sharing > len(gpus):
+        return 0.0
+    return next((ranks * row.flops for row in rows if gpus[0] in row.names), 0.0)
