@@ -22,7 +22,7 @@ from holdfast.core.detect.crash import alarm_of
 from holdfast.core.detect.silence import departure_alarm
 from holdfast.logs import catalog_files
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.alarm import UNNAMED, Alarm, Kind, Stance
 from holdfast.model.event import (
     Begin,
     Decision,
@@ -129,11 +129,11 @@ def _alarm(words: Words, now: float, generation: int) -> Event:
         return Alarm(
             kind=Kind(kind),
             at=at,
-            suspects=tuple(node.split(",")),
+            suspects=() if node == "nobody" else tuple(node.split(",")),
             ranks=tuple(int(rank) for rank in words.after("rank", "").split(",") if rank),
             generation=int(words.after("generation", str(generation))),
             reason=" ".join(said),
-            signature=" ".join(said),
+            signature=UNNAMED if node == "nobody" else " ".join(said),
             hard=words.has("hard"),
             stance=Stance(words.after("stance", "act")),
         )
