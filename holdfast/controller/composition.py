@@ -46,7 +46,7 @@ def build_controller(settings: Settings, ports: ControllerPorts) -> BuiltControl
     floor = RecoveryFloor(settings.backup, replicas.newest_equal_step)
     aims = SnapshotAims(floor, registry, links, certificates, ports.say)
     tracing = StackTracing(links, clock)
-    stalls = StallWatch(settings, view, registry, tracing, clock)
+    stalls = StallWatch(settings, view, tracing, clock)
     detectors = JobDetectors(pace=JobPace(settings.pace), replicas=replicas, stalls=stalls)
     dispatch = ErrandDispatch(links, registry)
     ask, store = dispatch.ask_nodes, ports.store

@@ -30,6 +30,7 @@ from holdfast.model.event import (
     Entry,
     Event,
     Limits,
+    MeshReport,
     Order,
     OrderVerb,
     Outcome,
@@ -108,6 +109,11 @@ def _ready(words: Words, now: float, generation: int) -> Event:
     node = words.next()
     nproc, order = int(words.after("nproc", "2")), int(words.after("order", "0"))
     return Ready(node=node, host=f"host-{node}", nproc=nproc, order=order)
+
+
+def _mesh(words: Words, now: float, generation: int) -> Event:
+    sizes = [word.split("=") for word in words.next().split(",")]
+    return MeshReport(mesh=tuple((name, int(size)) for name, size in sizes))
 
 
 def _alarm(words: Words, now: float, generation: int) -> Event:
@@ -211,6 +217,7 @@ PARSERS: dict[str, Callable[[Words, float, int], Event]] = {
     "successor": lambda words, now, generation: Successor(
         epoch=int(words.next()), alone_since=float(words.after("alone", "0"))
     ),
+    "mesh": _mesh,
     "tick": lambda words, now, generation: Tick(),
 }
 

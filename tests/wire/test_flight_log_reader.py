@@ -53,7 +53,8 @@ def test_what_is_told_is_read(memory: mmap.mmap) -> None:
     assert told is not None
     assert (told.generation, told.pid, told.at) == (3, os.getpid(), 111.0)
     assert (told.flight.node, told.flight.rank) == ("n0", 7)
-    assert told.flight.groups == (Collective(group="0", entered=6, completed=5, op="all_reduce", at=110.5, expires_at=710.5),)
+    expected = Collective(group="0", entered=6, completed=5, op="all_reduce", at=110.5, expires_at=710.5)
+    assert told.flight.groups == (expected,)
     assert told.arrivals == (Arrival("0", 4, 110.0),)
     assert flight_log_reader.read_flight(memory, flight_log_offset(2, 0), "n0") is None  # another's place
     flight_log_reader.clear_flight(memory, AT)

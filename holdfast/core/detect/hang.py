@@ -230,9 +230,7 @@ class HangDetector:
         soon = self._looks < _SOON and not self._named
         self._look_at = now + self.limits.again_s * (1 if soon else min(30.0, 2 ** (self._looks // 2)))
 
-    def _judge_standstill(
-        self, now: float, traces: Sequence[Trace], named: BlockingRanks, early: bool
-    ) -> Alarm | None:
+    def _judge_standstill(self, now: float, traces: Sequence[Trace], named: BlockingRanks, early: bool) -> Alarm | None:
         """Return an alarm without suspects if the job has stood for longer than a restart would cost. Early, before
         the first step, only a collective that is about to time out counts."""
         expires_at = first_expiry(traces)

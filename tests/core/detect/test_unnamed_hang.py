@@ -55,7 +55,9 @@ def stands(made: HangDetector, now: float, seconds: float, traces: Look) -> tupl
     return now - began, None
 
 
-def both(frames: tuple[Frame, ...], *groups: Collective, cpu: float = 0.0, io: float = 0.0, moves: bool = False) -> Look:
+def both(
+    frames: tuple[Frame, ...], *groups: Collective, cpu: float = 0.0, io: float = 0.0, moves: bool = False
+) -> Look:
     return lambda now: look(now, [rank_at(r, frames, now, cpu=cpu, io=io, moves=moves) for r in (0, 1)], *groups)
 
 
