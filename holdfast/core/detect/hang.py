@@ -97,7 +97,8 @@ class HangDetector:
         self._moved_at = 0.0  # when the job's step last rose
         self._trained_at = 0.0  # since when steps are made that were not saved: the first step, or the newest saved one
         self._start_s = 0.0  # from launch to first step
-        self._usual_s = 0.0  # longest pause with nobody named that ended by itself
+        self._quiet_s = 0.0  # for how long most ranks had not moved at the last look, with nobody named
+        self._usual_s = 0.0  # the most of it after which the job went on by itself
         self._took: list[float] = []  # seconds per step
         self._phases: dict[str, float] = {}  # phase with a name -> longest pause that ended by itself
         self._places: dict[Place, float] = {}  # place in the code -> the same
@@ -158,8 +159,7 @@ class HangDetector:
         self._reset_looks(now)
 
     def _remember_pause(self, pause_s: float) -> None:
-        if not self._seen:
-            self._usual_s = max(self._usual_s, pause_s)
+        self._usual_s = max(self._usual_s, self._quiet_s)
         if self._phase:
             self._phases[self._phase] = max(self._phases.get(self._phase, 0.0), pause_s)
         if self._place and self._named:
@@ -172,7 +172,7 @@ class HangDetector:
         self._stillness = Stillness()
         self._seen = self._named = ()
         self._place = ()
-        self._told = False
+        self._told, self._quiet_s = False, 0.0
 
     @property
     def patience_s(self) -> float:
@@ -237,12 +237,13 @@ class HangDetector:
         self._look_at = next_look_at(self._look_at, now, expires_at)
         if early:
             self._stillness.begin()
+        self._quiet_s = self._stillness.most_quiet_s(now, training_processes(traces))
         stall = Standstill(
-            quiet_s=self._stillness.most_quiet_s(now, training_processes(traces)),
+            quiet_s=self._quiet_s,
             waits=do_most_wait(traces),
             stepped=self._step >= 0,
             restart_s=self._start_s + max(0.0, self._moved_at - self._trained_at),
-            usual_s=self.limits.pause * max(self._usual_s, *self._phases.values(), *self._places.values(), 0.0),
+            usual_s=self.limits.pause * max(self._usual_s, self._phases.get(self._phase, 0.0)),
             expires_s=None if expires_at is None else expires_at - now,
         )
         why = find_reason(stall, self.limits.act_s, self.limits.last_s)

@@ -41,7 +41,9 @@ def test_a_link_has_to_be_down_twice() -> None:
     ("lot", "seconds", "named"),
     [(0.1, 262, ()), (0.4, 600, ("other",)), (0.5, 82, ("bad",)), (0.9, 262, ("bad",))],
 )
-def test_hangs_that_are_named_or_not_and_those_that_time_out(lot: float, seconds: float, named: tuple[str, ...]) -> None:
+def test_hangs_that_are_named_or_not_and_those_that_time_out(
+    lot: float, seconds: float, named: tuple[str, ...]
+) -> None:
     found = signs(fault("hang"), lot)
     assert all(abs(sign.after_s - seconds) < 5 for sign in found)
     assert {sign.alarm.suspects for sign in found} == {named}
