@@ -18,9 +18,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from holdfast.core.detect.job_progress import agreed_origin
-from holdfast.core.detect.unnamed_hang import Standstill, do_most_wait, find_reason, first_expiry, next_look_at
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, RankMotion, find_motion, training_processes
 from holdfast.core.diagnose.stack_folding import main_frames
+from holdfast.core.diagnose.unnamed_hang import Standstill, do_most_wait, find_reason, first_expiry, next_look_at
 from holdfast.core.incident.incident_text import count_steps
 from holdfast.model.alarm import UNNAMED, Alarm, Kind, Stance
 from holdfast.model.observation import Beat
