@@ -174,11 +174,10 @@ class AgentIngest:
 
     def _read_script_facts(self, beat: Beat) -> None:
         """Record what a beat says about the script: its parallel groups, and whether its work may be replayed."""
-        speaks = (
-            beat.node == self.view.seats[0].node
-        )  # for all: nodes that disagree would contradict each other for ever
-        if speaks and beat.mesh and beat.mesh != self.view.mesh and not self.view.job.mesh:
-            self.controller.process_event(MeshReport(mesh=beat.mesh))
+        # The node of rank 0 speaks for all: nodes that disagree would contradict each other for ever.
+        told = beat.mesh if beat.node == self.view.seats[0].node and not self.view.job.mesh else ()
+        if told and told != self.view.mesh:
+            self.controller.process_event(MeshReport(mesh=told))
             self.aims.send_aims()
         if beat.step >= 0:  # before that nobody looks
             self.registry.record_replayable(beat.replayable)

@@ -237,7 +237,8 @@ class HangDetector:
         self._look_at = next_look_at(self._look_at, now, expires_at)
         if early:
             self._stillness.begin()
-        self._quiet_s = self._stillness.most_quiet_s(now, training_processes(traces))
+        seen = [rank for rank, process in training_processes(traces).items() if main_frames(process)]
+        self._quiet_s = self._stillness.most_quiet_s(now, seen)  # where no stack could be read, nobody knows
         stall = Standstill(
             quiet_s=self._quiet_s,
             waits=do_most_wait(traces),

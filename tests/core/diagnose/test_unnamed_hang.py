@@ -158,6 +158,14 @@ def test_where_a_restart_costs_more_it_is_waited_for_longer(saves: bool, least: 
     assert alarm is not None and least <= stood_s <= least + 70.0
 
 
+def test_a_job_whose_stacks_nobody_could_read_is_stopped_only_before_a_timeout() -> None:
+    """It may be in an evaluation as well."""
+    made, now = trained()
+    assert stands(made, now, 20_000.0, both((), inside(), cpu=1.0))[1] is None
+    made, now = trained()
+    assert stands(made, now, 20_000.0, both((), inside(now, now + 600.0), cpu=1.0))[1] is not None
+
+
 def test_shadow_mode_tells_it_once() -> None:
     made, now = trained(limits=HangLimits(stance="notify"))
     stood_s, alarm = stands(made, now, 600.0, both(REDUCE, inside()))
