@@ -14,6 +14,7 @@ or at the same place in the code, may last as long. Pauses elsewhere get no such
 """
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
 import msgspec
 
@@ -233,10 +234,8 @@ class HangDetector:
     def _judge_standstill(self, now: float, traces: Sequence[Trace], named: BlockingRanks, early: bool) -> Alarm | None:
         """Return an alarm without suspects if the job has stood for longer than a restart would cost. Early, before
         the first step, only a collective that is about to time out counts."""
-        expires_at = first_expiry(traces)
+        expires_at = first_expiry(traces, self._moved_at)
         self._look_at = next_look_at(self._look_at, now, expires_at)
-        if early:
-            self._stillness.begin()
         seen = [rank for rank, process in training_processes(traces).items() if main_frames(process)]
         self._quiet_s = self._stillness.most_quiet_s(now, seen)  # where no stack could be read, nobody knows
         stall = Standstill(
@@ -247,7 +246,8 @@ class HangDetector:
             usual_s=self.limits.pause * max(self._usual_s, self._phases.get(self._phase, 0.0)),
             expires_s=None if expires_at is None else expires_at - now,
         )
-        why = find_reason(stall, self.limits.act_s, self.limits.last_s)
+        act_s, last_s = (inf, inf) if early else (self.limits.act_s, self.limits.last_s)
+        why = find_reason(stall, act_s, last_s)
         if not why or self._told:
             return None
         self._told = True

@@ -20,6 +20,7 @@ from holdfast.core.diagnose.stack_folding import fold_stack, is_waiting, main_fr
 from holdfast.model.stacks import Trace
 
 _AHEAD_S = 5.0  # before a timeout: enough to look once more and to stop the ranks
+_SETTLED_S = 10.0  # without motion: a shorter standstill may be any pause, in which a forgotten collective times out
 
 
 class Standstill(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +36,8 @@ class Standstill(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_reason(stall: Standstill, act_s: float, last_s: float) -> str:
     """Return why the job must be stopped now; "" if waiting is cheaper. `act_s` and `last_s` are the user's limits."""
-    if stall.expires_s is not None and stall.expires_s <= _AHEAD_S:
+    settled = stall.waits and stall.quiet_s >= _SETTLED_S
+    if settled and stall.expires_s is not None and stall.expires_s <= _AHEAD_S:
         return f"a collective times out in {max(0.0, stall.expires_s):.0f} s"
     if stall.waits and stall.quiet_s >= max(act_s, min(stall.restart_s, last_s), stall.usual_s):
         cost = f", and a restart costs at most {stall.restart_s:.0f} s" if stall.restart_s < last_s else ""
@@ -54,10 +56,11 @@ def do_most_wait(traces: Sequence[Trace]) -> bool:
     return bool(mains) and 2 * len(mains.keys() & (stacked | inside)) >= len(mains)
 
 
-def first_expiry(traces: Sequence[Trace]) -> float | None:
-    """Return when the first open collective times out; None if no rank has told that."""
+def first_expiry(traces: Sequence[Trace], moved_at: float) -> float | None:
+    """Return when the first open collective times out; None if no rank has told that. One that had done so while the
+    job still moved, at `moved_at` or before, ends nothing."""
     told = [group.expires_at for trace in traces for flight in trace.flights for group in flight.groups]
-    return min((at for at in told if at), default=None)
+    return min((at for at in told if at > moved_at), default=None)
 
 
 def next_look_at(planned_at: float, now: float, expires_at: float | None) -> float:
