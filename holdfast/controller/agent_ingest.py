@@ -18,7 +18,7 @@ from holdfast.core.detect.rebooted_node import RebootDetector
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.errand import Done, Leave, StopHere
-from holdfast.model.event import Ended, Phase, Ready
+from holdfast.model.event import Ended, MeshReport, Phase, Ready
 from holdfast.model.observation import Beat, Reach
 from holdfast.ports import Socket
 from holdfast.wire import agent_messages
@@ -178,9 +178,10 @@ class AgentIngest:
 
     def _read_script_facts(self, beat: Beat) -> None:
         """Record what a beat says about the script: its parallel groups, and whether its work may be replayed."""
-        if self.registry.record_mesh(beat.mesh):
-            self._say(f"parallel groups of the script: {','.join(f'{n}={s}' for n, s in beat.mesh)}")
-            self.aims.place_copies(self.view.generation, self.view.seats)
+        # The node of rank 0 speaks for all: nodes that disagree would contradict each other for ever.
+        told = beat.mesh if beat.node == self.view.seats[0].node and not self.view.job.mesh else ()
+        if told and told != self.view.mesh:
+            self.controller.process_event(MeshReport(mesh=told))
             self.aims.send_aims()
         if beat.step >= 0:  # before that nobody looks
             self.registry.record_replayable(beat.replayable)

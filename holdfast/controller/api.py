@@ -79,6 +79,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     held: str = ""  # who holds the job
     asking: str = ""  # what a person is asked
     asks_until: float | None = None
+    mesh: str = ""  # parallel groups, as in --mesh; "": nobody told
     since: str = ""  # what steps are counted from; "": they have numbers of their own
     pace: tuple[str, ...] = ()  # of each release in steady training, in words; the report has the figures
     summary: str = ""  # the part of the newest reason that says what the job does now
@@ -129,6 +130,7 @@ def status_of(controller: Controller) -> Status:
         failures=count_failures(account.incidents) + view.open_failures,
         last_incident=account.incidents[-1].sentence if account.incidents else "",
         floor=controller.aims.floor.floor,
+        mesh=",".join(f"{name}={size}" for name, size in view.mesh),
         nodes=tuple(views),
         seq=controller.seq,
         changes=len(account.changes),
@@ -278,9 +280,7 @@ def _trace_route(controller: Controller, tracing: StackTracing) -> Answer:
         nodes = tuple(seat.node for seat in seats)
         traces = await tracing.take_traces(body.deadline_s, body.native, nodes)
         return _json_response(
-            JobStacks(
-                at=at, naming=blocking_ranks.find_blocking(traces, seats, controller.registry.mesh), traces=traces
-            )
+            JobStacks(at=at, naming=blocking_ranks.find_blocking(traces, seats, controller.view.mesh), traces=traces)
         )
 
     return trace

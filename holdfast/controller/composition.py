@@ -47,7 +47,7 @@ def build_controller(settings: Settings, ports: ControllerPorts) -> BuiltControl
     floor = RecoveryFloor(settings.backup, replicas.newest_equal_step)
     aims = SnapshotAims(floor, registry, links, certificates, ports.say)
     tracing = StackTracing(links, clock)
-    stalls = StallWatch(settings, view, registry, tracing, clock)
+    stalls = StallWatch(settings, view, tracing, clock)
     network = NetworkWatch(settings, view, registry, links=links, tracing=tracing, now=clock)
     detectors = JobDetectors(pace=JobPace(settings.pace), replicas=replicas, stalls=stalls, network=network)
     dispatch = ErrandDispatch(links, registry)

@@ -25,7 +25,20 @@ from holdfast.core.record.ledger import Ledger
 from holdfast.core.record.release_history import ReleaseHistory
 from holdfast.model.action import Action, Launch, Say, Stop
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.event import Begin, Decision, Ended, Entry, Event, Lost, Order, Outcome, Phase, Successor, Tick
+from holdfast.model.event import (
+    Begin,
+    Decision,
+    Ended,
+    Entry,
+    Event,
+    Lost,
+    MeshReport,
+    Order,
+    Outcome,
+    Phase,
+    Successor,
+    Tick,
+)
 from holdfast.model.job_and_seats import Job
 from holdfast.model.release import Release
 from holdfast.ports import ControllerPorts
@@ -184,6 +197,7 @@ class Controller:
             self.reason = decision.reason
             _log.info("%s", decision.reason)
         self.last = decision
+        self._prepare_copies(event)
         for action in decision.actions:
             self._prepare_launch(action)
             self._spawn_task(self._carry_out(action))
@@ -222,7 +236,12 @@ class Controller:
         """Prepare detectors and copies for a generation that is about to start."""
         if isinstance(action, Launch):
             self.detectors.on_launch(self.clock(), action)
-            self.aims.place_copies(action.generation, action.seats)
+            self.aims.place_copies(action.generation, action.seats, self.view.mesh)
+
+    def _prepare_copies(self, event: Event) -> None:
+        """Place copies anew if the script has reported its parallel groups."""
+        if isinstance(event, MeshReport):
+            self.aims.place_copies(self.view.generation, self.view.seats, self.view.mesh)
 
     def _rebuild_decider(self) -> dict[int, Action]:
         """Bring the decider to where the journal ends; returns the actions that have no outcome, by id."""
@@ -234,6 +253,7 @@ class Controller:
             self.ledger.add(entry)
             self.history.add(entry)
             self._on_replayed(entry, self.view)
+            self._prepare_copies(entry.event)
             if isinstance(entry.event, Outcome):
                 unanswered.pop(entry.event.action, None)
             for action in decision.actions:

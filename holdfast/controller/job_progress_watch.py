@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from holdfast.config import Settings
-from holdfast.controller.node_registry import NodeRegistry
 from holdfast.controller.stack_tracing import StackTracing
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.detect.hang import HangDetector
@@ -24,14 +23,12 @@ class StallWatch:
         self,
         settings: Settings,
         view: JobView,
-        registry: NodeRegistry,
         tracing: StackTracing,
         now: Callable[[], float],
     ) -> None:
         self.hang, self.ending = HangDetector(settings.hang), ExitHangDetector(settings.hang)
         self.slow = SlowDetector(settings.slow)
         self._view = view
-        self._registry = registry
         self._tracing = tracing
         self._now = now
         self._looking = False
@@ -65,7 +62,7 @@ class StallWatch:
             self._looking = False
         if self._view.generation != generation or not self.is_under_way():
             return ()
-        alarm = self.hang.on_traces(self._now(), traces, find_blocking(traces, seats, self._registry.mesh))
+        alarm = self.hang.on_traces(self._now(), traces, find_blocking(traces, seats, self._view.mesh))
         over, found = self.ending.on_traces(self._now(), traces, seats)
         # At the end ranks wait for each other, and nobody is named for that.
         named = (alarm,) if alarm and not over and not self._view.some_ended else ()

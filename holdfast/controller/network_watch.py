@@ -101,7 +101,7 @@ class NetworkWatch:
             self._looking = False
         if self._view.generation != generation or not self._is_under_way():
             return None
-        found = find_blocking(traces, seats, self._registry.mesh)
+        found = find_blocking(traces, seats, self._view.mesh)
         return Alarm(
             kind=Kind.HEALTH,
             at=self._now(),

@@ -6,7 +6,7 @@ from holdfast.controller.node_links import NodeLinks
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.detect.silence import SilenceDetector, SilenceLimits
 from holdfast.model.alarm import Alarm
-from holdfast.model.job_and_seats import Dims, Seat
+from holdfast.model.job_and_seats import Seat
 from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Address, Copy
 from holdfast.wire.agent_messages import Hello
@@ -25,7 +25,6 @@ class NodeRegistry:
         self.stored = -1  # newest checkpoint of the line that the job is on
         self.replayable: str | None = None  # told by the script; "": not at all; None: not heard yet
         self.orphaned = 0  # a generation that the journal has lost: what it left on nodes may be gone on from
-        self._told_mesh: Dims = ()
         self._view = view
         self._links = links
         self._silence = SilenceDetector(limits)
@@ -57,13 +56,6 @@ class NodeRegistry:
         self.beats[beat.node] = beat
         if beat.generation == self._view.generation:
             self.stored = max(self.stored, beat.stored)
-
-    def record_mesh(self, mesh: Dims) -> bool:
-        """Record the parallel groups that the script reports unless the user gave some; return whether they are new."""
-        if not mesh or mesh == self.mesh or self._view.job.mesh:
-            return False
-        self._told_mesh = mesh
-        return True
 
     def record_replayable(self, replayable: str) -> None:
         """Record whether the script's work may be done again: "seeded", "unseeded", or "" for not at all."""
@@ -106,11 +98,6 @@ class NodeRegistry:
             self._silence.on_message(now + _RECONNECT_S, node)
 
     # --- questions ---------------------------------------------------------------------------------------------
-
-    @property
-    def mesh(self) -> Dims:
-        """The parallel groups that the user gave or, if there are none, those that the script reports."""
-        return self._view.job.mesh or self._told_mesh
 
     def overdue_alarms(self, now: float) -> tuple[Alarm, ...]:
         """Return alarms for nodes that became silent; each node is reported once."""

@@ -8,7 +8,7 @@ from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
 from holdfast.core.snapshots.recovery_floor_coordination import RecoveryFloor
-from holdfast.model.job_and_seats import Seat
+from holdfast.model.job_and_seats import Dims, Seat
 from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Aim
 
@@ -29,9 +29,9 @@ class SnapshotAims:
         self._say = say
         self._exposed: tuple[str, ...] = ()
 
-    def place_copies(self, generation: int, seats: tuple[Seat, ...]) -> None:
+    def place_copies(self, generation: int, seats: tuple[Seat, ...], mesh: Dims) -> None:
         """Choose which node keeps copies of which node's snapshots, and warn of nodes without copies."""
-        exposed = self.floor.on_launch(generation, seats, self._registry.mesh)
+        exposed = self.floor.on_launch(generation, seats, mesh)
         if exposed != self._exposed:
             self._exposed = exposed
             for sentence in exposed:

@@ -8,7 +8,7 @@ import msgspec
 from holdfast.model.action import Action
 from holdfast.model.alarm import Alarm
 from holdfast.model.incident_record import Change, Record
-from holdfast.model.job_and_seats import Job
+from holdfast.model.job_and_seats import Dims, Job
 from holdfast.model.release import Release
 
 
@@ -135,6 +135,12 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, tag="order"):
     window_s: float = 0.0  # update: it rides on a restart within this, and after it has one of its own
 
 
+class MeshReport(msgspec.Struct, frozen=True, kw_only=True, tag="mesh"):
+    """The script has reported its parallel groups; those that the user gave with the job come before them."""
+
+    mesh: Dims
+
+
 class Tick(msgspec.Struct, frozen=True, kw_only=True, tag="tick"):
     """The time at which the decider asked to be woken has come."""
 
@@ -159,7 +165,7 @@ class Successor(msgspec.Struct, frozen=True, kw_only=True, tag="successor"):
     alone_since: float = 0.0  # the last sign of life of the controller before; 0: not known
 
 
-Event = Begin | Ready | Alarm | Progress | Ended | Outcome | Order | Tick | Successor
+Event = Begin | Ready | Alarm | Progress | Ended | Outcome | Order | MeshReport | Tick | Successor
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

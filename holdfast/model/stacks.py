@@ -43,6 +43,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     completed: int
     op: str = ""
     at: float = 0.0  # when it was entered, on the controller's clock
+    expires_at: float = 0.0  # when the oldest that has not completed times out; 0: there is none, or nobody told
 
 
 class Arrival(msgspec.Struct, frozen=True, array_like=True):

@@ -187,6 +187,32 @@ def test_nan_from_a_machine_is_found_bit_by_bit(case: Case, calm: set[str]) -> N
     assert weights(job) == calm
 
 
+# At step 20 of the first generation every rank waits for a message of the next one, and none has sent any.
+STANDS = """
+    import os
+    import torch.distributed as dist
+    if os.environ["HOLDFAST_GENERATION"] == "1" and step == 20:
+        dist.recv(x.clone(), src=(rank + 1) % dist.get_world_size())
+    return x
+"""
+
+
+@slow
+def test_a_hang_in_which_nobody_is_named_is_probed_and_restarted(case: Case, calm: set[str]) -> None:
+    """All ranks are at one place, so nobody stands out: the job is stopped, nodes are tried, and none is evicted."""
+    calm_nodes = ("--set", "silence.silence_s=40", "--set", "slow.stance=observe", "--set", "hang.act_s=4")
+    part = MATHS.replace(BATCH, STANDS.lstrip("\n"))
+    job = case.weights(*TWO, "--standbys", "1", *calm_nodes, part=part)
+    job.ends(0, 2 * PATIENCE_S)
+    found = climbed(job)
+    assert found.path == "launch stop probe restart launch end"
+    assert (found.restarts, found.evicted) == (1, ())
+    [record] = job.report().incidents
+    assert (record.kind, record.ranks, record.suspects) == ("hang", (), ())
+    assert "all 4 ranks are in recv" in record.cause and "no rank is named" in record.cause
+    assert weights(job) == calm
+
+
 @slow
 def test_nan_from_code_is_rolled_back(case: Case, calm: set[str]) -> None:
     job = case.weights(*TWO, "--standbys", "1", *CALM, HOLDFAST_GATE="20")

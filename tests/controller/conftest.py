@@ -33,7 +33,7 @@ from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done, Errand
 from holdfast.model.event import Ended, Order, Phase
-from holdfast.model.job_and_seats import Job
+from holdfast.model.job_and_seats import Dims, Job
 from holdfast.model.observation import Beat
 from holdfast.model.release import Release
 from holdfast.ports import ControllerPorts
@@ -58,8 +58,17 @@ class Agent:
         hello = Hello(node=self.node, host="h", nproc=nproc, order=0, generation=generation, ready=ready)
         await self.ws.send_bytes(agent_messages.encode(hello))
 
-    async def beat(self, step: int, generation: int = 1) -> None:
-        beat = Beat(node=self.node, generation=generation, step=step, at=1.0, first_step=1, first_at=1.0, counted=False)
+    async def beat(self, step: int, generation: int = 1, mesh: Dims = ()) -> None:
+        beat = Beat(
+            node=self.node,
+            generation=generation,
+            step=step,
+            at=1.0,
+            first_step=1,
+            first_at=1.0,
+            counted=False,
+            mesh=mesh,
+        )
         await self.ws.send_bytes(agent_messages.encode(beat))
 
     async def post(self, body: Alarm | Ended | Done) -> None:

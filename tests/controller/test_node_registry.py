@@ -77,13 +77,3 @@ def test_nodes_of_one_host_may_accuse_each_other_and_nobody_else_may() -> None:
     assert not registry.may_accuse("a", ("far",)) and not registry.may_accuse("far", ("a",))
     registry.record_origin("b", local=False)  # it called again, from elsewhere
     assert not registry.may_accuse("a", ("a", "b"))
-
-
-def test_groups_are_the_users_before_they_are_the_scripts() -> None:
-    registry, _ = begun()
-    assert not registry.record_mesh(())
-    assert [registry.record_mesh((("dp", 2),)) for _ in range(2)] == [True, False]
-    assert registry.mesh == (("dp", 2),)
-    told, _ = begun(msgspec.structs.replace(JOB, mesh=(("pp", 2),)))
-    assert not told.record_mesh((("dp", 2),))
-    assert told.mesh == (("pp", 2),)

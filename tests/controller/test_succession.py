@@ -15,15 +15,17 @@ from holdfast.controller.api import ApiEntrance, make_api
 from holdfast.controller.composition import build_controller
 from holdfast.core.decide.action_ids import EPOCH_IDS
 from holdfast.core.detect import rankless_nodes
+from holdfast.core.snapshots.node_eviction_bonds import copy_bonds
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done, LaunchHere, StopHere
-from holdfast.model.event import Ended, Phase, Successor
+from holdfast.model.event import Ended, MeshReport, Phase, Successor
+from holdfast.model.job_and_seats import Job
 from holdfast.model.observation import Beat, Departure
 from holdfast.model.state_copy import Copy
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import ErrandMessage, Hello, Welcome
-from tests.controller.conftest import JOB, RELEASE, Agent, Desk, Open, admit, make_ports
+from tests.controller.conftest import HEADERS, JOB, RELEASE, Agent, Desk, Open, admit, make_ports
 from tests.controller.fakes import FakeFleet
 
 
@@ -34,7 +36,7 @@ class Lived(Desk):
 
 
 @contextlib.asynccontextmanager
-async def life(folder: Path, *departed: Departure) -> AsyncIterator[Lived]:
+async def life(folder: Path, *departed: Departure, job: Job = JOB) -> AsyncIterator[Lived]:
     """Killed at its end. Its fleet knows of nodes that have departed."""
     journal = SqliteJournal(folder / "journal.db", mark_path=folder / "journal.mark")
     fleet, notes = FakeFleet(can_acquire=False), NotesFolder(folder)
@@ -43,7 +45,7 @@ async def life(folder: Path, *departed: Departure) -> AsyncIterator[Lived]:
     ports = make_ports(folder, journal=journal, fleet=fleet, notes=notes, say=said.append)
     built = build_controller(Settings(), ports)
     async with TestClient(TestServer(make_api(built, ApiEntrance(admit, AuditLog(folder))))) as client:
-        running = asyncio.create_task(built.controller.run(JOB, RELEASE))
+        running = asyncio.create_task(built.controller.run(job, RELEASE))
         await asyncio.sleep(0.01)
         desk = Lived(built, client)
         desk.said = said
@@ -213,3 +215,41 @@ async def test_what_a_node_wrote_of_an_older_generation_is_not_heard(tmp_path: P
         first.controller.journal.flush()
     async with life(tmp_path, departed(ended=True, generation=7)) as second:
         assert second.controller.view.phase is Phase.TRAINING and second.controller.ledger.step == 1
+
+
+MESH = (("pp", 2), ("dp", 2))
+
+
+def peers(desk: Desk) -> dict[str, str]:
+    """Who keeps whose copies; held against the bonds by which nodes are spared."""
+    view, placed = desk.controller.view, desk.controller.aims.floor.peers
+    bonds = copy_bonds(view.seats, view.mesh, parity=False)
+    assert all(keeper in bonds[owner] for owner, keeper in placed.items())
+    return placed
+
+
+async def test_the_groups_that_the_script_reported_are_in_the_journal_for_the_next_controller(tmp_path: Path) -> None:
+    """Copies are placed by them and nodes are spared by them, before and after, and one node speaks for all."""
+    four = Job(run_id="r", min_nodes=4, max_nodes=4, can_acquire=False)
+    async with life(tmp_path, job=four) as first:
+        agents = [await first.link(node) for node in "abcd"]
+        for agent in agents:
+            await agent.hello()
+        for agent in agents:
+            await agent.answer(await agent.errand())
+        await first.phase(Phase.STARTING)
+        assert peers(first) == {"a": "c", "b": "d", "c": "a", "d": "b"}, "half the job away"
+        await agents[1].beat(1, mesh=(("dp", 4),))
+        for _ in range(2):
+            for agent in (agents[0], *agents[2:]):
+                await agent.beat(1, mesh=MESH)
+        await first.phase(Phase.TRAINING)
+        assert peers(first) == {"a": "d", "b": "c", "c": "b", "d": "a"}, "of another pipeline, and another replica"
+        assert [event.mesh for event in first.events() if isinstance(event, MeshReport)] == [MESH]
+        assert first.said.count("parallel groups of the script: pp=2,dp=2") == 1
+    async with life(tmp_path, job=four) as second:
+        assert second.controller.view.mesh == MESH
+        assert peers(second) == {"a": "d", "b": "c", "c": "b", "d": "a"}
+        assert not any("parallel groups" in said for said in second.said)
+        answer = await second.client.get("/api/v1/status", headers=HEADERS)
+        assert (await answer.json())["mesh"] == "pp=2,dp=2"

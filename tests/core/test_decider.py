@@ -18,6 +18,7 @@ from holdfast.model.event import (
     Entry,
     Event,
     Limits,
+    MeshReport,
     Order,
     OrderVerb,
     Outcome,
@@ -68,7 +69,9 @@ class Run:
     def one(self) -> None:
         self.now += self.rng.choice((0.0, 0.0, 0.1, 0.1, 3.0, 3.0, 50.0, 700.0))
         likely = 3 * (self.outcome,) + 2 * (self.ready, self.alarm)
-        event: Callable[[], Event] = self.rng.choice((*likely, self.progress, self.ended, self.tick, self.order))
+        event: Callable[[], Event] = self.rng.choice(
+            (*likely, self.progress, self.ended, self.tick, self.order, self.mesh)
+        )
         self.hear(event())
 
     def some_nodes(self) -> tuple[str, ...]:
@@ -122,6 +125,9 @@ class Run:
     def order(self) -> Event:
         verbs: tuple[OrderVerb, ...] = ("update", "evict", "hold", "resume", "stop")  # the first without a release
         return Order(verb=self.rng.choice(verbs), who="ann", node=self.rng.choice(NODES))
+
+    def mesh(self) -> Event:
+        return MeshReport(mesh=self.rng.choice(((("dp", 2),), (("pp", 2), ("dp", 2)))))
 
     def tick(self) -> Event:
         self.now = max(self.now, self.entries[-1].decision.wake_at or 0.0)

@@ -22,7 +22,7 @@ from holdfast.core.detect.crash import alarm_of
 from holdfast.core.detect.silence import departure_alarm
 from holdfast.logs import catalog_files
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.alarm import UNNAMED, Alarm, Kind, Stance
 from holdfast.model.event import (
     Begin,
     Decision,
@@ -30,6 +30,7 @@ from holdfast.model.event import (
     Entry,
     Event,
     Limits,
+    MeshReport,
     Order,
     OrderVerb,
     Outcome,
@@ -110,6 +111,11 @@ def _ready(words: Words, now: float, generation: int) -> Event:
     return Ready(node=node, host=f"host-{node}", nproc=nproc, order=order)
 
 
+def _mesh(words: Words, now: float, generation: int) -> Event:
+    sizes = [word.split("=") for word in words.next().split(",")]
+    return MeshReport(mesh=tuple((name, int(size)) for name, size in sizes))
+
+
 def _alarm(words: Words, now: float, generation: int) -> Event:
     kind, node = words.next(), words.next()
     at = float(words.after("since", str(now)))
@@ -129,11 +135,11 @@ def _alarm(words: Words, now: float, generation: int) -> Event:
         return Alarm(
             kind=Kind(kind),
             at=at,
-            suspects=tuple(node.split(",")),
+            suspects=() if node == "nobody" else tuple(node.split(",")),
             ranks=tuple(int(rank) for rank in words.after("rank", "").split(",") if rank),
             generation=int(words.after("generation", str(generation))),
             reason=" ".join(said),
-            signature=" ".join(said),
+            signature=UNNAMED if node == "nobody" else " ".join(said),
             hard=words.has("hard"),
             stance=Stance(words.after("stance", "act")),
         )
@@ -211,6 +217,7 @@ PARSERS: dict[str, Callable[[Words, float, int], Event]] = {
     "successor": lambda words, now, generation: Successor(
         epoch=int(words.next()), alone_since=float(words.after("alone", "0"))
     ),
+    "mesh": _mesh,
     "tick": lambda words, now, generation: Tick(),
 }
 

@@ -96,6 +96,8 @@ def render_status(status: dict[str, Any]) -> Group:
     if release := _release_text(status):
         lines.append(Text(release, style="dim"))
     lines += [Text(pace, style="dim") for pace in status.get("pace", ())]
+    if status.get("mesh"):
+        lines.append(Text(f"parallel groups: {status['mesh']}", style="dim"))
     if status.get("floor", -1) >= 0:
         lines.append(Text(f"step {status['floor']} is held by every rank and by its peer", style="dim"))
     if status["last_incident"]:

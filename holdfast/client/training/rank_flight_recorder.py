@@ -25,6 +25,7 @@ _KEEP = 16  # arrivals of one group
 _A_SECOND = 6  # arrivals of one group, about
 _SPREAD, _WHOLE = 0x9E3779B1, 1 << 32  # multiples of the golden ratio of it lie evenly, whatever they are counted by
 _DEPTH = 64  # frames of one thread
+_NCCL_MS, _OTHER_MS = 600_000, 1_800_000  # torch's timeouts of collectives, for a recorder that does not tell them
 
 Entry = dict[str, Any]  # of torch's recorder
 Dump = dict[str, Any]
@@ -73,10 +74,10 @@ class FlightRecorder:
         for entry in (e for dump in dumps for e in dump.get("entries", ()) if not e["is_p2p"]):
             name = str(entry["process_group"][0])
             entries.setdefault(names.get(name, name[:NAME_CHARS]), []).append(entry)
-        for name, (_, entered, _, op, at) in self._groups.items():
-            self._groups[name] = (name, entered, entered, op, at)
+        for name, (_, entered, _, op, at, _) in self._groups.items():
+            self._groups[name] = (name, entered, entered, op, at, 0.0)
         for name in names.values():
-            self._groups.setdefault(name, (name, 0, 0, "", 0.0))
+            self._groups.setdefault(name, (name, 0, 0, "", 0.0, 0.0))
         for name, found in entries.items():
             self._groups[name] = newest_collective(name, found)
             kept = self._arrivals.setdefault(name, {})
@@ -100,9 +101,18 @@ def newest_collective(name: str, entries: list[Entry]) -> GroupState:
     last = max(entries, key=lambda e: (e["collective_seq_id"], e["record_id"]))
     entered: int = last["collective_seq_id"]
     # gloo never says that something has completed, only that it is retired.
-    still = [e["collective_seq_id"] for e in entries if not e["retired"] and e["state"] != "completed"]
+    still = [e for e in entries if not e["retired"] and e["state"] != "completed"]
+    completed = min((e["collective_seq_id"] for e in still), default=entered + 1) - 1
     op = str(last["profiling_name"]).rpartition(":")[2][:NAME_CHARS]
-    return name, entered, min(still, default=entered + 1) - 1, op, last["time_created_ns"] / 1e9
+    expires_at = min((_expiry_of(e) for e in still), default=0.0)
+    return name, entered, completed, op, last["time_created_ns"] / 1e9, expires_at
+
+
+def _expiry_of(entry: Entry) -> float:
+    """Return when an open collective times out."""
+    usual_ms = _NCCL_MS if str(entry["profiling_name"]).startswith("nccl:") else _OTHER_MS
+    expires_at: float = entry["time_created_ns"] / 1e9 + (entry.get("timeout_ms") or usual_ms) / 1e3
+    return expires_at
 
 
 def sample_arrivals(entries: list[Entry]) -> dict[int, float]:

@@ -63,7 +63,7 @@ class ReplayRuns:
         self._say("same failure again, and probes found nothing: replaying the work on groups of nodes")
         asked = ReplayRequest(
             seats=action.seats,
-            mesh=self._registry.mesh,
+            mesh=self._view.mesh,
             steps=self._limits.steps,
             not_after=action.not_after,
             seeded=self._registry.replayable == "seeded",

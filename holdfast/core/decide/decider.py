@@ -16,6 +16,7 @@ from holdfast.model.event import (
     Decision,
     Ended,
     Event,
+    MeshReport,
     Order,
     Outcome,
     Phase,
@@ -65,6 +66,8 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
             pass  # a journal begins with a Begin and has no other
         case _, Successor():
             return controller_takeover.on_successor(state, now, event)
+        case _, MeshReport():
+            return launching.on_mesh_report(state, event)
         case Phase.ENDING, Outcome(action=id) if id == state.awaited:
             state.enter(Phase.DONE)
             return "done"

@@ -13,7 +13,7 @@ from holdfast.core.decide.status_text import tell_present
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Limits, Phase, Progress, Ready
 from holdfast.model.incident_record import Verdict
-from holdfast.model.job_and_seats import Job, Seat
+from holdfast.model.job_and_seats import Dims, Job, Seat
 from holdfast.model.release import Fate, Release
 
 
@@ -101,6 +101,11 @@ class JobView:
     @property
     def seats(self) -> tuple[Seat, ...]:
         return self._state.nodes.seats
+
+    @property
+    def mesh(self) -> Dims:
+        """The parallel groups: those that the user gave or, if there are none, those that the script has reported."""
+        return self._state.nodes.mesh
 
     @property
     def active(self) -> frozenset[str]:

@@ -10,7 +10,7 @@ from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.membership.standbys import BRIEF, CHECK
 from holdfast.model.action import Action, Finish, Say, Stop
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.event import Begin, Ended, Outcome, Phase, Progress, Ready
+from holdfast.model.event import Begin, Ended, MeshReport, Outcome, Phase, Progress, Ready
 from holdfast.model.incident_record import Remedy, Verdict
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.release import Fate
@@ -55,6 +55,15 @@ def tell_alarm(state: JobState, alarm: Alarm, more: str = "") -> str:
     if alarm.stance is not Stance.OBSERVE:
         state.emit(Say(text=incident_text.describe_cause(alarm) + more))
     return f"{alarm.kind} ({alarm.stance}): {incident_text.describe_cause(alarm)}{more}"
+
+
+def on_mesh_report(state: JobState, event: MeshReport) -> str:
+    """Take over the parallel groups that the script has reported, unless the user gave some."""
+    if not state.job.mesh:
+        state.nodes.reported_mesh = event.mesh
+        groups = ",".join(f"{name}={size}" for name, size in event.mesh)
+        state.emit(Say(text=f"parallel groups of the script: {groups}"))
+    return ""
 
 
 def concerns_generation(state: JobState, alarm: Alarm) -> bool:

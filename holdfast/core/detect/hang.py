@@ -4,7 +4,7 @@ Naming a rank is cheap. When the job has made no step for the time of a few step
 If the others wait for the same rank both times, that rank is named. Acting on a rank is expensive. The job acts at once
 only on a rank that is stopped or gone. Otherwise it acts when the suspects and their children have used no CPU time,
 read or written no bytes and moved no frame for `act_s`, or when it has made no step for `last_s`. Either time must also
-be longer than any pause that this run has recovered from.
+be longer than any pause that this run has recovered from. If no rank is named, `unnamed_hang.py` says when to act.
 
 The detector does not judge before the first step of a generation, since compilation and data may take any time
 (`start_s`); until then the job acts only on stopped ranks. A script that makes no steps is judged by its collectives.
@@ -14,14 +14,16 @@ or at the same place in the code, may last as long. Pauses elsewhere get no such
 """
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
 import msgspec
 
 from holdfast.core.detect.job_progress import agreed_origin
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, RankMotion, find_motion, training_processes
 from holdfast.core.diagnose.stack_folding import main_frames
+from holdfast.core.diagnose.unnamed_hang import Standstill, do_most_wait, find_reason, first_expiry, next_look_at
 from holdfast.core.incident.incident_text import count_steps
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.alarm import UNNAMED, Alarm, Kind, Stance
 from holdfast.model.observation import Beat
 from holdfast.model.stacks import Frame, Trace
 
@@ -52,6 +54,7 @@ class Stillness:
 
     def __init__(self) -> None:
         self._since: dict[int, float] = {}
+        self._quiet: dict[int, float] = {}  # the same, if processor time is no sign of life
         self._last: tuple[float, tuple[Trace, ...]] = (0.0, ())
 
     def on_traces(self, now: float, traces: Sequence[Trace]) -> dict[int, RankMotion]:
@@ -60,19 +63,28 @@ class Stillness:
         motions = find_motion(last, traces)
         for rank, motion in motions.items():
             used = motion.cpu_s > _STILL_CPU * max(now - last_at, 0.1)
-            if used or motion.frames or motion.collectives or motion.io_bytes > STILL_BYTES:
-                self._since.pop(rank, None)
-            else:
-                self._since.setdefault(rank, last_at)
+            moved = motion.frames or motion.collectives > 0 or motion.io_bytes > STILL_BYTES
+            for since, lives in ((self._since, used or moved), (self._quiet, moved)):
+                if lives:
+                    since.pop(rank, None)
+                else:
+                    since.setdefault(rank, last_at)
         return motions
 
     def begin(self) -> None:
         """Forget how long ranks have been still, so that stillness counts from now on."""
         self._since.clear()
+        self._quiet.clear()
 
     def still_s(self, now: float, ranks: Iterable[int]) -> float:
         """Return for how many seconds all of these ranks have shown no life; 0 if one of them has just shown some."""
         return min(now - self._since.get(rank, now) for rank in ranks)
+
+    def most_quiet_s(self, now: float, ranks: Iterable[int]) -> float:
+        """Return for how many seconds at least half of these ranks have not moved, whatever processor time they used:
+        ranks that wait may spin, and one that writes its log may be any."""
+        quiet = sorted(now - self._quiet.get(rank, now) for rank in ranks)
+        return quiet[len(quiet) // 2] if quiet else 0.0
 
 
 class HangDetector:
@@ -85,6 +97,10 @@ class HangDetector:
         self._slowest = ""
         self._step = -1
         self._moved_at = 0.0  # when the job's step last rose
+        self._trained_at = 0.0  # since when steps are made that were not saved: the first step, or the newest saved one
+        self._start_s = 0.0  # from launch to first step
+        self._quiet_s = 0.0  # for how long most ranks had not moved at the last look, with nobody named
+        self._usual_s = 0.0  # the most of it after which the job went on by itself
         self._took: list[float] = []  # seconds per step
         self._phases: dict[str, float] = {}  # phase with a name -> longest pause that ended by itself
         self._places: dict[Place, float] = {}  # place in the code -> the same
@@ -94,6 +110,7 @@ class HangDetector:
         self._stillness = Stillness()
         self._seen: tuple[int, ...] = ()  # whom the last look named
         self._named: tuple[int, ...] = ()  # whom an alarm did
+        self._told = False  # an alarm without a name
         self._place: Place = ()  # where those stand that the others wait for, as far as all looks agree
         self._asked_at = 0.0
 
@@ -103,6 +120,7 @@ class HangDetector:
         self._order.clear()
         self._slowest = ""
         self._step, self._phase = -1, ""
+        self._trained_at, self._start_s = now, 0.0
         self._reset_looks(now)
 
     def on_beat(self, now: float, beat: Beat) -> None:
@@ -111,6 +129,8 @@ class HangDetector:
         before = self._beats.get(beat.node)
         self._beats[beat.node] = beat
         self._order.setdefault(beat.node, len(self._order))
+        if before and (beat.sealed > before.sealed or beat.stored > before.stored):
+            self._trained_at = now
         if len(self._beats) < len(self._nodes):
             return
         slowest = self._find_slowest(before, beat)
@@ -131,7 +151,9 @@ class HangDetector:
 
     def _on_step(self, now: float, beat: Beat) -> None:
         pause_s = now - self._moved_at
-        if self._step >= 0:
+        if self._step < 0:
+            self._start_s, self._trained_at = pause_s, now
+        else:
             self._took = [*self._took, pause_s / (beat.step - self._step)][-_STEPS:]
             if self._looks:  # it was suspect, and came back: its like will be waited for
                 self._remember_pause(pause_s)
@@ -139,6 +161,7 @@ class HangDetector:
         self._reset_looks(now)
 
     def _remember_pause(self, pause_s: float) -> None:
+        self._usual_s = max(self._usual_s, self._quiet_s)
         if self._phase:
             self._phases[self._phase] = max(self._phases.get(self._phase, 0.0), pause_s)
         if self._place and self._named:
@@ -151,6 +174,7 @@ class HangDetector:
         self._stillness = Stillness()
         self._seen = self._named = ()
         self._place = ()
+        self._told, self._quiet_s = False, 0.0
 
     @property
     def patience_s(self) -> float:
@@ -175,17 +199,15 @@ class HangDetector:
         goes_on = any(motions[rank].collectives for rank in named.ranks or motions if rank in motions)
         if self._step < 0 and goes_on:  # no step is counted, as in an evaluation: collectives tell that it moves
             self._moved_at, self._looks, self._named = now, 0, ()
-        if self._step < 0 and now < self._moved_at + self.limits.start_s:
-            self._look_at = now + _EARLY_S
+        early = self._step < 0 and now < self._moved_at + self.limits.start_s
+        self._plan_look(now, early)
+        if not named.ranks:
+            self._seen = self._named = ()
+            return None if goes_on else self._judge_standstill(now, traces, named, early)
+        if early:
             self._stillness.begin()
             return self._make_alarm(now, named, Stance.ACT, named.reason) if named.how == "stopped" else None
-        self._looks += 1
-        soon = self._looks < _SOON and not self._named
-        self._look_at = now + self.limits.again_s * (1 if soon else min(30.0, 2 ** (self._looks // 2)))
         before, self._seen = self._seen, named.ranks
-        if not named.ranks:
-            self._named = ()
-            return None
         if named.how in ("stopped", "gone"):
             return self._make_alarm(now, named, Stance.ACT, named.reason)
         self._place = self._find_place(named, traces)
@@ -201,6 +223,36 @@ class HangDetector:
             return None
         self._named = named.ranks
         return self._make_alarm(now, named, Stance.NOTIFY, named.reason)
+
+    def _plan_look(self, now: float, early: bool) -> None:
+        if early:
+            self._look_at = now + _EARLY_S
+            return
+        self._looks += 1
+        soon = self._looks < _SOON and not self._named
+        self._look_at = now + self.limits.again_s * (1 if soon else min(30.0, 2 ** (self._looks // 2)))
+
+    def _judge_standstill(self, now: float, traces: Sequence[Trace], named: BlockingRanks, early: bool) -> Alarm | None:
+        """Return an alarm without suspects if the job has stood for longer than a restart would cost. Early, before
+        the first step, only a collective that is about to time out counts."""
+        expires_at = first_expiry(traces, self._moved_at)
+        self._look_at = next_look_at(self._look_at, now, expires_at)
+        seen = [rank for rank, process in training_processes(traces).items() if main_frames(process)]
+        self._quiet_s = self._stillness.most_quiet_s(now, seen)  # where no stack could be read, nobody knows
+        stall = Standstill(
+            quiet_s=self._quiet_s,
+            waits=do_most_wait(traces),
+            stepped=self._step >= 0,
+            restart_s=self._start_s + max(0.0, self._moved_at - self._trained_at),
+            usual_s=self.limits.pause * max(self._usual_s, self._phases.get(self._phase, 0.0)),
+            expires_s=None if expires_at is None else expires_at - now,
+        )
+        act_s, last_s = (inf, inf) if early else (self.limits.act_s, self.limits.last_s)
+        why = find_reason(stall, act_s, last_s)
+        if not why or self._told:
+            return None
+        self._told = True
+        return self._make_alarm(now, named, Stance.ACT, f"{named.reason}, no rank is named, {why}")
 
     def _find_place(self, named: BlockingRanks, traces: Sequence[Trace]) -> Place:
         """Return where the first blocking rank is in its code: the frames that its stacks in all inspections share.
@@ -234,7 +286,7 @@ class HangDetector:
     def _make_alarm(self, now: float, named: BlockingRanks, stance: Stance, reason: str) -> Alarm:
         order = [Stance.OBSERVE, Stance.NOTIFY, Stance.ACT]
         hard = named.how in ("stopped", "gone")  # by the kernel's word, whether or not anybody waits for it
-        what = "has stood" if hard else "keeps the others waiting"
+        what = "has stood" if hard else "keeps the others waiting" if named.ranks else "the job has stood"
         return Alarm(
             kind=Kind.HANG,
             at=self._moved_at,
@@ -242,7 +294,7 @@ class HangDetector:
             ranks=named.ranks,
             generation=self.generation,
             reason=f"{what}{self._where()} for {now - self._moved_at:.0f} s: {reason}",
-            signature=f"hang {named.ranks}",
+            signature=f"hang {named.ranks}" if named.ranks else UNNAMED,
             stance=min(stance, Stance(self.limits.stance), key=order.index),
             hard=hard,
         )

@@ -185,20 +185,27 @@ def _by_waits(waiting: WaitGraph, mains: dict[int, Process], children: list[Proc
     # Whoever waits for somebody, but nobody knows for whom, is a part of the trouble if nobody else is.
     crossed = waiting.circle or waiting.mixed or (() if free else waiting.outside)
     if crossed and (2 * len(crossed) <= waiting.told or len(crossed) == 2):
-        said = [_describe_missing(m, m.ranks) for m in waiting.missing if set(m.inside) & set(crossed)]
-        apart = f"{format_ranks(crossed)} entered another collective than the others under the same number"
-        return BlockingRanks(ranks=crossed, how="crossed", reason="; ".join(said[:4]) or apart)
+        return BlockingRanks(ranks=crossed, how="crossed", reason=_describe_crossed(waiting, crossed, mains))
     return None
 
 
 def _by_place(places: tuple[StackCluster, ...], world: int) -> BlockingRanks | None:
-    """Return the ranks at another place than most, or outside while the others wait; None if no rank stands out."""
+    """Return the ranks at another place than most, or outside while the others wait; None if no rank stands out.
+
+    If all ranks wait, most of them wait for the few that wait elsewhere: a pipeline that stands keeps the others in
+    the sum of the gradients. Of two halves nobody can say which waits for which.
+    """
     inside = {rank for c in places if c.waits for rank in c.ranks}
+    outside = [c for c in places if not c.waits]
     pair = {r for c in places if c.waits and is_waiting_for_one(c.frames) for r in c.ranks}
-    rest = [c for c in places if not c.waits] if inside and inside != pair else list(places[1:])
+    rest = outside if outside and inside and inside != pair else list(places[1:])
     apart = tuple(sorted(rank for c in rest for rank in c.ranks))
-    if not apart or 2 * len(apart) > world or (not inside and 2 * len(apart) == world):
+    halved = 2 * len(apart) == world and not (inside and outside)
+    if not apart or 2 * len(apart) > world or halved:
         return None
+    if not outside:
+        most = f"{len(places[0].ranks)} of {world} wait in {places[0].frames[-1]}"
+        return BlockingRanks(ranks=apart, how="apart", reason=f"{most}; {_describe_waits(rest)}")
     where = rest[0].frames[-1]
     others = "the others wait for them" if inside else f"most are in {places[0].frames[-1]}"
     return BlockingRanks(ranks=apart, how="apart", reason=f"{format_ranks(apart)} in {where}, {others}")
@@ -221,6 +228,30 @@ def _describe_missing(m: MissingAtCollective, ranks: Sequence[int]) -> str:
     return f"{format_ranks(ranks)} {verb} not come to {what}; {len(m.inside)} wait"
 
 
+def _describe_crossed(waiting: WaitGraph, crossed: Sequence[int], mains: dict[int, Process]) -> str:
+    """Text about ranks that wait themselves while others wait for them: in a circle, in another operation than the
+    others of their group, or for messages, of which there is no record."""
+    if waiting.circle:
+        return "; ".join([_describe_missing(m, m.ranks) for m in waiting.missing if set(m.inside) & set(crossed)][:4])
+    if waiting.mixed:
+        return f"{format_ranks(crossed)} entered another collective than the others under the same number"
+    awaited = [m for m in waiting.missing if set(m.ranks) & set(crossed)]
+    first, groups = awaited[0], len({m.group for m in awaited})
+    where = f"group {first.group}" if groups == 1 else f"{groups} groups"
+    waits = len({rank for m in awaited for rank in m.inside})
+    verb = "has" if len(crossed) == 1 else "have"
+    told = f"{format_ranks(crossed)} {verb} not come to {first.op or 'collective'} {first.seq} of {where}; {waits} wait"
+    places = cluster_ranks([mains[rank] for rank in crossed if rank in mains])
+    return f"{told}; themselves waiting: {_describe_waits(places)}" if places else told
+
+
+def _describe_waits(places: Sequence[StackCluster]) -> str:
+    """Text that says which ranks are where, the first four places in the order of their ranks."""
+    shown = sorted(places, key=lambda c: c.ranks)[:4]
+    more = f" and at {len(places) - len(shown)} more places" if len(places) > len(shown) else ""
+    return ", ".join(f"{format_ranks(c.ranks)} in {c.frames[-1]}" for c in shown) + more
+
+
 def _describe_place(ranks: Sequence[int], mains: dict[int, Process], children: list[Process]) -> str:
     """Text that says where the first of these ranks is in its code, and where up to two of its children are."""
     main = mains.get(ranks[0])
@@ -235,16 +266,22 @@ def _describe_place(ranks: Sequence[int], mains: dict[int, Process], children: l
 def _widen_suspects(
     found: BlockingRanks, node_of: dict[int, str], seats: tuple[Seat, ...], mesh: Dims
 ) -> BlockingRanks:
+    """Add the nodes of the smallest parallel group that covers the named nodes, if these are several.
+
+    Nodes are compared, not ranks: if a node's GPUs are one tensor-parallel group, two ranks of one pipeline seldom
+    have the same place in it. A group that spans all nodes is left out, because a job cannot do without all.
+    """
     nodes = tuple(sorted({node_of[rank] for rank in found.ranks if rank in node_of}))
     group, wide = "", nodes
     if len(nodes) > 1:
-        named = set(found.ranks)
+        everybody = set(node_of.values())
         covering = [
-            (len(members), f"{dim} {number}", members)
+            (len(around), f"{dim} {number}", around)
             for dim, groups in parallel_groups(dense_mesh(seats, mesh) if mesh else ())
             for number, members in enumerate(groups)
-            if named.issubset(members)
+            if (around := {node_of[rank] for rank in members if rank in node_of}).issuperset(nodes)
+            and around != everybody
         ]
-        for _, group_name, members in sorted(covering)[:1]:
-            group, wide = group_name, tuple(sorted({node_of[rank] for rank in members if rank in node_of}))
+        for _, group_name, around in sorted(covering, key=lambda one: one[:2])[:1]:
+            group, wide = group_name, tuple(sorted(around))
     return msgspec.structs.replace(found, nodes=nodes, group=group, wide=wide)

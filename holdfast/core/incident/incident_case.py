@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.core.incident.first_cause import NOT_STARTED, TIMED_OUT, is_node_loss
 from holdfast.core.snapshots.node_eviction_bonds import Bonds
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.alarm import UNNAMED, Alarm, Kind
 
 SURE = 0.9  # confidence of last words that stands as proof against a node
 TOLD = 0.7  # and that explains a failure; an exit code alone does not
@@ -144,6 +144,11 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
     def is_timeout(self) -> bool:
         """Return whether a collective timed out. A further timeout would cost more than a probe of the nodes."""
         return self.cause.klass == TIMED_OUT
+
+    @property
+    def is_unnamed_hang(self) -> bool:
+        """Return whether the job stood still and no rank stands out. The next such hang would cost as much again."""
+        return self.cause.signature == UNNAMED
 
     @property
     def is_unwitnessed(self) -> bool:

@@ -69,9 +69,16 @@ def find_verdict(case: IncidentCase) -> Verdict:
 
 
 def _reason_to_probe(case: IncidentCase) -> str:
-    if case.recent_failures or not (case.is_timeout or case.is_unwitnessed):
+    if case.recent_failures or not _is_probed_first(case):
         return "same failure again"
+    if case.is_unnamed_hang:
+        return "the job stood still"
     return "a collective timed out" if case.is_timeout else "a rank accuses a machine, and nobody else does"
+
+
+def _is_probed_first(case: IncidentCase) -> bool:
+    """Return whether a probe is cheaper than another failure like this, so that no restart is tried before it."""
+    return case.is_timeout or case.is_unwitnessed or case.is_unnamed_hang
 
 
 def _is_code_suspect(case: IncidentCase, verdict: Verdict) -> bool:
@@ -131,10 +138,10 @@ def _is_due(case: IncidentCase) -> bool:
     """Return whether to probe now: the failure repeats without progress or at a high cost, and was not probed yet.
 
     A job whose process dies during or soon after a recovery is first restarted once more: two nodes may have failed at
-    the same time, and a restart is cheaper than a probe. A probe is cheaper after a timeout of a collective, or if a
-    rank accuses a machine that nobody else has seen fail.
+    the same time, and a restart is cheaper than a probe. A probe is cheaper after a timeout of a collective, after a
+    hang for which nobody is named, or if a rank accuses a machine that nobody else has seen fail.
     """
-    if (case.is_timeout or case.is_unwitnessed) and not any(p.probed for p in case.recent_failures):
+    if _is_probed_first(case) and not any(p.probed for p in case.recent_failures):
         return True
     soon = case.rounds == 1 or (case.fruitless_restarts == 1 and not case.is_no_further)
     if case.cause.kind is Kind.CRASH and soon and not case.is_costly:

@@ -8,7 +8,7 @@ from holdfast.core.snapshots.node_eviction_bonds import Bonds, copy_bonds
 from holdfast.model.action import Action
 from holdfast.model.alarm import Kind
 from holdfast.model.event import Limits, Ready
-from holdfast.model.job_and_seats import Job, Seat
+from holdfast.model.job_and_seats import Dims, Job, Seat
 
 
 class JobNodes:
@@ -18,6 +18,7 @@ class JobNodes:
         self.job = job
         self.standbys = Standbys(job, limits, ids)
         self.pool = self.standbys.pool
+        self.reported_mesh: Dims = ()
         self.seats: tuple[Seat, ...] = ()
         self.out: set[str] = set()  # seated, but not in the next generation
         self.ended: set[str] = set()  # seated, and all of their ranks have ended well
@@ -25,6 +26,11 @@ class JobNodes:
         self.back: dict[str, Ready] = {}  # silent ones that are back before they could be evicted
         self.unstopped: set[str] = set()  # whose ranks could not be ended
         self._line: frozenset[str] = frozenset()  # who was seated when the job last made a step
+
+    @property
+    def mesh(self) -> Dims:
+        """Return the parallel groups that the user gave or, if there are none, those that the script has reported."""
+        return self.job.mesh or self.reported_mesh
 
     @property
     def active(self) -> set[str]:
@@ -65,7 +71,7 @@ class JobNodes:
 
     def copy_bonds(self) -> Bonds:
         """Return, for each seated node, the nodes that must not leave together with it."""
-        return copy_bonds(self.seats, self.job.mesh, parity=self.job.parity)
+        return copy_bonds(self.seats, self.mesh, parity=self.job.parity)
 
     def evict_nodes(
         self, nodes: Iterable[str], silent: Collection[str], generation: int, *, examine: bool

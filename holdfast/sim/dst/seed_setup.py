@@ -29,6 +29,7 @@ class SeedSetup(msgspec.Struct, frozen=True, kw_only=True):
     verified: bool  # snapshots found good are kept beside the others
     faults_s: float
     pause_s: float  # between faults, in the mean
+    reports_mesh: bool = False  # the script reports its parallel groups
     forgets: bool = False  # the journal may have lost its end when a controller comes back
     stop_s: float  # somebody ends the job then, amid the faults; 0: nobody does
 

@@ -111,7 +111,9 @@ class SimHolder:
         pass
 
     def read_mesh(self) -> Dims:
-        return ()
+        sizes = [self._world.teams.all[held.generation].size for held in self._machine.held.values()]
+        ranks = max(sizes, default=0)
+        return (("pp", 2), ("dp", ranks // 2)) if self._world.setup.reports_mesh and ranks and not ranks % 2 else ()
 
     def read_replayable(self) -> str:
         return ""

@@ -8,7 +8,7 @@ from holdfast.core.detect.crash import FailureCatalog, alarm_of
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.detect.slow import EARLY, HABIT, SlowLimits
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.alarm import UNNAMED, Alarm, Kind, Stance
 from holdfast.model.observation import Exit
 from holdfast.sim.scale.failure_mixes import FailureMode
 from holdfast.sim.scale.node_defects import NodeDefect, draw_wide_lot
@@ -102,29 +102,34 @@ class AlarmModel:
         return AlarmSign(after_s=self._prices("nccl_timeout", "notice"), alarm=self._crash_alarm(_TIMED_OUT, node))
 
     def _hang_sign(self, places: FailurePlace, lot: float, wide_lot: float) -> AlarmSign:
-        """Return how a hang shows: as a timeout, as a stopped process, or as a process that waits."""
+        """Return how a hang shows: as a job that stands and names nobody, as a timeout, as a stopped process, or as a
+        process that waits. A restart costs less than `act_s`, so that limit decides where nobody is named."""
         node, other = places.node, places.other
-        limits, unseen = self._hang, self._prices.share_value("hang_unseen")
-        spinning, stopped = (unseen + (1 - unseen) * self._prices.share_value(name) for name in _KINDS)
-        if "hang" in self._off or lot < unseen:
+        limits, unnamed = self._hang, self._prices.share_value("hang_unnamed")
+        spinning, stopped = (unnamed + (1 - unnamed) * self._prices.share_value(name) for name in _KINDS)
+        if "hang" in self._off:
             return self._timeout_sign(other)
         named_s = max(limits.least_s, limits.steps * self._step_s) + self._prices("look")
-        is_stopped = spinning <= lot < spinning + stopped - unseen
+        if lot < unnamed:
+            return AlarmSign(after_s=named_s + limits.act_s, alarm=_unnamed_alarm())
+        is_stopped = spinning <= lot < spinning + stopped - unnamed
         # Where ranks of several nodes keep the others waiting, all of their pipeline is under suspicion.
         several = wide_lot < self._prices.share_value("hang_group") and len(places.ranks) > 1
-        suspects = () if "naming" in self._off else places.group if several else (node,)
+        if "naming" in self._off:
+            return AlarmSign(after_s=named_s + limits.act_s, alarm=_unnamed_alarm())
+        suspects = places.group if several else (node,)
         alarm = Alarm(
             kind=Kind.HANG,
             at=0.0,
             suspects=suspects,
-            ranks=places.ranks if several and suspects else (),
+            ranks=places.ranks if several else (),
             reason="the others wait for it",
             signature=f"hang {suspects}",
-            hard=is_stopped and bool(suspects),
+            hard=is_stopped,
         )
         if lot < spinning:  # it shows life until its collective times out
             told = msgspec.structs.replace(alarm, stance=Stance.NOTIFY)
-            return msgspec.structs.replace(self._timeout_sign(other), named=(named_s, told) if suspects else None)
+            return msgspec.structs.replace(self._timeout_sign(other), named=(named_s, told))
         return AlarmSign(after_s=named_s + (0.0 if is_stopped else limits.act_s), alarm=alarm)
 
     def _hash_sign(self, node: str, rng: Random) -> AlarmSign:
@@ -144,6 +149,10 @@ class AlarmModel:
 def silence_alarm(*nodes: str) -> Alarm:
     reason = "has been silent for 3 s"
     return Alarm(kind=Kind.SILENCE, at=0.0, suspects=nodes, reason=reason, signature=f"silence {nodes[0]}")
+
+
+def _unnamed_alarm() -> Alarm:
+    return Alarm(kind=Kind.HANG, at=0.0, suspects=(), reason="the job stands, no rank is named", signature=UNNAMED)
 
 
 def _oom_alarm(node: str) -> Alarm:

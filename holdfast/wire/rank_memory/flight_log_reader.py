@@ -51,8 +51,15 @@ def read_flight(buf: Buffer, at: int, node: str, offset_s: float = 0.0) -> Fligh
 
 def _make_report(body: _FlightRecord, node: str, offset_s: float) -> FlightReport:
     groups = tuple(
-        Collective(group=name, entered=entered, completed=completed, op=op, at=at + offset_s)
-        for name, entered, completed, op, at in body.groups
+        Collective(
+            group=name,
+            entered=entered,
+            completed=completed,
+            op=op,
+            at=at + offset_s,
+            expires_at=expires_at + offset_s if expires_at else 0.0,
+        )
+        for name, entered, completed, op, at, expires_at in body.groups
     )
     return FlightReport(
         generation=body.generation,

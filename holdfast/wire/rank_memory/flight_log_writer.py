@@ -24,7 +24,8 @@ NAME_CHARS = 48
 ASKED = struct.Struct("<Q")
 HEAD = struct.Struct("<IIQ")  # checksum of all that follows, length of the body, number
 Buffer = mmap.mmap | memoryview
-GroupState = tuple[str, int, int, str, float]  # name, newest entered, newest completed, operation, when entered
+# Name, newest entered, newest completed, operation, when entered, when the oldest open one times out (0: not known).
+GroupState = tuple[str, int, int, str, float, float]
 GroupArrival = tuple[str, int, float]  # group, sequence number, when
 
 

@@ -289,6 +289,7 @@ class Looked:
 
     def __init__(self, node: str, step: int) -> None:
         self.node, self.generation, self.phase, self._step = node, 1, f"{node} at {step}", step
+        self.sealed = self.stored = -1
 
     @property
     def step(self) -> int:

@@ -6,6 +6,8 @@ SCRIPT = (("<module>", "/opt/run/train.py", 9), ("train", "/opt/run/train.py", 7
 WRAP = ("_exception_logger.<locals>.wrapper", "torch/distributed/c10d_logger.py", 83)
 REDUCE = (*SCRIPT, WRAP, ("all_reduce", "torch/distributed/distributed_c10d.py", 3252))
 RECEIVE = (*SCRIPT, WRAP, ("recv", "torch/distributed/distributed_c10d.py", 2900))
+SEND = (*SCRIPT, WRAP, ("isend", "torch/distributed/distributed_c10d.py", 2760))
+GATHER = (*SCRIPT, WRAP, ("all_gather_into_tensor", "torch/distributed/distributed_c10d.py", 4100))
 SLEEP = (*SCRIPT, ("load", "/opt/run/train.py", 3))
 Places = tuple[tuple[str, str, int], ...]
 

@@ -5,7 +5,7 @@ import msgspec
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking, find_motion, format_ranks, vote_rounds
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.stacks import Trace
-from tests.core.diagnose.places import RECEIVE, REDUCE, SLEEP, flight, process, trace
+from tests.core.diagnose.places import GATHER, RECEIVE, REDUCE, SEND, SLEEP, flight, process, trace
 
 SEATS = tuple(Seat(node=f"n{i}", group_rank=i, first_rank=2 * i, nproc=2) for i in range(4))
 IN = ("0", 6, 5)
@@ -128,7 +128,7 @@ def test_suspects_on_several_nodes_are_widened_to_their_group() -> None:
         trace(*(process(r, SLEEP if r in out else REDUCE) for r in range(8)), flights=flights), SEATS, mesh
     )
     assert (found.ranks, found.nodes) == (out, ("n2", "n3"))
-    assert (found.group, found.wide) == ("", ("n2", "n3"))  # no one dimension covers both
+    assert found.group.startswith("dp") and found.wide == ("n2", "n3")  # of other ranks, but of the same nodes
     out = (4, 6)
     flights = tuple(flight(r, OUT if r in out else IN) for r in range(8))
     found = find_blocking(
@@ -137,6 +137,70 @@ def test_suspects_on_several_nodes_are_widened_to_their_group() -> None:
     assert found.group.startswith("dp") and found.wide == ("n2", "n3")
     found = find_blocking(trace(process(0), process(1, SLEEP), *(process(r) for r in range(2, 8))), SEATS, mesh)
     assert (found.group, found.wide) == ("", ("n0",))  # one node is a group small enough
+
+
+def eight_each(count: int) -> tuple[Seat, ...]:
+    return tuple(Seat(node=f"n{i}", group_rank=i, first_rank=8 * i, nproc=8) for i in range(count))
+
+
+def test_groups_are_compared_by_nodes_where_a_tensor_parallel_group_shares_one() -> None:
+    """Whichever of its eight GPUs hangs, a node belongs to one pipeline only."""
+    seats, mesh = eight_each(8), (("dp", 2), ("pp", 4), ("tp", 8))
+    out = (8 * 5 + 3, 8 * 6 + 1)  # of two stages, and of no common group of ranks
+    places = tuple(process(r, SLEEP if r in out else REDUCE, node=f"n{r // 8}") for r in range(64))
+    found = find_blocking(trace(*places), seats, mesh)
+    assert (found.ranks, found.nodes) == (out, ("n5", "n6"))
+    assert found.group.startswith("pp") and found.wide == ("n4", "n5", "n6", "n7")
+
+
+def test_a_group_of_all_nodes_isolates_nobody() -> None:
+    seats, out = eight_each(4), (3, 9)
+    places = tuple(process(r, SLEEP if r in out else REDUCE, node=f"n{r // 8}") for r in range(32))
+    found = find_blocking(trace(*places), seats, (("pp", 4), ("tp", 8)))
+    assert (found.group, found.wide) == ("", ("n0", "n1"))
+
+
+# ByteRobust's own example: TP 2, PP 4, DP 4 on sixteen machines. Machine 15 stands in a tensor-parallel
+# all-gather, 14 sends to it, 13 and 12 wait for what it should send back, and all others are in the gradient sync.
+MACHINES = tuple(Seat(node=f"m{i}", group_rank=i, first_rank=2 * i, nproc=2) for i in range(16))
+PIPELINE = ("m12", "m13", "m14", "m15")
+MESH = (("dp", 4), ("pp", 4), ("tp", 2))
+PLACES = {15: GATHER, 14: SEND, 13: RECEIVE, 12: RECEIVE}
+
+
+def published_hang(*, recorder: bool) -> BlockingRanks:
+    processes = [process(r, PLACES.get(r // 2, REDUCE), node=f"m{r // 2}") for r in range(32)]
+    flights = []
+    for rank in range(32):
+        stage, late = rank % 8, rank >= 24
+        sync = (f"dp {stage}", 5, 5) if late else (f"dp {stage}", 6, 5)
+        gather = (f"tp {rank // 2}", 9, 8 if rank // 2 == 15 else 9)
+        flights.append(msgspec.structs.replace(flight(rank, sync, gather), node=f"m{rank // 2}"))
+    return find_blocking(trace(*processes, flights=tuple(flights) if recorder else ()), MACHINES, MESH)
+
+
+def test_the_published_example_by_stacks_alone() -> None:
+    """All wait, so nobody is outside: the largest group is healthy, and the pipeline of the others is isolated."""
+    found = published_hang(recorder=False)
+    assert (found.ranks, found.how, found.hard) == (tuple(range(24, 32)), "apart", False)
+    assert (found.group[:2], found.wide) == ("pp", PIPELINE)
+    assert "24 of 32 wait in all_reduce" in found.reason
+    for said in ("ranks 24-27 in recv", "ranks 28-29 in isend", "ranks 30-31 in all_gather_into_tensor"):
+        assert said in found.reason
+
+
+def test_the_published_example_with_the_flight_recorder() -> None:
+    found = published_hang(recorder=True)
+    assert (found.ranks, found.how, found.hard) == (tuple(range(24, 32)), "crossed", False)
+    assert (found.group[:2], found.wide) == ("pp", PIPELINE)
+    assert "ranks 24-31 have not come to all_reduce 6" in found.reason and "24 wait" in found.reason
+    assert "ranks 30-31 in all_gather_into_tensor" in found.reason
+    assert "under the same number" not in found.reason, "they are in no collective of that group"
+
+
+def test_two_halves_that_wait_apart_are_nobody() -> None:
+    halves = [process(rank, REDUCE if rank < 2 else GATHER) for rank in range(4)]
+    assert find_blocking(trace(*halves)).ranks == ()
 
 
 def test_votes() -> None:

@@ -74,6 +74,14 @@ def forgetful(seed: int) -> SeedResult:
     return result
 
 
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_script_that_reports_its_parallel_groups(forgets: bool) -> None:
+    """Each controller knows them from the journal; where the journal has lost them, they are reported anew."""
+    for seed in range(16):
+        setup = msgspec.structs.replace(draw_setup(seed), reports_mesh=True, forgets=forgets)
+        assert play_seed(setup, REAL_PARTS, known()).failure == "", f"seed {seed}"
+
+
 @pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(20, 400, 20))])
 def test_a_journal_that_loses_its_end(first: int) -> None:
     """Entries that were acknowledged are gone, again and again: no two generations train, and all heals."""

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from holdfast.logs import catalog_files
-from holdfast.model.alarm import Kind
+from holdfast.model.alarm import UNNAMED, Kind
 from holdfast.sim.scale import node_defects, price_sheet
 from holdfast.sim.scale.failure_mixes import FailureMode, Shows
 from holdfast.sim.scale.failure_symptoms import AlarmModel, AlarmSign
@@ -38,13 +38,17 @@ def test_a_link_has_to_be_down_twice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lot", "seconds", "named"), [(0.1, 600, False), (0.4, 600, False), (0.5, 82, True), (0.9, 262, True)]
+    ("lot", "seconds", "named"),
+    [(0.1, 262, ()), (0.4, 600, ("other",)), (0.5, 82, ("bad",)), (0.9, 262, ("bad",))],
 )
-def test_hangs_that_are_seen_and_those_that_time_out(lot: float, seconds: float, named: bool) -> None:
+def test_hangs_that_are_named_or_not_and_those_that_time_out(
+    lot: float, seconds: float, named: tuple[str, ...]
+) -> None:
     found = signs(fault("hang"), lot)
     assert all(abs(sign.after_s - seconds) < 5 for sign in found)
-    assert {sign.alarm.suspects for sign in found} == {("bad",) if named else ("other",)}
-    assert {sign.alarm.kind for sign in found} == {Kind.HANG if named else Kind.CRASH}
+    assert {sign.alarm.suspects for sign in found} == {named}
+    assert {sign.alarm.kind for sign in found} == {Kind.CRASH if named == ("other",) else Kind.HANG}
+    assert all(sign.alarm.signature == UNNAMED for sign in found if not named)
     assert all(sign.after_s >= 600 for sign in signs(fault("hang"), lot, off=frozenset({"hang"})))
 
 

@@ -102,7 +102,7 @@ def test_several_kinds_of_blast_take_as_many_nodes_as_each_has() -> None:
 def test_a_hang_of_several_nodes_costs_their_pipeline_where_it_can_be_replaced(
     standbys: int, least: float, most: float
 ) -> None:
-    certain = {"hang_group": 1.0, "hang_unseen": 0.0}
+    certain = {"hang_group": 1.0, "hang_unnamed": 0.0}
     shares = tuple(msgspec.structs.replace(s, value=certain.get(s.name, s.value)) for s in SHEET.share)
     setup = msgspec.structs.replace(SMALL, standbys=standbys)
     world = HoldfastPolicy(setup, one("hang", "machine"), msgspec.structs.replace(SHEET, share=shares))
