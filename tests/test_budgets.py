@@ -58,6 +58,8 @@ CATCH_ALL = frozenset(
         "client/training/rank_flight_recorder.py::run",
         "client/boot/script_runner.py::_show_failure",
         "client/boot/script_runner.py::run_script",
+        "client/training/logged_losses.py::_report",
+        "client/training/logger_hooks.py::seen",  # inside of the script's own call of its logger
         "client/training/progress.py::attach",
         "client/training/progress.py::phase",
         "client/training/progress.py::step",

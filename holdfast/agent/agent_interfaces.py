@@ -105,6 +105,7 @@ class NodeRanks(Protocol):
 
     def read_mesh(self) -> Dims: ...
     def read_replayable(self) -> str: ...
+    def read_loss_source(self) -> str: ...
 
 
 class RankTracer(Protocol):
@@ -184,6 +185,7 @@ class AgentEvents(msgspec.Struct, frozen=True, kw_only=True):
     on_copies: Callable[[], None]  # how far copies are should be told now
     on_marks: Callable[[tuple[Mark, ...]], None]
     on_traffic: Callable[[tuple[LinkTraffic, ...]], None]
+    on_logged: Callable[[StepValues, str], None]  # what a rank's line says about a step, and what kind of line it is
     on_leave_request: Callable[[], None]  # somebody on this host wants the node to leave
 
 

@@ -38,7 +38,7 @@ from holdfast.core.agent_state_machine import (
 )
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Errand, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere, StopHere
-from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Loss, Mark
+from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Loss, Mark, StepValues
 from holdfast.model.release import Release
 from holdfast.model.state_copy import Address
 from holdfast.wire import agent_messages
@@ -79,6 +79,7 @@ class Agent:
                 on_copies=self._send_beat,
                 on_marks=self._send_marks,
                 on_traffic=self._send_traffic,
+                on_logged=self._on_logged,
                 on_leave_request=self._on_leave_request,
             )
         )
@@ -352,10 +353,10 @@ class Agent:
 
     def _summarize_ranks(self) -> Beat:
         """Return the node's beat, with the step of its slowest rank; the step is -1 until every rank has made one."""
-        generation = self.life.generation
+        generation, source = self.life.generation, self.ranks.read_loss_source() or self.losses.source
         readings = [r for r in self._read_slots().values() if r.generation == generation and r.step >= 0]
         if generation == 0 or len(readings) < self.identity.nproc:
-            return Beat(node=self.node, generation=generation, step=-1, at=0.0)
+            return Beat(node=self.node, generation=generation, step=-1, at=0.0, loss_source=source)
         offset_s = self.controller_clock.offset_s
         beat = msgspec.structs.replace(
             make_beat(self.node, readings, offset_s),
@@ -364,6 +365,7 @@ class Agent:
             mesh=self.ranks.read_mesh(),
             replayable=self.ranks.read_replayable(),
             peak_flops=self.health.peak_flops,
+            loss_source=source,
         )
         return self.keeper.complete_beat(beat)
 
@@ -387,6 +389,9 @@ class Agent:
     def _look_for_latches(self, now: float) -> None:
         for held in self._latches.overdue_ranks(now, self.ranks.held, self._read_slots()):
             self._on_rank_exit(held)
+
+    def _on_logged(self, told: StepValues, source: str) -> None:
+        self.losses.on_logged(told, source)
 
     def _look_at_losses(self) -> None:
         if not self.controller_clock.known:

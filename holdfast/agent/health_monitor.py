@@ -29,10 +29,12 @@ from holdfast.core.detect.lines import LineDetector, MachineUse
 from holdfast.core.detect.link_traffic import TrafficMeter
 from holdfast.core.detect.user_log_rules import RuleDetector
 from holdfast.core.incident.alarm_rate_limit import AlarmRateLimit
+from holdfast.core.log_analysis import megatron_progress
+from holdfast.core.log_analysis.megatron_progress import MegatronProgress
 from holdfast.core.record.gpu_peak import peak_of_ranks
 from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm
-from holdfast.model.observation import Gauge, Line, LinkTraffic
+from holdfast.model.observation import Gauge, Line, LinkTraffic, StepValues
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.holder_messages import HolderRank, RankKey
 from holdfast.wire.rank_keeper_messages import ArenaRequest
@@ -51,6 +53,7 @@ class MonitorPorts(msgspec.Struct, frozen=True):
 
     noticed: Callable[[Alarm], None]
     on_traffic: Callable[[tuple[LinkTraffic, ...]], None]
+    on_logged: Callable[[StepValues, str], None]  # a loss in a rank's line, and where it is read from
     list_ranks: Callable[[], list[HolderRank]]  # the ranks here, those that have ended among them
     offset_s: Callable[[], float]  # controller's clock minus ours
     clock: AgentClock
@@ -85,6 +88,7 @@ class HealthMonitor:
         self._health = HealthDetector(limits, catalog_files.load_health(limits.catalog))
         self._lines = LineDetector(settings.lines, catalog_files.load_lines(settings.lines.catalog))
         self._rules = RuleDetector(settings.rules)
+        self._megatron = MegatronProgress()
         self._flood = AlarmRateLimit()
         self._traffic = TrafficMeter()
         self._speaker: int | None = None  # the lock by which this node speaks for its host
@@ -202,8 +206,11 @@ class HealthMonitor:
         return self.logs.read
 
     def _is_worth_splitting(self, text: bytes) -> bool:
-        """Return whether a piece of a log may hold a line that a catalog row or one of the user's rules matches."""
-        return bool(self._spec.settings.rules.rule) or self._lines.catalog.may_match(text, rank=True)
+        """Return whether a piece of a log may hold a line that a catalog row, one of the user's rules or Megatron's
+        form matches."""
+        if self._spec.settings.rules.rule or megatron_progress.SIGN in text:
+            return True
+        return self._lines.catalog.may_match(text, rank=True)
 
     def _now(self) -> float:
         return self._clock.wall() + self._ties.offset_s()
@@ -246,9 +253,14 @@ class HealthMonitor:
                     self._send_alarm(self._health.on_gauge(signal, owned.suspects))
                 case Line() if feed.name != _GPUS or self._feeds[_KERNEL].absent:  # an Xid is told once
                     self._send_alarm(self._lines.on_line(signal, owned))
-                    for alarm in self._rules.on_line(signal):
-                        self._send_alarm(alarm)
+                    self._on_rank_line(signal)
         feed.behind = False
+
+    def _on_rank_line(self, line: Line) -> None:
+        for alarm in self._rules.on_line(line):
+            self._send_alarm(alarm)
+        if line.rank >= 0 and (told := self._megatron.on_line(line)):
+            self._ties.on_logged(told, self._megatron.source)
 
     def _check_feeds(self) -> None:
         now = self._clock.monotonic()

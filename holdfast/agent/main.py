@@ -61,8 +61,9 @@ def _assemble_parts(
     keeper_ports = KeeperPorts(ranks.make_arena, clock, events.say, events.on_copies, events.on_marks)
     keeper = Keeper(make_keeper_identity(spec, ranks.keeper_path), keeper_ports, budget)
     ties = MonitorPorts(
-        events.on_alarm, events.on_traffic, lambda: [*ranks.held.values()], controller_clock.wall_s, clock
-    )
+        events.on_alarm, events.on_traffic, events.on_logged,
+        lambda: [*ranks.held.values()], controller_clock.wall_s, clock,
+    )  # fmt: skip
     health = HealthMonitor(node_dir, spec, ties)
     return AgentParts(
         clock=clock,

@@ -177,12 +177,14 @@ class AgentIngest:
                 self.controller.announce_news(alarm)
 
     def _read_script_facts(self, beat: Beat) -> None:
-        """Record what a beat says about the script: its parallel groups, and whether its work may be replayed."""
+        """Record what a beat says about the script: its parallel groups, its loss, whether its work may be replayed."""
         # The node of rank 0 speaks for all: nodes that disagree would contradict each other for ever.
         told = beat.mesh if beat.node == self.view.seats[0].node and not self.view.job.mesh else ()
         if told and told != self.view.mesh:
             self.controller.process_event(MeshReport(mesh=told))
             self.aims.send_aims()
+        if self.registry.record_loss_source(beat.loss_source):
+            self._say(f"loss: read from {beat.loss_source}")
         if beat.step >= 0:  # before that nobody looks
             self.registry.record_replayable(beat.replayable)
 

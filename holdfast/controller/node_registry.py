@@ -12,6 +12,7 @@ from holdfast.model.state_copy import Address, Copy
 from holdfast.wire.agent_messages import Hello
 
 _RECONNECT_S = 5.0  # agents find a restarted controller within this
+_SOURCES = 4  # of losses; a job has one
 
 
 class NodeRegistry:
@@ -25,6 +26,7 @@ class NodeRegistry:
         self.stored = -1  # newest checkpoint of the line that the job is on
         self.replayable: str | None = None  # told by the script; "": not at all; None: not heard yet
         self.orphaned = 0  # a generation that the journal has lost: what it left on nodes may be gone on from
+        self._loss_sources: set[str] = set()
         self._view = view
         self._links = links
         self._silence = SilenceDetector(limits)
@@ -56,6 +58,13 @@ class NodeRegistry:
         self.beats[beat.node] = beat
         if beat.generation == self._view.generation:
             self.stored = max(self.stored, beat.stored)
+
+    def record_loss_source(self, source: str) -> bool:
+        """Record where a node's losses are read from; return whether that is new, and one of the first few."""
+        if not source or source in self._loss_sources or len(self._loss_sources) >= _SOURCES:
+            return False
+        self._loss_sources.add(source)
+        return True
 
     def record_replayable(self, replayable: str) -> None:
         """Record whether the script's work may be done again: "seeded", "unseeded", or "" for not at all."""

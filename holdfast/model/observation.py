@@ -29,6 +29,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
     step: int  # where it first was not
     loss: float  # newest
     at: float
+    numbered: bool = True  # the step has the job's number; else it is counted since the launch
 
 
 class StepValues(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +43,7 @@ class StepValues(msgspec.Struct, frozen=True, kw_only=True):
     grad_norm: float | None = None  # of the gradient that all replicas share
     own_norm: float | None = None  # of the rank's own, before it is summed
     update: float | None = None  # the largest RMS of a tensor's step, where the optimizer is watched
+    numbered: bool = True  # the step has the job's number; else it is counted since the launch
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
@@ -68,6 +70,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     counted: bool = True  # steps counted by us since launch, not told by the script
     origin: int = -1  # where counted: steps made before the first; -1: nobody knows
     loss: float | None = None
+    loss_source: str = ""  # where losses are read from, if the script does not report them itself
     phase: str = ""
     arrivals: dict[int, tuple[Arrival, ...]] = {}  # by rank: when it came to its newest collectives
     sealed: int = -1  # newest snapshot that every rank of the node has taken
@@ -137,3 +140,4 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     at: float
     rank: int = -1  # -1: the kernel
+    generation: int = 0  # of the rank

@@ -4,3 +4,4 @@ SLOT = "HOLDFAST_SLOT"  # "<path of the arena>:<index>"
 GENERATION = "HOLDFAST_GENERATION"
 EVERY = "HOLDFAST_REPLICA_EVERY"  # steps between comparisons of replicas
 FLIGHT = "HOLDFAST_FLIGHT"  # "<path of the arena>:<where the flight log begins>"
+LOSS_SOURCE = "loss-source"  # the file beside the keeper's socket in which a rank says where its losses are read from

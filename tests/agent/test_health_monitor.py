@@ -19,7 +19,7 @@ from holdfast.agent.health_monitor import HealthMonitor, MonitorPorts
 from holdfast.core.detect.health import HealthLimits
 from holdfast.core.detect.user_log_rules import Rule, RuleLimits
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.observation import LinkTraffic
+from holdfast.model.observation import LinkTraffic, StepValues
 from holdfast.wire import folder_use_lock, run_and_node_specs
 from holdfast.wire.holder_messages import HolderRank
 from holdfast.wire.rank_keeper_messages import ArenaRequest, CheckpointPolicy
@@ -46,6 +46,7 @@ class Scene:
         self.held = [HolderRank(key="1:0", pid=4711)]
         self.heard: list[Alarm] = []
         self.traffic: list[tuple[LinkTraffic, ...]] = []
+        self.logged: list[tuple[StepValues, str]] = []
 
     def monitor(self, node: str = "n0", **ties: Any) -> HealthMonitor:
         node_dir = self.nodes / node
@@ -53,6 +54,7 @@ class Scene:
         made = MonitorPorts(
             self.heard.append,
             self.traffic.append,
+            lambda told, source: self.logged.append((told, source)),
             lambda: self.held,
             lambda: 0.0,
             SystemClock(),
@@ -317,3 +319,15 @@ async def test_lines_that_are_slow_to_look_at_do_not_hold_up_the_loop(tmp_path: 
             last = time.monotonic()
     assert len(gaps) > 3
     assert max(gaps) < (last - began) / 2, "it was one gap"
+
+
+async def test_a_progress_line_of_megatron_is_read(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    log = Path(scene.log_dir) / "gen-1/rank-0/stdout.log"
+    log.parent.mkdir(parents=True)
+    async with running(scene.monitor()):
+        log.write_text(" iteration        7/     100 | lm loss: 2.5E+00 | loss scale: 1.0 | grad norm: 0.5 |\n")
+        await scene.until(lambda: scene.logged)
+    [(told, source)] = scene.logged
+    assert (told.generation, told.rank, told.step, told.loss, told.grad_norm) == (1, 0, 7, 2.5, 0.5)
+    assert source == "Megatron's lines ('lm loss')"

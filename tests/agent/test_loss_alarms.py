@@ -7,7 +7,7 @@ from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.core.detect.loss_spikes import LossLimits
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.loss_response import LossPolicy
-from holdfast.model.observation import Loss
+from holdfast.model.observation import Loss, StepValues
 from holdfast.model.release import Ease
 from holdfast.wire.rank_memory.slot_reader import SLOT_BYTES, SlotWriter
 
@@ -94,3 +94,47 @@ def test_a_step_that_is_eased_already_is_not_gone_back_for_again() -> None:
             node.step(number, 2.0 + number % 3 / 10, 2.1)
         [alarm] = node.step(40, 30.0, 31.0)
         assert isinstance(alarm, Alarm) and alarm.stance is stance
+
+
+def test_counted_steps_get_the_number_that_the_script_gives_them() -> None:
+    node = Node()
+    for slot, origin in zip(node.slots, (100, 100), strict=True):
+        slot.resume_from(origin)
+        slot.write_values(3, float("nan"), None)
+        slot.step(3, counted=True)
+    told = [one for one in node.losses.read_losses(node.memory, 0.0) if isinstance(one, Loss)]
+    assert [(one.step, one.numbered) for one in told] == [(103, True)] * 2
+
+
+def test_steps_without_a_known_number_put_no_state_in_doubt() -> None:
+    node = Node(limits=LossLimits(window=32, policy=LossPolicy.LOWER))
+    found: list[object] = []
+    for number in range(1, 42):
+        for slot in node.slots:
+            slot.resume_from(-1)
+            slot.write_values(number, 2.0 if number < 41 else 90.0, None)
+            slot.step(number, counted=True)
+        found += node.losses.read_losses(node.memory, 0.0)
+    [alarm] = found
+    assert isinstance(alarm, Alarm) and (alarm.not_after, alarm.stance) == (None, Stance.NOTIFY)
+    assert "nobody knows the number of this step" in alarm.reason
+
+
+def logged(step: int, loss: float) -> StepValues:
+    return StepValues(generation=1, rank=0, step=step, at=5.0, loss=loss)
+
+
+def test_a_line_tells_the_loss_of_a_rank_that_reports_none() -> None:
+    node = Node()
+    node.losses.on_logged(logged(7, 2.0), "a line")
+    node.losses.on_logged(logged(8, float("nan")), "a line")
+    [told] = node.losses.read_losses(node.memory, 1000.0)
+    assert isinstance(told, Loss) and (told.rank, told.step, told.at) == (0, 8, 5.0)
+    assert node.losses.source == "a line"
+
+
+def test_a_line_says_nothing_where_the_rank_reports_losses_itself() -> None:
+    node = Node()
+    node.step(1, 2.0, 2.0)
+    node.losses.on_logged(logged(2, float("nan")), "a line")
+    assert node.step(2, 2.0, 2.0) == [] and node.losses.source == ""

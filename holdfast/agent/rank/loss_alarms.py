@@ -1,6 +1,7 @@
-"""Reads losses and state hashes from the ranks' progress slots, and runs the loss detectors on them."""
+"""Reads losses from the ranks' progress slots and log lines, and state hashes, and runs the loss detectors on them."""
 
 from collections.abc import Iterator
+from math import isfinite
 
 import msgspec
 
@@ -24,12 +25,18 @@ class LossReports:
         self._spikes: dict[tuple[int, int, int], SpikeDetector] = {}
         self._said: dict[str, int] = {}  # until which step a rule has nothing more to say, whichever rank it is about
         self._marks: list[Mark] = []
+        self._logged: list[tuple[StepValues, str]] = []  # from log lines, and which; not judged yet
+        self.source = ""  # the lines that losses were read from
         self.eases: tuple[Ease, ...] = ()  # of the generation that runs
 
     def take_marks(self) -> tuple[Mark, ...]:
         """Return the state hashes that ranks have reported since the last call."""
         marks, self._marks = tuple(self._marks), []
         return marks
+
+    def on_logged(self, told: StepValues, source: str) -> None:
+        """Take in what a log line says about a step, and what kind of line it is; its instant is the controller's."""
+        self._logged.append((told, source))
 
     def read_losses(self, slots: RankSlots, offset_s: float) -> Iterator[Alarm | Loss]:
         """Yield new losses and alarms from the slots; `offset_s` converts their instants to the controller's time.
@@ -42,6 +49,7 @@ class LossReports:
             yield self._nonfinite_loss(reading, offset_s)
         for index, reading in readings:
             yield from self._new_alarms(slots, index, reading, offset_s)
+        yield from self._judge_logged({r.rank: r for _, r in readings})
 
     def _nonfinite_loss(self, reading: SlotReading, offset_s: float) -> Loss:
         assert reading.loss is not None
@@ -49,18 +57,29 @@ class LossReports:
             node=self._node,
             generation=reading.generation,
             rank=reading.rank,
-            step=reading.first_bad_step,
+            step=reading.first_bad_step + max(0, _step_origin(reading)),
             loss=reading.loss,
             at=reading.at + offset_s,
+            numbered=_step_origin(reading) >= 0,
         )
+
+    def _judge_logged(self, readings: dict[int, SlotReading]) -> Iterator[Alarm | Loss]:
+        """Yield losses and alarms from log lines of ranks that report no loss in any other way."""
+        logged, self._logged = self._logged, []
+        for told, source in logged:
+            reading = readings.get(told.rank)
+            if reading is not None and (reading.generation != told.generation or reading.loss is not None):
+                continue
+            self.source = source
+            if told.loss is not None and not isfinite(told.loss):
+                yield Loss(
+                    node=self._node, generation=told.generation, rank=told.rank,
+                    step=told.step, loss=told.loss, at=told.at,
+                )  # fmt: skip
+            yield from self._judge_values(told, 0, reading is not None and reading.skippable)
 
     def _new_alarms(self, slots: RankSlots, index: int, reading: SlotReading, offset_s: float) -> Iterator[Alarm]:
         owner = (reading.generation, reading.rank, reading.pid)
-        if owner not in self._spikes:
-            if len(self._spikes) >= _READERS:
-                self._spikes.clear()
-                self._read.clear()
-            self._spikes[owner] = SpikeDetector(self._limits)
         seq, count = self._read.get(owner, (0, 0))
         if seq == reading.seq:
             return  # what goes into the ring is followed by a write of the step
@@ -69,10 +88,22 @@ class LossReports:
         for one in news:
             if isinstance(one, Mark):
                 self._marks.append(one)
-            elif rules := [found for found in self._spikes[owner].on_values(one) if self._is_new(found[0], one)]:
-                hindered = policy_hindrance(self._limits, one.step, reading.skippable, self.eases)
-                alarm = alarm_of(self._node, one, rules, self._limits, hindered)
-                yield msgspec.structs.replace(alarm, at=alarm.at + offset_s)
+                continue
+            origin = _step_origin(reading)
+            numbered = {"step": one.step + max(0, origin), "numbered": origin >= 0}
+            told = msgspec.structs.replace(one, at=one.at + offset_s, **numbered)
+            yield from self._judge_values(told, reading.pid, reading.skippable)
+
+    def _judge_values(self, told: StepValues, pid: int, skippable: bool) -> Iterator[Alarm]:
+        owner = (told.generation, told.rank, pid)
+        if owner not in self._spikes:
+            if len(self._spikes) >= _READERS:
+                self._spikes.clear()
+                self._read.clear()
+            self._spikes[owner] = SpikeDetector(self._limits)
+        if rules := [found for found in self._spikes[owner].on_values(told) if self._is_new(found[0], told)]:
+            hindered = policy_hindrance(self._limits, told, skippable, self.eases)
+            yield alarm_of(self._node, told, rules, self._limits, hindered)
 
     def _is_new(self, rule: SpikeRule, told: StepValues) -> bool:
         """Return True unless any rank, or for the OWN_TIMES rule this rank, has reported the rule lately."""
@@ -80,3 +111,8 @@ class LossReports:
         fresh = told.step >= self._said.get(key, -1)
         self._said[key] = told.step + self._limits.window
         return fresh
+
+
+def _step_origin(reading: SlotReading) -> int:
+    """Return what to add to this rank's step numbers to get the script's own; -1 if unknown."""
+    return reading.origin if reading.counted else 0

@@ -22,7 +22,7 @@ from holdfast.linux import process_attributes
 from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Dims
 from holdfast.model.release import Release
-from holdfast.wire import holder_messages, replay_environment, run_and_node_specs
+from holdfast.wire import holder_messages, progress_environment, replay_environment, run_and_node_specs
 from holdfast.wire.holder_messages import (
     ArenaMade,
     ExecRank,
@@ -50,6 +50,7 @@ from holdfast.wire.run_and_node_specs import EntryPoint, NodeSpec
 _log = logging.getLogger("holdfast.agent")
 # Together less than recovery.stop_s, so that our answer comes before nobody waits for it any more.
 _UNKILLABLE_S = 10.0
+_SOURCE_BYTES = 200  # of the file in which a rank says where its losses are read from
 _SWEPT_S = 8.0  # the holder takes less
 _EXECUTED = str(Path(__file__).parents[2] / "client" / "boot" / "executed_rank.py")
 
@@ -306,6 +307,14 @@ class RankProcesses:
         except (OSError, msgspec.DecodeError):
             return ""
         return "seeded" if note.get("seeded") else "unseeded"
+
+    def read_loss_source(self) -> str:
+        """Return where a rank's losses are read from; empty if nowhere, or if the script reports them itself."""
+        try:
+            source = (self.keeper_path.parent / progress_environment.LOSS_SOURCE).read_bytes()
+        except OSError:
+            return ""
+        return source[:_SOURCE_BYTES].decode("utf-8", "replace")
 
     def entry_for(self, release: Release) -> EntryPoint:
         """Return the entry point that ranks of a release run."""

@@ -50,11 +50,11 @@ class RankLogSource:
         self._files = {key: self._files.get(key) or LogFollower(self._log_path(key)) for key in self._file_keys()}
         limit_bytes = self._limit_bytes // max(1, len(self._files))
         found: list[Signal] = []
-        for (_, rank, _), file in self._files.items():
+        for (generation, rank, _), file in self._files.items():
             text = file.read_new(limit_bytes)
             self.skipped_bytes += file.take_skipped()
             if text and self._worth(text):
-                found += (Line(text=line, at=now, rank=rank) for line in file.split_lines(text))
+                found += (Line(text=line, at=now, rank=rank, generation=generation) for line in file.split_lines(text))
             elif text:
                 file.skip_piece(text)
         return found

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from holdfast.client.boot import import_recorder, release_imports
 from holdfast.client.boot.forked_rank import RankFiles, await_holder, become_rank
 from holdfast.client.boot.script_runner import run_script
+from holdfast.client.training.logger_hooks import follow_loggers
 from holdfast.client.training.progress import here
 from holdfast.linux import process_attributes
 from holdfast.wire.holder_zygote_messages import (
@@ -208,6 +209,7 @@ def main() -> None:
         print(f"holdfast: the rank could not start: {e}", file=sys.stderr)
         os._exit(127)
     here.begin_rank(import_recorder.watch_imports(os.environ))
+    follow_loggers(here)
     # Called from here and not from further down, so that stacks show little of us below the script.
     run_script(birth.request.argv, birth.request.module, birth.request.path)
 

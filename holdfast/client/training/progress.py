@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from holdfast.client.training.gpu_losses import LossFetches
     from holdfast.client.training.inferred_resume_step import ReadWatch
     from holdfast.client.training.learning_rate_ease import LearningRateEase
+    from holdfast.client.training.logged_losses import LoggedLosses
     from holdfast.client.training.parameter_hash import ParameterHash
     from holdfast.client.training.update_norm import UpdateWatch
 
@@ -53,6 +54,7 @@ class RankProgress:
         self._easing: LearningRateEase | None = None
         self._on_first: Callable[[], None] | None = None
         self.reads: ReadWatch | None = None  # what this rank reads up to its first step
+        self.logged: LoggedLosses | None = None  # what the script's loggers get, where it reports no loss itself
         self._unread: set[str] = set()  # of what is told to `step`, what cannot be read; said once
         # Children are not the rank: what they say would overwrite what it said. Only the first that makes a step is,
         # where the rank itself has made none.
@@ -124,6 +126,8 @@ class RankProgress:
             if slot is None:
                 return
             self._told = True
+            if self.logged is not None:
+                self.logged.close() if loss is not None else self.logged.on_step(step)
             if self._copies is not None:
                 self._copies.collect_arrived(slot)
             try:
@@ -145,6 +149,10 @@ class RankProgress:
         """Report the number of steps that the optimizer hook has counted; ignored once the script reports its own."""
         if self._told or (slot := self._slot if self._claimed else self._claim_slot()) is None:
             return
+        if self._copies is not None:
+            self._copies.collect_arrived(slot)
+        if self.logged is not None:
+            self.logged.on_step(steps + self._before)
         if steps == 1 and not self._before:
             slot.remember_first_step(steps)
         else:
@@ -157,6 +165,12 @@ class RankProgress:
         slot = self._slot if self._claimed else self._claim_slot()
         if slot is not None:
             slot.note_parameters(count)
+
+    def note_logged(self, step: int, loss: object, grad_norm: object) -> None:
+        """Report values that the script gave to its loggers, about a step that is done."""
+        if self._claimed and (slot := self._slot) is not None:
+            self._note_values(slot, step, loss, None if self._watching is not None else grad_norm)
+            slot.show_values()
 
     def goes_on_from(self, step: int) -> None:
         """Set how many steps the job had made before the first counted step, or -1 if unknown.

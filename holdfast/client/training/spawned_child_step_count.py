@@ -48,11 +48,12 @@ def begin_child() -> None:
 
     def _bootstrap(process: Any, *args: Any, **kwargs: Any) -> Any:
         if "torch.optim.optimizer" in sys.modules:  # who needs no torch is not made to wait for it
-            from holdfast.client.training import optimizer_step_count
+            from holdfast.client.training import logger_hooks, optimizer_step_count
             from holdfast.client.training.progress import here
 
             here.begin_child()
             optimizer_step_count.install_hooks(here)
+            logger_hooks.follow_loggers(here)
             follow_spawns()
         return plain(process, *args, **kwargs)
 

@@ -191,13 +191,15 @@ class SpikeDetector:
         return step >= quiet_until
 
 
-def policy_hindrance(limits: LossLimits, step: int, skippable: bool, eases: tuple[Ease, ...]) -> str:
+def policy_hindrance(limits: LossLimits, told: StepValues, skippable: bool, eases: tuple[Ease, ...]) -> str:
     """Return why the user's policy cannot be applied to this step; empty if it can."""
+    if not told.numbered:
+        return "nobody knows the number of this step, so there is no state to go back to"
     if limits.policy in (LossPolicy.SKIP, LossPolicy.REWIND) and not skippable:
         return (
             f"loss.policy={limits.policy} takes a script that asks holdfast.skip(step) or uses holdfast.batches(loader)"
         )
-    if limits.policy is LossPolicy.LOWER and any(ease.first <= step <= ease.last for ease in eases):
+    if limits.policy is LossPolicy.LOWER and any(ease.first <= told.step <= ease.last for ease in eases):
         return "the learning rate of this step is lowered already"  # it was gone back for: its loss is the same again
     return ""
 
@@ -213,6 +215,7 @@ def alarm_of(
         why, response = f"{why}; it is only told of: {hindered}", None
     elif response:
         stance = Stance.ACT
+    goes_on = response is not None and response.policy is LossPolicy.SKIP  # from the newest state
     return Alarm(
         kind=Kind.LOSS,
         at=told.at,
@@ -224,6 +227,5 @@ def alarm_of(
         evidence=tuple(rule.value for rule, _ in rules),
         stance=stance,
         policy=response.encode_text() if response else "",
-        # Who only leaves out what comes next goes on from the newest state.
-        not_after=None if response and response.policy is LossPolicy.SKIP else told.step - 1,
+        not_after=None if goes_on or not told.numbered else told.step - 1,
     )

@@ -20,7 +20,7 @@ def alarm_of(told: Loss) -> Alarm | None:
         ranks=(told.rank,),
         generation=told.generation,
         klass="nan_divergence",
-        reason=f"has a loss of {told.loss} since step {told.step}",
+        reason=f"has a loss of {told.loss} since step {told.step}{'' if told.numbered else ' after the launch'}",
         signature="loss",
-        not_after=told.step - 1,
+        not_after=told.step - 1 if told.numbered else None,
     )

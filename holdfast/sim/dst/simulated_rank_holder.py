@@ -117,3 +117,6 @@ class SimHolder:
 
     def read_replayable(self) -> str:
         return ""
+
+    def read_loss_source(self) -> str:
+        return ""

@@ -152,6 +152,10 @@ class SlotWriter:
             VALUES.pack(flags, self._owner[0] & 0xFFFF, self._told, step, self._loss, self._grad_norm, *more)
         )
 
+    def show_values(self) -> None:
+        """Show the values that were recorded last, without waiting for the next step."""
+        self._write_record()
+
     def write_hash(self, step: int, value: int, group: int, count: int) -> None:
         """Record a hash of the state that this rank shares with its group."""
         self._told += 1

@@ -170,13 +170,13 @@ def test_only_what_ranks_share_is_acted_on(rule: SpikeRule) -> None:
 def test_what_cannot_be_done_is_told() -> None:
     for policy in (LossPolicy.SKIP, LossPolicy.REWIND):
         limits = LossLimits(policy=policy)
-        assert policy_hindrance(limits, 40, True, EASES) == ""
-        why = policy_hindrance(limits, 40, False, ())
+        assert policy_hindrance(limits, told(40), True, EASES) == ""
+        why = policy_hindrance(limits, told(40), False, ())
         found = alarm(limits, hindered=why)
         assert (found.stance, found.policy, found.not_after) == (Stance.NOTIFY, "", 39)
         assert f"loss.policy={policy}" in found.reason and "holdfast.skip(step)" in found.reason
     lower = LossLimits(policy=LossPolicy.LOWER)
-    assert policy_hindrance(lower, 39, False, EASES) == policy_hindrance(lower, 50, False, EASES) == ""
-    assert policy_hindrance(lower, 40, False, EASES)
+    assert policy_hindrance(lower, told(39), False, EASES) == policy_hindrance(lower, told(50), False, EASES) == ""
+    assert policy_hindrance(lower, told(40), False, EASES)
     assert alarm(LossLimits(), hindered="why").reason == alarm(LossLimits()).reason
-    assert policy_hindrance(LossLimits(), 40, False, EASES) == ""
+    assert policy_hindrance(LossLimits(), told(40), False, EASES) == ""

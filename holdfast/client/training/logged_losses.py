@@ -1,0 +1,93 @@
+"""Finds the loss of each step among the values that a script gives to its loggers.
+
+The first value with the name of a training loss decides where losses are read from; others are not mixed with it. A
+script that reports losses by `holdfast.step` needs none of this, and its own reports win.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+from holdfast.core.log_analysis.loss_names import is_loss_name, is_norm_name
+
+
+class LoggedLosses:
+    """The losses that one rank gives to its loggers. Values of one step are reported together, when the next step is
+    done; a loss that is not finite is reported at once."""
+
+    def __init__(self, report: Callable[[int, object, object], None], announce: Callable[[str], None]) -> None:
+        self._report_values = report  # step, loss and gradient norm
+        self._announce = announce
+        self._is_closed = False
+        self._source = ""
+        self._seen = 0  # losses from there
+        self._step = -1  # newest that is done
+        self._loss: object = None
+        self._norm: object = None
+        self._parts: object = None  # sum of what was computed for the step that is being made
+
+    def close(self) -> None:
+        """Read no more: the script reports its losses itself."""
+        self._is_closed, self._loss, self._norm, self._parts = True, None, None, None
+
+    def on_metrics(self, call: str, metrics: Mapping[object, object]) -> None:
+        """Take in the metrics that the script logs by this call, about the step that is done."""
+        for name, value in metrics.items():
+            if not isinstance(name, str) or isinstance(value, str | bool):
+                continue
+            if is_norm_name(name):
+                self._norm = value
+            elif is_loss_name(name) and self._is_source(f"{call}('{name}')"):
+                self._loss = _read_number(value)
+        if self._loss is not None and not _is_finite(self._loss):
+            self._report()
+
+    def on_part(self, call: str, value: object) -> None:
+        """Take in a part of the loss of the step that is being made; a step's loss is the sum of its parts."""
+        if value is not None and self._is_source(f"{call}()"):
+            self._parts = value if self._parts is None else self._parts + value  # type: ignore[operator]
+
+    def on_step(self, step: int) -> None:
+        """Report what was logged about the step before, now that this one is done."""
+        if self._loss is not None or self._norm is not None:
+            self._report()
+        self._step = step
+        if self._parts is not None:
+            self._loss, self._parts = _read_number(self._parts), None
+            if self._loss is not None and not _is_finite(self._loss):
+                self._report()
+
+    def _is_source(self, source: str) -> bool:
+        if self._is_closed:
+            return False
+        self._source = self._source or source
+        if source != self._source:
+            return False
+        self._seen += 1
+        if self._seen == 2:  # a script that reports its loss itself has done so by now
+            self._announce(self._source)
+        return True
+
+    def _report(self) -> None:
+        loss, norm = self._loss, self._norm
+        self._loss = self._norm = None
+        if loss is None or self._step < 0:
+            return  # a norm alone would hide the newest loss; before the first step there is nothing to report
+        try:
+            self._report_values(self._step, loss, norm)
+        except Exception:
+            return  # whatever was logged, training goes on
+
+
+def _read_number(value: object) -> object:
+    """Return the number, or None if it is none. A tensor on a device is returned as it is: reading it would wait."""
+    if str(getattr(value, "device", "cpu")) != "cpu":
+        return value
+    try:
+        return float(value.item() if hasattr(value, "item") else value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _is_finite(value: object) -> bool:
+    """Return False also for a value on a device: a script may change it in place, so it is fetched at once."""
+    return type(value) is float and math.isfinite(value)

@@ -1,0 +1,60 @@
+"""Reads step, loss and gradient norm from the progress lines that Megatron prints.
+
+Megatron prints a loss only if it is above 0, so a loss that is not a number is left out of its line. A line is also
+without a loss if all its iterations were skipped, as loss scaling does on purpose; that says nothing.
+"""
+
+import re
+from math import nan
+
+from holdfast.core.log_analysis.loss_names import is_loss_name, is_norm_name
+from holdfast.model.observation import Line, StepValues
+
+SIGN = b"iteration"  # in every such line
+_BEGIN = re.compile(r"\biteration\s+(\d+)/\s*\d+\s*\|")
+_SKIPPED = "number of skipped iterations"
+
+
+class MegatronProgress:
+    """Follows the progress lines of a node's ranks, one of which prints them."""
+
+    def __init__(self) -> None:
+        self._losses: dict[tuple[int, int], str] = {}  # by generation and rank: the name under which a loss was printed
+
+    def on_line(self, line: Line) -> StepValues | None:
+        """Return the values of a progress line; None for every other line, and for one that tells no loss."""
+        begin = _BEGIN.search(line.text)
+        if begin is None:
+            return None
+        fields = _split_fields(line.text[begin.end() :])
+        name = next((name for name in fields if is_loss_name(name)), "")
+        key = (line.generation, line.rank)
+        if name:
+            self._losses = {key: name}
+        elif key not in self._losses or fields.get(_SKIPPED) != 0:
+            return None
+        return StepValues(
+            generation=line.generation,
+            rank=line.rank,
+            step=int(begin[1]),
+            at=line.at,
+            loss=fields[name] if name else nan,
+            grad_norm=next((value for name, value in fields.items() if is_norm_name(name)), None),
+        )
+
+    @property
+    def source(self) -> str:
+        """Where losses are read from, in words; empty if nowhere."""
+        return next((f"Megatron's lines ('{name}')" for name in self._losses.values()), "")
+
+
+def _split_fields(text: str) -> dict[str, float]:
+    """Return the fields of a line that are numbers."""
+    fields = {}
+    for part in text.split("|"):
+        name, _, value = part.partition(":")
+        try:
+            fields[name.strip()] = float(value)
+        except ValueError:
+            continue
+    return fields
