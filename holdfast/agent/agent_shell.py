@@ -273,7 +273,7 @@ class Agent:
             return
         await self.diagnosis.stop()
         if isinstance(errand, LaunchHere):
-            self.losses.eases = errand.eases
+            self.losses.on_launch(errand)
             first = errand.seat.first_rank == 0
             error = self.keeper.begin_launch(errand) or await self.staging.begin_launch(errand.release, first=first)
             error = error or await self.ranks.launch_ranks(errand)
@@ -396,7 +396,10 @@ class Agent:
     def _look_at_losses(self) -> None:
         if not self.controller_clock.known:
             return
-        for found in self.losses.read_losses(self.ranks.slots, self.controller_clock.offset_s):
+        news = list(self.losses.read_losses(self.ranks.slots, self.controller_clock.offset_s))
+        if any(isinstance(found, Alarm) for found in news):
+            self._send_beat()  # the steps that these losses are of
+        for found in news:
             self._step(BadLossSeen(found) if isinstance(found, Loss) else AlarmNoticed(found))
         self._send_marks(self.losses.take_marks())
 

@@ -204,8 +204,8 @@ class AgentIngest:
                     self._stale_id -= 1
                     reason = f"ranks of an old generation do not end: {done.detail}"
                     self.links.send_errand(node, Leave(id=self._stale_id, code=EVICTED, grace_s=0.0, reason=reason))
-            case Alarm(kind=Kind.LOSS, stance=Stance.OBSERVE | Stance.NOTIFY) as alarm if self._spiked.is_repeat(
-                now, (alarm.generation, alarm.signature)
+            case Alarm(kind=Kind.LOSS | Kind.REDONE, stance=Stance.OBSERVE | Stance.NOTIFY) as alarm if (
+                self._spiked.is_repeat(now, (alarm.generation, alarm.signature))
             ):
                 pass
             case body:

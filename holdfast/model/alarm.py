@@ -20,6 +20,7 @@ class Kind(StrEnum):
     HEALTH = "health"
     LINES = "lines"
     REPLICA = "replica"
+    REDONE = "redone"  # a step that was made again has another loss than before
 
 
 class Stance(StrEnum):

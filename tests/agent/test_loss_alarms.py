@@ -6,12 +6,29 @@ from holdfast.agent.rank.loss_alarms import LossReports
 from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.core.detect.loss_spikes import LossLimits
 from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.errand import LaunchHere
+from holdfast.model.job_and_seats import Seat
 from holdfast.model.loss_response import LossPolicy
 from holdfast.model.observation import Loss, StepValues
 from holdfast.model.release import Ease
 from holdfast.wire.rank_memory.slot_reader import SLOT_BYTES, SlotWriter
 
 LIMITS = LossLimits(window=32)
+
+
+def launch(generation: int = 1, eases: tuple[Ease, ...] = ()) -> LaunchHere:
+    return LaunchHere(
+        id=generation,
+        generation=generation,
+        seat=Seat(node="n0", first_rank=0, nproc=2, group_rank=0),
+        world_size=2,
+        group_world_size=1,
+        store_host="",
+        store_port=0,
+        run_id="",
+        max_restarts=0,
+        eases=eases,
+    )
 
 
 class Node:
@@ -89,7 +106,7 @@ def test_batches_are_left_out_where_the_script_asks_for_it() -> None:
 def test_a_step_that_is_eased_already_is_not_gone_back_for_again() -> None:
     for first, stance in ((40, Stance.NOTIFY), (41, Stance.ACT)):
         node = Node(limits=LossLimits(window=32, policy=LossPolicy.LOWER))
-        node.losses.eases = (Ease(first=first, last=first + 9, factor=0.5),)
+        node.losses.on_launch(launch(eases=(Ease(first=first, last=first + 9, factor=0.5),)))
         for number in range(40):
             node.step(number, 2.0 + number % 3 / 10, 2.1)
         [alarm] = node.step(40, 30.0, 31.0)
@@ -138,3 +155,17 @@ def test_a_line_says_nothing_where_the_rank_reports_losses_itself() -> None:
     node.step(1, 2.0, 2.0)
     node.losses.on_logged(logged(2, float("nan")), "a line")
     assert node.step(2, 2.0, 2.0) == [] and node.losses.source == ""
+
+
+def test_a_redone_step_is_compared_with_the_one_before() -> None:
+    node = Node(limits=LossLimits(exact=True))
+    node.losses.on_launch(launch())
+    for number in range(1, 6):
+        node.step(number, 2.0 + number, 2.0 + number)
+    for index in range(2):
+        node.slots[index] = SlotWriter(node.arena, index, generation=2, rank=index)
+    node.losses.on_launch(launch(generation=2))
+    assert node.step(4, 6.0, 6.0) == []
+    [alarm] = node.step(5, 7.0, 7.5)
+    assert isinstance(alarm, Alarm) and (alarm.kind, alarm.stance, alarm.suspects) == (Kind.REDONE, Stance.ACT, ())
+    assert alarm.reason.startswith("step 5 was made again with loss 7.5, was 7:") and alarm.not_after == 4

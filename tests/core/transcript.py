@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.decide.decider import Decider
-from holdfast.core.detect import nonfinite_loss
+from holdfast.core.detect import nonfinite_loss, redone_losses
 from holdfast.core.detect.crash import alarm_of
 from holdfast.core.detect.silence import departure_alarm
 from holdfast.logs import catalog_files
@@ -130,6 +130,8 @@ def _alarm(words: Words, now: float, generation: int) -> Event:
         found = nonfinite_loss.alarm_of(told)
         assert found is not None
         return found
+    if kind == "redone":
+        return _redone_alarm(int(words.after("step", "0")), at, generation)
     said = tuple(words.after_all("said"))
     if kind in ("health", "lines", "hang", "slow"):
         return Alarm(
@@ -152,6 +154,19 @@ def _alarm(words: Words, now: float, generation: int) -> Event:
         words=(" ".join(said),) if said else (),
     )
     return alarm_of(exit, CATALOG)
+
+
+def _redone_alarm(step: int, at: float, generation: int) -> Alarm:
+    reason = f"step {step} was made again with loss 2.31, was 2.29: the restored state, the code or a machine differs"
+    return Alarm(
+        kind=Kind.REDONE,
+        at=at,
+        suspects=(),
+        generation=generation,
+        reason=reason,
+        signature=redone_losses.SIGNATURE,
+        not_after=step - 1,
+    )
 
 
 def _progress(words: Words, now: float, generation: int) -> Event:

@@ -7,7 +7,9 @@ import msgspec
 
 from holdfast.agent.agent_interfaces import RankSlots
 from holdfast.core.detect.loss_spikes import LossLimits, SpikeDetector, SpikeRule, alarm_of, policy_hindrance
+from holdfast.core.detect.redone_losses import RedoneLosses
 from holdfast.model.alarm import Alarm
+from holdfast.model.errand import LaunchHere
 from holdfast.model.observation import Loss, Mark, StepValues
 from holdfast.model.release import Ease
 from holdfast.wire.rank_memory.slot_reader import SlotReading
@@ -27,7 +29,16 @@ class LossReports:
         self._marks: list[Mark] = []
         self._logged: list[tuple[StepValues, str]] = []  # from log lines, and which; not judged yet
         self.source = ""  # the lines that losses were read from
-        self.eases: tuple[Ease, ...] = ()  # of the generation that runs
+        self._redone = RedoneLosses(limits)
+        self._ranks = 0  # of the generation that runs
+        self._differing: list[Alarm] = []  # redone steps, until every rank has made one
+        self._eases: tuple[Ease, ...] = ()  # of the generation that runs
+
+    def on_launch(self, launch: LaunchHere) -> None:
+        """Take in what the next generation is launched with."""
+        self._eases = launch.eases
+        self._redone.on_launch(launch)
+        self._ranks, self._differing = launch.seat.nproc, []
 
     def take_marks(self) -> tuple[Mark, ...]:
         """Return the state hashes that ranks have reported since the last call."""
@@ -50,6 +61,10 @@ class LossReports:
         for index, reading in readings:
             yield from self._new_alarms(slots, index, reading, offset_s)
         yield from self._judge_logged({r.rank: r for _, r in readings})
+        stepped = sum(reading.step >= 0 for _, reading in readings)
+        if stepped >= self._ranks or not readings:  # earlier the job would seem to have made no step at all
+            differing, self._differing = self._differing, []
+            yield from differing
 
     def _nonfinite_loss(self, reading: SlotReading, offset_s: float) -> Loss:
         assert reading.loss is not None
@@ -77,6 +92,7 @@ class LossReports:
                     step=told.step, loss=told.loss, at=told.at,
                 )  # fmt: skip
             yield from self._judge_values(told, 0, reading is not None and reading.skippable)
+            self._compare_redone(told, None)
 
     def _new_alarms(self, slots: RankSlots, index: int, reading: SlotReading, offset_s: float) -> Iterator[Alarm]:
         owner = (reading.generation, reading.rank, reading.pid)
@@ -93,6 +109,12 @@ class LossReports:
             numbered = {"step": one.step + max(0, origin), "numbered": origin >= 0}
             told = msgspec.structs.replace(one, at=one.at + offset_s, **numbered)
             yield from self._judge_values(told, reading.pid, reading.skippable)
+            resumed = reading.first_step - 1 + max(0, origin) if reading.first_step >= 0 else None
+            self._compare_redone(told, resumed)
+
+    def _compare_redone(self, told: StepValues, resumed: int | None) -> None:
+        if alarm := self._redone.on_values(told, resumed):
+            self._differing.append(alarm)
 
     def _judge_values(self, told: StepValues, pid: int, skippable: bool) -> Iterator[Alarm]:
         owner = (told.generation, told.rank, pid)
@@ -102,7 +124,7 @@ class LossReports:
                 self._read.clear()
             self._spikes[owner] = SpikeDetector(self._limits)
         if rules := [found for found in self._spikes[owner].on_values(told) if self._is_new(found[0], told)]:
-            hindered = policy_hindrance(self._limits, told, skippable, self.eases)
+            hindered = policy_hindrance(self._limits, told, skippable, self._eases)
             yield alarm_of(self._node, told, rules, self._limits, hindered)
 
     def _is_new(self, rule: SpikeRule, told: StepValues) -> bool:

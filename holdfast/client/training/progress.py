@@ -151,14 +151,14 @@ class RankProgress:
             return
         if self._copies is not None:
             self._copies.collect_arrived(slot)
-        if self.logged is not None:
-            self.logged.on_step(steps + self._before)
         if steps == 1 and not self._before:
             slot.remember_first_step(steps)
         else:
             slot.step(steps + self._before, counted=True)
             if self._on_first is not None:
                 self._call_on_first()
+        if self.logged is not None:
+            self.logged.on_step(steps + self._before)
 
     def note_parameters(self, count: int) -> None:
         """Report how many parameters the script trains; 0 if that is not known."""

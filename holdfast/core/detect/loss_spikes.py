@@ -53,6 +53,8 @@ class LossLimits(msgspec.Struct, frozen=True, kw_only=True):
     times: float = 5.0  # the median of the window
     score: float = 20.0  # deviations above the median
     warmup: int = 1000  # steps from which the update rule learns a usual jump
+    redone_stance: Stance = Stance.ACT  # on a redone step whose loss differs from the one it had before
+    exact: bool = False  # redone steps must have the same losses bit for bit; else that is learned
 
     @property
     def response(self) -> LossResponse | None:

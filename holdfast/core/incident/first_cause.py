@@ -221,8 +221,8 @@ def first_cause(alarms: list[Alarm]) -> Alarm:
     """
     causes = [a for a in alarms if is_node_proof(a)] or [a for a in alarms if not is_echo(a)] or alarms
     first = min(causes, key=lambda a: (a.at, a.ranks))
-    if first.kind is Kind.LOSS:  # whose loss went wrong at the earliest step: by the next sum all others have it too
-        first = min((a for a in causes if a.kind is Kind.LOSS), key=_spoilt_at)
+    if first.kind in (Kind.LOSS, Kind.REDONE):  # the earliest step counts: by the next sum all others have it too
+        first = min((a for a in causes if a.kind is first.kind), key=_spoilt_at)
     silences = [a for a in causes if a.kind is Kind.SILENCE]
     if not silences:
         return first

@@ -106,7 +106,7 @@ def is_untold(record: Record | Change) -> bool:
 
 def describe_step(record: Record) -> str:
     """Return the step at which the failure happened, as a phrase that follows the cause."""
-    if record.kind == Kind.LOSS:  # whose cause names the step itself
+    if record.kind in (Kind.LOSS, Kind.REDONE):  # whose cause names the step itself
         return f" (last good step: {record.good_step})" if record.good_step >= 0 else " (no step was good)"
     if record.untold:
         seen = f"the last step seen is {record.good_step}" if record.good_step >= 0 else "no step was seen"

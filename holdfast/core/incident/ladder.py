@@ -55,7 +55,7 @@ def find_verdict(case: IncidentCase) -> Verdict:
     if verdict.remedy is not Remedy.RESTART or not case.is_blameless:
         return verdict
     if case.may_probe and _is_due(case):
-        level = _BITS if case.cause.kind in (Kind.LOSS, Kind.REPLICA) else _NODES
+        level = _BITS if case.cause.kind in (Kind.LOSS, Kind.REPLICA, Kind.REDONE) else _NODES
         why = _reason_to_probe(case)
         reason = f"{why}, no culprit: probing every node (level {level})"
         least = 0.0 if case.cause.kind is Kind.SLOW else _SLOWER
@@ -163,7 +163,8 @@ def _first_remedy(case: IncidentCase) -> Verdict:
     if cause.action == EXTERNAL and cause.confidence >= TOLD:
         return _wait_for_service(case)
     # With a cap given the user has said how often to try; without one the ledger says when trying is pointless.
-    if case.max_restarts is None and case.rounds >= case.attempts:
+    # The loss of a redone step comes with the step, though the job's progress may be heard later.
+    if case.max_restarts is None and case.rounds >= case.attempts and cause.kind is not Kind.REDONE:
         return _give_up(f"{case.rounds + 1} failures in a row without a step between them")
     if case.max_restarts is None and case.is_hopeless:
         return _give_up(f"{case.luckless + 1} failures, which cost more time than the job gained between them")
@@ -173,6 +174,8 @@ def _first_remedy(case: IncidentCase) -> Verdict:
         return _keep_bad_node(case)
     if cause.kind is Kind.REPLICA:
         return _judge_replicas(case)
+    if cause.kind is Kind.REDONE:
+        return _judge_redone(case)
     if case.is_short_of_memory and case.replaceable:
         reason = f"{where} alone runs short of memory, twice: evicted"
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=reason)
@@ -249,6 +252,15 @@ def _judge_replicas(case: IncidentCase) -> Verdict:
     if case.max_restarts is None and case.is_stuck:
         return _give_up(f"replicas differed {case.fruitless_restarts + 1} times without progress, for no known reason")
     return Verdict(remedy=Remedy.RESTART, reason="no replica stands out: restarted in place from where they were equal")
+
+
+def _judge_redone(case: IncidentCase) -> Verdict:
+    """Return the verdict on a redone step with another loss: make it once more. Nobody knows which result is right,
+    so no node is blamed; and a job that differs for no known reason is not given up, since it does train."""
+    if case.is_capped:
+        return _restarts_used_up(case)
+    reason = "restarted in place from a state before that, to see which result comes again"
+    return Verdict(remedy=Remedy.RESTART, reason=reason)
 
 
 def _judge_setting(case: IncidentCase) -> Verdict:

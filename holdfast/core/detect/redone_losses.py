@@ -1,0 +1,188 @@
+"""Redone-loss detector: after a restart, steps that are made again must have the losses that they had before.
+
+That checks the restored state, the code and the machines for free. A job whose redone steps were equal bit for bit so
+far is exact, and the first one that differs is an alarm. In other jobs it must differ by far more than redone steps
+did after earlier restarts. Until that is known, nothing is concluded. A difference names no node: the first result may
+be the wrong one as well as the second. So the step is made a third time, and the result that comes again is believed.
+
+Losses under another release are only reported, since a release may be meant to change them. Losses of a job of another
+size, or with other batches or another learning rate, are not compared.
+"""
+
+from collections import OrderedDict
+from math import isfinite
+
+import msgspec
+
+from holdfast.core.detect.loss_spikes import LossLimits
+from holdfast.core.incident.alarm_rate_limit import cap_stance
+from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.errand import LaunchHere
+from holdfast.model.observation import StepValues
+
+SIGNATURE = "redone loss"
+_KEPT = 2048  # steps of one rank; who resumes from further back is compared from there on
+_LEAST = 8  # redone steps before anything is concluded from their losses
+_TIMES = 10.0  # what redone steps differed by at most after earlier restarts
+_ACTS = 2  # alarms to act on; a job that differs more often is not exact, whatever it seemed to be
+_DIFFERS = "the restored state, the code or a machine differs"
+
+
+class MadeStep(msgspec.Struct, frozen=True):
+    """The loss of one step as one generation made it."""
+
+    generation: int
+    release: int
+    since: int  # the step of the value before: a logged loss may be the mean of all steps in between
+    loss: float
+
+
+class LossNoise:
+    """By how much the losses of redone steps differed, as parts of the loss, after earlier restarts and this one."""
+
+    def __init__(self) -> None:
+        self._compared = 0  # steps
+        self._largest = self._earlier = 0.0  # of all, and of those before this launch
+        self._settled = 0  # compared before this launch
+        self._reach = self._earlier_reach = 0  # steps after a launch up to which it is known
+
+    def on_launch(self) -> None:
+        self._settled, self._earlier, self._earlier_reach = self._compared, self._largest, self._reach
+
+    def add(self, part: float, offset: int, first: bool) -> None:
+        """Add how much a step differed; `first` is False if another rank has told of the same step."""
+        self._compared += first
+        self._largest, self._reach = max(self._largest, part), max(self._reach, offset)
+
+    def limit(self, offset: int) -> float | None:
+        """Return by how much a step so long after the launch may differ; None if that is not known."""
+        if self._compared >= _LEAST and self._largest == 0.0:
+            return 0.0
+        if self._settled >= _LEAST and self._earlier > 0.0 and offset <= self._earlier_reach:
+            return _TIMES * self._earlier
+        return None
+
+
+class RedoneLosses:
+    """The newest losses of a node's ranks, compared with those of the generations before."""
+
+    def __init__(self, limits: LossLimits) -> None:
+        self._limits = limits
+        self._launch: LaunchHere | None = None
+        self._made: dict[int, OrderedDict[int, tuple[MadeStep, ...]]] = {}  # by rank and step
+        self._newest: dict[int, int] = {}  # by rank: the step of its last value in this generation
+        self._began: dict[int, int] = {}  # by rank: the step that this generation went on from
+        self._compared: set[int] = set()  # steps of this generation
+        self._noise = LossNoise()
+        self._doubted: set[int] = set()  # generations that differed: what they alone have made says nothing
+        self._acts = 0
+        self._said: set[str] = set()  # in this generation
+
+    def on_launch(self, launch: LaunchHere) -> None:
+        """Take in what the next losses are made under; forget losses that cannot be compared with them."""
+        before, self._launch = self._launch, launch
+        if before and before.generation == launch.generation:
+            return  # the same launch, told twice
+        if before and _conditions(before) != _conditions(launch):
+            self._made.clear()
+        for facts in (self._newest, self._began, self._compared, self._said):
+            facts.clear()
+        self._noise.on_launch()
+
+    def on_values(self, told: StepValues, resumed: int | None) -> Alarm | None:
+        """Take in one loss; `resumed` is the step that the rank went on from, or None if unknown."""
+        launch = self._launch
+        if launch is None or told.generation != launch.generation or not told.numbered or told.loss is None:
+            return None
+        since = self._newest.get(told.rank, resumed)
+        self._newest[told.rank] = told.step
+        self._began.setdefault(told.rank, told.step if since is None else since)
+        if since is None or not isfinite(told.loss):
+            return None
+        now = MadeStep(told.generation, launch.release.number, since, told.loss)
+        steps = self._made.setdefault(told.rank, OrderedDict())
+        earlier = tuple(one for one in steps.get(told.step, ()) if one.generation != told.generation)
+        steps[told.step] = (*earlier, now)[-3:]
+        steps.move_to_end(told.step)
+        if len(steps) > _KEPT:
+            steps.popitem(last=False)
+        comparable = [one for one in earlier if one.since == since]
+        if not comparable or SIGNATURE in self._said:  # what follows a difference differs, too
+            return None
+        return self._compare_step(told, now, comparable)
+
+    def _compare_step(self, told: StepValues, now: MadeStep, earlier: list[MadeStep]) -> Alarm | None:
+        ours = [one for one in earlier if one.release == now.release]
+        if not ours:
+            newest = earlier[-1]
+            why = (
+                f"{_describe_step(told, newest)}: release {now.release} came in with this launch and may be the reason"
+            )
+            return None if newest.loss == now.loss else self._make_alarm(told, "release", why, Stance.NOTIFY)
+        if all(one.generation in self._doubted for one in ours):
+            return None
+        limit = 0.0 if self._limits.exact else self._noise.limit(self._offset(told))
+        parts = [abs(one.loss - now.loss) / max(abs(one.loss), 1e-300) for one in ours]
+        if limit is None or min(parts) <= limit:
+            self._learn(told, min(parts))
+        if limit is None:
+            why = f"{_describe_step(told, ours[-1])}: not comparable, as nobody knows yet how much redone steps differ"
+            return None if parts[-1] == 0.0 else self._make_alarm(told, "unknown", why, Stance.OBSERVE)
+        if min(parts) > limit:
+            return self._on_difference(told, ours[-1], min(parts))
+        wrong = [one for one, part in zip(ours, parts, strict=True) if part > limit]
+        if not wrong:
+            return None
+        same = next(one for one, part in zip(ours, parts, strict=True) if part <= limit)
+        self._doubted = self._doubted - {same.generation} | {one.generation for one in wrong}
+        why = (
+            f"step {told.step} has a loss of {now.loss:.9g} again, as in generation {same.generation}; "
+            f"generation {wrong[-1].generation} had made it with {wrong[-1].loss:.9g}, and is taken to have been wrong"
+        )
+        return self._make_alarm(told, "settled", why, Stance.NOTIFY)
+
+    def _learn(self, told: StepValues, part: float) -> None:
+        self._noise.add(part, self._offset(told), told.step not in self._compared)
+        self._compared.add(told.step)
+
+    def _offset(self, told: StepValues) -> int:
+        return told.step - self._began[told.rank]
+
+    def _on_difference(self, told: StepValues, before: MadeStep, part: float) -> Alarm | None:
+        if self._acts >= _ACTS and not self._limits.exact:
+            self._learn(told, part)
+            why = f"{_describe_step(told, before)}: no reason was found before, so its steps are taken to be inexact"
+            return self._make_alarm(told, "inexact", why, Stance.NOTIFY)
+        self._doubted.add(told.generation)
+        alarm = self._make_alarm(told, SIGNATURE, f"{_describe_step(told, before)}: {_DIFFERS}", Stance.ACT)
+        self._acts += alarm is not None
+        return alarm
+
+    def _make_alarm(self, told: StepValues, topic: str, why: str, most: Stance) -> Alarm | None:
+        """Return an alarm that names nobody; None if this was said in this generation."""
+        if topic in self._said:
+            return None
+        self._said.add(topic)
+        return Alarm(
+            kind=Kind.REDONE,
+            at=told.at,
+            suspects=(),
+            generation=told.generation,
+            reason=why,
+            signature=topic,
+            evidence=(f"rank {told.rank}",),
+            stance=cap_stance(most, self._limits.redone_stance),
+            not_after=told.step - 1 if most is Stance.ACT else None,
+        )
+
+
+def _conditions(launch: LaunchHere) -> tuple[object, ...]:
+    """Return what losses depend on besides the state, the code and the machines."""
+    return launch.world_size, launch.skips, launch.eases
+
+
+def _describe_step(told: StepValues, before: MadeStep) -> str:
+    """Return both losses in as many digits as it takes to tell them apart."""
+    assert told.loss is not None
+    digits = next((n for n in range(3, 17) if f"{told.loss:.{n}g}" != f"{before.loss:.{n}g}"), 17)
+    return f"step {told.step} was made again with loss {told.loss:.{digits}g}, was {before.loss:.{digits}g}"
