@@ -107,8 +107,10 @@ class Trainer:
         assert own is not None and update is not None
         self._spend("watch", began)
         began = time.thread_time()
-        values = {"loss": loss, "grad_norm": norm, "own_norm": float(own), "update": float(update)}
-        told = StepValues(generation=1, rank=self.rank, step=number, at=0.0, **values)
+        told = StepValues(
+            generation=1, rank=self.rank, step=number, at=0.0,
+            loss=loss, grad_norm=norm, own_norm=float(own), update=float(update),
+        )  # fmt: skip
         fired = [str(rule) for rule, _ in self.spikes.on_values(told)]
         self._spend("rules", began)
         if not torch.isfinite(torch.tensor(loss)):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.client.training.logger_hooks import CALLS
+from holdfast.model.observation import StepValues
 from holdfast.wire.rank_memory.slot_reader import SlotReading, read_entries, read_slot
 from tests.client.conftest import Zygote
 
@@ -89,8 +90,8 @@ def play(zygote: Zygote, arena: Arena, setup: str, log: str) -> SlotReading:
     (zygote.folder / "loss-source").unlink(missing_ok=True)
     (zygote.folder / "logs.py").write_text(TRAIN.format(setup=setup, log=log))
     keeper = zygote.folder / "keeper.sock"
-    env = {"HOLDFAST_SLOT": f"{arena[0]}:1", "HOLDFAST_GENERATION": "1", "RANK": "6", "HOLDFAST_KEEPER": str(keeper)}
-    ended = zygote.run("logs.py", **env)
+    place = f"{arena[0]}:1"
+    ended = zygote.run("logs.py", HOLDFAST_SLOT=place, HOLDFAST_GENERATION="1", RANK="6", HOLDFAST_KEEPER=str(keeper))
     assert ended.code == 0, ended.err
     now = read_slot(arena[1], 1)
     assert now
@@ -99,7 +100,7 @@ def play(zygote: Zygote, arena: Arena, setup: str, log: str) -> SlotReading:
 
 def losses(arena: Arena, now: SlotReading) -> list[tuple[int, float | None, float | None]]:
     _, entries = read_entries(arena[1], 1, now, 0)
-    return [(one.step, one.loss, one.grad_norm) for one in entries if hasattr(one, "loss")]
+    return [(one.step, one.loss, one.grad_norm) for one in entries if isinstance(one, StepValues)]
 
 
 CASES = {

@@ -162,12 +162,8 @@ def _first_remedy(case: IncidentCase) -> Verdict:
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=f"{where} {cause.reason}: evicted")
     if cause.action == EXTERNAL and cause.confidence >= TOLD:
         return _wait_for_service(case)
-    # With a cap given the user has said how often to try; without one the ledger says when trying is pointless.
-    # The loss of a redone step comes with the step, though the job's progress may be heard later.
-    if case.max_restarts is None and case.rounds >= case.attempts and cause.kind is not Kind.REDONE:
-        return _give_up(f"{case.rounds + 1} failures in a row without a step between them")
-    if case.max_restarts is None and case.is_hopeless:
-        return _give_up(f"{case.luckless + 1} failures, which cost more time than the job gained between them")
+    if pointless := _reason_to_give_up(case):
+        return _give_up(pointless)
     if cause.kind is Kind.LOSS:
         return _judge_loss(case)
     if case.is_proof:
@@ -207,6 +203,18 @@ def _first_remedy(case: IncidentCase) -> Verdict:
     if case.max_restarts is None and case.is_stuck:
         return _give_up(f"the same failure {case.fruitless_restarts + 1} times without progress")
     return Verdict(remedy=Remedy.RESTART, reason=_NOBODY)
+
+
+def _reason_to_give_up(case: IncidentCase) -> str:
+    """Return why further tries are pointless, whatever the cause; empty if they are not. With a cap given, the user has
+    said how often to try. The loss of a redone step proves a step, though the job's progress may be heard later."""
+    if case.max_restarts is not None:
+        return ""
+    if case.rounds >= case.attempts and case.cause.kind is not Kind.REDONE:
+        return f"{case.rounds + 1} failures in a row without a step between them"
+    if case.is_hopeless:
+        return f"{case.luckless + 1} failures, which cost more time than the job gained between them"
+    return ""
 
 
 def _user_code(case: IncidentCase) -> Verdict:

@@ -2,6 +2,7 @@
 
 import math
 import random
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from holdfast.model.release import Ease
 LIMITS = LossLimits(window=32)
 
 
-def told(step: int, **more: float) -> StepValues:
+def told(step: int, **more: Any) -> StepValues:
     return StepValues(generation=1, rank=0, step=step, at=10.0, **more)
 
 
