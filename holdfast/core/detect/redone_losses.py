@@ -32,7 +32,6 @@ class MadeStep(msgspec.Struct, frozen=True):
     """The loss of one step as one generation made it."""
 
     generation: int
-    release: int
     since: int  # the step of the value before: a logged loss may be the mean of all steps in between
     loss: float
 
@@ -42,6 +41,7 @@ class LossNoise:
 
     def __init__(self) -> None:
         self._compared = 0  # steps
+        self._unrounded = 0  # of these, whose losses have more digits than people read
         self._largest = self._earlier = 0.0  # of all, and of those before this launch
         self._settled = 0  # compared before this launch
         self._reach = self._earlier_reach = 0  # steps after a launch up to which it is known
@@ -49,14 +49,15 @@ class LossNoise:
     def on_launch(self) -> None:
         self._settled, self._earlier, self._earlier_reach = self._compared, self._largest, self._reach
 
-    def add(self, part: float, offset: int, first: bool) -> None:
-        """Add how much a step differed; `first` is False if another rank has told of the same step."""
-        self._compared += first
+    def add(self, part: float, offset: int, loss: float) -> None:
+        """Add how much a step with this loss differed, so long after the launch."""
+        self._compared += 1
+        self._unrounded += float(f"{loss:.6g}") != loss
         self._largest, self._reach = max(self._largest, part), max(self._reach, offset)
 
     def limit(self, offset: int) -> float | None:
         """Return by how much a step so long after the launch may differ; None if that is not known."""
-        if self._compared >= _LEAST and self._largest == 0.0:
+        if self._unrounded >= _LEAST and self._largest == 0.0:  # losses that a script rounds prove no exact job
             return 0.0
         if self._settled >= _LEAST and self._earlier > 0.0 and offset <= self._earlier_reach:
             return _TIMES * self._earlier
@@ -70,6 +71,7 @@ class RedoneLosses:
         self._limits = limits
         self._launch: LaunchHere | None = None
         self._made: dict[int, OrderedDict[int, tuple[MadeStep, ...]]] = {}  # by rank and step
+        self._same_code = 0  # the first generation since which the release has not changed
         self._newest: dict[int, int] = {}  # by rank: the step of its last value in this generation
         self._began: dict[int, int] = {}  # by rank: the step that this generation went on from
         self._compared: set[int] = set()  # steps of this generation
@@ -85,6 +87,8 @@ class RedoneLosses:
             return  # the same launch, told twice
         if before and _conditions(before) != _conditions(launch):
             self._made.clear()
+        if before is None or before.release.number != launch.release.number:
+            self._same_code = launch.generation  # even a release that ran before goes on from another one's state
         for facts in (self._newest, self._began, self._compared, self._said):
             facts.clear()
         self._noise.on_launch()
@@ -99,7 +103,7 @@ class RedoneLosses:
         self._began.setdefault(told.rank, told.step if since is None else since)
         if since is None or not isfinite(told.loss):
             return None
-        now = MadeStep(told.generation, launch.release.number, since, told.loss)
+        now = MadeStep(told.generation, since, told.loss)
         steps = self._made.setdefault(told.rank, OrderedDict())
         earlier = tuple(one for one in steps.get(told.step, ()) if one.generation != told.generation)
         steps[told.step] = (*earlier, now)[-3:]
@@ -109,16 +113,14 @@ class RedoneLosses:
         comparable = [one for one in earlier if one.since == since]
         if not comparable or SIGNATURE in self._said:  # what follows a difference differs, too
             return None
-        return self._compare_step(told, now, comparable)
+        ours = [one for one in comparable if one.generation >= self._same_code]
+        if ours:
+            return self._compare_step(told, now, ours)
+        suspect = f"release {launch.release.number} came in since and may be the reason"
+        why = f"{_describe_step(told, comparable[-1])}: {suspect}"
+        return None if comparable[-1].loss == now.loss else self._make_alarm(told, "release", why, Stance.NOTIFY)
 
-    def _compare_step(self, told: StepValues, now: MadeStep, earlier: list[MadeStep]) -> Alarm | None:
-        ours = [one for one in earlier if one.release == now.release]
-        if not ours:
-            newest = earlier[-1]
-            why = (
-                f"{_describe_step(told, newest)}: release {now.release} came in with this launch and may be the reason"
-            )
-            return None if newest.loss == now.loss else self._make_alarm(told, "release", why, Stance.NOTIFY)
+    def _compare_step(self, told: StepValues, now: MadeStep, ours: list[MadeStep]) -> Alarm | None:
         if all(one.generation in self._doubted for one in ours):
             return None
         limit = 0.0 if self._limits.exact else self._noise.limit(self._offset(told))
@@ -142,8 +144,9 @@ class RedoneLosses:
         return self._make_alarm(told, "settled", why, Stance.NOTIFY)
 
     def _learn(self, told: StepValues, part: float) -> None:
-        self._noise.add(part, self._offset(told), told.step not in self._compared)
-        self._compared.add(told.step)
+        if told.loss is not None and (told.step not in self._compared or part > 0.0):  # ranks may share a loss
+            self._compared.add(told.step)
+            self._noise.add(part, self._offset(told), told.loss)
 
     def _offset(self, told: StepValues) -> int:
         return told.step - self._began[told.rank]

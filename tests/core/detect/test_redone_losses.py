@@ -76,6 +76,17 @@ def test_that_a_job_is_exact_is_learned() -> None:
     assert alarm.stance is Stance.ACT
 
 
+def test_rounded_losses_prove_no_exact_job() -> None:
+    job = Job()
+    for _ in range(4):
+        job.run(())
+        for step in range(1, 31):
+            assert job.tell(step, round(10 / step, 2), resumed=0) is None
+    job.run(())
+    alarm = job.tell(1, 10.01, resumed=0)
+    assert alarm and alarm.stance is Stance.OBSERVE
+
+
 def test_nothing_is_concluded_before_anything_is_known() -> None:
     job = Job()
     job.run(range(1, 31))
@@ -87,10 +98,10 @@ def test_ranks_that_share_a_loss_are_one_comparison() -> None:
     job = Job()
     job.run(())
     for rank in range(16):
-        job.tell(1, 2.0, resumed=0, rank=rank)
+        job.tell(1, 20 / 7, resumed=0, rank=rank)
     job.run(())
     for rank in range(16):
-        assert job.tell(1, 2.0, resumed=0, rank=rank) is None
+        assert job.tell(1, 20 / 7, resumed=0, rank=rank) is None
     job.run(())
     alarm = job.tell(1, 2.1, resumed=0)
     assert alarm and alarm.stance is Stance.OBSERVE
@@ -124,8 +135,15 @@ def test_a_release_that_came_in_is_the_first_suspect_and_only_told_of() -> None:
     job = Job(exact=True)
     job.run(range(1, 31))
     [alarm] = job.run(range(21, 31), factor=2.0, release=Release(number=2))
-    assert alarm.stance is Stance.NOTIFY and "release 2 came in with this launch" in alarm.reason
+    assert alarm.stance is Stance.NOTIFY and "release 2 came in since" in alarm.reason
     assert job.run(range(21, 31), factor=2.0, release=Release(number=2)) == []
+
+
+def test_a_rollback_goes_on_from_what_the_newer_release_has_made() -> None:
+    job = Job(exact=True)
+    job.run(range(1, 41))
+    job.run(range(31, 36), factor=2.0, release=Release(number=2))
+    assert [alarm.stance for alarm in job.run(range(34, 41), factor=1.5)] == [Stance.NOTIFY]
 
 
 @pytest.mark.parametrize("change", [{"world_size": 3}, {"eases": (Ease(first=21, last=30, factor=0.5),)}])
