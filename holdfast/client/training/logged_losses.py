@@ -7,6 +7,7 @@ script that reports losses by `holdfast.step` needs none of this, and its own re
 import math
 from collections.abc import Callable, Mapping
 
+from holdfast.client.training.reported_numbers import is_on_host, read_number
 from holdfast.core.log_analysis.loss_names import is_loss_name, is_norm_name
 
 
@@ -80,10 +81,10 @@ class LoggedLosses:
 
 def _read_number(value: object) -> object:
     """Return the number, or None if it is none. A tensor on a device is returned as it is: reading it would wait."""
-    if str(getattr(value, "device", "cpu")) != "cpu":
+    if not is_on_host(value):
         return value
     try:
-        return float(value.item() if hasattr(value, "item") else value)  # type: ignore[arg-type]
+        return read_number(value)
     except (TypeError, ValueError, RuntimeError):
         return None
 

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 
+from holdfast.client.training.reported_numbers import is_on_host, read_number
 from holdfast.wire.progress_environment import EVERY, FLIGHT, GENERATION, SLOT
 from holdfast.wire.rank_memory.slot_writer import (
     RING_AT,
@@ -118,7 +119,7 @@ class RankProgress:
             if slot is None and self._easing is None:
                 return
             if type(step) is not int:
-                step = int(step) if _is_here(step) else -1
+                step = int(step) if is_on_host(step) else -1
             if not 0 <= step < 1 << 63:
                 return
             if self._easing is not None:
@@ -333,8 +334,10 @@ class RankProgress:
         if self._watching is not None:
             own_norm, update = self._watching.own_norm, self._watching.update
             grad_norm = self._watching.norm if grad_norm is None else grad_norm
-        if _is_here(loss) and _is_here(grad_norm) and _is_here(update):
-            slot.write_values(step, _to_number(loss), _to_number(grad_norm), _to_number(own_norm), _to_number(update))
+        if is_on_host(loss) and is_on_host(grad_norm) and is_on_host(update):
+            slot.write_values(
+                step, read_number(loss), read_number(grad_norm), read_number(own_norm), read_number(update)
+            )
             return
         if self._copies is None:
             from holdfast.client.training.gpu_losses import LossFetches
@@ -344,8 +347,8 @@ class RankProgress:
 
     def _count_work(self, step: int, name: str, value: object) -> float:
         """Return the amount of work as a number; 0 for what is no amount, or would have to be waited for."""
-        here = _is_here(value)
-        amount = (_to_number(value) or 0.0) if here else 0.0
+        here = is_on_host(value)
+        amount = (read_number(value) or 0.0) if here else 0.0
         if (not here or not 0 <= amount < math.inf) and name not in self._unread:
             self._unread.add(name)
             print(f"holdfast: the {name} of step {step} are not counted: pass a plain number, not {value!r:.80}",
@@ -411,19 +414,6 @@ def _open_slot(environ: "os._Environ[str]") -> SlotWriter | None:
     if before and told[0] == generation and told[2] != os.getpid() and (was_claimed(before) or is_alive(told[2])):
         return None  # the environment is inherited; this is some child of the rank
     return SlotWriter(arena, index, generation=generation, rank=rank)
-
-
-def _is_here(value: object) -> bool:
-    """Return whether the value can be read without waiting for a device."""
-    if value is None or type(value) is float or type(value) is int:
-        return True
-    return str(getattr(value, "device", "cpu")) == "cpu"
-
-
-def _to_number(value: object) -> float | None:
-    if value is None:
-        return None
-    return float(value.item() if hasattr(value, "item") else value)  # type: ignore[arg-type]
 
 
 here = RankProgress()
