@@ -43,6 +43,7 @@ _JOINED = re.compile(r"""(?P<end>["'])\s+[frb]{0,2}(?P=end)""")  # strings that 
 _WRAPPED = re.compile(
     r"^\d{0,5}(?:, )?(?:i?n )?(?P<function>[A-Za-z_<][\w<>.]{1,100})\s*$"
 )  # a frame that a terminal broke in two
+_QUOTED = re.compile(r"""^(?P<type>[A-Za-z_][\w.]*(?:Error|Exception))\(["']?(?P<text>.*?)["']?\)?$""")
 CUT = "CutTraceback"  # the type of an exception that nothing tells
 _OPEN = 12  # lines of others that may stand between a frame and what follows it
 _MESSAGE = 40  # lines that a message may have
@@ -171,6 +172,9 @@ class _TracebackParser:
             return
         if self._frames is None:
             self._last = text
+        if quoted := self._read_quoted(text):
+            said.text = text = quoted
+            self._inner = True
         indent = len(text) - len(text.lstrip())
         found = _RAISED.match(text.strip())
         if self._frames and indent > self._indent + 2:
@@ -196,6 +200,13 @@ class _TracebackParser:
                 self._process = int(process[1])
             if self._newest.name != _SUMMARY:
                 self._newest.more.append(said)
+
+    def _read_quoted(self, text: str) -> str:
+        """Return the cause that Hydra shows below its own message, where repr() wrote it, as a traceback would end."""
+        if self._frames is not None or not self._message or self._newest is None:
+            return ""
+        found = _QUOTED.match(text) if self._newest.name == "InstantiationException" else None
+        return f"{found['type']}: {found['text']}" if found and _is_type(found["type"], strict=True) else ""
 
     def _end_traceback(self, found: re.Match[str], said: LogLine, frames: list[TracebackFrame]) -> None:
         if self._inner and said.rank is None:
