@@ -261,8 +261,10 @@ def on_node_ended(state: JobState, now: float, event: Ended) -> str:
 
 
 def close_incident(state: JobState, verdict: Verdict, resumed_at: float, resumed_from: int | None = None) -> str:
-    record = state.current_incident.make_record(verdict, resumed_at, resumed_from)
-    state.failures.on_recovered(record.resumed_at - record.good_at)  # what was lost begins at the last good step
+    incident = state.current_incident
+    record = incident.make_record(verdict, resumed_at, resumed_from)
+    # What was lost begins at the last good step, but a time without a controller says nothing about the failure.
+    state.failures.on_recovered(record.resumed_at - max(record.good_at, incident.watched_at))
     if verdict.remedy is not Remedy.GIVE_UP:
         state.emit(Say(text=record.sentence), *state.resume_point.on_resumed(record))
     state.closed, state.interruption, state.verdict = record, None, None

@@ -50,6 +50,7 @@ class Incident(msgspec.Struct, kw_only=True):
     grouped_at: float = 0.0
     restored_at: float = 0.0
     untold: bool = False  # as in Record
+    watched_at: float = 0.0  # since when there was a controller, if there had been none; 0: there was one before
 
     @property
     def failures(self) -> int:
@@ -65,10 +66,12 @@ class Incident(msgspec.Struct, kw_only=True):
 
     def on_late_step(self, event: Progress) -> bool:
         """Take in a step made before the first alarm but reported after it. Return whether it was new."""
-        if event.generation != self.generation or event.step <= self.good_step:
+        if event.generation != self.generation:
+            return False
+        self.untold = False
+        if event.step <= self.good_step:
             return False
         self.good_step, self.good_at = event.step, max(self.good_at, min(event.at, self.opened_at))
-        self.untold = False
         self.counted, self.numbered = event.counted, event.numbered
         return True
 
