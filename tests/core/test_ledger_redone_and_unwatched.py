@@ -196,3 +196,12 @@ def test_a_failure_after_the_last_step_of_a_script_costs_the_time_from_that_fail
     [record] = found.incidents
     assert (record.good_step, record.good_at, record.resumed_at) == (12, 29.5, 35)
     assert spans(found)[3:6] == [("train", 5, 16, 0), ("end", 16, 29.5, 0), ("detect", 29.5, 30, 1)]
+
+
+def test_a_failure_that_left_nothing_to_do_costs_the_time_from_that_failure() -> None:
+    """A script that tells nothing of its end had made its last step, as the next generation shows: it makes none."""
+    killed = ("30 progress 21 at 25 from 1 since 5", "30.4 alarm crash n0 rank 0 code -9 since 30", *CRASH[2:])
+    found = account(*START, *killed, "34 ended n0", "35 outcome 5 ok")
+    [record] = found.incidents
+    assert (record.good_step, record.good_at, record.resumed_at) == (21, 30, 34)
+    assert spans(found)[3:6] == [("train", 5, 25, 0), ("end", 25, 30, 0), ("detect", 30, 30.4, 1)]

@@ -255,6 +255,7 @@ def on_node_ended(state: JobState, now: float, event: Ended) -> str:
     if not state.nodes.active <= state.nodes.ended:
         return f"all ranks of {event.node} ended well"
     if state.verdict is not None:  # its ranks had nothing left to do: that, too, is recovery
+        state.current_incident.on_nothing_left()
         # A job that never makes steps had recovered when its ranks ran.
         close_incident(state, state.verdict, now if state.failures.ever else 0.0)
     return finish_job(state, now, 0, "all ranks had come to their end" if event.left else "all ranks ended well")

@@ -79,6 +79,11 @@ class Incident(msgspec.Struct, kw_only=True):
         """Note when the ranks of the next generation had their process groups and their state."""
         self.grouped_at, self.restored_at = event.grouped_at, event.restored_at
 
+    def on_nothing_left(self) -> None:
+        """Count from the failure, not from the last good step, because that step was the last one of the script."""
+        if self.first is not None:
+            self.good_at = max(self.good_at, min(self.first.at, self.opened_at))
+
     def next_round(self) -> None:
         """Start a new round, because the job failed again before it made a step."""
         self.dropped += len(self.alarms) - 1

@@ -10,7 +10,7 @@ from holdfast.core.record.release_pace import ReleasePaces
 from holdfast.model.action import Finish, Launch
 from holdfast.model.alarm import LEFT, OPINION, Alarm
 from holdfast.model.event import Begin, Ended, Entry, Phase, Progress, Successor
-from holdfast.model.incident_record import Change, Record
+from holdfast.model.incident_record import Change, Record, Remedy
 from holdfast.model.release import Release
 
 _USES = {
@@ -339,10 +339,19 @@ class Ledger:
             return  # of a later generation, which a planned restart had started
         first = self._first_cut(index, record.good_at)
         good_at = max(record.good_at, self._spans[first].start_at)
-        if good_at < end_at:
-            kept = [_clip_span(span, good_at) for span in self._spans[first : index + 1] if span.start_at < good_at]
-            self._spans[first : index + 1] = [*kept, msgspec.structs.replace(instead, start_at=good_at, end_at=end_at)]
+        kept = [_clip_span(span, good_at) for span in self._spans[first : index + 1] if span.start_at < good_at]
+        if self.phase is Phase.ENDING and not _is_given_up(record) and kept and kept[-1].use in _TRAINED:
+            kept[-1:] = self._split_end(kept[-1])
+        lost = msgspec.structs.replace(instead, start_at=good_at, end_at=end_at)
+        self._spans[first : index + 1] = [*kept, lost] if lost.seconds else kept
         self._cut = None
+
+    def _split_end(self, span: Span) -> list[Span]:
+        """Divide the last training span of a job at its newest step: the next generation found nothing left to do."""
+        at = max(self._good_at, self._newest.at if self._newest else 0.0)
+        trained = _clip_span(span, at)
+        ended = Span(use=TimeUse.END, start_at=trained.end_at, end_at=span.end_at)
+        return [part for part in (trained, ended) if part.seconds]
 
     def _first_cut(self, index: int, good_at: float) -> int:
         """Return the index of the span in which a stop at this index finds its last good step. A rank may have failed
@@ -353,6 +362,10 @@ class Ledger:
                 break
             index -= 1
         return index
+
+
+def _is_given_up(record: Record | Change) -> bool:
+    return isinstance(record, Record) and record.verdict.remedy is Remedy.GIVE_UP
 
 
 def _clip_span(span: Span, end_at: float) -> Span:
