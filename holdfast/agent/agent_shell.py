@@ -190,9 +190,9 @@ class Agent:
                 self.controller_clock.on_welcome(at)
                 if not self._staged:
                     self._tasks.create_task(self._stage_releases(releases))
+                self._send_beat()  # the newest step, before posts tell how ranks ended
                 self._step(LinkOpened(epoch))
                 self.notes.clear_alone()
-                self._send_beat()
                 undated, self._undated = self._undated, []
                 for held in undated:
                     self._on_rank_exit(held)

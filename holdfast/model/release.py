@@ -31,6 +31,8 @@ class Fate(StrEnum):
     RUNNING = "running"
     REPLACED = "replaced"  # by a newer one
     ROLLED_BACK = "rolled back"
+    ENDED = "ended"  # it ran when the job ended
+    LEFT = "left"  # it ran when the controller and its front went away
 
 
 class Skip(msgspec.Struct, frozen=True, kw_only=True):

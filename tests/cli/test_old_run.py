@@ -78,9 +78,10 @@ def test_what_status_says_of_it(old: Path, capsys: Capture) -> None:
 
 def test_its_releases(old: Path, capsys: Capture) -> None:
     assert releases.main([str(old / "ended"), "--json"]) == releases.main([str(old / "killed"), "--json"]) == 0
-    for line, steps in zip(capsys.readouterr().out.splitlines(), (20, 13), strict=True):
+    found = zip(capsys.readouterr().out.splitlines(), ("ended", "left"), (20, 13), strict=True)
+    for line, fate, steps in found:
         [one] = json.loads(line)["releases"]
-        assert (one["release"]["number"], one["fate"], one["steps"]) == (1, "running", steps)
+        assert (one["release"]["number"], one["fate"], one["steps"]) == (1, fate, steps)
         assert one["release"]["source"] == str(old / "code")
 
 

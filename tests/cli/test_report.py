@@ -201,7 +201,20 @@ def test_a_job_that_has_not_ended(run_dir: Path) -> None:
     write(run_dir, *LINES)
     found = report.load_report(run_dir)
     assert (found.phase, found.code, found.wall_s) == ("training", None, 120)
-    assert "training" in printed(report.render_report(found))
+    shown = " ".join(printed(report.render_report(found), width=400).split())
+    assert "training at " in shown and "its front, holdfast run, is gone; holdfast run --resume" in shown
+    assert found.absence in shown, "what status says of it"
+
+
+def test_a_share_after_the_start_counts_unknown_time_as_the_whole_does(run_dir: Path) -> None:
+    alone = ("150 successor 2 alone 130", "153 alarm silence n0 since 149")
+    write(run_dir, *LINES, *alone)
+    found = report.load_report(run_dir)
+    shown = " ".join(printed(report.render_report(found), width=400).split())
+    productive_s = found.spent_s["train"] + found.spent_s["unknown"]
+    assert found.spent_s["unknown"] == 20.0 and found.ettr == productive_s / 153
+    assert f"ETTR at most {100 * productive_s / 153:.1f} % of" in shown
+    assert f"(at most {100 * productive_s / 148:.1f} % after a start of 5.0 s)" in shown
 
 
 def test_a_journal_with_nothing_in_it(run_dir: Path) -> None:

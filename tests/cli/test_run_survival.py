@@ -212,3 +212,56 @@ def test_the_front_dies_while_nodes_are_being_started(start: Start) -> None:
     job.trains()
     job.finish()
     job.ends(0)
+
+
+def steps_unseen(job: Job) -> None:
+    """Kill the front, and wait until ranks have made steps that no controller sees."""
+    controller = job.controller()
+    os.kill(job.process.pid, signal.SIGKILL)
+    job.ends(-signal.SIGKILL)
+    job.until(lambda: gone(controller), "the end of the controller")
+    seen = int((job.folder / "step-0").read_text())
+    job.until(lambda: int((job.folder / "step-0").read_text()) > seen + 20, "steps that nobody sees")
+
+
+def last_step_at(job: Job, ranks: int = 2) -> float:
+    return max((job.folder / f"step-{rank}").stat().st_mtime for rank in range(ranks))
+
+
+def test_ranks_that_end_without_a_controller_on_nodes_that_stay_trained_up_to_their_last_step(start: Start) -> None:
+    """Nodes tell the new controller their newest step before they tell it that their ranks have ended."""
+    job = start("--nnodes", "2", "--nproc-per-node", "1", *PATIENT)
+    job.trains()
+    ranks = job.ranks(2)
+    steps_unseen(job)
+    job.finish()
+    job.until(lambda: gone(*ranks), "the end of the ranks")
+    made, made_at = min(int((job.folder / f"step-{rank}").read_text()) for rank in (0, 1)), last_step_at(job)
+    job.start("--resume", str(job.run_dir))
+    job.ends(0)
+    found = job.report()
+    assert (found.incidents, found.step, found.at_most, found.spent_s["unknown"]) == ((), made, "", 0.0)
+    train = next(span for span in found.spans if span.use == "train")
+    assert abs(train.end_at - made_at) < 0.5, "what each rank wrote at its last step"
+    assert not any(span.use == "end" and span.start_at < found.unwatched[0].until for span in found.spans)
+
+
+def test_a_rank_that_died_without_a_controller_cost_the_time_since_its_death(start: Start) -> None:
+    job = start("--nnodes", "2", "--nproc-per-node", "1", *PATIENT)
+    job.trains()
+    ranks = job.ranks(2)
+    steps_unseen(job)
+    job.kill(ranks[1])
+    killed_at = time.time()
+    job.until(lambda: gone(ranks[1]), "the end of the rank")
+    job.start("--resume", str(job.run_dir))
+    job.trains(generation=2)
+    job.finish()
+    job.ends(0)
+    found = job.report()
+    [record] = found.incidents
+    assert abs(record.good_at - killed_at) < 0.5 and record.good_at < found.unwatched[0].until < record.resumed_at
+    detect = next(span for span in found.spans if span.use == "detect" and span.incident == 1)
+    assert abs(detect.start_at - record.good_at) < 0.01 and abs(detect.end_at - record.alarm_at) < 0.01
+    assert (found.at_most, found.spent_s["unknown"], record.untold) == ("", 0.0, False)
+    job.check_replay()

@@ -46,7 +46,7 @@ def test_what_ranks_do_after_they_left_their_process_group_is_no_training() -> N
     again = account(*left, "41 progress 13 at 40 from 1 since 5", now=50.0)
     assert spans(again)[-3:] == [("train", 5, 16, 0), ("end", 16, 40, 0), ("train", 40, 50, 0)]
     failed = account(*left, "30 alarm crash n0 rank 0 code 1", "31 outcome 3 ok", "33 outcome 4 ok", "36 progress 13")
-    assert spans(failed)[-5:-3] == [("train", 5, 16, 0), ("detect", 16, 30, 1)], "what its record says"
+    assert spans(failed)[-5:-3] == [("train", 5, 16, 0), ("end", 16, 30, 0)], "it lost nothing before the failure"
 
 
 def test_training_ends_at_the_last_step_of_a_job_that_ended_well() -> None:
@@ -95,8 +95,8 @@ def test_first_steps_that_were_made_without_a_controller_are_no_start_up() -> No
 def test_nobody_knows_what_ranks_did_that_are_gone_without_a_word() -> None:
     gone = (TAKEN_OVER, "98 alarm silence n0 since 95")
     found = account(*TRAINED, *gone, now=100.0)
-    assert [span[:3] for span in spans(found)][3:6] == [("train", 5, 20), ("unknown", 20, 90), ("train", 90, 98)]
-    assert found.at_most and found.ettr == (15 + 70 + 8) / 100
+    assert [span[:3] for span in spans(found)][3:6] == [("train", 5, 27), ("unknown", 27, 90), ("train", 90, 98)]
+    assert found.at_most and found.ettr == (22 + 63 + 8) / 100
     unseen = account(*START[:4], *gone, now=100.0)
     assert [span[:3] for span in spans(unseen)][2:4] == [("run", 4, 27), ("unknown", 27, 90)], "it may have trained"
 
@@ -130,3 +130,78 @@ def test_a_planned_restart_after_a_time_without_a_controller_does_not_cost_that_
     assert (change.good_step, change.good_at, change.resumed_at) == (30, 90, 96)
     assert sum(span.seconds for span in found.spans if span.change) == 6.0
     assert found.lost_s()[NO_CONTROLLER] == 30.0
+
+
+def test_time_up_to_the_controllers_last_sign_of_life_is_neither_unknown_nor_an_end() -> None:
+    """Ranks ended without a controller and nobody told when they made their last step."""
+    found = account(*TRAINED, TAKEN_OVER, "92 ended n0", "93 outcome 2000001 ok")
+    assert spans(found)[3:] == [
+        ("train", 5, 27, 0),
+        ("unknown", 27, 90, 0),
+        ("end", 90, 92, 0),
+        ("stop", 92, 93, 0),
+    ]
+    assert found.at_most
+
+
+FAILED_ALONE = "91 alarm crash n0 rank 0 code -9 since 62"
+BACK = ("92 outcome 2000001 ok", "93 outcome 2000002 ok")
+
+
+def test_a_rank_that_failed_without_a_controller_cost_the_time_from_its_last_step() -> None:
+    told = (TAKEN_OVER, "91 progress 30 at 60 from 1 since 5", FAILED_ALONE, *BACK)
+    found = account(*TRAINED, *told, "96 progress 25 at 95")
+    [record] = found.incidents
+    assert (record.good_step, record.good_at, record.resumed_at, record.untold) == (30, 60, 95, False)
+    assert "lost 6 steps and 35.0 s (detect 31.0," in record.sentence
+    assert spans(found)[3:5] == [("train", 5, 60, 0), ("detect", 60, 91, 1)]
+    assert not found.at_most and report_of(found).restarts[0].lost_s == 35.0
+
+
+def test_a_step_that_another_node_tells_after_the_alarm_divides_the_unknown_time() -> None:
+    """The node of the failed rank is linked first; the job's step is known when the other one has told its own."""
+    told = (TAKEN_OVER, FAILED_ALONE, "91.5 progress 30 at 60 from 1 since 5", *BACK)
+    found = account(*TRAINED, *told, "96 progress 31 at 95")
+    [record] = found.incidents
+    assert (record.good_step, record.good_at, record.resumed_at, record.untold) == (30, 62, 95, False)
+    assert spans(found)[3:6] == [("train", 5, 60, 0), ("unwatched", 60, 62, 0), ("detect", 62, 91, 1)]
+    assert not found.at_most
+
+
+def test_a_rank_that_failed_without_a_controller_and_whose_last_step_nobody_tells_cost_the_time_from_its_end() -> None:
+    found = account(*TRAINED, TAKEN_OVER, FAILED_ALONE, *BACK, "96 progress 16 at 95")
+    [record] = found.incidents
+    assert (record.good_at, record.resumed_at, record.untold) == (62, 95, True)
+    assert spans(found)[3:6] == [("train", 5, 27, 0), ("unknown", 27, 62, 0), ("detect", 62, 91, 1)]
+    assert found.at_most and found.ettr == (22 + 35 + 1) / 96
+    early = account(*TRAINED, TAKEN_OVER, FAILED_ALONE.replace("62", "25"), *BACK, "96 progress 16 at 95")
+    assert spans(early)[3:5] == [("train", 5, 25, 0), ("detect", 25, 91, 1)], "it failed before the controller did"
+
+
+def test_counters_take_nothing_back_when_a_rank_failed_without_a_controller() -> None:
+    late = (TAKEN_OVER, FAILED_ALONE, "91.5 progress 30 at 60 from 1 since 5", *BACK, "96 progress 31 at 95")
+    ledger, shown = Ledger(), dict.fromkeys(TimeUse, 0.0)
+    for entry in entries(*TRAINED, *late):
+        ledger.add(entry)
+        settled = ledger.settle_account(entry.at)
+        now = {use: settled.spent_s(use) for use in TimeUse}
+        assert all(now[use] >= shown[use] for use in TimeUse)
+        shown = now
+    assert (shown[TimeUse.UNWATCHED], shown[TimeUse.DETECT]) == (2.0, 29.0)
+
+
+def test_a_failure_after_the_last_step_of_a_script_costs_the_time_from_that_failure() -> None:
+    ending = (*START, "18 progress 12 at 16 from 1 since 5 parted", "30 alarm crash n0 rank 0 code -9 since 29.5")
+    found = account(*ending, "31 outcome 3 ok", "33 outcome 4 ok", "36 progress 13 at 35")
+    [record] = found.incidents
+    assert (record.good_step, record.good_at, record.resumed_at) == (12, 29.5, 35)
+    assert spans(found)[3:6] == [("train", 5, 16, 0), ("end", 16, 29.5, 0), ("detect", 29.5, 30, 1)]
+
+
+def test_a_failure_that_left_nothing_to_do_costs_the_time_from_that_failure() -> None:
+    """A script that tells nothing of its end had made its last step, as the next generation shows: it makes none."""
+    killed = ("30 progress 21 at 25 from 1 since 5", "30.4 alarm crash n0 rank 0 code -9 since 30", *CRASH[2:])
+    found = account(*START, *killed, "34 ended n0", "35 outcome 5 ok")
+    [record] = found.incidents
+    assert (record.good_step, record.good_at, record.resumed_at) == (21, 30, 34)
+    assert spans(found)[3:6] == [("train", 5, 25, 0), ("end", 25, 30, 0), ("detect", 30, 30.4, 1)]

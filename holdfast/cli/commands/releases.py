@@ -23,6 +23,7 @@ from holdfast.core.record.ledger import Ledger
 from holdfast.core.record.release_history import ReleaseHistory, ReleaseOverview
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
+from holdfast.model.event import Phase
 from holdfast.model.release import Fate
 from holdfast.wire.controller_request import ControllerNotRunning
 
@@ -72,8 +73,16 @@ def load_releases(run_dir: Path) -> ReleaseOverview:
             history.add(entry)
             ledger.add(entry)
     view = decider.view
-    chapters = history.list_chapters(view.releases, view.fates, view.fate_reasons, ledger.list_releases())
+    fates = {number: _last_fate(run_dir, view.phase, fate) for number, fate in view.fates.items()}
+    chapters = history.list_chapters(view.releases, fates, view.fate_reasons, ledger.list_releases())
     return ReleaseOverview(running=view.running_release.number, releases=chapters)
+
+
+def _last_fate(run_dir: Path, phase: Phase, fate: Fate) -> Fate:
+    """Return the fate of a release in a run that has no controller: none runs there under anybody's eyes."""
+    if fate is not Fate.RUNNING or run_liveness.is_front_alive(run_dir):
+        return fate
+    return Fate.ENDED if phase is Phase.DONE or (run_dir / "exit.json").exists() else Fate.LEFT
 
 
 def render_releases(told: ReleaseOverview, now: float) -> Group:

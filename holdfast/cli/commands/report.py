@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import (
@@ -110,11 +110,13 @@ def load_report(run_dir: Path) -> Report:
     with contextlib.closing(SqliteJournal(path, read_only=True, mark_path=run_dir / "journal.mark")) as journal:
         if journal.lost:
             print(f"holdfast report: {lost_journal_sentence(journal.lost)}", file=sys.stderr)
-        return report_of(fold_entries(journal.read(), now))
+        report = report_of(fold_entries(journal.read(), now))
+    if now is not None or report.code is not None:
+        return report
+    return msgspec.structs.replace(report, absence=run_liveness.ending_text(run_dir))
 
 
 def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -> Group:
-    ended = f"ended with code {report.code}: {report.ending}" if report.code is not None else report.phase
     mttr = f", mean time to recover {report.mttr_s:.1f} s" if report.mttr_s is not None else ""
     planned = f", {counted_noun(len(report.changes), 'planned restart')}" if report.changes else ""
     head = Text.assemble(
@@ -122,7 +124,7 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
         (hour_ettr_of(report.hour_ettr, report.at_most), "bold green"),
         f"{_since_start(report)}: ",
         f"{incidents_text(len(report.incidents), count_failures(report.incidents))}{mttr}{planned}; ",
-        f"{step_said(report.step, report.since)}, generation {report.generation}; {ended}",
+        f"{step_said(report.step, report.since)}, generation {report.generation}; {_state_text(report)}",
     )
     bill = draw_bill(report)
     parts: list[Text | Table] = [
@@ -143,16 +145,26 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
     return Group(*(part for part in parts if part))
 
 
+def _state_text(report: Report) -> str:
+    if report.code is not None:
+        return f"ended with code {report.code}: {report.ending}"
+    if not report.absence:
+        return report.phase
+    seen_at = _clock_text(report.start_at + report.wall_s)
+    return f"{report.phase} at {seen_at}, when its journal ends; it {report.absence}"
+
+
 def _since_start(report: Report) -> str:
     """Return the productive share since the first step in words; "" unless the start took much of the time so far."""
-    first_at = next((span.start_at for span in report.spans if span.use is TimeUse.TRAIN), None)
+    uses = (TimeUse.TRAIN, TimeUse.UNKNOWN)  # those that the ETTR counts
+    first_at = next((span.start_at for span in report.spans if span.use in uses), None)
     if first_at is None:
         return ""
     start_s = first_at - report.start_at
     if start_s < _START_SHARE * report.wall_s or report.wall_s <= start_s:
         return ""
-    since = report.spent_s[TimeUse.TRAIN] / (report.wall_s - start_s)
-    return f" ({100 * since:.1f} % after a start of {duration_text(start_s)})"
+    since = sum(report.spent_s[use] for use in uses) / (report.wall_s - start_s)
+    return f" ({report.at_most}{100 * since:.1f} % after a start of {duration_text(start_s)})"
 
 
 def _use_mark(use: TimeUse, letters: bool) -> str:

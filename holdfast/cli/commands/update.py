@@ -218,3 +218,5 @@ def _progress_line(
             return f"{name} was rolled back: {chapter.why}", 1
         case Fate.MERGED | Fate.REPLACED:
             return f"{name} is {chapter.fate}: {chapter.why}", 0
+        case Fate.ENDED | Fate.LEFT:
+            raise AssertionError("a controller has told the fate of a run without one")

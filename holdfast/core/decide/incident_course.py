@@ -31,15 +31,31 @@ def add_failure(state: JobState, now: float, alarm: Alarm) -> Incident:
     if incident is None:
         state.incidents += 1
         incident = open_incident(now, state.incidents, state.generation, state.progress, alarm)
-        # What was lost while there was no controller is not the cost of this incident.
-        incident.good_at = max(incident.good_at, min(state.taken_over_at, now))
-        incident.untold = state.untold and alarm.signature != LEFT
+        _date_failure(state, now, incident, alarm)
         state.interruption = incident
     else:
         incident.next_round()
     incident.add_alarm(alarm)
     state.nodes.ended = set()
     return incident
+
+
+def _date_failure(state: JobState, now: float, incident: Incident, alarm: Alarm) -> None:
+    """Let the cost of an incident begin later than at the last good step, if that time was not lost by the failure.
+
+    A script that had made its last step lost nothing before the failure. Time without a controller is not the cost of a
+    failure that came after it; a rank that failed within it cost the time from then on.
+    """
+    if state.progress and state.progress.parted:
+        incident.good_at = max(incident.good_at, min(alarm.at, now))
+    if not state.taken_over_at:
+        return
+    incident.watched_at = min(state.taken_over_at, now)
+    incident.untold = state.untold and (alarm.signature != LEFT or state.progress is not None)
+    if state.progress is None or alarm.kind is not Kind.CRASH or alarm.at >= incident.watched_at:
+        incident.good_at = max(incident.good_at, incident.watched_at)
+    elif incident.untold:
+        incident.good_at = max(incident.good_at, alarm.at)  # the node tells when the rank ended, not its last step
 
 
 def describe_round(incident: Incident) -> str:

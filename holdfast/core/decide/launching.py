@@ -255,14 +255,17 @@ def on_node_ended(state: JobState, now: float, event: Ended) -> str:
     if not state.nodes.active <= state.nodes.ended:
         return f"all ranks of {event.node} ended well"
     if state.verdict is not None:  # its ranks had nothing left to do: that, too, is recovery
+        state.current_incident.on_nothing_left()
         # A job that never makes steps had recovered when its ranks ran.
         close_incident(state, state.verdict, now if state.failures.ever else 0.0)
     return finish_job(state, now, 0, "all ranks had come to their end" if event.left else "all ranks ended well")
 
 
 def close_incident(state: JobState, verdict: Verdict, resumed_at: float, resumed_from: int | None = None) -> str:
-    record = state.current_incident.make_record(verdict, resumed_at, resumed_from)
-    state.failures.on_recovered(record.resumed_at - record.good_at)  # what was lost begins at the last good step
+    incident = state.current_incident
+    record = incident.make_record(verdict, resumed_at, resumed_from)
+    # What was lost begins at the last good step, but a time without a controller says nothing about the failure.
+    state.failures.on_recovered(record.resumed_at - max(record.good_at, incident.watched_at))
     if verdict.remedy is not Remedy.GIVE_UP:
         state.emit(Say(text=record.sentence), *state.resume_point.on_resumed(record))
     state.closed, state.interruption, state.verdict = record, None, None

@@ -50,6 +50,7 @@ class Incident(msgspec.Struct, kw_only=True):
     grouped_at: float = 0.0
     restored_at: float = 0.0
     untold: bool = False  # as in Record
+    watched_at: float = 0.0  # since when there was a controller, if there had been none; 0: there was one before
 
     @property
     def failures(self) -> int:
@@ -65,16 +66,23 @@ class Incident(msgspec.Struct, kw_only=True):
 
     def on_late_step(self, event: Progress) -> bool:
         """Take in a step made before the first alarm but reported after it. Return whether it was new."""
-        if event.generation != self.generation or event.step <= self.good_step:
+        if event.generation != self.generation:
+            return False
+        self.untold = False
+        if event.step <= self.good_step:
             return False
         self.good_step, self.good_at = event.step, max(self.good_at, min(event.at, self.opened_at))
-        self.untold = False
         self.counted, self.numbered = event.counted, event.numbered
         return True
 
     def on_recovered(self, event: Progress) -> None:
         """Note when the ranks of the next generation had their process groups and their state."""
         self.grouped_at, self.restored_at = event.grouped_at, event.restored_at
+
+    def on_nothing_left(self) -> None:
+        """Count from the failure, not from the last good step, because that step was the last one of the script."""
+        if self.first is not None:
+            self.good_at = max(self.good_at, min(self.first.at, self.opened_at))
 
     def next_round(self) -> None:
         """Start a new round, because the job failed again before it made a step."""

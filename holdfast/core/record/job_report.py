@@ -22,6 +22,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
     code: int | None
     ending: str
+    absence: str = ""  # in words: why no controller runs the job, though it has not ended; "": one does, or it has
     generation: int
     step: int
     since: str = ""  # what steps are counted from; "": they have numbers of their own

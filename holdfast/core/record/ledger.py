@@ -10,7 +10,7 @@ from holdfast.core.record.release_pace import ReleasePaces
 from holdfast.model.action import Finish, Launch
 from holdfast.model.alarm import LEFT, OPINION, Alarm
 from holdfast.model.event import Begin, Ended, Entry, Phase, Progress, Successor
-from holdfast.model.incident_record import Change, Record
+from holdfast.model.incident_record import Change, Record, Remedy
 from holdfast.model.release import Release
 
 _USES = {
@@ -25,7 +25,8 @@ _USES = {
     Phase.ENDING: TimeUse.STOP,
 }
 _TRAINED = (TimeUse.TRAIN, TimeUse.REDO, TimeUse.END)  # uses of the training phase
-_OF_NONE = (TimeUse.END, TimeUse.UNWATCHED, TimeUse.UNKNOWN)  # uses that no incident or planned restart costs
+_ALONE = (TimeUse.UNWATCHED, TimeUse.UNKNOWN)  # uses of time without a controller
+_OF_NONE = (TimeUse.END, *_ALONE)  # uses that no incident or planned restart costs
 
 
 class Ledger:
@@ -63,7 +64,7 @@ class Ledger:
         self._taken_over_at: float | None = None  # no step is known to have been made since
         self._alone_since = 0.0
         self._told = False  # since then somebody said how far ranks had come
-        self._cut: tuple[int, Span] | None = None  # the train span that was ended, by its index, and what came instead
+        self._cut: tuple[int, Span] | None = None  # the span that a stop ended, by its index, and what came instead
 
     def add(self, entry: Entry) -> None:
         if self._start_at is None:
@@ -81,7 +82,7 @@ class Ledger:
             if decision.phase is Phase.TRAINING:  # later ones may be of ranks that an incident has given up
                 self._good_at = max(self._good_at, event.at)
         if isinstance(event, Ended) and decision.phase is Phase.ENDING and self.phase is Phase.TRAINING:
-            self._set_parted(True, self._good_at)
+            self._set_parted(True, self._last_known_at)
         if decision.phase is not self.phase:
             self._enter_phase(entry.at, decision.phase)
         if decision.closed:
@@ -113,13 +114,31 @@ class Ledger:
                     self._taken_over_at, self._told = entry.at, False
                     self._alone_since = min(max(since, self._last_at), entry.at)
             case Progress(generation=generation, at=at) if generation == self.generation:
+                if not self._told:
+                    self._divide_unknown(at)
                 self._told = True
                 if self._taken_over_at is not None and at > self._taken_over_at:
                     self._taken_over_at = None
-            case Ended():
+            case Ended() if self.progress is None:  # else it does not say when the last step was made
                 self._told = True
-            case Alarm(signature=signature) if signature == LEFT:
+            case Alarm(signature=signature) if signature == LEFT and self.progress is None:
                 self._told = True
+
+    def _divide_unknown(self, at: float) -> None:
+        """Divide time that is booked as unknown, because ranks now tell that they made their newest step at `at`."""
+        for index, (trained, alone) in enumerate(pairwise(self._spans)):
+            ends_now = alone.use is TimeUse.UNKNOWN and alone.end_at == self._taken_over_at
+            if ends_now and trained.use in _TRAINED:
+                at = _clip_span(alone, at).end_at
+                unwatched = msgspec.structs.replace(alone, use=TimeUse.UNWATCHED, start_at=at)
+                self._spans[index : index + 2] = [msgspec.structs.replace(trained, end_at=at), unwatched]
+
+    @property
+    def _last_known_at(self) -> float:
+        """The time up to which ranks are known to have trained: their newest step, or the last sign of life of a
+        controller that saw no failure, if nobody has told of a step since."""
+        untold = self._taken_over_at is not None and not self._told
+        return max(self._good_at, self._alone_since) if untold else self._good_at
 
     @property
     def began_at(self) -> float:
@@ -182,7 +201,8 @@ class Ledger:
             return account
         spans = list(self._spans)
         if self._cut is not None:
-            spans[self._cut[0]] = _clip_span(spans[self._cut[0]], self._good_at)
+            first = self._first_cut(self._cut[0], self._good_at)
+            spans[first : self._cut[0] + 1] = [_clip_span(spans[first], self._good_at)]
         if self.phase in _USES and self.phase not in (Phase.LAUNCHING, Phase.STARTING):
             until = self._good_at if self.phase is Phase.TRAINING else account.end_at
             spans.append(self._make_span(self._current_use(), self._at, max(self._at, until)))
@@ -209,7 +229,7 @@ class Ledger:
         mending = self.phase is not Phase.TRAINING and (self._incident or self._change)  # then it is their cost
         if taken_over_at is None or taken_over_at <= at or mending:
             return [self._make_span(use, at, until)]
-        alone_at = self._good_at if self.progress and not self._parted else self._alone_since
+        alone_at = self._last_known_at if self.progress and not self._parted else self._alone_since
         unwatched = TimeUse.UNWATCHED if self._told else TimeUse.UNKNOWN
         found = []
         for part, end_at in ((use, alone_at), (unwatched, taken_over_at), (use, until)):
@@ -248,13 +268,13 @@ class Ledger:
             stopping, self._redo_to = phase is Phase.STOPPING, None
             trouble = stopping or mending
             self._incident, self._change = (len(self.incidents) + 1, 0) if trouble else (0, len(self.changes) + 1)
-            uses = (TimeUse.START_UP,) if ran else _TRAINED if self.phase is Phase.TRAINING else ()
+            uses = (TimeUse.START_UP,) if ran else (*_TRAINED, *_ALONE) if self.phase is Phase.TRAINING else ()
             if self._spans and self._spans[-1].use in uses:
                 use = TimeUse.DETECT if stopping else TimeUse.UPDATE
                 self._cut = len(self._spans) - 1, self._make_span(use, self._at, self._at)
         if phase is Phase.LAUNCHING:
             self.generation += 1
-            self.progress, self._parted = None, False
+            self.progress, self._parted, self._taken_over_at = None, False, None
         if phase is Phase.TRAINING:
             self.admitting = frozenset()
         if phase is Phase.ENDING:
@@ -314,15 +334,38 @@ class Ledger:
         if self._cut is None:
             return
         index, instead = self._cut
-        span = self._spans[index]
-        if record.good_at > span.end_at:
+        end_at = self._spans[index].end_at
+        if record.good_at > end_at:
             return  # of a later generation, which a planned restart had started
-        good_at = max(record.good_at, span.start_at)
-        if good_at < span.end_at:
-            kept = msgspec.structs.replace(span, end_at=good_at)
-            lost = msgspec.structs.replace(instead, start_at=good_at, end_at=span.end_at)
-            self._spans[index : index + 1] = [kept, lost] if kept.seconds > 0 else [lost]
+        first = self._first_cut(index, record.good_at)
+        good_at = max(record.good_at, self._spans[first].start_at)
+        kept = [_clip_span(span, good_at) for span in self._spans[first : index + 1] if span.start_at < good_at]
+        if self.phase is Phase.ENDING and not _is_given_up(record) and kept and kept[-1].use in _TRAINED:
+            kept[-1:] = self._split_end(kept[-1])
+        lost = msgspec.structs.replace(instead, start_at=good_at, end_at=end_at)
+        self._spans[first : index + 1] = [*kept, lost] if lost.seconds else kept
         self._cut = None
+
+    def _split_end(self, span: Span) -> list[Span]:
+        """Divide the last training span of a job at its newest step: the next generation found nothing left to do."""
+        at = max(self._good_at, self._newest.at if self._newest else 0.0)
+        trained = _clip_span(span, at)
+        ended = Span(use=TimeUse.END, start_at=trained.end_at, end_at=span.end_at)
+        return [part for part in (trained, ended) if part.seconds]
+
+    def _first_cut(self, index: int, good_at: float) -> int:
+        """Return the index of the span in which a stop at this index finds its last good step. A rank may have failed
+        while there was no controller."""
+        while index and self._spans[index].start_at > good_at:
+            before, use = self._spans[index - 1].use, self._spans[index].use
+            if before not in _ALONE and not (use in _ALONE and before in _TRAINED):
+                break
+            index -= 1
+        return index
+
+
+def _is_given_up(record: Record | Change) -> bool:
+    return isinstance(record, Record) and record.verdict.remedy is Remedy.GIVE_UP
 
 
 def _clip_span(span: Span, end_at: float) -> Span:
