@@ -69,6 +69,12 @@ def write(run_dir: Path, *lines: str) -> None:
     journal.close()
 
 
+def test_a_lost_standby_is_named(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(run_dir, *LINES[:8], "103 alarm silence n2 since 100")
+    assert main(["report"]) == 0
+    assert "nodes: standby n2 lost: has been silent for 3 s" in capsys.readouterr().out
+
+
 def test_json(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(run_dir, *LINES, *END)
     assert main(["report", "--json"]) == 0  # the newest run

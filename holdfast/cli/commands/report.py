@@ -203,13 +203,13 @@ def _unwatched_text(time: UnwatchedTime) -> str:
 
 
 def _standbys_text(report: Report) -> Text:
-    """Say how many nodes were evicted and admitted, and how long the job waited for nodes."""
+    """Say how many nodes were evicted and admitted, how long the job waited for nodes, and which standbys it lost."""
     mended: tuple[Record | Change, ...] = (*report.incidents, *report.changes)
     out, new = sum(len(m.evicted) for m in mended), sum(len(m.admitted) for m in mended)
-    if not (out or new):
-        return Text("")
     waited_s = sum(s.seconds for s in report.spans if s.use is TimeUse.WAIT and (s.incident or s.change))
-    return Text(f"nodes: {out} evicted, {new} admitted, {duration_text(waited_s)} waited for nodes", style="dim")
+    swapped = [f"{out} evicted, {new} admitted, {duration_text(waited_s)} waited for nodes"] if out or new else []
+    said = "; ".join([*swapped, *report.lost_standbys])
+    return Text(f"nodes: {said}" if said else "", style="dim")
 
 
 def _releases_text(report: Report) -> Text:

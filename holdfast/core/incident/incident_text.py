@@ -13,6 +13,7 @@ ADVICE = (
     "the script has started from step 0 twice: have it save checkpoints and load the newest one when it starts, "
     "or let holdfast do both (holdfast.Checkpointer)"
 )
+LOST_STANDBY = "standby "  # how the sentence about one begins
 _OPTIONAL = ("probe", "held", "last step")  # told of only if they took time
 
 
@@ -34,6 +35,10 @@ def describe_cause(alarm: Alarm) -> str:
         return f"{where} {alarm.reason}"
     ranks = ", ".join(str(r) for r in alarm.ranks)
     return f"rank {ranks} on {where} {alarm.reason}"
+
+
+def lost_standby_sentence(nodes: Iterable[str], alarm: Alarm) -> str:
+    return f"{LOST_STANDBY}{', '.join(nodes)} lost: {alarm.reason}"
 
 
 def describe_lost_standby(alarm: Alarm) -> str:

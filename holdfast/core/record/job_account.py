@@ -94,6 +94,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     code: int | None = None  # of a finished job
     ending: str = ""
     opinions: tuple[str, ...] = ()  # of language models and people, on incidents
+    lost_standbys: tuple[str, ...] = ()  # which, and why
     paces: tuple[ReleasePace, ...] = ()  # of releases in steady training
 
     @property

@@ -5,9 +5,10 @@ from itertools import pairwise
 
 import msgspec
 
+from holdfast.core.incident.incident_text import LOST_STANDBY
 from holdfast.core.record.job_account import Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.release_pace import ReleasePaces
-from holdfast.model.action import Finish, Launch
+from holdfast.model.action import Finish, Launch, Say
 from holdfast.model.alarm import LEFT, OPINION, Alarm
 from holdfast.model.event import Begin, Ended, Entry, Phase, Progress, Successor
 from holdfast.model.incident_record import Change, Record
@@ -41,6 +42,7 @@ class Ledger:
         self.incidents: list[Record] = []
         self.changes: list[Change] = []
         self.opinions: list[str] = []
+        self._lost_standbys: list[str] = []
         self.admitting: frozenset[str] = frozenset()  # nodes that are new in this generation, which has no step yet
         self.finish: Finish | None = None
         self._stepped_ever = False
@@ -101,6 +103,8 @@ class Ledger:
         for action in decision.actions:
             if isinstance(action, Finish):
                 self.finish = action
+            elif isinstance(action, Say) and isinstance(event, Alarm) and action.text.startswith(LOST_STANDBY):
+                self._lost_standbys.append(action.text)
             elif isinstance(action, Launch):
                 self._on_launch(action)
 
@@ -156,6 +160,7 @@ class Ledger:
             code=self.finish.code if self.finish else None,
             ending=self.finish.reason if self.finish else "",
             opinions=tuple(self.opinions),
+            lost_standbys=tuple(self._lost_standbys),
             paces=self._paces.list_paces(),
         )
 
