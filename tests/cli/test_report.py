@@ -18,7 +18,6 @@ from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.terminal.quantity_text import NO_STEP, duration_text
 from holdfast.config import Settings
 from holdfast.core.decide.decider import Decider
-from holdfast.core.incident.incident_text import describe_phases
 from holdfast.core.record.job_account import Span, TimeUse
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.event import Entry, Phase
@@ -107,7 +106,9 @@ def test_an_incident_costs_what_the_console_said_and_the_redone_steps_besides(ru
     assert "lost 10 steps and 10.0 s (" in record.sentence
     shown = printed(report.render_report(found))
     redo_s = found.spent_s["redo"]
-    assert f"10.0 s ({describe_phases(record)}), 10 steps redone in {redo_s:.1f} s" in " ".join(shown.split())
+    assert f"10.0 s (detect 4.0, stop 1.0, launch 1.0, start-up 4.0), 10 steps redone in {redo_s:.1f} s" in " ".join(
+        shown.split()
+    )
     assert found.lost_s["silence"] == pytest.approx(10.0 + redo_s)
 
 
@@ -132,11 +133,12 @@ def test_planned_restarts(run_dir: Path) -> None:
     assert [(ran.release, ran.steps) for ran in found.releases] == [(1, 21), (2, 1)]
     shown = " ".join(printed(report.render_report(found)).split())
     assert "0 incidents, 1 planned restart; step 22, generation 2" in shown
-    assert "update 2.0 s" in shown and "hold 4.0 s" in shown
+    assert "pause 2.0 s" in shown and "hold 4.0 s" in shown
     assert "nodes: 1 evicted, 1 admitted, 0.0 s waited for nodes" in shown
     assert "releases: 1 21 new steps, 2 (git 1a2b3c4) 1 new step" in shown
     assert "release 2; n1 left; n2 came" in shown
-    assert "stop 1.0, held 4.0, launch 2.0, imports and groups 0.5, restore 0.5, first step 1.0" in shown
+    parts = "imports and groups 0.5 + restore 0.5 + first step 1.0"
+    assert f"10.0 s (pause 2.0, hold 4.0, launch 2.0, start-up 2.0 = {parts})" in shown
 
 
 def test_a_fresh_start_is_told_with_the_steps_that_ranks_have_made_again(run_dir: Path) -> None:

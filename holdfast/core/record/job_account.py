@@ -27,7 +27,7 @@ class TimeUse(StrEnum):
     LAUNCH = "launch"
     START_UP = "start-up"
     WAIT = "wait"
-    UPDATE = "update"
+    PAUSE = "pause"  # ranks are being ended on purpose, for a release, a person, or to grow
     HOLD = "hold"
     STALL = "stall"  # it stood, and went on by itself
     END = "end"  # after the last step ranks save, evaluate or clean up

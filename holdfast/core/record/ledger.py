@@ -21,7 +21,7 @@ _USES = {
     Phase.TRAINING: TimeUse.TRAIN,
     Phase.STOPPING: TimeUse.STOP,
     Phase.PROBING: TimeUse.DIAGNOSE,
-    Phase.PAUSING: TimeUse.UPDATE,
+    Phase.PAUSING: TimeUse.PAUSE,
     Phase.HELD: TimeUse.HOLD,
     Phase.ENDING: TimeUse.STOP,
 }
@@ -255,7 +255,7 @@ class Ledger:
             self._incident, self._change = (len(self.incidents) + 1, 0) if trouble else (0, len(self.changes) + 1)
             uses = (TimeUse.START_UP,) if ran else _TRAINED if self.phase is Phase.TRAINING else ()
             if self._spans and self._spans[-1].use in uses:
-                use = TimeUse.DETECT if stopping else TimeUse.UPDATE
+                use = TimeUse.DETECT if stopping else TimeUse.PAUSE
                 self._cut = len(self._spans) - 1, self._make_span(use, self._at, self._at)
         if phase is Phase.LAUNCHING:
             self.generation += 1
