@@ -3,7 +3,6 @@
 import contextlib
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -16,6 +15,7 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import (
     NO_STEP,
+    clock_text,
     counted_noun,
     duration_text,
     ettr_of,
@@ -213,9 +213,9 @@ def _row_text(row: Row, parts: dict[str, float] | None = None) -> str:
 
 def _unwatched_text(time: UnwatchedTime) -> str:
     if not time.since:
-        return f"a new controller took over at {_clock_text(time.until)}"
+        return f"a new controller took over at {clock_text(time.until)}"
     lasted = duration_text(time.until - time.since)
-    return f"no controller from {_clock_text(time.since)} to {_clock_text(time.until)}: nobody watched for {lasted}"
+    return f"no controller from {clock_text(time.since)} to {clock_text(time.until)}: nobody watched for {lasted}"
 
 
 def _standbys_text(report: Report) -> Text:
@@ -245,7 +245,7 @@ def _incidents_table(report: Report, bill: Bill) -> Table:
         why = f"{record.verdict.reason}{swapped}{describe_new_release(record)}{_fresh_start_text(record)}"
         lost = _lost_text(record, bill.incidents.get(record.number, {}), redone.get(record.number))
         happened = f"{record.cause}{describe_step(record)}"
-        table.add_row(str(record.number), _clock_text(record.alarm_at), happened, why, lost)
+        table.add_row(str(record.number), clock_text(record.alarm_at), happened, why, lost)
     return table
 
 
@@ -257,7 +257,7 @@ def _changes_table(report: Report, bill: Bill) -> Table:
         swapped = [f"{', '.join(change.evicted)} left"] if change.evicted else []
         swapped += [f"{', '.join(change.admitted)} came"] if change.admitted else []
         why = "; ".join([change.why, *swapped]) + describe_new_release(change) + _fresh_start_text(change)
-        table.add_row("", _clock_text(change.asked_at), why, str(change.release), took)
+        table.add_row("", clock_text(change.asked_at), why, str(change.release), took)
     return table
 
 
@@ -266,10 +266,6 @@ def _new_table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column, vertical="top")
     return table
-
-
-def _clock_text(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%H:%M:%S")
 
 
 def _fresh_start_text(record: Record | Change) -> str:

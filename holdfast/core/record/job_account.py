@@ -12,6 +12,7 @@ from holdfast.model.incident_record import Change, Record, Remedy
 NO_CONTROLLER = "no controller"  # the cause of time in which nobody could mend or end the job
 START_AND_END = "start and end"  # the cause of time before the first step and after the last one
 PLANNED = "planned restarts"  # the cause of what they cost
+FROM_START = "the start of this run"  # from which steps are counted that the script does not tell
 HOUR_S = 3600.0  # the window of the sliding ETTR
 UNSETTLED = "open incident"  # of what an incident has cost whose cause is not known yet
 

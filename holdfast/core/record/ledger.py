@@ -6,7 +6,7 @@ from itertools import pairwise
 import msgspec
 
 from holdfast.core.incident.incident_text import LOST_STANDBY
-from holdfast.core.record.job_account import Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
+from holdfast.core.record.job_account import FROM_START, Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.release_pace import ReleasePaces
 from holdfast.model.action import Finish, Launch, Say
 from holdfast.model.alarm import LEFT, OPINION, Alarm
@@ -200,7 +200,7 @@ class Ledger:
         newest = self._newest
         if newest is not None and newest.counted:
             return "the last launch"
-        return "the start of this run" if newest is not None and newest.numbered and self._is_from_zero else ""
+        return FROM_START if newest is not None and newest.numbered and self._is_from_zero else ""
 
     def _current_use(self) -> TimeUse:
         use = _USES[self.phase]
