@@ -282,7 +282,8 @@ def test_a_resumed_console_stops_no_ranks_of_which_nobody_has_heard(tmp_path: Pa
 def test_a_resumed_console_says_that_the_script_had_ended(tmp_path: Path) -> None:
     finish = Decision(phase=Phase.ENDING, actions=(Finish(id=5, code=0, reason="all ranks ended well", grace_s=0.0),))
     ended = Entry(seq=3, at=103.0, event=Ended(node="n0", generation=1), decision=finish)
-    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir(), (tmp_path / "c").mkdir()
+    for name in "abc":
+        (tmp_path / name).mkdir()
     assert told_by(tmp_path / "a", step_at(101.0), ended) == ""
     nobody = f"while nobody watched, from {quantity_text.clock_text(50.0)} to {quantity_text.clock_text(100.0)}"
     assert f"the script had ended by itself {nobody}; when is not known" in told_by(tmp_path / "b", ended)
