@@ -39,6 +39,7 @@ class ProcessEnds(msgspec.Struct, frozen=True, kw_only=True):
     at: Mapping[int, float] = {}  # by rank: when
     starved: bool | None = None  # whether the kernel killed for want of memory; None: nobody has looked
     pressed: str = ""  # where nobody can know that: the sign that memory was scarce just before
+    went_on: bool = False  # the same job made steps afterwards
 
 
 def open_log(path: Path) -> RankLog:
@@ -67,7 +68,8 @@ def diagnose_logs(
         starved=ends.starved,
         pressed=ends.pressed,
     )
-    return classify_failure(case, catalog)
+    found = classify_failure(case, catalog)
+    return msgspec.structs.replace(found, went_on=found.went_on or ends.went_on)
 
 
 def is_echo(exception: str, catalog: FailureCatalog) -> bool:

@@ -18,3 +18,4 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""
     fault_known: bool = True  # False: the lines only say that another rank has gone
     peer: str = ""  # which one that is, if they name it
+    went_on: bool = False  # the same job made steps after this failure

@@ -19,6 +19,10 @@ class ControllerNotRunning(Exception):
     """The run has no controller that answers."""
 
 
+class ControllerClosing(ControllerNotRunning):
+    """The controller has closed the connection without an answer, because it ends or has died."""
+
+
 class RequestRefused(ControllerNotRunning):
     """A controller answered but refused the request; `why` is the sentence it gave."""
 
@@ -36,6 +40,8 @@ def fetch(run_dir: Path, path: str, body: dict[str, Any] | None = None, wait_s: 
     """Send a GET, or a POST if there is a body, and return the raw answer; raises ControllerNotRunning on failure."""
     try:
         link = _connect_controller(run_dir, wait_s)
+    except (FileNotFoundError, ConnectionRefusedError) as e:  # an ending one has removed its socket
+        raise ControllerClosing(f"the controller of {run_dir} does not answer: {e}") from None
     except OSError as e:
         raise ControllerNotRunning(f"the controller of {run_dir} does not answer: {e}") from None
     asking = http.client.HTTPConnection("localhost")
@@ -45,7 +51,9 @@ def fetch(run_dir: Path, path: str, body: dict[str, Any] | None = None, wait_s: 
         asking.request("GET" if sent is None else "POST", path, sent)
         answer = asking.getresponse()
         content = answer.read(_MOST_BYTES)
-    except OSError as e:  # this includes an answer that broke off, as when a controller dies
+    except ConnectionError as e:
+        raise ControllerClosing(f"the controller of {run_dir} has closed the connection: {e}") from None
+    except OSError as e:
         raise ControllerNotRunning(f"the controller of {run_dir} does not answer: {e}") from None
     except http.client.HTTPException:
         raise NotAController(f"the server in {run_dir} is not holdfast") from None

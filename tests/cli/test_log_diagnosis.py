@@ -17,8 +17,9 @@ from holdfast.config import Settings
 from holdfast.core.detect.crash import alarm_of
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.logs import catalog_files
+from holdfast.model.action import Say
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.event import Decision, Entry
+from holdfast.model.event import Decision, Entry, Phase, Progress, Tick
 from holdfast.model.job_and_seats import Job
 from holdfast.model.observation import Exit
 from holdfast.wire.run_and_node_specs import EntryPoint as What
@@ -221,6 +222,37 @@ def test_a_run_whose_logs_lie_elsewhere(tmp_path: Path, capsys: pytest.CaptureFi
     run_dir = made_run(tmp_path)
     write(run_dir, crash(1, 1, 1, 5.0, OOM), crash(1, 0, -15, 6.0))
     assert told(capsys)["class"] == "gpu_oom"
+
+
+def test_a_run_that_went_on_after_a_restart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = made_run(tmp_path)
+    write(run_dir, crash(1, 0, 1, 5.0, "ValueError: bad batch"))
+    assert main(["diagnose"]) == 0
+    assert "a restart alone would fail again" in capsys.readouterr().out
+    journal = SqliteJournal(run_dir / "journal.db")
+    step = Progress(generation=2, step=3, at=9.0, first_step=1, first_at=8.0, counted=False)
+    journal.append(Entry(seq=2, at=9.0, event=step, decision=Decision(phase=Phase.TRAINING)), durable=True)
+    journal.close()
+    assert main(["diagnose"]) == 0
+    said = capsys.readouterr().out
+    assert "would fail again" not in said and "the job has gone on since" in said
+
+
+def test_a_run_in_which_a_rank_was_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cause = "rank 1 on n1 has stood at step 12 for 4 s: rank 1 is stopped"
+    hang = Alarm(kind=Kind.HANG, at=9.0, suspects=("n1",), ranks=(1,), generation=2, reason="has stood")
+    stop = Decision(phase=Phase.STOPPING, reason=f"incident 2: {cause}")
+    closed = Decision(phase=Phase.TRAINING, actions=(Say(text=f"{cause}; restarted in place, lost 4.0 s (stop 4.0)"),))
+    journal = SqliteJournal(made_run(tmp_path) / "journal.db")
+    journal.append(Entry(seq=1, at=5.0, event=crash(1, 0, 1, 5.0, OOM), decision=Decision()), durable=True)
+    journal.append(Entry(seq=2, at=9.0, event=hang, decision=stop), durable=True)
+    journal.append(Entry(seq=3, at=13.0, event=Tick(), decision=closed), durable=True)
+    journal.close()
+    found = told(capsys)
+    assert (found["class"], found["root_rank"], found["node"], found["went_on"]) == ("process_hang", 1, "n1", True)
+    assert main(["diagnose"]) == 0
+    said = capsys.readouterr().out
+    assert "whose fault   not known" in said and "rank 1 on n1" in said and "probe" not in said
 
 
 def test_a_run_in_which_nothing_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,16 +15,19 @@ from holdfast.cli import main
 from holdfast.cli.commands import releases, report, status
 from holdfast.cli.launch import controller_main
 from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.terminal import quantity_text
 from holdfast.cli.terminal.quantity_text import NO_STEP, duration_text
 from holdfast.config import Settings
 from holdfast.core.decide.decider import Decider
-from holdfast.core.incident.incident_text import describe_phases
 from holdfast.core.record.job_account import Span, TimeUse
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.event import Entry, Phase
+from holdfast.model.action import Finish
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.event import Decision, Ended, Entry, Phase, Progress, Successor
 from holdfast.model.job_and_seats import Job
+from holdfast.wire import controller_request, run_and_node_specs
+from holdfast.wire.run_and_node_specs import ControllerAddress, RunSpec
 from holdfast.wire.run_and_node_specs import EntryPoint as What
-from holdfast.wire.run_and_node_specs import RunSpec
 from tests.cli.driver import ROOT
 from tests.core.test_ledger import CHANGE, NEW, START, Book, account
 from tests.core.transcript import parse
@@ -69,6 +72,12 @@ def write(run_dir: Path, *lines: str) -> None:
     journal.close()
 
 
+def test_a_lost_standby_is_named(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(run_dir, *LINES[:8], "103 alarm silence n2 since 100")
+    assert main(["report"]) == 0
+    assert "nodes: standby n2 lost: has been silent for 3 s" in capsys.readouterr().out
+
+
 def test_json(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(run_dir, *LINES, *END)
     assert main(["report", "--json"]) == 0  # the newest run
@@ -101,7 +110,9 @@ def test_an_incident_costs_what_the_console_said_and_the_redone_steps_besides(ru
     assert "lost 10 steps and 10.0 s (" in record.sentence
     shown = printed(report.render_report(found))
     redo_s = found.spent_s["redo"]
-    assert f"10.0 s ({describe_phases(record)}), 10 steps redone in {redo_s:.1f} s" in " ".join(shown.split())
+    assert f"10.0 s (detect 4.0, stop 1.0, launch 1.0, start-up 4.0), 10 steps redone in {redo_s:.1f} s" in " ".join(
+        shown.split()
+    )
     assert found.lost_s["silence"] == pytest.approx(10.0 + redo_s)
 
 
@@ -126,11 +137,12 @@ def test_planned_restarts(run_dir: Path) -> None:
     assert [(ran.release, ran.steps) for ran in found.releases] == [(1, 21), (2, 1)]
     shown = " ".join(printed(report.render_report(found)).split())
     assert "0 incidents, 1 planned restart; step 22, generation 2" in shown
-    assert "update 2.0 s" in shown and "hold 4.0 s" in shown
+    assert "pause 2.0 s" in shown and "hold 4.0 s" in shown
     assert "nodes: 1 evicted, 1 admitted, 0.0 s waited for nodes" in shown
     assert "releases: 1 21 new steps, 2 (git 1a2b3c4) 1 new step" in shown
     assert "release 2; n1 left; n2 came" in shown
-    assert "stop 1.0, held 4.0, launch 2.0, imports and groups 0.5, restore 0.5, first step 1.0" in shown
+    parts = "imports and groups 0.5 + restore 0.5 + first step 1.0"
+    assert f"10.0 s (pause 2.0, hold 4.0, launch 2.0, start-up 2.0 = {parts})" in shown
 
 
 def test_a_fresh_start_is_told_with_the_steps_that_ranks_have_made_again(run_dir: Path) -> None:
@@ -188,7 +200,7 @@ def test_steps_that_the_script_does_not_tell_are_those_of_this_run(run_dir: Path
     numbered = tuple(f"{line} numbered" if "progress" in line else line for line in LINES)
     write(run_dir, *numbered)
     shown = " ".join(printed(report.render_report(report.load_report(run_dir))).split())
-    assert "; 200 steps since the start of this run, generation 2" in shown
+    assert "; step 200, counted from the start of this run, generation 2" in shown
 
 
 def test_steps_of_an_optimizer_that_was_restored_have_its_numbers(run_dir: Path) -> None:
@@ -254,6 +266,74 @@ def test_an_end_without_steps(tmp_path: Path) -> None:
     console._file.close()
     [said] = (tmp_path / "said.log").read_text().splitlines()
     assert "done: 0 incidents, ETTR not known" in said and NO_STEP in said and f"holdfast report {tmp_path}" in said
+
+
+def told_by(folder: Path, *entries: Entry) -> str:
+    """Return what a controller that has taken over says on the console about these entries."""
+    console = controller_main.SaidLog(folder)
+    teller = controller_main.ConsoleTeller(folder, console)
+    taken_over = Successor(epoch=2, alone_since=50.0)
+    for entry in (Entry(seq=1, at=100.0, event=taken_over, decision=Decision(phase=Phase.TRAINING)), *entries):
+        teller.on_entry(entry, "")
+    console._file.close()
+    return (folder / "said.log").read_text() if (folder / "said.log").exists() else ""
+
+
+def step_at(at: float) -> Entry:
+    step = Progress(generation=1, step=7, at=at, first_step=1, first_at=10.0, counted=False)
+    return Entry(seq=2, at=102.0, event=step, decision=Decision(phase=Phase.TRAINING))
+
+
+def test_a_resumed_console_stops_no_ranks_of_which_nobody_has_heard(tmp_path: Path) -> None:
+    lost = Alarm(kind=Kind.SILENCE, at=103.0, suspects=("n0",), reason="has been silent for 3 s")
+    stop = Decision(phase=Phase.STOPPING, reason="incident 1: n0 has been silent for 3 s")
+    incident = Entry(seq=3, at=103.0, event=lost, decision=stop)
+    assert "silent for 3 s; stopping any ranks that are left" in told_by(tmp_path, step_at(40.0), incident)
+    assert "silent for 3 s; stopping all ranks" in told_by(tmp_path, step_at(101.0), incident)
+
+
+def test_a_resumed_console_says_that_the_script_had_ended(tmp_path: Path) -> None:
+    finish = Decision(phase=Phase.ENDING, actions=(Finish(id=5, code=0, reason="all ranks ended well", grace_s=0.0),))
+    ended = Entry(seq=3, at=103.0, event=Ended(node="n0", generation=1), decision=finish)
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    assert told_by(tmp_path / "a", step_at(101.0), ended) == ""
+    nobody = f"while nobody watched, from {quantity_text.clock_text(50.0)} to {quantity_text.clock_text(100.0)}"
+    assert f"the script had ended by itself {nobody}; when is not known" in told_by(tmp_path / "b", ended)
+    last = f"{nobody}; its last step was made at {quantity_text.clock_text(70.0)}"
+    assert last in told_by(tmp_path / "c", step_at(70.0), ended)
+
+
+HANGS_UP = """
+import socket, sys
+door = socket.socket(socket.AF_UNIX)
+door.bind(sys.argv[3])
+door.listen()
+print("here", flush=True)
+link, _ = door.accept()
+link.recv(1 << 16)
+link.close()
+sys.stdin.read()
+"""
+
+
+@pytest.mark.e2e
+def test_status_of_a_run_that_is_just_ending(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [
+        sys.executable,
+        "-c",
+        HANGS_UP,
+        run_directory.CONTROLLER,
+        str(run_dir),
+        str(run_dir / controller_request.NAME),
+    ]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as ending:
+        assert ending.stdout and ending.stdout.readline() == b"here\n"
+        address = ControllerAddress(url="", pid=ending.pid, started_at=0.0)
+        run_and_node_specs.write_json(run_dir / "controller.json", address)
+        code = main(["status"])
+    said = capsys.readouterr().err
+    assert code == 1 and "is just ending, or its controller has just died" in said and "Remote end" not in said
 
 
 def printed(what: object, width: int = 200) -> str:

@@ -165,7 +165,7 @@ async def test_hold_and_resume(desk_of: Open) -> None:
         assert (status["held"], status["changes"], status["incidents"], status["generation"]) == ("", 1, 0, 2)
         assert status["last_change"] == desk.controller.ledger.changes[-1].sentence and "Ada" in status["last_change"]
         report = await (await desk.client.get("/api/v1/report", headers=HEADERS)).json()
-        assert report["spent_s"]["hold"] > 0 and report["spent_s"]["update"] > 0
+        assert report["spent_s"]["hold"] > 0 and report["spent_s"]["pause"] > 0
         assert sum(report["spent_s"].values()) == pytest.approx(report["wall_s"])
         [change] = report["changes"]
         assert change["held_s"] > 0 and report["restarts"][0]["phases_s"]["held"] == pytest.approx(change["held_s"])

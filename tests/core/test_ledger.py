@@ -280,8 +280,8 @@ def test_a_planned_restart_with_a_hold_in_it() -> None:
     found = fold_entries(book.entries, 50.0)
     assert spans(found)[3:] == [
         ("train", 5, 25, 0),
-        ("update", 25, 26, 0),
-        ("update", 26, 27, 0),
+        ("pause", 25, 26, 0),
+        ("pause", 26, 27, 0),
         ("hold", 27, 31, 0),
         ("launch", 31, 33, 0),
         ("start-up", 33, 35, 0),
@@ -320,8 +320,8 @@ def test_a_release_that_fails_at_once_costs_an_incident_from_its_failure_on() ->
     found = fold_entries(book.entries, 40.0)
     assert spans(found)[3:] == [
         ("train", 5, 25, 0),
-        ("update", 25, 26, 0),
-        ("update", 26, 27, 0),
+        ("pause", 25, 26, 0),
+        ("pause", 26, 27, 0),
         ("launch", 27, 28, 0),
         ("start-up", 28, 30, 0),
         ("stop", 30, 31, 1),
@@ -354,7 +354,7 @@ def test_an_incident_goes_on_through_a_pause_that_a_person_wants_before_its_next
         ("stop", 26, 27, 1),
         ("launch", 27, 28, 1),
         ("start-up", 28, 29, 1),
-        ("update", 29, 30, 1),
+        ("pause", 29, 30, 1),
         ("hold", 30, 31, 1),
         ("launch", 31, 32, 1),
         ("start-up", 32, 34, 1),
@@ -372,7 +372,7 @@ def test_a_pause_amid_redone_work_is_not_the_incidents() -> None:
     book.add(30, Phase.TRAINING, book.step(30, 2, 2, 2, 30.0), closed=record)
     book.add(35, Phase.TRAINING, book.step(35, 7, 2, 2, 30.0)).add(36, Phase.PAUSING).add(37, Phase.HELD)
     found = fold_entries(book.entries, 40.0)
-    assert spans(found)[-3:] == [("redo", 30, 36, 1), ("update", 36, 37, 0), ("hold", 37, 40, 0)]
+    assert spans(found)[-3:] == [("redo", 30, 36, 1), ("pause", 36, 37, 0), ("hold", 37, 40, 0)]
 
 
 def book_release() -> Release:

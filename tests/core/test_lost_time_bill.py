@@ -40,7 +40,7 @@ def with_spans(lengths: list[tuple[TimeUse, int, int, float]]) -> Report:
 )
 def test_causes_and_uses_add_up(lengths: list[tuple[TimeUse, int, int, float]]) -> None:
     bill = draw_bill(with_spans(lengths))
-    rows = sum(bill.incidents.values()) + sum(bill.changes.values())
+    rows = sum(sum(row.values()) for row in (*bill.incidents.values(), *bill.changes.values()))
     beside = sum(bill.causes.get(cause, 0.0) for cause in {*CAUSES.values(), START_AND_END})
     assert bill.lost_s == pytest.approx(rows + beside)
     assert sum(bill.uses.values()) == pytest.approx(bill.lost_s if bill.uses else 0.0)
@@ -54,7 +54,46 @@ def test_rows_say_what_the_causes_say() -> None:
     with console.capture() as captured:
         console.print(render_report(report_of(account(*START, *crash, *again, now=50.0))))
     shown = captured.get()
-    assert "6.2 s (detect 1.4, stop 1.1, launch 2.2, first step 1.5), 2 steps redone in 0.6 s" in shown
-    assert "lost 11.8 s: crash 6.8 s, start and end 5.0 s" in shown
+    assert "6.2 s (detect 1.4, stop 1.1, launch 2.2, start-up 1.5), 2 steps redone in 0.6 s" in shown
+    assert "lost 11.8 s: crash 6.8 s, start and end 5.0 s (wait 3.0, launch 1.0, start-up 1.0)" in shown
     uses = dict(re.findall(r"█ ([\w-]+) ([\d.]+) s", shown))
     assert sum(float(seconds) for use, seconds in uses.items() if use != "train") == pytest.approx(11.8)
+
+
+def shown_report(*lines: str, now: float) -> str:
+    console = Console(width=300)
+    with console.capture() as captured:
+        console.print(render_report(report_of(account(*START, *lines, now=now))))
+    return captured.get()
+
+
+def legend_and_rows(shown: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the seconds of each use in the legend, and their sums over all rows and the start, without new steps."""
+    legend = {use: float(seconds) for use, seconds in re.findall(r"█ ([\w-]+) ([\d.]+) s", shown) if use != "train"}
+    rows: dict[str, float] = {}
+    for told in re.findall(r" s \((.*?)\)", shown):
+        for use, seconds in re.findall(r"(?:^|, )([\w-]+) ([\d.]+)", told):
+            rows[use] = round(rows.get(use, 0.0) + float(seconds), 1)
+    return legend, rows
+
+
+def test_a_wait_for_nodes_is_no_launch() -> None:
+    lost = (
+        "30 progress 21 at 29.9 from 1 since 5",
+        "33 alarm silence n0 since 30",
+        "34 outcome 3 ok",
+        "34.1 outcome 4 ok",
+    )
+    again = ("50 outcome 5 ok nodes n1", "51 ready n1", "51.3 outcome 6 ok", "53 progress 22 at 52.9")
+    shown = shown_report(*lost, *again, now=60.0)
+    legend, rows = legend_and_rows(shown)
+    assert "0.3" in shown and legend["wait"] > 17 and legend == rows
+
+
+def test_a_hold_is_no_update() -> None:
+    held = ("30 progress 21 at 29.9 from 1 since 5", "30 order hold by ann", "30.2 outcome 3 ok")
+    again = ("40 order resume by ann", "40.3 outcome 4 ok", "42 progress 22 at 41.9")
+    shown = shown_report(*held, *again, now=50.0)
+    legend, rows = legend_and_rows(shown)
+    assert "update" not in shown and legend == rows
+    assert (legend["pause"], legend["hold"]) == (0.3, 9.8)

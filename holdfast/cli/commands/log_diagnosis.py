@@ -25,10 +25,11 @@ from holdfast.model.diagnosis import Diagnosis
 _LOGS = (".log", ".txt", ".out", ".err")  # in a folder
 _FILES = 10_000
 _SPOKEN_BYTES = 64 << 20  # between two words about how far it is
+_AGAIN = ": a restart alone would fail again"
 _ACTIONS = {
     "evict_and_restart": "take the machine out and restart on others",
     "retry": "restart as it is",
-    "rollback_or_fix_code": "roll the last change of code back, or fix it: a restart alone would fail again",
+    "rollback_or_fix_code": f"roll the last change of code back, or fix it{_AGAIN}",
     "fix_config": "change what is named below, then restart; no code needs to change",
     "wait_external": "wait until the service outside answers again, then restart",
     "run_diagnostics": "probe the machines first: the evidence does not single one out",
@@ -165,7 +166,7 @@ def encode_diagnosis(found: Diagnosis) -> str:
 
 def _fault_text(found: Diagnosis) -> str:
     if found.fault_known:
-        return found.group
+        return "not known" if found.group == "unknown" else found.group
     where = f"the log of the peer {found.peer}" if found.peer else "the logs of the other ranks"
     return f"not known from this log: look at {where}"
 
@@ -173,7 +174,8 @@ def _fault_text(found: Diagnosis) -> str:
 def _action_text(found: Diagnosis) -> str:
     if found.action == "run_diagnostics" and not found.fault_known:
         return "if the other logs show no cause either, probe the machines"
-    return _ACTIONS.get(found.action, "")
+    text = _ACTIONS.get(found.action, "")
+    return f"{text.removesuffix(_AGAIN)}; the job has gone on since" if found.went_on else text
 
 
 def print_diagnosis(found: Diagnosis) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -16,6 +15,7 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import (
     NO_STEP,
+    clock_text,
     counted_noun,
     duration_text,
     ettr_of,
@@ -30,14 +30,14 @@ from holdfast.core.incident.incident_text import (
     describe_step,
     is_fresh_start,
     lost_steps,
-    phases_s,
+    start_up_s,
 )
-from holdfast.core.record.job_account import TimeUse, UnwatchedTime
+from holdfast.core.record.job_account import START_AND_END, TimeUse, UnwatchedTime
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import fold_entries
-from holdfast.core.record.lost_time_bill import Bill, draw_bill
+from holdfast.core.record.lost_time_bill import Bill, Row, draw_bill
 from holdfast.core.record.release_pace import describe_paces
-from holdfast.core.sum_preserving_rounding import in_tenths, share_tenths
+from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.model.incident_record import Change, Record
@@ -45,6 +45,7 @@ from holdfast.model.incident_record import Change, Record
 UNKNOWN_TIME = "what ranks did in the unknown time nobody has told; the ETTR counts it as productive"
 _BAR = 100  # characters
 _START_SHARE = 0.01  # of the time: a start that took less is not worth a word
+_ALIKE_S = 0.1  # a start-up whose phases miss more of it had several launches
 _COLOURS = {
     TimeUse.TRAIN: "green",
     TimeUse.REDO: "magenta",
@@ -54,7 +55,7 @@ _COLOURS = {
     TimeUse.START_UP: "cyan",
     TimeUse.DIAGNOSE: "bright_magenta",
     TimeUse.WAIT: "bright_black",
-    TimeUse.UPDATE: "blue",
+    TimeUse.PAUSE: "blue",
     TimeUse.HOLD: "white",
     TimeUse.STALL: "red",
     TimeUse.END: "bright_yellow",
@@ -72,7 +73,7 @@ _LETTERS = {
     TimeUse.START_UP: "s",
     TimeUse.DIAGNOSE: "d",
     TimeUse.WAIT: ".",
-    TimeUse.UPDATE: "u",
+    TimeUse.PAUSE: "p",
     TimeUse.HOLD: "h",
     TimeUse.STALL: "!",
     TimeUse.END: "e",
@@ -203,25 +204,40 @@ def _by_cause(bill: Bill) -> Text:
     lost = sorted(((seconds, cause) for cause, seconds in bill.causes.items() if seconds > 0), reverse=True)
     if not lost:
         return Text("")
-    shares = ", ".join(f"{cause} {duration_text(seconds)}" for seconds, cause in lost)
+    shares = ", ".join(f"{cause} {duration_text(seconds)}{_start_text(bill, cause)}" for seconds, cause in lost)
     return Text(f"lost {duration_text(bill.lost_s)}: {shares}")
+
+
+def _start_text(bill: Bill, cause: str) -> str:
+    """Return what start and end were spent on, in brackets; "" for causes whose rows tell it."""
+    return f" ({_row_text(bill.others[cause])})" if cause == START_AND_END else ""
+
+
+def _row_text(row: Row, parts: dict[str, float] | None = None) -> str:
+    """Return the uses of a row, and of what parts its start-up consists if there are several."""
+    start_s = row.get(TimeUse.START_UP, 0.0)
+    known = parts is not None and len(parts) > 1 and abs(sum(parts.values()) - start_s) < _ALIKE_S
+    shared = share_tenths(parts, start_s) if parts and known else {}
+    detail = f" = {' + '.join(f'{name} {seconds:.1f}' for name, seconds in shared.items())}" if shared else ""
+    said = {use: f"{use.value} {seconds:.1f}" for use, seconds in row.items() if use is not TimeUse.REDO}
+    return ", ".join(f"{text}{detail if use is TimeUse.START_UP else ''}" for use, text in said.items())
 
 
 def _unwatched_text(time: UnwatchedTime) -> str:
     if not time.since:
-        return f"a new controller took over at {_clock_text(time.until)}"
+        return f"a new controller took over at {clock_text(time.until)}"
     lasted = duration_text(time.until - time.since)
-    return f"no controller from {_clock_text(time.since)} to {_clock_text(time.until)}: nobody watched for {lasted}"
+    return f"no controller from {clock_text(time.since)} to {clock_text(time.until)}: nobody watched for {lasted}"
 
 
 def _standbys_text(report: Report) -> Text:
-    """Say how many nodes were evicted and admitted, and how long the job waited for nodes."""
+    """Say how many nodes were evicted and admitted, how long the job waited for nodes, and which standbys it lost."""
     mended: tuple[Record | Change, ...] = (*report.incidents, *report.changes)
     out, new = sum(len(m.evicted) for m in mended), sum(len(m.admitted) for m in mended)
-    if not (out or new):
-        return Text("")
     waited_s = sum(s.seconds for s in report.spans if s.use is TimeUse.WAIT and (s.incident or s.change))
-    return Text(f"nodes: {out} evicted, {new} admitted, {duration_text(waited_s)} waited for nodes", style="dim")
+    swapped = [f"{out} evicted, {new} admitted, {duration_text(waited_s)} waited for nodes"] if out or new else []
+    said = "; ".join([*swapped, *report.lost_standbys])
+    return Text(f"nodes: {said}" if said else "", style="dim")
 
 
 def _releases_text(report: Report) -> Text:
@@ -239,10 +255,9 @@ def _incidents_table(report: Report, bill: Bill) -> Table:
     for record in report.incidents:
         swapped = f"; {', '.join(record.admitted)} took its place" if record.admitted else ""
         why = f"{record.verdict.reason}{swapped}{describe_new_release(record)}{_fresh_start_text(record)}"
-        redo_s = sum(s.seconds for s in report.spans if s.use is TimeUse.REDO and s.incident == record.number)
-        lost = _lost_text(record, bill.incidents.get(record.number, 0.0), redo_s, redone.get(record.number))
+        lost = _lost_text(record, bill.incidents.get(record.number, {}), redone.get(record.number))
         happened = f"{record.cause}{describe_step(record)}"
-        table.add_row(str(record.number), _clock_text(record.alarm_at), happened, why, lost)
+        table.add_row(str(record.number), clock_text(record.alarm_at), happened, why, lost)
     return table
 
 
@@ -250,12 +265,11 @@ def _changes_table(report: Report, bill: Bill) -> Table:
     table = _new_table("planned", "at", "why", "release", "took")
     planned = [restart.redone for restart in report.restarts if not restart.incident]
     for number, (change, redone) in enumerate(zip(report.changes, planned, strict=True), 1):
-        redo_s = sum(s.seconds for s in report.spans if s.use is TimeUse.REDO and s.change == number)
-        took = _lost_text(change, bill.changes.get(number, 0.0), redo_s, redone)
+        took = _lost_text(change, bill.changes.get(number, {}), redone)
         swapped = [f"{', '.join(change.evicted)} left"] if change.evicted else []
         swapped += [f"{', '.join(change.admitted)} came"] if change.admitted else []
         why = "; ".join([change.why, *swapped]) + describe_new_release(change) + _fresh_start_text(change)
-        table.add_row("", _clock_text(change.asked_at), why, str(change.release), took)
+        table.add_row("", clock_text(change.asked_at), why, str(change.release), took)
     return table
 
 
@@ -266,20 +280,16 @@ def _new_table(*columns: str) -> Table:
     return table
 
 
-def _clock_text(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%H:%M:%S")
-
-
 def _fresh_start_text(record: Record | Change) -> str:
     return "; the script started from step 0" if is_fresh_start(record) else ""
 
 
-def _lost_text(record: Record | Change, lost_s: float, redo_s: float, redone: int | None) -> str:
+def _lost_text(record: Record | Change, row: Row, redone: int | None) -> str:
     """Return what the console said was lost, seconds without a step and steps, and how long the steps took again."""
-    stood_s = in_tenths(record.resumed_at - record.good_at) if redo_s else lost_s
-    shown = ", ".join(f"{name} {seconds:.1f}" for name, seconds in share_tenths(phases_s(record), stood_s).items())
-    took = f" in {lost_s - stood_s:.1f} s" if redo_s else ""
-    return f"{stood_s:.1f} s ({shown}){_redone_text(redone, lost_steps(record), took)}"
+    redo_s = row.get(TimeUse.REDO, 0.0)
+    took = f" in {redo_s:.1f} s" if redo_s else ""
+    shown = f" ({_row_text(row, start_up_s(record))})" if row else ""
+    return f"{sum(row.values()) - redo_s:.1f} s{shown}{_redone_text(redone, lost_steps(record), took)}"
 
 
 def _redone_text(redone: int | None, lost: int | None, took: str) -> str:

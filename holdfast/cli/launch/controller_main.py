@@ -16,7 +16,7 @@ from aiohttp import web
 
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags.flag_table import UsageError
-from holdfast.cli.terminal.quantity_text import FIRST_STEP, NO_STEP, ettr_said, incidents_text
+from holdfast.cli.terminal.quantity_text import FIRST_STEP, NO_STEP, clock_text, ettr_said, incidents_text
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import PortAccess, Right, admit_by_socket, make_user_token
 from holdfast.controller.access.connection_gate import ConnectionGate
@@ -45,7 +45,7 @@ from holdfast.linux import process_attributes
 from holdfast.linux.preimported_fork import KEPT
 from holdfast.model.action import Finish, Say
 from holdfast.model.alarm import Alarm
-from holdfast.model.event import Begin, Entry, Order, Phase
+from holdfast.model.event import Begin, Ended, Entry, Order, Phase, Progress, Successor
 from holdfast.ports import ControllerPorts, Fleet
 from holdfast.wire import folder_use_lock, program_fork_server, run_and_node_specs, unix_sockets
 from holdfast.wire.credentials import mutual_tls
@@ -294,6 +294,9 @@ class ConsoleTeller:
         self._phase = Phase.NEW
         self._begun_at = 0.0
         self._trained = False
+        self._unheard: Successor | None = None  # no step is known to have been made since this takeover
+        self._unheard_until = 0.0
+        self._last_step_at = 0.0
 
     def set_phase(self, phase: Phase) -> None:
         self._phase = phase
@@ -303,6 +306,7 @@ class ConsoleTeller:
         phase, self._phase = self._phase, entry.decision.phase
         if isinstance(entry.event, Begin):
             self._begun_at = entry.at
+        self._watch_takeover(entry)
         if self._phase is phase:
             return
         match self._phase:
@@ -310,15 +314,34 @@ class ConsoleTeller:
                 self._trained = True
                 self._say(f"{FIRST_STEP} after {entry.at - self._begun_at:.1f} s")
             case Phase.STOPPING if isinstance(entry.event, Alarm):
-                self._say(f"{entry.decision.reason}; stopping all ranks")
+                ranks = "any ranks that are left" if self._unheard else "all ranks"
+                self._say(f"{entry.decision.reason}; stopping {ranks}")
             case Phase.PAUSING:
                 self._say(f"{summary}; ending all ranks")
             case Phase.HELD if not any(isinstance(action, Say) for action in entry.decision.actions):
                 self._say(f"{entry.decision.reason}; keeping nodes and state until holdfast resume")
+            case Phase.ENDING if isinstance(entry.event, Ended) and self._unheard:
+                self._say(f"the script had ended by itself {self._unwatched_text(self._unheard)}")
             case Phase.ENDING:
                 for action in entry.decision.actions:
                     if isinstance(action, Finish) and action.code:
                         self._say(f"ending: {action.reason}")
+
+    def _watch_takeover(self, entry: Entry) -> None:
+        match entry.event:
+            case Successor():
+                self._unheard, self._unheard_until, self._last_step_at = entry.event, entry.at, 0.0
+            case Progress(at=at):
+                self._last_step_at = at
+                if at > self._unheard_until:
+                    self._unheard = None
+
+    def _unwatched_text(self, taken_over: Successor) -> str:
+        since = f"from {clock_text(taken_over.alone_since)} to" if taken_over.alone_since else "until"
+        when = (
+            f"its last step was made at {clock_text(self._last_step_at)}" if self._last_step_at else "when is not known"
+        )
+        return f"while nobody watched, {since} {clock_text(self._unheard_until)}; {when}"
 
     def tell_end(self, account: Account, code: int) -> None:
         what = "done" if code == 0 else f"ended with code {code}"

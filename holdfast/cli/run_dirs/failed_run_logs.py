@@ -10,7 +10,9 @@ from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, open_log
+from holdfast.model.action import Say
 from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.event import Entry, Phase, Progress
 
 _BEFORE_S = 60.0  # the kernel may have told of a kill so long before ranks were seen to end
 
@@ -26,18 +28,26 @@ def find_file_or_run(name: str) -> Path:
 
 
 def read_failed_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
-    """Return the logs of the newest generation in which a rank crashed, and how its ranks ended."""
-    events = _read_events(run_dir)
+    """Return the logs of the newest generation in which a rank crashed, and how its ranks ended.
+
+    If the newest incident is another one, such as a hang, no log tells of it but what holdfast itself said.
+    """
+    entries = _read_entries(run_dir)
+    events = [entry.event for entry in entries]
     crashes = [event for event in events if isinstance(event, Alarm) and event.kind is Kind.CRASH]
+    generation = max((alarm.generation for alarm in crashes), default=-1)
+    opened = [entry for entry in entries if isinstance(entry.event, Alarm) and entry.decision.phase is Phase.STOPPING]
+    if any(isinstance(entry.event, Alarm) and entry.event.generation > generation for entry in opened):
+        return [RankLog(open=lambda: io.BytesIO(_write_console(entries).encode()))], ProcessEnds()
     if not crashes:
         raise UsageError(f"no rank of {run_dir} has failed; holdfast report shows what happened")
-    generation = max(alarm.generation for alarm in crashes)
     last = [alarm for alarm in crashes if alarm.generation == generation]
     ends = ProcessEnds(
         codes={alarm.ranks[0]: alarm.code for alarm in last if alarm.ranks and alarm.code is not None},
         at={alarm.ranks[0]: alarm.at for alarm in last if alarm.ranks},
         starved=_is_oom_killed(events, last),
         pressed=next((alarm.pressed for alarm in last if alarm.pressed), ""),
+        went_on=any(isinstance(event, Progress) and event.generation > generation for event in events),
     )
     here = last_words.rank_folder(run_directory.read_spec(run_dir).log_dir, generation, 0).parent
     logs = [open_log(path) for path in sorted(here.rglob("*.log"))]
@@ -46,13 +56,24 @@ def read_failed_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
     return logs, ends
 
 
-def _read_events(run_dir: Path) -> list[object]:
+def _write_console(entries: Sequence[Entry]) -> str:
+    """Return what holdfast said about incidents on its console, as the journal tells it."""
+    lines, phase = [], Phase.NEW
+    for entry in entries:
+        if isinstance(entry.event, Alarm) and entry.decision.phase is Phase.STOPPING is not phase:
+            lines.append(f"holdfast: {entry.decision.reason}; stopping all ranks")
+        lines += [f"holdfast: {action.text}" for action in entry.decision.actions if isinstance(action, Say)]
+        phase = entry.decision.phase
+    return "\n".join(lines)
+
+
+def _read_entries(run_dir: Path) -> list[Entry]:
     journal_path = run_dir / "journal.db"
     if not journal_path.exists():
         raise UsageError(f"{run_dir} has no journal yet; its controller has not started")
     try:
         with contextlib.closing(SqliteJournal(journal_path, read_only=True)) as journal:
-            return [entry.event for entry in journal.read()]
+            return list(journal.read())
     except JournalError as e:
         raise UsageError(str(e)) from None
 

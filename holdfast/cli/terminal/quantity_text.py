@@ -1,5 +1,9 @@
 """Durations, steps, ETTR and counts in words, as all commands write them."""
 
+from datetime import UTC, datetime
+
+from holdfast.core.record.job_account import FROM_START
+
 
 def duration_text(seconds: float) -> str:
     if seconds < 120:
@@ -7,6 +11,10 @@ def duration_text(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def clock_text(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%H:%M:%S")
 
 
 FIRST_STEP = "training: first step"
@@ -28,9 +36,15 @@ def hour_ettr_of(ettr: float | None, at_most: str = "") -> str:
 
 
 def step_said(step: int, since: str = "") -> str:
-    """Return the newest step in words, or with `since` the number of steps since then; -1 means no step."""
+    """Return the newest step in words, or with `since` the number of steps since then; -1 means no step.
+
+    A step that is counted from the start of the run has a number: after a restart, steps are made again, so more steps
+    may have been made than it says.
+    """
     if step < 0:
         return "no step seen"
+    if since == FROM_START:
+        return f"step {step}, counted from {since}"
     return f"{counted_noun(step, 'step')} since {since}" if since else f"step {step}"
 
 

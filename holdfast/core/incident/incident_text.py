@@ -13,6 +13,8 @@ ADVICE = (
     "the script has started from step 0 twice: have it save checkpoints and load the newest one when it starts, "
     "or let holdfast do both (holdfast.Checkpointer)"
 )
+LOST_STANDBY = "standby "  # how the sentence about one begins
+_BEFORE_START_UP = ("detect", "last step", "stop", "probe", "held", "launch")
 _OPTIONAL = ("probe", "held", "last step")  # told of only if they took time
 
 
@@ -34,6 +36,10 @@ def describe_cause(alarm: Alarm) -> str:
         return f"{where} {alarm.reason}"
     ranks = ", ".join(str(r) for r in alarm.ranks)
     return f"rank {ranks} on {where} {alarm.reason}"
+
+
+def lost_standby_sentence(nodes: Iterable[str], alarm: Alarm) -> str:
+    return f"{LOST_STANDBY}{', '.join(nodes)} lost: {alarm.reason}"
 
 
 def describe_lost_standby(alarm: Alarm) -> str:
@@ -124,6 +130,11 @@ def count_failures(records: Iterable[Record]) -> int:
 def describe_phases(record: Record | Change) -> str:
     """Return the phases of a recovery with their seconds, in tenths that add up to the total."""
     return ", ".join(f"{name} {seconds:.1f}" for name, seconds in share_tenths(phases_s(record)).items())
+
+
+def start_up_s(record: Record | Change) -> dict[str, float]:
+    """Return the seconds of the phases from the launch to the first step."""
+    return {name: seconds for name, seconds in phases_s(record).items() if name not in _BEFORE_START_UP}
 
 
 def phases_s(record: Record | Change) -> dict[str, float]:

@@ -13,7 +13,7 @@ from holdfast.core.log_analysis.launcher_summary import LauncherSummary, normali
 from holdfast.core.log_analysis.line_prefixes import LogLine, fill_times
 from holdfast.core.log_analysis.loss_series import find_divergence
 from holdfast.core.log_analysis.lost_peer import find_peer
-from holdfast.core.log_analysis.own_console import read_last_incident
+from holdfast.core.log_analysis.own_console import ConsoleIncident, is_own_sentence, read_last_incident, retell_incident
 from holdfast.core.log_analysis.root_cause import CauseFinding, best_hint, find_root, rival_causes
 from holdfast.model.diagnosis import Diagnosis
 
@@ -40,7 +40,13 @@ class FailureEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 def classify_failure(case: FailureEvidence, catalog: FailureCatalog) -> Diagnosis:
     fill_times(case.lines)
-    case = _narrow_case(case)
+    told = read_last_incident(case.lines)
+    if told is None:
+        return _classify_lines(case, catalog)
+    return retell_incident(_classify_lines(_narrow_case(case, told), catalog), told)
+
+
+def _classify_lines(case: FailureEvidence, catalog: FailureCatalog) -> Diagnosis:
     hits = [*find_hits(case.lines, catalog), *find_mismatch(case.lines), *find_divergence(case.lines)]
     summary = summarize_lines(case.lines)
     hits = [hit for hit in hits if not summary.is_about_another(hit.said)]
@@ -64,11 +70,8 @@ def classify_failure(case: FailureEvidence, catalog: FailureCatalog) -> Diagnosi
     return _diagnose_hit(CauseFinding(root=root, hits=hits, summary=summary), catalog)
 
 
-def _narrow_case(case: FailureEvidence) -> FailureEvidence:
-    """Return the case of the last incident only, if the lines are a console log of holdfast."""
-    told = read_last_incident(case.lines)
-    if told is None:
-        return case
+def _narrow_case(case: FailureEvidence, told: ConsoleIncident) -> FailureEvidence:
+    """Return the case of the last incident only, with what holdfast then knew about memory."""
     starved = case.starved if told.starved is None else told.starved
     return msgspec.structs.replace(case, lines=told.lines, starved=starved, pressed=case.pressed or told.pressed)
 
@@ -148,7 +151,7 @@ def _explain_finding(finding: CauseFinding, klass: FailureClass) -> str:
         return f"{klass.title}. This is what ranks say when another one has failed, and nothing shows which, or why."
     if root.row.role == "hint":
         return f"{klass.title}, perhaps: nobody says so plainly, what {who.strip() or 'somebody'} says hints at it."
-    first = f"{who.strip() or 'somebody'} said so first"
+    first = f"{who.strip() or 'somebody'} said so first" if not is_own_sentence(root.said) else "holdfast said so"
     at = f", at {root.raised.origin}" if root.raised and root.raised.origin else ""
     count = finding.echoes
     lines = "1 line is a mere echo" if count == 1 else f"{count} lines are mere echoes"

@@ -6,15 +6,23 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.core.log_analysis.line_prefixes import LogLine
+from holdfast.model.diagnosis import Diagnosis
 
 _OPENED = re.compile(r"^holdfast: incident \d+[^:]*: (?!noted )")
 _CLOSED = re.compile(r"^holdfast: .*; (?:restarted in place|evicted |gave up: |release \d+ was rolled back)")
+_CAUSE = re.compile(  # ends before the step at which it happened, what came after it, and what was done
+    r"^holdfast: (?:incident \d+[^:]*: )?(?P<cause>.*?)(?: at step \d+| before any step was seen| \d+ steps? after its "
+    r"launch)?(?:, then failed [^;]*)?; (?:stopping |restarted in place|evicted |gave up: |release \d+ was rolled back)"
+)
+_HUNG = re.compile(r"^rank (?P<ranks>[\d, ]+) on (?P<nodes>[\w., -]+?) (?:has stood|keeps the others waiting)\b")
+_STOPPED = re.compile(r"\b(?:is|are) stopped\b")
 _AFTER_CAUSE = r"(?:[;,]| at step | before any step | \d+ steps? after )"
 _RAISED = re.compile(
     rf"\brank (?P<rank>\d+) on (?P<node>[\w.-]+) exited with code \d+ \((?P<raised>.*?)\){_AFTER_CAUSE}"
 )
 _SHORTAGES = {"(sender unknown)": False, "(the kernel killed for want of memory)": True}
 _PRESSED = re.compile(rf"\(probably the OOM killer: (?P<pressed>.*?)\){_AFTER_CAUSE}")
+_CONTINUE = "A stopped process runs again after SIGCONT: ask who has sent it SIGSTOP, or attached a debugger to it."
 _TRACEBACK = "Traceback (most recent call last)"
 
 
@@ -24,6 +32,9 @@ class ConsoleIncident(msgspec.Struct, frozen=True, kw_only=True):
     lines: list[LogLine]
     starved: bool | None = None
     pressed: str = ""
+    cause: str = ""  # in holdfast's words
+    earlier: tuple[str, ...] = ()  # causes of the incidents before it
+    went_on: bool = False  # ranks have made steps since
 
 
 def read_last_incident(lines: Sequence[LogLine]) -> ConsoleIncident | None:
@@ -37,7 +48,8 @@ def read_last_incident(lines: Sequence[LogLine]) -> ConsoleIncident | None:
         return None
     newest = lines[told[-1]]
     closed = [p for p in told if lines[p].source == newest.source and _CLOSED.search(lines[p].text)]
-    after = closed.pop() + 1 if closed and closed[-1] == told[-1] else len(lines)
+    is_closed = bool(closed) and closed[-1] == told[-1]
+    after = closed.pop() + 1 if is_closed else len(lines)
     before = closed[-1] if closed else -1
     kept = [said for p, said in enumerate(lines) if said.source != newest.source or before < p < after]
     pressed = _PRESSED.search(newest.text)
@@ -45,7 +57,48 @@ def read_last_incident(lines: Sequence[LogLine]) -> ConsoleIncident | None:
         lines=[*kept, *_spoken_exception(kept, newest)],
         starved=next((starved for words, starved in _SHORTAGES.items() if words in newest.text), None),
         pressed=pressed["pressed"] if pressed else "",
+        cause=_find_cause(newest),
+        earlier=tuple(_find_cause(lines[p]) for p in closed),
+        went_on=is_closed and "; gave up: " not in newest.text,
     )
+
+
+def is_own_sentence(said: LogLine) -> bool:
+    return said.text.startswith("holdfast: ")
+
+
+def retell_incident(found: Diagnosis, told: ConsoleIncident) -> Diagnosis:
+    """Return the diagnosis with what holdfast knew: who hung, what was before, and whether the job went on.
+
+    Holdfast has looked at all ranks when it names one that hangs. Why it hangs, nobody has told.
+    """
+    hung = _HUNG.search(told.cause) if found.klass == "process_hang" else None
+    if hung:
+        one = hung["ranks"].isdecimal()
+        found = msgspec.structs.replace(
+            found,
+            group="unknown",
+            action="retry",
+            explanation=f"Holdfast said: {told.cause}.",
+            root_rank=int(hung["ranks"]) if one else None,
+            node=hung["nodes"] if one else "",
+            hint=_CONTINUE if _STOPPED.search(told.cause) else found.hint,
+        )
+    said = found.explanation if found.confidence else f"Holdfast said: {told.cause}."
+    explanation = f"{said}{_describe_earlier(told.earlier)}"
+    return msgspec.structs.replace(found, explanation=explanation, went_on=told.went_on)
+
+
+def _describe_earlier(causes: Sequence[str]) -> str:
+    if not causes:
+        return ""
+    many = f"were {len(causes)} incidents before it, the last one" if len(causes) > 1 else "was 1 incident before it"
+    return f" There {many}: {causes[-1]}."
+
+
+def _find_cause(said: LogLine) -> str:
+    found = _CAUSE.search(said.text)
+    return found["cause"] if found else said.text.removeprefix("holdfast: ")
 
 
 def _spoken_exception(lines: Sequence[LogLine], said: LogLine) -> list[LogLine]:

@@ -12,6 +12,7 @@ from holdfast.model.incident_record import Change, Record, Remedy
 NO_CONTROLLER = "no controller"  # the cause of time in which nobody could mend or end the job
 START_AND_END = "start and end"  # the cause of time before the first step and after the last one
 PLANNED = "planned restarts"  # the cause of what they cost
+FROM_START = "the start of this run"  # from which steps are counted that the script does not tell
 HOUR_S = 3600.0  # the window of the sliding ETTR
 UNSETTLED = "open incident"  # of what an incident has cost whose cause is not known yet
 
@@ -27,7 +28,7 @@ class TimeUse(StrEnum):
     LAUNCH = "launch"
     START_UP = "start-up"
     WAIT = "wait"
-    UPDATE = "update"
+    PAUSE = "pause"  # ranks are being ended on purpose, for a release, a person, or to grow
     HOLD = "hold"
     STALL = "stall"  # it stood, and went on by itself
     END = "end"  # after the last step ranks save, evaluate or clean up
@@ -94,6 +95,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     code: int | None = None  # of a finished job
     ending: str = ""
     opinions: tuple[str, ...] = ()  # of language models and people, on incidents
+    lost_standbys: tuple[str, ...] = ()  # which, and why
     paces: tuple[ReleasePace, ...] = ()  # of releases in steady training
 
     @property

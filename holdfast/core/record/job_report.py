@@ -41,6 +41,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     spans: tuple[Span, ...]
     unwatched: tuple[UnwatchedTime, ...] = ()
     opinions: tuple[str, ...] = ()
+    lost_standbys: tuple[str, ...] = ()  # which, and why
     paces: tuple[ReleasePace, ...] = ()  # of releases in steady training
 
 
@@ -67,6 +68,7 @@ def report_of(account: Account) -> Report:
         spans=account.spans,
         unwatched=account.unwatched,
         opinions=account.opinions,
+        lost_standbys=account.lost_standbys,
         paces=account.paces,
     )
 

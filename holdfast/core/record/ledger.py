@@ -5,9 +5,10 @@ from itertools import pairwise
 
 import msgspec
 
-from holdfast.core.record.job_account import Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
+from holdfast.core.incident.incident_text import LOST_STANDBY
+from holdfast.core.record.job_account import FROM_START, Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.release_pace import ReleasePaces
-from holdfast.model.action import Finish, Launch
+from holdfast.model.action import Finish, Launch, Say
 from holdfast.model.alarm import LEFT, OPINION, Alarm
 from holdfast.model.event import Begin, Ended, Entry, Phase, Progress, Successor
 from holdfast.model.incident_record import Change, Record, Remedy
@@ -20,7 +21,7 @@ _USES = {
     Phase.TRAINING: TimeUse.TRAIN,
     Phase.STOPPING: TimeUse.STOP,
     Phase.PROBING: TimeUse.DIAGNOSE,
-    Phase.PAUSING: TimeUse.UPDATE,
+    Phase.PAUSING: TimeUse.PAUSE,
     Phase.HELD: TimeUse.HOLD,
     Phase.ENDING: TimeUse.STOP,
 }
@@ -42,6 +43,7 @@ class Ledger:
         self.incidents: list[Record] = []
         self.changes: list[Change] = []
         self.opinions: list[str] = []
+        self._lost_standbys: list[str] = []
         self.admitting: frozenset[str] = frozenset()  # nodes that are new in this generation, which has no step yet
         self.finish: Finish | None = None
         self._stepped_ever = False
@@ -102,6 +104,8 @@ class Ledger:
         for action in decision.actions:
             if isinstance(action, Finish):
                 self.finish = action
+            elif isinstance(action, Say) and isinstance(event, Alarm) and action.text.startswith(LOST_STANDBY):
+                self._lost_standbys.append(action.text)
             elif isinstance(action, Launch):
                 self._on_launch(action)
 
@@ -175,6 +179,7 @@ class Ledger:
             code=self.finish.code if self.finish else None,
             ending=self.finish.reason if self.finish else "",
             opinions=tuple(self.opinions),
+            lost_standbys=tuple(self._lost_standbys),
             paces=self._paces.list_paces(),
         )
 
@@ -215,7 +220,7 @@ class Ledger:
         newest = self._newest
         if newest is not None and newest.counted:
             return "the last launch"
-        return "the start of this run" if newest is not None and newest.numbered and self._is_from_zero else ""
+        return FROM_START if newest is not None and newest.numbered and self._is_from_zero else ""
 
     def _current_use(self) -> TimeUse:
         use = _USES[self.phase]
@@ -270,7 +275,7 @@ class Ledger:
             self._incident, self._change = (len(self.incidents) + 1, 0) if trouble else (0, len(self.changes) + 1)
             uses = (TimeUse.START_UP,) if ran else (*_TRAINED, *_ALONE) if self.phase is Phase.TRAINING else ()
             if self._spans and self._spans[-1].use in uses:
-                use = TimeUse.DETECT if stopping else TimeUse.UPDATE
+                use = TimeUse.DETECT if stopping else TimeUse.PAUSE
                 self._cut = len(self._spans) - 1, self._make_span(use, self._at, self._at)
         if phase is Phase.LAUNCHING:
             self.generation += 1

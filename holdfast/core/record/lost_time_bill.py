@@ -6,44 +6,58 @@ from holdfast.core.record.job_account import CAUSES, NOT_LOST, PLANNED, START_AN
 from holdfast.core.record.job_report import Report
 from holdfast.core.sum_preserving_rounding import in_tenths, share_tenths
 
+Row = dict[TimeUse, float]  # seconds by use, in the order in which they were first spent
+
 
 class Bill(msgspec.Struct, frozen=True, kw_only=True):
-    incidents: dict[int, float]  # what each has cost, redone work included, by its number
-    changes: dict[int, float]  # the same of planned restarts, by their place in the report, from 1
+    incidents: dict[int, Row]  # what each has cost, redone work included, by its number
+    changes: dict[int, Row]  # the same of planned restarts, by their place in the report, from 1
+    others: dict[str, Row]  # what nobody of these has cost, by cause
     causes: dict[str, float]
-    uses: dict[TimeUse, float]  # of the time that was not productive
 
     @property
     def lost_s(self) -> float:
         return in_tenths(sum(self.causes.values()))
 
+    @property
+    def uses(self) -> Row:
+        """Return the sums over all rows of each use."""
+        found: Row = {}
+        for row in (*self.incidents.values(), *self.changes.values(), *self.others.values()):
+            for use, seconds in row.items():
+                found[use] = in_tenths(found.get(use, 0.0) + seconds)  # sums of tenths are not quite tenths
+        return found
+
 
 def draw_bill(report: Report) -> Bill:
     """Return the bill of a report. Each row is rounded once, and every total is the sum of the rounded rows."""
-    incidents: dict[int, float] = {}
-    changes: dict[int, float] = {}
-    causes: dict[str, float] = {}
-    uses: dict[TimeUse, float] = {}
+    incidents: dict[int, Row] = {}
+    changes: dict[int, Row] = {}
+    others: dict[str, Row] = {}
     for span in report.spans:
         if span.use in NOT_LOST:
             continue
-        uses[span.use] = uses.get(span.use, 0.0) + span.seconds
         if span.incident:
-            incidents[span.incident] = incidents.get(span.incident, 0.0) + span.seconds
+            row = incidents.setdefault(span.incident, {})
         elif span.change:
-            changes[span.change] = changes.get(span.change, 0.0) + span.seconds
+            row = changes.setdefault(span.change, {})
         else:
-            cause = CAUSES.get(span.use, START_AND_END)
-            causes[cause] = causes.get(cause, 0.0) + span.seconds
+            row = others.setdefault(CAUSES.get(span.use, START_AND_END), {})
+        row[span.use] = row.get(span.use, 0.0) + span.seconds
+    incidents = {number: _round_row(row) for number, row in incidents.items()}
+    changes = {number: _round_row(row) for number, row in changes.items()}
+    others = {cause: _round_row(row) for cause, row in others.items()}
     known = {record.number: record.klass or record.kind for record in report.incidents}
-    incidents = {number: in_tenths(seconds) for number, seconds in incidents.items()}
-    changes = {number: in_tenths(seconds) for number, seconds in changes.items()}
-    causes = {cause: in_tenths(seconds) for cause, seconds in causes.items()}
-    for number, seconds in incidents.items():
-        cause = known.get(number, UNSETTLED)
-        causes[cause] = causes.get(cause, 0.0) + seconds
-    if changes:
-        causes[PLANNED] = sum(changes.values())
-    causes = {cause: in_tenths(seconds) for cause, seconds in causes.items()}  # sums of tenths are not quite tenths
-    bill = Bill(incidents=incidents, changes=changes, causes=causes, uses={})
-    return msgspec.structs.replace(bill, uses=share_tenths(uses, bill.lost_s))
+    costs = list(others.items())
+    costs += [(known.get(number, UNSETTLED), row) for number, row in incidents.items()]
+    costs += [(PLANNED, row) for row in changes.values()]
+    causes: dict[str, float] = {}
+    for cause, row in costs:
+        causes[cause] = in_tenths(causes.get(cause, 0.0) + sum(row.values()))
+    return Bill(incidents=incidents, changes=changes, others=others, causes=causes)
+
+
+def _round_row(row: Row) -> Row:
+    """Return the row in tenths. Redone work is rounded alone, because the console tells of the rest without it."""
+    rounded = share_tenths({use: seconds for use, seconds in row.items() if use is not TimeUse.REDO})
+    return rounded | ({TimeUse.REDO: in_tenths(row[TimeUse.REDO])} if TimeUse.REDO in row else {})

@@ -66,7 +66,8 @@ class JobReleases:
                 "; ".join(f"{node}: {said}" for node, said in sorted(failed.items())) or event.detail or "not said why"
             )
             self._set_fate(number, Fate.REFUSED, why)
-            return f"release {number} refused", (Say(text=f"release {number} was refused, and nobody stops: {why}"),)
+            said = f"release {number} was refused, and release {self.running.number} stays: {why}"
+            return f"release {number} refused", (Say(text=said),)
         if number < max((n for n, fate in self.fates.items() if fate is Fate.WAITING), default=0):
             self._set_fate(number, Fate.MERGED, "a newer one was staged before it")
             return f"release {number} is staged, and older than the one that waits", ()

@@ -77,5 +77,52 @@ def test_the_last_incident_counts_and_long_logs_keep_it() -> None:
     assert diagnosis(f"{steps}\n{console(error, kill)}\n{steps}").root_rank == 1
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_stopped_rank_is_named_and_nobody_else(ended: bool) -> None:
+    found = diagnosis(console("rank 1 on n1 has stood at step 12 for 4 s: rank 1 is stopped", ended=ended))
+    assert (found.root_rank, found.node, found.group, found.action) == (1, "n1", "unknown", "retry")
+    assert found.explanation == "Holdfast said: rank 1 on n1 has stood at step 12 for 4 s: rank 1 is stopped."
+    assert "SIGSTOP" in found.hint and found.went_on is ended
+
+
+def test_what_holdfast_said_is_not_ascribed_to_a_rank() -> None:
+    for cause in ("n1 has been silent for 3 s", "rank 1 on n1 has a loss of nan since step 7"):
+        found = diagnosis(console(cause))
+        assert "holdfast said so" in found.explanation and "said so first" not in found.explanation
+    error = diagnosis(console("rank 0 on n0 exited with code 1 (ValueError: bad batch)"))
+    assert "rank 0 on n0 said so first" in error.explanation
+
+
+def test_an_incident_that_no_row_knows_is_told_as_holdfast_told_it() -> None:
+    found = diagnosis(console("n1 has lost its colour").replace(ECHO, ""))
+    assert (found.confidence, found.explanation) == (0, "Holdfast said: n1 has lost its colour.")
+
+
+def test_several_hung_ranks_are_all_named() -> None:
+    found = diagnosis(
+        console("rank 1, 2 on n1, n2 keeps the others waiting, no step seen yet, for 9 s: ranks 1, 2 idle")
+    )
+    assert (found.root_rank, found.node) == (None, "")
+    assert "rank 1, 2 on n1, n2" in found.explanation
+
+
+def test_a_job_that_gave_up_did_not_go_on() -> None:
+    error = "rank 0 on n0 exited with code 1 (ValueError: bad batch)"
+    assert diagnosis(console(error)).went_on
+    assert not diagnosis(console(error).replace("restarted in place from step 5", "gave up: again")).went_on
+    assert not diagnosis("ValueError: bad batch").went_on
+
+
+def test_earlier_incidents_are_mentioned() -> None:
+    error = "rank 0 on n0 exited with code 1 (ValueError: bad batch)"
+    kill = "rank 1 on n0 was killed by SIGKILL (sender unknown)"
+    for ended in (True, False):
+        said = diagnosis(console(error, kill, ended=ended)).explanation
+        assert said.endswith(f"There was 1 incident before it: {error}.")
+        said = diagnosis(console(kill, error, kill, ended=ended)).explanation
+        assert said.endswith(f"There were 2 incidents before it, the last one: {error}.")
+    assert "before it" not in diagnosis(console(kill)).explanation
+
+
 def test_what_holdfast_says_otherwise_is_no_failure() -> None:
     assert diagnosis(console()).confidence == 0
