@@ -151,7 +151,7 @@ def _state_text(report: Report) -> str:
         return f"ended with code {report.code}: {report.ending}"
     if not report.absence:
         return report.phase
-    seen_at = _clock_text(report.start_at + report.wall_s)
+    seen_at = clock_text(report.start_at + report.wall_s)
     return f"{report.phase} at {seen_at}, when its journal ends; it {report.absence}"
 
 
