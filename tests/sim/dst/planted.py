@@ -246,7 +246,7 @@ PLANTED = (
     Mutant(strangers_copies, 167),
     Mutant(astray_believed, 138),
     Mutant(astray_kept, 138),
-    Mutant(nobody_leaves, 204, draw_setup),
+    Mutant(nobody_leaves, 35, draw_setup),
     Mutant(nothing_is_dropped, 12),
     Mutant(leaving_is_forgotten, 9),
     Mutant(full_disks_matter, 204, draw_setup),
