@@ -36,6 +36,8 @@ def add_failure(state: JobState, now: float, alarm: Alarm) -> Incident:
     else:
         incident.next_round()
     incident.add_alarm(alarm)
+    if is_node_loss(alarm):  # it may have been back amid a pause, and is lost now
+        state.nodes.forget_returned(alarm.suspects)
     state.nodes.ended = set()
     return incident
 
