@@ -98,6 +98,7 @@ class Say(msgspec.Struct, frozen=True, kw_only=True, tag="say"):
     """One sentence for the person at the console; it has no outcome."""
 
     text: str
+    standbys: tuple[str, ...] = ()  # that it says are lost
 
 
 Action = Acquire | Dismiss | Launch | Stop | Stage | Probe | Replay | Finish | Say

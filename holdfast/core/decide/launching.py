@@ -81,7 +81,7 @@ def on_outside_alarm(state: JobState, now: float, alarm: Alarm) -> str:
         state.emit(*state.nodes.standbys.dismiss_node(node, alarm.kind, incident_text.describe_lost_standby(alarm)))
     if lost:
         said = incident_text.lost_standby_sentence(lost, alarm)
-        state.emit(Say(text=said))
+        state.emit(Say(text=said, standbys=tuple(lost)))
         return f"{said}; {launch_or_wait(state, now)}" if state.phase is Phase.WAITING else said
     finished = state.nodes.ended.intersection(alarm.suspects)
     return f"{evict_nodes(state, now, finished, finished)} after its ranks had ended well" if finished else ""

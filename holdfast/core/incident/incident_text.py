@@ -13,7 +13,6 @@ ADVICE = (
     "the script has started from step 0 twice: have it save checkpoints and load the newest one when it starts, "
     "or let holdfast do both (holdfast.Checkpointer)"
 )
-LOST_STANDBY = "standby "  # how the sentence about one begins
 _BEFORE_START_UP = ("detect", "last step", "stop", "probe", "held", "launch")
 _OPTIONAL = ("probe", "held", "last step")  # told of only if they took time
 
@@ -39,7 +38,7 @@ def describe_cause(alarm: Alarm) -> str:
 
 
 def lost_standby_sentence(nodes: Iterable[str], alarm: Alarm) -> str:
-    return f"{LOST_STANDBY}{', '.join(nodes)} lost: {alarm.reason}"
+    return f"standby {', '.join(nodes)} lost: {alarm.reason}"
 
 
 def describe_lost_standby(alarm: Alarm) -> str:

@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import msgspec
 
-from holdfast.core.incident.incident_text import LOST_STANDBY
 from holdfast.core.record.job_account import FROM_START, Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.release_pace import ReleasePaces
 from holdfast.model.action import Finish, Launch, Say
@@ -104,7 +103,7 @@ class Ledger:
         for action in decision.actions:
             if isinstance(action, Finish):
                 self.finish = action
-            elif isinstance(action, Say) and isinstance(event, Alarm) and action.text.startswith(LOST_STANDBY):
+            elif isinstance(action, Say) and action.standbys:
                 self._lost_standbys.append(action.text)
             elif isinstance(action, Launch):
                 self._on_launch(action)
