@@ -23,6 +23,7 @@ from holdfast.agent.sources.host import HostSource
 from holdfast.agent.sources.kernel_log import KernelLogSource
 from holdfast.agent.sources.network import NetworkSource
 from holdfast.agent.sources.rank_logs import RankLogSource
+from holdfast.agent.system import procfs
 from holdfast.agent.system.oom_kills import OomKills, knows_pids
 from holdfast.core.detect.health import HealthDetector
 from holdfast.core.detect.lines import LineDetector, MachineUse
@@ -284,7 +285,9 @@ class HealthMonitor:
         ranks, told = self._spec.nproc, self._spec.settings.pace.peak_flops
         if told:
             return ranks * told
-        return peak_of_ranks(ranks, ranks * len(self._host_nodes()), self._gpu_models, self._gpu_peaks)
+        running = [held.pid for held in self._ties.list_ranks() if held.code is None]
+        peak = peak_of_ranks(ranks, ranks * len(self._host_nodes()), self._gpu_models, self._gpu_peaks)
+        return peak if peak and running and all(procfs.computes_on_gpu(pid, self._root) for pid in running) else 0.0
 
     def _stuck_alarm(self, feed: SourceFeed, gauge: str, value: float) -> Alarm | None:
         return self._health.on_gauge(Gauge(name=gauge, of=feed.name, value=value, at=self._now()), (self._spec.node,))

@@ -99,7 +99,13 @@ def scene(tmp_path: Path) -> Scene:
 async def test_what_the_gpus_of_the_ranks_can_do(scene: Scene) -> None:
     monitor = scene.monitor()  # one rank, two GPUs
     assert monitor.peak_flops == 0.0
+    opened = scene.root / f"proc/{scene.held[0].pid}/fd"
+    opened.mkdir(parents=True)
     async with running(monitor):
+        await scene.until(lambda: monitor._gpu_models)
+        await asyncio.sleep(0.1)
+        assert monitor.peak_flops == 0.0, "a rank that computes on the processor has no GPU's peak"
+        (opened / "7").symlink_to("/dev/nvidia-uvm")
         await scene.until(lambda: monitor.peak_flops == 989.4e12)
     pace = msgspec.structs.replace(scene.settings.pace, peak_flops=1e9)
     scene.settings = msgspec.structs.replace(scene.settings, pace=pace)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+_CUDA = "/dev/nvidia-uvm"
 _NOT_TRAINING = (b"resource_tracker", b"multiprocessing.forkserver")  # helpers of Python's own, always asleep
 
 
@@ -40,6 +41,15 @@ def io_bytes(pid: int) -> int:
         return sum(int(line.split()[1]) for line in lines[:2])  # rchar, wchar
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def computes_on_gpu(pid: int, root: Path = Path("/")) -> bool:
+    """Return whether a process has CUDA up: it then keeps the driver's device for unified memory open."""
+    folder = root / f"proc/{pid}/fd"
+    try:
+        return any(os.readlink(folder / name) == _CUDA for name in os.listdir(folder))
+    except OSError:  # it has ended, a descriptor was closed, or we may not look
+        return False
 
 
 def list_descendants(ranks: Iterable[int]) -> dict[int, list[ProcessStat]]:
