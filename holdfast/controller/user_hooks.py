@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from holdfast.core.record.hook_notices import (
     format_slack,
 )
 from holdfast.core.terminal_sanitizer import strip_tree
+from holdfast.linux import process_attributes
 from holdfast.model.event import Entry
 from holdfast.wire import run_and_node_specs
 
@@ -35,11 +35,6 @@ _VARIABLE = 4096  # characters; the notice has the whole
 _LOG_BYTES = 1 << 20
 _AGAIN = (429, 500, 502, 503, 504)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-# The shell ends when this controller does, so that a command that hangs is nobody's orphan.
-_SHELL = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9, 0, 0, 0);"
-    "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execl('/bin/sh', 'sh', '-c', sys.argv[2])"
-)
 _log = logging.getLogger("holdfast.controller")
 
 
@@ -136,7 +131,7 @@ class UserHooks:
     async def _execute_command(self, notice: HookNotice, told: BinaryIO, log: BinaryIO) -> int | None:
         """Return the command's exit code, or None if it took too long and was killed."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-c", _SHELL, str(os.getpid()), self._limits.command),
+            *process_attributes.shell_argv(self._limits.command),
             stdin=told,
             stdout=log,
             stderr=log,

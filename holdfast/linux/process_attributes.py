@@ -6,6 +6,7 @@ import os
 import resource
 import select
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -18,6 +19,12 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER, _PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1)
+
+_SHELL = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9, 0, 0, 0);"
+    "os.getppid() == int(sys.argv[1]) or os._exit(1); os.nice(int(sys.argv[2]));"
+    "os.execl('/bin/sh', 'sh', '-c', sys.argv[3])"
+)
 
 # Left as they are: the interpreter's own handlers for these belong to faulthandler.
 _FATAL = {signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
@@ -211,3 +218,8 @@ def open_input(note: str) -> int:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.set_blocking(fd, True)
     return fd
+
+
+def shell_argv(command: str, nice: int = 0) -> tuple[str, ...]:
+    """Return the command line of a shell that runs this and ends with this process, so it is never an orphan."""
+    return (sys.executable, "-I", "-c", _SHELL, str(os.getpid()), str(nice), command)

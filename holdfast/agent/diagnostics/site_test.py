@@ -3,10 +3,10 @@
 import asyncio
 import os
 import signal
-import sys
 import time
 
 from holdfast.core.incident.incident_text import describe_exit
+from holdfast.linux import process_attributes
 from holdfast.model.probe import Finding
 
 SITE_TEST = "command"  # the name of its finding
@@ -15,12 +15,6 @@ _NOT_RUN = (126, 127)  # exit codes of a shell that cannot run a command
 _WORDS_BYTES = 4096
 _SAID = 300  # characters of its last words in a finding
 _GONE_S = 10.0  # a process that can end has ended by then
-# The shell ends when its parent does, so that a test that hangs is nobody's orphan.
-_SHELL = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9, 0, 0, 0);"
-    "os.getppid() == int(sys.argv[1]) or os._exit(1); os.nice(int(sys.argv[2]));"
-    "os.execl('/bin/sh', 'sh', '-c', sys.argv[3])"
-)
 
 
 async def run_site_test(command: str, limit_s: float, *, level: int, nice: int = 0) -> Finding:
@@ -33,7 +27,7 @@ async def run_site_test(command: str, limit_s: float, *, level: int, nice: int =
     ok: bool | None = False
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _SHELL, str(os.getpid()), str(nice), command),
+            *process_attributes.shell_argv(command, nice),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=words,
             stderr=words,
