@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.wire import rank_keeper_messages, replay_environment, unix_sockets
-from holdfast.wire.progress_environment import GENERATION
+from holdfast.wire.progress_environment import GENERATION, KEEPER
 
 _AGAIN_S = 0.2
 _LOST_S = 60.0  # an agent that died is back by then
@@ -51,7 +51,7 @@ class KeeperClient:
     @classmethod
     def for_this_rank(cls) -> "KeeperClient | None":
         """Return the client of this node's keeper; None without an agent, and in a replay, which saves nothing."""
-        path = os.environ.get(rank_keeper_messages.KEEPER)
+        path = os.environ.get(KEEPER)
         return cls(path) if path and not replay_environment.is_replay() else None
 
     def request_arena(self, want: rank_keeper_messages.ArenaRequest, layout: ImageLayout) -> str:

@@ -1,6 +1,7 @@
 """Environment variables that tell a rank where to report. It imports nothing, because every script loads it."""
 
 SLOT = "HOLDFAST_SLOT"  # "<path of the arena>:<index>"
+KEEPER = "HOLDFAST_KEEPER"  # path of the socket of the node's keeper
 GENERATION = "HOLDFAST_GENERATION"
 EVERY = "HOLDFAST_REPLICA_EVERY"  # steps between comparisons of replicas
 FLIGHT = "HOLDFAST_FLIGHT"  # "<path of the arena>:<where the flight log begins>"

@@ -5,7 +5,6 @@ import msgspec
 from holdfast.core.decoding import make_decoder
 from holdfast.model.state_copy import KEPT_DIGITS, Doubt
 
-KEEPER = "HOLDFAST_KEEPER"  # in a rank's environment: path of the socket
 MAX_BYTES = 1 << 22  # of one message
 
 

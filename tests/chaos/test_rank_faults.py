@@ -22,7 +22,8 @@ from holdfast.chaos.rank_faults import order_rank as strike
 from holdfast.chaos.rank_orders import PRELOAD, RankOrder
 from holdfast.chaos.undo_guard import UndoGuard
 from holdfast.checkpoint.image_layout import ImageItem, ImageLayout, RecordSpec
-from holdfast.wire.rank_keeper_messages import KEEPER, layout_file_name
+from holdfast.wire.progress_environment import KEEPER
+from holdfast.wire.rank_keeper_messages import layout_file_name
 from tests.cli.driver import ROOT, until
 
 LAYOUT = "ab" * 32

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from holdfast.wire import rank_keeper_messages
+from holdfast.wire.progress_environment import KEEPER
 from holdfast.wire.rank_memory.slot_reader import SLOT_BYTES, open_slot_memory
 from tests.client.fake_keeper import FakeKeeper
 
@@ -164,6 +164,6 @@ def _text(path: Path) -> str:
 def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKeeper]:
     """A keeper on this node."""
     fake = FakeKeeper(tmp_path)
-    monkeypatch.setenv(rank_keeper_messages.KEEPER, str(fake.path))
+    monkeypatch.setenv(KEEPER, str(fake.path))
     yield fake
     fake.close()

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
 from holdfast.checkpoint import dcp
-from holdfast.wire import rank_keeper_messages
+from holdfast.wire.progress_environment import KEEPER
 from tests.client.conftest import Ended, Rank, Zygote
 from tests.client.fake_keeper import FakeKeeper
 
@@ -30,7 +30,7 @@ class Job:
     def __init__(self, zygote: Zygote, group: Group, keeper: FakeKeeper | None = None) -> None:
         self._zygote = zygote
         self._group = group
-        self._env = {rank_keeper_messages.KEEPER: str(keeper.path)} if keeper else {}
+        self._env = {KEEPER: str(keeper.path)} if keeper else {}
 
     def run(self, world: int, *argv: str) -> list[Ended]:
         told = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), **self._env}

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from holdfast.checkpoint.dcp import Reader, Writer
 from holdfast.checkpoint.image_layout import EXTRA
 from holdfast.checkpoint.state_image import StateError
-from holdfast.wire import rank_keeper_messages
+from holdfast.wire.progress_environment import KEEPER
 from tests.client.fake_keeper import FakeKeeper
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -135,7 +135,7 @@ def test_an_unknown_id_is_not_found(tmp_path: Path) -> None:
 
 def test_an_id_comes_before_memory(keeper: FakeKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as alone:
-        alone.delenv(rank_keeper_messages.KEEPER)
+        alone.delenv(KEEPER)
         save(1, Writer(tmp_path / "checkpoints"), "step-1")
     save(2, Writer(tmp_path / "checkpoints"), "step-2")
     reader = Reader(tmp_path / "checkpoints")

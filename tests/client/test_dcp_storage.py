@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_op
 from holdfast.checkpoint import checkpoint_save
 from holdfast.checkpoint.dcp import Reader, Writer, decode_metadata
 from holdfast.checkpoint.manifest import MANIFEST, CorruptError, TakenOverError
-from holdfast.wire import rank_keeper_messages
+from holdfast.wire.progress_environment import KEEPER
 from tests.client.conftest import ROOT, Ended, Zygote
 from tests.client.fake_keeper import FakeKeeper
 from tests.client.job import same
@@ -170,7 +170,7 @@ def test_ranks(warm: Zygote, group: Group, keeper: FakeKeeper, tmp_path: Path, c
     how, agent = case.split()[0], case.endswith("agent")
     script, path = tmp_path / "script.py", str(tmp_path / "checkpoints")
     script.write_text(RANKS)
-    told = {"WORLD_SIZE": "2", "PYTHONPATH": str(ROOT), rank_keeper_messages.KEEPER: str(keeper.path) if agent else ""}
+    told = {"WORLD_SIZE": "2", "PYTHONPATH": str(ROOT), KEEPER: str(keeper.path) if agent else ""}
 
     def run(*argv: str) -> list[Ended]:
         envs = [env | told for env in group()[:2]]

@@ -17,7 +17,7 @@ from holdfast.checkpoint.keeper_client import KeeperClient
 from holdfast.client.training import script_replay
 from holdfast.client.training.parameter_hash import hash_tensors
 from holdfast.model.replay_task import ReplayTask
-from holdfast.wire import rank_keeper_messages
+from holdfast.wire.progress_environment import KEEPER
 from holdfast.wire.replay_environment import NOTE, decode_signatures, replay_variables, signature_path
 from tests.client.conftest import ENV, Zygote
 from tests.client.fake_keeper import FakeKeeper
@@ -48,7 +48,7 @@ def test_in_training_it_changes_nothing() -> None:
 
 
 def test_the_node_is_told_that_it_may_be_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(rank_keeper_messages.KEEPER, str(tmp_path / "keeper.sock"))
+    monkeypatch.setenv(KEEPER, str(tmp_path / "keeper.sock"))
     monkeypatch.setenv("HOLDFAST_GENERATION", "7")
     holdfast.replayable(seed=1)
     assert json.loads((tmp_path / NOTE).read_text()) == {"generation": 7, "seeded": True}
@@ -183,13 +183,13 @@ def test_a_checkpointer_keeps_nothing_in_a_replay(
     keeper: FakeKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     asked: dict[str, Any] = {"path": tmp_path / "ckpt", "every": 1}
-    monkeypatch.delenv(rank_keeper_messages.KEEPER)
+    monkeypatch.delenv(KEEPER)
     trained = Job(0, **asked)
     for step in (1, 2, 3):
         trained.train(step, step)
         trained.ckpt.close()
     before = sorted(path.name for path in (tmp_path / "ckpt").rglob("*"))
-    monkeypatch.setenv(rank_keeper_messages.KEEPER, str(keeper.path))
+    monkeypatch.setenv(KEEPER, str(keeper.path))
     replay_here(monkeypatch, tmp_path, not_after=2)
     assert KeeperClient.for_this_rank() is None
     marks = []

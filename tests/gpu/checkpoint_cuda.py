@@ -26,7 +26,7 @@ from torch import nn
 from holdfast.checkpoint.arena import Arena
 from holdfast.client.checkpointing.checkpointer import Checkpointer
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
-from holdfast.wire import rank_keeper_messages
+from holdfast.wire.progress_environment import KEEPER
 from tests.client.fake_keeper import FakeKeeper
 
 BUSY = 20_000_000  # cycles that a queued kernel idles: about 10 ms
@@ -240,7 +240,7 @@ def alone(name: str) -> bool:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 keeper = FakeKeeper(Path(folder))
-                os.environ[rank_keeper_messages.KEEPER] = str(keeper.path)
+                os.environ[KEEPER] = str(keeper.path)
                 began = time.perf_counter()
                 found = CHECKS[name](keeper) | {"took, s": round(time.perf_counter() - began, 1)}
                 print(json.dumps({name: found}), flush=True)

@@ -20,8 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from holdfast.chaos.inrank.bit_flips import can_flip, flip_bits
 from holdfast.chaos.rank_orders import FOLDER, RankDone, RankOrder, done_path, order_path, read_orders, write_json
-from holdfast.wire.progress_environment import SLOT
-from holdfast.wire.rank_keeper_messages import KEEPER
+from holdfast.wire.progress_environment import KEEPER, SLOT
 from holdfast.wire.rank_memory import slot_reader
 
 # Newer versions of FSDP2 call the last one, older ones the second.

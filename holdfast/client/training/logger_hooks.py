@@ -15,10 +15,8 @@ from typing import Any, NamedTuple
 
 from holdfast.client.training.logged_losses import LoggedLosses
 from holdfast.client.training.progress import RankProgress
-from holdfast.wire.progress_environment import LOSS_SOURCE, SLOT
+from holdfast.wire.progress_environment import KEEPER, LOSS_SOURCE, SLOT
 from holdfast.wire.replay_environment import is_replay
-
-_KEEPER = "HOLDFAST_KEEPER"  # as wire/rank_keeper_messages.py has it, which would bring more with it
 
 
 class LoggerCall(NamedTuple):
@@ -152,7 +150,7 @@ def _read_result(plain: Callable[..., Any], call: LoggerCall, losses: LoggedLoss
 
 def _announce_source(source: str) -> None:
     """Tell the node where losses are read from, by a file beside the keeper's socket."""
-    keeper = os.environ.get(_KEEPER)
+    keeper = os.environ.get(KEEPER)
     if keeper:
         place = os.path.join(os.path.dirname(keeper), LOSS_SOURCE)
         whole = f"{place}.{os.getpid()}"

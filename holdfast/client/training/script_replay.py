@@ -15,7 +15,7 @@ import os
 import sys
 
 from holdfast.wire import replay_environment
-from holdfast.wire.progress_environment import GENERATION
+from holdfast.wire.progress_environment import GENERATION, KEEPER
 
 TYPE_CHECKING = False  # importing typing would take longer than all the rest
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 REFUSED = 78  # exit code of a script that was to be replayed and had not said that it may be
 
-_KEEPER = "HOLDFAST_KEEPER"  # as wire/rank_keeper_messages.py has it, which would bring more with it
 _CHAIN, _WORD = 0x9E3779B97F4A7C15, 2**64 - 1
 
 
@@ -183,7 +182,7 @@ def guard_first_step(on_first: "Callable[[], None] | None") -> "Callable[[], Non
 
 def _write_note(seeded: bool) -> None:
     """Tell the node that this script may be replayed."""
-    keeper = os.environ.get(_KEEPER)
+    keeper = os.environ.get(KEEPER)
     if not keeper or os.environ.get("LOCAL_RANK", "0") != "0":
         return
     note = f'{{"generation": {int(os.environ.get(GENERATION, "0"))}, "seeded": {str(seeded).lower()}}}'
