@@ -29,6 +29,7 @@ from holdfast.agent.snapshots.keeper_address import make_keeper_identity
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
 from holdfast.agent.system import snapshot_memory
 from holdfast.linux import preimported_fork
+from holdfast.linux.process_attributes import write_no_core
 from holdfast.model.alarm import Alarm
 from holdfast.model.observation import Exit
 from holdfast.wire import run_and_node_specs
@@ -98,6 +99,7 @@ async def _heed_interrupt(on_leave_request: Callable[[], None]) -> None:
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    write_no_core()
     node_dir = Path(sys.argv[1])
     line = last_words_judge.start(node_dir)  # while we have no threads, and nothing open that it should not have
     asyncio.run(build_agent(node_dir, socket.socket(fileno=int(sys.argv[2])), JudgeClient(line).judge_exit).run())

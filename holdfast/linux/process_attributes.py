@@ -88,6 +88,11 @@ def raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def write_no_core() -> None:
+    """Have the kernel write no core of this process and of those that it starts: there are keys in its memory."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
 def allow_stack_reads() -> None:
     """Let any process of this user read our stack, even where Yama allows that only to parents."""
     _libc.prctl(_PR_SET_PTRACER, _PTRACER_ANY, 0, 0, 0)  # fails without Yama, where it is not needed

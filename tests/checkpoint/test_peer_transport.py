@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 
 import msgspec
@@ -140,7 +141,7 @@ def test_what_a_broken_link_delivers_late_does_no_harm(keeper: Keeper, callee: P
 def test_a_stranger_is_refused(keeper: Keeper, callee: PeerKeeper, tmp_path: Path) -> None:
     """Who has no certificate, or one of another job, gets nothing; on one host the kernel keeps other users out."""
     if callee.guard is None:
-        pytest.skip("see tests/test_attacks.py")
+        pytest.skip("see tests/cli/test_attacks.py")
     other = enrol_local_node(CertificateAuthority(tmp_path / "other"), "b", tmp_path / "stranger")
     for keys in (None, other):
         with pytest.raises(TransportError):
@@ -245,6 +246,42 @@ def _pushed(callee: PeerKeeper) -> bool:
         return push_state(callee, ASK, [memoryview(STATE)], BytePacer(0)) == len(STATE)
     except TransportError:
         return False
+
+
+def test_a_handshake_that_drips_ends_at_its_deadline(
+    keeper: Keeper, callee: PeerKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte at a time gains no time, and keeps no peer waiting."""
+    if callee.guard is None:
+        pytest.skip("no handshake on one host")
+    monkeypatch.setattr(peer_server, "_PROVE_S", 1.0)
+    hello = ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), hello, server_hostname="keeper")
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    words = hello.read()
+
+    def all_closed() -> bool:
+        nonlocal words
+        byte, words = words[:1], words[1:]
+        assert words, "the whole handshake was waited for"
+        assert len(words) % 4 or _pushed(callee)
+        return set(map(_is_closed, drips, repeat(byte))) == {True}
+
+    with contextlib.ExitStack() as stack:
+        drips = [stack.enter_context(socket.create_connection(callee.address, 0.05)) for _ in range(8)]
+        until(all_closed, "the keeper hangs up")
+    assert bytes(keeper.memory) == STATE
+
+
+def _is_closed(link: socket.socket, byte: bytes) -> bool:
+    try:
+        link.send(byte)
+        return link.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
 
 
 def test_a_refusal_is_told(keeper: Keeper, callee: PeerKeeper) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -238,5 +239,22 @@ def test_a_second_controller_does_not_work(start: Start) -> None:
     assert done.returncode == 1
     job.says("another controller")
     assert job.controller() == before
+    job.finish()
+    job.ends(0)
+
+
+def test_a_crash_writes_no_keys_to_disk(start: Start) -> None:
+    """Cores of what has keys in its memory; ranks keep the limit that the user has set."""
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (most, most))
+    try:
+        job = start(OWN_FORK_SERVER="1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, most))
+    job.trains()
+    limits = [
+        resource.prlimit(pid, resource.RLIMIT_CORE)[0] for pid in (job.controller(), job.agent("n0"), job.rank(0))
+    ]
+    assert limits == [0, 0, most]
     job.finish()
     job.ends(0)

@@ -138,6 +138,7 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
     built = build_controller(run.settings, _make_ports(run_dir, fleet, store, say, listeners))
     controller = built.controller
     process_attributes.raise_file_limit()
+    process_attributes.write_no_core()
     audit = AuditLog(run_dir)
     port = NetworkPort(built, run, run_dir, audit)
     runners = [
