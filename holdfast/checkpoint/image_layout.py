@@ -15,7 +15,7 @@ import msgspec
 from holdfast.checkpoint.arena_header import PAGE_BYTES
 
 BIG_BYTES = 1 << 20  # a record from here on starts on a page, so that its memory can be registered by itself
-_ALIGN_BYTES = 64  # what torch aligns payloads to, counted from the start of their record
+ALIGN_BYTES = 64  # what torch aligns payloads to, counted from the start of their record
 
 EXTRA = "holdfast.extra"  # the key of what a snapshot says beside its tensors: one row of bytes for every rank
 
@@ -105,7 +105,7 @@ def arrange_image(specs: Iterable[RecordSpec], sizes: Sizes, *, rank: int, world
     at, last = 0, -1
     for spec, owner in _assign_owners(specs):
         head, length = sizes(spec)
-        at = _round_up(at, PAGE_BYTES if owner != last or spec.bytes >= BIG_BYTES else _ALIGN_BYTES)
+        at = _round_up(at, PAGE_BYTES if owner != last or spec.bytes >= BIG_BYTES else ALIGN_BYTES)
         items.append(ImageItem(spec=spec, owner=owner, offset=at, length=length, payload=at + head))
         at, last = at + length, owner
     return ImageLayout(rank=rank, world=world, items=tuple(items), image_bytes=_round_up(at, PAGE_BYTES), form=form)

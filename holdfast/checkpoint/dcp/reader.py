@@ -18,7 +18,7 @@ from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.dcp.checkpoint_ids import locate_checkpoint, same_place, step_under
 from holdfast.checkpoint.dcp.plan_layout import rank_and_world, unpad_value
 from holdfast.checkpoint.dcp.torch_metadata import decode_metadata, single_image_metadata
-from holdfast.checkpoint.image_layout import ImageLayout
+from holdfast.checkpoint.image_layout import ALIGN_BYTES, ImageLayout
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation
 from holdfast.checkpoint.manifest import MANIFEST, METADATA
 from holdfast.checkpoint.record_locations import rank_of
@@ -113,12 +113,12 @@ class Reader(StorageReader):
             return completed_future(None)
         records = _RecordTensors(self._contents)
         for batch in self._batches(sorted(plan.items, key=self._where)):
-            memory = memoryview(mmap.mmap(-1, max(1, sum(self._length(item) for item in batch))))
+            memory = memoryview(mmap.mmap(-1, max(1, sum(self._room(item) for item in batch))))
             pieces, at = [], 0
             for item in batch:
                 rank, start = self._where(item)
                 pieces.append(checkpoint_load.PartPiece(rank=rank, start=start, bytes=self._length(item), to=at))
-                at += self._length(item)
+                at += self._room(item)
             checkpoint_load.read_ranges(self._place, pieces, memory)
             for item, piece in zip(batch, pieces, strict=True):
                 record = memory[piece.to : piece.to + piece.bytes]
@@ -149,6 +149,10 @@ class Reader(StorageReader):
 
     def _length(self, item: ReadItem) -> int:
         return int(self._places[item.storage_index].length)
+
+    def _room(self, item: ReadItem) -> int:
+        """The memory that a record takes: torch's kernels for complex numbers crash where a tensor is not aligned."""
+        return -(-self._length(item) // ALIGN_BYTES) * ALIGN_BYTES
 
 
 class Planner(DefaultLoadPlanner):
