@@ -306,6 +306,7 @@ class Controller:
         for node in alarm.suspects:
             self.registry.record_silence(node)
             self.links.hang_up(node)
+            self.detectors.network.forget_node(node)
             self.dispatch.on_silent(node)
 
     async def _look_for_quiet(self) -> None:

@@ -130,6 +130,8 @@ def on_stopped(state: JobState, now: float, event: Outcome) -> str:
     verdict = state.failures.judge_case(now, case)
     state.nodes.unstopped = set(event.failed)
     launching.fence_unstopped(state, now, lost)
+    if case.is_switch or case.together:  # a person can do most about it, and the job may stand for long
+        state.emit(Say(text=f"{case.cause.reason}; {verdict.reason}" if case.is_switch else verdict.reason))
     if verdict.remedy in (Remedy.PROBE, Remedy.REPLAY):
         return start_probing(state, case, verdict)
     return apply_verdict(state, now, verdict, silent)

@@ -47,6 +47,10 @@ class Standbys:
         return {*self.suspects, *self.examined.values(), *self.checking.values()}
 
     @property
+    def hosts(self) -> dict[str, str]:
+        return {node: ready.host for node, ready in self._met.items()}
+
+    @property
     def wanted_nodes(self) -> int:
         return self.job.max_nodes + self.job.standbys
 
