@@ -95,6 +95,7 @@ def evict_nodes(
     at_once = len(leaving) > 1 and set(leaving) <= set(silent)  # one cause took them: a switch, or power
     state.failures.count_evictions(now, 1 if at_once else len(leaving))
     state.requests.on_nodes_left(tuple(leaving))
+    state.links.forget_nodes(leaving)
     if state.interruption:
         state.interruption.evicted += tuple(leaving)
     return f"evicted {', '.join(leaving)}"
@@ -173,13 +174,14 @@ def _launch_or_wait(state: JobState, now: float) -> str:
 
 def _part_with_late(state: JobState, now: float) -> None:
     """Part with nodes whose links did not come back in time, as far as the job can do without them."""
-    late = state.links.take_late(now)
-    seated, names = state.nodes.active & late, ", ".join(sorted(late))
-    for node in state.nodes.standbys.beside_job(sorted(late)):
-        state.emit(*state.nodes.standbys.dismiss_node(node, Kind.HEALTH, "its link stays down"))
+    late, standbys = sorted(state.links.take_late(now)), state.nodes.standbys
+    seated, beside = state.nodes.active.intersection(late), standbys.beside_job(late)
+    names = ", ".join(node for node in late if node in seated or node in beside)
+    for node in beside:
+        state.emit(*standbys.dismiss_node(node, Kind.HEALTH, "its link stays down"))
     if seated and not state.nodes.can_do_without(seated):
         state.emit(Say(text=f"{names} still without a link, and no standby can replace them: restarted in place"))
-    elif late:
+    elif names:
         evict_nodes(state, now, seated, ())
         state.emit(Say(text=f"{names} still without a link after the wait: evicted"))
 

@@ -9,8 +9,9 @@ from holdfast.model.event import LinksUp, Phase
 
 def on_links_lost(state: JobState, now: float, alarm: Alarm) -> str:
     """Note which links are down, so that no launch comes before they are back. Stop a job that uses them."""
-    state.links.begin_wait(now, alarm.suspects, state.limits.wait_s)
-    used = state.nodes.active.intersection(alarm.suspects) - state.nodes.ended
+    seated = state.nodes.active.intersection(alarm.suspects)
+    state.links.begin_wait(now, (*seated, *state.nodes.standbys.beside_job(alarm.suspects)), state.limits.wait_s)
+    used = seated - state.nodes.ended
     if state.phase in (Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING) and used:
         return incident_course.open_trouble(state, now, alarm)
     if state.phase is Phase.STOPPING:

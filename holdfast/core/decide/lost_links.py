@@ -13,18 +13,23 @@ class LostLinks:
         self.until = 0.0  # 0: nothing is waited for
 
     def begin_wait(self, now: float, nodes: Iterable[str], wait_s: float) -> None:
-        self.until = self.until or now + wait_s
         self.nodes.update(nodes)
+        if self.nodes:
+            self.until = self.until or now + wait_s
 
     def on_back(self, now: float, nodes: Iterable[str]) -> list[str]:
         """Take in that links are up again. Return of which nodes that is news."""
         back = sorted(self.nodes.intersection(nodes))
-        self.nodes.difference_update(back)
+        if back:
+            self.until = min(self.until, now + _REST_S)
+        self.forget_nodes(back)
+        return back
+
+    def forget_nodes(self, nodes: Iterable[str]) -> None:
+        """Stop waiting for nodes that are back or have left."""
+        self.nodes.difference_update(nodes)
         if not self.nodes:
             self.until = 0.0
-        elif back:
-            self.until = min(self.until, now + _REST_S)
-        return back
 
     def blocks_launch(self, now: float, active: Set[str]) -> bool:
         """Return whether a node that is to get ranks has no link yet, and there is still time for it."""
