@@ -293,8 +293,8 @@ class Controller:
         self.aims.tick(now)
         if self.detectors.stalls.should_look(now):
             self._spawn_task(self._look_at_ranks())
-        for alarm in self.detectors.stalls.check_drivers(now):
-            self.announce_news(alarm)
+        for silent in self.detectors.stalls.check_drivers(now):
+            self.announce_news(silent)
         if alarm := self.detectors.network.check_round(now):
             self.announce_news(alarm)
         self.detectors.network.ask_nodes(now)

@@ -69,7 +69,7 @@ class StrainKind(StrEnum):
 
 
 class Strain(msgspec.Struct, frozen=True, kw_only=True):
-    """A reading of a machine that lasts. It counts only with what happens to the job, or to other machines, meanwhile."""
+    """A reading of a machine that lasts, and counts only with what happens to the job or other machines meanwhile."""
 
     kind: StrainKind
     sign: str  # the signature of an alarm about the same reading

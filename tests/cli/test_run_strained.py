@@ -33,9 +33,7 @@ def on_machines(start: Start, folder: Path, *flags: str, script: str) -> Job:
     for node in ("n0", "n1", "n2", "n3"):
         (folder / node / "dev").mkdir(parents=True)
     quick = ("--set", "health.gpu_s=0.2", "--set", f"health.root={folder}/{{node}}")
-    job = start(
-        "--nnodes=2", "--standbys=1", *quick, *flags, script=script, **{NVML: str(folder), "PYTHONPATH": FAKES}
-    )
+    job = start("--nnodes=2", "--standbys=1", *quick, *flags, script=script, **{NVML: str(folder), "PYTHONPATH": FAKES})
     job.trains()
     job.until(lambda: "ready" in [node["role"] for node in job.status()["nodes"]], "a standby", patience_s=100)
     return job

@@ -9,7 +9,7 @@ _COUNTERS = ("core_throttle_count", "package_throttle_count")
 
 
 class ProcessorThrottling:
-    """What is compared: counters with the last reading, clocks with the start. A person may have capped those before."""
+    """Compares counters with the last reading, and clocks with the start: a person may have capped them before that."""
 
     def __init__(self, root: Path) -> None:
         cpus = root / "sys/devices/system/cpu"

@@ -1,9 +1,9 @@
 """Coincidence detector: holds what strains machines against a job that has lost its pace, or stands.
 
-Machines run hot, and drivers are slow to answer, without harm to the job. They count only if the job suffers at the same
-time. One machine that began to slow itself down when the job lost its pace is the cause, and costs what a slow rank does.
-Several at once have a cause outside of them: cooling, power, or the work itself. A driver that does not answer while the
-job stands is proof against its machine.
+Machines run hot, and drivers are slow to answer, without harm to the job. They count only if the job suffers at the
+same time. One machine that began to slow itself down when the job lost its pace is the cause, and is treated as a slow
+rank's machine is. Several at once have a cause outside of them: cooling, power, or the work itself. A driver that does
+not answer while the job stands is proof against its machine.
 """
 
 from collections.abc import Iterator

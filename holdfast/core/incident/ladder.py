@@ -1,6 +1,7 @@
 """The ladder of remedies: from the first cause of an incident to a verdict, cheapest first, every rung bounded.
 
-1. Proof names a node (silent, GPU lost, last words beyond doubt): evict it.
+1. Proof names a node (silent, GPU lost, last words beyond doubt): evict it. Links that several machines lose together
+   are proof against none: wait for them.
 2. The user's code raised: never evict a node for it. Roll back a release on trial, or at the second failure one that
    is less than a day old. Before any step, try once more unless it would fail the same way. If a setting must change,
    restart once more and then tell a person.
@@ -160,11 +161,8 @@ def _first_remedy(case: IncidentCase) -> Verdict:
     where = ", ".join(cause.suspects)
     if case.is_switch:
         return _judge_switch(case)
-    if case.together:
-        reason = f"{', '.join(case.together)} fell silent at once: a switch, a cable or their power; evicted"
-        return Verdict(remedy=Remedy.EVICT, nodes=case.together, reason=reason)
     if cause.kind is Kind.SILENCE or (case.is_proof and case.replaceable):
-        return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=f"{where} {cause.reason}: evicted")
+        return _evict_proven(case)
     if cause.action == EXTERNAL and cause.confidence >= TOLD:
         return _wait_for_service(case)
     if pointless := _reason_to_give_up(case):
@@ -208,6 +206,15 @@ def _first_remedy(case: IncidentCase) -> Verdict:
     if case.max_restarts is None and case.is_stuck:
         return _give_up(f"the same failure {case.fruitless_restarts + 1} times without progress")
     return Verdict(remedy=Remedy.RESTART, reason=_NOBODY)
+
+
+def _evict_proven(case: IncidentCase) -> Verdict:
+    """Return the verdict on nodes that are silent, or against which there is proof."""
+    nodes, reason = case.cause.suspects, f"{', '.join(case.cause.suspects)} {case.cause.reason}: evicted"
+    if case.together:
+        nodes = case.together
+        reason = f"{', '.join(nodes)} fell silent at once: a switch, a cable or their power; evicted"
+    return Verdict(remedy=Remedy.EVICT, nodes=nodes, reason=reason)
 
 
 def _judge_switch(case: IncidentCase) -> Verdict:

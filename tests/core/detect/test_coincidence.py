@@ -65,7 +65,10 @@ def test_only_heat_of_the_same_time_counts(since: float, coincides: bool) -> Non
 
 def test_several_machines_at_once_are_a_matter_of_cooling() -> None:
     made = detector(strain("n3", since=895.0), strain("n4", since=905.0))
-    for alarm in (made.check_pace(1000.0, lost()), act_at(detector(*[strain(f"n{i}", since=890.0) for i in (1, 2)]), lost())):
+    for alarm in (
+        made.check_pace(1000.0, lost()),
+        act_at(detector(*[strain(f"n{i}", since=890.0) for i in (1, 2)]), lost()),
+    ):
         assert alarm is not None and (alarm.suspects, alarm.stance) == ((), Stance.NOTIFY)
         assert "cooling" in alarm.reason
     assert act_at(made, lost()) is None
