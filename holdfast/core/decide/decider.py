@@ -161,7 +161,7 @@ def _wake_at(state: JobState) -> float | None:
         waits.append(state.requests.asks_until)
     if state.phase in (Phase.STARTING, Phase.TRAINING):
         waits.append(state.releases.wake_at())
-    if state.phase is Phase.TRAINING and state.nodes.may_grow:
+    if state.phase is Phase.TRAINING and state.nodes.may_grow(state.links.nodes):
         waits.append(state.grow_at)
     if state.phase is Phase.WAITING:
         waits += [state.wait_until, state.last_call_at, state.not_before or None, state.fence.until or None]

@@ -161,7 +161,7 @@ def _launch_or_wait(state: JobState, now: float) -> str:
         return f"waiting for {state.not_before - now:.0f} s"
     if state.links.blocks_launch(now, state.nodes.active):
         state.enter(Phase.WAITING)
-        return state.links.describe_wait(now)
+        return state.links.describe_wait(now, state.nodes.active)
     _part_with_late(state, now)
     if state.requests.evicting or state.requests.draining:
         leaving = state.requests.nodes_to_leave(state.nodes.active, len(state.nodes.pool))

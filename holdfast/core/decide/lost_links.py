@@ -42,5 +42,6 @@ class LostLinks:
         late, self.nodes, self.until = self.nodes, set(), 0.0
         return late
 
-    def describe_wait(self, now: float) -> str:
-        return f"waiting for the links of {', '.join(sorted(self.nodes))}, for another {self.until - now:.0f} s at most"
+    def describe_wait(self, now: float, active: Set[str]) -> str:
+        where = ", ".join(sorted(self.nodes & active))
+        return f"waiting for the links of {where}, for another {self.until - now:.0f} s at most"

@@ -115,10 +115,10 @@ class JobNodes:
         self.out, self.ended = set(), set()
         return admitted
 
-    @property
-    def may_grow(self) -> bool:
-        """Return whether the job runs on fewer nodes than wanted and enough standbys wait for one more replica."""
-        missing = self.job.max_nodes - len(self.seats)
-        if missing <= 0 or not self.pool:
+    def may_grow(self, without: Collection[str]) -> bool:
+        """Return whether the job runs on fewer nodes than wanted and enough standbys wait for one more replica, not
+        counting those in `without`."""
+        missing, usable = self.job.max_nodes - len(self.seats), len(self.pool.keys() - set(without))
+        if missing <= 0 or not usable:
             return False
-        return min(missing, len(self.pool)) >= growth_unit(self.job, self.seats[0].nproc if self.seats else 1)
+        return min(missing, usable) >= growth_unit(self.job, self.seats[0].nproc if self.seats else 1)

@@ -111,7 +111,11 @@ def test_heat_is_a_strain_as_long_as_it_lasts() -> None:
     for at, value in ((40.0, 0.0), (50.0, 0.0), (60.0, 64.0), (70.0, 0.0), (80.0, 0.0)):
         watched.read("gpu.slowed", value, at)
         assert [one.since for one in watched.health.strains] == [10.0], "clocks go up and down within a step"
-    watched.read("gpu.slowed", 0.0, 90.0)
+    for at in (90.0, 100.0, 110.0, 120.0):
+        watched.read("gpu.slowed", 64.0 if at < 120.0 else 0.0, at)
+    assert [one.since for one in watched.health.strains] == [10.0], "it was never over"
+    watched.read("gpu.slowed", 0.0, 130.0)
+    watched.read("gpu.slowed", 0.0, 140.0)
     assert watched.health.strains == ()
 
 
