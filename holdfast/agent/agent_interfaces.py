@@ -17,7 +17,7 @@ from holdfast.core.agent_state_machine import ErrandDone, HeedEpoch, RememberDon
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done, FinalState, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere
 from holdfast.model.job_and_seats import Dims
-from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Mark, Reach, StepValues
+from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Mark, Reach, StepValues, Strain
 from holdfast.model.release import Release
 from holdfast.model.stacks import Arrival, Trace
 from holdfast.model.state_copy import Address, Aim, Copy
@@ -158,6 +158,10 @@ class HealthSigns(Protocol):
     @property
     def peak_flops(self) -> float:
         """FLOP/s that the GPUs of the node's ranks can make at most; 0 if that is not known."""
+
+    @property
+    def strains(self) -> tuple[Strain, ...]:
+        """What lasts on this machine, and may explain what happens to the job."""
 
     def on_rank_exit(self, at: float) -> None:
         """Raise the alarms that explain a rank's exit, before the exit itself is reported."""

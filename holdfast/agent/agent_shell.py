@@ -349,7 +349,8 @@ class Agent:
         if self.controller_clock.known:
             generation, held = self.life.generation, self.ranks.held
             running = sum(key.generation == generation and rank.code is None for key, rank in held.items())
-            self._queue_packet(agent_messages.encode(msgspec.structs.replace(self._summarize_ranks(), running=running)))
+            beat = msgspec.structs.replace(self._summarize_ranks(), running=running, strains=self.health.strains)
+            self._queue_packet(agent_messages.encode(beat))
 
     def _summarize_ranks(self) -> Beat:
         """Return the node's beat, with the step of its slowest rank; the step is -1 until every rank has made one."""

@@ -25,7 +25,7 @@ from holdfast.agent.sources.network import NetworkSource
 from holdfast.agent.sources.rank_logs import RankLogSource
 from holdfast.agent.system import procfs
 from holdfast.agent.system.oom_kills import OomKills, knows_pids
-from holdfast.core.detect.health import HealthDetector
+from holdfast.core.detect.health import HealthDetector, driver_deadline_s
 from holdfast.core.detect.lines import LineDetector, MachineUse
 from holdfast.core.detect.link_traffic import TrafficMeter
 from holdfast.core.detect.user_log_rules import RuleDetector
@@ -35,7 +35,7 @@ from holdfast.core.log_analysis.megatron_progress import MegatronProgress
 from holdfast.core.record.gpu_peak import peak_of_ranks
 from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm
-from holdfast.model.observation import Gauge, Line, LinkTraffic, StepValues
+from holdfast.model.observation import Gauge, Line, LinkTraffic, StepValues, Strain
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.holder_messages import HolderRank, RankKey
 from holdfast.wire.rank_keeper_messages import ArenaRequest
@@ -144,6 +144,11 @@ class HealthMonitor:
             self._on_signals(feed, [msgspec.structs.replace(signal, at=min(signal.at, at)) for signal in found])
         for name in (_GPUS, _HOST):
             self._feeds[name].wake.set()
+
+    @property
+    def strains(self) -> tuple[Strain, ...]:
+        """What lasts on this machine, and may explain what happens to the job."""
+        return self._health.strains
 
     def has_oom_kill(self) -> bool:
         """Return whether the kernel has just killed a process on this node because memory ran out."""
@@ -275,9 +280,9 @@ class HealthMonitor:
         for alarm in self._rules.tick(self._now()) if running else ():
             self._send_alarm(alarm)
         for feed in self._feeds.values():
-            waited_s = now - (feed.asked_at or now)
-            if waited_s > self._spec.settings.health.deadline_s:
-                self._send_alarm(self._stuck_alarm(feed, feed.stuck, waited_s))
+            waited_s, limits = now - (feed.asked_at or now), self._spec.settings.health
+            late = waited_s > (driver_deadline_s(limits) if feed.name == _GPUS else limits.deadline_s)
+            self._send_alarm(self._stuck_alarm(feed, feed.stuck, waited_s if late else 0.0))
             if feed.thread and not feed.thread.is_alive() and not feed.absent:
                 self._send_alarm(self._stuck_alarm(feed, "source.broken", 1.0))
 
@@ -290,7 +295,8 @@ class HealthMonitor:
         return peak if peak and running and all(procfs.computes_on_gpu(pid, self._root) for pid in running) else 0.0
 
     def _stuck_alarm(self, feed: SourceFeed, gauge: str, value: float) -> Alarm | None:
-        return self._health.on_gauge(Gauge(name=gauge, of=feed.name, value=value, at=self._now()), (self._spec.node,))
+        nodes = self._host_nodes() if value and feed.name == _GPUS else (self._spec.node,)
+        return self._health.on_gauge(Gauge(name=gauge, of=feed.name, value=value, at=self._now()), nodes)
 
     def _send_alarm(self, alarm: Alarm | None) -> None:
         if alarm and (passed := self._flood.admit_alarm(self._clock.monotonic(), alarm)):

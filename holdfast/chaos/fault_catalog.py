@@ -152,7 +152,7 @@ MACHINES = (
     ),
     FaultKind(
         name="gpu",
-        what="readings of a GPU (reading: lost, ecc, hot, narrow, nvlink)",
+        what="readings of a GPU (reading: lost, ecc, hot, narrow, nvlink, hung)",
         strike=hardware_faults.set_gpu_reading,
         takes=("reading",),
         alarms=("health",),

@@ -23,6 +23,7 @@ READINGS = {  # what a driver would say, by the names of its calls
     "hot": {"nvmlDeviceGetTemperature": 95, "nvmlDeviceGetCurrentClocksThrottleReasons": 0x40},
     "narrow": {"nvmlDeviceGetCurrPcieLinkWidth": 4},
     "nvlink": {"nvmlDeviceGetNvLinkState": 0},
+    "hung": {"hangs": 1},
 }
 _count = itertools.count(1)
 

@@ -164,6 +164,8 @@ class AgentIngest:
             self.executor.on_step()
             self.controller.process_event(progress)
         self.aims.on_beat(now, beat)
+        if links := self.detectors.network.on_beat(beat):
+            self.controller.process_event(links)
         if alarm := self.detectors.stalls.on_beat(now, beat):
             self.controller.announce_news(alarm)
 
@@ -208,5 +210,8 @@ class AgentIngest:
                 self._spiked.is_repeat(now, (alarm.generation, alarm.signature))
             ):
                 pass
+            case Alarm() as alarm:
+                if judged := self.detectors.network.judge_alarm(alarm):
+                    self.controller.announce_news(judged)
             case body:
                 self.controller.announce_news(body)

@@ -293,6 +293,8 @@ class Controller:
         self.aims.tick(now)
         if self.detectors.stalls.should_look(now):
             self._spawn_task(self._look_at_ranks())
+        for silent in self.detectors.stalls.check_drivers(now):
+            self.announce_news(silent)
         if alarm := self.detectors.network.check_round(now):
             self.announce_news(alarm)
         self.detectors.network.ask_nodes(now)
@@ -304,6 +306,7 @@ class Controller:
         for node in alarm.suspects:
             self.registry.record_silence(node)
             self.links.hang_up(node)
+            self.detectors.network.forget_node(node)
             self.dispatch.on_silent(node)
 
     async def _look_for_quiet(self) -> None:

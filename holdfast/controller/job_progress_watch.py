@@ -5,6 +5,7 @@ from collections.abc import Callable
 from holdfast.config import Settings
 from holdfast.controller.stack_tracing import StackTracing
 from holdfast.core.decide.job_view import JobView
+from holdfast.core.detect.coincidence import CoincidenceDetector
 from holdfast.core.detect.hang import HangDetector
 from holdfast.core.detect.hang_at_exit import ExitHangDetector
 from holdfast.core.detect.slow import SlowDetector
@@ -28,6 +29,7 @@ class StallWatch:
     ) -> None:
         self.hang, self.ending = HangDetector(settings.hang), ExitHangDetector(settings.hang)
         self.slow = SlowDetector(settings.slow)
+        self.coincidence = CoincidenceDetector(settings.slow, settings.health)
         self._view = view
         self._tracing = tracing
         self._now = now
@@ -37,12 +39,25 @@ class StallWatch:
         self.hang.on_launch(now, launch.generation, tuple(seat.node for seat in launch.seats))
         self.slow.on_launch(now, launch.generation, (launch.release.number, world_size(launch.seats)))
         self.ending.on_launch(launch.generation)
+        self.coincidence.on_launch(launch.generation, launch.seats)
 
     def on_beat(self, now: float, beat: Beat) -> Alarm | None:
-        """Take in a beat. Return an alarm if it shows that a rank is slow."""
+        """Take in a beat. Return an alarm if it shows that a rank is slow, or a machine that makes the job slow."""
         self.hang.on_beat(now, beat)
+        self.coincidence.on_beat(now, beat)
         alarm = self.slow.on_beat(now, beat, beat.arrivals)
-        return alarm if alarm and self.is_under_way() and not self._view.some_ended else None
+        if not self.is_under_way() or self._view.some_ended:
+            return None
+        named = alarm is not None and alarm.suspects
+        if self.coincidence.has_strains and not named:
+            alarm = self.coincidence.check_pace(now, self.slow.find_lost_pace(now)) or alarm
+        return alarm
+
+    def check_drivers(self, now: float) -> tuple[Alarm, ...]:
+        """Return alarms about drivers that do not answer while the job stands."""
+        if not self.coincidence.has_strains or not self.is_under_way() or self._view.some_ended:
+            return ()
+        return self.coincidence.check_standstill(now, self.hang.stands_since(now))
 
     def should_look(self, now: float) -> bool:
         """Whether the job has stood still so long that the stacks of its ranks are needed."""

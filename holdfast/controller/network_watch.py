@@ -11,12 +11,13 @@ from holdfast.controller.stack_tracing import StackTracing
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.detect.link_traffic import QuietLinks
 from holdfast.core.detect.reachability import ReachDetector, choose_peers
+from holdfast.core.detect.switch_loss import SwitchDetector
 from holdfast.core.diagnose.blocking_ranks import find_blocking
 from holdfast.core.incident.alarm_rate_limit import cap_stance
 from holdfast.model.action import Launch
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.event import Phase
-from holdfast.model.observation import LinkTraffic, Reach
+from holdfast.model.event import LinksUp, Phase
+from holdfast.model.observation import Beat, LinkTraffic, Reach
 from holdfast.wire.agent_messages import ReachRequest
 
 _LOOK_S = 2.0  # for all nodes to look at their processes
@@ -41,18 +42,35 @@ class NetworkWatch:
         self._links, self._tracing, self._now = links, tracing, now
         self._traffic: dict[str, tuple[float, tuple[LinkTraffic, ...]]] = {}  # by node: when it was told, and what
         self._reach = ReachDetector()
+        self._switch = SwitchDetector(self._every_s)
         self._quiet = QuietLinks(settings.hang.quiet_s, _STALE * self._every_s)
         self._asked_at, self._judged = 0.0, True
         self._looking = False
 
     def on_launch(self, now: float, launch: Launch) -> None:
         self._reach.on_launch()
+        self._switch.on_launch()
         self._quiet.on_launch(now)
         self._asked_at, self._judged = now, True
 
     def on_traffic(self, now: float, node: str, links: tuple[LinkTraffic, ...]) -> None:
         self._traffic[node] = now, links
         self._quiet.on_traffic(now, self._machine_of(node), links)
+
+    def on_beat(self, beat: Beat) -> LinksUp | None:
+        """Take in a beat. Return news if it shows that a link that the job waits for is up again."""
+        self._switch.on_beat(beat)
+        if beat.node not in self._view.without_links or self._switch.is_cut(beat.node):
+            return None
+        return LinksUp(nodes=(beat.node,))
+
+    def judge_alarm(self, alarm: Alarm) -> Alarm | None:
+        """Return what to say of an alarm of a node: the same, or that several machines have lost their links at once;
+        None if that was said."""
+        return self._switch.judge_alarm(alarm, self._view.generation)
+
+    def forget_node(self, node: str) -> None:
+        self._switch.forget_node(node)
 
     def list_traffic(self, now: float) -> dict[str, tuple[LinkTraffic, ...]]:
         """Return the traffic that nodes have told of their machines, without what is out of date."""

@@ -141,6 +141,12 @@ class MeshReport(msgspec.Struct, frozen=True, kw_only=True, tag="mesh"):
     mesh: Dims
 
 
+class LinksUp(msgspec.Struct, frozen=True, kw_only=True, tag="links_up"):
+    """Links that were lost together with others are up again."""
+
+    nodes: tuple[str, ...]
+
+
 class Tick(msgspec.Struct, frozen=True, kw_only=True, tag="tick"):
     """The time at which the decider asked to be woken has come."""
 
@@ -165,7 +171,7 @@ class Successor(msgspec.Struct, frozen=True, kw_only=True, tag="successor"):
     alone_since: float = 0.0  # the last sign of life of the controller before; 0: not known
 
 
-Event = Begin | Ready | Alarm | Progress | Ended | Outcome | Order | MeshReport | Tick | Successor
+Event = Begin | Ready | Alarm | Progress | Ended | Outcome | Order | MeshReport | LinksUp | Tick | Successor
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,5 +1,7 @@
 """Signals: raw observations of nodes and ranks, before a detector makes alarms of them."""
 
+from enum import StrEnum
+
 import msgspec
 
 from holdfast.model.job_and_seats import Dims
@@ -57,6 +59,25 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     value: int
 
 
+class StrainKind(StrEnum):
+    """What a lasting reading of a machine may explain."""
+
+    SLOWS = "slows"  # a job that has lost its pace: heat, a power brake
+    STANDS = "stands"  # a job that stands: a driver that does not answer
+    CUT = "cut"  # a link is down
+    FLAPPED = "flapped"  # a link was down not long ago
+
+
+class Strain(msgspec.Struct, frozen=True, kw_only=True):
+    """A reading of a machine that lasts, and counts only with what happens to the job or other machines meanwhile."""
+
+    kind: StrainKind
+    sign: str  # the signature of an alarm about the same reading
+    nodes: tuple[str, ...]  # that are on the machine
+    since: float
+    text: str  # in words, to be said of a node
+
+
 class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     """One node's summary of its ranks; its step is that of the slowest rank."""
 
@@ -92,6 +113,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     parameters: int = 0  # that each rank's optimizers train; 0: not known, or the ranks differ
     peak_flops: float = 0.0  # FLOP/s that the GPUs of the node's ranks can make at most; 0: not known
     running: int = -1  # ranks of this generation that live here; -1: it does not say
+    strains: tuple[Strain, ...] = ()  # of the machine, if this node reads for it
     parted: bool = False  # every rank's script has left its process groups or returned
 
 

@@ -19,7 +19,7 @@ from holdfast.agent.health_monitor import HealthMonitor, MonitorPorts
 from holdfast.core.detect.health import HealthLimits
 from holdfast.core.detect.user_log_rules import Rule, RuleLimits
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.observation import LinkTraffic, StepValues
+from holdfast.model.observation import LinkTraffic, StepValues, StrainKind
 from holdfast.wire import folder_use_lock, run_and_node_specs
 from holdfast.wire.holder_messages import HolderRank
 from holdfast.wire.rank_keeper_messages import ArenaRequest, CheckpointPolicy
@@ -196,7 +196,10 @@ async def test_a_source_that_hangs_is_an_alarm_and_stops_no_other(tmp_path: Path
         await scene.until(lambda: scene.heard)
         scene.write(XID.replace(b"3b", b"3a"))
         await scene.until(lambda: len(scene.heard) > 1)
+        [strain] = made.strains
+        assert (strain.kind, strain.nodes) == (StrainKind.STANDS, ("n0",))
         heal.set()
+        await scene.until(lambda: not made.strains)
     stuck, xid = scene.heard
     assert (stuck.klass, stuck.stance, stuck.hard) == ("gpu_driver_gsp_fault", Stance.NOTIFY, False)
     assert "when asked for the state of its GPUs" in stuck.reason

@@ -1,6 +1,7 @@
 """The fake driver says what it was told to, through the very source that agents read GPUs with."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -39,11 +40,23 @@ def alarms(machine: Path, reading: str) -> list[Stance]:
     return found
 
 
-@pytest.mark.parametrize("reading", list(READINGS))
+@pytest.mark.parametrize("reading", sorted(READINGS.keys() - {"hung"}))
 def test_every_reading_is_noticed(machine: Path, reading: str) -> None:
     stances = alarms(machine, reading)
     assert stances, "nobody noticed"
     assert (Stance.ACT in stances) == (reading in ("lost", "ecc")) or reading == "nvlink"
+
+
+def test_a_driver_that_hangs_goes_on_when_that_is_undone(machine: Path) -> None:
+    source = GpuSource(pynvml, lambda: 0.0)
+    (machine / "nvml.json").write_text(json.dumps(READINGS["hung"]))
+    reading = threading.Thread(target=source.read, daemon=True)
+    reading.start()
+    reading.join(0.3)
+    assert reading.is_alive()
+    (machine / "nvml.json").unlink()
+    reading.join(20.0)
+    assert not reading.is_alive()
 
 
 def test_without_an_order_all_is_well(machine: Path) -> None:

@@ -38,6 +38,13 @@ def test_evicted_and_admitted() -> None:
     assert (found["n0"], found["n1"], found["n2"]) == ("active", "evicted", "admitting")
 
 
+def test_a_standby_that_is_lost_was_not_evicted() -> None:
+    assert roles(*TRAINING, "alarm silence n2")["n2"] == "lost"
+    assert roles(*TRAINING, "alarm health n2 hard said lost a GPU")["n2"] == "dismissed"
+    silent_twice = (*TRAINING, "alarm silence n1", "outcome 3 ok", "outcome 5 ok", "progress 2")
+    assert roles(*silent_twice)["n1"] == "evicted", "it had a seat"
+
+
 def test_those_that_have_left_are_bounded() -> None:
     decider = Decider()
     for at, line in enumerate(TRAINING):

@@ -22,7 +22,7 @@ from holdfast.core.detect.crash import alarm_of
 from holdfast.core.detect.silence import departure_alarm
 from holdfast.logs import catalog_files
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
-from holdfast.model.alarm import UNNAMED, Alarm, Kind, Stance
+from holdfast.model.alarm import SWITCH, UNNAMED, Alarm, Kind, Stance
 from holdfast.model.event import (
     Begin,
     Decision,
@@ -30,6 +30,7 @@ from holdfast.model.event import (
     Entry,
     Event,
     Limits,
+    LinksUp,
     MeshReport,
     Order,
     OrderVerb,
@@ -133,6 +134,16 @@ def _alarm(words: Words, now: float, generation: int) -> Event:
     if kind == "redone":
         return _redone_alarm(int(words.after("step", "0")), at, generation)
     said = tuple(words.after_all("said"))
+    if kind == "switch":
+        return Alarm(
+            kind=Kind.HEALTH,
+            at=at,
+            suspects=tuple(node.split(",")),
+            reason=f"{len(node.split(','))} nodes lost their links within 1 s ({node}: a switch)",
+            generation=generation,
+            signature=SWITCH,
+            hard=True,
+        )
     if kind in ("health", "lines", "hang", "slow"):
         return Alarm(
             kind=Kind(kind),
@@ -233,6 +244,7 @@ PARSERS: dict[str, Callable[[Words, float, int], Event]] = {
         epoch=int(words.next()), alone_since=float(words.after("alone", "0"))
     ),
     "mesh": _mesh,
+    "links": lambda words, now, generation: LinksUp(nodes=tuple(words.next().split(","))),
     "tick": lambda words, now, generation: Tick(),
 }
 

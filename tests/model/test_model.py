@@ -15,6 +15,7 @@ from holdfast.model.event import (
     Entry,
     Event,
     Limits,
+    LinksUp,
     Lost,
     MeshReport,
     Order,
@@ -41,6 +42,7 @@ EVENTS: tuple[Event, ...] = (
     Outcome(action=3, ok=False, detail="why", nodes=("a",), failed={"b": "because"}),
     Order(verb="update", who="me", code=3, now=True, node="a", release=RELEASE, number=1, window_s=2.5),
     MeshReport(mesh=(("pp", 2), ("dp", 4))),
+    LinksUp(nodes=("n1",)),
     Tick(),
     Successor(epoch=2, lost=Lost(kept=3, of=5, generation=2, release=1, phase=Phase.TRAINING)),
 )

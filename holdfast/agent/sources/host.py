@@ -1,4 +1,4 @@
-"""Reads the host: memory, pressure, disks that the job uses, mounts that hang, and the clock."""
+"""Reads the host: memory, pressure, throttled processors, disks that the job uses, mounts that hang, and the clock."""
 
 import os
 import threading
@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.sources import Signal
+from holdfast.agent.sources.processor_throttling import ProcessorThrottling
 from holdfast.agent.system.snapshot_memory import available_bytes
 from holdfast.model.observation import Gauge
 
@@ -34,12 +35,14 @@ class HostSource:
         self._paths = paths
         self._root = root
         self._mounts: dict[str, WatchedMount] = {}
+        self._throttling = ProcessorThrottling(root)
 
     def read(self) -> list[Signal]:
         now = self._clock()
         read = [
             *self._read_memory(),
             *self._read_pressure(),
+            *self._throttling.read_numbers(),
             *self._read_disks(),
             ("clock.offset_s", "clock", abs(self._offset_s())),
         ]

@@ -6,6 +6,7 @@ the values in `nvml.json` in the folder of that node's machine; without that fil
 
 import json
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,7 +55,8 @@ def _read_values() -> dict[str, Any]:
 
 
 def _read_value(name: str, *_args: Any) -> Any:
-    told = _read_values()
+    while "hangs" in (told := _read_values()):
+        time.sleep(0.1)
     if "broken" in told:
         raise NVMLError(int(told["broken"]))
     return told.get(name, _WELL[name])

@@ -6,16 +6,24 @@ change the job's state; they import it, and one another, in one direction:
     job_state <- launching <- recovery <- planned_restart, controller_takeover, operator_requests <- decider
 """
 
-from holdfast.core.decide import controller_takeover, incident_course, launching, operator_requests, planned_restart
+from holdfast.core.decide import (
+    controller_takeover,
+    incident_course,
+    launching,
+    link_outage,
+    operator_requests,
+    planned_restart,
+)
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.first_cause import launch_alarm
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.alarm import SWITCH, Alarm, Kind, Stance
 from holdfast.model.event import (
     Begin,
     Decision,
     Ended,
     Event,
+    LinksUp,
     MeshReport,
     Order,
     Outcome,
@@ -94,6 +102,10 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
             return reason
         case _, Alarm() if event.stance is not Stance.ACT:
             return launching.tell_alarm(state, event)
+        case _, Alarm(signature=signature) if signature == SWITCH:
+            return link_outage.on_links_lost(state, now, event)
+        case _, LinksUp():
+            return link_outage.on_links_up(state, now, event)
         case _, Alarm(kind=Kind.SLOW) if why := incident_course.tolerates_slowness(state, now, event):
             return launching.tell_alarm(state, event, f"; not acted on, as {why}")
         case _, Alarm() if not launching.concerns_generation(state, event):
@@ -149,8 +161,9 @@ def _wake_at(state: JobState) -> float | None:
         waits.append(state.requests.asks_until)
     if state.phase in (Phase.STARTING, Phase.TRAINING):
         waits.append(state.releases.wake_at())
-    if state.phase is Phase.TRAINING and state.nodes.may_grow:
+    if state.phase is Phase.TRAINING and state.nodes.may_grow(state.links.nodes):
         waits.append(state.grow_at)
     if state.phase is Phase.WAITING:
         waits += [state.wait_until, state.last_call_at, state.not_before or None, state.fence.until or None]
+        waits.append(state.links.until or None)
     return min((at for at in waits if at is not None), default=None)

@@ -6,6 +6,7 @@ phase may follow the old one, and that the invariant of the new phase holds. Que
 
 from holdfast.core.decide.action_ids import ActionIds
 from holdfast.core.decide.launch_fence import Fence
+from holdfast.core.decide.lost_links import LostLinks
 from holdfast.core.decide.open_operator_requests import OpenRequests
 from holdfast.core.decide.planned_pause import Interruption, Pause
 from holdfast.core.decide.resume_adjustments import ResumePoint
@@ -63,6 +64,7 @@ class JobState:
         self.ids = ActionIds()
         self._make_parts(Release(number=1))
         self.fence = Fence()
+        self.links = LostLinks()
         self.not_before = 0.0  # when the next generation may be launched
         self.grow_at = 0.0  # when a job that is smaller than it wants may be stopped to grow
         self.wait_until: float | None = None
@@ -123,7 +125,8 @@ class JobState:
         incident = self.incident
         match self.phase:
             case Phase.WAITING:
-                assert self.wait_until is not None or self.not_before or self.fence.until, "no wait is without end"
+                ends = (self.wait_until, self.not_before, self.fence.until, self.links.until)
+                assert any(ends), "no wait is without end"
             case Phase.LAUNCHING:
                 assert not self.fence.until, "behind the fence ranks of an older generation may still train"
                 assert not self.requests.held, "whoever holds a job wants no rank to run"

@@ -156,6 +156,11 @@ class JobView:
         """The nodes that may still run ranks of an old generation."""
         return frozenset(self._state.fence.nodes)
 
+    @property
+    def without_links(self) -> frozenset[str]:
+        """The nodes that have lost their links together with others, and are waited for."""
+        return frozenset(self._state.links.nodes)
+
     def may_return(self, node: str) -> bool:
         """Return whether this node may join the job, or join it again."""
         return self._state.nodes.standbys.may_return(node)

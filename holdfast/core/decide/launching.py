@@ -92,8 +92,10 @@ def evict_nodes(
 ) -> str:
     leaving, actions = state.nodes.evict_nodes(nodes, silent, state.generation, examine=examine)
     state.emit(*actions)
-    state.failures.count_evictions(now, len(leaving))
+    at_once = len(leaving) > 1 and set(leaving) <= set(silent)  # one cause took them: a switch, or power
+    state.failures.count_evictions(now, 1 if at_once else len(leaving))
     state.requests.on_nodes_left(tuple(leaving))
+    state.links.forget_nodes(leaving)
     if state.interruption:
         state.interruption.evicted += tuple(leaving)
     return f"evicted {', '.join(leaving)}"
@@ -157,13 +159,31 @@ def _launch_or_wait(state: JobState, now: float) -> str:
     if state.not_before:
         state.enter(Phase.WAITING)
         return f"waiting for {state.not_before - now:.0f} s"
+    if state.links.blocks_launch(now, state.nodes.active):
+        state.enter(Phase.WAITING)
+        return state.links.describe_wait(now, state.nodes.active)
+    _part_with_late(state, now)
     if state.requests.evicting or state.requests.draining:
         leaving = state.requests.nodes_to_leave(state.nodes.active, len(state.nodes.pool))
         evict_nodes(state, now, leaving, (), examine=False)  # nothing is wrong with them: a person wants them gone
     # The first generation leaves torchrun's last call open for more nodes; a recovery does not wait for them.
     called = any(at is not None and at <= now for at in (state.last_call_at, state.wait_until))
-    seats = state.nodes.propose_seats(may_shrink=state.generation > 0 or called)
+    seats = state.nodes.propose_seats(may_shrink=state.generation > 0 or called, without=state.links.nodes)
     return wait_for_nodes(state, now) if seats is None else launch_generation(state, now, seats)
+
+
+def _part_with_late(state: JobState, now: float) -> None:
+    """Part with nodes whose links did not come back in time, as far as the job can do without them."""
+    late, standbys = sorted(state.links.take_late(now)), state.nodes.standbys
+    seated, beside = state.nodes.active.intersection(late), standbys.beside_job(late)
+    names = ", ".join(node for node in late if node in seated or node in beside)
+    for node in beside:
+        state.emit(*standbys.dismiss_node(node, Kind.HEALTH, "its link stays down"))
+    if seated and not state.nodes.can_do_without(seated):
+        state.emit(Say(text=f"{names} still without a link, and no standby can replace them: restarted in place"))
+    elif names:
+        evict_nodes(state, now, seated, ())
+        state.emit(Say(text=f"{names} still without a link after the wait: evicted"))
 
 
 def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> str:

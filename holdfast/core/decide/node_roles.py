@@ -4,8 +4,9 @@ from collections.abc import Set
 from enum import StrEnum
 
 from holdfast.core.decide.job_state import JobState
+from holdfast.model.alarm import Kind
 
-_EVICTED = 16  # of the nodes that have left, the newest are told
+_TOLD = 16  # of the nodes that have left, the newest are told
 
 
 class NodeRole(StrEnum):
@@ -17,14 +18,16 @@ class NodeRole(StrEnum):
     DRAINING = "draining"  # a person wants it gone
     EXAMINED = "examined"  # it was evicted, and comes back if nothing is wrong with it
     EVICTED = "evicted"
+    LOST = "lost"  # it had no seat, and fell silent
+    DISMISSED = "dismissed"  # it had no seat, and something was found wrong with it
 
 
 def assign_roles(state: JobState, admitting: Set[str]) -> dict[str, NodeRole]:
     """Return the role of each node. A seat overrides other roles of a node, unless the node was evicted."""
     nodes, standbys = state.nodes, state.nodes.standbys
-    left = [node for node, kind in standbys.gone.items() if kind is not None]
+    left = [(node, kind) for node, kind in standbys.gone.items() if kind is not None]
     checking = standbys.checking.values()
-    roles = dict.fromkeys(left[-_EVICTED:], NodeRole.EVICTED)
+    roles = {node: _role_after(node in standbys.unseated, kind) for node, kind in left[-_TOLD:]}
     roles |= dict.fromkeys(sorted(standbys.coming), NodeRole.ACQUIRING)
     roles |= dict.fromkeys(sorted(nodes.pool), NodeRole.READY)
     roles |= dict.fromkeys(checking, NodeRole.PROBING)
@@ -37,3 +40,10 @@ def assign_roles(state: JobState, admitting: Set[str]) -> dict[str, NodeRole]:
         else:
             roles[seat.node] = NodeRole.ADMITTING if seat.node in admitting else NodeRole.ACTIVE
     return roles
+
+
+def _role_after(unseated: bool, kind: Kind) -> NodeRole:
+    """Return the role of a node that has left for this kind of alarm."""
+    if not unseated:
+        return NodeRole.EVICTED
+    return NodeRole.LOST if kind is Kind.SILENCE else NodeRole.DISMISSED

@@ -185,6 +185,11 @@ class HangDetector:
         learned_s = self.limits.pause * self._phases.get(self._phase, 0.0)
         return max(self.limits.least_s, self.limits.steps * typical_s, learned_s)
 
+    def stands_since(self, now: float) -> float | None:
+        """Return since when the job stands, if that is longer than it usually pauses here; None if it is not."""
+        usual_until = max(self._moved_at + self.patience_s, self._usual_until)
+        return self._moved_at if self._nodes and now >= usual_until else None
+
     def should_look(self, now: float) -> bool:
         """Return whether all processes should be inspected now. Call this several times a second."""
         asked_at, self._asked_at = self._asked_at, now

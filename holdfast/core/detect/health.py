@@ -3,6 +3,7 @@
 A counter is judged by how much it rises while we watch, never by its earlier value. A level is judged by how many
 readings in a row show it. The detector raises the same alarm at most once an hour. It does not act on faults that
 heal by themselves: it ignores one flap of a link, and only reports heat, throttling and sources that do not answer.
+Those count against a machine if the job suffers at the same time, so the detector also tells how long they last.
 """
 
 from collections.abc import Iterable
@@ -11,7 +12,10 @@ import msgspec
 
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter, SlidingSum, cap_stance
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.observation import Gauge
+from holdfast.model.observation import Gauge, Strain, StrainKind
+
+_DRIVER_S = 10.0  # a driver answers within milliseconds
+_HEAT = "gpu.temperature"
 
 
 class HealthLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +36,7 @@ class GaugeRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     klass: str
     group: str
     action: str
-    say: str  # with {of} and {value}
+    say: str  # with {of} and {value}, and {heat} for the temperature of a GPU
     sample: tuple[float, ...]  # readings in a row that are an alarm at the last
     source: str
     above: float | None = None
@@ -43,6 +47,12 @@ class GaugeRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stance: Stance = Stance.NOTIFY
     hard: bool = False
     hint: str = ""
+    strain: StrainKind | None = None  # what it may explain as long as it lasts
+
+
+def driver_deadline_s(limits: HealthLimits) -> float:
+    """Return after how long a GPU driver counts as one that does not answer."""
+    return min(limits.deadline_s, _DRIVER_S)
 
 
 class HealthDetector:
@@ -52,28 +62,44 @@ class HealthDetector:
         self._last: dict[tuple[str, str], float] = {}
         self._tally = SlidingSum()
         self._told = RepeatFilter()
+        self._strains = MachineStrains()
+
+    @property
+    def strains(self) -> tuple[Strain, ...]:
+        """The readings that last now and may explain what happens to the job."""
+        return tuple(self._strains.found.values())
 
     def on_gauge(self, gauge: Gauge, suspects: tuple[str, ...]) -> Alarm | None:
-        row = self._rows.get(gauge.name)
-        if row is None:
-            return None
         key = (gauge.name, gauge.of)
         last = self._last.get(key, gauge.value)
         self._last[key] = gauge.value
-        amount = _counted_amount(row, gauge.value, last)
+        row = self._rows.get(gauge.name)
+        if row is None:
+            return None
+        amount, reached = _counted_amount(row, gauge.value, last), 0.0
         if row.rises is None and not amount:
             self._tally.forget(key)
-            return None
-        reached = self._tally.add(gauge.at, key, amount, row.within_s)
+        else:
+            reached = self._tally.add(gauge.at, key, amount, row.within_s)
+        if row.strain:
+            since = gauge.at - gauge.value if row.strain is StrainKind.STANDS else gauge.at
+            sign, said = f"{gauge.name} {gauge.of}", self._describe_reading(row, gauge)
+            strain = Strain(kind=row.strain, sign=sign, nodes=suspects, since=since, text=said)
+            self._strains.on_reading(strain, reached > 0, row.times)
         if not amount or reached < (row.times if row.rises is None else row.rises):
             return None
         if self._told.is_repeat(gauge.at, key):
             return None
         return self._make_alarm(row, gauge, suspects)
 
+    def _describe_reading(self, row: GaugeRow, gauge: Gauge) -> str:
+        heat = self._last.get((_HEAT, gauge.of))
+        at_heat = "" if heat is None else f" at {heat:.0f} °C"
+        return row.say.format(of=gauge.of, value=f"{gauge.value:.4g}", heat=at_heat)
+
     def _make_alarm(self, row: GaugeRow, gauge: Gauge, suspects: tuple[str, ...]) -> Alarm:
         stance = cap_stance(row.stance, self.limits.stance)
-        said = row.say.format(of=gauge.of, value=f"{gauge.value:.4g}")
+        said = self._describe_reading(row, gauge)
         return Alarm(
             kind=Kind.HEALTH,
             at=gauge.at,
@@ -86,6 +112,28 @@ class HealthDetector:
             stance=stance,
             hard=row.hard,
         )
+
+
+class MachineStrains:
+    """The strains of a machine that last now. Heat comes and goes within a step, so it begins and ends with as many
+    readings in a row as make an alarm; all else with one."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Strain] = {}  # by their signs
+        self._runs: dict[str, tuple[bool, int, float]] = {}  # whether it shows, in how many readings, and since when
+
+    def on_reading(self, strain: Strain, shows: bool, times: int) -> None:
+        showed, count, since = self._runs.get(strain.sign, (not shows, 0, 0.0))
+        if showed is not shows:
+            count, since = 0, strain.since
+        self._runs[strain.sign] = shows, count + 1, since
+        if count + 1 < (times if strain.kind is StrainKind.SLOWS else 1):
+            return
+        if not shows:
+            self.found.pop(strain.sign, None)
+            return
+        began = self.found.get(strain.sign)
+        self.found[strain.sign] = msgspec.structs.replace(strain, since=began.since if began else since)
 
 
 def _counted_amount(row: GaugeRow, value: float, last: float) -> float:
@@ -102,9 +150,9 @@ def find_row_fault(row: GaugeRow) -> str:
     if sum(limit is not None for limit in (row.above, row.below, row.rises)) != 1:
         return "needs exactly one of above, below and rises"
     try:
-        row.say.format(of="", value="")
+        row.say.format(of="", value="", heat="")
     except (KeyError, IndexError, ValueError):
-        return "may name {of} and {value} in what it says, nothing else"
+        return "may name {of}, {value} and {heat} in what it says, nothing else"
     health = HealthDetector(HealthLimits(), (row,))
     gauges = [Gauge(name=row.gauge, of="it", value=v, at=float(i)) for i, v in enumerate(row.sample)]
     heard = [health.on_gauge(gauge, ("n",)) for gauge in gauges]

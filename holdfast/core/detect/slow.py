@@ -24,6 +24,7 @@ from holdfast.model.stacks import Arrival
 
 _LEAST = 4  # collectives in a round
 _ROADS = 64  # beats of which the fastest tells how far a node's clock is off
+STEPS = 32  # of whose times the median is the job's pace
 EARLY = 30  # rounds after a launch, in which the job's pace and ways are learned
 WORTH_TELLING = 0.15  # of the time, though the job be as fast as ever
 HABIT = 15  # rounds in which a node is named meanwhile, or while the job keeps its pace: it always is
@@ -48,6 +49,19 @@ class SlowRound(msgspec.Struct, frozen=True):
     ahead: float  # part of the time that the others waited for it alone: ranks of a slow host are slow together
 
 
+class LostPace(msgspec.Struct, frozen=True, kw_only=True):
+    """How much slower a job has become, and since when."""
+
+    since: float
+    ratio: float  # of a step's time now to the best
+    blur_s: float  # so much later than it happened may `since` be
+    named: str = ""  # the node for which the others wait in collectives
+
+    def cost_s(self, now: float) -> float:
+        """Return how much time the job has lost by this."""
+        return (now - self.since) * (1 - 1 / self.ratio)
+
+
 class SlowDetector:
     def __init__(self, limits: SlowLimits) -> None:
         self.limits = limits
@@ -61,6 +75,7 @@ class SlowDetector:
         self._pace = StepPace(limits)
         self._crew = (0, 0)  # number of the release, and of ranks: with others no pace can be compared
         self._toll = SlownessCost(limits)
+        self._named = ""  # by the last rounds
         self._told: dict[tuple[Stance, tuple[str, ...]], float] = {}
 
     def on_launch(self, now: float, generation: int, crew: tuple[int, int] = (0, 0)) -> None:
@@ -73,6 +88,7 @@ class SlowDetector:
         self.rounds.clear()
         self._round_at = now
         self._pace, self._toll = StepPace(self.limits, former_s), SlownessCost(self.limits)
+        self._named = ""
 
     def on_beat(self, now: float, beat: Beat, arrivals: dict[int, tuple[Arrival, ...]]) -> Alarm | None:
         if beat.generation != self.generation:
@@ -86,6 +102,14 @@ class SlowDetector:
                 self._groups.setdefault(one.group, CollectiveLateness()).on_arrival(rank, one.seq, one.at + off_s)
                 self._heard[rank] = one.at
         return self._close_round(now) or self._check_pace(now)
+
+    def find_lost_pace(self, now: float) -> LostPace | None:
+        """Return by how much the job has become slower, once that has lasted for `pace_s`; None if it has not."""
+        ratio = self._pace.lasting_slowdown(now)
+        if not ratio or self._pace.slow_since is None:
+            return None
+        blur_s = STEPS * self._pace.step_s
+        return LostPace(since=self._pace.slow_since, ratio=ratio, blur_s=blur_s, named=self._named)
 
     def _clock_offset_s(self, now: float, beat: Beat) -> float:
         """Return the delay of a node's fastest recent beat. It is added to the node's times to correct its clock.
@@ -123,7 +147,8 @@ class SlowDetector:
         node, votes = Counter(one.node for one in self.rounds).most_common(1)[0]
         own = [one for one in self.rounds if one.node == node]
         ahead = median(one.ahead if one.node == node else 0.0 for one in self.rounds)
-        if votes < self.limits.votes or ahead < self.limits.margin:
+        self._named = node if votes >= self.limits.votes and ahead >= self.limits.margin else ""
+        if not self._named:
             self._toll.add_unnamed_round()
             return None
         rank, ratio = mode(one.rank for one in own), self._pace.slowdown_ratio
@@ -209,9 +234,9 @@ class StepPace:
         self.limits = limits
         self._former_best_s = former_best_s  # of earlier generations with this release; 0: unknown
         self._steps: dict[str, tuple[int, float]] = {}  # node -> newest step and when
-        self._took: deque[float] = deque(maxlen=32)
+        self._took: deque[float] = deque(maxlen=STEPS)
         self._best_s = 0.0
-        self._slow_since: float | None = None
+        self.slow_since: float | None = None  # more than the limit; None: it is not
 
     @property
     def step_s(self) -> float:
@@ -242,7 +267,7 @@ class StepPace:
         # Before the generation's own best is known it is in its first steps, which are slow in every generation.
         ratio = self.step_s / self.release_best_s if self._best_s else 1.0
         if ratio < self.limits.pace:
-            self._slow_since = None
+            self.slow_since = None
             return 0.0
-        self._slow_since = now if self._slow_since is None else self._slow_since
-        return ratio if now >= self._slow_since + self.limits.pace_s else 0.0
+        self.slow_since = now if self.slow_since is None else self.slow_since
+        return ratio if now >= self.slow_since + self.limits.pace_s else 0.0

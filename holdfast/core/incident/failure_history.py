@@ -10,7 +10,7 @@ from holdfast.core.incident.incident_case import IncidentCase, PastFailure
 from holdfast.core.incident.ladder import find_verdict
 from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.release.job_releases import JobReleases
-from holdfast.model.alarm import Alarm
+from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Limits, Progress
 from holdfast.model.incident_record import Remedy, Verdict
 from holdfast.model.job_and_seats import Job
@@ -97,7 +97,9 @@ class FailureHistory:
             restarts=self.restarts,
             max_restarts=self.job.max_restarts,
             nodes=self.job.max_nodes,
-            standbys=len(nodes.pool),
+            standbys=len(nodes.pool.keys() - set(cause.suspects)),
+            seated=tuple(sorted(nodes.active.intersection(cause.suspects))),
+            together=incident.silent_together(nodes.hosts) if cause.kind is Kind.SILENCE else (),
             replaceable=nodes.can_do_without(cause.suspects),
             near=nodes.nodes_of_ranks(cause.ranks),
             lost=tuple(sorted(lost)),

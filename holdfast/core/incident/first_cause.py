@@ -1,5 +1,7 @@
 """Triage of the alarms of one incident: which alarm is the first cause, and which are only echoes of it."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from holdfast.core.incident import incident_text
@@ -19,6 +21,7 @@ KEPT_ALARMS = 64  # of one incident; the rest are only counted
 # A silence alarm is dated at the last word heard, up to one beat before the death itself: a crash counts as earlier
 # than the silence only by more than that.
 _NOTICE_S = 1.0
+_TOGETHER_S = 3.0  # nodes that fall silent within this hang on the same switch, or on the same power
 
 
 class Incident(msgspec.Struct, kw_only=True):
@@ -155,6 +158,12 @@ class Incident(msgspec.Struct, kw_only=True):
         if self.judged:
             return tuple(sorted(node for node, alarm in self.lost.items() if alarm.kind is Kind.SILENCE))
         return tuple(sorted({n for a in self.alarms if a.kind is Kind.SILENCE for n in a.suspects}))
+
+    def silent_together(self, hosts: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the nodes that fell silent at the moment at which the cause did, if they are on several hosts."""
+        silences, at = [a for a in self.alarms if a.kind is Kind.SILENCE], self.alarms[0].at
+        nodes = sorted({node for a in silences if abs(a.at - at) <= _TOGETHER_S for node in a.suspects})
+        return tuple(nodes) if len({hosts.get(node, node) for node in nodes}) > 1 else ()
 
     def make_record(self, verdict: Verdict, resumed_at: float, resumed_from: int | None) -> Record:
         """Return the record of the incident at its end."""

@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.core.incident.first_cause import NOT_STARTED, TIMED_OUT, is_node_loss
 from holdfast.core.snapshots.node_eviction_bonds import Bonds
-from holdfast.model.alarm import UNNAMED, Alarm, Kind
+from holdfast.model.alarm import SWITCH, UNNAMED, Alarm, Kind
 
 SURE = 0.9  # confidence of last words that stands as proof against a node
 TOLD = 0.7  # and that explains a failure; an exit code alone does not
@@ -61,6 +61,8 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int = 1  # that the job runs on
     standbys: int = 0
     replaceable: bool  # whether the job can do without the suspects
+    seated: tuple[str, ...] = ()  # suspects with ranks; a switch may cut standbys off too
+    together: tuple[str, ...] = ()  # nodes of several hosts that fell silent at the same moment
     near: tuple[str, ...] = ()  # nodes with the ranks that are named; suspects may be all of their parallel group
     lost: tuple[str, ...] = ()  # nodes that did not answer
     bonds: Bonds = {}  # between nodes that must not leave at once
@@ -149,6 +151,11 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
     def is_unnamed_hang(self) -> bool:
         """Return whether the job stood still and no rank stands out. The next such hang would cost as much again."""
         return self.cause.signature == UNNAMED
+
+    @property
+    def is_switch(self) -> bool:
+        """Return whether several machines lost their links together."""
+        return self.cause.signature == SWITCH
 
     @property
     def is_unwitnessed(self) -> bool:

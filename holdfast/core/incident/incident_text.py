@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from holdfast.core.sum_preserving_rounding import share_tenths
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.alarm import SWITCH, Alarm, Kind
 from holdfast.model.incident_record import Change, Record, Remedy
 from holdfast.model.release import Skip
 
@@ -27,7 +27,7 @@ def describe_exit(code: int) -> str:
 def describe_cause(alarm: Alarm) -> str:
     """Return in words which rank or node failed, and how."""
     where = ", ".join(alarm.suspects)
-    if not where:
+    if not where or alarm.signature == SWITCH:  # whose reason names all of them
         return alarm.reason
     if alarm.kind in (Kind.HEALTH, Kind.LINES) and len(alarm.suspects) > 1:
         where = f"the host of {where}"

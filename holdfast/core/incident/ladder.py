@@ -1,6 +1,7 @@
 """The ladder of remedies: from the first cause of an incident to a verdict, cheapest first, every rung bounded.
 
-1. Proof names a node (silent, GPU lost, last words beyond doubt): evict it.
+1. Proof names a node (silent, GPU lost, last words beyond doubt): evict it. Links that several machines lose together
+   are proof against none: wait for them.
 2. The user's code raised: never evict a node for it. Roll back a release on trial, or at the second failure one that
    is less than a day old. Before any step, try once more unless it would fail the same way. If a setting must change,
    restart once more and then tell a person.
@@ -40,7 +41,7 @@ _SLOWER = 0.2  # part by which a machine must be slower than others for it to ex
 def find_verdict(case: IncidentCase) -> Verdict:
     """Return the verdict of the first rung that applies, within the limits on evictions and on code changes."""
     verdict = _first_remedy(case)
-    if verdict.remedy is Remedy.EVICT and len(verdict.nodes) > case.may_lose:
+    if verdict.remedy is Remedy.EVICT and len(verdict.nodes) > case.may_lose and not case.together:
         return _give_up("more nodes were lost within the hour than the job has")
     if verdict.remedy is Remedy.EVICT and not case.is_proof:
         verdict = _spare_last_copies(case, verdict)
@@ -158,8 +159,10 @@ def _fruitless_failures(case: IncidentCase) -> list[PastFailure]:
 def _first_remedy(case: IncidentCase) -> Verdict:
     cause = case.cause
     where = ", ".join(cause.suspects)
+    if case.is_switch:
+        return _judge_switch(case)
     if cause.kind is Kind.SILENCE or (case.is_proof and case.replaceable):
-        return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=f"{where} {cause.reason}: evicted")
+        return _evict_proven(case)
     if cause.action == EXTERNAL and cause.confidence >= TOLD:
         return _wait_for_service(case)
     if pointless := _reason_to_give_up(case):
@@ -203,6 +206,28 @@ def _first_remedy(case: IncidentCase) -> Verdict:
     if case.max_restarts is None and case.is_stuck:
         return _give_up(f"the same failure {case.fruitless_restarts + 1} times without progress")
     return Verdict(remedy=Remedy.RESTART, reason=_NOBODY)
+
+
+def _evict_proven(case: IncidentCase) -> Verdict:
+    """Return the verdict on nodes that are silent, or against which there is proof."""
+    nodes, reason = case.cause.suspects, f"{', '.join(case.cause.suspects)} {case.cause.reason}: evicted"
+    if case.together:
+        nodes = case.together
+        reason = f"{', '.join(nodes)} fell silent at once: a switch, a cable or their power; evicted"
+    return Verdict(remedy=Remedy.EVICT, nodes=nodes, reason=reason)
+
+
+def _judge_switch(case: IncidentCase) -> Verdict:
+    """Return the verdict on links that were lost together: standbys elsewhere take over if there are enough of them,
+    else the job goes on with the same nodes. It is not launched before their links are back, or the wait is over."""
+    if pointless := _reason_to_give_up(case):
+        return _give_up(pointless)
+    if case.seated and len(case.seated) <= min(case.standbys, case.may_lose):
+        reason = f"standbys have links: evicted {', '.join(case.seated)}"
+        return Verdict(remedy=Remedy.EVICT, nodes=case.seated, reason=reason)
+    if case.is_capped:
+        return _restarts_used_up(case)
+    return Verdict(remedy=Remedy.RESTART, reason="no node is to blame: restarted in place once the links are back")
 
 
 def _reason_to_give_up(case: IncidentCase) -> str:

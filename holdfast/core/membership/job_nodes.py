@@ -48,6 +48,11 @@ class JobNodes:
     def node_count(self) -> int:
         return len(self.seats) - len(self.out) + len(self.pool)
 
+    @property
+    def hosts(self) -> dict[str, str]:
+        """Return on which host each node is, of all that have ever reported."""
+        return self.standbys.hosts
+
     def on_step(self) -> None:
         """Record that the seated nodes hold the job's lineage, because they have made a step."""
         self._line = self.seated
@@ -92,11 +97,13 @@ class JobNodes:
         gone = set(nodes)
         self.back = {node: ready for node, ready in self.back.items() if node not in gone}
 
-    def propose_seats(self, *, may_shrink: bool) -> tuple[Seat, ...] | None:
-        """Return the seats of a generation launched now; None while nodes are missing."""
+    def propose_seats(self, *, may_shrink: bool, without: Collection[str] = ()) -> tuple[Seat, ...] | None:
+        """Return the seats of a generation launched now; None while nodes are missing. `without` names standbys that
+        cannot be used."""
         if self.node_count < (self.job.min_nodes if may_shrink else self.job.max_nodes):
             return None  # without looking at thousands of them for each one that comes
-        return next_seats(self.job, self.seats, self.out, self.pool, may_shrink)
+        pool = {node: ready for node, ready in self.pool.items() if node not in without} if without else self.pool
+        return next_seats(self.job, self.seats, self.out, pool, may_shrink)
 
     def take_seats(self, seats: tuple[Seat, ...]) -> tuple[str, ...]:
         """Make these the current seats and return the newly admitted nodes."""
@@ -108,10 +115,10 @@ class JobNodes:
         self.out, self.ended = set(), set()
         return admitted
 
-    @property
-    def may_grow(self) -> bool:
-        """Return whether the job runs on fewer nodes than wanted and enough standbys wait for one more replica."""
-        missing = self.job.max_nodes - len(self.seats)
-        if missing <= 0 or not self.pool:
+    def may_grow(self, without: Collection[str]) -> bool:
+        """Return whether the job runs on fewer nodes than wanted and enough standbys wait for one more replica, not
+        counting those in `without`."""
+        missing, usable = self.job.max_nodes - len(self.seats), len(self.pool.keys() - set(without))
+        if missing <= 0 or not usable:
             return False
-        return min(missing, len(self.pool)) >= growth_unit(self.job, self.seats[0].nproc if self.seats else 1)
+        return min(missing, usable) >= growth_unit(self.job, self.seats[0].nproc if self.seats else 1)

@@ -24,6 +24,7 @@ class Standbys:
         self.coming: dict[str, float] = {}  # acquired, and when; not heard of yet
         self.acquiring: dict[int, int] = {}  # Acquire without outcome: how many
         self.gone: dict[str, Kind | None] = {}  # released, and for which kind of alarm if for any
+        self.unseated: set[str] = set()  # of these, who had no seat: standbys, and nodes that came or were coming
         self.examined: dict[int, str] = {}  # Probe without outcome: an evicted node that may come back
         self.suspects: dict[str, int] = {}  # evicted nodes yet to be examined, and the generation they were in
         self.checking: dict[int, str] = {}  # Probe without outcome: a node that has come, or a standby that waits
@@ -44,6 +45,10 @@ class Standbys:
     def under_probe(self) -> set[str]:
         """Return the unseated nodes that are being probed or are about to be."""
         return {*self.suspects, *self.examined.values(), *self.checking.values()}
+
+    @property
+    def hosts(self) -> dict[str, str]:
+        return {node: ready.host for node, ready in self._met.items()}
 
     @property
     def wanted_nodes(self) -> int:
@@ -166,6 +171,8 @@ class Standbys:
 
     def dismiss_node(self, node: str, kind: Kind | None, reason: str) -> tuple[Dismiss, ...]:
         """Part with a node that was seated, waiting or still coming. Return the action that this requires, if any."""
+        beside = node in self.pool or node in self.coming or node in self.checking.values()
+        (self.unseated.add if beside or kind is None else self.unseated.discard)(node)
         self.pool.pop(node, None)
         self.coming.pop(node, None)
         self._checked.pop(node, None)

@@ -100,6 +100,7 @@ class SimHealth:
     """Health readings that never explain why a rank ended: no OOM kill, no shortage."""
 
     peak_flops = 0.0
+    strains = ()
 
     def on_rank_exit(self, at: float) -> None:
         pass

@@ -313,3 +313,12 @@ def test_the_slowest_is_found_without_looking_at_all_at_every_beat() -> None:
             if len(newest) == len(nodes):
                 assert made._phase == min(newest.values(), key=lambda one: one._step).phase
     assert Looked.count < 20 * beats
+
+
+def test_since_when_the_job_stands() -> None:
+    made, now = trained()
+    assert made.stands_since(now + 2.0) is None, "that is no time"
+    assert made.stands_since(passes(made, now, 60.0)) == now
+    made.on_beat(now + 10.0, beat("n0", 1000))
+    made.on_beat(now + 10.0, beat("n1", 1000))
+    assert made.stands_since(now + 10.1) is None

@@ -6,7 +6,7 @@ from holdfast.core.detect import health
 from holdfast.core.detect.health import GaugeRow, HealthDetector, HealthLimits
 from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.observation import Gauge
+from holdfast.model.observation import Gauge, StrainKind
 
 ROWS = catalog_files.load_health()
 
@@ -96,3 +96,58 @@ def test_low_room_says_what_to_do() -> None:
     alarm = Watched().read("disk.free", 0.001, of="/scratch")
     assert alarm and alarm.reason == "has hardly any room left at /scratch; free some, or write elsewhere"
     assert (alarm.klass, alarm.group, alarm.stance) == ("disk_full", "data_storage", Stance.NOTIFY)
+
+
+def test_heat_is_a_strain_as_long_as_it_lasts() -> None:
+    watched = Watched()
+    watched.read("gpu.temperature", 88.0)
+    for at in (10.0, 20.0):
+        watched.read("gpu.slowed", 64.0, at)
+        assert watched.health.strains == (), "it may be over in a moment"
+    watched.read("gpu.slowed", 64.0, 30.0)
+    [strain] = watched.health.strains
+    assert (strain.kind, strain.since, strain.nodes) == (StrainKind.SLOWS, 10.0, ("n1",))
+    assert strain.text == "slows GPU 0 down for heat or power at 88 °C"
+    for at, value in ((40.0, 0.0), (50.0, 0.0), (60.0, 64.0), (70.0, 0.0), (80.0, 0.0)):
+        watched.read("gpu.slowed", value, at)
+        assert [one.since for one in watched.health.strains] == [10.0], "clocks go up and down within a step"
+    for at in (90.0, 100.0, 110.0, 120.0):
+        watched.read("gpu.slowed", 64.0 if at < 120.0 else 0.0, at)
+    assert [one.since for one in watched.health.strains] == [10.0], "it was never over"
+    watched.read("gpu.slowed", 0.0, 130.0)
+    watched.read("gpu.slowed", 0.0, 140.0)
+    assert watched.health.strains == ()
+
+
+def test_a_driver_is_strained_since_it_was_asked() -> None:
+    watched = Watched()
+    watched.read("gpu.stuck_s", 0.0, 90.0, of="GPUs")
+    watched.read("gpu.stuck_s", 12.0, 112.0, of="GPUs")
+    watched.read("gpu.stuck_s", 14.0, 114.0, of="GPUs")
+    [strain] = watched.health.strains
+    assert (strain.kind, strain.since) == (StrainKind.STANDS, 100.0)
+    assert strain.text == "has not answered for 14 s when asked for the state of its GPUs"
+    watched.read("gpu.stuck_s", 0.0, 116.0, of="GPUs")
+    assert watched.health.strains == ()
+
+
+def test_a_link_is_strained_at_the_first_reading_and_its_flap_for_a_while() -> None:
+    watched = Watched()
+    for at, down, flaps in ((0.0, 0.0, 3.0), (30.0, 1.0, 4.0)):
+        assert watched.read("net.down", down, at, of="eth0") is watched.read("net.flaps", flaps, at, of="eth0") is None
+    assert {(one.kind, one.since, one.sign) for one in watched.health.strains} == {
+        (StrainKind.CUT, 30.0, "net.down eth0"),
+        (StrainKind.FLAPPED, 30.0, "net.flaps eth0"),
+    }
+    watched.read("net.down", 0.0, 60.0, of="eth0")
+    watched.read("net.flaps", 4.0, 60.0, of="eth0")
+    assert [one.kind for one in watched.health.strains] == [StrainKind.FLAPPED]
+    watched.read("net.flaps", 4.0, 331.0, of="eth0")
+    assert watched.health.strains == ()
+
+
+def test_what_only_fills_up_is_no_strain() -> None:
+    watched = Watched()
+    watched.read("disk.free", 0.001, 0.0, of="/")
+    watched.read("gpu.lost", 1.0, 0.0)
+    assert watched.health.strains == ()

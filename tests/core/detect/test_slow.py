@@ -205,3 +205,19 @@ def test_another_generation_is_not_heard() -> None:
     made = SlowDetector(SlowLimits())
     made.on_launch(0.0, 2)
     assert made.on_beat(1.0, Beat(node="n0", generation=1, step=1, at=1.0), {}) is None
+
+
+def test_since_when_the_job_has_lost_its_pace() -> None:
+    made = SlowDetector(SlowLimits(pace_s=30.0))
+    made.on_launch(0.0, 1)
+    now, found = 0.0, []
+    for step in range(1, 121):
+        now += 1.0 if step <= 60 else 1.5
+        made.on_beat(now, Beat(node="n0", generation=1, step=step, at=now), {})
+        found.append((now, made.find_lost_pace(now)))
+    lost = [(at, pace) for at, pace in found if pace]
+    at, first = lost[0]
+    assert first.since == pytest.approx(60.0, abs=first.blur_s), "as the median of steps shows it"
+    assert first.since + 30.0 <= at <= first.since + 32.0 and first.named == ""
+    at, last = lost[-1]
+    assert last.ratio == pytest.approx(1.5) and last.cost_s(at) == pytest.approx((at - last.since) / 3)

@@ -1,0 +1,29 @@
+"""Links that several machines have lost together: no node is blamed, and the job waits for a bounded time."""
+
+from holdfast.core.decide import incident_course, launching
+from holdfast.core.decide.job_state import JobState
+from holdfast.model.action import Say
+from holdfast.model.alarm import Alarm
+from holdfast.model.event import LinksUp, Phase
+
+
+def on_links_lost(state: JobState, now: float, alarm: Alarm) -> str:
+    """Note which links are down, so that no launch comes before they are back. Stop a job that uses them."""
+    seated = state.nodes.active.intersection(alarm.suspects)
+    state.links.begin_wait(now, (*seated, *state.nodes.standbys.beside_job(alarm.suspects)), state.limits.wait_s)
+    used = seated - state.nodes.ended
+    if state.phase in (Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING) and used:
+        return incident_course.open_trouble(state, now, alarm)
+    if state.phase is Phase.STOPPING:
+        state.current_incident.add_alarm(alarm)
+        return f"incident {state.current_incident.number}: noted while stopping: {alarm.reason}"
+    state.emit(Say(text=alarm.reason))
+    return f"{alarm.reason}; {launching.launch_or_wait(state, now)}" if state.phase is Phase.WAITING else alarm.reason
+
+
+def on_links_up(state: JobState, now: float, event: LinksUp) -> str:
+    back = state.links.on_back(now, event.nodes)
+    if not back:
+        return ""
+    reason = f"{', '.join(back)} {'has its link' if len(back) == 1 else 'have their links'} back"
+    return f"{reason}; {launching.launch_or_wait(state, now)}" if state.phase is Phase.WAITING else reason

@@ -1,0 +1,76 @@
+"""Switch detector: tells links that several machines lose together from a link that one machine loses.
+
+A link that stays down is proof against its machine, unless other machines have lost theirs at about the same time: then
+what they all hang on is down, and to replace the machines would cost more than to wait. Each machine reads its links at
+its own moments, so losses count as one if their first readings are not much further apart than two readings of one
+machine are. A first reading already tells the others; the alarm takes two.
+"""
+
+from holdfast.model.alarm import SWITCH, Alarm, Kind
+from holdfast.model.observation import Beat, Strain, StrainKind
+
+_APART = 1.5  # times the time between two readings
+_LINKS = (StrainKind.CUT, StrainKind.FLAPPED)
+
+
+class SwitchDetector:
+    def __init__(self, network_s: float) -> None:
+        self._apart_s = _APART * network_s
+        self._strains: dict[str, tuple[Strain, ...]] = {}  # by who tells, of links alone
+        self._told: set[str] = set()  # nodes whose links were told to be lost together, in this generation
+
+    def on_launch(self) -> None:
+        self._told = set()
+
+    def on_beat(self, beat: Beat) -> None:
+        if own := tuple(strain for strain in beat.strains if strain.kind in _LINKS):
+            self._strains[beat.node] = own
+        else:
+            self._strains.pop(beat.node, None)
+
+    def forget_node(self, node: str) -> None:
+        self._strains.pop(node, None)
+
+    def is_cut(self, node: str) -> bool:
+        """Return whether a link of this node's machine is down now."""
+        cut = (strain for own in self._strains.values() for strain in own if strain.kind is StrainKind.CUT)
+        return any(node in strain.nodes for strain in cut)
+
+    def judge_alarm(self, alarm: Alarm, generation: int) -> Alarm | None:
+        """Return the alarm, or one about all machines that lost their links with this one; None if that was told."""
+        own = self._find_strain(alarm)
+        if own is None:
+            return alarm
+        together = {
+            teller: near
+            for teller, strains in self._strains.items()
+            if (near := [strain for strain in strains if abs(strain.since - own.since) <= self._apart_s])
+        }
+        if len(together) < 2:
+            return alarm
+        nodes = {node for near in together.values() for strain in near for node in strain.nodes}
+        if nodes <= self._told:
+            return None
+        self._told |= nodes
+        since = [strain.since for near in together.values() for strain in near]
+        spread_s = max(1.0, max(since) - min(since))
+        lost = f"{len(nodes)} nodes lost their links within {spread_s:.0f} s"
+        return Alarm(
+            kind=Kind.HEALTH,
+            at=min(since),
+            suspects=tuple(sorted(nodes)),
+            reason=f"{lost} ({', '.join(sorted(nodes))}: a switch)",
+            generation=generation,
+            klass=alarm.klass,
+            group=alarm.group,
+            signature=SWITCH,
+            stance=alarm.stance,
+            hard=True,
+        )
+
+    def _find_strain(self, alarm: Alarm) -> Strain | None:
+        """Return the strain that an alarm about a link is made from; None for every other alarm."""
+        if alarm.kind is not Kind.HEALTH or not alarm.hard:
+            return None
+        every = (strain for own in self._strains.values() for strain in own)
+        return next((s for s in every if s.sign == alarm.signature and set(s.nodes) & set(alarm.suspects)), None)
