@@ -39,7 +39,7 @@ from holdfast.model.release import Release
 from holdfast.ports import ControllerPorts
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import Ack, ErrandMessage, Hello, Welcome
-from tests.controller.fakes import FakeFleet, FakeStore, MemoryNotes
+from tests.controller.fakes import FakeFleet, FakeStore, MemoryBlockList, MemoryNotes
 
 TOKEN = "secret"
 HEADERS = {agent_messages.TOKEN_HEADER: TOKEN}
@@ -136,6 +136,7 @@ def make_ports(folder: Path, **others: Any) -> ControllerPorts:
         "store": FakeStore(),
         "notes": MemoryNotes(),
         "archives": folder,
+        "blocked": MemoryBlockList(),
         "probe_history": None,
         "make_clock": SteadyClock,
         "say": lambda text: None,

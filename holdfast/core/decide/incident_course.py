@@ -157,7 +157,7 @@ def apply_verdict(
     state.resume_point.apply_verdict(verdict, incident.alarms[0].not_after)
     incident.skipped += verdict.skips
     faults = machine_faults(incident.alarms[0], incident.found, verdict.nodes)
-    state.nodes.standbys.faults.add_faults(faults, incident.number)
+    state.nodes.standbys.faults.on_evicted(verdict.nodes, faults, incident.number)
     launching.evict_nodes(state, now, verdict.nodes, silent, examine=examine)
     state.nodes.back = {}
     return f"incident {incident.number}: {verdict.reason}; {launching.launch_or_wait(state, now)}"

@@ -82,7 +82,7 @@ def on_outside_alarm(state: JobState, now: float, alarm: Alarm) -> str:
     if not is_node_loss(alarm):
         return ""
     lost = state.nodes.standbys.beside_job(alarm.suspects)
-    state.nodes.standbys.faults.add_faults(machine_faults(alarm, {}, lost), 0)
+    state.nodes.standbys.faults.on_evicted(lost, machine_faults(alarm, {}, lost), 0)
     for node in lost:
         state.emit(*state.nodes.standbys.dismiss_node(node, alarm.kind, incident_text.describe_lost_standby(alarm)))
     if lost:

@@ -52,6 +52,11 @@ def matching_entry(
     return None
 
 
+def is_gpu_id(name: str) -> bool:
+    """Return whether this is the UUID of a GPU, or of a part of one, as its driver writes it."""
+    return name.startswith(("GPU-", "MIG-"))
+
+
 def lift_entries(entries: Iterable[BlockedHost], name: str) -> tuple[BlockedHost, ...]:
     """Return the entries without this host or GPU. The host of a lifted GPU, and its other GPUs, stay blocked."""
     others = [entry for entry in entries if name not in (entry.host, entry.id)]
@@ -64,22 +69,24 @@ class HostFaults:
 
     def __init__(self, ids: Iterator[int]) -> None:
         self._ids = ids
-        self._faults: dict[str, tuple[str, int]] = {}  # of evicted nodes: what was found, and in which incident
+        # Of evicted nodes, until they are blocked or cleared: the machine's fault, or "", and the incident.
+        self._evicted: dict[str, tuple[str, int]] = {}
         self._blocked: dict[str, str] = {}  # ids of hosts that were blocked or refused here, and their names
         self._refused: set[str] = set()  # of these, those that the console was told of
 
-    def add_faults(self, faults: Mapping[str, str], incident: int) -> None:
-        self._faults |= {node: (reason, incident) for node, reason in faults.items()}
+    def on_evicted(self, nodes: Iterable[str], faults: Mapping[str, str], incident: int) -> None:
+        """Note which of these nodes leave for faults of their machines."""
+        self._evicted |= {node: (faults.get(node, ""), incident) for node in nodes}
 
     def on_examined(self, node: str, fault: str) -> None:
-        """Take in an examination of an evicted node. What it finds counts, and if it finds nothing, nothing counts."""
-        before = self._faults.pop(node, ("", 0))
+        """Take in an examination of an evicted node: what it finds counts, and if it finds nothing, nothing counts."""
+        _, incident = self._evicted.pop(node, ("", 0))
         if fault:
-            self._faults[node] = (fault, before[1])
+            self._evicted[node] = (fault, incident)
 
     def on_accepted(self, ready: Ready) -> None:
         """Forget what was held against a host that is a node of the job again."""
-        self._faults.pop(ready.node, None)
+        self._evicted.pop(ready.node, None)
         self._blocked.pop(ready.identity.id, None)
         self._refused.discard(ready.identity.id)
 
@@ -89,13 +96,14 @@ class HostFaults:
         An id or a GPU that a staying node has too does not tell the two hosts apart, as where nodes share a host or
         hosts were made from one image. It blocks nobody, or sound nodes would be refused with the bad one.
         """
-        bad = sorted(node for node in self._faults if node in gone)
+        left = sorted(node for node in self._evicted if node in gone)
+        bad = [(node, *found) for node in left if (found := self._evicted.pop(node))[0]]
         others = [met[node].identity for node in staying if bad and node in met]
         shared = {id for other in others for id in (other.id, *other.gpus)}
-        return [action for node in bad for action in self._block_host(met[node], shared)]
+        return [action for node, reason, incident in bad for action in self._block(met[node], shared, reason, incident)]
 
-    def _block_host(self, ready: Ready, shared: Set[str]) -> Iterator[Block | Say]:
-        (reason, incident), own = self._faults.pop(ready.node), ready.identity
+    def _block(self, ready: Ready, shared: Set[str], reason: str, incident: int) -> Iterator[Block | Say]:
+        own = ready.identity
         gpus = tuple(gpu for gpu in own.gpus if gpu not in shared)
         left = HostIdentity(id="" if own.id in shared else own.id, gpus=gpus)
         if left.id or left.gpus:
@@ -122,6 +130,5 @@ class HostFaults:
             return ""
         names = sorted(set(self._blocked.values()))
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        return (
-            f"; blocked: {', '.join(names[:_NAMED])}{more}; holdfast blocked says why, --lift HOST lets it join again"
-        )
+        blocked = f"blocked: {', '.join(names[:_NAMED])}{more}"
+        return f"; {blocked} (holdfast blocked says why, and with --lift HOST lets it join again)"
