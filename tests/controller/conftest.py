@@ -146,8 +146,8 @@ def make_ports(folder: Path, **others: Any) -> ControllerPorts:
     return ControllerPorts(journal=ports.pop("journal", None) or SqliteJournal(folder / "journal.db"), **ports)
 
 
-def make(folder: Path, settings: Settings, fleet: FakeFleet) -> BuiltController:
-    return build_controller(settings, make_ports(folder, fleet=fleet))
+def make(folder: Path, settings: Settings, fleet: FakeFleet, **others: Any) -> BuiltController:
+    return build_controller(settings, make_ports(folder, fleet=fleet, **others))
 
 
 def admit(request: web.Request) -> Caller | Refusal:
@@ -163,9 +163,13 @@ Open = Callable[..., contextlib.AbstractAsyncContextManager[Desk]]
 def desk_of(tmp_path: Path) -> Open:
     @contextlib.asynccontextmanager
     async def open_desk(
-        job: Job = JOB, settings: Settings | None = None, port: Admit = admit, minting: TokenMinting | None = None
+        job: Job = JOB,
+        settings: Settings | None = None,
+        port: Admit = admit,
+        minting: TokenMinting | None = None,
+        **ports: Any,
     ) -> AsyncIterator[Desk]:
-        built = make(tmp_path, settings or Settings(), FakeFleet(can_acquire=job.can_acquire))
+        built = make(tmp_path, settings or Settings(), FakeFleet(can_acquire=job.can_acquire), **ports)
         door = ApiEntrance(port, AuditLog(tmp_path), minting=minting)
         async with TestClient(TestServer(make_api(built, door))) as client:
             running = asyncio.create_task(built.controller.run(job, RELEASE))

@@ -28,39 +28,37 @@ class BlockListFile:
 
     def read_entries(self) -> Entries:
         """Return all entries, also those whose time is over; BlockListError if the list cannot be trusted or read."""
+        where = f"the list of blocked hosts {self.path}"
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with open(self.path, "rb", opener=_open_itself) as file:
+                seen, content = os.fstat(file.fileno()), file.read()
         except FileNotFoundError:
             return ()
         except OSError as e:
-            raise BlockListError(f"the list of blocked hosts {self.path} cannot be read: {e.strerror}") from None
-        with os.fdopen(fd, "rb") as file:
-            seen = os.fstat(fd)
-            if seen.st_uid not in (os.getuid(), 0):
-                raise BlockListError(f"the list of blocked hosts {self.path} is another user's, so it is not used")
-            if seen.st_mode & 0o022:
-                raise BlockListError(f"other users may write to the list of blocked hosts {self.path}; chmod go-w it")
-            try:
-                return from_json(file.read(), Entries)
-            except msgspec.DecodeError as e:
-                why = f"the list of blocked hosts {self.path} is damaged: {e}"
-                raise BlockListError(f"{why}; mend it or remove it") from None
-            except OSError as e:
-                raise BlockListError(f"the list of blocked hosts {self.path} cannot be read: {e.strerror}") from None
+            raise BlockListError(f"{where} cannot be read: {e.strerror}") from None
+        if seen.st_uid not in (os.getuid(), 0):
+            raise BlockListError(f"{where} is another user's, so it is not used")
+        if seen.st_mode & 0o022:
+            raise BlockListError(f"{where} is not used, because other users may write to it; chmod go-w it")
+        try:
+            return from_json(content, Entries)
+        except msgspec.DecodeError as e:
+            raise BlockListError(f"{where} is damaged: {e}; mend it or remove it") from None
 
     def add_entry(self, entry: BlockedHost) -> None:
         """Put an entry on the list, in place of older ones that say no more than it does."""
         self.change(entry.at, lambda entries: (*(old for old in entries if not _is_within(old, entry)), entry))
 
     def change(self, now: float, rewrite: Callable[[Entries], Entries]) -> None:
-        """Rewrite the list while no other process can; drop entries whose time is over. BlockListError if it cannot."""
+        """Rewrite the list while no other process can, without the entries whose time is over. BlockListError if that
+        fails."""
         try:
             self.path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
             lock = folder_use_lock.lock_file_alone(self.path.with_name(f"{self.path.name}.lock"), _LOCK_S)
             if lock is None:
                 raise BlockListError(f"another process has held {self.path}.lock for {_LOCK_S:g} s")
             try:
-                left = tuple(entry for entry in rewrite(self.read_entries()) if entry.until > now)
+                left = rewrite(tuple(entry for entry in self.read_entries() if entry.until > now))
                 mode = self._present_mode()
                 mutual_tls.write_secret(self.path, msgspec.json.format(msgspec.json.encode(left)), durable=True)
                 if mode != 0o600:
@@ -77,6 +75,10 @@ class BlockListFile:
         with contextlib.suppress(FileNotFoundError):
             return 0o600 | self.path.stat().st_mode & 0o044
         return 0o600
+
+
+def _open_itself(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _is_within(old: BlockedHost, new: BlockedHost) -> bool:
