@@ -35,6 +35,7 @@ class AgentIngest:
         beat_s: float,
         tracing: StackTracing,
         certificates: NodeCertificates,
+        *,
         admission: HostAdmission,
         say: Callable[[str], None],
     ) -> None:

@@ -83,5 +83,5 @@ def build_controller(settings: Settings, ports: ControllerPorts) -> BuiltControl
         dispatch=dispatch,
         executor=executor,
     )
-    ingest = AgentIngest(controller, settings.silence.beat_s, tracing, certificates, admission, ports.say)
+    ingest = AgentIngest(controller, settings.silence.beat_s, tracing, certificates, admission=admission, say=ports.say)
     return BuiltController(controller, ingest, tracing, links, certificates)
