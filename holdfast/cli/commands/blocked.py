@@ -14,6 +14,8 @@ from holdfast.controller.access.block_list_file import BlockListError, BlockList
 from holdfast.core.membership.host_blocking import BlockedHost, BlockLimits, is_gpu_id, lift_entries
 from holdfast.core.terminal_sanitizer import strip_controls
 
+_LAST_DATE = 2e11  # a date has no later year
+
 
 def main(argv: list[str]) -> int:
     parser = CommandParser(
@@ -107,4 +109,5 @@ def _show_list(entries: list[BlockedHost], *, as_json: bool) -> None:
 
 
 def _date_text(at: float) -> str:
+    at = min(max(at, 0.0), _LAST_DATE)
     return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M")

@@ -13,6 +13,7 @@ from holdfast.wire import folder_use_lock
 from holdfast.wire.credentials import mutual_tls
 
 _LOCK_S = 10.0
+_MOST_BYTES = 16 << 20  # a longer one is torn, and said to be damaged
 Entries = tuple[BlockedHost, ...]
 
 
@@ -31,7 +32,7 @@ class BlockListFile:
         where = f"the list of blocked hosts {self.path}"
         try:
             with open(self.path, "rb", opener=_open_itself) as file:
-                seen, content = os.fstat(file.fileno()), file.read()
+                seen, content = os.fstat(file.fileno()), file.read(_MOST_BYTES)
         except FileNotFoundError:
             return ()
         except OSError as e:
