@@ -21,6 +21,7 @@ from holdfast.core.detect.slow import SlowLimits
 from holdfast.core.detect.user_log_rules import RuleLimits
 from holdfast.core.detect.user_log_rules import find_rule_fault as fault_of_rules
 from holdfast.core.diagnose.probe_assessment import ProbeLimits
+from holdfast.core.membership.host_blocking import BlockLimits
 from holdfast.core.record.hook_notices import FORMATS, HookLimits
 from holdfast.core.replay.regrouped_replay import ReplayLimits
 from holdfast.core.snapshots.memory_grant import SnapshotLimits, parse_cap
@@ -89,6 +90,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     hook: HookLimits = HookLimits()
     release: ReleaseLimits = ReleaseLimits()
     door: DoorLimits = DoorLimits()
+    block: BlockLimits = BlockLimits()
 
 
 ASK_S = 14400.0  # recovery.ask_s where a hook tells people, unless it is set
@@ -190,6 +192,11 @@ def _door_rules(d: DoorLimits) -> tuple[tuple[bool, str], ...]:
     )
 
 
+def _block_rules(b: BlockLimits) -> tuple[tuple[bool, str], ...]:
+    absolute = Path(b.path).is_absolute() and "\0" not in b.path
+    return ((not b.path or absolute, "block.path must be an absolute path"),)
+
+
 def _check_relations(s: Settings) -> None:
     """Raise ConfigError if a setting is out of range or contradicts another one."""
     for section in msgspec.structs.fields(Settings):
@@ -219,6 +226,7 @@ def _check_relations(s: Settings) -> None:
         *_hook_rules(s.hook),
         *_release_rules(s.release),
         *_door_rules(s.door),
+        *_block_rules(s.block),
     )
     for holds, sentence in rules:
         if not holds:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.core.decide.job_view import JobView
+from holdfast.core.membership.host_blocking import BlockedHost
 from holdfast.model.event import Entry, Lost
 from holdfast.model.observation import Departure
 
@@ -68,6 +69,14 @@ class Fleet(Protocol):
         """Return what nodes wrote down that left because they had no controller, as far as it can be read from here."""
 
 
+class BlockList(Protocol):
+    """The list of blocked hosts, which several jobs read and write. Both methods raise OSError if they cannot."""
+
+    def read_entries(self) -> tuple[BlockedHost, ...]: ...
+
+    def add_entry(self, entry: BlockedHost) -> None: ...
+
+
 class Store(Protocol):
     """The store through which the ranks of one generation find each other."""
 
@@ -102,6 +111,7 @@ class ControllerPorts(msgspec.Struct, frozen=True, kw_only=True):
     store: Store
     notes: Notes
     archives: Path  # of releases
+    blocked: BlockList
     probe_history: Path | None  # the file with earlier measurements of each node; None: none are kept
     make_clock: Callable[[float], Callable[[], float]]  # makes one that never tells less than this
     say: Callable[[str], None]  # to the person at the console

@@ -16,7 +16,7 @@ from holdfast.config import Settings
 from holdfast.core.agent_state_machine import ErrandDone, HeedEpoch, RememberDone, RememberLeaving
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done, FinalState, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere
-from holdfast.model.job_and_seats import Dims
+from holdfast.model.job_and_seats import Dims, HostIdentity
 from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Mark, Reach, StepValues, Strain
 from holdfast.model.release import Release
 from holdfast.model.stacks import Arrival, Trace
@@ -178,6 +178,7 @@ class AgentIdentity(msgspec.Struct, frozen=True, kw_only=True):
     order: int
     nproc: int
     settings: Settings
+    on_host: HostIdentity
 
 
 class AgentEvents(msgspec.Struct, frozen=True, kw_only=True):

@@ -231,6 +231,7 @@ class Agent:
             copies=self.keeper.list_copies(),
             keeper=self.keeper.address,
             epoch=self.life.epoch,
+            identity=self.identity.on_host,
         )
         return agent_messages.encode(hello)
 

@@ -42,7 +42,12 @@ def build_agent(node_dir: Path, sock: socket.socket, judge: JudgeLastWords) -> A
     """Put together the agent of a node; `sock` leads to its holder."""
     spec = run_and_node_specs.read_json(node_dir / "spec.json", NodeSpec)
     identity = AgentIdentity(
-        node=spec.node, host=socket.gethostname(), order=spec.order, nproc=spec.nproc, settings=spec.settings
+        node=spec.node,
+        host=socket.gethostname(),
+        order=spec.order,
+        nproc=spec.nproc,
+        settings=spec.settings,
+        on_host=spec.on_host,
     )
     return Agent(identity, lambda events: _assemble_parts(spec, node_dir, sock, judge, events))
 

@@ -26,6 +26,7 @@ COMMANDS = {
     "catalog": "show the catalog of last words, and add to it",
     "ckpt": "list, verify, export and remove checkpoints",
     "token": "make and revoke tokens for people and tools at the ports of jobs",
+    "blocked": "show the hosts that jobs refuse, lift a block, or add one",
     "probe": "probe this machine: processors, GPUs, memory, disk, clock",
     "plan": "work out how many standbys a job needs",
     "clean": "remove what killed runs have left behind",

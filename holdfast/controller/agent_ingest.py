@@ -10,6 +10,7 @@ from holdfast.controller.access.caller_admission import ANY_NODE, ANYBODY, CALLE
 from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.actions.action_executor import EVICTED
 from holdfast.controller.control_loop import Controller
+from holdfast.controller.host_admission import HostAdmission
 from holdfast.controller.node_links import Outbox, send_packets
 from holdfast.controller.stack_tracing import StackTracing
 from holdfast.core.agent_state_machine import PING_S, Post
@@ -34,13 +35,15 @@ class AgentIngest:
         beat_s: float,
         tracing: StackTracing,
         certificates: NodeCertificates,
+        *,
+        admission: HostAdmission,
         say: Callable[[str], None],
     ) -> None:
         """`controller` gets the events made from messages; each node is told to send a beat every `beat_s` seconds."""
         self.controller, self.view = controller, controller.view
         self.links, self.registry, self.aims = controller.links, controller.registry, controller.aims
         self.detectors, self.dispatch, self.executor = controller.detectors, controller.dispatch, controller.executor
-        self.tracing, self.certificates = tracing, certificates
+        self.tracing, self.certificates, self.admission = tracing, certificates, admission
         self._beat_s, self._say = beat_s, say
         self._reborn, self._deserted = RebootDetector(), MissingRanksDetector()
         self._spiked = RepeatFilter(_SPIKE_S)
@@ -132,8 +135,7 @@ class AgentIngest:
             self.links.send_message(hello.node, self._make_welcome(now))
             self.dispatch.on_relink(hello.node)
             self.aims.on_hello(hello.node)
-        if hello.ready and not hello.generation and not (waits or seated):
-            self._stale.pop(hello.node, None)
+        if not (hello.generation or waits or seated):
             self._announce_ready(hello)
 
     def _make_welcome(self, now: float) -> Welcome:
@@ -154,7 +156,20 @@ class AgentIngest:
         self.links.send_errand(hello.node, StopHere(id=self._stale_id, generation=hello.generation, grace_s=0.0))
 
     def _announce_ready(self, hello: Hello) -> None:
-        self.controller.process_event(Ready(node=hello.node, host=hello.host, nproc=hello.nproc, order=hello.order))
+        blocked = self.admission.refusal_of(hello)
+        if not hello.ready and not blocked:  # one that is refused need not get ready first
+            return
+        self._stale.pop(hello.node, None)
+        self.controller.process_event(
+            Ready(
+                node=hello.node,
+                host=hello.host,
+                nproc=hello.nproc,
+                order=hello.order,
+                identity=hello.identity,
+                blocked=blocked,
+            )
+        )
 
     def _on_beat(self, now: float, beat: Beat) -> None:
         self.registry.record_beat(now, beat)

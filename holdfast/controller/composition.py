@@ -11,6 +11,7 @@ from holdfast.controller.actions.release_staging import ReleaseStaging
 from holdfast.controller.actions.replay_runs import ReplayRuns
 from holdfast.controller.agent_ingest import AgentIngest
 from holdfast.controller.control_loop import Controller, JobDetectors
+from holdfast.controller.host_admission import HostAdmission
 from holdfast.controller.job_clock import JobClock
 from holdfast.controller.job_progress_watch import StallWatch
 from holdfast.controller.network_watch import NetworkWatch
@@ -52,6 +53,7 @@ def build_controller(settings: Settings, ports: ControllerPorts) -> BuiltControl
     detectors = JobDetectors(pace=JobPace(settings.pace), replicas=replicas, stalls=stalls, network=network)
     dispatch = ErrandDispatch(links, registry)
     ask, store = dispatch.ask_nodes, ports.store
+    admission = HostAdmission(ports.blocked, settings.block, view, now=clock, say=ports.say)
     executor = ActionExecutor(
         fleet=ports.fleet,
         store=store,
@@ -66,6 +68,7 @@ def build_controller(settings: Settings, ports: ControllerPorts) -> BuiltControl
         probing=NodeProbing(ask, store, registry.hosts, settings.probe, ports.probe_history),
         replaying=ReplayRuns(ask, store, settings.replay, view=view, registry=registry, say=ports.say),
         staging=ReleaseStaging(ask),
+        admission=admission,
     )
     controller = Controller(
         settings,
@@ -80,5 +83,5 @@ def build_controller(settings: Settings, ports: ControllerPorts) -> BuiltControl
         dispatch=dispatch,
         executor=executor,
     )
-    ingest = AgentIngest(controller, settings.silence.beat_s, tracing, certificates, ports.say)
+    ingest = AgentIngest(controller, settings.silence.beat_s, tracing, certificates, admission=admission, say=ports.say)
     return BuiltController(controller, ingest, tracing, links, certificates)

@@ -128,10 +128,13 @@ class NodeRegistry:
         return {*self._view.gone, *self._view.silent_nodes}
 
     def present_nodes(self) -> tuple[str, ...]:
-        """Return nodes that are linked or expected soon; after a controller restart none is linked yet."""
-        awaited = {seat.node for seat in self._view.seats} - self.lost_nodes() - self._left
-        linked = self._links.linked_nodes
-        return tuple(sorted({*linked, *awaited, *self._view.pool, *self._view.under_probe}))
+        """Return nodes that are linked or expected soon; after a controller restart none is linked yet.
+
+        One that was told to leave answers nothing more, though its link may last a little longer.
+        """
+        awaited = {seat.node for seat in self._view.seats} - self.lost_nodes()
+        present = {*self._links.linked_nodes, *awaited} - self._left
+        return tuple(sorted({*present, *self._view.pool, *self._view.under_probe}))
 
     def known_nodes(self) -> set[str]:
         """Return the nodes that the decider has heard of."""

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.model.job_and_seats import Seat
+from holdfast.model.job_and_seats import HostIdentity, Seat
 from holdfast.model.release import Ease, Release, Skip
 from holdfast.model.state_copy import Doubt
 
@@ -20,6 +20,17 @@ class Dismiss(msgspec.Struct, frozen=True, kw_only=True, tag="dismiss"):
     id: int
     node: str
     reason: str
+    code: int = 1  # with which the node exits
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True, tag="block"):
+    """Put a host on the list of blocked hosts, because its machine is at fault. Nothing waits for the outcome."""
+
+    id: int
+    host: str
+    identity: HostIdentity
+    reason: str
+    incident: int  # 0: none, as for a standby
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
@@ -101,4 +112,4 @@ class Say(msgspec.Struct, frozen=True, kw_only=True, tag="say"):
     standbys: tuple[str, ...] = ()  # that it says are lost
 
 
-Action = Acquire | Dismiss | Launch | Stop | Stage | Probe | Replay | Finish | Say
+Action = Acquire | Dismiss | Block | Launch | Stop | Stage | Probe | Replay | Finish | Say

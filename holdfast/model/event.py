@@ -8,7 +8,7 @@ import msgspec
 from holdfast.model.action import Action
 from holdfast.model.alarm import Alarm
 from holdfast.model.incident_record import Change, Record
-from holdfast.model.job_and_seats import Dims, Job
+from holdfast.model.job_and_seats import Dims, HostIdentity, Job
 from holdfast.model.release import Release
 
 
@@ -56,12 +56,14 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """A node has reported. It runs no ranks and can take some."""
+    """A node has reported. It runs no ranks and can take some, unless its host is blocked."""
 
     node: str
     host: str
     nproc: int
     order: int = 0  # lower numbers get lower ranks in the first generation
+    identity: HostIdentity = HostIdentity()
+    blocked: str = ""  # why it is refused, by the list of blocked hosts as it was when the node reported; "": it is not
 
 
 WARM_STEPS = 10  # after a launch: ranks compile, fill caches and wait for their first batches
@@ -116,6 +118,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     detail: str = ""
     nodes: tuple[str, ...] = ()  # Acquire: the nodes that will come; Probe: of whom one is bad, and nobody knows who
     failed: dict[str, str] = {}
+    untested: tuple[str, ...] = ()  # Probe, Replay: of `failed`, those that did not answer or could not be tested
     departed: tuple[int, ...] = ()  # Stop: ranks that had ended well before it
 
 

@@ -1,5 +1,7 @@
 """The job as the user asked for it, and the seats that assign ranks to nodes."""
 
+from typing import Annotated
+
 import msgspec
 
 Dims = tuple[tuple[str, int], ...]  # names and sizes, as a DeviceMesh has them: over ranks the last varies fastest
@@ -20,6 +22,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     replays: bool = False  # and whether its own work may be done again by groups of them, where the script allows it
     mesh: Dims = ()  # the parallel groups, where the user told
     parity: bool = False  # copies are laid over one another, so that more depends on each node
+    blocks: bool = False  # whether a host whose machine is at fault is blocked, for this job and for others
+
+
+class HostIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """What tells a host from others whatever its node is called, by its own word."""
+
+    # Of the machine or, if it has none, its host name; "": not told, as on a local fleet.
+    id: Annotated[str, msgspec.Meta(max_length=100)] = ""
+    # UUIDs of the GPUs that the job sees there.
+    gpus: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=100)], ...], msgspec.Meta(max_length=64)] = ()
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ import msgspec
 from holdfast.core.agent_state_machine import Post
 from holdfast.core.decoding import make_decoder
 from holdfast.model.errand import Errand
+from holdfast.model.job_and_seats import HostIdentity
 from holdfast.model.observation import Beat, LinkTraffic, Mark, Reach
 from holdfast.model.release import Release
 from holdfast.model.stacks import Trace
@@ -31,6 +32,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     copies: tuple[Copy, ...] = ()  # snapshots that it holds
     keeper: Address = ("", 0)  # where other nodes reach its keeper
     epoch: Epoch = 0  # newest controller that it has heard
+    identity: HostIdentity = HostIdentity()
 
 
 class NodeNotice(msgspec.Struct, frozen=True, kw_only=True, tag="notice"):

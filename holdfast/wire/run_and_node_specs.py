@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.config import Settings
 from holdfast.core.decoding import from_json
-from holdfast.model.job_and_seats import Job
+from holdfast.model.job_and_seats import HostIdentity, Job
 from holdfast.model.release import Release
 
 
@@ -76,6 +76,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     entry: EntryPoint
     settings: Settings
     run_id: str
+    on_host: HostIdentity = HostIdentity()
     host_nodes: int = 1  # nodes of this run that share the host, and so its memory
     learned: str = ""  # a file that they share: modules that the script imports up to its first step
     releases: str = ""  # a folder that they share: staged trees of the user's code

@@ -39,7 +39,7 @@ from holdfast.model.release import Release
 from holdfast.ports import ControllerPorts
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import Ack, ErrandMessage, Hello, Welcome
-from tests.controller.fakes import FakeFleet, FakeStore, MemoryNotes
+from tests.controller.fakes import FakeFleet, FakeStore, MemoryBlockList, MemoryNotes
 
 TOKEN = "secret"
 HEADERS = {agent_messages.TOKEN_HEADER: TOKEN}
@@ -136,6 +136,7 @@ def make_ports(folder: Path, **others: Any) -> ControllerPorts:
         "store": FakeStore(),
         "notes": MemoryNotes(),
         "archives": folder,
+        "blocked": MemoryBlockList(),
         "probe_history": None,
         "make_clock": SteadyClock,
         "say": lambda text: None,
@@ -145,8 +146,8 @@ def make_ports(folder: Path, **others: Any) -> ControllerPorts:
     return ControllerPorts(journal=ports.pop("journal", None) or SqliteJournal(folder / "journal.db"), **ports)
 
 
-def make(folder: Path, settings: Settings, fleet: FakeFleet) -> BuiltController:
-    return build_controller(settings, make_ports(folder, fleet=fleet))
+def make(folder: Path, settings: Settings, fleet: FakeFleet, **others: Any) -> BuiltController:
+    return build_controller(settings, make_ports(folder, fleet=fleet, **others))
 
 
 def admit(request: web.Request) -> Caller | Refusal:
@@ -162,9 +163,13 @@ Open = Callable[..., contextlib.AbstractAsyncContextManager[Desk]]
 def desk_of(tmp_path: Path) -> Open:
     @contextlib.asynccontextmanager
     async def open_desk(
-        job: Job = JOB, settings: Settings | None = None, port: Admit = admit, minting: TokenMinting | None = None
+        job: Job = JOB,
+        settings: Settings | None = None,
+        port: Admit = admit,
+        minting: TokenMinting | None = None,
+        **ports: Any,
     ) -> AsyncIterator[Desk]:
-        built = make(tmp_path, settings or Settings(), FakeFleet(can_acquire=job.can_acquire))
+        built = make(tmp_path, settings or Settings(), FakeFleet(can_acquire=job.can_acquire), **ports)
         door = ApiEntrance(port, AuditLog(tmp_path), minting=minting)
         async with TestClient(TestServer(make_api(built, door))) as client:
             running = asyncio.create_task(built.controller.run(job, RELEASE))

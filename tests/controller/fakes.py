@@ -1,7 +1,8 @@
-"""A fleet, a store and notes that do what they are told, and remember it."""
+"""A fleet, a store, a list of blocked hosts and notes that do what they are told, and remember it."""
 
 import asyncio
 
+from holdfast.core.membership.host_blocking import BlockedHost
 from holdfast.model.observation import Departure
 
 
@@ -33,6 +34,22 @@ class FakeFleet:
 
     def nodes(self) -> tuple[str, ...]:
         return tuple(self.here)
+
+
+class MemoryBlockList:
+    def __init__(self, *entries: BlockedHost) -> None:
+        self.entries = entries
+        self.error: OSError | None = None
+
+    def read_entries(self) -> tuple[BlockedHost, ...]:
+        if self.error:
+            raise self.error
+        return self.entries
+
+    def add_entry(self, entry: BlockedHost) -> None:
+        if self.error:
+            raise self.error
+        self.entries = (*self.entries, entry)
 
 
 class FakeStore:

@@ -11,12 +11,14 @@ from holdfast.controller.actions.errand_dispatch import FELL_SILENT, SILENT, Err
 from holdfast.controller.actions.node_probing import NodeProbing
 from holdfast.controller.actions.release_staging import ReleaseStaging
 from holdfast.controller.actions.replay_runs import ReplayRuns
+from holdfast.controller.host_admission import HostAdmission
 from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
 from holdfast.controller.snapshot_aims import SnapshotAims
 from holdfast.core.decide.decider import Decider
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.core.diagnose.probe_assessment import ProbeLimits
+from holdfast.core.membership.host_blocking import BlockLimits
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.replay.regrouped_replay import ReplayLimits
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits, RecoveryFloor
@@ -29,7 +31,7 @@ from holdfast.model.release import Release
 from holdfast.model.state_copy import Copy, Restore
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import ErrandMessage
-from tests.controller.fakes import FakeFleet, FakeStore, MemoryNotes
+from tests.controller.fakes import FakeFleet, FakeStore, MemoryBlockList, MemoryNotes
 
 LAUNCH = Launch(
     id=7,
@@ -86,6 +88,7 @@ class Bench:
                 ask, self.store, ReplayLimits(), view=self.decider.view, registry=self.registry, say=say
             ),
             staging=ReleaseStaging(ask),
+            admission=HostAdmission(MemoryBlockList(), BlockLimits(), self.decider.view, now=lambda: 0.0, say=say),
         )
         for node in nodes or ("a", "b"):
             self.links.open_link(node, NotedOutbox(node, self.told))

@@ -76,8 +76,11 @@ def test_the_node_whose_bits_differ() -> None:
 
 
 def test_a_node_that_does_not_answer() -> None:
-    failed, _ = tried(Nodes(lambda node: None if node == "b" else (bits("good"),)))
-    assert failed == {"b": NO_ANSWER}
+    told: dict[str, tuple[Finding, ...]] = {"a": (bits("good"),), "c": (bits("bad"),), "d": (bits("good"),)}
+    probing = NodeProbing(Nodes(told.get).ask, FakeStore(), {}, ProbeLimits(), None)
+    outcome = asyncio.run(probing.probe_nodes(PROBE))
+    assert sorted(outcome.failed) == ["b", "c"] and outcome.failed["b"] == NO_ANSWER
+    assert outcome.untested == ("b",), "nothing was found out about its machine"
 
 
 def test_pairs_when_nobody_fails_alone() -> None:

@@ -58,6 +58,17 @@ def test_the_silence_of_a_node_that_was_told_to_leave_is_no_news() -> None:
     assert [len(registry.overdue_alarms(at)) for at in (11.0, 12.0, 13.0, 14.0)] == [0, 0, 1, 0]
 
 
+def test_nobody_waits_for_a_node_that_was_told_to_leave_though_its_link_is_open() -> None:
+    links = NodeLinks(lambda: 1)
+    registry = NodeRegistry(SilenceLimits(), Decider().view, links)
+    for node in ("a", "b"):
+        links.open_link(node, links.make_outbox())
+    registry.record_departure("a")
+    assert registry.present_nodes() == ("b",)
+    registry.record_hello(1.0, HELLO)  # it comes back
+    assert registry.present_nodes() == ("a", "b")
+
+
 def test_copies_of_a_line_that_the_job_leaves_are_forgotten() -> None:
     registry, _ = begun()
     registry.record_copies("a", held(8, 9, 10))

@@ -119,7 +119,8 @@ def test_without_a_seed_only_what_fails_counts() -> None:
 
 def test_a_node_that_is_gone_ends_it() -> None:
     nodes = Nodes(mute="n4")
-    assert list(tried(nodes).failed) == ["n4"]
+    outcome = tried(nodes)
+    assert list(outcome.failed) == ["n4"] and outcome.untested == ("n4",)
     assert len(nodes.groups) <= 3  # not a wave more
 
 

@@ -21,7 +21,7 @@ from holdfast.core.detect import nonfinite_loss, redone_losses
 from holdfast.core.detect.crash import alarm_of
 from holdfast.core.detect.silence import departure_alarm
 from holdfast.logs import catalog_files
-from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
+from holdfast.model.action import Acquire, Action, Block, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
 from holdfast.model.alarm import SWITCH, UNNAMED, Alarm, Kind, Stance
 from holdfast.model.event import (
     Begin,
@@ -41,7 +41,7 @@ from holdfast.model.event import (
     Tick,
 )
 from holdfast.model.incident_record import Remedy
-from holdfast.model.job_and_seats import Job
+from holdfast.model.job_and_seats import HostIdentity, Job
 from holdfast.model.observation import Departure, Exit, Loss
 from holdfast.model.release import Release
 
@@ -100,6 +100,7 @@ def _begin(words: Words, now: float, generation: int) -> Event:
         probes=words.has("probes"),
         checks=words.has("checks"),
         replays=words.has("replays"),
+        blocks=words.has("blocks"),
     )
     fence_s = float(words.after("fence", "0"))
     limits = dict(pair.split("=") for pair in words.after_all("limits"))
@@ -109,7 +110,10 @@ def _begin(words: Words, now: float, generation: int) -> Event:
 def _ready(words: Words, now: float, generation: int) -> Event:
     node = words.next()
     nproc, order = int(words.after("nproc", "2")), int(words.after("order", "0"))
-    return Ready(node=node, host=f"host-{node}", nproc=nproc, order=order)
+    name, *gpus = words.after("host", "").split(",")  # its id is its name here
+    blocked = " ".join(words.after_all("blocked"))
+    identity = HostIdentity(id=name, gpus=tuple(gpus))
+    return Ready(node=node, host=name or f"host-{node}", nproc=nproc, order=order, identity=identity, blocked=blocked)
 
 
 def _mesh(words: Words, now: float, generation: int) -> Event:
@@ -205,6 +209,7 @@ def _ended(words: Words, now: float, generation: int) -> Event:
 
 def _outcome(words: Words, now: float, generation: int) -> Event:
     action, ok = int(words.next()), words.next() == "ok"
+    untested = words.has("untested")
     nodes, failed = tuple(words.after_all("nodes")), words.after_all("on")
     return Outcome(
         action=action,
@@ -212,6 +217,7 @@ def _outcome(words: Words, now: float, generation: int) -> Event:
         detail=words.after("because", ""),
         nodes=nodes,
         failed=dict(zip(failed[::2], failed[1::2], strict=True)),
+        untested=tuple(failed[::2]) if untested else (),
         departed=tuple(int(rank) for rank in words.after("departed", "").split(",") if rank),
     )
 
@@ -271,7 +277,10 @@ def show_action(action: Action) -> str:
         case Acquire(id=id, count=count):
             return f"Acquire {id} count {count}"
         case Dismiss(id=id, node=node, reason=reason):
-            return f"Dismiss {id} {node}: {reason}"
+            return f"Dismiss {id} {node}{f' code {action.code}' if action.code != 1 else ''}: {reason}"
+        case Block(id=id, host=host, identity=identity, reason=reason):
+            what = " ".join(("id", identity.id or "none", *identity.gpus))
+            return f"Block {id} {host} ({what}), incident {action.incident}: {reason}"
         case Launch(id=id, generation=generation, seats=seats):
             places = " ".join(f"{s.node}:{s.first_rank}-{s.first_rank + s.nproc - 1}" for s in seats)
             since = f" after doubts {action.doubts[-1].not_after}" if action.doubts else ""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast import config
 from holdfast.chaos import scenario
+from holdfast.cli import main
 from holdfast.cli.run_flags import flag_values
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import ConfigError, Settings, WordLimits
@@ -58,6 +59,17 @@ _TEXTS = st.one_of(
     st.text(max_size=12),
 )
 _VALUES = st.one_of(_TEXTS, st.integers().map(str), st.floats().map(str))
+
+
+_BLOCKED = b'[{"host": "h", "id": "4f", "gpus": ["GPU-1"], "reason": "bad", "at": 1.5, "until": 9e9, "more": {}}]'
+
+
+@given(content=hostile(st.just(_BLOCKED)))
+@example(content=_BLOCKED.replace(b"9e9", b"9e307"))
+@example(content=b"[" * 9_000)
+def test_a_list_of_blocked_hosts(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "blocked.json").write_bytes(content)
+    assert main(["blocked", "--list", str(tmp_path / "blocked.json")]) in (0, 2)
 
 
 @given(content=hostile(st.just(_SETTINGS)))

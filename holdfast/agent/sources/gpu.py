@@ -1,5 +1,9 @@
 """Reads GPUs through NVML, without starting CUDA: counters, links, heat, and the driver's Xid events."""
 
+import contextlib
+import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -30,6 +34,7 @@ class Gpu(msgspec.Struct):
     bus: str  # as the kernel writes it: 0000:3b:00
     asks: dict[str, Ask]  # those that this GPU can answer
     lost: bool = False
+    uuid: str = ""  # empty if it does not say
 
 
 class GpuSource:
@@ -56,13 +61,13 @@ class GpuSource:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
         except nvml.NVMLError as e:
             return Gpu(f"GPU {index}", "", "", {}, lost=e.value in self._lost)
-        uuid = self._ask_or(partial(nvml.nvmlDeviceGetUUID, handle), "")
-        if visible is not None and not _is_visible(visible, index, _to_text(uuid)):
+        uuid = _to_text(self._ask_or(partial(nvml.nvmlDeviceGetUUID, handle), ""))
+        if visible is not None and not _is_visible(visible, index, uuid):
             return None
         pci = self._ask_or(partial(nvml.nvmlDeviceGetPciInfo, handle), None)
         bus = _to_text(pci.busId).lower().rpartition(".")[0][-10:] if pci else ""
         model = _to_text(self._ask_or(partial(nvml.nvmlDeviceGetName, handle), ""))
-        return Gpu(f"GPU {index}", model, bus, _make_asks(nvml, handle))
+        return Gpu(f"GPU {index}", model, bus, _make_asks(nvml, handle), uuid=uuid)
 
     def read(self) -> list[Signal]:
         now = self._clock()
@@ -112,6 +117,24 @@ class GpuSource:
             return ask()
         except self.nvml.NVMLError:
             return otherwise
+
+
+def read_gpu_ids(within_s: float) -> tuple[str, ...]:
+    """Return the UUIDs of the GPUs that this process's children will see; empty if the driver does not answer in time.
+
+    A driver whose GPU is broken may hang, so it is asked by a thread that nobody waits for.
+    """
+    found: list[str] = []
+
+    def ask() -> None:
+        with contextlib.suppress(SourceAbsent):
+            gpus = GpuSource(load_nvml(), time.time, os.environ.get("CUDA_VISIBLE_DEVICES")).gpus
+            found.extend(gpu.uuid for gpu in gpus if gpu.uuid)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(within_s)
+    return tuple(found)
 
 
 def _is_visible(visible: str, index: int, uuid: str) -> bool:

@@ -14,7 +14,7 @@ from holdfast.config import Settings
 from holdfast.controller import composition, order_admission
 from holdfast.logs import catalog_files
 from holdfast.model.event import Order
-from holdfast.model.job_and_seats import Job
+from holdfast.model.job_and_seats import HostIdentity, Job
 from holdfast.model.release import Release
 from holdfast.ports import ControllerPorts, Socket
 from holdfast.sim.dst.agent_interface import DstAgent
@@ -63,7 +63,12 @@ def build_agent(process: AgentProcess) -> DstAgent:
     """Make the real agent of a simulated machine."""
     setup, machine = process.world.setup, process.machine
     identity = AgentIdentity(
-        node=machine.name, host=machine.name, order=machine.order, nproc=setup.nproc, settings=setup.settings
+        node=machine.name,
+        host=machine.name,
+        order=machine.order,
+        nproc=setup.nproc,
+        settings=setup.settings,
+        on_host=HostIdentity(id=machine.name),
     )
     return Agent(identity, lambda events: _play_parts(process, events))
 

@@ -18,6 +18,7 @@ from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.quantity_text import FIRST_STEP, NO_STEP, clock_text, ettr_said, incidents_text
 from holdfast.controller.access.audit_log import AuditLog
+from holdfast.controller.access.block_list_file import BlockListFile
 from holdfast.controller.access.caller_admission import PortAccess, Right, admit_by_socket, make_user_token
 from holdfast.controller.access.connection_gate import ConnectionGate
 from holdfast.controller.access.enrolment_token_api import TokenMinting
@@ -135,7 +136,9 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
     opinions = FailureOpinions(run.settings, run.log_dir, say)
     fleet = _make_fleet(run, run_dir, env)
     listeners = EntryListeners(teller, hooks, opinions)
-    built = build_controller(run.settings, _make_ports(run_dir, fleet, store, say, listeners))
+    built = build_controller(
+        run.settings, _make_ports(run, run_dir, fleet=fleet, store=store, say=say, listeners=listeners)
+    )
     controller = built.controller
     process_attributes.raise_file_limit()
     process_attributes.write_no_core()
@@ -246,7 +249,7 @@ class EntryListeners:
 
 
 def _make_ports(
-    run_dir: Path, fleet: Fleet, store: StoreProcess, say: SaidLog, listeners: EntryListeners
+    run: RunSpec, run_dir: Path, *, fleet: Fleet, store: StoreProcess, say: SaidLog, listeners: EntryListeners
 ) -> ControllerPorts:
     return ControllerPorts(
         journal=SqliteJournal(run_dir / "journal.db", mark_path=run_dir / "journal.mark"),
@@ -254,6 +257,7 @@ def _make_ports(
         store=store,
         notes=NotesFolder(run_dir),
         archives=run_dir / "releases",
+        blocked=BlockListFile(run_directory.block_list_path(run.settings.block.path)),
         probe_history=run_dir / "probed.json",
         make_clock=SteadyClock,
         say=say,

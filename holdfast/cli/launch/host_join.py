@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.agent.sources.gpu import read_gpu_ids
 from holdfast.cli.launch import release_packing
 from holdfast.cli.launch.enrolment_client import (
     EnrolmentClient,
@@ -24,7 +25,8 @@ from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
 from holdfast.cli.terminal.rank_console import Console, describe_shape, find_console_files, make_console, say
 from holdfast.config import Settings
 from holdfast.fleet.local_process_fleet import start_node
-from holdfast.model.job_and_seats import Job
+from holdfast.linux import host_identity
+from holdfast.model.job_and_seats import HostIdentity, Job
 from holdfast.wire.credentials import (
     certificate_authority,
     enrolment_token,
@@ -39,6 +41,7 @@ from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
 
 _ANOTHER_PORT = "give another port in --rdzv-endpoint"
 _REFUSED = 5  # times that the controller closed the link at the sight of a certificate
+_GPU_WAIT_S = 10.0  # for a driver to name its GPUs
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -52,6 +55,7 @@ class HostJoin:
         self.given = _user_certificates(args, settings)
         self.token, self.own_token = ("", None) if self.given else _read_token(args, self.host, self.port)
         self.settings, self._closed = settings, 0
+        self._on_host = _read_identity()
         self.meant = args.run_id or (self.given.run if self.given else "")  # which job; "": whichever is there
         self.run_id = self.meant or run_directory.new_run_id()
         wanted = self.given.node if self.given else self.own_token.name if self.own_token else ""
@@ -74,6 +78,7 @@ class HostJoin:
             checks=settings.probe.allow,
             replays=settings.replay.allow,
             can_acquire=False,
+            blocks=settings.block.age_s > 0,
         )
         self.run = RunSpec(
             job=job,
@@ -102,7 +107,13 @@ class HostJoin:
         order = self.args.node_rank if self.args.node_rank is not None else (0 if leads else 1)
         node = run_directory.make_node_spec(self.run, self.run_dir)
         own = msgspec.structs.replace(
-            node, node=self.name, order=order, url=url, keys=str(keys), run_id=self.meant or node.run_id
+            node,
+            node=self.name,
+            order=order,
+            url=url,
+            keys=str(keys),
+            run_id=self.meant or node.run_id,
+            on_host=self._on_host,
         )
         try:
             return start_node(self.node_dir, own, dict(os.environ))
@@ -257,6 +268,13 @@ def _try_to_lead(host: str, port: int, node_rank: int | None) -> socket.socket |
             return None
         raise UsageError(f"cannot listen at {host}:{port}: {e.strerror}") from None
     return listener
+
+
+def _read_identity() -> HostIdentity:
+    try:
+        return HostIdentity(id=host_identity.read_host_id(), gpus=read_gpu_ids(_GPU_WAIT_S))
+    except ValueError as e:
+        raise UsageError(str(e)) from None
 
 
 def _read_token(args: RunArgs, host: str, port: int) -> tuple[str, NodeToken | None]:

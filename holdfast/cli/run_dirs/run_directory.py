@@ -210,6 +210,11 @@ def people_path() -> Path:
     return holdfast_home() / "people.json"
 
 
+def block_list_path(wanted: str) -> Path:
+    """Return the list of blocked hosts: the one that is named, or that of all runs of this user."""
+    return Path(wanted) if wanted else holdfast_home() / "blocked.json"
+
+
 def read_token(run_dir: Path) -> str:
     """Return the run's own token for its port; makes a new one if it is missing or damaged."""
     with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):

@@ -12,6 +12,7 @@ from holdfast.controller.actions.errand_dispatch import ErrandDispatch
 from holdfast.controller.actions.node_probing import NodeProbing
 from holdfast.controller.actions.release_staging import ReleaseStaging
 from holdfast.controller.actions.replay_runs import ReplayRuns
+from holdfast.controller.host_admission import HostAdmission
 from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
 from holdfast.controller.snapshot_aims import SnapshotAims
@@ -20,7 +21,7 @@ from holdfast.core.decoding import make_decoder
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.snapshots import final_checkpoint
 from holdfast.core.snapshots.restore_choice import choose_restore
-from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
+from holdfast.model.action import Acquire, Action, Block, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
 from holdfast.model.errand import Errand, FinalState, LaunchHere, Leave, StopHere
 from holdfast.model.event import Outcome
 from holdfast.model.job_and_seats import Seat, world_size
@@ -63,11 +64,13 @@ class ActionExecutor:
         probing: NodeProbing,
         replaying: ReplayRuns,
         staging: ReleaseStaging,
+        admission: HostAdmission,
     ) -> None:
         self.fleet, self.store, self.notes, self.say = fleet, store, notes, say
         self.view, self.ledger = view, ledger
         self.links, self.registry, self.aims = links, registry, aims
         self.dispatch, self.probing, self.replaying, self.staging = dispatch, probing, replaying, staging
+        self.admission = admission
         self._stepping = asyncio.Event()
         self._launched: frozenset[str] = frozenset()  # nodes of the newest generation
         self._tries: Counter[int] = Counter()  # restores from a step since the last step was made
@@ -85,12 +88,16 @@ class ActionExecutor:
         except (OSError, TimeoutError, ValueError) as e:
             return Outcome(action=action.id, ok=False, detail=str(e) or type(e).__name__)
 
-    async def _do_action(self, action: Acquire | Dismiss | Launch | Stop | Stage | Probe | Replay | Finish) -> Outcome:
+    async def _do_action(
+        self, action: Acquire | Dismiss | Block | Launch | Stop | Stage | Probe | Replay | Finish
+    ) -> Outcome:
         match action:
             case Acquire():
                 return await self._acquire_nodes(action)
             case Dismiss():
                 return await self._dismiss_node(action)
+            case Block():
+                return await self.admission.block_host(action)
             case Launch():
                 return await self._launch_ranks(action)
             case Stop():
@@ -129,7 +136,7 @@ class ActionExecutor:
     async def _dismiss_node(self, action: Dismiss) -> Outcome:
         if self.registry.copies.get(action.node):
             await self._wait_until_unneeded()
-        self.links.send_errand(action.node, Leave(id=action.id, code=EVICTED, grace_s=0.0, reason=action.reason))
+        self.links.send_errand(action.node, Leave(id=action.id, code=action.code, grace_s=0.0, reason=action.reason))
         self._forget_node(action.node)
         await self.fleet.give_back(action.node, action.reason)
         return Outcome(action=action.id, ok=True)

@@ -53,13 +53,21 @@ class NodeProbing:
         found = {node: done.findings for node, done in answers.items() if done.ok}
         past = self._read_history()
         judged = probe_assessment.assess_probes(found, self._golden, past, action.least)
-        bad = judged.bad | {node: _failure_reason(answers.get(node)) for node in action.nodes if node not in found}
+        untested = {node: _failure_reason(answers.get(node)) for node in action.nodes if node not in found}
+        bad = judged.bad | untested
         reason = ProbeAssessment(bad=bad, suspects=judged.suspects, notes=judged.notes).summary_text
         if not bad and len({self._hosts.get(node, node) for node in found}) > 1:
             met = await self._test_pairs(action, "nccl" if _on_gpus(found) else "gloo")
             bad, reason = met.bad, met.reason if met.bad or not judged.suspects else f"{reason}; {met.reason}"
         self._write_history(past, {node: told for node, told in found.items() if node not in bad})
-        return Outcome(action=action.id, ok=True, failed=bad, nodes=tuple(judged.suspects), detail=reason)
+        return Outcome(
+            action=action.id,
+            ok=True,
+            failed=bad,
+            untested=tuple(untested),
+            nodes=tuple(judged.suspects),
+            detail=reason,
+        )
 
     async def _test_pairs(self, action: Probe, backend: str) -> PairTestResult:
         """Run the pair test, wave by wave."""

@@ -73,7 +73,8 @@ class ReplayRuns:
         except UnfitError as e:
             return Outcome(action=action.id, ok=True, detail=f"no replay: {e}")
         except _GoneError as e:
-            return Outcome(action=action.id, ok=True, failed=dict.fromkeys(e.nodes, "did not answer during the replay"))
+            failed = dict.fromkeys(e.nodes, "did not answer during the replay")
+            return Outcome(action=action.id, ok=True, failed=failed, untested=tuple(failed))
         named = dict.fromkeys(ruling.nodes, ruling.reason) if ruling.how is RulingKind.ONE else {}
         some = ruling.nodes if ruling.how is RulingKind.SOME else ()
         return Outcome(action=action.id, ok=True, failed=named, nodes=some, detail=ruling.reason)

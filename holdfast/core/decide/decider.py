@@ -49,6 +49,7 @@ class Decider:
         if state.phase in (Phase.STARTING, Phase.TRAINING):
             reason = "; ".join(part for part in (reason, planned_restart.start_if_wanted(state, now)) if part)
         _look_after_standbys(state, now)
+        launching.block_hosts(state)
         state.fence.watch_dismissals(state.actions)
         return state.make_decision(reason, _wake_at(state))
 

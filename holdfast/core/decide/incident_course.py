@@ -7,7 +7,7 @@ from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.planned_pause import Pause
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import Incident, is_node_loss, open_incident
-from holdfast.core.incident.incident_case import IncidentCase
+from holdfast.core.incident.incident_case import IncidentCase, machine_faults
 from holdfast.core.incident.ladder import GAVE_UP, find_verdict, verdict_after_probe
 from holdfast.core.membership.seating import make_probe_or_replay
 from holdfast.model.action import Say
@@ -160,6 +160,8 @@ def apply_verdict(
         incident.rolled_back = state.releases.roll_back(verdict.to, told)
     state.resume_point.apply_verdict(verdict, incident.alarms[0].not_after)
     incident.skipped += verdict.skips
+    faults = machine_faults(incident.alarms[0], incident.found, verdict.nodes)
+    state.nodes.standbys.faults.on_evicted(verdict.nodes, faults, incident.number)
     launching.evict_nodes(state, now, verdict.nodes, silent, examine=examine)
     state.nodes.back = {}
     return f"incident {incident.number}: {verdict.reason}; {launching.launch_or_wait(state, now)}"
@@ -187,6 +189,7 @@ def on_probed(state: JobState, now: float, event: Outcome) -> str:
     """Evict the nodes that the probe found bad or that were lost during it; if none, take the ladder's next rung."""
     incident, case = state.current_incident, state.current_case
     incident.probed_s, state.case = now - incident.stopped_at, None
+    incident.found = {node: why for node, why in event.failed.items() if node not in event.untested}
     silent = {node for node, alarm in incident.lost.items() if alarm.kind is Kind.SILENCE}
     why = {node: alarm.reason for node, alarm in incident.lost.items()} | event.failed
     bad = {node: why[node] for node in sorted(state.nodes.active.intersection(why))}

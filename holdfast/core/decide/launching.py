@@ -6,6 +6,7 @@ from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.planned_pause import Pause, resumed_step
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import Incident, is_node_loss, is_node_proof
+from holdfast.core.incident.incident_case import machine_faults
 from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.membership.standbys import BRIEF, CHECK
 from holdfast.model.action import Action, Finish, Say, Stop
@@ -29,6 +30,10 @@ def on_ready(state: JobState, now: float, event: Ready) -> str:
         if state.phase in (Phase.STOPPING, Phase.PROBING, Phase.PAUSING):
             state.nodes.back[event.node] = event
         return f"{event.node} is back; {launch_or_wait(state, now)}" if free else f"{event.node} is back"
+    if event.blocked:
+        state.emit(*state.nodes.standbys.faults.refuse(event))
+        told = f"{event.node} is refused: {event.blocked}"
+        return f"{told}; {launch_or_wait(state, now)}" if state.phase is Phase.WAITING else told
     # The first generation does not wait for checks: nobody knows which of its nodes will be standbys. One that the job
     # waits for gets a short one.
     level = 0 if state.generation == 0 else BRIEF if state.phase is Phase.WAITING else CHECK
@@ -77,6 +82,7 @@ def on_outside_alarm(state: JobState, now: float, alarm: Alarm) -> str:
     if not is_node_loss(alarm):
         return ""
     lost = state.nodes.standbys.beside_job(alarm.suspects)
+    state.nodes.standbys.faults.on_evicted(lost, machine_faults(alarm, {}, lost), 0)
     for node in lost:
         state.emit(*state.nodes.standbys.dismiss_node(node, alarm.kind, incident_text.describe_lost_standby(alarm)))
     if lost:
@@ -134,7 +140,8 @@ def on_wait_tick(state: JobState, now: float) -> str:
     if state.phase is not Phase.WAITING or state.wait_until is None or now < state.wait_until:
         return f"{late}; {reason}" if late else reason
     short = f"{state.nodes.node_count} of {state.job.min_nodes} nodes after {state.limits.wait_s:g} s"
-    told = f"not enough nodes: {short}; start more nodes or lower --nnodes"
+    blocked = state.nodes.standbys.faults.wait_clause
+    told = f"not enough nodes: {short}{blocked}; start more nodes or lower --nnodes"
     if state.limits.ask_s and not state.requests.asking:
         state.wait_until = now + state.limits.ask_s
         return ask_person(state, now, told)
@@ -147,7 +154,14 @@ def launch_or_wait(state: JobState, now: float) -> str:
     return state.next_move
 
 
+def block_hosts(state: JobState) -> None:
+    """Block the hosts of nodes that have left because their machines are bad."""
+    if state.job.blocks:
+        state.emit(*state.nodes.standbys.block_hosts(state.nodes.active))
+
+
 def _launch_or_wait(state: JobState, now: float) -> str:
+    block_hosts(state)  # before a wait is put into words
     if state.requests.held:
         state.enter(Phase.HELD)
         return f"held by {state.requests.held}"
@@ -215,7 +229,8 @@ def wait_for_nodes(state: JobState, now: float) -> str:
     elif state.last_call_at is None:
         state.last_call_at = now + state.limits.last_call_s
     state.enter(Phase.WAITING)
-    return f"waiting for nodes: {state.nodes.node_count} of {state.job.max_nodes}"
+    blocked = state.nodes.standbys.faults.wait_clause
+    return f"waiting for nodes: {state.nodes.node_count} of {state.job.max_nodes}{blocked}"
 
 
 def on_started(state: JobState, now: float, event: Outcome) -> str:

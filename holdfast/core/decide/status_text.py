@@ -47,7 +47,8 @@ def _waited_for(state: JobState, now: float) -> str:
         return state.links.describe_wait(now, state.nodes.active)
     if state.not_before > now:
         return f"the next launch waits for another {state.not_before - now:.0f} s"
-    return f"the job waits for nodes: {state.nodes.node_count} of {state.job.max_nodes} are there"
+    blocked = state.nodes.standbys.faults.wait_clause
+    return f"the job waits for nodes: {state.nodes.node_count} of {state.job.max_nodes} are there{blocked}"
 
 
 def _interruption_text(state: JobState) -> str:

@@ -44,6 +44,7 @@ class Incident(msgspec.Struct, kw_only=True):
     stopped_at: float = 0.0
     probed_s: float = 0.0
     lost: dict[str, Alarm] = {}  # nodes that fell silent or were found bad by others while nodes were tried
+    found: dict[str, str] = {}  # machines that the probe or the replay of this round found bad
     launched_at: float = 0.0
     evicted: tuple[str, ...] = ()
     admitted: tuple[str, ...] = ()
@@ -91,6 +92,7 @@ class Incident(msgspec.Struct, kw_only=True):
         """Start a new round, because the job failed again before it made a step."""
         self.dropped += len(self.alarms) - 1
         self.alarms.clear()
+        self.found = {}
         self.judged = False
 
     def on_timeout(self, named: Alarm | None) -> None:

@@ -1,10 +1,11 @@
 """The case of an incident: its cause, similar past failures, and which remedies are allowed."""
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from holdfast.core.incident.first_cause import NOT_STARTED, TIMED_OUT, is_node_loss
+from holdfast.core.incident.first_cause import NOT_STARTED, TIMED_OUT, is_node_proof
 from holdfast.core.snapshots.node_eviction_bonds import Bonds
 from holdfast.model.alarm import SWITCH, UNNAMED, Alarm, Kind
 
@@ -181,9 +182,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_proof(self) -> bool:
         """Return whether the cause names a node beyond doubt."""
-        cause = self.cause
-        told = cause.kind is Kind.CRASH and cause.action == EVICT and cause.confidence >= SURE
-        return is_node_loss(cause) or told
+        return self.cause.kind is Kind.SILENCE or is_machine_proof(self.cause)
 
     @property
     def is_guess(self) -> bool:
@@ -243,3 +242,21 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
         cause = self.cause
         told = cause.action in (CODE, SETTING, EXTERNAL) and cause.confidence >= TOLD
         return not (cause.group == "script" or told) and cause.kind is not Kind.LINES and cause.klass != NOT_STARTED
+
+
+def is_machine_proof(alarm: Alarm) -> bool:
+    """Return whether the alarm proves a machine bad: a witness has seen it, or last words are beyond doubt."""
+    told = alarm.kind is Kind.CRASH and alarm.action == EVICT and alarm.confidence >= SURE
+    return is_node_proof(alarm) or told
+
+
+def machine_faults(cause: Alarm, found: Mapping[str, str], leaving: Iterable[str]) -> dict[str, str]:
+    """Return which of the nodes that leave do so for a fault of their machine, each with that fault.
+
+    `found` is what a probe or a replay found. All other evictions say nothing sure about a machine: a silent host may
+    have lost its network or its power and comes back; stacks name ranks, and with them nodes of a whole parallel group;
+    a script may fail on one node alone. The examination after such an eviction may still find the machine bad.
+    """
+    proven = dict.fromkeys(cause.suspects, cause.reason) if is_machine_proof(cause) else {}
+    known = proven | dict(found)
+    return {node: known[node] for node in leaving if node in known}

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Set
 
-from holdfast.model.action import Acquire, Dismiss, Probe, Say
+from holdfast.core.membership.host_blocking import HostFaults
+from holdfast.model.action import Acquire, Block, Dismiss, Probe, Say
 from holdfast.model.alarm import Kind
 from holdfast.model.event import Limits, Outcome, Ready
 from holdfast.model.job_and_seats import Job
@@ -33,6 +34,7 @@ class Standbys:
         self._met: dict[str, Ready] = {}
         self._evicted: set[str] = set()  # once before
         self._ids = ids
+        self.faults = HostFaults(ids)
         self._retry_at: float | None = None
         self._patience_s = limits.ready_s  # as long as a node that was asked for may take; longer with a slow fleet
         self._came = False  # one that was asked for, since others were last given back as late
@@ -96,6 +98,7 @@ class Standbys:
         self._met[event.node] = event
         if event.node in self.under_probe:
             return ()
+        self.faults.on_accepted(event)
         if level and self._is_checking_on and event.node not in self.pool:
             return (self._start_check(event.node, level),)
         self.pool[event.node] = event
@@ -159,6 +162,8 @@ class Standbys:
     def on_examined(self, now: float, event: Outcome) -> tuple[str, tuple[Dismiss | Say, ...]]:
         """Make an examined node a standby again if nothing is wrong with it and the job needs one; else dismiss it."""
         node = self.examined.pop(event.action)
+        if event.ok and node not in event.untested:
+            self.faults.on_examined(node, event.failed.get(node, ""))
         if why := event.failed.get(node, "" if event.ok else event.detail or "it could not be probed"):
             found, actions = f"{node} is bad: {why}", self.dismiss_node(node, Kind.CRASH, f"examined: {why}")
         elif self.job.can_acquire and len(self.pool) >= self.job.standbys:
@@ -184,6 +189,10 @@ class Standbys:
         if kind is Kind.SILENCE and not self.job.can_acquire:
             return ()  # it shall find us when it comes back
         return (Dismiss(id=next(self._ids), node=node, reason=reason),)
+
+    def block_hosts(self, active: Iterable[str]) -> list[Block | Say]:
+        """Return the actions that block the hosts of nodes that have left because their machines are bad."""
+        return self.faults.block_gone(self.gone, self._met, (*active, *self.pool, *self.under_probe))
 
     def doubt_all(self, now: float) -> None:
         """Distrust all standbys until they report again, because their state is unknown and one may run ranks."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+from holdfast.core.membership.host_blocking import BlockedHost
 from holdfast.model.action import Launch
 from holdfast.model.event import Entry, Lost
 
@@ -28,6 +29,16 @@ class SimDisk:
         generation, release = (launch.generation, launch.release.number) if launch else (0, 0)
         self.lost = Lost(kept=kept, of=of, generation=generation, release=release, phase=phase)
         del self.entries[kept:]
+
+
+class EmptyBlockList:
+    """The list of blocked hosts of a simulated site. It stays empty, because no fault here is a machine's own."""
+
+    def read_entries(self) -> tuple[BlockedHost, ...]:
+        return ()
+
+    def add_entry(self, entry: BlockedHost) -> None:
+        raise AssertionError(f"{entry.host} was blocked: {entry.reason}")
 
 
 class DiskNotes:

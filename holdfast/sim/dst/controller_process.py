@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from holdfast.core.decide.job_view import JobView
 from holdfast.model.event import Entry, Order, Phase
 from holdfast.ports import ControllerPorts
-from holdfast.sim.dst.controller_disk import DiskJournal, DiskNotes, SimDisk
+from holdfast.sim.dst.controller_disk import DiskJournal, DiskNotes, EmptyBlockList, SimDisk
 from holdfast.sim.dst.controller_interface import BuildController, ControllerCrashed, DstController
 from holdfast.sim.dst.machine_pool import SimFleet, SimStore
 from holdfast.sim.dst.simulated_link import ControllerEnd, SimLink
@@ -41,6 +41,7 @@ class ControllerLife:
                 store=SimStore(),
                 notes=DiskNotes(office.disk, self.strike_point),
                 archives=_NO_FILES,
+                blocked=EmptyBlockList(),
                 probe_history=None,
                 make_clock=office.make_clock,
                 say=lambda text: None,  # nobody reads it

@@ -1,9 +1,12 @@
 """GPUs through a driver that tests hold in their hands."""
 
+import sys
+import threading
+
 import pytest
 
 from holdfast.agent.sources import SourceAbsent
-from holdfast.agent.sources.gpu import GpuSource
+from holdfast.agent.sources.gpu import GpuSource, read_gpu_ids
 from holdfast.core.detect.health import HealthDetector, HealthLimits
 from holdfast.core.detect.lines import LineDetector, LineLimits, MachineUse
 from holdfast.logs import catalog_files
@@ -111,6 +114,17 @@ def test_gpus_of_others_are_left_alone() -> None:
     assert {of for of, _ in gauges(source(FakeNvml(2), visible="GPU-0b6f"))} == {"GPU 0", "GPU 1"}
     with pytest.raises(SourceAbsent):
         source(FakeNvml(2), visible="")
+
+
+def test_gpus_are_known_by_their_uuids(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml, none, hung, answers = FakeNvml(4), FakeNvml(0), FakeNvml(4), threading.Event()
+    monkeypatch.setattr(nvml, "nvmlDeviceGetUUID", lambda handle: f"GPU-{handle}".encode(), raising=False)
+    monkeypatch.setattr(hung, "nvmlInit", answers.wait)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
+    for driver, wait_s, found in ((nvml, 60.0, ("GPU-1", "GPU-3")), (none, 60.0, ()), (hung, 0.05, ())):
+        monkeypatch.setitem(sys.modules, "pynvml", driver)
+        assert read_gpu_ids(wait_s) == found
+    answers.set()
 
 
 def test_without_a_driver_there_are_none() -> None:

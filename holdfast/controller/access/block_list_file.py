@@ -1,0 +1,86 @@
+"""The list of blocked hosts on disk, which all jobs of a user, or of a site, share."""
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from holdfast.core.decoding import from_json
+from holdfast.core.membership.host_blocking import BlockedHost
+from holdfast.wire import folder_use_lock
+from holdfast.wire.credentials import mutual_tls
+
+_LOCK_S = 10.0
+_MOST_BYTES = 16 << 20  # a longer one is torn, and said to be damaged
+Entries = tuple[BlockedHost, ...]
+
+
+class BlockListError(OSError):
+    """Says in one sentence why the list cannot be used."""
+
+
+class BlockListFile:
+    """The file is read whenever a host joins, so a lifted block counts at once. A missing file is an empty list."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read_entries(self) -> Entries:
+        """Return all entries, also those whose time is over; BlockListError if the list cannot be trusted or read."""
+        where = f"the list of blocked hosts {self.path}"
+        try:
+            with open(self.path, "rb", opener=_open_itself) as file:
+                seen, content = os.fstat(file.fileno()), file.read(_MOST_BYTES)
+        except FileNotFoundError:
+            return ()
+        except OSError as e:
+            raise BlockListError(f"{where} cannot be read: {e.strerror}") from None
+        if seen.st_uid not in (os.getuid(), 0):
+            raise BlockListError(f"{where} is another user's, so it is not used")
+        if seen.st_mode & 0o022:
+            raise BlockListError(f"{where} is not used, because other users may write to it; chmod go-w it")
+        try:
+            return from_json(content, Entries)
+        except msgspec.DecodeError as e:
+            raise BlockListError(f"{where} is damaged: {e}; mend it or remove it") from None
+
+    def add_entry(self, entry: BlockedHost) -> None:
+        """Put an entry on the list, in place of older ones that say no more than it does."""
+        self.change(entry.at, lambda entries: (*(old for old in entries if not _is_within(old, entry)), entry))
+
+    def change(self, now: float, rewrite: Callable[[Entries], Entries]) -> None:
+        """Rewrite the list while no other process can, without the entries whose time is over. BlockListError if that
+        fails."""
+        try:
+            self.path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+            lock = folder_use_lock.lock_file_alone(self.path.with_name(f"{self.path.name}.lock"), _LOCK_S)
+            if lock is None:
+                raise BlockListError(f"another process has held {self.path}.lock for {_LOCK_S:g} s")
+            try:
+                left = rewrite(tuple(entry for entry in self.read_entries() if entry.until > now))
+                mode = self._present_mode()
+                mutual_tls.write_secret(self.path, msgspec.json.format(msgspec.json.encode(left)), durable=True)
+                if mode != 0o600:
+                    self.path.chmod(mode)
+            finally:
+                os.close(lock)
+        except BlockListError:
+            raise
+        except OSError as e:
+            raise BlockListError(f"the list of blocked hosts {self.path} cannot be written: {e.strerror}") from None
+
+    def _present_mode(self) -> int:
+        """Return who may read the list, which its owner decides: a site's list is for everybody."""
+        with contextlib.suppress(FileNotFoundError):
+            return 0o600 | self.path.stat().st_mode & 0o044
+        return 0o600
+
+
+def _open_itself(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _is_within(old: BlockedHost, new: BlockedHost) -> bool:
+    return old.id in ("", new.id) and set(old.gpus) <= set(new.gpus)

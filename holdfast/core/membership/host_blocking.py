@@ -1,0 +1,134 @@
+"""Hosts whose machines are at fault: whom to block, and which of the blocked hosts a reporting node belongs to."""
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Set
+
+import msgspec
+
+from holdfast.model.action import Block, Dismiss, Say
+from holdfast.model.event import Ready
+from holdfast.model.job_and_seats import HostIdentity
+
+_NAMED = 5  # blocked hosts that one sentence names
+BLOCKED = 93  # exit code of a refused node: the same command would be refused again
+
+
+class BlockLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the list of blocked hosts."""
+
+    path: str = ""  # of the list; empty: blocked.json in HOLDFAST_HOME
+    age_s: float = 604800.0  # a host stays blocked for so long; 0: this job blocks nobody
+
+
+class BlockedHost(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the list of blocked hosts."""
+
+    host: str  # its name, for people
+    id: str = ""  # as in HostIdentity, or the name again if a person gave it; "": only the GPUs are blocked
+    gpus: tuple[str, ...] = ()
+    reason: str
+    run_id: str = ""  # "": a person put it on the list
+    incident: int = 0  # of that run; 0: none
+    who: str = ""  # the person
+    at: float
+    until: float
+
+
+def matching_entry(
+    entries: Iterable[BlockedHost], host: str, identity: HostIdentity, now: float
+) -> tuple[BlockedHost, str] | None:
+    """Return the entry that blocks this host, and the host or the GPU that it blocks; None if there is none.
+
+    A node that tells no identity is on the same host as the controller, and is never blocked.
+    """
+    if not identity.id:
+        return None
+    for entry in entries:
+        if entry.until <= now:
+            continue
+        if entry.id and entry.id in (identity.id, host):
+            return entry, entry.host
+        if gpu := next((gpu for gpu in identity.gpus if gpu in entry.gpus), ""):
+            return entry, gpu
+    return None
+
+
+def is_gpu_id(name: str) -> bool:
+    """Return whether this is the UUID of a GPU, or of a part of one, as its driver writes it."""
+    return name.startswith(("GPU-", "MIG-"))
+
+
+def lift_entries(entries: Iterable[BlockedHost], name: str) -> tuple[BlockedHost, ...]:
+    """Return the entries without this host or GPU. The host of a lifted GPU, and its other GPUs, stay blocked."""
+    others = [entry for entry in entries if name not in (entry.host, entry.id)]
+    left = [msgspec.structs.replace(entry, gpus=tuple(gpu for gpu in entry.gpus if gpu != name)) for entry in others]
+    return tuple(entry for entry in left if entry.id or entry.gpus)
+
+
+class HostFaults:
+    """Machines found at fault, and hosts that were refused, as part of the job's state."""
+
+    def __init__(self, ids: Iterator[int]) -> None:
+        self._ids = ids
+        # Of evicted nodes, until they are blocked or cleared: the machine's fault, or "", and the incident.
+        self._evicted: dict[str, tuple[str, int]] = {}
+        self._blocked: dict[str, str] = {}  # ids of hosts that were blocked or refused here, and their names
+        self._refused: set[str] = set()  # of these, those that the console was told of
+
+    def on_evicted(self, nodes: Iterable[str], faults: Mapping[str, str], incident: int) -> None:
+        """Note which of these nodes leave for faults of their machines."""
+        self._evicted |= {node: (faults.get(node, ""), incident) for node in nodes}
+
+    def on_examined(self, node: str, fault: str) -> None:
+        """Take in an examination of an evicted node: what it finds counts, and if it finds nothing, nothing counts."""
+        _, incident = self._evicted.pop(node, ("", 0))
+        if fault:
+            self._evicted[node] = (fault, incident)
+
+    def on_accepted(self, ready: Ready) -> None:
+        """Forget what was held against a host that is a node of the job again."""
+        self._evicted.pop(ready.node, None)
+        self._blocked.pop(ready.identity.id, None)
+        self._refused.discard(ready.identity.id)
+
+    def block_gone(self, gone: Container[str], met: Mapping[str, Ready], staying: Iterable[str]) -> list[Block | Say]:
+        """Return the actions that block the hosts of bad nodes which have left; `staying` are the nodes that have not.
+
+        An id or a GPU that a staying node has too does not tell the two hosts apart, as where nodes share a host or
+        hosts were made from one image. It blocks nobody, or sound nodes would be refused with the bad one.
+        """
+        left = sorted(node for node in self._evicted if node in gone)
+        bad = [(node, *found) for node in left if (found := self._evicted.pop(node))[0]]
+        others = [met[node].identity for node in staying if bad and node in met]
+        shared = {id for other in others for id in (other.id, *other.gpus)}
+        return [action for node, reason, incident in bad for action in self._block(met[node], shared, reason, incident)]
+
+    def _block(self, ready: Ready, shared: Set[str], reason: str, incident: int) -> Iterator[Block | Say]:
+        own = ready.identity
+        gpus = tuple(gpu for gpu in own.gpus if gpu not in shared)
+        left = HostIdentity(id="" if own.id in shared else own.id, gpus=gpus)
+        if left.id or left.gpus:
+            yield Block(id=next(self._ids), host=ready.host, identity=left, reason=reason, incident=incident)
+        if left.id:
+            self._blocked[left.id] = ready.host
+        elif own.id:
+            what = "its GPUs are blocked, but not its host" if left.gpus else "its host is not blocked"
+            why = f"another node has the same host id, {own.id}; HOLDFAST_HOST_ID can tell them apart"
+            yield Say(text=f"{ready.node} is bad, and {what}: {why}")
+
+    def refuse(self, ready: Ready) -> tuple[Dismiss | Say, ...]:
+        """Return the actions that refuse a node of a blocked host. Of each host the console is told once."""
+        dismiss = Dismiss(id=next(self._ids), node=ready.node, reason=ready.blocked, code=BLOCKED)
+        known = ready.identity.id in self._refused
+        self._refused.add(ready.identity.id)
+        self._blocked[ready.identity.id] = ready.host
+        return (dismiss,) if known else (dismiss, Say(text=f"{ready.node} is refused: {ready.blocked}"))
+
+    @property
+    def wait_clause(self) -> str:
+        """Return what a job that waits for nodes has to say about blocked hosts; "" if it has met none."""
+        if not self._blocked:
+            return ""
+        names = sorted(set(self._blocked.values()))
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        blocked = f"blocked: {', '.join(names[:_NAMED])}{more}"
+        return f"; {blocked} (holdfast blocked says why, and with --lift HOST lets it join again)"

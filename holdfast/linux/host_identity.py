@@ -1,0 +1,32 @@
+"""Reads what tells this host from others, whatever it is called and however often it was booted."""
+
+import hashlib
+import os
+import re
+import socket
+from pathlib import Path
+
+HOST_ID = "HOLDFAST_HOST_ID"  # in the environment: used as it is, where machines share an id, or one plays several
+_PLACES = ("sys/class/dmi/id/product_uuid", "etc/machine-id")  # the board's own is only for root to read
+_GIVEN = re.compile(r"[\w.:-]{1,100}")
+_UNIQUE = re.compile(r"[0-9a-f-]{32,36}")
+
+
+def read_host_id(root: Path = Path("/")) -> str:
+    """Return the id of this host: as given, else a digest of the machine's own, else its name.
+
+    A machine's own id is not to be shown around, and one with hardly any different digits is a maker's placeholder.
+    ValueError if the given one is no id.
+    """
+    if given := os.environ.get(HOST_ID):
+        if not _GIVEN.fullmatch(given):
+            raise ValueError(f"{HOST_ID} must have 1 to 100 letters, digits, dots, colons, dashes or underscores")
+        return given
+    for place in _PLACES:
+        try:
+            found = (root / place).read_text(encoding="ascii").strip().lower()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if _UNIQUE.fullmatch(found) and len(set(found)) > 4:
+            return hashlib.sha256(f"holdfast {found}".encode()).hexdigest()[:16]
+    return socket.gethostname()

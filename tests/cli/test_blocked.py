@@ -1,0 +1,90 @@
+"""`holdfast blocked`: lists, adds and lifts, one sentence for each mistake."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli import main
+from holdfast.controller.access.block_list_file import BlockListFile
+from holdfast.core.membership.host_blocking import BlockedHost
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def blocked(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    assert main(["blocked", *words]) == code
+    out, err = capsys.readouterr()
+    assert not err if code == 0 else not out
+    return out if code == 0 else err
+
+
+def test_hosts_and_gpus_are_listed_and_lifted(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert blocked(capsys) == "nobody is blocked\n"
+    now = time.time()
+    found = BlockedHost(
+        host="h1",
+        id="4f",
+        gpus=("GPU-1", "GPU-2"),
+        reason="lost \x1b[31mit",
+        run_id="r7",
+        incident=3,
+        at=now,
+        until=now + 60,
+    )
+    listed = BlockListFile(home / "blocked.json")
+    listed.add_entry(found)
+    assert "is blocked until" in blocked(capsys, "--add", "h2", "--why", "its fan is loud", "--for", "3600")
+    blocked(capsys, "--add", "GPU-9", "--why", "hot")
+    one, two, three = blocked(capsys).splitlines()
+    assert one.startswith("h1 GPU-1 GPU-2  since ") and one.endswith(": lost it") and "run r7, incident 3" in one
+    assert two.startswith("h2  since ") and two.endswith(": its fan is loud")
+    assert three.startswith("GPU-9  since ")
+    rows = json.loads(blocked(capsys, "--json"))
+    assert (rows[0]["host"], rows[0]["gpus"], rows[0]["run_id"]) == ("h1", ["GPU-1", "GPU-2"], "r7")
+    assert rows[1]["until"] - rows[1]["at"] == 3600 and rows[1]["who"]
+    blocked(capsys, "--lift", "GPU-2")
+    blocked(capsys, "--lift", "h2")
+    assert [(e.host, e.gpus) for e in listed.read_entries()] == [("h1", ("GPU-1",)), ("", ("GPU-9",))]
+    blocked(capsys, "--lift", "h1")
+    assert "GPU-1" not in blocked(capsys)
+
+
+def test_entries_whose_time_is_over_are_not_shown(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    BlockListFile(home / "blocked.json").add_entry(
+        BlockedHost(host="h1", id="4f", reason="x", run_id="r", at=1.0, until=2.0)
+    )
+    assert blocked(capsys) == "nobody is blocked\n"
+    assert "h1 is not blocked" in blocked(capsys, "--lift", "h1", code=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--add", "h1"), "needs --why"),
+        (("--add", "h1", "--why", " "), "needs --why"),
+        (("--add", "two words", "--why", "x"), "name of a host"),
+        (("--add", "h1", "--why", "x", "--for", "0"), "--for must be above 0"),
+        (("--add", "h1", "--why", "x", "--for", "nan"), "--for must be above 0"),
+        (("--why", "x"), "go with --add"),
+        (("--json", "--lift", "h1"), "--json"),
+        (("--lift", "h1"), "h1 is not blocked"),
+    ],
+)
+def test_mistakes(home: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str) -> None:
+    told = blocked(capsys, *words, code=2)
+    assert told.startswith("holdfast blocked: ") and said in told and told.count("\n") == 1
+    assert blocked(capsys) == "nobody is blocked\n"
+
+
+def test_another_list_and_one_that_is_damaged(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = str(tmp_path / "site.json")
+    blocked(capsys, "--list", site, "--add", "h1", "--why", "x")
+    assert blocked(capsys) == "nobody is blocked\n" and "h1" in blocked(capsys, "--list", site)
+    Path(site).write_text("[{")
+    assert "is damaged" in blocked(capsys, "--list", site, code=2)
