@@ -197,7 +197,7 @@ def test_a_step_stays_a_method_and_its_class_what_it_was() -> None:
     calls: list[str] = []
     optimizer = MasterWeights(FakeStreams(0))
     announced = announce_steps([optimizer, torch.optim.SGD([torch.ones(1, requires_grad=True)])])
-    announced.call = lambda: calls.append("step")
+    announced.call_before_steps(lambda: calls.append("step"))
     assert optimizer.step(3.0) == 3.0 and calls == ["step"]
     assert isinstance(optimizer.step, MethodType) and optimizer.step.__self__ is optimizer
     assert type(optimizer) is MasterWeights and MasterWeights(FakeStreams(0)).step() == 1.0
@@ -207,7 +207,7 @@ def test_a_step_stays_a_method_and_its_class_what_it_was() -> None:
 def test_a_torch_optimizer_beside_a_state_dict_is_followed() -> None:
     calls: list[str] = []
     optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)])
-    announce_steps(optimizer).call = lambda: calls.append("step")
+    announce_steps(optimizer).call_before_steps(lambda: calls.append("step"))
     optimizer.step()
     assert calls == ["step"]
 

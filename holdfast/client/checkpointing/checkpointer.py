@@ -76,11 +76,11 @@ class Checkpointer:
         verified: bool = False,
         replicated: "bool | dist.ProcessGroup | None" = None,
     ) -> None:
-        """`every`: the interval between checkpoints under `path`, as a number of steps, "30s", or "auto". `slots`:
-        how many snapshots fit in memory; by default 4 if they are copied to peers, 3 if they are written to storage,
-        else 2. `verified` adds a slot for a snapshot that was verified as good. `replicated`: the ranks that hold the
-        same tensors without a common wrapper, True for all. `optimizer`: torch's, one or several; beside `state_dict`
-        anything that changes it in its method `step`, of which nothing is saved."""
+        """`optimizer`: torch's, one or several; beside `state_dict` whatever changes it in its method `step`. `every`:
+        the interval between checkpoints under `path`, as a number of steps, "30s", or "auto". `slots`: how many
+        snapshots fit in memory; by default 4 if they are copied to peers, 3 if they are written to storage, else 2.
+        `verified` adds a slot for a snapshot that was verified as good. `replicated`: the ranks that hold the same
+        tensors without a common wrapper, True for all."""
         self._world = RankWorld()
         self._replay = script_replay.current_replay()
         self._storage = storage_of(path, every, keep, keep_every)
@@ -105,8 +105,7 @@ class Checkpointer:
         self._due = CheckpointTimer(self._storage, self._world) if self._storage and not self._replay else None
         self._snapshots: RankSnapshots | None = None
         self._announce_step: Callable[[], None] = do_nothing  # the processor's copies are done when save returns
-        self._metadata = b""
-        self._last = -1
+        self._metadata, self._last = b"", -1
         self._stall_s = 0.0  # what the last save took
         self.skipped = 0  # saves for which there was no room
         self.restored_from = ""  # "memory", "peer", "storage"; "none": nothing was found

@@ -94,7 +94,7 @@ class UserState:
 
     def before_step(self, call: Callable[[], None]) -> None:
         """Call `call` before every step of the script's optimizers, if they were given."""
-        self._steps.call = call
+        self._steps.call_before_steps(call)
 
     def _way_to(self, path: Path) -> Way:
         key = ".".join(map(str, path))

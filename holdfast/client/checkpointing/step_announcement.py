@@ -9,21 +9,25 @@ from torch.optim import Optimizer
 
 
 class StepAnnouncement:
-    """Calls `call` before every step of the optimizers that it follows; `call` may be exchanged."""
+    """Makes a call before every step of the optimizers that it follows."""
 
     def __init__(self) -> None:
-        self.call: Callable[[], None] = do_nothing
+        self._call: Callable[[], None] = do_nothing
+
+    def call_before_steps(self, call: Callable[[], None]) -> None:
+        """Make this call from now on; it replaces an earlier one."""
+        self._call = call
 
     def follow(self, optimizer: Any) -> None:
         """Follow torch's optimizer by a hook, any other by a `step` of its own; its class stays as it is."""
         if isinstance(optimizer, Optimizer):
-            optimizer.register_step_pre_hook(lambda *_: self.call())
+            optimizer.register_step_pre_hook(lambda *_: self._call())
             return
         step = optimizer.step
 
         @functools.wraps(step)
         def announced_step(_: Any, *args: Any, **kwargs: Any) -> Any:
-            self.call()
+            self._call()
             return step(*args, **kwargs)
 
         try:
