@@ -95,8 +95,7 @@ class Checkpointer:
         group = self._world.replica_group(replicated)
         self._source = source_of(model, optimizer, (state_dict, load), rank=self._world.rank, group=group)
         self._extras = ExtraState({} if extra is None else extra)
-        self._generation = current_generation()
-        self._said: set[str] = set()
+        self._generation, self._said = current_generation(), set[str]()
         self._check_path()
         self._storing: LocalWriter | None = None
         if self._storage and not self._link and not self._replay:
