@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,13 @@ with open(os.environ["HOLDFAST_TEST_WHO"], "a") as file:
 """
 
 
+def warm_since(log: Path, imported: Path) -> bool:
+    """Whether a zygote was ready after something was imported."""
+    ready = [line[:23].replace(",", ".") for line in log.read_text().splitlines() if " zygote: " in line]
+    last = datetime.fromisoformat(ready[-1]).timestamp() if ready else 0.0
+    return imported.exists() and last >= imported.stat().st_mtime - 0.001
+
+
 @pytest.mark.slow
 def test_a_host_that_joins_has_what_the_script_imports(start: Start, port: int, tmp_path: Path) -> None:
     """Its zygote imports that from what the other host has learned, before it ever had a rank."""
@@ -142,11 +150,11 @@ def test_a_host_that_joins_has_what_the_script_imports(start: Start, port: int, 
     first.trains()
     second = begin("second")
     [zygotes] = second.until(lambda: list(second.run_dir.glob("nodes/*/agent.log")), "its agent")
-    second.until(lambda: "zygote: " in zygotes.read_text(), "a zygote with more modules")
+    second.until(lambda: warm_since(zygotes, who["second"]), "a zygote that has it")
     imported = who["second"].read_text().splitlines()
     assert imported and {line.split()[0] for line in imported} == {"zygote"}, "it has had no rank"
     [seated] = [node["node"] for node in first.status()["nodes"] if node["ranks"] == "0"]
-    assert main(["evict", seated, str(first.run_dir)]) == 0
+    assert main(["evict", seated, "--run", str(first.run_dir)]) == 0
     first.trains(generation=2)
     assert who["second"].read_text().splitlines() == imported, "its rank was forked with it"
     assert who["first"].read_text().startswith("0 "), "the first rank of all imported it itself"
