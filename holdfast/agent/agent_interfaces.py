@@ -103,6 +103,13 @@ class NodeRanks(Protocol):
     def learn_imports(self, trains: bool) -> None:
         """Preload the modules that the script was seen to import, so that the next ranks start sooner."""
 
+    def hear_imports(self, modules: tuple[str, ...]) -> None:
+        """Take note of what the script imports, if no rank here has said so."""
+
+    @property
+    def proven_imports(self) -> tuple[str, ...]:
+        """The modules of the script that the zygote has."""
+
     def read_mesh(self) -> Dims: ...
     def read_replayable(self) -> str: ...
     def read_loss_source(self) -> str: ...

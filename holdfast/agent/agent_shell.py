@@ -50,6 +50,7 @@ from holdfast.wire.agent_messages import (
     Hello,
     NodeNotice,
     ReachRequest,
+    ScriptImports,
     TraceAnswer,
     TraceRequest,
     TrafficReport,
@@ -98,6 +99,7 @@ class Agent:
         self._tasks: asyncio.TaskGroup
         self._beat_at, self._first_said = 0.0, 0  # the latter: generation whose first step was reported
         self._latches = LatchedFailures()
+        self._told_imports: tuple[str, ...] = ()  # on this link
         self._staged = False  # what the controller has said that ranks may run here
 
     async def run(self) -> None:
@@ -186,7 +188,7 @@ class Agent:
         match message:
             case Welcome(at=at, beat_s=beat_s, releases=releases, revoked=revoked, epoch=epoch):
                 self.keeper.revoked = frozenset(revoked)
-                self.beat_s = beat_s
+                self.beat_s, self._told_imports = beat_s, ()
                 self.controller_clock.on_welcome(at)
                 if not self._staged:
                     self._tasks.create_task(self._stage_releases(releases))
@@ -207,6 +209,8 @@ class Agent:
                 self._tasks.create_task(self.keeper.apply_aim(aim))
             case TraceRequest():
                 self._tasks.create_task(self._trace_stacks(message))
+            case ScriptImports(modules=modules):
+                self.ranks.hear_imports(modules)
             case ReachRequest(peers=peers):
                 self._tasks.create_task(self._try_peers(peers))
 
@@ -382,11 +386,19 @@ class Agent:
             if due or (self._first_said != self.life.generation and self._summarize_ranks().step >= 0):
                 if due:
                     self.ranks.learn_imports(trains := self._first_said == self.life.generation)
+                    self._tell_imports()
                     self.staging.complete(trains)
                     self.tracer.watch_ranks(self.ranks.held.values())
                 else:
                     self._first_said = self.life.generation
                 self._send_beat()
+
+    def _tell_imports(self) -> None:
+        """Tell the controller what the zygote has for the script. One node does so for all: that of rank 0."""
+        found, generation = self.ranks.proven_imports, self.life.generation
+        if found != self._told_imports and RankKey(generation, 0) in self.ranks.held and self.controller_clock.known:
+            self._told_imports = found
+            self._queue_packet(agent_messages.encode(agent_messages.make_script_imports(generation, found)))
 
     def _look_for_latches(self, now: float) -> None:
         for held in self._latches.overdue_ranks(now, self.ranks.held, self._read_slots()):

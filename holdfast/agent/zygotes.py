@@ -24,6 +24,7 @@ class Zygote:
         self.pid = pid
         self.sock = sock
         self.threads = 0  # known once it is warm
+        self.learned: tuple[str, ...] = ()  # modules of the script that it has imported
         self.forking: set[str] = set()
 
     @property
@@ -111,8 +112,9 @@ class Zygotes:
         if self._next and pid == self._next.pid:
             self._kill_zygote(self._next)
             self._next = None
-            detail = f"the old zygote stays: the new one {describe_exit(code)}"
-            self._ports.send_agent(ZygoteWarmed(ok=self.warm, detail=detail, key=self.key))
+            detail, kept = f"the old zygote stays: the new one {describe_exit(code)}", self._now
+            learned = kept.learned if kept else ()
+            self._ports.send_agent(ZygoteWarmed(ok=self.warm, detail=detail, key=self.key, learned=learned))
             return True
         if self._now and pid == self._now.pid:
             self._on_lost(describe_exit(code))
@@ -194,8 +196,11 @@ class Zygotes:
                 self._better, self._next = plain, self._start_zygote(plain)
                 return
         else:
+            asked = self._better if source is self._next else self._preload
+            source.learned = tuple(name for name in asked.learned if name not in warm.skipped) if asked else ()
             source.threads, self._tries = max(warm.threads, 1), 1
-        self._ports.send_agent(ZygoteWarmed(ok=True, detail=detail, key=self.key, lost=self._ended))
+        learned = source.learned if source.warm or not self._now else self._now.learned
+        self._ports.send_agent(ZygoteWarmed(ok=True, detail=detail, key=self.key, lost=self._ended, learned=learned))
         self._ended = ""
 
     def _swap_zygotes(self) -> None:

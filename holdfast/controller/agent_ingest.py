@@ -23,7 +23,15 @@ from holdfast.model.event import Ended, MeshReport, Phase, Ready
 from holdfast.model.observation import Beat, Reach
 from holdfast.ports import Socket
 from holdfast.wire import agent_messages
-from holdfast.wire.agent_messages import HashReport, Hello, NodeNotice, TraceAnswer, TrafficReport, Welcome
+from holdfast.wire.agent_messages import (
+    HashReport,
+    Hello,
+    NodeNotice,
+    ScriptImports,
+    TraceAnswer,
+    TrafficReport,
+    Welcome,
+)
 
 _SPIKE_S = 60.0  # a loss that all ranks share stands out on all nodes, and one word of it is enough
 
@@ -107,6 +115,8 @@ class AgentIngest:
                 self.detectors.network.on_traffic(now, node, message.links)
             case Reach() if message.node == node:
                 self.detectors.network.on_reach(message)
+            case ScriptImports() if node:
+                self._on_imports(node, message)
             case TraceAnswer() if node:
                 self.tracing.on_trace(node, message)
             case Post() if node:
@@ -133,6 +143,8 @@ class AgentIngest:
             self._empty(now, hello)  # before the welcome: after it the node may be without us for `node.lost_s` again
         if fresh:
             self.links.send_message(hello.node, self._make_welcome(now))
+            if not seated:
+                self._send_imports(hello.node)
             self.dispatch.on_relink(hello.node)
             self.aims.on_hello(hello.node)
         if not (hello.generation or waits or seated):
@@ -147,6 +159,19 @@ class AgentIngest:
             revoked=self.certificates.revoked_ids(),
             epoch=self.links.epoch,
         )
+
+    def _on_imports(self, node: str, told: ScriptImports) -> None:
+        """Believe the node of rank 0, as nodes differ little; tell the nodes that have no ranks to learn it from."""
+        if told.generation != self.view.generation or not self.view.seats or node != self.view.seats[0].node:
+            return
+        self.registry.record_imports(told.modules)
+        for other in self.links.linked_nodes:
+            if not self.registry.is_seated(other):
+                self._send_imports(other)
+
+    def _send_imports(self, node: str) -> None:
+        if modules := self.registry.imports:
+            self.links.send_message(node, ScriptImports(generation=self.view.generation, modules=modules))
 
     def _empty(self, now: float, hello: Hello) -> None:
         """Stop the ranks of an old generation on a node that was thought lost."""

@@ -26,6 +26,7 @@ class NodeRegistry:
         self.stored = -1  # newest checkpoint of the line that the job is on
         self.replayable: str | None = None  # told by the script; "": not at all; None: not heard yet
         self.orphaned = 0  # a generation that the journal has lost: what it left on nodes may be gone on from
+        self.imports: tuple[str, ...] = ()  # what the zygote of rank 0's node has for the script
         self._loss_sources: set[str] = set()
         self._view = view
         self._links = links
@@ -69,6 +70,10 @@ class NodeRegistry:
     def record_replayable(self, replayable: str) -> None:
         """Record whether the script's work may be done again: "seeded", "unseeded", or "" for not at all."""
         self.replayable = replayable
+
+    def record_imports(self, modules: tuple[str, ...]) -> None:
+        """Record what the script imports; none: ranks cannot be forked with that."""
+        self.imports = modules
 
     def record_orphaned(self, generation: int) -> None:
         self.orphaned = generation

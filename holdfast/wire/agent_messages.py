@@ -1,5 +1,7 @@
 """Messages between agents and the controller: msgpack over one WebSocket, bounded in size."""
 
+import re
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -18,6 +20,8 @@ TOKEN_HEADER = "X-Holdfast-Token"
 # What a node says of itself is believed as far as it can be so: numbers that follow from these must not run over.
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 Generation = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
+_MODULE, _NAME_CHARS, _MODULES = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z", 200, 4096
+ModuleName = Annotated[str, msgspec.Meta(pattern=_MODULE, max_length=_NAME_CHARS)]
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
@@ -64,6 +68,14 @@ class TrafficReport(msgspec.Struct, frozen=True, kw_only=True, tag="traffic"):
     links: tuple[LinkTraffic, ...]
 
 
+class ScriptImports(msgspec.Struct, frozen=True, kw_only=True, tag="imports"):
+    """Modules that the zygote of rank 0's node has for the script; the controller passes them on to nodes without
+    ranks. A lost message is sent again on the next link only."""
+
+    generation: Generation
+    modules: Annotated[tuple[ModuleName, ...], msgspec.Meta(max_length=_MODULES)]
+
+
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     at: float  # the controller's clock
     beat_s: float
@@ -102,9 +114,15 @@ class ReachRequest(msgspec.Struct, frozen=True, kw_only=True, tag="try"):
     peers: dict[str, Address]
 
 
-FromAgent = Hello | Beat | Post | NodeNotice | HashReport | TraceAnswer | TrafficReport | Reach
-FromController = Welcome | Ack | ErrandMessage | AimMessage | TraceRequest | ReachRequest
+FromAgent = Hello | Beat | Post | NodeNotice | HashReport | TraceAnswer | TrafficReport | Reach | ScriptImports
+FromController = Welcome | Ack | ErrandMessage | AimMessage | TraceRequest | ReachRequest | ScriptImports
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_agent = make_decoder(msgspec.msgpack.Decoder(FromAgent))
 decode_from_controller = make_decoder(msgspec.msgpack.Decoder(FromController))
+
+
+def make_script_imports(generation: int, names: Iterable[str]) -> ScriptImports:
+    """Return the message about these modules; it leaves out names that could not be sent, and the last of too many."""
+    fit = [name for name in names if len(name) <= _NAME_CHARS and re.search(_MODULE, name)]
+    return ScriptImports(generation=generation, modules=tuple(fit[:_MODULES]))

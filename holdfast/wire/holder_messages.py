@@ -148,6 +148,7 @@ class ZygoteWarmed(msgspec.Struct, frozen=True, kw_only=True, tag="warmed"):
     detail: str = ""
     key: str = ""
     lost: str = ""  # how the one before it ended, if it was not replaced on purpose
+    learned: tuple[str, ...] = ()  # those of PreloadZygote.learned that it has: ranks can be forked with them
 
 
 ToAgent = HolderListing | ArenaMade | RankStarted | StartRefused | RankEnded | SweepDone | ZygoteWarmed

@@ -24,7 +24,7 @@ from holdfast.model.errand import Done, LaunchHere, Leave, StopHere
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.observation import Exit
 from holdfast.wire import agent_messages, holder_messages, run_and_node_specs
-from holdfast.wire.agent_messages import Welcome
+from holdfast.wire.agent_messages import ScriptImports, Welcome
 from holdfast.wire.holder_messages import (
     HolderRank,
     KillRank,
@@ -125,6 +125,27 @@ def test_the_time_without_a_controller_is_that_of_the_node_not_of_its_agents(age
     assert third.life.step(time.monotonic(), ClockTick()) == ()
     ours.close()
     theirs.close()
+
+
+async def test_the_node_of_rank_0_tells_what_its_zygote_has(agent: Agent) -> None:
+    agent._staged = True
+    ranks_of(agent)._preloading.on_warm(("rich", "not a name", "rich.table", "x" * 201))
+    agent._on_message(Welcome(at=500.0, beat_s=1.0))
+    ranks_of(agent).held = {RankKey(2, 1): HolderRank(key="2:1", pid=2)}
+    agent.life.generation = 2
+
+    def imports() -> list[ScriptImports]:
+        agent._tell_imports()
+        return [one for one in told(agent) if isinstance(one, ScriptImports)]
+
+    assert not imports(), "another node speaks for all"
+    ranks_of(agent).held[RankKey(2, 0)] = HolderRank(key="2:0", pid=1)
+    assert imports() == [ScriptImports(generation=2, modules=("rich", "rich.table"))]
+    assert not imports(), "once on a link"
+    agent._on_message(Welcome(at=501.0, beat_s=1.0))
+    assert len(imports()) == 1
+    ranks_of(agent)._preloading.on_warm(())
+    assert imports() == [ScriptImports(generation=2, modules=())], "it is taken back"
 
 
 async def test_an_agent_goes_on_with_leaving(agent: Agent, tmp_path: Path) -> None:

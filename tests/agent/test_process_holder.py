@@ -254,7 +254,30 @@ def test_what_starts_threads_is_done_without(bench: Bench, monkeypatch: pytest.M
     assert asked == [("torch", "more", "threaded"), ("torch", "more")]
     [told] = bench.heard()
     assert isinstance(told, ZygoteWarmed) and told.ok and "threads" in told.detail
+    assert told.learned == (), "no other host need try"
     assert bench.zygotes.modules == ("torch", "more") and bench.zygotes._next is None
+    for end in ends:
+        end.close()
+
+
+def test_what_a_zygote_has_of_the_script_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.agent.system.child_process.signal_group", lambda pid, number: None)
+    ends: list[socket.socket] = []
+
+    def start(preload: PreloadZygote) -> Zygote:
+        better, end = bench.better()
+        ends.append(end)
+        return better
+
+    monkeypatch.setattr(bench.zygotes, "_start_zygote", start)
+    bench.zygotes.ensure_zygote(PreloadZygote(modules=("torch",), learned=("rich", "broken", "wave"), env={}))
+    ends[0].send(holder_zygote_messages.encode(ZygoteReady(modules=9, threads=1, skipped=("broken",))))
+    assert bench.zygotes._next
+    bench.zygotes._on_packet(bench.zygotes._next.sock)
+    bench.zygotes.ensure_zygote(PreloadZygote(modules=("torch",), learned=("rich", "wave", "deadly"), env={}))
+    bench.holder._on_child_exit(ZYGOTE + 1, 1, 1.0)
+    told = bench.heard()
+    assert [message.learned for message in told if isinstance(message, ZygoteWarmed)] == [("rich", "wave")] * 2
     for end in ends:
         end.close()
 

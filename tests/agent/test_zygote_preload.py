@@ -34,7 +34,7 @@ def test_the_rest_comes_with_the_first_step_and_once(tmp_path: Path) -> None:
 def test_a_node_that_has_just_come_is_no_standby_yet(tmp_path: Path) -> None:
     made = preloading(tmp_path)
     made.first_preload()
-    made.on_warm()
+    made.on_warm(())
     assert made.better_preload(held=False, trains=True, key="") is None
     made._idle_since -= 60.0
     better = made.better_preload(held=False, trains=True, key="")
@@ -50,6 +50,19 @@ def test_what_the_script_imports_can_be_done_without(tmp_path: Path) -> None:
     assert better and better.learned == ("rich", "rich.table") and ABSENT in better.modules
     assert better.env["A"] == "1" and better.key == '{"A": "1"}'
     assert json.loads(shared.read_bytes()) == ["rich", "rich.table"]
+
+
+def test_a_node_without_ranks_takes_what_another_host_has(tmp_path: Path) -> None:
+    made = preloading(tmp_path, str(tmp_path / "learned.json"))
+    made.first_preload()
+    made.on_told(("rich", "wave"))
+    busy = made.better_preload(held=True, trains=False, key="")
+    assert busy is None, "a rank here says so itself"
+    better = made.better_preload(held=False, trains=False, key="")
+    assert better and better.learned == ("rich", "wave") and not made.proven
+    assert made.better_preload(held=False, trains=False, key="") is None
+    made.on_warm(("rich",))
+    assert made.proven == ("rich",) and not (tmp_path / "learned.json").exists()
 
 
 def test_an_agent_that_comes_later_asks_for_nothing_twice(tmp_path: Path) -> None:

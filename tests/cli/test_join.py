@@ -6,13 +6,14 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from holdfast.cli import main
 from tests.cli.conftest import Start
-from tests.cli.driver import CLEAN, Job, gone
+from tests.cli.driver import CLEAN, ROOT, Job, gone
 from tests.cli.test_run_state import TRAIN as SNAPSHOTS
 
 pytestmark = pytest.mark.e2e
@@ -32,9 +33,12 @@ def port() -> int:
         return int(probe.getsockname()[1])
 
 
-def host(start: Start, endpoint: str, *flags: str, name: str, script: str = CLEAN, **env: str) -> Job:
+def host(
+    start: Start, endpoint: str, *flags: str, name: str, script: str = CLEAN, zygote: bool = False, **env: str
+) -> Job:
     """One host's `holdfast run`; its run directory is in what it says first."""
-    job = start("--rdzv-endpoint", endpoint, *flags, name=name, script=script, HOLDFAST_HOST=name, **env)
+    words = ("--rdzv-endpoint", endpoint, *flags)
+    job = start(*words, name=name, script=script, zygote=zygote, HOLDFAST_HOST=name, **env)
     job.run_dir = Path(job.says("run directory").split("run directory ")[1])
     return job
 
@@ -112,6 +116,51 @@ def test_a_host_that_leaves_may_come_back(start: Start, port: int, tmp_path: Pat
     second.ends(0)
     assert [record.kind for record in first.report().incidents] == ["silence", "silence"]
     first.check_replay()
+
+
+# Installed, as far as anybody can tell, and it writes down who imported it: a rank, or a process before there is one.
+SLOW = """
+import os
+with open(os.environ["HOLDFAST_TEST_WHO"], "a") as file:
+    file.write(f"{os.environ.get('RANK', 'zygote')} {os.getpid()}\\n")
+"""
+
+
+def warm_since(log: Path, imported: Path) -> bool:
+    """Whether a zygote was ready after something was imported."""
+    ready = [line[:23].replace(",", ".") for line in log.read_text().splitlines() if " zygote: " in line]
+    last = datetime.fromisoformat(ready[-1]).timestamp() if ready else 0.0
+    return imported.exists() and last >= imported.stat().st_mtime - 0.001
+
+
+@pytest.mark.slow
+def test_a_host_that_joins_has_what_the_script_imports(start: Start, port: int, tmp_path: Path) -> None:
+    """Its zygote imports that from what the other host has learned, before it ever had a rank."""
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "slow_to_import.py").write_text(SLOW)
+    endpoint, flags = f"127.0.0.1:{port}", ("--nnodes", "1", "--standbys", "1", "--set", "silence.silence_s=2")
+    script = "import slow_to_import\n" + CLEAN
+    who = {name: tmp_path / f"who-{name}" for name in ("first", "second")}
+
+    def begin(name: str) -> Job:
+        env = {"PYTHONPATH": f"{tmp_path / 'site-packages'}:{ROOT}", "HOLDFAST_TEST_WHO": str(who[name])}
+        return host(start, endpoint, *flags, name=name, script=script, zygote=True, **env)
+
+    first = begin("first")
+    first.trains()
+    second = begin("second")
+    [zygotes] = second.until(lambda: list(second.run_dir.glob("nodes/*/agent.log")), "its agent")
+    second.until(lambda: warm_since(zygotes, who["second"]), "a zygote that has it")
+    imported = who["second"].read_text().splitlines()
+    assert imported and {line.split()[0] for line in imported} == {"zygote"}, "it has had no rank"
+    [seated] = [node["node"] for node in first.status()["nodes"] if node["ranks"] == "0"]
+    assert main(["evict", seated, "--run", str(first.run_dir)]) == 0
+    first.trains(generation=2)
+    assert who["second"].read_text().splitlines() == imported, "its rank was forked with it"
+    assert who["first"].read_text().startswith("0 "), "the first rank of all imported it itself"
+    first.finish()
+    second.ends(0)
+    first.ends(0)
 
 
 def test_whoever_does_not_belong_is_refused(start: Start, port: int) -> None:

@@ -14,7 +14,7 @@ import torch
 import holdfast
 from holdfast.checkpoint import dcp
 
-METHODS = ("save", "restore", "wait", "close")
+METHODS = ("save", "before_step", "restore", "wait", "close")
 # dcp.save without a process group says so; that is what the examples are about.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 

@@ -263,6 +263,26 @@ def test_a_captured_graph(gpus: list[Gpu]) -> None:
     assert gpu.newest == 7
 
 
+@pytest.mark.parametrize("captured", [True, False])
+def test_steps_that_nobody_hears_of(gpus: list[Gpu], captured: bool) -> None:
+    """A graph that was captured before the first save, or before the Checkpointer was made; no optimizer is known."""
+    gpu = Gpu(6)
+    gpus.append(gpu)
+    gpu.streams.capturing = captured
+    if captured:
+        gpu.side.before_step()
+    gpu.streams.looks = gpu.check
+    for step in range(1, 8):
+        for tensors in (gpu.buffers, gpu.parameters):
+            gpu._queue(tensors, step)
+        gpu.count.fill_(step)
+        gpu.value = float(step)
+        assert gpu.save(step)
+        gpu.streams.pump(5)
+    gpu.side.drain()
+    assert gpu.newest == 7
+
+
 def test_state_that_comes_later(gpus: list[Gpu]) -> None:
     gpu = Gpu(4)
     gpus.append(gpu)

@@ -19,7 +19,7 @@ from holdfast.model.job_and_seats import Job
 from holdfast.model.observation import Mark
 from holdfast.model.state_copy import Aim
 from holdfast.wire import agent_messages
-from holdfast.wire.agent_messages import Ack, AimMessage, ErrandMessage, HashReport, Welcome
+from holdfast.wire.agent_messages import Ack, AimMessage, ErrandMessage, HashReport, ScriptImports, Welcome
 from tests.controller.conftest import HEADERS, Agent, Desk, Open
 
 QUICK = Settings(silence=SilenceLimits(beat_s=0.1, silence_s=1.5), recovery=Limits(stop_s=0.5, stop_grace_s=0.0))
@@ -344,3 +344,43 @@ async def test_who_comes_back_is_news_for_those_alone_whose_state_it_keeps(
             pass
         keeping = {n for n in names if "n0" in {aim(n).peer, *(half.keeper for half in aim(n).halves)}}
         assert asked == {"n0", *keeping} and keeping and len(asked) < len(names)
+
+
+async def tell_imports(agent: Agent, *modules: str, generation: int = 1) -> None:
+    await agent.ws.send_bytes(agent_messages.encode(ScriptImports(generation=generation, modules=modules)))
+
+
+async def hear_imports(agent: Agent) -> ScriptImports:
+    while not isinstance(heard := await agent.hear(), ScriptImports):
+        pass
+    return heard
+
+
+async def test_a_standby_hears_what_the_script_imports(desk_of: Open) -> None:
+    async with desk_of(Job(run_id="r", min_nodes=1, max_nodes=1, standbys=2, can_acquire=False)) as desk:
+        trains = await desk.train("a")
+        waits = await desk.link("b")
+        await waits.hello()
+        await desk.until(lambda: "b" in desk.controller.view.pool, "a standby")
+        await tell_imports(waits, "antigravity")  # it has no rank 0, and is not believed
+        await tell_imports(trains, "antigravity", generation=2)
+        await tell_imports(trains, "rich", "rich.table")
+        assert await hear_imports(waits) == ScriptImports(generation=1, modules=("rich", "rich.table"))
+        comes = await desk.link("c")
+        await comes.hello(ready=False)
+        assert (await hear_imports(comes)).modules == ("rich", "rich.table"), "before its first launch"
+        await tell_imports(trains)  # ranks cannot be forked with them after all
+        await desk.until(lambda: not desk.controller.registry.imports, "that it is taken back")
+        last = await desk.link("d")
+        await last.hello(ready=False)
+        assert isinstance(await last.hear(), Welcome)
+        await tell_imports(trains, "wave")
+        assert (await hear_imports(last)).modules == ("wave",), "nothing was sent in between"
+
+
+@pytest.mark.parametrize("modules", [("os; x",), ("",), ("a..b",), ("../x",), ("a\n",), ("x" * 201,), ("m",) * 4097])
+def test_what_is_no_list_of_modules_is_refused(modules: tuple[str, ...]) -> None:
+    packet = agent_messages.encode(ScriptImports(generation=1, modules=modules))
+    for decode in (agent_messages.decode_from_agent, agent_messages.decode_from_controller):
+        with pytest.raises(msgspec.DecodeError):
+            decode(packet)

@@ -98,6 +98,78 @@ def own_state_changed_at_once(keeper: FakeKeeper) -> Found:
     return looked_at(ckpt, keeper.arena(), train, 300)
 
 
+class OwnSteps:
+    """As Megatron's optimizers: no class of torch, weights of its own. Everything is the number of the step."""
+
+    def __init__(self, size: int, count: int) -> None:
+        self.masters = [torch.zeros(size, device="cuda") for _ in range(count)]
+        self.weights = [torch.zeros(7, device="cuda"), *(torch.zeros(size, device="cuda") for _ in range(count))]
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {f"{n}": tensor for n, tensor in enumerate((*self.masters, *self.weights))}
+
+    def step(self) -> None:
+        torch._foreach_add_(self.masters, 1.0)
+        torch._foreach_copy_(self.weights[1:], self.masters)
+        self.weights[0].copy_(self.masters[0][:7])
+
+
+def own_optimizer(keeper: FakeKeeper) -> Found:
+    """An optimizer that is none of torch's, with steps that are announced by us, by it, or wrongly."""
+    found: Found = {}
+    for how in ("optimizer=", "before_step()", "too late"):
+        own = OwnSteps(1 << 20, 6)
+        ckpt = Checkpointer(state_dict=own.state_dict, optimizer=own if how == "optimizer=" else None)
+
+        def train(step: int, own: OwnSteps = own, ckpt: Checkpointer = ckpt, how: str = how) -> None:
+            if step % 5 == 0:
+                torch.cuda._sleep(BUSY)
+            if how == "before_step()":
+                ckpt.before_step()
+            own.step()
+            if how == "too late":
+                ckpt.before_step()
+
+        found[how] = looked_at(ckpt, keeper.arena(), train, 300)
+        side = snapshots_of(ckpt).side
+        assert side and side._hold == (how == "too late"), f"{how}: it was not seen who announces well"
+    return found
+
+
+def stall_of_own_state(keeper: FakeKeeper) -> Found:
+    """What a save costs a training loop, with steps that are announced and without: milliseconds a step."""
+
+    def pace(announced: bool | None) -> float:
+        own = OwnSteps(1 << 25, 4)  # 1.07 GB
+        ckpt = Checkpointer(state_dict=own.state_dict)
+        matrix = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+
+        def step(number: int) -> None:
+            for _ in range(150):
+                torch.mm(matrix, matrix)
+            if announced:
+                ckpt.before_step()
+            own.step()
+            if announced is not None:
+                assert ckpt.save(number)
+
+        for number in range(1, 7):
+            step(number)
+        ckpt.wait()
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for number in range(7, 27):
+            step(number)
+        torch.cuda.synchronize()
+        took = time.perf_counter() - began
+        ckpt.close()
+        return 1e3 * took / 20
+
+    alone, waits, beside = pace(None), pace(False), pace(True)
+    assert beside - alone < 0.5 * (waits - alone), f"{alone:.1f}, {waits:.1f} unannounced, {beside:.1f} announced"
+    return {"without saves, ms": alone, "unannounced, ms": waits, "announced, ms": beside}
+
+
 def looked_at(ckpt: Checkpointer, arena: Arena, train: Callable[[int], None], saves: int) -> Found:
     images = snapshots_of(ckpt).images
     looked = taken = 0
@@ -226,6 +298,8 @@ def forgotten(keeper: FakeKeeper) -> Found:
 CHECKS = {
     "never torn, never stale": never_torn_never_stale,
     "a state of its own, changed at once": own_state_changed_at_once,
+    "an optimizer of its own": own_optimizer,
+    "stall of a state of its own": stall_of_own_state,
     "bit-exact": bit_exact,
     "the optimizer waits on the GPU": waits_on_the_gpu,
     "forgotten": forgotten,

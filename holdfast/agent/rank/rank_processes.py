@@ -110,7 +110,7 @@ class RankProcesses:
                 case SweepDone(left=left):
                     if self._swept and not self._swept.done():
                         self._swept.set_result(left)
-                case ZygoteWarmed(ok=ok, detail=detail, key=zygote, lost=lost) if zygote == self._key:
+                case ZygoteWarmed(ok=ok, detail=detail, key=zygote, lost=lost, learned=learned) if zygote == self._key:
                     if lost and self.warm.is_set():
                         then = "another one is ready" if ok else "ranks now start as new processes, which takes longer"
                         self._say(f"the zygote {lost}; {then}")
@@ -118,7 +118,7 @@ class RankProcesses:
                     if self.warm.is_set():
                         _log.info("zygote: %s", detail)
                     self.warm.set()
-                    self._preloading.on_warm()
+                    self._preloading.on_warm(learned)
                 case ArenaMade(arena=arena):
                     made = self._made.pop(arena.name, None)
                     if made and not made.done():
@@ -334,7 +334,16 @@ class RankProcesses:
             try:
                 self._send_holder(preload)
             except ValueError:  # too many to tell: the zygote stays as it is
-                self._preloading.on_warm()
+                self._preloading.on_warm(self._preloading.proven)
+
+    def hear_imports(self, modules: tuple[str, ...]) -> None:
+        """Take note of what the script imports, if no rank here has said so."""
+        self._preloading.on_told(modules)
+
+    @property
+    def proven_imports(self) -> tuple[str, ...]:
+        """The modules of the script that the zygote has."""
+        return self._preloading.proven
 
     # --- watching and ending -----------------------------------------------------------------------------------
 

@@ -24,6 +24,8 @@ class ZygotePreload:
         self._shared = Path(node.learned) if node.learned else None
         self._imports = imports  # written by a rank at its first step
         self._learned: tuple[str, ...] = ()
+        self._told: tuple[str, ...] = ()  # by the controller
+        self.proven: tuple[str, ...] = ()  # of what was learned: the zygote has it, and ranks can be forked with it
         self._asked: tuple[str, ...] = ()  # what the zygote has, or the one that is being made will have
         self._idle_since = self._clock.monotonic()
         self._made = asyncio.Event()
@@ -43,10 +45,14 @@ class ZygotePreload:
         """Return the preload of a new zygote with this environment; forks of the old zygote could not change theirs."""
         return self._make_preload((*self._entry.preload, *self._entry.later), self._environment(env), key)
 
-    def on_warm(self) -> None:
-        """Note that the requested zygote is warm, or that it will not come."""
-        self._idle_since = self._clock.monotonic()
+    def on_warm(self, proven: tuple[str, ...]) -> None:
+        """Note that the requested zygote is warm with these modules of the script, or that it will not come."""
+        self.proven, self._idle_since = proven, self._clock.monotonic()
         self._made.set()
+
+    def on_told(self, modules: tuple[str, ...]) -> None:
+        """Note what the zygote of another host has for the script."""
+        self._told = modules
 
     async def wait_until_made(self) -> None:
         """Wait a little for a zygote that is being made; if that wait times out, the next call returns at once."""
@@ -58,8 +64,9 @@ class ZygotePreload:
     def better_preload(self, held: bool, trains: bool, key: str) -> PreloadZygote | None:
         """Return a preload with what the script imported up to its first step; None if the zygote has all of it.
 
-        A node without ranks, such as a standby, uses what another node on its host has learned. The `later` modules
-        wait until ranks train (`trains`) or a node without ranks has been idle: starting ranks need all processors.
+        A node without ranks, such as a standby, uses what others have learned: on its host or, as the controller tells,
+        on another. The `later` modules wait until ranks train (`trains`) or a node without ranks has been idle:
+        starting ranks need all processors.
         """
         self._learn_imports(held)
         calm = trains if held else self._clock.monotonic() > self._idle_since + _IDLE_S
@@ -80,8 +87,8 @@ class ZygotePreload:
     def _learn_imports(self, held: bool) -> None:
         names = _read_names(self._imports)
         self._imports.unlink(missing_ok=True)
-        if not names and not held and self._shared:
-            names = _read_names(self._shared)
+        if not names and not held:
+            names = (*(_read_names(self._shared) if self._shared else ()), *self._told)
         known = {*self._asked, *self._learned}
         if new := tuple(name for name in dict.fromkeys(names) if name not in known):
             self._learned += new

@@ -113,7 +113,9 @@ class LocalWriter:
         if world.rank and not wait_until_begun(folder, pulse):
             return ""
         until = time.monotonic() + _SEALED_S
-        while snapshots.arena.slot_seq(sealed.slot) != sealed.seq:  # a GPU is still copying
+        while (seq := snapshots.arena.slot_seq(sealed.slot)) != sealed.seq:  # a GPU is still copying
+            if seq > sealed.seq:
+                raise StorageError("the snapshot was dropped, because its state changed while it was copied")
             if time.monotonic() > until:
                 raise StorageError(f"the snapshot was not whole after {_SEALED_S:g} s")
             time.sleep(_LOOK_S)

@@ -11,7 +11,7 @@ import secrets
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.optim import Optimizer
 
 from holdfast.checkpoint import dcp
 from holdfast.checkpoint.arena import DUE, Arena, SealedSnapshot, SnapshotName
@@ -39,6 +38,7 @@ from holdfast.client.checkpointing.extra_state import ExtraState, extras_room
 from holdfast.client.checkpointing.model_state import ModelState
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.checkpointing.state_restore import StateRestore
+from holdfast.client.checkpointing.step_announcement import do_nothing
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
 from holdfast.client.snapshot.state_item_locations import ChangedError
 from holdfast.client.training import script_replay
@@ -64,7 +64,7 @@ class Checkpointer:
         self,
         *,
         model: torch.nn.Module | None = None,
-        optimizer: Optimizer | Iterable[Optimizer] | None = None,
+        optimizer: Any = None,
         extra: MutableMapping[str, Any] | None = None,
         state_dict: dict[str, Any] | Callable[[], dict[str, Any]] | None = None,
         load: Callable[[dict[str, Any]], object] | None = None,
@@ -76,10 +76,11 @@ class Checkpointer:
         verified: bool = False,
         replicated: "bool | dist.ProcessGroup | None" = None,
     ) -> None:
-        """`every`: the interval between checkpoints under `path`, as a number of steps, "30s", or "auto". `slots`:
-        how many snapshots fit in memory; by default 4 if they are copied to peers, 3 if they are written to storage,
-        else 2. `verified` adds a slot for a snapshot that was verified as good. `replicated`: the ranks that hold the
-        same tensors without a common wrapper, True for all."""
+        """`optimizer`: torch's, one or several; beside `state_dict` whatever changes it in its method `step`. `every`:
+        the interval between checkpoints under `path`, as a number of steps, "30s", or "auto". `slots`: how many
+        snapshots fit in memory; by default 4 if they are copied to peers, 3 if they are written to storage, else 2.
+        `verified` adds a slot for a snapshot that was verified as good. `replicated`: the ranks that hold the same
+        tensors without a common wrapper, True for all."""
         self._world = RankWorld()
         self._replay = script_replay.current_replay()
         self._storage = storage_of(path, every, keep, keep_every)
@@ -94,8 +95,7 @@ class Checkpointer:
         group = self._world.replica_group(replicated)
         self._source = source_of(model, optimizer, (state_dict, load), rank=self._world.rank, group=group)
         self._extras = ExtraState({} if extra is None else extra)
-        self._generation = current_generation()
-        self._said: set[str] = set()
+        self._generation, self._said = current_generation(), set[str]()
         self._check_path()
         self._storing: LocalWriter | None = None
         if self._storage and not self._link and not self._replay:
@@ -103,8 +103,8 @@ class Checkpointer:
             self._storing = LocalWriter(self._storage, self._world, author, _print_line)
         self._due = CheckpointTimer(self._storage, self._world) if self._storage and not self._replay else None
         self._snapshots: RankSnapshots | None = None
-        self._metadata = b""
-        self._last = -1
+        self._announce_step: Callable[[], None] = do_nothing  # the processor's copies are done when save returns
+        self._metadata, self._last = b"", -1
         self._stall_s = 0.0  # what the last save took
         self.skipped = 0  # saves for which there was no room
         self.restored_from = ""  # "memory", "peer", "storage"; "none": nothing was found
@@ -144,6 +144,20 @@ class Checkpointer:
             self._store_snapshot(self._storing, taken, force)
         self._stall_s = time.monotonic() - began_at
         return True
+
+    def before_step(self) -> None:
+        """Announce that the state is about to change. On a GPU, save then copies a `state_dict` while training goes on.
+
+        Neither torch's optimizers nor those given as `optimizer=` need this: each of their steps is announced.
+
+        >>> weights = torch.zeros(3)
+        >>> ckpt = holdfast.Checkpointer(state_dict={"weights": weights})
+        >>> for step in range(ckpt.restore() + 1, 4):
+        ...     ckpt.before_step()
+        ...     changed = weights.add_(1.0)
+        ...     saved = ckpt.save(step)
+        """
+        self._announce_step()
 
     def restore(self) -> int:
         """Restore the newest state that all ranks can restore; return its step, or 0 if there is none.
@@ -271,8 +285,10 @@ class Checkpointer:
             thing.device for thing in found.objects.values() if isinstance(thing, torch.Tensor) and thing.is_cuda
         }
         if len(devices) == 1:
-            side = self._snapshots.use_gpu(devices.pop(), self._source.guarded_items(), self._say_once)
-            self._source.before_step(torch.compiler.disable(side.before_step))
+            guarded, followed = self._source.guarded_items(), self._source.is_followed
+            side = self._snapshots.use_gpu(devices.pop(), guarded, self._say_once, followed=followed)
+            self._announce_step = torch.compiler.disable(side.before_step)
+            self._source.before_step(self._announce_step)
         else:
             self._snapshots.populate_memory()
         return True

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from holdfast.checkpoint.image_layout import Ranks
 from holdfast.client.checkpointing.model_state import ModelState
 from holdfast.client.checkpointing.script_state_dict import UserState
+from holdfast.client.checkpointing.step_announcement import announce_steps, list_optimizers
 from holdfast.wire.rank_keeper_messages import CheckpointPolicy
 
 StateDict = dict[str, Any]
@@ -19,7 +20,7 @@ OwnState = tuple[StateDict | Callable[[], StateDict] | None, Callable[[StateDict
 
 def source_of(
     model: torch.nn.Module | None,
-    optimizer: Optimizer | Iterable[Optimizer] | None,
+    optimizer: Any,
     own: OwnState,
     *,
     rank: int,
@@ -28,16 +29,16 @@ def source_of(
     """Return what to save: a model with its optimizers, or the script's own state dict. Raises on wrong arguments."""
     state, load = own
     if state is not None:
-        if model is not None or optimizer is not None:
-            raise ValueError("give either model and optimizer, or state_dict")
-        return UserState(state, load, group)
+        if model is not None:
+            raise ValueError("give either model, or state_dict")
+        return UserState(state, load, group, announce_steps(optimizer))
     if load is not None:
         raise ValueError("load= needs state_dict=")
     if model is None:
         raise ValueError("give something to save: model, or state_dict")
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model is a {type(model).__name__}, not a module")
-    optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    optimizers = list_optimizers(optimizer)
     for one in optimizers:
         if not isinstance(one, Optimizer):
             raise TypeError(f"optimizer is a {type(one).__name__}, not a torch optimizer; see state_dict")

@@ -196,6 +196,11 @@ class ModelState:
             raise ChangedError(f"there is nothing to restore {'.'.join(map(str, path))} into")
         return found
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether torch announces the changes of guarded items; without an optimizer nobody does."""
+        return bool(self._optimizers)
+
     def guarded_items(self) -> list[bool]:
         """Return True for each item that only an optimizer step changes. Buffers may change in every forward pass."""
         return [

@@ -8,6 +8,7 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 
 from holdfast.checkpoint.image_layout import ImageLayout, Path, Ranks
 from holdfast.checkpoint.state_image import FlatState, StateImage, TensorHolders
+from holdfast.client.checkpointing.step_announcement import StepAnnouncement
 from holdfast.client.snapshot.state_item_locations import (
     ChangedError,
     CurrentItems,
@@ -23,12 +24,19 @@ State = dict[str, Any]
 class UserState:
     """The script's own state dict. It must be complete from the start, because torch loads into its tensors."""
 
+    is_followed = False  # by torch: what changes it is the script's own
+
     def __init__(
-        self, state: State | Callable[[], State], load: Callable[[State], object] | None, group: Ranks
+        self,
+        state: State | Callable[[], State],
+        load: Callable[[State], object] | None,
+        group: Ranks,
+        steps: StepAnnouncement,
     ) -> None:
         self._make = state if callable(state) else lambda: state
         self._load = load
         self._group = group
+        self._steps = steps
         self._now: State = {}
         self._loading: State = {}
         self._rows: StateLocations
@@ -81,11 +89,12 @@ class UserState:
         return found
 
     def guarded_items(self) -> list[bool]:
-        """Return False for every item: a script may change its own tensors at any time."""
-        return [False] * self._size
+        """Return True for every item: that each change is announced is checked, and not believed."""
+        return [True] * self._size
 
-    def before_step(self, call: Callable[..., None]) -> None:
-        """Do nothing: the optimizers of the script are unknown."""
+    def before_step(self, call: Callable[[], None]) -> None:
+        """Call `call` before every step of the script's optimizers, if they were given."""
+        self._steps.call_before_steps(call)
 
     def _way_to(self, path: Path) -> Way:
         key = ".".join(map(str, path))

@@ -121,10 +121,14 @@ class CopyPlan:
         self._in_turns([into[index] for index in chosen.direct], [things[index] for index in chosen.direct])
 
     def end_copy(self, slot: int) -> None:
-        """Queue the remaining copies; the header comes last."""
-        chosen, into, head = self.split, self._slots.payloads[slot], self._slots.heads[slot]
+        """Queue the remaining copies."""
+        chosen, into = self.split, self._slots.payloads[slot]
         self._in_turns([into[index] for index in chosen.tail], [self._shadows[index] for index in chosen.tail])
         _copy_tensors(*self._runs[slot])
+
+    def seal_copy(self, slot: int) -> None:
+        """Queue the header, which comes last and makes the snapshot count."""
+        head = self._slots.heads[slot]
         head[_BODY].copy_(self._device[_BODY], non_blocking=True)
         head[_SEQ].copy_(self._device[_WHOLE], non_blocking=True)
 

@@ -36,6 +36,10 @@ class CopyRoutes(NamedTuple):
         return [*self.early, *self.loose]
 
     @property
+    def steady(self) -> list[int]:
+        return [*self.direct, *self.tail, *self.packed]
+
+    @property
     def shadowed(self) -> list[int]:
         return [*self.at_once, *self.tail]
 
@@ -90,7 +94,7 @@ def choose_routes(
 def lengthen_tail(layout: ImageLayout, found: CopyRoutes, want: float, most: int) -> frozenset[int]:
     """Return a longer tail, so that about `want` bytes are copied directly; shadows take at most `most` bytes."""
     tail = list(found.tail)
-    left, held = _total_bytes(layout, found.direct), _total_bytes(layout, found.shadowed)
+    left, held = total_bytes(layout, found.direct), total_bytes(layout, found.shadowed)
     for index in reversed(found.direct):
         if left <= want:
             break
@@ -101,7 +105,8 @@ def lengthen_tail(layout: ImageLayout, found: CopyRoutes, want: float, most: int
     return frozenset(tail)
 
 
-def _total_bytes(layout: ImageLayout, indices: list[int]) -> int:
+def total_bytes(layout: ImageLayout, indices: list[int]) -> int:
+    """Return the size of these items."""
     return sum(layout.items[index].spec.bytes for index in indices)
 
 

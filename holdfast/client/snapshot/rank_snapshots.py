@@ -36,8 +36,11 @@ class RankSnapshots:
         """Prepare the arena for copies made by the CPU."""
         self.arena.populate_pages()
 
-    def use_gpu(self, device: torch.device, guarded: Sequence[bool], say: Callable[[str], None]) -> SideStream:
-        """Let the GPU make all copies from now on; return the side stream that it uses."""
+    def use_gpu(
+        self, device: torch.device, guarded: Sequence[bool], say: Callable[[str], None], *, followed: bool
+    ) -> SideStream:
+        """Let the GPU make all copies from now on; return the side stream that it uses. `followed`: torch's own
+        optimizers announce all changes of guarded items."""
         self._registered = registered = RegisteredArena(self.arena, self.layout, device, say)
         for slot, image in enumerate(self.images):
             image.use_reach(partial(registered.wait_reachable, slot))
@@ -45,7 +48,10 @@ class RankSnapshots:
             self.fetching = GpuUpload(lambda: CudaStreams(device))
         else:
             registered.start_registering()
-        self.side = SideStream(self.layout, self.arena, guarded, CudaStreams(device), registered.wait_reachable)
+        self.side = SideStream(
+            self.layout, self.arena, guarded, CudaStreams(device), registered.wait_reachable,
+            doubt=None if followed else say,
+        )  # fmt: skip
         return self.side
 
     def on_restored(self) -> None:

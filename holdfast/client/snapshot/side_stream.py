@@ -5,6 +5,11 @@ CPU is. A slot that is not whole is never sealed, and a whole snapshot stays unt
 and optimizer state may be read until the optimizer's next step; on the GPU, that step waits for the reads. State that
 may change earlier, such as buffers, is copied to a shadow on the GPU at once. The tail is the part that the bus cannot
 take within a step; it is also copied to a shadow, but during the forward pass.
+
+Copies go on beside training only if a step was announced since the snapshot before: what captures its steps in a graph,
+or has optimizers that are not torch's, may announce none, and then training waits for the copies. A state whose steps
+only the script can announce is not trusted further: its snapshot is sealed when the next step is announced, and only
+if torch has counted no change of a tensor until then.
 """
 
 import time
@@ -19,7 +24,7 @@ import torch
 from holdfast.checkpoint.arena import Arena, SlotClaim, SnapshotName
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.client.snapshot.copy_plan import STAGES, CopyPlan, GpuSlots
-from holdfast.client.snapshot.copy_routes import choose_routes, guess_kinds, kinds_of, lengthen_tail
+from holdfast.client.snapshot.copy_routes import choose_routes, guess_kinds, kinds_of, lengthen_tail, total_bytes
 from holdfast.client.snapshot.cuda_host_memory import CudaStreams
 from holdfast.client.snapshot.state_item_locations import CurrentItems
 
@@ -28,6 +33,11 @@ _SHADOW_SHARE = 0.6  # of the state, at most, is copied on the GPU first
 _SHADOW_ROOM = 0.8  # of what the GPU has left
 _MARGIN = 0.9  # of the time in a step that copies are planned for
 _LATE_S = 1e-3  # a copy that had to wait as long for its slot says nothing about the bus
+_LOOSE_SHARE = 0.05  # of a state, at most, may change unannounced, and is then copied on the GPU at once
+_UNTOLD = (
+    "training waits for every copy of its state into memory, because nothing says when the state changes: give "
+    "optimizer=, or call before_step() right before each change"
+)
 
 
 class SnapshotRequest(NamedTuple):
@@ -56,6 +66,18 @@ class OptimizerWait(NamedTuple):
     turn: CopyTurn
 
 
+class UnprovenSnapshot(NamedTuple):
+    """The newest snapshot of a state whose changes only the script announces, until it is known to be whole."""
+
+    items: list[int]  # that are read while training goes on
+    tensors: list[torch.Tensor]
+    counts: list[int]  # how often each had been changed
+
+    def changed_items(self) -> list[int]:
+        counts = map(_count_changes, self.tensors)
+        return [item for item, was, now in zip(self.items, self.counts, counts, strict=True) if was != now]
+
+
 class SideStream:
     """Copies the snapshots of one rank, one after the other in the order of the requests."""
 
@@ -66,15 +88,21 @@ class SideStream:
         guarded: Sequence[bool],
         streams: CudaStreams,
         reach: Callable[[int, int], None],
+        *,
+        doubt: Callable[[str], None] | None = None,
     ) -> None:
-        """`reach` waits until the GPU can reach the image of a slot up to a given byte."""
+        """`reach` waits until the GPU can reach the image of a slot up to a given byte. `doubt` is given if only the
+        script announces changes of the state; it gets a sentence where they are not announced well."""
         self._layout = layout
         self._arena = arena
-        self._guarded = guarded
+        self._guarded = list(guarded)
+        self._doubt = doubt
+        self._unproven: UnprovenSnapshot | None = None
+        self._heard = False  # a step was announced since the last snapshot
         self._streams = streams
         self._reach = reach
         self._slots = GpuSlots(arena, layout)
-        self._hold = not any(guarded)  # nobody tells when the state changes: what comes after waits for the copies
+        self._hold = False  # nobody announces all changes of the state: what comes after waits for the copies
         self._queue = ThreadPoolExecutor(
             1, "holdfast-side", streams.use_device
         )  # to queue hundreds of copies takes a while
@@ -103,6 +131,7 @@ class SideStream:
 
     def queue_snapshot(self, name: SnapshotName, found: CurrentItems, packed: bytes) -> SlotClaim | None:
         """Queue a snapshot; None if no slot is free."""
+        self._prove_newest(announced=False)
         self._adapt_plan(found)
         claim = self._arena.claim(name)
         if claim is None:
@@ -117,18 +146,29 @@ class SideStream:
                 streams.wait(compute, self._turns[-1].result().free)  # until these shadows have been read
             streams.run(compute, lambda: ways.copy_early(things))
         asked = SnapshotRequest(claim, self._taken, things, packed, streams.record_event(compute))
-        self._turns.append(self._queue.submit(self._copy_snapshot, asked))
+        held, self._heard = self._hold or not self._heard, False
+        self._turns.append(self._queue.submit(self._copy_snapshot, asked, held or self._doubt is None))
         self._taken += 1
-        if self._hold:
+        if held:
             streams.wait(compute, self._turns[-1].result().free)
+            if self._doubt and self._taken > 1:
+                self._doubt(_UNTOLD)
+        elif self._doubt:
+            items = ways.split.steady
+            tensors = [things[item] for item in items]
+            self._unproven = UnprovenSnapshot(items, tensors, [*map(_count_changes, tensors)])
         return claim
 
     def before_step(self, *_: object) -> None:
         """Make the GPU wait, before an optimizer changes the state, until the queued copies have read it."""
-        if self._hold or not self._turns:
+        if self._hold:
             return
         if self._streams.is_capturing():
             self._hold = True  # steps of a captured graph do not come by here
+            return
+        self._heard = True
+        self._prove_newest(announced=True)
+        if not self._turns:
             return
         compute, turn = self._streams.compute_stream(), self._turns[-1].result()
         if self._waited < self._taken:
@@ -139,9 +179,40 @@ class SideStream:
 
     def drain(self) -> None:
         """Wait until all queued snapshots are sealed."""
+        self._prove_newest(announced=True)  # whoever waits for it changes nothing meanwhile
         _drain_turns(self._turns, self._streams)
 
-    def _copy_snapshot(self, asked: SnapshotRequest) -> CopyTurn:
+    def _prove_newest(self, *, announced: bool) -> None:
+        """Have the newest snapshot sealed if nothing changed while it was read; drop it if that is not known."""
+        unproven, self._unproven = self._unproven, None
+        if unproven is None:
+            return
+        changed = unproven.changed_items()
+        if announced and not changed:
+            self._turns[-1] = self._queue.submit(self._seal_copied, self._turns[-1].result())
+            return
+        turn = self._turns.pop().result()
+        self._streams.sync(turn.sealed)
+        self._arena.drop(turn.asked.claim.slot)
+        assert self._doubt
+        self._doubt(f"a snapshot is dropped: {self._distrust(changed)}")
+
+    def _distrust(self, changed: list[int]) -> str:
+        """Read these items no more while training goes on; return in words why, and what comes of it."""
+        if not changed:
+            return "before_step() was not called between two saves, so its state may have changed meanwhile"
+        key, more = self._layout.items[changed[0]].spec.key, len(changed) - 1
+        why = f"{f'{key} and {more} more have' if more else f'{key} has'} changed before before_step() was called"
+        if total_bytes(self._layout, changed) > _LOOSE_SHARE * total_bytes(self._layout, self.ways.split.steady):
+            self._hold = True
+            return f"{why}; from now on training waits for every copy"
+        for index in changed:
+            self._guarded[index] = False
+        _drain_turns(self._turns, self._streams)
+        self._arrange_plan(self._kinds, self._tail)
+        return f"{why}; from now on that is copied at once"
+
+    def _copy_snapshot(self, asked: SnapshotRequest, seal: bool) -> CopyTurn:
         """Queue the copies of one snapshot on the GPU; runs in a thread beside the script."""
         slot, streams, ways = asked.claim.slot, self._streams, self.ways
         stage = ways.fill_stage(asked.number, asked.claim, asked.things, asked.packed)
@@ -152,10 +223,17 @@ class SideStream:
         streams.run(streams.side, lambda: ways.begin_copy(slot, asked.things, stage))
         free = streams.record_event(streams.side)
         streams.run(streams.side, lambda: ways.end_copy(slot))
+        if seal:
+            streams.run(streams.side, lambda: ways.seal_copy(slot))
         turn = CopyTurn(asked, free, streams.record_event(streams.side), late)
         while self._waits and self._is_over(self._waits[0]):
             self._tail = self._judge_tail(self._waits.popleft())
         return turn
+
+    def _seal_copied(self, turn: CopyTurn) -> CopyTurn:
+        """Queue the seal of a snapshot whose copies are queued already."""
+        self._streams.run(self._streams.side, lambda: self.ways.seal_copy(turn.asked.claim.slot))
+        return turn._replace(sealed=self._streams.record_event(self._streams.side))
 
     def _adapt_plan(self, things: CurrentItems) -> None:
         """Choose new routes if items have moved between host and GPU, or if the optimizer had to wait for copies."""
@@ -176,7 +254,7 @@ class SideStream:
         if took_s <= had_s or self._tail is not self._arranged:
             return self._tail
         split, state = self.ways.split, sum(item.spec.bytes for item in self._layout.items)
-        size = sum(self._layout.items[index].spec.bytes for index in split.direct)
+        size = total_bytes(self._layout, split.direct)
         most = min(_SHADOW_SHARE * state, self.ways.shadow_bytes + _SHADOW_ROOM * self._streams.free_bytes())
         tail = lengthen_tail(self._layout, split, size * _MARGIN * had_s / took_s, int(most))
         return tail if tail != self._tail else self._tail
@@ -188,6 +266,11 @@ class SideStream:
         chosen = choose_routes(self._layout, kinds, steady, tail)
         self.ways: CopyPlan = CopyPlan(self._layout, self._slots, chosen, self._streams)
         self._queue.submit(self._streams.run, self._streams.side, self.ways.warm_up)
+
+
+def _count_changes(tensor: torch.Tensor) -> int:
+    """Return how often torch has seen this memory change; kernels that are no operators of torch go unseen."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _drain_turns(turns: deque[Future[CopyTurn]], streams: CudaStreams) -> None:

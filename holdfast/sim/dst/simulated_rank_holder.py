@@ -107,7 +107,12 @@ class SimHolder:
         self._process.check_alive()
         self._machine.end_holder()
 
+    proven_imports: tuple[str, ...] = ()
+
     def learn_imports(self, trains: bool) -> None:
+        pass
+
+    def hear_imports(self, modules: tuple[str, ...]) -> None:
         pass
 
     def read_mesh(self) -> Dims:

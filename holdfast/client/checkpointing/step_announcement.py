@@ -1,0 +1,57 @@
+"""Announces the steps of optimizers, of torch and of others: a call right before each step."""
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+
+
+class StepAnnouncement:
+    """Makes a call before every step of the optimizers that it follows."""
+
+    def __init__(self) -> None:
+        self._call: Callable[[], None] = do_nothing
+
+    def call_before_steps(self, call: Callable[[], None]) -> None:
+        """Make this call from now on; it replaces an earlier one."""
+        self._call = call
+
+    def follow(self, optimizer: Any) -> None:
+        """Follow torch's optimizer by a hook, any other by a `step` of its own; its class stays as it is."""
+        if isinstance(optimizer, Optimizer):
+            optimizer.register_step_pre_hook(lambda *_: self._call())
+            return
+        step = optimizer.step
+
+        @functools.wraps(step)
+        def announced_step(_: Any, *args: Any, **kwargs: Any) -> Any:
+            self._call()
+            return step(*args, **kwargs)
+
+        try:
+            optimizer.step = types.MethodType(announced_step, optimizer)  # a method, as it was
+        except AttributeError:
+            name = type(optimizer).__name__
+            raise TypeError(f"the step of a {name} cannot be followed; call before_step() before it") from None
+
+
+def announce_steps(optimizer: Any) -> StepAnnouncement:
+    """Return the announcement of the steps of all these optimizers; TypeError if one of them makes no steps."""
+    found = StepAnnouncement()
+    for one in list_optimizers(optimizer):
+        if not callable(getattr(one, "step", None)):
+            raise TypeError(f"optimizer is a {type(one).__name__}, which has no method step")
+        found.follow(one)
+    return found
+
+
+def list_optimizers(optimizer: Any) -> list[Any]:
+    """Return one optimizer, several or None as a list."""
+    if optimizer is None:
+        return []
+    return [optimizer] if hasattr(optimizer, "step") else list(optimizer)
+
+
+def do_nothing() -> None: ...
