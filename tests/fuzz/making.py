@@ -27,6 +27,8 @@ def values(kind: Any, given: Given = PLAIN) -> st.SearchStrategy[Any]:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         bounds = args[1]
+        if bounds.pattern is not None:
+            return st.from_regex(bounds.pattern).filter(lambda text: len(text) <= (bounds.max_length or len(text)))
         if bounds.max_length is not None:  # longer than any value here
             return values(args[0], given)
         return st.integers(bounds.ge, bounds.le) | st.sampled_from((bounds.ge, bounds.le))
