@@ -34,6 +34,7 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
     shrinks: bool  # by --min-nodes; MIN:MAX is torchrun's, and takes any mesh
     nproc: int | str  # "auto", "gpu" and "cpu" are counted on each node, by resolve_nproc
     standbys: int
+    refill_h: float | None  # with auto, hours to replace a standby; `standbys` is then the least number
     max_restarts: int | None
     fleet: str
     endpoint: tuple[str, int] | None  # join only; port 0: any free one, the job has a single node
@@ -89,7 +90,7 @@ def parse_run_args(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
     """Read the command line after `holdfast run`; raises UsageError, and SystemExit after --help."""
     given = read_flags(argv, env)
     min_nodes, max_nodes = values.parse_nodes(given)
-    standbys = values.parse_number(given, "standbys") or 0
+    standbys, refill_h = values.parse_standbys(given)
     fleet = _choose_fleet(given)
     module, no_python = _script_kind(given)
     args = RunArgs(
@@ -98,10 +99,11 @@ def parse_run_args(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
         shrinks="min-nodes" in given.words,
         nproc=values.parse_nproc(given),
         standbys=standbys,
+        refill_h=refill_h,
         max_restarts=values.parse_number(given, "max-restarts"),
         fleet=fleet,
         endpoint=_join_endpoint(given, max_nodes + standbys) if fleet == "join" else None,
-        node_rank=_join_node_rank(given, max_nodes + standbys) if fleet == "join" else None,
+        node_rank=_join_node_rank(given, max_nodes + standbys if refill_h is None else 1) if fleet == "join" else None,
         local_addr=given.flag_text("local-addr") if fleet == "join" else None,
         run_id=_given_run_id(given),
         rdzv_conf=_time_limits(given) if fleet == "join" else {},
