@@ -35,7 +35,7 @@ def test_runs_of_an_older_version_count(old: Path) -> None:
     runs.mkdir(parents=True)
     for path in old.glob("*/journal.db"):
         shutil.copytree(path.parent, runs / path.parent.name)
-    args, why = choose_standbys(args_of("--nnodes", "2", "--standbys", "auto:0.5"))
+    _, why = choose_standbys(args_of("--nnodes", "2", "--standbys", "auto:0.5"))
     assert re.match(r"1 standby: 0 nodes lost in 0\.\d+ node-hours of 1 past run \(", why), why  # the other has no end
     assert choose_standbys(args_of("--fleet", "join", "--master-addr", "h", "--standbys", "auto"))[1].startswith(
         "1 standby: no past run"

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def run(trial: Trial, folder: Path) -> None:
     trial.expect(len(alone) >= 3 and all(f.ok for f in alone), "each device alone has the same bits 6 times")
     digests = {}
     for world in (8, 4, 2):
-        found = trial.part(f"{world} sound", lambda world=world: trial.step(world))
+        found = trial.part(f"{world} sound", partial(trial.step, world))
         trial.expect(len(found) == 3 and all(f.ok for f in found), f"{world} devices agree in three forms")
         digests[world] = [f.digest for f in found]
     again = trial.part("2 sound again", lambda: trial.step(2))

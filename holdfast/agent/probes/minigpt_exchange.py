@@ -34,12 +34,13 @@ class RankAxis(msgspec.Struct, frozen=True):
         return self.index == self.size - 1
 
 
+_NO_AXIS = RankAxis()
+
+
 class RankExchange:
     """The collectives of one rank; along an axis of size 1 they do nothing, and leave no trace."""
 
-    def __init__(
-        self, inner: RankAxis = RankAxis(), stage: RankAxis = RankAxis(), replica: RankAxis = RankAxis()
-    ) -> None:
+    def __init__(self, inner: RankAxis = _NO_AXIS, stage: RankAxis = _NO_AXIS, replica: RankAxis = _NO_AXIS) -> None:
         """`inner` is the axis of pieces of matrices, or of experts."""
         self.inner, self.stage, self.replica = inner, stage, replica
         self.points: list[TracePoint] = []
@@ -124,7 +125,7 @@ class _Through(torch.autograd.Function):
 
 
 def _through(x: torch.Tensor, there: Callable[..., Any], back: Callable[..., Any]) -> torch.Tensor:
-    found: torch.Tensor = _Through.apply(x, there, back)
+    found: torch.Tensor = _Through.apply(x, there, back)  # type: ignore[no-untyped-call]
     return found
 
 

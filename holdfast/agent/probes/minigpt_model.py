@@ -43,7 +43,7 @@ class GptBlock(nn.Module):
         wider = slice(4 * wide * inner.index, 4 * wide * (inner.index + 1)) if cuts > 1 else slice(None)
 
         def weights(number: int, *shape: int) -> torch.Tensor:
-            return (scale * float_tensor(shape, device, seed + number)).to(form.dtype)
+            return float_tensor(shape, device, seed + number).mul(scale).to(form.dtype)
 
         self.qkv = nn.Parameter(weights(0, width, 3, width)[:, :, mine].reshape(width, 3 * wide))
         self.out = nn.Parameter(weights(1, width, width)[mine].clone())
@@ -66,7 +66,7 @@ class GptBlock(nn.Module):
         return x + (self._ask_experts(self.second(x)) if self.form.experts else self._ask_mlp(self.second(x)))
 
     def _attend(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
+        batch, length = x.shape[:2]
         split = not self.form.experts
         x = self.exchange.enter_pieces(x, f"{self.name} attention") if split else x
         qkv = torch.matmul(x, self.qkv).view(batch, length, 3, self.heads, -1)

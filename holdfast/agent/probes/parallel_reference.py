@@ -106,7 +106,7 @@ def plan_rounds(devices: int) -> list[tuple[int, ...]]:
 def _roles_of_axis(size: int, role: int) -> dict[str, tuple[int, ...]]:
     """Return the roles that share each axis with this one, in order; an axis that is not there has one role."""
     steps = {"inner": 1, "stage": 2 if size == _MOST else 0, "replica": size // 2 if size > 2 else 0}
-    found = {}
+    found: dict[str, tuple[int, ...]] = {}
     for axis, step in steps.items():
         first = role - step * ((role // step) % 2) if step else role
         found[axis] = (first, first + step) if step else (role,)

@@ -29,6 +29,9 @@ class PlayedPart(msgspec.Struct, frozen=True, kw_only=True):
     points: tuple[TracePoint, ...]
 
 
+_Truth = dict[tuple[int, str], str]  # what is sent, by part and point
+
+
 class TraceAssessment(msgspec.Struct, frozen=True, kw_only=True):
     bad: tuple[str, ...] = ()  # devices
     suspects: tuple[str, ...] = ()  # at least one of them is bad, and nobody knows which
@@ -46,32 +49,42 @@ class _Parting(msgspec.Struct, frozen=True, kw_only=True):
 
 def assess_traces(played: Sequence[PlayedPart]) -> TraceAssessment:
     """Return the devices that computed something wrong; if none did, those at which something arrived wrong."""
-    partings = [one for part in sorted({p.part for p in played}) for one in _part_ways(played, part)]
+    truth: _Truth = {}
+    partings = [one for part in sorted({p.part for p in played}) for one in _part_ways(played, part, truth)]
     wrong = [one for one in partings if one.sent]
     if named := [one for one in wrong if one.most]:
         return TraceAssessment(bad=_odd_devices(named), reason=_tell_wrong(named[0]))
     if wrong:
         return TraceAssessment(suspects=_odd_devices(wrong), reason=_tell_tie(wrong[0], "computed"))
-    # What arrives wrong in a play in which a device sent something wrong is an echo; here nobody did.
-    if named := [one for one in partings if one.most]:
-        bad = _odd_devices(named)
-        said = f"what arrived at {', '.join(bad)} in '{named[0].point}' is not what was sent"
+    arrived = [(one, p) for one in partings if one.most for p in one.odd if not _is_echo(p, one.point, played, truth)]
+    if arrived:
+        bad = tuple(sorted({p.device for _, p in arrived}))
+        said = f"what arrived at {', '.join(bad)} in '{arrived[0][0].point}' is not what was sent"
         return TraceAssessment(bad=bad, reason=said)
     if partings:
         return TraceAssessment(suspects=_odd_devices(partings), reason=_tell_tie(partings[0], "got"))
     return TraceAssessment()
 
 
-def _part_ways(played: Sequence[PlayedPart], part: int) -> Iterator[_Parting]:
-    """Yield where plays of a part leave the majority, each play once; the rest of it follows from that."""
+def _is_echo(one: PlayedPart, point: str, played: Sequence[PlayedPart], truth: _Truth) -> bool:
+    """Return whether somebody sent something wrong into the collective out of which this one got something wrong."""
+    others = [other for other in played if other.play == one.play and other is not one]
+    return any(at.name == point and at.sent != truth.get((p.part, point), at.sent) for p in others for at in p.points)
+
+
+def _part_ways(played: Sequence[PlayedPart], part: int, truth: _Truth) -> Iterator[_Parting]:
+    """Yield where plays of a part leave the majority, each play once; the rest of it follows from that. What those sent
+    that never left it goes into `truth`."""
     alike = [one for one in played if one.part == part]
     for number in range(max(len(one.points) for one in alike)):
         for sent in (True, False):
             values = [_digest_at(one, number, sent) for one in alike]
             most, count = Counter(values).most_common(1)[0]
+            point = next(one.points[number].name for one in alike if number < len(one.points))
+            if sent and 2 * count > len(alike):
+                truth[part, point] = most
             if count == len(alike):
                 continue
-            point = next(one.points[number].name for one in alike if number < len(one.points))
             if 2 * count <= len(alike):
                 yield _Parting(point=point, sent=sent, odd=tuple(alike))
                 return
