@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from holdfast.agent.probes import ProbeRequest
 from holdfast.agent.probes.minigpt_exchange import RankAxis, RankExchange
-from holdfast.agent.probes.minigpt_model import train_step
+from holdfast.agent.probes.minigpt_model import MiniGptForm, train_step
 from holdfast.agent.probes.probe_tools import new_finding, tensor_digest
 from holdfast.agent.probes.rank_team import TeamError, TeamSeat, TeamTask, find_seats, run_team
 from holdfast.agent.probes.reference_step import forms_of_size
@@ -123,27 +123,32 @@ def _part_of(size: int, role: int) -> int:
 
 def run_rank(task: TeamTask, device: torch.device) -> Iterator[PlayedStep]:
     sizes = (64, 2, 32) if task.small else (128, 2, 64) if device.type == "cpu" else (512, 4, 256)
-    play = 0
-    for seats in plan_rounds(task.world):
-        mine = _join_axes(seats, task.rank)
-        for _ in range(1 + task.repeats):
-            if mine is not None:
-                for form in forms_of_size(*sizes):
-                    exchange = RankExchange(**mine)
-                    began = time.perf_counter()
-                    result = train_step(form, device, exchange)
-                    took_s = time.perf_counter() - began
-                    last = TracePoint(name="the end of the step", sent=tensor_digest(*result))
-                    yield PlayedStep(
-                        form=str(form),
-                        play=play,
-                        part=_part_of(len(seats), seats.index(task.rank)),
-                        points=(*exchange.points, last),
-                        finite=all(bool(tensor.isfinite().all()) for tensor in result),
-                        took_s=round(took_s, 4),
-                    )
-            play += 1
+    forms, times = forms_of_size(*sizes), 1 + task.repeats
+    for number, seats in enumerate(plan_rounds(task.world)):
+        axes = _join_axes(seats, task.rank)
+        for play in range(number * times, (number + 1) * times) if axes is not None else ():
+            part = _part_of(len(seats), seats.index(task.rank))
+            yield from (_play_step(form, device, axes or {}, (play, part)) for form in forms)
         dist.barrier()
+
+
+def _play_step(
+    form: MiniGptForm, device: torch.device, axes: dict[str, RankAxis], play_and_part: tuple[int, int]
+) -> PlayedStep:
+    exchange = RankExchange(**axes)
+    began = time.perf_counter()
+    result = train_step(form, device, exchange)
+    took_s = time.perf_counter() - began
+    last = TracePoint(name="the end of the step", sent=tensor_digest(*result))
+    play, part = play_and_part
+    return PlayedStep(
+        form=str(form),
+        play=play,
+        part=part,
+        points=(*exchange.points, last),
+        finite=all(bool(tensor.isfinite().all()) for tensor in result),
+        took_s=round(took_s, 4),
+    )
 
 
 def _join_axes(seats: tuple[int, ...], rank: int) -> dict[str, RankAxis] | None:

@@ -90,8 +90,7 @@ def parse_run_args(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
     """Read the command line after `holdfast run`; raises UsageError, and SystemExit after --help."""
     given = read_flags(argv, env)
     min_nodes, max_nodes = values.parse_nodes(given)
-    standbys, refill_h = values.parse_standbys(given)
-    fleet = _choose_fleet(given)
+    (standbys, refill_h), fleet = values.parse_standbys(given), _choose_fleet(given)
     module, no_python = _script_kind(given)
     args = RunArgs(
         min_nodes=min_nodes,
@@ -103,7 +102,7 @@ def parse_run_args(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
         max_restarts=values.parse_number(given, "max-restarts"),
         fleet=fleet,
         endpoint=_join_endpoint(given, max_nodes + standbys) if fleet == "join" else None,
-        node_rank=_join_node_rank(given, max_nodes + standbys if refill_h is None else 1) if fleet == "join" else None,
+        node_rank=_join_node_rank(given, max_nodes + standbys) if fleet == "join" else None,
         local_addr=given.flag_text("local-addr") if fleet == "join" else None,
         run_id=_given_run_id(given),
         rdzv_conf=_time_limits(given) if fleet == "join" else {},
@@ -185,7 +184,10 @@ def _join_endpoint(given: GivenFlags, hosts: int) -> tuple[str, int]:
 
 def _join_node_rank(given: GivenFlags, hosts: int) -> int | None:
     rank = values.parse_number(given, "node-rank")
-    if rank is not None and rank >= hosts > 1:  # torchrun takes any rank for a single node
+    counted = not (given.flag_text("standbys") or "").startswith(
+        "auto"
+    )  # else nobody knows yet how many hosts there are
+    if rank is not None and rank >= hosts > 1 and counted:  # torchrun takes any rank for a single node
         raise UsageError(f"{given.words['node-rank']}: the job has {hosts} nodes, counted from 0 to {hosts - 1}")
     return rank
 

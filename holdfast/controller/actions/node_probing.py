@@ -59,7 +59,7 @@ class NodeProbing:
         reason = ProbeAssessment(bad=bad, suspects=judged.suspects, notes=judged.notes).summary_text
         if not bad and len({self._hosts.get(node, node) for node in found}) > 1:
             told = {node: _rails_of(findings) for node, findings in found.items()}
-            rails = rail_assessment.common_rails(told, by_name=not self._limits.rails)
+            rails = rail_assessment.shared_rails(told, by_name=not self._limits.rails)
             met = await self._test_pairs(action, "nccl" if _on_gpus(found) else "gloo", rails)
             bad, reason = met.bad, met.reason if met.bad or not judged.suspects else f"{reason}; {met.reason}"
         self._write_history(past, {node: told for node, told in found.items() if node not in bad})

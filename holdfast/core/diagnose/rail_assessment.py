@@ -8,7 +8,7 @@ from holdfast.core.diagnose.pair_test import PairResult, World
 Rails = Mapping[str, tuple[str, ...]]  # by node; those with the same number are tested with each other
 
 
-def common_rails(found: Rails, *, by_name: bool) -> Rails:
+def shared_rails(found: Rails, *, by_name: bool) -> Rails:
     """Return the rails of each node that every node has, by name or by number; none where that is not more than one."""
     shared = set.intersection(*(set(rails) for rails in found.values())) if found else set()
     count = min((len(rails) for rails in found.values()), default=0)

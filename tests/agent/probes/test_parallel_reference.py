@@ -1,24 +1,19 @@
 """The reference step and the all-to-all of several processes, for real over gloo; the layout, as a plan."""
 
-import os
-import socket
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from holdfast.agent.probes import ProbeRequest, group_all_to_all, parallel_reference
 from holdfast.agent.probes.group_all_to_all import probe_exchange
-from holdfast.agent.probes.minigpt_exchange import RankExchange
-from holdfast.agent.probes.minigpt_model import MiniGptForm, train_step
 from holdfast.agent.probes.parallel_reference import describe_layout, plan_rounds, probe_seats
-from holdfast.agent.probes.probe_tools import CPU
 from holdfast.agent.probes.rank_team import TeamSeat
 from tests.agent.probes import faults
+from tests.agent.test_probe_runner import free_port
 
 LIMIT_S = 300.0
 
@@ -89,30 +84,9 @@ def test_a_process_that_dies_is_named(tmp_path: Path) -> None:
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("experts", [0, 4])
-def test_together_they_make_the_step_of_one(experts: int) -> None:
+def test_together_they_make_the_step_of_one() -> None:
     """Otherwise the collectives would not be those of a training step."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    mp.spawn(compare_with_one, args=(8, port, experts), nprocs=8)
-
-
-def compare_with_one(rank: int, world: int, port: int, experts: int) -> None:
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
-    form = MiniGptForm(width=64, layers=2, length=16, experts=experts)
-    alone = train_step(form, CPU)
-    for seats in plan_rounds(world):
-        axes = parallel_reference._join_axes(seats, rank)
-        assert axes is not None
-        mine = train_step(form, CPU, RankExchange(**axes))
-        if axes["stage"].is_last:
-            loss = mine[0].clone()
-            if experts:
-                dist.all_reduce(loss, group=axes["inner"].group)
-            torch.testing.assert_close(loss, alone[0])
-        torch.testing.assert_close(mine[1], alone[1])  # the gradient of the table of tokens, which all have a part in
-    dist.barrier()
-    os._exit(0)
+    words = [sys.executable, "-m", "tests.agent.probes.step_of_one", str(free_port()), "8"]
+    team = [subprocess.Popen([*words, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(8)]
+    ends = [one.communicate(timeout=550)[1] for one in team]
+    assert [one.returncode for one in team] == [0] * 8, ends

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from holdfast.core.diagnose.pair_test import PairResult, PairTestResult, PairWave, World, next_wave
-from holdfast.core.diagnose.rail_assessment import assess_rails, common_rails
+from holdfast.core.diagnose.rail_assessment import assess_rails, shared_rails
 from holdfast.model.probe import Finding
 from tests.core.diagnose.test_pair_assessment import end
 
@@ -19,12 +19,10 @@ def run_pair_test(bad: dict[tuple[str, str], list[Finding]], rails: dict[str, tu
     while isinstance(step := next_wave(tuple(rails), met), PairWave):
         now: dict[World, dict[str, list[Finding]]] = {}
         for world in step.worlds:
-            now[world] = {node: [] for node in world}
-            for number in range(len(rails[world[0]])):
-                spoiled = [bad[key] for node in world if (key := (node, rails[node][number])) in bad]
-                for node in world:
-                    found = spoiled[0] if spoiled else end(seed=number)
-                    now[world][node] += [replace(f, place=rails[node][number]) for f in found]
+            numbers = range(len(rails[world[0]]))
+            broken = [[bad[key] for node in world if (key := (node, rails[node][n])) in bad] for n in numbers]
+            told = [found[0] if found else end(seed=n) for n, found in enumerate(broken)]
+            now[world] = {node: [replace(f, place=rails[node][n]) for n in numbers for f in told[n]] for node in world}
         judged = assess_rails(now, passed, rails)
         passed |= {one.world: now[one.world] for one in judged if one.ok}
         met += judged
@@ -66,7 +64,7 @@ def test_all_rails_of_a_node() -> None:
 
 def test_rails_that_all_have() -> None:
     found = {"a": ("eth0", "eth1", "usb0"), "b": ("eth1", "eth0")}
-    assert common_rails(found, by_name=True) == {"a": ("eth0", "eth1"), "b": ("eth0", "eth1")}
-    assert common_rails(found, by_name=False) == {"a": ("eth0", "eth1"), "b": ("eth1", "eth0")}
-    assert common_rails({**found, "c": ("eth0",)}, by_name=True) == {"a": (), "b": (), "c": ()}
-    assert common_rails({}, by_name=True) == {}
+    assert shared_rails(found, by_name=True) == {"a": ("eth0", "eth1"), "b": ("eth0", "eth1")}
+    assert shared_rails(found, by_name=False) == {"a": ("eth0", "eth1"), "b": ("eth1", "eth0")}
+    assert shared_rails({**found, "c": ("eth0",)}, by_name=True) == {"a": (), "b": (), "c": ()}
+    assert shared_rails({}, by_name=True) == {}
