@@ -31,7 +31,7 @@ from tests.agent.probes import faults
 
 LIMIT_S = 120.0
 WRONG = 3  # of eight
-CALL = 20  # a product of a step in its first form
+CALL = 5  # the product that attention in the first layer sends
 
 
 def make_seats(world: int, device: str, spoiled: int = -1, env: dict[str, str] | None = None) -> list[TeamSeat]:

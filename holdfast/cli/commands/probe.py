@@ -88,7 +88,7 @@ def _checked_level(args: argparse.Namespace) -> int:
         raise UsageError(f"there is no folder {args.where}")
     args.only = names
     if args.golden:
-        args.only = names or [name for name in known if name.endswith(("_bits", "reference"))]
+        args.only = names or [name for name in known if name.endswith("_bits") or name == "reference"]
     level: int = max([args.level, *(known[name] for name in args.only)])
     return level
 
