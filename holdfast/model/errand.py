@@ -57,6 +57,7 @@ class PairTestHere(msgspec.Struct, frozen=True, kw_only=True, tag="meet"):
 
     id: int
     meeting: PairMeeting
+    rails: tuple[str, ...] = ()  # of this node, to be tested one by one; empty: none in particular
 
 
 class ReplayHere(msgspec.Struct, frozen=True, kw_only=True, tag="play"):

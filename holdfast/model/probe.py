@@ -23,6 +23,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[float, ...] = ()  # the measurements behind the value
     rough: bool = False  # measured in a hurry on a shared machine: told, but not to be judged
     digest: str = ""  # of all bits of the result
+    names: tuple[str, ...] = ()  # of what was found, such as rails
     took_s: float = 0.0
 
 
@@ -36,5 +37,6 @@ class PairMeeting(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # of this world, no two the same in one store
     serve: bool = False  # rank 0 is the store itself; else it is the job's own
     backend: str = "gloo"
+    rail: str = ""  # of this node, by the name of its interface or its address; empty: as the backend chooses
     seconds: float = 2.0  # what bandwidth may take to be measured
     deadline_s: float = 30.0  # for all of it; who has not come by then has failed

@@ -91,6 +91,28 @@ def test_pairs_when_nobody_fails_alone() -> None:
     assert detail.startswith("d ")
 
 
+class RailedNodes(Nodes):
+    """Their pair tests go over rails, of which one of one node is dead."""
+
+    async def ask(self, id: int, errands: dict[str, Errand], within_s: float) -> dict[str, Done]:
+        found = await super().ask(id, errands, within_s)
+        for errand in errands.values():
+            assert not isinstance(errand, PairTestHere) or errand.rails == ("eth0", "eth1")
+        for node in [node for node in found if isinstance(errands[node], PairTestHere)]:
+            link = found[node].findings[0]
+            ends = (msgspec.structs.replace(link, place="eth0", ok=True), msgspec.structs.replace(link, place="eth1"))
+            found[node] = msgspec.structs.replace(found[node], findings=ends)
+        return found
+
+
+def test_the_rail_that_is_dead() -> None:
+    rails = Finding(probe="rails", level=1, ok=True, names=("eth0", "eth1"))
+    nodes = RailedNodes(lambda node: (bits("good"), rails), broken=frozenset({"d"}))
+    failed, detail = tried(nodes)
+    assert list(failed) == ["d"] and len(nodes.waves) == 2
+    assert detail.startswith("d rail eth1 failed with ") and "bytes differ" in detail
+
+
 def test_nobody() -> None:
     failed, detail = tried(Nodes(lambda node: (bits("good"),)))
     assert failed == {} and detail.startswith("all 2 worlds ")

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from holdfast.agent import probes
 from holdfast.agent.agent_state_files import AgentStateFiles
 from holdfast.agent.diagnostics import probe_runner
+from holdfast.agent.probes.group_all_to_all import ExchangeRound
+from holdfast.agent.probes.parallel_reference import PlayedStep
 from holdfast.agent.rank import stack_tracer
 from holdfast.chaos import rank_orders
 from holdfast.checkpoint import peer_transport
@@ -83,6 +85,8 @@ CODECS: dict[str, Codec] = {
     "store": _json(tcp_store_server.StoreRequest),
     "py-spy": (stack_tracer._dump, list[stack_tracer._SpyThread], _TEXT),
     "probe": (probe_runner._told, probes.ProbeLine, _TEXT),
+    "team step": _json(PlayedStep),
+    "team exchange": _json(ExchangeRound),
     "chaos order": _json(rank_orders.RankOrder),
 }
 NOT_UTF8 = {_PACK: b"\x82\xa4type\xa6notice\xa4node\xa2\xff\xff", _TEXT: b'{"type":"denied","why":"\xff"}'}

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from holdfast.agent.diagnostics.node_rails import rail_environment, rails_finding
 from holdfast.agent.diagnostics.probe_runner import ProbeTerms, run_link, run_probes
 from holdfast.agent.diagnostics.replay_runner import run_replay
 from holdfast.agent.diagnostics.site_test import SITE_LEVEL, run_site_test
@@ -85,13 +86,21 @@ class NodeDiagnosis:
         limits = self._node.settings.probe
         budget_s = limits.local_budget_s if self._is_shared() else limits.budget_s
         probes = run_probes(level, budget_s, self._python, self._node_dir, terms=ProbeTerms(nice=limits.nice))
-        found = [finding async for finding in probes]
+        found = [rails_finding(limits.rails), *[finding async for finding in probes]]
         if limits.command and level >= SITE_LEVEL:
             found.append(await run_site_test(limits.command, limits.command_s, level=level, nice=limits.nice))
         return tuple(found)
 
     async def _run_pair_test(self, errand: PairTestHere) -> Findings:
-        return await run_link(errand.meeting, self._python, terms=ProbeTerms(nice=self._node.settings.probe.nice))
+        """Run the test over each rail, one after the other, in a process of its own: NCCL reads its settings once."""
+        found: list[Finding] = []
+        for number, rail in enumerate(errand.rails or ("",)):
+            name = f"{errand.meeting.name}-{number}" if rail else errand.meeting.name
+            meeting = msgspec.structs.replace(errand.meeting, name=name, rail=rail)
+            terms = ProbeTerms(nice=self._node.settings.probe.nice, env=rail_environment(rail))
+            told = await run_link(meeting, self._python, terms=terms)
+            found += [msgspec.structs.replace(finding, place=rail) for finding in told]
+        return tuple(found)
 
     @property
     def _python(self) -> str:

@@ -57,8 +57,10 @@ PROBES = (
     ProbeEntry("memory_speed", 2, 120.0),
     ProbeEntry("copy_speed", 2, 120.0),
     ProbeEntry("all_to_all", 2, 120.0, module="device_exchange"),
+    ProbeEntry("group_all_to_all", 2, 120.0),
     ProbeEntry("load", 2, 120.0, module="sustained_load"),
     ProbeEntry("reference", 3, 120.0, module="reference_step"),
+    ProbeEntry("parallel_reference", 3, 120.0),
 )
 
 

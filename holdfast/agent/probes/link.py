@@ -5,6 +5,7 @@ tells an error in the sender's memory from one on the way. The kernel counts los
 """
 
 import argparse
+import ipaddress
 import os
 import socket
 import stat
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from statistics import median
+from typing import Any
 
 import msgspec
 import torch
@@ -83,7 +85,8 @@ class PairTestEnd:
         serves = m.serve and m.rank == 0
         server = dist.TCPStore(m.host, m.port, is_master=serves, timeout=limit, wait_for_workers=False)
         store = dist.PrefixStore(m.name, server)
-        dist.init_process_group(m.backend, store=store, rank=m.rank, world_size=m.world, timeout=limit)
+        backend = _gloo_over(m.rail) if m.rail and m.backend == "gloo" else m.backend
+        dist.init_process_group(backend, store=store, rank=m.rank, world_size=m.world, timeout=limit)
         dist.all_reduce(torch.zeros(1, device=self._device))
         self._report_finding("link", detail=f"all joined after {time.monotonic() - self._began:.2f} s")
         return store
@@ -152,6 +155,24 @@ class PairTestEnd:
         form = f"{self._m.backend}, world of {self._m.world}"
         took_s = round(time.monotonic() - self._began, 4)
         self._tell(msgspec.structs.replace(Finding(probe=probe, level=2, ok=True, form=form, took_s=took_s), **rest))
+
+
+def _gloo_over(rail: str) -> str:
+    """Return the name of a backend that is gloo, bound to this interface or address alone."""
+
+    gloo: Any = dist.ProcessGroupGloo  # its options are known to torch, but not to its types
+
+    def make_group(store: dist.Store, rank: int, world: int, limit: timedelta) -> Any:
+        try:
+            where = {"hostname": str(ipaddress.ip_address(rail))}
+        except ValueError:
+            where = {"interface": rail}
+        options = gloo._Options()
+        options._devices, options._timeout = [gloo.create_device(**where)], limit
+        return gloo(store, rank, world, options)
+
+    dist.Backend.register_backend("holdfast_rail", make_group, devices=["cpu"])
+    return "holdfast_rail"
 
 
 def _count_segments() -> tuple[int, int] | None:

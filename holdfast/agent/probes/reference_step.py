@@ -6,7 +6,7 @@ import torch
 from msgspec.structs import replace
 
 from holdfast.agent.probes import ProbeRequest
-from holdfast.agent.probes.minigpt_model import train_step
+from holdfast.agent.probes.minigpt_model import MiniGptForm, train_step
 from holdfast.agent.probes.probe_tools import devices, new_finding, same_bits, tensor_digest
 from holdfast.model.probe import Finding
 
@@ -14,15 +14,23 @@ from holdfast.model.probe import Finding
 def run(asked: ProbeRequest) -> Iterator[Finding]:
     for device in devices():
         sizes = (64, 2, 32) if asked.small else (128, 2, 64) if device.type == "cpu" else (1024, 4, 256)
-        yield _compare_steps(device, sizes, asked.repeats)
+        for form in forms_of_size(*sizes):
+            yield _compare_steps(device, form, asked.repeats)
 
 
-def _compare_steps(device: torch.device, sizes: tuple[int, int, int], repeats: int) -> Finding:
+def forms_of_size(width: int, layers: int, length: int) -> tuple[MiniGptForm, ...]:
+    """Return the model in float32, in bfloat16, and in bfloat16 with experts."""
+    plain = MiniGptForm(width=width, layers=layers, length=length)
+    half = replace(plain, dtype=torch.bfloat16)
+    return plain, half, replace(half, width=max(64, width // 2), experts=4)
+
+
+def _compare_steps(device: torch.device, form: MiniGptForm, repeats: int) -> Finding:
     """Repeat the step and compare all bits with the first one's. This shows a rare fault without a second device."""
-    found = new_finding("reference", device, "x".join(map(str, sizes)))
+    found = new_finding("reference", device, str(form))
     try:
-        first = train_step(*sizes, device)
-        other = [n for n in range(repeats) if not same_bits(first, train_step(*sizes, device))]
+        first = train_step(form, device)
+        other = [n for n in range(repeats) if not same_bits(first, train_step(form, device))]
     except RuntimeError as e:
         if "deterministic" not in str(e):
             raise

@@ -83,6 +83,7 @@ def _make_entry(args: RunArgs) -> EntryPoint:
 
 def _run_local(args: RunArgs, settings: Settings) -> int:
     nproc = args.ranks_per_node()
+    args, why = _size_standbys(args)
     with listen_at("127.0.0.1", args.port, "give another with --port, or 0 for any free one") as listener:
         run_id = args.run_id or run_directory.new_run_id()
         run_dir = run_directory.make_run_dir(args.run_dir, run_id)
@@ -113,10 +114,20 @@ def _run_local(args: RunArgs, settings: Settings) -> int:
             run_directory.publish_run(run_dir, run)
             run_selection.remember_run(run_dir)
             say(f"local fleet: {describe_shape(args, run.nproc)} on this host; run directory {run_dir}")
+            if why:
+                say(why)
             say(begun.said)
             if args.detach:
                 leave_terminal(run_dir)
             return Supervisor(run_dir, listener, make_console(args, run, run_dir), server).run()
+
+
+def _size_standbys(args: RunArgs) -> tuple[RunArgs, str]:
+    if args.refill_h is None:
+        return args, ""
+    from holdfast.cli.launch.standby_choice import choose_standbys
+
+    return choose_standbys(args)
 
 
 def _early_server(args: RunArgs, run_dir: Path, closing: contextlib.ExitStack) -> ForkServer | None:

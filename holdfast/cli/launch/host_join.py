@@ -19,9 +19,11 @@ from holdfast.cli.launch.enrolment_client import (
     NotControllerError,
     introduce_host,
 )
+from holdfast.cli.launch.standby_choice import choose_standbys
 from holdfast.cli.launch.supervisor import Supervisor, leave_terminal, watch_node
 from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
+from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.cli.terminal.rank_console import Console, describe_shape, find_console_files, make_console, say
 from holdfast.config import Settings
 from holdfast.fleet.local_process_fleet import start_node
@@ -126,6 +128,7 @@ class HostJoin:
 
     def lead_job(self, listener: socket.socket, console: Console) -> int:
         port = listener.getsockname()[1]
+        why = self._size_standbys()
         files = find_console_files()
         apart = (Path(self.run.log_dir), *map(Path, files))
         begun = release_packing.pack_first_release(self.run.entry, self.run_dir, apart, copied=self.args.release)
@@ -141,6 +144,8 @@ class HostJoin:
         run_directory.publish_run(self.run_dir, run)
         run_selection.remember_run(self.run_dir)
         say(f"join fleet: this host carries the controller at {self.host}:{port}; {self._place_text()}")
+        if why:
+            say(why)
         say(begun.said)
         if self.args.detach:
             leave_terminal(self.run_dir)
@@ -159,6 +164,14 @@ class HostJoin:
             return watch_node(self.node_dir, self.start_node(self._keys_folder, self.port, leads=False), console)
         finally:
             run_directory.forget_secrets(self.run_dir)
+
+    def _size_standbys(self) -> str:
+        """With --standbys auto, settle their number, which is this host's to do; return the reason."""
+        self.args, why = choose_standbys(self.args)
+        job = msgspec.structs.replace(self.run.job, standbys=self.args.standbys)
+        self.run = msgspec.structs.replace(self.run, job=job)
+        keep = counted_noun(self.args.standbys, "more host")
+        return why and f"{why}; start this command on {keep} than the {self.args.max_nodes} that train"
 
     def _place_text(self) -> str:
         return f"{describe_shape(self.args, self.nproc)}; run directory {self.run_dir}"

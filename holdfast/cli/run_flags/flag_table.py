@@ -54,7 +54,12 @@ TORCHRUN = (
 )
 
 OURS = (
-    Flag("standbys", "N", "checked nodes kept waiting beside those that train (default 0)"),
+    Flag(
+        "standbys",
+        "N|auto[:H]",
+        "checked nodes kept waiting beside those that train (default 0); auto: by the losses of past runs, where "
+        "replacing a standby takes H hours (default 24)",
+    ),
     Flag("min-nodes", "N", "go on with as few as N nodes while some are missing, and grow back when they come"),
     Flag("fleet", "NAME", "where nodes come from: local or join (default: join if a flag names another host)"),
     Flag("mesh", "NAME=N,...", "parallel groups as in a DeviceMesh, the last over neighbouring ranks: pp=2,dp=4,tp=8"),

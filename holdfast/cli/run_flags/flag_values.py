@@ -17,6 +17,7 @@ from holdfast.model.job_and_seats import Dims
 _NPROC_KINDS = ("auto", "gpu", "cpu")
 _STREAMS = re.compile(r"[0-3]|(\d+:[0-3],)*\d+:[0-3]")
 _HOST = re.compile(r"[\w.:-]+")
+_REFILL_H, _REFILL_MOST_H = 24.0, 87600.0  # a day, as in `holdfast plan`; ten years
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -42,6 +43,26 @@ def parse_number(given: GivenFlags, name: str, *, most: int | None = None) -> in
     if value < 0 or (most is not None and value > most):
         raise UsageError(f"{word}: give a number {'of 0 or more' if most is None else f'from 0 to {most}'}")
     return value
+
+
+def parse_standbys(given: GivenFlags) -> tuple[int, float | None]:
+    """Return the number of standbys, and None; with auto at least 1, and the hours that replacing a standby takes."""
+    word = given.words.get("standbys")
+    if word is None:
+        return 0, None
+    auto, _, hours = word.text.partition(":")
+    if auto != "auto":
+        try:
+            return parse_number(given, "standbys") or 0, None
+        except UsageError as e:
+            raise UsageError(f"{e}, or auto") from None
+    try:
+        refill_h = float(hours) if ":" in word.text else _REFILL_H
+    except ValueError:
+        refill_h = 0.0
+    if not 0 < refill_h <= _REFILL_MOST_H:
+        raise UsageError(f"{word}: give auto, or auto:H with the hours that replacing a standby takes, as auto:0.5")
+    return 1, refill_h
 
 
 def parse_nodes(given: GivenFlags) -> tuple[int, int]:

@@ -34,6 +34,7 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
     shrinks: bool  # by --min-nodes; MIN:MAX is torchrun's, and takes any mesh
     nproc: int | str  # "auto", "gpu" and "cpu" are counted on each node, by resolve_nproc
     standbys: int
+    refill_h: float | None  # with auto, hours to replace a standby; `standbys` is then the least number
     max_restarts: int | None
     fleet: str
     endpoint: tuple[str, int] | None  # join only; port 0: any free one, the job has a single node
@@ -89,8 +90,7 @@ def parse_run_args(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
     """Read the command line after `holdfast run`; raises UsageError, and SystemExit after --help."""
     given = read_flags(argv, env)
     min_nodes, max_nodes = values.parse_nodes(given)
-    standbys = values.parse_number(given, "standbys") or 0
-    fleet = _choose_fleet(given)
+    (standbys, refill_h), fleet = values.parse_standbys(given), _choose_fleet(given)
     module, no_python = _script_kind(given)
     args = RunArgs(
         min_nodes=min_nodes,
@@ -98,6 +98,7 @@ def parse_run_args(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
         shrinks="min-nodes" in given.words,
         nproc=values.parse_nproc(given),
         standbys=standbys,
+        refill_h=refill_h,
         max_restarts=values.parse_number(given, "max-restarts"),
         fleet=fleet,
         endpoint=_join_endpoint(given, max_nodes + standbys) if fleet == "join" else None,
@@ -183,7 +184,10 @@ def _join_endpoint(given: GivenFlags, hosts: int) -> tuple[str, int]:
 
 def _join_node_rank(given: GivenFlags, hosts: int) -> int | None:
     rank = values.parse_number(given, "node-rank")
-    if rank is not None and rank >= hosts > 1:  # torchrun takes any rank for a single node
+    counted = not (given.flag_text("standbys") or "").startswith(
+        "auto"
+    )  # else nobody knows yet how many hosts there are
+    if rank is not None and rank >= hosts > 1 and counted:  # torchrun takes any rank for a single node
         raise UsageError(f"{given.words['node-rank']}: the job has {hosts} nodes, counted from 0 to {hosts - 1}")
     return rank
 

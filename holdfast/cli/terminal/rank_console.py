@@ -268,4 +268,5 @@ def describe_shape(args: RunArgs, nproc: int) -> str:
     """Describe the nodes and ranks that were asked for, for the first line on the console."""
     least = f" (at least {args.min_nodes})" if args.min_nodes < args.max_nodes else ""
     more = f" and {counted_noun(args.standbys, 'standby')}" if args.standbys else ""
+    more = more if args.refill_h is None else " and standbys as the controller's host finds"
     return f"{counted_noun(args.max_nodes, 'node')} x {counted_noun(nproc, 'rank')}{least}{more}"

@@ -6,10 +6,11 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.decoding import from_json
-from holdfast.core.diagnose import pair_assessment, pair_test, probe_assessment
+from holdfast.core.diagnose import pair_test, probe_assessment, rail_assessment
 from holdfast.core.diagnose.fleet_baseline import MeasurementHistory
 from holdfast.core.diagnose.pair_test import PairResult, PairTestResult, World
 from holdfast.core.diagnose.probe_assessment import Key, ProbeAssessment, ProbeLimits
+from holdfast.core.diagnose.rail_assessment import Rails
 from holdfast.logs import golden_probe_digests
 from holdfast.model.action import Probe
 from holdfast.model.errand import Done, Errand, PairTestHere, ProbeHere
@@ -19,6 +20,7 @@ from holdfast.ports import Store
 from holdfast.wire import run_and_node_specs
 
 _SLACK_S = 180.0  # beyond what probes may take: to start, and for one that hangs to be given up on
+_RAIL_S = 40.0  # more for each rail: as long as a meeting may take, and the start of its process
 _MEETING_IDS = 10**6  # errands of waves are numbered downwards from here, as an action has but one number
 _WAVES = 100
 NO_ANSWER = "did not answer during the probe"
@@ -57,7 +59,9 @@ class NodeProbing:
         bad = judged.bad | untested
         reason = ProbeAssessment(bad=bad, suspects=judged.suspects, notes=judged.notes).summary_text
         if not bad and len({self._hosts.get(node, node) for node in found}) > 1:
-            met = await self._test_pairs(action, "nccl" if _on_gpus(found) else "gloo")
+            told = {node: _rails_of(findings) for node, findings in found.items()}
+            rails = rail_assessment.shared_rails(told, by_name=not self._limits.rails)
+            met = await self._test_pairs(action, "nccl" if _on_gpus(found) else "gloo", rails)
             bad, reason = met.bad, met.reason if met.bad or not judged.suspects else f"{reason}; {met.reason}"
         self._write_history(past, {node: told for node, told in found.items() if node not in bad})
         return Outcome(
@@ -69,8 +73,8 @@ class NodeProbing:
             detail=reason,
         )
 
-    async def _test_pairs(self, action: Probe, backend: str) -> PairTestResult:
-        """Run the pair test, wave by wave."""
+    async def _test_pairs(self, action: Probe, backend: str, rails: Rails) -> PairTestResult:
+        """Run the pair test, wave by wave, and in each of them rail by rail."""
         port = await self._store.open(action.generation)
         done: list[PairResult] = []
         passed: dict[World, Mapping[str, tuple[Finding, ...]]] = {}
@@ -80,13 +84,15 @@ class NodeProbing:
                 return wave
             id = -(_MEETING_IDS + action.id * _WAVES + number)
             errands: dict[str, Errand] = {
-                node: PairTestHere(id=id, meeting=self._make_meeting(world, rank, f"{-id}-{at}", port, backend))
+                node: PairTestHere(
+                    id=id, meeting=self._make_meeting(world, rank, f"{-id}-{at}", port, backend), rails=rails[node]
+                )
                 for at, world in enumerate(wave.worlds)
                 for rank, node in enumerate(world)
             }
-            answers = await self._ask(id, errands, _SLACK_S)
+            answers = await self._ask(id, errands, _SLACK_S + _RAIL_S * max(map(len, rails.values())))
             told = {world: {node: answers[node].findings for node in world if node in answers} for world in wave.worlds}
-            judged = pair_assessment.assess_pairs(told, passed)
+            judged = rail_assessment.assess_rails(told, passed, rails)
             passed |= {one.world: told[one.world] for one in judged if one.ok}
             done += judged
         return PairTestResult(unsure=action.nodes, reason=f"the pair test had no result after {_WAVES} waves")
@@ -108,6 +114,10 @@ class NodeProbing:
             past[node] = probe_assessment.add_to_history(past.get(node, MeasurementHistory()), findings)
         if self._kept is not None:
             run_and_node_specs.publish_file(self._kept, msgspec.json.encode(past))
+
+
+def _rails_of(findings: tuple[Finding, ...]) -> tuple[str, ...]:
+    return next((f.names for f in findings if f.probe == "rails"), ())
 
 
 def _failure_reason(done: Done | None) -> str:

@@ -24,7 +24,7 @@ def assess_pairs(now: Measured, before: Measured | None = None) -> tuple[PairRes
     everything = {**(before or {}), **now}
     reasons: dict[World, str] = {}
     for world in now:
-        if why := _stated_failure(world, now[world]):
+        if why := stated_failure(world, now[world]):
             reasons[world] = why
     sound = {world: told for world, told in everything.items() if world not in reasons}
     for found in (_lossy_worlds(sound), *(_slow_worlds(sound, probe) for probe in _MATTERS)):
@@ -33,7 +33,7 @@ def assess_pairs(now: Measured, before: Measured | None = None) -> tuple[PairRes
     return tuple(PairResult(world=world, ok=world not in reasons, reason=reasons.get(world, "")) for world in now)
 
 
-def _stated_failure(world: World, told: Mapping[str, Sequence[Finding]]) -> str:
+def stated_failure(world: World, told: Mapping[str, Sequence[Finding]]) -> str:
     silent = [node for node in world if not told.get(node)]
     if silent:
         return f"{', '.join(silent)} did not answer"

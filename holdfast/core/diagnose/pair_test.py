@@ -21,6 +21,7 @@ class PairResult(msgspec.Struct, frozen=True, kw_only=True):
     world: World
     ok: bool
     reason: str = ""
+    rails: dict[str, str] = {}  # which rails of each node failed, where rails were tested one by one
 
 
 class PairWave(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +111,8 @@ def _make_result(met: Sequence[PairResult], good: set[str], judged: dict[str, Pa
     bad = {}
     for node, last in judged.items():
         others = ", ".join(other for other in last.world if other != node)
-        bad[node] = f"failed with {others}, which is good" + (f": {last.reason}" if last.reason else "")
+        rail = f"rail {last.rails[node]} " if node in last.rails else ""
+        bad[node] = f"{rail}failed with {others}, which is good" + (f": {last.reason}" if last.reason else "")
     links = tuple(one.world for one in met if not one.ok and good.issuperset(one.world))
     if bad:
         told = "; ".join(f"{node} {why}" for node, why in bad.items())

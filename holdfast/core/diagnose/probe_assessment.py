@@ -26,6 +26,7 @@ class ProbeLimits(msgspec.Struct, frozen=True, kw_only=True):
     nice: int = 10
     command: str = ""  # a site's own test, from level 2 on: exit code 0 says that the machine is well
     command_s: float = 300.0  # for the command, beyond the budget
+    rails: str = ""  # interfaces or addresses that pair tests go over one by one; empty: physical ones with an address
 
 
 class GoldenRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -29,6 +29,21 @@ def spoiled(*args, **rest):
 torch.matmul = spoiled
 """
 
+_ALL_TO_ALL = """
+import torch.distributed as dist
+
+real = dist.all_to_all_single
+
+
+def spoiled(got, *args, **rest):
+    done = real(got, *args, **rest)
+    {fault}
+    return done
+
+
+dist.all_to_all_single = spoiled
+"""
+
 _URANDOM = """
 import os, time
 
@@ -46,6 +61,8 @@ os.urandom = spoiled
 
 # Of products of matrices.
 ALWAYS = "flipped(out)"
+# Of what comes by an all-to-all: one bit of the last byte.
+ARRIVES_WRONG = "got.view(-1)[-1:].view(__import__('torch').uint8)[0] ^= 1"
 # Of the probe of disks, which needs no torch and so is quick to be tried.
 HANG = "time.sleep(600)"
 ABORT = "os.abort()"
@@ -62,7 +79,7 @@ def once(call: int) -> str:
 def spoil(folder: Path, fault: str) -> dict[str, str]:
     """The environment in which processes have this fault."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = _URANDOM if fault in (HANG, ABORT, RAISE, EAT) else _MATMUL
+    text = _URANDOM if fault in (HANG, ABORT, RAISE, EAT) else _ALL_TO_ALL if fault == ARRIVES_WRONG else _MATMUL
     (folder / "sitecustomize.py").write_text(text.replace("{fault}", fault))
     before = os.environ.get("PYTHONPATH", "")
     return {"PYTHONPATH": f"{folder}{os.pathsep}{before}" if before else str(folder)}

@@ -1,0 +1,45 @@
+"""The rails of this node: the network interfaces that pair tests go over one by one, and how to keep to one of them."""
+
+import fcntl
+import socket
+import struct
+from pathlib import Path
+
+from holdfast.agent.sources import read_number
+from holdfast.model.probe import Finding
+
+PROBE = "rails"
+_SIOCGIFADDR = 0x8915
+
+
+def find_rails(wanted: str, root: Path = Path("/")) -> tuple[str, ...]:
+    """Return the names or addresses in `wanted`, divided by commas; if it is empty, the physical interfaces that are
+    up and have an IPv4 address of their own, which the members of a bond have not."""
+    if wanted:
+        return tuple(name for word in wanted.split(",") if (name := word.strip()))
+    nets = sorted((root / "sys/class/net").glob("*"))
+    up = [path.name for path in nets if (path / "device").exists() and read_number(path / "carrier") == 1]
+    return tuple(name for name in up if _has_address(name))
+
+
+def rails_finding(wanted: str) -> Finding:
+    rails = find_rails(wanted)
+    return Finding(probe=PROBE, level=1, ok=True, names=rails, detail=", ".join(rails) or "none has an IPv4 address")
+
+
+def rail_environment(rail: str, root: Path = Path("/")) -> dict[str, str]:
+    """Return what keeps NCCL to this rail: the interface, and its RDMA device if it has one."""
+    if not rail:
+        return {}
+    devices = sorted(path.name for path in (root / "sys/class/net" / rail / "device/infiniband").glob("*"))
+    rdma = {"NCCL_IB_HCA": f"={devices[0]}"} if devices else {"NCCL_IB_DISABLE": "1"}
+    return {"NCCL_SOCKET_IFNAME": f"={rail}", **rdma}
+
+
+def _has_address(name: str) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        try:
+            fcntl.ioctl(one.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,163 @@
+"""Probe of one training step that the devices of the node make together, as TP2 x PP2 x DP2 or with experts.
+
+Devices change places, and replicas have the same batch: so several devices do the same work, and bits that differ
+name the device that computed them.
+"""
+
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import torch
+import torch.distributed as dist
+from msgspec.structs import replace
+
+from holdfast.agent.probes import ProbeRequest
+from holdfast.agent.probes.minigpt_exchange import RankAxis, RankExchange
+from holdfast.agent.probes.minigpt_model import MiniGptForm, train_step
+from holdfast.agent.probes.probe_tools import new_finding, tensor_digest
+from holdfast.agent.probes.rank_team import TeamError, TeamSeat, TeamTask, find_seats, run_team
+from holdfast.agent.probes.reference_step import forms_of_size
+from holdfast.core.diagnose.step_traces import PlayedPart, TracePoint, assess_traces
+from holdfast.model.probe import Finding
+
+_PROBE = "parallel_reference"
+_NEEDS_S = 20.0  # mostly to import torch in every process, and for NCCL to connect them
+_LIMIT_S = 100.0
+_MOST = 8  # devices in one step
+
+
+class PlayedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One step as one rank made it."""
+
+    form: str
+    play: int
+    part: int
+    points: tuple[TracePoint, ...]
+    finite: bool
+    took_s: float
+
+
+def run(asked: ProbeRequest) -> Iterator[Finding]:
+    seats = find_seats(cores=not asked.small)
+    why = "this node has fewer than two devices" if len(seats) < 2 else ""
+    if not why and asked.left_s < _NEEDS_S:
+        why = f"takes {_NEEDS_S:g} s, and {asked.left_s:.0f} s of the budget are left"
+    if why:
+        yield Finding(probe=_PROBE, level=3, ok=None, detail=why)
+        return
+    limit_s = min(_LIMIT_S, asked.left_s)
+    # Processors are many and alike: those of one step stand for all.
+    seats = seats[:_MOST] if seats[0].device == "cpu" else seats
+    yield from probe_seats(seats, small=asked.small, repeats=asked.repeats, limit_s=limit_s)
+
+
+def probe_seats(seats: Sequence[TeamSeat], *, small: bool, repeats: int, limit_s: float) -> Iterator[Finding]:
+    """Have the seats make steps together in every form; yield a finding for each form, or why there is none."""
+    task = TeamTask(module=_PROBE, rank=0, world=0, port=0, device="", small=small, repeats=repeats, limit_s=limit_s)
+    blank = replace(new_finding(_PROBE, torch.device(seats[0].device)), place="")
+    try:
+        told = run_team(seats, task, PlayedStep)
+    except TeamError as e:
+        yield replace(blank, ok=False, place=e.place, detail=str(e))
+        return
+    for form in dict.fromkeys(one.form for one in told[0]):
+        steps = [
+            (seat.place, one) for seat, lines in zip(seats, told, strict=True) for one in lines if one.form == form
+        ]
+        layout = describe_layout(len(seats), experts="experts" in form)
+        yield _judge_steps(replace(blank, form=f"{form} {layout}"), steps)
+
+
+def _judge_steps(found: Finding, steps: Sequence[tuple[str, PlayedStep]]) -> Finding:
+    played = [PlayedPart(play=one.play, part=one.part, device=place, points=one.points) for place, one in steps]
+    judged = assess_traces(played)
+    if judged.reason:
+        place = judged.bad[0] if len(judged.bad) == 1 else ""
+        return replace(found, ok=False, place=place, detail=judged.reason)
+    if broken := [place for place, one in steps if not one.finite]:
+        return replace(found, ok=False, detail=f"the step gave a value that is not finite on {', '.join(broken)}")
+    parts = {one.part: one.points for one in played}
+    digest = hashlib.sha256(msgspec.json.encode([parts[part] for part in sorted(parts)])).hexdigest()[:32]
+    took = sorted(one.took_s for _, one in steps)
+    return replace(found, digest=digest, detail=f"a step in {took[len(took) // 2]:.3f} s")
+
+
+# --- the layout ------------------------------------------------------------------------------------------------------
+
+
+def describe_layout(devices: int, *, experts: bool) -> str:
+    return f"{'EP2' if experts else 'TP2'}{ {2: '', 4: ' DP2', 8: ' PP2 DP2'}[_step_size(devices)] }"
+
+
+def _step_size(devices: int) -> int:
+    """Return how many devices make one step: a power of two."""
+    return next(size for size in (_MOST, 4, 2) if size <= devices)
+
+
+def plan_rounds(devices: int) -> list[tuple[int, ...]]:
+    """Return for each round who makes the step, by role. Every role's work is done by several devices in all."""
+    size = _step_size(devices)
+    starts = (0, 1) if devices == size else range(0, devices, size // 2)
+    return [tuple((start + role) % devices for role in range(size)) for start in starts]
+
+
+def _roles_of_axis(size: int, role: int) -> dict[str, tuple[int, ...]]:
+    """Return the roles that share each axis with this one, in order; an axis that is not there has one role."""
+    steps = {"inner": 1, "stage": 2 if size == _MOST else 0, "replica": size // 2 if size > 2 else 0}
+    found: dict[str, tuple[int, ...]] = {}
+    for axis, step in steps.items():
+        first = role - step * ((role // step) % 2) if step else role
+        found[axis] = (first, first + step) if step else (role,)
+    return found
+
+
+def _part_of(size: int, role: int) -> int:
+    """Return the part of a role: its replica has the same."""
+    return role % (size // 2) if size > 2 else role
+
+
+# --- one rank --------------------------------------------------------------------------------------------------------
+
+
+def run_rank(task: TeamTask, device: torch.device) -> Iterator[PlayedStep]:
+    sizes = (64, 2, 32) if task.small else (128, 2, 64) if device.type == "cpu" else (512, 4, 256)
+    forms, times = forms_of_size(*sizes), 1 + task.repeats
+    for number, seats in enumerate(plan_rounds(task.world)):
+        axes = _join_axes(seats, task.rank)
+        for play in range(number * times, (number + 1) * times) if axes is not None else ():
+            part = _part_of(len(seats), seats.index(task.rank))
+            yield from (_play_step(form, device, axes or {}, (play, part)) for form in forms)
+        dist.barrier()
+
+
+def _play_step(
+    form: MiniGptForm, device: torch.device, axes: dict[str, RankAxis], play_and_part: tuple[int, int]
+) -> PlayedStep:
+    exchange = RankExchange(**axes)
+    began = time.perf_counter()
+    result = train_step(form, device, exchange)
+    took_s = time.perf_counter() - began
+    last = TracePoint(name="the end of the step", sent=tensor_digest(*result))
+    play, part = play_and_part
+    return PlayedStep(
+        form=str(form),
+        play=play,
+        part=part,
+        points=(*exchange.points, last),
+        finite=all(bool(tensor.isfinite().all()) for tensor in result),
+        took_s=round(took_s, 4),
+    )
+
+
+def _join_axes(seats: tuple[int, ...], rank: int) -> dict[str, RankAxis] | None:
+    """Make the groups of a round, which takes all ranks in the same order; None if this rank has no role in it."""
+    mine: dict[str, RankAxis] = {}
+    for axis in ("inner", "stage", "replica"):
+        for roles in dict.fromkeys(_roles_of_axis(len(seats), role)[axis] for role in range(len(seats))):
+            ranks = tuple(seats[role] for role in roles)
+            group = dist.new_group(sorted(ranks)) if len(ranks) > 1 else None
+            if rank in ranks:
+                mine[axis] = RankAxis(ranks.index(rank), len(ranks), group, ranks)
+    return mine if rank in seats else None

@@ -1,0 +1,146 @@
+"""Starts a process for each device of the node, which work together over NCCL or gloo, and reads what they found."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TypeVar
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from holdfast.agent.probes.probe_tools import accelerators
+from holdfast.core.decoding import from_json
+from holdfast.core.incident.incident_text import describe_exit
+
+_LOOK_S = 0.05
+_ECHO_S = 5.0  # for the others to say why they broke off, after one has ended badly
+_WORDS_BYTES = 2000
+Line = TypeVar("Line")
+
+
+class TeamSeat(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of a team: the device it computes on, and the name that findings give to it."""
+
+    place: str
+    device: str
+    env: Mapping[str, str] = {}  # besides ours
+
+
+class TeamTask(msgspec.Struct, frozen=True, kw_only=True):
+    """One process's part in a team, as it stands on its command line."""
+
+    module: str  # of this package: its function `run_rank(task)` is run
+    rank: int
+    world: int
+    port: int  # of the store, on this host
+    device: str
+    core: int = -1  # the only processor to run on; -1: any
+    small: bool = False
+    repeats: int = 1
+    limit_s: float
+
+
+class TeamError(Exception):
+    """The team did not come to its end; says why, and whose fault it seems to be."""
+
+    def __init__(self, place: str, why: str) -> None:
+        super().__init__(why)
+        self.place = place  # "": of nobody in particular
+
+
+def find_seats(*, cores: bool) -> list[TeamSeat]:
+    """Return a seat for each GPU of the node; without GPUs, if `cores`, one for each processor."""
+    if gpus := accelerators():
+        return [TeamSeat(place=str(gpu), device=str(gpu)) for gpu in gpus]
+    return [TeamSeat(place=f"cpu:{core}", device="cpu") for core in sorted(os.sched_getaffinity(0))] if cores else []
+
+
+def run_team(seats: Sequence[TeamSeat], task: TeamTask, line: type[Line]) -> list[list[Line]]:
+    """Run the task in a process for each seat; return the lines that each printed. Raises TeamError."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    team = [_RankProcess(seat, _seated_task(task, rank, seats, store.port)) for rank, seat in enumerate(seats)]
+    try:
+        _await_team(team, task.limit_s)
+        return [[from_json(text, line) for text in one.read_output().splitlines()] for one in team]
+    except msgspec.DecodeError as e:
+        raise TeamError("", f"a process printed what is no finding: {e}") from None
+    finally:
+        for one in team:
+            one.end()
+
+
+def _seated_task(task: TeamTask, rank: int, seats: Sequence[TeamSeat], port: int) -> TeamTask:
+    seat = seats[rank]
+    core = int(seat.place.removeprefix("cpu:")) if seat.place.startswith("cpu:") else -1
+    return msgspec.structs.replace(task, rank=rank, world=len(seats), port=port, device=seat.device, core=core)
+
+
+def _await_team(team: Sequence["_RankProcess"], limit_s: float) -> None:
+    """Wait until all have ended well; raise TeamError about the first that did not, or about all when time is up."""
+    until, failed = time.monotonic() + limit_s, None
+    while running := [one for one in team if one.process.poll() is None]:
+        failed = failed or next((one for one in team if one.process.returncode), None)
+        if failed:
+            until = min(until, time.monotonic() + _ECHO_S)
+            failed = next((one for one in team if (one.process.returncode or 0) < 0), failed)
+        if time.monotonic() > until:
+            break
+        time.sleep(_LOOK_S)
+    broken = [one for one in team if one.process.returncode]
+    # A signal is a cause; what others say is mostly that a neighbour has gone.
+    failed = next((one for one in broken if one.process.returncode < 0), failed or next(iter(broken), None))
+    if failed:
+        raise TeamError(failed.seat.place, f"{failed.seat.place}: {failed.describe_end()}")
+    if running:
+        raise TeamError("", f"{', '.join(one.seat.place for one in running)} did not finish within {limit_s:g} s")
+
+
+class _RankProcess:
+    def __init__(self, seat: TeamSeat, task: TeamTask) -> None:
+        self.seat = seat
+        # Not pipes, which fill up, nor files, as the disk may be what is wrong.
+        self._out, self._words = os.memfd_create("holdfast-team"), os.memfd_create("holdfast-team-words")
+        inside = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.agent.probes.team_rank", msgspec.json.encode(task).decode()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._out,
+            stderr=self._words,
+            env={**os.environ, **inside, **seat.env},
+        )
+
+    def read_output(self) -> bytes:
+        return os.pread(self._out, os.fstat(self._out).st_size, 0)
+
+    def describe_end(self) -> str:
+        size = os.fstat(self._words).st_size
+        text = os.pread(self._words, _WORDS_BYTES, max(0, size - _WORDS_BYTES)).decode(errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        code = self.process.returncode
+        return lines[-1][:300] if lines and code > 0 else f"its process {describe_exit(code)}"
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+        os.close(self._out)
+        os.close(self._words)
+
+
+def join_team(task: TeamTask) -> torch.device:
+    """Join the group of all ranks; return the device to compute on."""
+    device = torch.device(task.device)
+    if task.core >= 0:
+        os.sched_setaffinity(0, {task.core})
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    limit = timedelta(seconds=task.limit_s)
+    store = dist.TCPStore("127.0.0.1", task.port, is_master=False, timeout=limit)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=task.rank, world_size=task.world, timeout=limit)
+    return device

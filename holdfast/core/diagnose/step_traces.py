@@ -1,0 +1,114 @@
+"""Names the device that computed wrongly in a step that several devices made together.
+
+After a wrong number everybody's results are wrong. So each device tells a digest of what it sent into each collective
+and of what it got out of it. The same part is played several times, by different devices: the first digest in which
+they differ shows whether a device sent something wrong though it had got the right things, or whether right things
+arrived wrong.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+
+class TracePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective as one rank saw it; empty: the rank sent nothing, or got nothing."""
+
+    name: str
+    sent: str = ""
+    got: str = ""
+
+
+class PlayedPart(msgspec.Struct, frozen=True, kw_only=True):
+    """One device in one play of the step. Devices with the same part have the same work, replicas included."""
+
+    play: int
+    part: int
+    device: str
+    points: tuple[TracePoint, ...]
+
+
+_Truth = dict[tuple[int, str], str]  # what is sent, by part and point
+
+
+class TraceAssessment(msgspec.Struct, frozen=True, kw_only=True):
+    bad: tuple[str, ...] = ()  # devices
+    suspects: tuple[str, ...] = ()  # at least one of them is bad, and nobody knows which
+    reason: str = ""
+
+
+class _Parting(msgspec.Struct, frozen=True, kw_only=True):
+    """Where plays of one part that were alike so far differ; `most` is empty if there is no majority."""
+
+    point: str
+    sent: bool
+    odd: tuple[PlayedPart, ...]
+    most: tuple[PlayedPart, ...] = ()
+
+
+def assess_traces(played: Sequence[PlayedPart]) -> TraceAssessment:
+    """Return the devices that computed something wrong; if none did, those at which something arrived wrong."""
+    truth: _Truth = {}
+    partings = [one for part in sorted({p.part for p in played}) for one in _part_ways(played, part, truth)]
+    wrong = [one for one in partings if one.sent]
+    if named := [one for one in wrong if one.most]:
+        return TraceAssessment(bad=_odd_devices(named), reason=_tell_wrong(named[0]))
+    if wrong:
+        return TraceAssessment(suspects=_odd_devices(wrong), reason=_tell_tie(wrong[0], "computed"))
+    arrived = [(one, p) for one in partings if one.most for p in one.odd if not _is_echo(p, one.point, played, truth)]
+    if arrived:
+        bad = tuple(sorted({p.device for _, p in arrived}))
+        said = f"what arrived at {', '.join(bad)} in '{arrived[0][0].point}' is not what was sent"
+        return TraceAssessment(bad=bad, reason=said)
+    if partings:
+        return TraceAssessment(suspects=_odd_devices(partings), reason=_tell_tie(partings[0], "got"))
+    return TraceAssessment()
+
+
+def _is_echo(one: PlayedPart, point: str, played: Sequence[PlayedPart], truth: _Truth) -> bool:
+    """Return whether somebody sent something wrong into the collective out of which this one got something wrong."""
+    others = [other for other in played if other.play == one.play and other is not one]
+    return any(at.name == point and at.sent != truth.get((p.part, point), at.sent) for p in others for at in p.points)
+
+
+def _part_ways(played: Sequence[PlayedPart], part: int, truth: _Truth) -> Iterator[_Parting]:
+    """Yield where plays of a part leave the majority, each play once; the rest of it follows from that. What those sent
+    that never left it goes into `truth`."""
+    alike = [one for one in played if one.part == part]
+    for number in range(max(len(one.points) for one in alike)):
+        for sent in (True, False):
+            values = [_digest_at(one, number, sent) for one in alike]
+            most, count = Counter(values).most_common(1)[0]
+            point = next((one.points[number].name for one in alike if number < len(one.points)), "the end")
+            if sent and 2 * count > len(alike):
+                truth[part, point] = most
+            if count == len(alike):
+                continue
+            if 2 * count <= len(alike):
+                yield _Parting(point=point, sent=sent, odd=tuple(alike))
+                return
+            odd = tuple(one for one, value in zip(alike, values, strict=True) if value != most)
+            alike = [one for one, value in zip(alike, values, strict=True) if value == most]
+            yield _Parting(point=point, sent=sent, odd=odd, most=tuple(alike))
+
+
+def _digest_at(one: PlayedPart, number: int, sent: bool) -> str:
+    if number >= len(one.points):
+        return ""
+    return one.points[number].sent if sent else one.points[number].got
+
+
+def _odd_devices(partings: Sequence[_Parting]) -> tuple[str, ...]:
+    return tuple(sorted({p.device for one in partings for p in one.odd}))
+
+
+def _tell_wrong(one: _Parting) -> str:
+    odd = _odd_devices([one])
+    others = {p.device for p in one.most} - set(odd)
+    than = f"{len(others)} other{'s' * (len(others) > 1)}" if others else "it did at other times"
+    return f"{', '.join(odd)} computed other bits than {than} before '{one.point}'"
+
+
+def _tell_tie(one: _Parting, did: str) -> str:
+    return f"{' and '.join(_odd_devices([one]))} {did} different bits at '{one.point}', and no majority tells which"
