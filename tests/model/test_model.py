@@ -5,7 +5,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
+from holdfast.model.action import Acquire, Action, Block, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.errand import Errand, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere, StopHere
 from holdfast.model.event import (
@@ -26,7 +26,7 @@ from holdfast.model.event import (
     Successor,
     Tick,
 )
-from holdfast.model.job_and_seats import Job, Seat, world_size
+from holdfast.model.job_and_seats import HostIdentity, Job, Seat, world_size
 from holdfast.model.probe import PairMeeting
 from holdfast.model.release import Release
 from holdfast.model.replay_task import ReplayTask
@@ -49,6 +49,7 @@ EVENTS: tuple[Event, ...] = (
 ACTIONS: tuple[Action, ...] = (
     Acquire(id=1, count=2),
     Dismiss(id=2, node="a", reason="why"),
+    Block(id=9, host="h", identity=HostIdentity(id="m", gpus=("GPU-1",)), reason="why", incident=1),
     Launch(id=3, generation=1, seats=SEATS),
     Stop(id=4, generation=1, nodes=("a", "b"), grace_s=2.0),
     Stage(id=8, release=RELEASE, nodes=("a", "b")),
