@@ -9,6 +9,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,14 +21,18 @@ import torch.distributed.checkpoint as dcp
 from rich.table import Table
 
 from benchmarks._report import FULL, Findings, report
+from holdfast.agent.snapshots.snapshot_disk import PacedPulse
 from holdfast.checkpoint.checkpoint_load import read_part
 from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
 from holdfast.checkpoint.direct_io import THREADS, make_room, run_in_threads
 from holdfast.checkpoint.manifest import BLOCK_BYTES, Author
+from holdfast.checkpoint.write_lane import WritePulse
 
 STATE_BYTES = int(os.environ.get("BENCH_STATE_BYTES", "536870912"))
 ROUNDS = 19 if FULL else 10  # the first is not counted: caches and allocators settle
 TENSOR_BYTES = 4 << 20
+_STEPS = 50  # of a few milliseconds each
+_BESIDE = "steps beside a write to local disk / alone"
 WRITE_GOAL, SAVE_GOAL, READ_GOAL, LOAD_GOAL = 1.25, 3.0, 1.5, 2.0
 
 Sides = dict[str, list[float]]
@@ -99,6 +104,32 @@ def persist(base: Path, step: int, image: memoryview, metadata: bytes) -> str:
     return publish_checkpoint(str(base), step, [part], metadata, author=author)
 
 
+def write_to_disk(base: Path, step: int, image: memoryview, metadata: bytes) -> None:
+    """As a keeper writes a floor to its node's disk: one thread that rests as long as it works."""
+    author = Author(1)
+    pulse = PacedPulse(WritePulse())
+    part = write_part(staging_folder(str(base), step, author), 0, [image], threads=1, pulse=pulse)
+    publish_checkpoint(str(base), step, [part], metadata, author=author)
+
+
+def timed_steps(count: int, weight: torch.Tensor) -> float:
+    return timed(lambda: [weight @ weight for _ in range(count)])
+
+
+def steps_beside(base: Path, image: memoryview) -> list[float]:
+    """How much longer steps on all cores take beside such a write than alone, in turns."""
+    weight, pairs = torch.rand(512, 512), []
+    for step in range(ROUNDS):
+        writer = threading.Thread(target=write_to_disk, args=(base / "beside", step, image, b"{}"))
+        alone_s = timed_steps(_STEPS, weight)
+        writer.start()
+        beside_s = timed_steps(_STEPS, weight)
+        writer.join()
+        shutil.rmtree(base / "beside")
+        pairs.append(beside_s / alone_s)
+    return pairs[1:]
+
+
 def turned(names: list[str], by: int) -> list[str]:
     by %= len(names)
     return names[by:] + names[:by]
@@ -107,10 +138,11 @@ def turned(names: list[str], by: int) -> list[str]:
 def one_round(base: Path, step: int, image: memoryview, held: dict[str, Any]) -> dict[str, float]:
     """Every side once, in an order that turns from round to round: whoever comes later may find a busier disk."""
     metadata = (base / "first" / ".metadata").read_bytes()
-    url, saved, raw = base / f"step-{step:08d}", base / f"dcp{step}", base / f"raw{step}"
+    url, saved, raw, disk = (base / f"{name}{step:08d}" for name in ("step-", "dcp", "raw", "disk"))
     writes: dict[str, Callable[[], object]] = {
         "raw write": lambda: raw_write(raw, image),
         "persist": lambda: persist(base, step, image, metadata),
+        "write to local disk": lambda: write_to_disk(disk, step, image, metadata),
         "dcp.save": lambda: dcp.save(held, checkpoint_id=saved, no_dist=True),
     }
     reads: dict[str, Callable[[], object]] = {
@@ -124,6 +156,7 @@ def one_round(base: Path, step: int, image: memoryview, held: dict[str, Any]) ->
             drop_cache(base)
             took[side] = timed(sides[side])
     shutil.rmtree(saved)
+    shutil.rmtree(disk)
     shutil.rmtree(url)
     raw.unlink()
     return took
@@ -138,7 +171,7 @@ def measure(base: Path) -> Sides:
     for step in range(ROUNDS):
         for side, took in one_round(base, step, image, held).items():
             sides.setdefault(side, []).append(took)
-    return {side: took[1:] for side, took in sides.items()}
+    return {side: took[1:] for side, took in sides.items()} | {_BESIDE: steps_beside(base, image)}
 
 
 def ratio(sides: Sides, over: str, under: str) -> tuple[float, list[float]]:
@@ -160,6 +193,12 @@ def judge(sides: Sides, table: Table, findings: Findings) -> None:
         findings.goals[name] = middle <= goal if at_most else middle >= goal
         bound = f"{'at most' if at_most else 'at least'} {goal:g}"
         table.add_row(f"{over} / {under}", f"{middle:.2f}", f"{min(pairs):.2f} to {max(pairs):.2f}", bound)
+    for name, pairs in (
+        ("local disk / raw write", ratio(sides, "write to local disk", "raw write")[1]),
+        (_BESIDE, sides.pop(_BESIDE)),
+    ):
+        findings.figures[name.replace(" / ", "_over_").replace(" ", "_")] = round(statistics.median(pairs), 3)
+        table.add_row(name, f"{statistics.median(pairs):.2f}", f"{min(pairs):.2f} to {max(pairs):.2f}", "")
     for side, took in sides.items():
         findings.figures[f"{side.replace(' ', '_').replace('.', '_')}_s"] = round(statistics.median(took), 3)
 

@@ -130,9 +130,10 @@ def wrong_bits(findings: Findings, table: Table) -> None:
         probe_tools.float_tensor((256, 256), probe_tools.CPU, 11),
         probe_tools.float_tensor((256, 256), probe_tools.CPU, 12),
     )
+    form = minigpt_model.MiniGptForm(width=64, layers=2, length=32)
     ways: dict[str, tuple[int, Callable[[], list[torch.Tensor]]]] = {
         "gemm": (1, lambda: [torch.matmul(a, b)]),
-        "reference": (14, lambda: minigpt_model.train_step(64, 2, 32, probe_tools.CPU)),
+        "reference": (14, lambda: minigpt_model.train_step(form, probe_tools.CPU)),
     }
     for name, (products, work) in ways.items():
         right, seen = probe_tools.tensor_digest(*work()), 0

@@ -24,6 +24,7 @@ from holdfast.core.diagnose.probe_assessment import ProbeLimits
 from holdfast.core.membership.host_blocking import BlockLimits
 from holdfast.core.record.hook_notices import FORMATS, HookLimits
 from holdfast.core.replay.regrouped_replay import ReplayLimits
+from holdfast.core.snapshots.disk_floor import DiskLimits
 from holdfast.core.snapshots.memory_grant import SnapshotLimits, parse_cap
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.model.event import Limits
@@ -77,6 +78,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     hang: HangLimits = HangLimits()
     slow: SlowLimits = SlowLimits()
     backup: BackupLimits = BackupLimits()
+    disk: DiskLimits = DiskLimits()
     snapshot: SnapshotLimits = SnapshotLimits()
     health: HealthLimits = HealthLimits()
     lines: LineLimits = LineLimits()
@@ -211,6 +213,8 @@ def _check_relations(s: Settings) -> None:
         (s.silence.silence_s < s.node.lost_s, "node.lost_s must be above silence.silence_s"),
         (s.recovery.attempts >= 1, "recovery.attempts must be at least 1"),
         (0 < s.backup.duty <= 1, "backup.duty must be above 0 and at most 1"),
+        (s.disk.path == "" or s.disk.path.startswith("/"), "disk.path must be a folder's whole path, from / on"),
+        (s.disk.keep >= 1, "disk.keep must be at least 1"),
         (s.logs.file_bytes >= 1 << 16, "logs.file_bytes must be at least 65536"),
         (s.lines.bytes_s >= 1 << 12, "lines.bytes_s must be at least 4096"),
         (

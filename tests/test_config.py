@@ -69,6 +69,8 @@ def test_a_value_of_the_wrong_type() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
+        ("disk.path", "nvme", "disk.path"),
+        ("disk.keep", "0", "disk.keep"),
         ("silence.beat_s", "0", "silence.beat_s"),
         ("loss.policy", "act", "loss.policy"),
         ("loss.spikes", "act", "'loss.spikes'"),

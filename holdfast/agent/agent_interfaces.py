@@ -15,7 +15,7 @@ from holdfast.agent.connection.controller_clock import ControllerClock
 from holdfast.config import Settings
 from holdfast.core.agent_state_machine import ErrandDone, HeedEpoch, RememberDone, RememberLeaving
 from holdfast.model.alarm import Alarm
-from holdfast.model.errand import Done, FinalState, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere
+from holdfast.model.errand import Done, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere
 from holdfast.model.job_and_seats import Dims, HostIdentity
 from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Mark, Reach, StepValues, Strain
 from holdfast.model.release import Release
@@ -140,7 +140,11 @@ class SnapshotKeeper(Protocol):
     def complete_beat(self, beat: Beat) -> Beat:
         """Return the beat, completed with the progress of snapshots, copies and checkpoints."""
 
-    async def write_final(self, lasts: tuple[FinalState, ...], within_s: float) -> None: ...
+    def use_run(self, run: str) -> None:
+        """Learn of which run states on this host's disk may be used."""
+
+    async def leave_job(self, errand: Leave) -> None:
+        """Write the final states before the node leaves, as far as time allows; remove what nobody needs any more."""
 
 
 class NodeStaging(Protocol):

@@ -188,6 +188,7 @@ class Agent:
         match message:
             case Welcome(at=at, beat_s=beat_s, releases=releases, revoked=revoked, epoch=epoch):
                 self.keeper.revoked = frozenset(revoked)
+                self.keeper.use_run(message.run)  # before the hello that says that this node is ready
                 self.beat_s, self._told_imports = beat_s, ()
                 self.controller_clock.on_welcome(at)
                 if not self._staged:
@@ -292,7 +293,7 @@ class Agent:
             error = await self.ranks.stop_ranks(generation, errand.grace_s)
             await self.staging.gather_outputs()
         if isinstance(errand, Leave):
-            await self.keeper.write_final(errand.last, errand.last_s)
+            await self.keeper.leave_job(errand)
         copies = self.keeper.list_copies() if isinstance(errand, StopHere) else ()
         self._step(ErrandDone(errand, not error, error, copies, stored=self.keeper.stored))
         if isinstance(errand, Leave):

@@ -56,7 +56,7 @@ def apply_doubts(
     told = []
     for one in found:
         made = one.author.generation if one.ok and one.author.run == run else sys.maxsize
-        doubt = next((d for d in doubts if made <= d.generation and one.step > d.not_after), None)
+        doubt = next((d for d in doubts if d.bans_state(made, one.step)), None)
         why = f"states after step {doubt.not_after} of generation {doubt.generation} are in doubt" if doubt else ""
         told.append(msgspec.structs.replace(one, ok=False, why=why) if doubt else one)
     return tuple(told)

@@ -63,16 +63,21 @@ class WriteLane:
         self._last: tuple[int, threading.Thread] | None = None
         self._pulse = WritePulse()
 
+    @property
+    def is_held_up(self) -> bool:
+        """Whether a write is still under way, also one that was given up."""
+        return self._last is not None and self._last[1].is_alive()
+
     def give_up(self) -> None:
         """Give up the current write; it ends when it next reports progress."""
         self._pulse.give_up()
 
     def run(self, step: int, write: Callable[[WritePulse], str]) -> WriteOutcome:
         """Run `write`, which returns the checkpoint's URL or "". Return the outcome, also if storage fails or hangs."""
-        if self._last and self._last[1].is_alive() and self._pulse.waiting:
+        if self._last and self.is_held_up and self._pulse.waiting:
             self._pulse.passed_over = True  # or ranks would wait for different steps, and none would ever be whole
             self._last[1].join(_LOOK_S)
-        if self._last and self._last[1].is_alive():
+        if self._last and self.is_held_up:
             why = f"storage at {self._url} still holds up the write of step {self._last[0]}, so step {step} is left out"
             return WriteOutcome(step=step, ok=False, detail=why)
         began_at = time.monotonic()

@@ -64,6 +64,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     incidents: int  # one that is open included
     last_incident: str
     floor: int  # newest step that the job can go back to after the loss of a node; -1: none is on peers
+    disk: int  # newest step that lies on the disks of all nodes; -1: none does
     nodes: tuple[NodeView, ...]
     seq: int = 0  # of the journal's newest entry
     failures: int = 0  # of all incidents; one that fails again before its next step is the same incident
@@ -130,6 +131,7 @@ def status_of(controller: Controller) -> Status:
         failures=count_failures(account.incidents) + view.open_failures,
         last_incident=account.incidents[-1].sentence if account.incidents else "",
         floor=controller.aims.floor.floor,
+        disk=controller.aims.floor.disk.newest_kept,
         mesh=",".join(f"{name}={size}" for name, size in view.mesh),
         nodes=tuple(views),
         seq=controller.seq,

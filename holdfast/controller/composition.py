@@ -23,6 +23,7 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.detect.job_progress import JobPace
 from holdfast.core.detect.replica import ReplicaDetector
 from holdfast.core.record.ledger import Ledger
+from holdfast.core.snapshots.disk_floor import DiskFloor
 from holdfast.core.snapshots.recovery_floor_coordination import RecoveryFloor
 from holdfast.ports import ControllerPorts
 
@@ -45,7 +46,7 @@ def build_controller(settings: Settings, ports: ControllerPorts) -> BuiltControl
     registry = NodeRegistry(settings.silence, view, links)
     certificates = NodeCertificates(view)
     replicas = ReplicaDetector(settings.replica)
-    floor = RecoveryFloor(settings.backup, replicas.newest_equal_step)
+    floor = RecoveryFloor(settings.backup, replicas.newest_equal_step, DiskFloor(settings.disk))
     aims = SnapshotAims(floor, registry, links, certificates, ports.say)
     tracing = StackTracing(links, clock)
     stalls = StallWatch(settings, view, tracing, clock)

@@ -45,6 +45,8 @@ class NodeRegistry:
         self.hosts[hello.node] = hello.host
         if self.is_seated(hello.node):  # others may hold steps of a line that the job has left
             self.copies[hello.node] = hello.copies
+        elif disks := tuple(copy for copy in hello.copies if copy.disk):  # these tell of which line they are
+            self.copies[hello.node] = disks
 
     def record_origin(self, node: str, *, local: bool) -> None:
         """Record whether the node connected through this host's unix socket."""

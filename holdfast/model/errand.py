@@ -86,6 +86,8 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave"):
     reason: str
     last: tuple[FinalState, ...] = ()
     last_s: float = 0.0  # for storage to take it
+    disk_over: bool = False  # nobody of the job will come back to this host for what lies on its disk
+    ended: bool = False  # the job has; else the node alone leaves
 
 
 Errand = LaunchHere | StopHere | StageHere | ProbeHere | PairTestHere | ReplayHere | Leave

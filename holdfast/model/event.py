@@ -120,6 +120,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     failed: dict[str, str] = {}
     untested: tuple[str, ...] = ()  # Probe, Replay: of `failed`, those that did not answer or could not be tested
     departed: tuple[int, ...] = ()  # Stop: ranks that had ended well before it
+    disks: int = 0  # Launch: nodes from whose disks ranks get their states
 
 
 OrderVerb = Literal["stop", "update", "rollback", "hold", "resume", "evict", "drain", "approve"]

@@ -61,6 +61,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     counted: bool = False  # its last good step is a count since the launch, and nobody knows where that began
     skipped: tuple[Skip, ...] = ()
     untold: bool = False  # ranks ran without a controller, and nobody said which step they came to
+    disks: int = 0  # nodes from whose disks it went on
     sentence: str = ""
 
 

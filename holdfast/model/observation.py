@@ -98,6 +98,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     backed: int = -1  # newest that was wanted as a floor, and now is held here and by the peer
     kept: int = -1  # with parity: newest of which this node keeps all that it is to keep for others
     stored: int = -1  # newest checkpoint that was published from here in this generation
+    disked: int = -1  # newest floor of this generation on the node's disk
+    disk_tried: int = -1  # newest floor that it has written there, or could not write
     verifies: bool = False  # a snapshot found good is to be kept beside the others
     backing_s: float = 0.0  # what it took to copy that
     compares: bool = False  # what its ranks share with others is hashed

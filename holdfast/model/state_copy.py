@@ -1,4 +1,4 @@
-"""Copies of the job's state in memory: which node holds which rank's snapshot of which step."""
+"""Copies of the job's state in memory and on local disks: which node holds which rank's snapshot of which step."""
 
 import msgspec
 
@@ -19,6 +19,8 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
     beside: int = -1  # that other rank, whose whole copy it takes to tell them apart
     verified: bool = False  # some steps later everything was still well
     poisoned: bool = False  # led to NaN
+    disk: bool = False  # it lies on the node's disk, not in memory
+    generation: int = 0  # on disk: of the ranks that made it
 
 
 class CopySummary(msgspec.Struct, frozen=True, array_like=True):
@@ -38,6 +40,9 @@ class Doubt(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     not_after: int
 
+    def bans_state(self, generation: int, step: int) -> bool:
+        return generation <= self.generation and step > self.not_after
+
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
     """The nodes from which one rank gets its state, in the order in which to ask them."""
@@ -45,6 +50,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     own: bool  # it lies on the rank's own node
     nodes: tuple[str, ...] = ()
+    disk: bool = False  # on their disks: no node's memory has it
 
 
 class Restore(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,3 +84,5 @@ class Aim(msgspec.Struct, frozen=True, kw_only=True):
     peer: str = ""  # the node that keeps the copies; "": nobody does
     peer_at: Address = ("", 0)
     halves: tuple[Half, ...] = ()  # with parity the peer keeps the first of these only
+    disk: int = -1  # the floor that every node writes to its disk; -1: none just now
+    disk_from: int = -1  # on every disk: older states may be removed there

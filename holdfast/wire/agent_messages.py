@@ -82,6 +82,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     releases: tuple[Release, ...] = ()  # that the node is to have before it is ready
     revoked: tuple[str, ...] = ()  # serials of certificates that count no more, and NODE + name of their nodes
     epoch: int = 0  # of the controller
+    run: str = ""  # the job's name and mark: states on disk of no other run count
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):

@@ -55,9 +55,9 @@ class ArenaGrant(msgspec.Struct, frozen=True, kw_only=True, tag="arena"):
 class StateGrant(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     """The location of the verified state from which a rank continues; all ranks of a generation get the same step."""
 
-    source: str  # "memory", "peer", "storage", "none"
+    source: str  # "memory", "peer", "disk", "storage", "none"
     step: int = 0
-    arena: str = ""  # memory and peer
+    arena: str = ""  # memory, peer and disk
     slot: int = 0
     url: str = ""  # storage: the checkpoint's folder
     run: str = ""  # none: the run's id, and

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts, MakeArena
 from holdfast.checkpoint.arena import Arena, SealedSnapshot
 from holdfast.checkpoint.image_layout import ImageLayout, RecordSpec, arrange_image
 from holdfast.checkpoint.keeper_client import make_want
+from holdfast.core.snapshots.disk_floor import DiskLimits
 from holdfast.core.snapshots.parity_placement import place_halves
 from holdfast.core.snapshots.restore_choice import choose_restore
 from holdfast.model.errand import LaunchHere
@@ -60,8 +62,9 @@ def keeper_ports(make: MakeArena, said: list[str]) -> KeeperPorts:
 class Node:
     """A keeper, the memory a holder would keep for it, and one rank that talks to it."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, disk: DiskLimits) -> None:
         folder.mkdir()
+        self.disk = disk
         self.name = name
         self.memory: dict[str, int] = {}
         self.said: list[str] = []
@@ -70,7 +73,7 @@ class Node:
         self.running: list[asyncio.Task[None]] = []
 
     def _new_keeper(self) -> Keeper:
-        place = KeeperIdentity(node=self.name, run_id="r", socket_path=self.folder / "k")
+        place = KeeperIdentity(node=self.name, run_id="r", socket_path=self.folder / "k", disk=self.disk)
         return Keeper(place, keeper_ports(self.make, self.said))
 
     def successor(self) -> Keeper:
@@ -111,16 +114,31 @@ class Fleet:
         self.nodes: dict[str, Node] = {}
         self.seats: tuple[Seat, ...] = ()
         self.parity = False
+        self.disk = DiskLimits()  # with a path: each node has a folder of its own there
         self._tasks = tasks
 
     async def add(self, name: str) -> Node:
-        node = self.nodes[name] = Node(self.folder / name, name)
+        disk = msgspec.structs.replace(self.disk, path=self.disk.path and f"{self.disk.path}/{name}")
+        node = self.nodes[name] = Node(self.folder / name, name, disk)
         await self._run(node)
         return node
 
     async def _run(self, node: Node) -> None:
         node.running = [self._tasks.create_task(work) for work in (node.keeper.serve(), node.keeper.watch_snapshots())]
         await until(lambda: node.keeper.address[0])
+
+    async def reboot(self, name: str) -> None:
+        """As after a loss of power: what lies on the disk is there, and the controller tells of which run it may be."""
+        node = self.nodes[name]
+        for task in node.running:
+            task.cancel()
+        for fd in node.memory.values():
+            os.close(fd)
+        shutil.rmtree(node.folder)
+        said = node.said
+        node = await self.add(name)
+        node.said[:] = said
+        node.keeper.use_run("r.")
 
     async def restart(self, name: str) -> None:
         """As after the death of an agent: memory and notes are there, all else is not."""

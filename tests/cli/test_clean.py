@@ -18,6 +18,7 @@ from holdfast.cli.run_dirs import run_directory, run_liveness
 from holdfast.cli.run_dirs.leftovers import RunLeftovers
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
+from holdfast.core.snapshots.disk_floor import DiskLimits
 from holdfast.core.snapshots.memory_grant import format_bytes
 from holdfast.fleet.local_process_fleet import node_processes
 from holdfast.model.job_and_seats import Job as JobSpec
@@ -216,6 +217,20 @@ def test_secrets_of_a_run_that_cannot_be_resumed(home: Path, capfd: Capture) -> 
         assert found.why.startswith(why)
         assert [one.what for one in found.kept] == ["the journal", "the logs"]
         assert not {"token", "env.json"} & tree(place)
+
+
+def test_states_on_disk_are_kept_and_named(home: Path, capfd: Capture) -> None:
+    run_dir = made("r")
+    run = run_directory.read_spec(run_dir)
+    disk = DiskLimits(path=str(home / "disk"))
+    kept = msgspec.structs.replace(run, settings=msgspec.structs.replace(run.settings, disk=disk))
+    run_and_node_specs.write_json(run_dir / "run.json", kept)
+    folder = Path(disk.run_folder(f"{run.job.run_id}.{run.job.mark}"))
+    folder.mkdir(parents=True)
+    (folder / "state").write_bytes(bytes(1000))
+    [found] = clean(capfd, run_dir)
+    [one] = [one for one in found.kept if "disk" in one.what]
+    assert (one.what, one.bytes) == (f"states on disk in {folder}", 1000) and (folder / "state").exists()
 
 
 def test_a_rank_does_not_clean_its_own_run(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:

@@ -21,6 +21,7 @@ from holdfast.core.diagnose.probe_assessment import ProbeLimits
 from holdfast.core.membership.host_blocking import BlockLimits
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.replay.regrouped_replay import ReplayLimits
+from holdfast.core.snapshots.disk_floor import DiskFloor, DiskLimits
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits, RecoveryFloor
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Say, Stop
 from holdfast.model.errand import Done, Errand, FinalState, LaunchHere, Leave, StopHere
@@ -69,7 +70,8 @@ class Bench:
         job = Job(run_id="r", min_nodes=1, max_nodes=2, max_restarts=4)
         self.decider.step(0.0, Begin(job=job, limits=limits))
         self.registry = NodeRegistry(SilenceLimits(), self.decider.view, self.links)
-        certificates, floor = NodeCertificates(self.decider.view), RecoveryFloor(BackupLimits(), lambda: None)
+        certificates = NodeCertificates(self.decider.view)
+        floor = RecoveryFloor(BackupLimits(), lambda: None, DiskFloor(DiskLimits(path="/disk")))
         self.dispatch = ErrandDispatch(self.links, self.registry)
         ask, say = self.dispatch.ask_nodes, self.said.append
         self.executor = ActionExecutor(
@@ -242,7 +244,8 @@ async def test_finish() -> None:
     bench = Bench("a", "b")
     carried = asyncio.create_task(bench.carry_out(FINISH))
     await settle()
-    assert bench.told == [(node, Leave(id=9, code=3, grace_s=0.0, reason="enough")) for node in ("a", "b")]
+    leave = Leave(id=9, code=3, grace_s=0.0, reason="enough", disk_over=True, ended=True)
+    assert bench.told == [(node, leave) for node in ("a", "b")]
     assert not bench.store.over
     bench.done("a", 9)
     bench.done("b", 9)

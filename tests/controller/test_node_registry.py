@@ -88,3 +88,11 @@ def test_nodes_of_one_host_may_accuse_each_other_and_nobody_else_may() -> None:
     assert not registry.may_accuse("a", ("far",)) and not registry.may_accuse("far", ("a",))
     registry.record_origin("b", local=False)  # it called again, from elsewhere
     assert not registry.may_accuse("a", ("a", "b"))
+
+
+def test_states_on_disk_are_believed_of_nodes_that_wait_for_a_seat() -> None:
+    """After a loss of power all nodes are new, and each state on disk tells of which line it is."""
+    registry, _ = begun()
+    disk = msgspec.structs.replace(held(5)[0], disk=True, generation=1)
+    registry.record_hello(0.0, msgspec.structs.replace(HELLO, copies=(*held(7), disk)))
+    assert registry.copies == {"a": (disk,)}

@@ -2,10 +2,10 @@
 
 import msgspec
 
-from holdfast.core.snapshots.launch_lineage import read_launch
+from holdfast.core.snapshots.launch_lineage import leave_line, read_launch
 from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.state_copy import Restore, Source
+from holdfast.model.state_copy import Doubt, Restore, Source
 
 OWN = Source(rank=2, own=True, nodes=("n1",))
 LAUNCH = LaunchHere(
@@ -33,3 +33,33 @@ def test_what_is_held_is_of_the_line_up_to_the_restored_step() -> None:
     assert read_launch(LAUNCH).shared_step == 7
     assert read_launch(msgspec.structs.replace(LAUNCH, astray=True)).shared_step == -1, "others made step 7 anew"
     assert read_launch(msgspec.structs.replace(LAUNCH, restore=Restore(step=7))).shared_step == -1, "from storage"
+
+
+def test_states_on_disk_tell_their_own_line() -> None:
+    astray = msgspec.structs.replace(LAUNCH, astray=True)
+    assert read_launch(LAUNCH).disk_step == read_launch(astray).disk_step == 7
+    assert read_launch(msgspec.structs.replace(LAUNCH, restore=Restore(step=7))).disk_step == -1, "from storage"
+
+
+def test_lines_that_were_left() -> None:
+    left: tuple[Doubt, ...] = ()
+    for generation, step in ((1, -1), (2, 50), (3, 80), (4, 60)):
+        left = leave_line(left, generation, step)
+    assert [(one.generation, one.not_after) for one in left] == [(0, -1), (1, 50), (3, 60)]
+    states = [(1, 50), (1, 51), (2, 55), (2, 61), (3, 60), (3, 61), (4, 99)]
+    good = [state for state in states if not any(one.bans_state(*state) for one in left)]
+    assert good == [(1, 50), (2, 55), (3, 60), (4, 99)]
+
+
+def test_a_long_list_of_lines_bans_more_not_less() -> None:
+    left: tuple[Doubt, ...] = ()
+    every: list[Doubt] = []
+    for generation in range(1, 200):
+        left = leave_line(left, generation, 10 * generation)
+        every.append(Doubt(generation=generation - 1, not_after=10 * generation))
+    assert len(left) <= 64
+    for generation in range(200):
+        for step in (10 * generation, 10 * generation + 9, 10 * generation + 11):
+            banned = any(one.bans_state(generation, step) for one in every)
+            assert not banned or any(one.bans_state(generation, step) for one in left)
+    assert not any(one.bans_state(198, 1985) for one in left)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from holdfast.core.snapshots.disk_floor import DiskFloor, DiskLimits
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits, RecoveryFloor
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.observation import Beat
@@ -15,7 +16,7 @@ def incomparable() -> None:
 
 
 def floor(limits: BackupLimits = LIMITS, equal: Callable[[], int | None] = incomparable) -> RecoveryFloor:
-    made = RecoveryFloor(limits, equal)
+    made = RecoveryFloor(limits, equal, DiskFloor(DiskLimits()))
     made.on_launch(1, SEATS, ())
     return made
 
@@ -135,13 +136,13 @@ def test_a_new_generation_starts_over() -> None:
 
 
 def test_told_not_to() -> None:
-    made = RecoveryFloor(BackupLimits(enabled=False), incomparable)
+    made = RecoveryFloor(BackupLimits(enabled=False), incomparable, DiskFloor(DiskLimits()))
     assert made.on_launch(1, SEATS, ()) == () and made.peers == {}
 
 
 def test_what_a_placement_does_not_survive_is_told() -> None:
     seats = tuple(Seat(node=f"n{i}", group_rank=i, first_rank=2 * i, nproc=2) for i in range(4))
-    made = RecoveryFloor(LIMITS, incomparable)
+    made = RecoveryFloor(LIMITS, incomparable, DiskFloor(DiskLimits()))
     assert made.on_launch(1, seats, (("pp", 4), ("dp", 2))) == (), "a group over all nodes is evicted by nobody"
     assert made.on_launch(1, seats, (("pp", 2), ("dp", 2), ("tp", 2))) == ()
     assert made.peers == {"n0": "n3", "n3": "n0", "n1": "n2", "n2": "n1"}
@@ -167,7 +168,7 @@ def test_parity_that_is_never_sealed_is_given_up() -> None:
 
 
 def test_where_parity_does_not_fit_copies_are_whole_and_it_is_said() -> None:
-    made = RecoveryFloor(BackupLimits(parity=True), incomparable)
+    made = RecoveryFloor(BackupLimits(parity=True), incomparable, DiskFloor(DiskLimits()))
     [why] = made.on_launch(1, SEATS[:2], ())
     assert "it takes 3 nodes" in why
     assert made.peers == {"n0": "n1", "n1": "n0"} and made.aim_for("n0").halves == ()

@@ -1,8 +1,10 @@
 """The newest step that every rank can get, and from where."""
 
-from holdfast.core.snapshots.restore_choice import choose_restore
+import msgspec
+
+from holdfast.core.snapshots.restore_choice import choose_restore, count_disks, leave_out_disks
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.state_copy import Copy
+from holdfast.model.state_copy import Copy, Doubt
 
 SEATS = tuple(Seat(node=f"n{i}", group_rank=i, first_rank=i, nproc=1) for i in range(3))
 
@@ -93,3 +95,56 @@ def test_a_whole_copy_is_better_than_parity() -> None:
     halves = [half(1, 0, 2, "n0"), half(1, 1, 0, "n2")]
     plan = choose_restore(LOST_1, [own(0, 11), own(2, 11), backup(1, 11, "n0"), *halves])
     assert plan.sources[1].nodes == ("n0",)
+
+
+def disk(rank: int, step: int, node: str = "", generation: int = 1, **flags: bool) -> Copy:
+    return msgspec.structs.replace(own(rank, step, node, **flags), disk=True, generation=generation)
+
+
+def test_disks_serve_when_all_memory_is_lost() -> None:
+    plan = choose_restore(SEATS, [disk(r, s) for r in range(3) for s in (5, 9)] + [disk(0, 12)])
+    assert plan.step == 9 and all(source.disk and source.own for source in plan.sources)
+    assert plan.reason == "restoring step 9: 3 from local disks"
+    assert count_disks(plan) == 3
+
+
+def test_memory_comes_before_disks_and_the_own_disk_before_others() -> None:
+    copies = [own(0, 9), disk(0, 9), backup(1, 9, "n2"), disk(1, 9), disk(2, 9, "n0"), disk(2, 9)]
+    plan = choose_restore(SEATS, copies)
+    assert [(s.own, s.disk, s.nodes) for s in plan.sources] == [
+        (True, False, ("n0",)),
+        (False, False, ("n2",)),
+        (True, True, ("n2",)),
+    ]
+    assert plan.reason == "restoring step 9: 1 from own memory, 1 from peers, 1 from local disks"
+    assert count_disks(plan) == 1
+    assert len(plan.kept) == len(copies) - 1, "memory and disk of n0 hold the same"
+    moved = choose_restore(SEATS, [own(0, 9), own(1, 9), disk(2, 9, "n0")])
+    assert (moved.sources[2].own, moved.sources[2].nodes) == (False, ("n0",))
+
+
+def test_the_newest_step_of_every_rank_decides_not_where_it_lies() -> None:
+    copies = [own(r, 8) for r in range(3)] + [own(0, 9), disk(1, 9), disk(2, 9)]
+    assert choose_restore(SEATS, copies).step == 9
+    assert count_disks(choose_restore(SEATS, copies[:3])) == 0
+
+
+def test_a_parity_half_is_told_apart_by_a_state_on_disk() -> None:
+    halves = [
+        Copy(rank=1, step=9, node="n2", layout="l", world=3, whole=False, half=0, beside=0),
+        Copy(rank=1, step=9, node="n0", layout="l", world=3, whole=False, half=1, beside=2),
+    ]
+    source = choose_restore(SEATS, [disk(0, 9), disk(2, 9), *halves]).sources[1]
+    assert (source.disk, source.nodes) == (False, ("n0", "n2"))
+
+
+def test_disks_of_lines_that_were_left_and_in_doubt_do_not_count() -> None:
+    left = (Doubt(generation=1, not_after=6), Doubt(generation=3, not_after=20))
+    copies = [disk(0, 6, generation=1), disk(0, 7, generation=1), disk(0, 7, generation=2), disk(0, 21, generation=3)]
+    assert leave_out_disks(copies, left) == [copies[0], copies[2]]
+    assert leave_out_disks([own(0, 30)], left) == [own(0, 30)], "nodes drop what they hold in memory themselves"
+
+
+def test_where_only_good_states_will_do_disks_must_be_verified() -> None:
+    copies = [disk(r, s, verified=s == 5) for r in range(3) for s in (5, 9)]
+    assert choose_restore(SEATS, copies, not_after=20).step == 5

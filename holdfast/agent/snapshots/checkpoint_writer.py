@@ -57,6 +57,11 @@ class CheckpointWriter:
     def on_want(self, want: ArenaRequest) -> None:
         self._wants[want.rank] = want
 
+    def has_storage(self, rank: int) -> bool:
+        """Return whether the rank's newest request names a storage."""
+        want = self._latest.get(rank)
+        return want is not None and want.storage is not None
+
     def mark_recalled(self) -> None:
         """Mark all wants as an earlier agent's. That agent may have been killed while it wrote an unknown step."""
         self._missed.update({rank: {checkpoint_save.UNKNOWN} for rank in self._wants})

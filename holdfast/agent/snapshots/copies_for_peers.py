@@ -16,6 +16,7 @@ from holdfast.agent.snapshots.arena_table import ArenaTable, SnapshotPin, pin_sn
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
 from holdfast.agent.snapshots.parity_copies import ParityCopies
 from holdfast.agent.snapshots.peer_arenas import NO_LAYOUT, PREFIX, PeerArena, PeerLayouts, PeerMemory
+from holdfast.agent.snapshots.snapshot_disk import SnapshotDisk
 from holdfast.checkpoint.arena import Arena, ArenaError, SealedSnapshot, SnapshotSlot
 from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, cut_range
@@ -35,8 +36,9 @@ class IncomingCopy(msgspec.Struct):
 
 
 class PeerCopies:
-    def __init__(self, notes: Path, arenas: ArenaTable, ports: KeeperPorts) -> None:
+    def __init__(self, notes: Path, arenas: ArenaTable, ports: KeeperPorts, disk: SnapshotDisk) -> None:
         self._say = ports.say
+        self._disk = disk
         self._notes = notes
         self._arenas = arenas  # of this node's own ranks, which others may fetch from as well
         self._memory = PeerMemory(ports.make_arena)
@@ -146,11 +148,17 @@ class PeerCopies:
         """Return the requested layout, or byte ranges of a snapshot after verifying it; a refusal if it is not here."""
         if ask.verb == "plan":
             path = self._notes / layout_file_name(ask.rank, ask.layout)
-            return ([memoryview(path.read_bytes())], _do_nothing) if path.exists() else NO_LAYOUT
+            if path.exists():
+                return [memoryview(path.read_bytes())], _do_nothing
+            state = self._disk.find_state(ask.rank, ask.layout)
+            return ([memoryview(msgspec.msgpack.encode(state.note.layout))], _do_nothing) if state else NO_LAYOUT
         for arena, ranges in self._find_ranges(ask):
             pinned = self._pin_sound(arena, ask) if ranges else None
             if pinned is not None:
                 return [pinned.image[start:end] for start, end in ranges], pinned.release
+        image = None if ask.pair else self._disk.open_image(ask.rank, ask.layout, ask.step)
+        if image is not None:
+            return [image[start:end] for start, end in ask.ranges], _do_nothing
         return PeerRefusal(f"this node has no state of rank {ask.rank} at step {ask.step}")
 
     def _find_ranges(self, ask: PeerRequest) -> Iterator[tuple[Arena, tuple[tuple[int, int], ...]]]:

@@ -40,7 +40,7 @@ class FinalWriter:
             pinned.release()
             return
         await self._await_writes(rank, last, left_s)
-        if not last.doubted and self._is_done(rank, last.step):
+        if not last.doubted and self.is_done(rank, last.step):
             pinned.release()
             return
         named = f"step {last.step}{' (in doubt)' if last.doubted else ''}"
@@ -58,12 +58,13 @@ class FinalWriter:
     def _pin_unwritten(self, rank: int, last: FinalState) -> SnapshotPin | None:
         """Pin the rank's snapshot of the final step; return None if it is not here or is already on storage."""
         own = self._arenas.find_arena(rank)
-        if own is None or (not last.doubted and self._is_done(rank, last.step)):
+        if own is None or (not last.doubted and self.is_done(rank, last.step)):
             return None
         found = next((one for one in own.arena.list_sealed() if one.step == last.step), None)
         return None if found is None or found.flags & STORED else pin_snapshot(own.arena, found)
 
-    def _is_done(self, rank: int, step: int) -> bool:
+    def is_done(self, rank: int, step: int) -> bool:
+        """Return whether storage has the rank's state of this step or a later one."""
         return (self._persisting.stored if rank == 0 else self._persisting.done.get(rank, -1)) >= step
 
     async def _await_writes(self, rank: int, last: FinalState, left_s: float) -> None:

@@ -24,17 +24,29 @@ from holdfast.agent.snapshots.parcel_transport import ParcelTransport
 from holdfast.agent.snapshots.peer_arenas import PREFIX
 from holdfast.agent.snapshots.peer_sender import PeerSender
 from holdfast.agent.snapshots.replica_hashes import ReplicaHasher
+from holdfast.agent.snapshots.snapshot_disk import SnapshotDisk
 from holdfast.agent.snapshots.state_fetch import StateFetch
 from holdfast.agent.system.snapshot_memory import SnapshotBudget
-from holdfast.checkpoint.arena import POISONED, VERIFIED, Arena, ArenaError, SealedSnapshot, arena_bytes
+from holdfast.checkpoint.arena import (
+    POISONED,
+    VERIFIED,
+    Arena,
+    ArenaError,
+    SealedSnapshot,
+    SnapshotSlot,
+    arena_bytes,
+)
+from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.keeper_client import make_want
-from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.manifest import Author, StorageError
 from holdfast.checkpoint.peer_server import PeerServer
 from holdfast.checkpoint.peer_transport import PeerGuard, TransportError
 from holdfast.core.detect.replica import ReplicaLimits
+from holdfast.core.snapshots.disk_floor import DiskLimits
 from holdfast.core.snapshots.launch_lineage import KeeperLaunch, read_launch
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
-from holdfast.model.errand import FinalState, LaunchHere
+from holdfast.core.snapshots.slot_pin_limit import FLOOR_SLOTS
+from holdfast.model.errand import LaunchHere, Leave
 from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Aim, Copy, Source
 from holdfast.wire import rank_keeper_messages, run_and_node_specs, unix_sockets
@@ -61,6 +73,7 @@ class KeeperIdentity(msgspec.Struct, frozen=True, kw_only=True):
     keys: KeyFiles | None = None  # what proves us to other keepers, and them to us; None: all are on this host
     host: str = ""  # keepers of other hosts reach it there
     limits: BackupLimits = BackupLimits()
+    disk: DiskLimits = DiskLimits()
     replica: ReplicaLimits = ReplicaLimits()
 
 
@@ -77,11 +90,15 @@ class Keeper:
         self._persisting = CheckpointWriter(ports.say)
         self.parting = FinalWriter(self._arenas, self._persisting, ports)
         transport = ParcelTransport(self._arenas, self._notes, self._guard, place.limits.bytes_s)
-        self.backing = PeerSender(self._arenas, transport, ports.clock, ports.say, ports.report_progress)
+        to_disk = bool(place.disk.path)
+        self.backing = PeerSender(
+            self._arenas, transport, ports.clock, ports.say, ports.report_progress, to_disk=to_disk
+        )
+        self.disk = SnapshotDisk(place.disk, self._notes, self._arenas, ports)
         self.hashing = ReplicaHasher(
             self._arenas, self._notes, place.replica, ports.report_marks, self.backing.next_seqs
         )
-        self._shelf = PeerCopies(self._notes, self._arenas, ports)
+        self._shelf = PeerCopies(self._notes, self._arenas, ports, self.disk)
         self._listener: socket.socket | None = None
         self.revoked: frozenset[str] = frozenset()  # what Welcome says of it
         # Of this life alone: who has sent us something before is to notice that we are new.
@@ -147,6 +164,7 @@ class Keeper:
             *own,
             *(self._describe_copy(*found) for found in self._shelf.list_copies()),
             *self._shelf.pairs.list_copies(self.node),
+            *self.disk.list_copies(self.node),
         )
 
     @property
@@ -175,13 +193,28 @@ class Keeper:
             backing_s=self.backing.took_s,
             kept=self.parity_step,
             stored=self.stored,
+            disked=self.disk.written,
+            disk_tried=self.disk.tried,
             verifies=self.backing.wants_verification(),
             compares=self.hashing.is_comparing,
         )
 
-    async def write_final(self, lasts: tuple[FinalState, ...], within_s: float) -> None:
-        """Write the final states before the node leaves, as far as time allows."""
-        await self.parting.write_last(lasts, within_s)
+    def use_run(self, run: str) -> None:
+        """Learn of which run states on this host's disk may be used."""
+        self.disk.use_run(run)
+
+    async def leave_job(self, errand: Leave) -> None:
+        """Write the final states before the node leaves, as far as time allows; remove what nobody needs any more.
+
+        The disk keeps a final state that no storage has, because there is no other copy of it.
+        """
+        await self.parting.write_last(errand.last, errand.last_s)
+        if not errand.disk_over:
+            return
+        good = next((last for last in errand.last if not last.doubted), None)
+        only = [rank for rank in good.ranks if not self.parting.is_done(rank, good.step)] if good else []
+        bare = errand.ended and not all(map(self._persisting.has_storage, self._launch.ranks))
+        await self.disk.leave_job(good.step if good else -1, only, within_s=errand.last_s, keep=bare)
 
     def begin_launch(self, errand: LaunchHere) -> str:
         """Begin a generation; drop all snapshots after the step that it resumes from. Return an error or "".
@@ -193,6 +226,7 @@ class Keeper:
         self._seen.clear()
         self._shelf.begin_launch(errand.generation, self._launch.shared_step)
         self._arenas.drop_after(self._launch.shared_step)
+        self.disk.remove_after(self._launch.disk_step)
         try:
             run_and_node_specs.write_json(self._notes / "launch.json", errand)
         except OSError as e:
@@ -205,6 +239,7 @@ class Keeper:
         self._persisting.begin_generation(Author(launch.generation, launch.run), launch.restore.doubts, wanted)
         self.backing.begin_generation(launch.generation, len(launch.ranks), launch.shared_step)
         self.hashing.begin_generation(launch.generation)
+        self.disk.begin_generation(Author(launch.generation, launch.run))
         self.backing.set_aim(errand.aim)
 
     async def apply_aim(self, aim: Aim) -> None:
@@ -213,6 +248,7 @@ class Keeper:
         if aim.floor >= 0 and aim.generation == self._launch.generation:
             for name in self._shelf.pin_floor(aim.floor):
                 await self._ports.make_arena(name, 0)
+            await self.disk.follow_aim(aim, self._launch.ranks)
 
     # --- what ranks ask ----------------------------------------------------------------------------------------
 
@@ -269,6 +305,8 @@ class Keeper:
 
     async def _new_arena(self, want: ArenaRequest) -> OwnArena:
         """Make a rank's arena, with fewer slots if memory is short; raise ArenaError if there is not enough."""
+        if self.place.disk.path:  # it reads a floor for long, and the next floors must not wait for it
+            want = msgspec.structs.replace(want, slots=max(want.slots, FLOOR_SLOTS) + 1)
         slots = want.slots
         if self._budget:
             self._budget.backed, self._budget.parity = bool(self.backing.aim.peer), bool(self.backing.aim.halves)
@@ -290,10 +328,45 @@ class Keeper:
             return StateGrant(source="none", run=launch.run, doubts=told.doubts, stored=told.stored)
         if not source.own:
             return await self._fetch_state(source)
+        if source.disk:
+            return await self._disk_state(source)
         own = self._arenas.find_arena(asked.rank)
         if own is None:
             return KeeperRefusal(why=f"this node has no snapshot of rank {asked.rank} at step {launch.restore.step}")
         return await self._own_state(own)
+
+    async def _disk_state(self, source: Source) -> StateGrant | KeeperRefusal:
+        """Read a rank's state from this node's disk into its arena, and verify it."""
+        launch, began_at = self._launch, self._ports.clock.monotonic()
+        state = self.disk.find_state(source.rank, "", launch.restore.step)
+        if state is None:
+            return KeeperRefusal(why=f"this disk has no state of rank {source.rank} at step {launch.restore.step}")
+        try:
+            own, slot = await self._begin_fetched(state.note.layout)
+            await asyncio.to_thread(self.disk.read_image, state, slot.image)
+        except (StorageError, OSError, ArenaError) as e:
+            self._ports.say(str(e))
+            return KeeperRefusal(why=str(e))
+        slot.seal()
+        if state.note.verified:
+            own.arena.flag_slot(slot.index, VERIFIED)
+        self._say_fetched(state.note.layout, "disk", began_at)
+        return StateGrant(source="disk", step=launch.restore.step, arena=own.path, slot=slot.index)
+
+    async def _begin_fetched(self, plan: ImageLayout) -> tuple[OwnArena, SnapshotSlot]:
+        """Begin a slot for a rank's state that does not come from its own memory. Raises ArenaError."""
+        own = self._arenas.find_arena(plan.rank)
+        if own is None or own.arena.layout != plan.digest:
+            own = await self._new_arena(make_want(plan, _SLOTS, "", None))  # it has not asked for its memory yet
+        slot = own.arena.begin_slot(self._launch.restore.step, self._launch.generation - 1)
+        if slot is None:
+            raise ArenaError(f"no slot is free for the state of rank {plan.rank}")
+        return own, slot
+
+    def _say_fetched(self, plan: ImageLayout, nodes: str, began_at: float) -> None:
+        step, took_s = self._launch.restore.step, self._ports.clock.monotonic() - began_at
+        size = f"{plan.image_bytes / 1e9:.3g} GB" if plan.image_bytes > 1e7 else f"{plan.image_bytes / 1e6:.2g} MB"
+        self._ports.say(f"rank {plan.rank} got {size} of step {step} from {nodes} in {took_s:.2f} s")
 
     async def _own_state(self, own: OwnArena) -> StateGrant | KeeperRefusal:
         """Verify the rank's own snapshot and grant it; drop a damaged one, so that it is never offered again."""
@@ -315,21 +388,16 @@ class Keeper:
         gathering = StateFetch(launch.restore, source.rank, self._guard)
         try:
             plan = await asyncio.to_thread(gathering.fetch_layout)
-            own = self._arenas.find_arena(plan.rank)
-            if own is None or own.arena.layout != plan.digest:
-                own = await self._new_arena(make_want(plan, _SLOTS, "", None))  # it has not asked for its memory yet
-            slot = own.arena.begin_slot(launch.restore.step, launch.generation - 1)
-            if slot is None:
-                return KeeperRefusal(why=f"no slot is free for the state of rank {source.rank}")
+            own, slot = await self._begin_fetched(plan)
             nodes = await asyncio.to_thread(gathering.fill_image, plan, slot.image)
         except (TransportError, OSError, ArenaError) as e:
             self._ports.say(str(e))
             return KeeperRefusal(why=str(e))
         slot.seal()
-        step, took_s = launch.restore.step, self._ports.clock.monotonic() - began_at
-        size = f"{plan.image_bytes / 1e9:.3g} GB" if plan.image_bytes > 1e7 else f"{plan.image_bytes / 1e6:.2g} MB"
-        self._ports.say(f"rank {source.rank} got {size} of step {step} from {nodes} in {took_s:.2f} s")
-        return StateGrant(source="peer", step=step, arena=own.path, slot=slot.index)
+        self._say_fetched(plan, nodes, began_at)
+        return StateGrant(
+            source="disk" if source.disk else "peer", step=launch.restore.step, arena=own.path, slot=slot.index
+        )
 
     # --- watching ----------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ def make_keeper_identity(node: NodeSpec, socket_path: Path) -> KeeperIdentity:
         keys=keys,
         host=_facing_host(node.url) if keys else "",
         limits=node.settings.backup,
+        disk=node.settings.disk,
         replica=node.settings.replica,
     )
 

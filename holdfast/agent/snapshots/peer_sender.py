@@ -38,13 +38,15 @@ class PeerSender:
         clock: AgentClock,
         say: Callable[[str], None],
         report_progress: Callable[[], None],
+        *,
+        to_disk: bool = False,  # floors go to this node's disk, too
     ) -> None:
         self._snapshots = snapshots
         self._transport = transport
         self._clock = clock
         self._say = say
         self._report_progress = report_progress
-        self._floor = NodeFloor()
+        self._floor = NodeFloor(to_disk=to_disk)
         self._wants: dict[int, ArenaRequest] = {}
         self._said: set[str] = set()
 
@@ -88,7 +90,8 @@ class PeerSender:
     def newest_shared_step(self) -> int:
         """Return the newest step that all ranks here have sealed; -1 if there is none or this node has no floor."""
         if self._floor.lacks_slots():
-            self._say_once(f"snapshots are not copied to {self.aim.peer}: that takes {FLOOR_SLOTS} slots per rank")
+            where = self.aim.peer or "disk"
+            self._say_once(f"snapshots are not copied to {where}: that takes {FLOOR_SLOTS} slots per rank")
         return self._floor.shared_step(self._snapshots.list_snapshots())
 
     def wants_verification(self) -> bool:

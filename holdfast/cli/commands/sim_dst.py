@@ -77,7 +77,8 @@ def _play_parts(process: AgentProcess, events: AgentEvents) -> AgentParts:
     machine, world = process.machine, process.world
     snapshots = SimOwnSnapshots(machine.memory)
     transport = SimTransport(process)
-    sender = PeerSender(snapshots, transport, machine.clock, events.say, events.on_copies)
+    to_disk = bool(world.setup.settings.disk.path)
+    sender = PeerSender(snapshots, transport, machine.clock, events.say, events.on_copies, to_disk=to_disk)
     keeper = SimBackup(process, process.open_keeper(snapshots, sender))
     return AgentParts(
         clock=machine.clock,

@@ -16,6 +16,7 @@ from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.fleet.local_process_fleet import MARK, end_node, node_processes
 from holdfast.wire import folder_use_lock, run_and_node_specs
 from holdfast.wire.rank_keeper_messages import ArenaRequest
+from holdfast.wire.run_and_node_specs import RunSpec
 
 _DRAFT = re.compile(r"\..+\.\d+")  # a file that was being written, and by whom
 _WANTS = "nodes/*/want-*.json"
@@ -110,7 +111,7 @@ def _find_leftovers(run_dir: Path) -> RunLeftovers:
         state="dead",
         why=ending or f"was killed; holdfast run --resume {run_dir} continues it",
         left=(*processes, *writes, *files),
-        kept=tuple(_kept_items(run_dir, Path(run.log_dir), bool(ending), urls)),
+        kept=(*_kept_items(run_dir, Path(run.log_dir), bool(ending), urls), *_kept_states(run, bool(ending))),
         failed=tuple(failed),
     )
 
@@ -142,6 +143,14 @@ def _checkpoint_urls(run_dir: Path) -> Iterator[str]:
             want = run_and_node_specs.read_json(path, ArenaRequest)
             if want.storage:
                 yield want.storage.url
+
+
+def _kept_states(run: RunSpec, ended: bool) -> Iterator[Kept]:
+    """Yield the run's states on this host's disk; on other hosts lie those of their ranks."""
+    folder = Path(run.settings.disk.run_folder(f"{run.job.run_id}.{run.job.mark}"))
+    if run.settings.disk.path and folder.exists():
+        why = "no storage has them" if ended else "holdfast run --resume goes on from them"
+        yield Kept(f"states on disk in {folder}", _size(folder), why)
 
 
 def _kept_items(run_dir: Path, log_dir: Path, ended: bool, urls: list[str]) -> Iterator[Kept]:

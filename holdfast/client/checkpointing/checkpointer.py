@@ -107,7 +107,7 @@ class Checkpointer:
         self._metadata, self._last = b"", -1
         self._stall_s = 0.0  # what the last save took
         self.skipped = 0  # saves for which there was no room
-        self.restored_from = ""  # "memory", "peer", "storage"; "none": nothing was found
+        self.restored_from = ""  # "memory", "peer", "disk", "storage"; "none": nothing was found
         self._lay_out()
         atexit.register(_on_exit, weakref.ref(self))
 

@@ -18,14 +18,16 @@ from holdfast.controller.node_registry import NodeRegistry
 from holdfast.controller.snapshot_aims import SnapshotAims
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.decoding import make_decoder
+from holdfast.core.incident import incident_text
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.snapshots import final_checkpoint
-from holdfast.core.snapshots.restore_choice import choose_restore
+from holdfast.core.snapshots.launch_lineage import leave_line
+from holdfast.core.snapshots.restore_choice import choose_restore, count_disks, leave_out_disks
 from holdfast.model.action import Acquire, Action, Block, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
 from holdfast.model.errand import Errand, FinalState, LaunchHere, Leave, StopHere
 from holdfast.model.event import Outcome
 from holdfast.model.job_and_seats import Seat, world_size
-from holdfast.model.state_copy import Restore
+from holdfast.model.state_copy import Doubt, Restore
 from holdfast.ports import Fleet, Notes, Store
 
 _TRIES = 2
@@ -42,6 +44,8 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     nodes: tuple[str, ...] = ()  # that are told
     release: int = 0
+    left: tuple[Doubt, ...] = ()  # states of lineages that the job has left; on disks they outlive their nodes
+    stored: int = -1  # newest checkpoint on storage, as far as nodes have reported
 
 
 _PLANNED = make_decoder(msgspec.json.Decoder(LaunchPlan))
@@ -73,6 +77,7 @@ class ActionExecutor:
         self.admission = admission
         self._stepping = asyncio.Event()
         self._launched: frozenset[str] = frozenset()  # nodes of the newest generation
+        self._noted_stored = -1
         self._tries: Counter[int] = Counter()  # restores from a step since the last step was made
         self._stored_tried: set[int] = (
             set()
@@ -136,7 +141,12 @@ class ActionExecutor:
     async def _dismiss_node(self, action: Dismiss) -> Outcome:
         if self.registry.copies.get(action.node):
             await self._wait_until_unneeded()
-        self.links.send_errand(action.node, Leave(id=action.id, code=action.code, grace_s=0.0, reason=action.reason))
+        host, hosts = self.registry.hosts.get(action.node), self.registry.hosts
+        alone = host is not None and not any(
+            hosts.get(node) == host for node in self.registry.present_nodes() if node != action.node
+        )
+        leave = Leave(id=action.id, code=action.code, grace_s=0.0, reason=action.reason, disk_over=alone)
+        self.links.send_errand(action.node, leave)
         self._forget_node(action.node)
         await self.fleet.give_back(action.node, action.reason)
         return Outcome(action=action.id, ok=True)
@@ -157,10 +167,19 @@ class ActionExecutor:
         self._stepping.set()
         self._tries.clear()
         self._stored_tried.clear()
+        self._note_stored()
         # What others hold is of a line that the job has left, or will be told anew when they are seated. A controller
         # that has just come back knows of no launch, and forgets nothing: a step may be told late, amid a stop.
         if self._launched:
             self.registry.keep_copies_on(self._launched)
+
+    def _note_stored(self) -> None:
+        """Note the newest checkpoint. Nodes that have lost their memory know only of the states on their disks."""
+        stored = self.registry.stored
+        if self.aims.floor.disk.limits.path and stored > self._noted_stored and (kept := self.newest_plan()):
+            with contextlib.suppress(OSError):  # tried again at the next step
+                self._note_plan(msgspec.structs.replace(kept, stored=stored))
+                self._noted_stored = stored
 
     async def _launch_ranks(self, action: Launch) -> Outcome:
         port = await self.store.open(action.generation)
@@ -168,6 +187,10 @@ class ActionExecutor:
         plan = self._recall_or_plan(action)
         # What came after it is of a line that the job leaves: seated nodes drop it, others may never be asked again.
         self.registry.drop_copies_after(plan.step)
+        self.aims.floor.disk.drop_after(plan.step if plan.sources else -1)
+        disks = count_disks(plan)
+        if disks:
+            self.say(f"resuming from step {plan.step}{incident_text.describe_disks(disks)}")
         job = self.view.job
         errands: dict[str, Errand] = {
             seat.node: LaunchHere(
@@ -192,6 +215,7 @@ class ActionExecutor:
             for seat in action.seats
         }
         outcome = await self._gather_outcome(action.id, errands, self.view.limits.launch_s)
+        outcome = msgspec.structs.replace(outcome, disks=disks)
         worth_telling = plan.sources or self.registry.stored >= 0 or plan.doubts
         return msgspec.structs.replace(outcome, detail=plan.reason) if worth_telling else outcome
 
@@ -200,13 +224,26 @@ class ActionExecutor:
         kept = self.newest_plan()
         if kept and kept.id == launch.id:
             return kept.restore
-        plan, nodes = self._choose_restore(launch), tuple(seat.node for seat in launch.seats)
+        plan, nodes = self._choose_restore(launch, kept), tuple(seat.node for seat in launch.seats)
         number = launch.release.number
         if plan.sources and kept and kept.release not in (0, number) and plan.step > self.registry.stored:
             plan = msgspec.structs.replace(plan, store=True)
-        planned = LaunchPlan(id=launch.id, restore=plan, generation=launch.generation, nodes=nodes, release=number)
-        self.notes.put_note("plan.json", msgspec.json.encode(planned))
+        step = plan.step if plan.sources else -1
+        self._note_plan(
+            LaunchPlan(
+                id=launch.id,
+                restore=plan,
+                generation=launch.generation,
+                nodes=nodes,
+                release=number,
+                left=leave_line(kept.left if kept else (), launch.generation, step),
+                stored=max(self.registry.stored, min(kept.stored, step) if kept else -1),
+            )
+        )
         return plan
+
+    def _note_plan(self, planned: LaunchPlan) -> None:
+        self.notes.put_note("plan.json", msgspec.json.encode(planned))
 
     def newest_plan(self) -> LaunchPlan | None:
         """Return the plan of the newest launch that a node may have received; None if there is none."""
@@ -215,15 +252,21 @@ class ActionExecutor:
             return _PLANNED(found) if found else None
         return None
 
-    def _choose_restore(self, launch: Launch) -> Restore:
+    def _choose_restore(self, launch: Launch, kept: LaunchPlan | None = None) -> Restore:
         """Choose the state to restore. A state from which the job twice made no step is not tried a third time."""
         least = launch.not_after if launch.not_after is not None else sys.maxsize
-        away = set(launch.astray)  # what they hold may be of a line that the job has left
-        held = [copy for node, copies in self.registry.copies.items() if node not in away for copy in copies]
+        away = set(launch.astray)  # what they hold in memory may be of a line that the job has left
+        held = [c for node, copies in self.registry.copies.items() for c in copies if node not in away or c.disk]
+        # Without the plan of the last launch nobody knows which lines the job has left, and no disk is believed.
+        known = kept is not None and kept.generation >= launch.generation - 1
+        left = kept.left if kept and known else (Doubt(generation=launch.generation, not_after=-1),)
+        held = leave_out_disks(held, (*left, *launch.doubts))
         usable = [copy for copy in held if copy.step <= least and self._tries[copy.step] < _TRIES]
         plan = choose_restore(launch.seats, usable, least if launch.verified else None)
         plan = msgspec.structs.replace(plan, doubts=launch.doubts)
         stored = self.registry.stored
+        if kept and any(source.disk for source in plan.sources):  # all memory was lost, so nobody may know but the note
+            stored = max(stored, kept.stored)
         if least >= stored > plan.step and not (plan.sources and stored in self._stored_tried):
             self._stored_tried.add(stored)
             reason = f"step {stored} on storage is newer than any step that memory holds for every rank"
@@ -251,7 +294,9 @@ class ActionExecutor:
 
     async def _finish_job(self, action: Finish) -> Outcome:
         self._stepping.set()
-        leave = Leave(id=action.id, code=action.code, grace_s=action.grace_s, reason=action.reason)
+        leave = Leave(
+            id=action.id, code=action.code, grace_s=action.grace_s, reason=action.reason, disk_over=True, ended=True
+        )
         errands: dict[str, Errand] = dict.fromkeys(self.registry.present_nodes(), leave)
         last_s = 0.0
         if action.last_s > 0 and (kept := self.newest_plan()):

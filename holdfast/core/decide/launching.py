@@ -237,6 +237,8 @@ def on_started(state: JobState, now: float, event: Outcome) -> str:
     state.enter(Phase.STARTING)
     if state.interruption:
         state.interruption.launched_at = now
+    if state.incident:
+        state.incident.disks = event.disks
     return f"generation {state.generation} started" + (f", {event.detail}" if event.detail else "")
 
 

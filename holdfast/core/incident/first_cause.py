@@ -46,6 +46,7 @@ class Incident(msgspec.Struct, kw_only=True):
     lost: dict[str, Alarm] = {}  # nodes that fell silent or were found bad by others while nodes were tried
     found: dict[str, str] = {}  # machines that the probe or the replay of this round found bad
     launched_at: float = 0.0
+    disks: int = 0  # that the newest launch reads states from
     evicted: tuple[str, ...] = ()
     admitted: tuple[str, ...] = ()
     rolled_back: int = 0  # the release that was given up
@@ -200,6 +201,7 @@ class Incident(msgspec.Struct, kw_only=True):
             brought_in=self.brought_in,
             counted=self.counted and self.good_step >= 0,
             skipped=self.skipped,
+            disks=self.disks,
         )
         return msgspec.structs.replace(
             record, sentence=incident_text.incident_sentence(record, names_step=cause in self.departures)

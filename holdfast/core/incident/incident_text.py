@@ -75,8 +75,13 @@ def _describe_recovery(record: Record, names_step: bool) -> str:
     else:
         made = lost_steps(record)
         lost = f"{count_steps(made)} and " if made is not None else ""
-        text += f" from step {record.resumed_from}, lost {lost}{lost_s:.1f} s"
+        text += f" from step {record.resumed_from}{describe_disks(record.disks)}, lost {lost}{lost_s:.1f} s"
     return f"{text} ({describe_phases(record)})"
+
+
+def describe_disks(count: int) -> str:
+    """Return from how many nodes' disks a job goes on, to follow the step; empty if memory or storage had all of it."""
+    return f" from the disk{'s' if count > 1 else ''} of {count} node{'s' if count > 1 else ''}" if count else ""
 
 
 def is_fresh_start(record: Record | Change) -> bool:

@@ -17,7 +17,7 @@ def choose_final(
 ) -> dict[str, tuple[FinalState, ...]]:
     """Return the states that each node must write, the good state first. Good steps up to `stored` are on storage."""
     held: dict[tuple[int, int], dict[int, Copy]] = {}  # by step and world
-    for one in (copy for node in sorted(copies) for copy in copies[node] if copy.whole):
+    for one in (copy for node in sorted(copies) for copy in copies[node] if copy.whole and not copy.disk):
         held.setdefault((one.step, one.world), {})[one.rank] = one
     whole = [(step, ranks) for (step, world), ranks in sorted(held.items()) if ranks.keys() == set(range(world))]
     good = [one for one in whole if not any(_is_doubted(copy, not_after, verified) for copy in one[1].values())]

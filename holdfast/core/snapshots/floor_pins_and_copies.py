@@ -125,7 +125,9 @@ class CopyRun(msgspec.Struct, kw_only=True):
 class NodeFloor:
     """A node's floor. `step` takes news and returns deeds, which pin each newly held snapshot and unpin the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, to_disk: bool = False) -> None:
+        """With `to_disk` the node has a floor even if nobody keeps copies of it: its own disk does."""
+        self._to_disk = to_disk
         self.aim = Aim(generation=0)
         self.backed = -1  # newest step whose copies are complete
         self.took_s = 0.0  # to send it
@@ -303,4 +305,4 @@ class NodeFloor:
         return min(newest.values(), default=-1)
 
     def _has_floor(self) -> bool:
-        return len(self._granted) >= self.ranks and bool(self.aim.peer or self.verifies)
+        return len(self._granted) >= self.ranks and bool(self.aim.peer or self.verifies or self._to_disk)

@@ -3,7 +3,9 @@
 import msgspec
 
 from holdfast.model.errand import LaunchHere
-from holdfast.model.state_copy import Restore, Source
+from holdfast.model.state_copy import Doubt, Restore, Source
+
+_LINES = 64
 
 
 class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):
@@ -14,6 +16,12 @@ class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()  # of this node
     restore: Restore = Restore()
     shared_step: int = -1  # last step that it shares with the snapshots held here: later ones are dropped; -1: all are
+
+    @property
+    def disk_step(self) -> int:
+        """The last step that it shares with states on disk. Those tell their generation, so a node that was away keeps
+        its own, and the controller tells which of them are of another lineage."""
+        return self.restore.step if self.restore.sources else -1
 
     def refuse_request(self, generation: int) -> str:
         """Return why a rank of this generation is not served; empty if it is."""
@@ -36,3 +44,14 @@ def read_launch(errand: LaunchHere) -> KeeperLaunch:
         restore=restore,
         shared_step=restore.step if restore.sources and not errand.astray else -1,
     )
+
+
+def leave_line(left: tuple[Doubt, ...], generation: int, step: int) -> tuple[Doubt, ...]:
+    """Return which states are of abandoned lineages, once this generation has resumed from this step.
+
+    If the list gets long, its two oldest entries become one that bans at least as much.
+    """
+    lines = (*(one for one in left if one.not_after < step), Doubt(generation=generation - 1, not_after=step))
+    if len(lines) <= _LINES:
+        return lines
+    return (Doubt(generation=lines[1].generation, not_after=lines[0].not_after), *lines[2:])

@@ -10,6 +10,7 @@ from math import isfinite
 
 import msgspec
 
+from holdfast.core.snapshots.disk_floor import DiskFloor
 from holdfast.core.snapshots.parity_placement import place_halves
 from holdfast.core.snapshots.peer_placement import choose_peers
 from holdfast.model.job_and_seats import Dims, Seat
@@ -31,9 +32,10 @@ class BackupLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecoveryFloor:
-    def __init__(self, limits: BackupLimits, newest_equal: Callable[[], int | None]) -> None:
+    def __init__(self, limits: BackupLimits, newest_equal: Callable[[], int | None], disk: DiskFloor) -> None:
         """`newest_equal` returns the step up to which replicas are equal; None if that is not known."""
         self.limits = limits
+        self.disk = disk
         self._newest_equal = newest_equal
         self.generation = 0
         self.floor = -1
@@ -52,6 +54,7 @@ class RecoveryFloor:
         """Place the copies for a new generation. Return sentences on evictions that lose state or why parity failed."""
         self.generation, self.nodes = generation, frozenset(seat.node for seat in seats)
         self.floor = self.verified = self._next = -1
+        self.disk.on_launch()
         self._beats.clear()
         self.peers, self.halves = {}, {}
         if not self.limits.enabled:
@@ -78,6 +81,8 @@ class RecoveryFloor:
             return False
         before = self.floor
         told = self._raise_floor(now) | self._verify_floor()
+        good = self.verified if any(beat.verifies for beat in self._beats.values()) else self.floor
+        told |= self.disk.tick(now, good, self._beats.values())
         return told or self.floor != before
 
     def aim_for(self, node: str) -> Aim:
@@ -89,6 +94,8 @@ class RecoveryFloor:
             verified=self.verified,
             peer=self.peers.get(node, ""),
             halves=self.halves.get(node, ()),
+            disk=self.disk.aim,
+            disk_from=self.disk.oldest_kept,
         )
 
     def _raise_floor(self, now: float) -> bool:

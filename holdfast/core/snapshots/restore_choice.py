@@ -1,13 +1,14 @@
-"""Choice of the step to restore: the newest one that every rank can get from its own node's memory or a peer's.
+"""Choice of the step to restore: the newest one that every rank can get from memory or a local disk of some node.
 
+Memory comes before disk, and the rank's own node before others.
 Storage is not considered: its checkpoints are older, and a rank that gets nothing from memory looks there itself. A
 parity half is usable only together with the state that it was XORed with.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from holdfast.model.job_and_seats import Seat, world_size
-from holdfast.model.state_copy import KEPT_DIGITS, Copy, CopySummary, Restore, Source
+from holdfast.model.state_copy import KEPT_DIGITS, Copy, CopySummary, Doubt, Restore, Source
 
 
 def choose_restore(seats: tuple[Seat, ...], copies: Iterable[Copy], not_after: int | None = None) -> Restore:
@@ -21,7 +22,10 @@ def choose_restore(seats: tuple[Seat, ...], copies: Iterable[Copy], not_after: i
         sources = _find_sources(seats, held)
         if sources is not None:
             return Restore(
-                step=step, sources=sources, kept=tuple(map(_to_kept, held)), reason=_restore_reason(step, sources)
+                step=step,
+                sources=sources,
+                kept=tuple(dict.fromkeys(map(_to_kept, held))),  # memory and disk of a node may both hold it
+                reason=_restore_reason(step, sources),
             )
     why = "no step is held for every rank" if usable else "no snapshots are held"
     return Restore(reason=f"nothing to restore from memory: {why}")
@@ -40,6 +44,16 @@ def _find_sources(seats: tuple[Seat, ...], copies: tuple[Copy, ...]) -> tuple[So
 
 
 def _find_source(rank: int, node: str, copies: tuple[Copy, ...]) -> Source | None:
+    in_memory = _find_in_memory(rank, node, tuple(c for c in copies if not c.disk), {c.rank for c in copies if c.whole})
+    disks = sorted({c.node for c in copies if c.rank == rank and c.disk})
+    if in_memory or not disks:
+        return in_memory
+    own = node in disks
+    return Source(rank=rank, own=own, nodes=(node,) if own else tuple(disks), disk=True)
+
+
+def _find_in_memory(rank: int, node: str, copies: tuple[Copy, ...], anywhere: set[int]) -> Source | None:
+    """Return the nodes with the rank's state in memory; `anywhere` are the ranks whose whole state some node has."""
     mine = [c for c in copies if c.rank == rank]
     if any(c.node == node and c.whole for c in mine):
         return Source(rank=rank, own=True, nodes=(node,))
@@ -47,7 +61,7 @@ def _find_source(rank: int, node: str, copies: tuple[Copy, ...]) -> Source | Non
     if whole:  # it moved, and its old node still answers
         return Source(rank=rank, own=False, nodes=tuple(whole))
     # What a backup lacks other ranks hold too: as each of them has a source at this step, all of it can be had.
-    partial = {c.node for c in mine if c.half < 0} or _parity_keepers(mine, {c.rank for c in copies if c.whole})
+    partial = {c.node for c in mine if c.half < 0} or _parity_keepers(mine, anywhere)
     return Source(rank=rank, own=False, nodes=tuple(sorted(partial, key=lambda n: (n != node, n)))) if partial else None
 
 
@@ -62,7 +76,19 @@ def _to_kept(copy: Copy) -> CopySummary:
 
 
 def _restore_reason(step: int, sources: tuple[Source, ...]) -> str:
-    own = sum(s.own for s in sources)
-    peers = len(sources) - own
+    own = sum(s.own for s in sources if not s.disk)
+    disk = sum(s.disk for s in sources)
+    peers = len(sources) - own - disk
     parts = [f"{own} from own memory"] * bool(own) + [f"{peers} from peers"] * bool(peers)
+    parts += [f"{disk} from local disks"] * bool(disk)
     return f"restoring step {step}: {', '.join(parts)}"
+
+
+def leave_out_disks(copies: Iterable[Copy], left: Collection[Doubt]) -> list[Copy]:
+    """Return the copies without those on disk that are in doubt or of a lineage that the job has left."""
+    return [c for c in copies if not (c.disk and any(doubt.bans_state(c.generation, c.step) for doubt in left))]
+
+
+def count_disks(plan: Restore) -> int:
+    """Return the number of nodes from whose disks ranks get their states."""
+    return len({source.nodes[0] for source in plan.sources if source.disk})

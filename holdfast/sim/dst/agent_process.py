@@ -43,7 +43,9 @@ class AgentProcess:
 
     def open_keeper(self, snapshots: SimOwnSnapshots, sender: CopySender) -> SimKeeper:
         machine, verifies = self.machine, self.world.setup.verified
-        self.keeper = SimKeeper(machine.name, machine.memory, snapshots, sender, verifies)
+        self.keeper = SimKeeper(
+            machine.name, machine.memory, snapshots, sender, verifies=verifies, states=machine.states
+        )
         return self.keeper
 
     async def judge_exit(self, exit: Exit) -> Alarm:

@@ -1,12 +1,13 @@
 """The keeper of one simulated agent as the agent sees it, and the transport of copies to other machines."""
 
 import asyncio
+import sys
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from holdfast.core.snapshots.floor_pins_and_copies import CopyParcel, CopyRun
-from holdfast.model.errand import FinalState, LaunchHere
+from holdfast.model.errand import LaunchHere, Leave
 from holdfast.model.observation import Beat, Reach
 from holdfast.model.state_copy import Address, Aim, Copy
 from holdfast.sim.dst.simulated_snapshot_keeper import SimKeeper
@@ -44,6 +45,13 @@ class SimBackup:
     async def apply_aim(self, aim: Aim) -> None:
         self._process.check_alive()
         self._keeper.apply_aim(aim)
+        states = self._keeper.begin_disk_write(aim)
+        if states is not None:
+            await asyncio.sleep(self._process.world.rng.choice((0.1, 1.0, 6.0)))
+            self._process.check_alive()
+            self._keeper.end_disk_write(aim, states, full=self._machine.disk.full)
+        if aim.disk_from >= 0 and aim.generation == self._keeper.launch.generation:
+            self._keeper.states.remove_outside(aim.disk_from, sys.maxsize)
 
     def list_copies(self) -> tuple[Copy, ...]:
         return self._keeper.list_copies()
@@ -56,10 +64,15 @@ class SimBackup:
             backed=sender.backed,
             backing_s=sender.took_s,
             stored=self.stored,
+            disked=self._keeper.disked,
+            disk_tried=self._keeper.disk_tried,
             verifies=sender.wants_verification(),
         )
 
-    async def write_final(self, lasts: tuple[FinalState, ...], within_s: float) -> None:
+    def use_run(self, run: str) -> None:
+        pass
+
+    async def leave_job(self, errand: Leave) -> None:
         pass
 
     async def send_copies(self) -> None:

@@ -8,7 +8,7 @@ from holdfast.core.agent_state_machine import OWN
 from holdfast.model.errand import LaunchHere
 from holdfast.sim.dst.agent_process import AgentProcess
 from holdfast.sim.dst.simulated_node_disk import NodeDisk
-from holdfast.sim.dst.simulated_snapshot_keeper import HolderMemory
+from holdfast.sim.dst.simulated_snapshot_keeper import HolderMemory, SimStates
 from holdfast.wire.holder_messages import HolderRank, RankEnded, RankKey, ZygoteWarmed
 from holdfast.wire.rank_memory.slot_reader import SlotReading
 
@@ -121,6 +121,7 @@ class SimMachine:
         self.clock = MachineClock(world)
         self.disk = NodeDisk()
         self.memory = HolderMemory()
+        self.states = SimStates()
         self.held: dict[RankKey, SimRank] = {}
         self.alive = True
         self.cut = False  # the controller cannot be reached

@@ -96,7 +96,7 @@ class RankTeam:
         snap = keeper.own_snapshot(rank) if source.own else self._fetch_copy(held, source.nodes, step)
         if snap is None:
             return f"the snapshot of step {step} is gone"
-        if not source.own:
+        if not source.own or source.disk:
             snap = msgspec.structs.replace(snap, label=self.generation - 1, verified=False)
             held.machine.memory.take_snapshot(rank, self.size, snap, keeper.snapshots.list_pinned(rank))
         held.machine.memory.own[rank].drop_after(step)

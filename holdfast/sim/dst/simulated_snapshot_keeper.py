@@ -92,6 +92,21 @@ class HolderMemory:
         return self.fit_arena(self.own, rank, world, _SLOTS).put_snapshot(snap, pinned)
 
 
+class SimStates:
+    """States on a machine's disk, which outlive its memory; each with the size of its world."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[int, int, SimSnapshot]] = []  # rank, world, state
+
+    def find_step(self, rank: int, step: int) -> SimSnapshot | None:
+        """Return the rank's state of this step that the latest generation has written; None if there is none."""
+        found = [snap for of, _, snap in self.kept if (of, snap.step) == (rank, step)]
+        return max(found, key=lambda snap: snap.label, default=None)
+
+    def remove_outside(self, first: int, last: int) -> None:
+        self.kept = [one for one in self.kept if first <= one[2].step <= last]
+
+
 class SimOwnSnapshots:
     """The snapshots of a machine's own ranks, and one agent's pins; the pins end with the agent."""
 
@@ -157,9 +172,18 @@ class SimKeeper:
     """One agent's access to the snapshot memory."""
 
     def __init__(
-        self, node: str, memory: HolderMemory, snapshots: SimOwnSnapshots, sender: CopySender, verifies: bool
+        self,
+        node: str,
+        memory: HolderMemory,
+        snapshots: SimOwnSnapshots,
+        sender: CopySender,
+        *,
+        verifies: bool,
+        states: SimStates,
     ) -> None:
         self.node = node
+        self.states = states
+        self.disked = self.disk_tried = self._disk_aimed = -1
         self.memory = memory
         self.snapshots = snapshots
         self.sender = sender
@@ -186,10 +210,11 @@ class SimKeeper:
         for arena in (*self.memory.own.values(), *self.memory.shelf.values()):
             arena.drop_after(last)
         self._kept_floor = {rank: snap for rank, snap in self._kept_floor.items() if snap.step <= last}
+        self.states.remove_outside(0, self.launch.disk_step)
 
     def _begin_generation(self, errand: LaunchHere) -> None:
         launch = self.launch = read_launch(errand)
-        self.stored = -1
+        self.stored = self.disked = self.disk_tried = self._disk_aimed = -1
         self.sender.begin_generation(launch.generation, len(launch.ranks), launch.shared_step)
         self.sender.set_aim(errand.aim)
 
@@ -213,32 +238,57 @@ class SimKeeper:
     def list_copies(self) -> tuple[Copy, ...]:
         own = [(rank, arena, True) for rank, arena in self.memory.own.items()]
         kept = [(rank, arena, False) for rank, arena in self.memory.shelf.items()]
+        held = [(rank, arena.world, snap, whole) for rank, arena, whole in (*own, *kept) for snap in arena.snaps]
+        disks = [(rank, world, snap, True) for rank, world, snap in self.states.kept]
         return tuple(
             Copy(
                 rank=rank,
                 step=snap.step,
                 node=self.node,
                 layout="",
-                world=arena.world,
+                world=world,
                 whole=whole,
                 verified=snap.verified,
+                disk=number >= len(held),
+                generation=snap.label,
             )
-            for rank, arena, whole in (*own, *kept)
-            for snap in arena.snaps
+            for number, (rank, world, snap, whole) in enumerate((*held, *disks))
         )
 
     # --- ranks -------------------------------------------------------------------------------------------------
 
     def own_snapshot(self, rank: int) -> SimSnapshot | None:
-        arena = self.memory.own.get(rank)
-        return arena.find_step(self.launch.restore.step) if arena else None
+        arena, step = self.memory.own.get(rank), self.launch.restore.step
+        found = arena.find_step(step) if arena else None
+        return found or self.states.find_step(rank, step)
 
     def give_snapshot(self, rank: int, step: int) -> SimSnapshot | None:
         """Return the snapshot of a rank at a step, for another keeper; None if this node does not hold it."""
         for arenas in (self.memory.own, self.memory.shelf):
             if rank in arenas and (snap := arenas[rank].find_step(step)):
                 return snap
-        return None
+        return self.states.find_step(rank, step)
+
+    # --- this node's disk --------------------------------------------------------------------------------------
+
+    def begin_disk_write(self, aim: Aim) -> list[tuple[int, int, SimSnapshot]] | None:
+        """Return the states that are to be written now; None if that was begun before."""
+        if aim.generation != self.launch.generation or aim.disk <= self._disk_aimed:
+            return None
+        self._disk_aimed = aim.disk
+        arenas = [(rank, self.memory.own[rank]) for rank in self.launch.ranks if rank in self.memory.own]
+        found = [(rank, arena.world, arena.find_step(aim.disk)) for rank, arena in arenas]
+        verified = aim.verified >= aim.disk
+        return [(rank, world, msgspec.structs.replace(snap, verified=verified)) for rank, world, snap in found if snap]
+
+    def end_disk_write(self, aim: Aim, states: list[tuple[int, int, SimSnapshot]], *, full: bool) -> None:
+        """Put the states on disk, unless it is full, not all ranks have one, or another generation has begun."""
+        if aim.generation != self.launch.generation:
+            return
+        self.disk_tried = aim.disk
+        if len(states) == len(self.launch.ranks) and not full:
+            self.states.kept += states
+            self.disked = aim.disk
 
     # --- copies of other nodes ---------------------------------------------------------------------------------
 

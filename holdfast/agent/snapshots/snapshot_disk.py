@@ -1,0 +1,352 @@
+"""States of this node's ranks on its local disk, which outlive the memory of all nodes.
+
+Each state is a checkpoint of one part: the rank's whole image, its layout, and a manifest with the run, the generation
+and the checksums of all. The folder of a run is readable by its owner alone. Nodes of one host share it.
+"""
+
+import asyncio
+import contextlib
+import mmap
+import os
+import stat
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from holdfast.agent.snapshots.arena_table import ArenaTable, SnapshotPin, pin_snapshot
+from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
+from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention, storage_owner
+from holdfast.checkpoint.image_layout import ImageLayout
+from holdfast.checkpoint.local_storage import LocalStorage
+from holdfast.checkpoint.manifest import Author, CorruptError, StorageError, step_of
+from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
+from holdfast.core.decoding import from_msgpack
+from holdfast.core.snapshots.disk_floor import DiskLimits
+from holdfast.linux import process_attributes
+from holdfast.model.state_copy import Aim, Copy
+from holdfast.wire.rank_keeper_messages import layout_file_name
+
+_STALL_S = 15.0  # a disk that takes nothing for so long is given up for this step
+_REST_S = 1.0  # after one block at most
+_RANK = "rank-"
+_IMAGE = "__0_0.distcp"  # of a checkpoint that has one part
+
+
+class DiskNote(msgspec.Struct, frozen=True, kw_only=True):
+    """What a state on disk tells of itself beside its manifest."""
+
+    layout: ImageLayout
+    verified: bool
+
+
+class DiskState(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's state of one step on this disk."""
+
+    url: str
+    step: int
+    author: Author
+    note: DiskNote
+    bytes: int
+
+    def matches(self, rank: int, layout: str, step: int | None = None) -> bool:
+        """Return whether this is a state of the rank, of a layout that begins so, and of the step if one is given."""
+        plan = self.note.layout
+        return plan.rank == rank and plan.digest.hex().startswith(layout) and step in (None, self.step)
+
+    def describe_copy(self, node: str) -> Copy:
+        plan = self.note.layout
+        return Copy(
+            rank=plan.rank,
+            step=self.step,
+            node=node,
+            layout=plan.digest.hex(),
+            world=plan.world,
+            whole=True,
+            verified=self.note.verified,
+            disk=True,
+            generation=self.author.generation,
+        )
+
+
+class PacedPulse(WritePulse):
+    """The pulse of a write that rests after each block as long as the block took: half of the disk is for training."""
+
+    def __init__(self, pulse: WritePulse) -> None:
+        super().__init__()
+        self._pulse = pulse
+        self.notes = pulse.notes
+        self._since = time.monotonic()
+
+    def add_bytes(self, count: int = 0) -> None:
+        self._pulse.add_bytes(count)
+        if count:
+            time.sleep(min(time.monotonic() - self._since, _REST_S))
+        self._since = time.monotonic()
+
+
+class SnapshotDisk:
+    """Writes, lists, reads and removes states. Methods that touch the disk for long run in threads."""
+
+    def __init__(self, limits: DiskLimits, notes: Path, arenas: ArenaTable, ports: KeeperPorts) -> None:
+        self.limits = limits
+        self._notes = notes
+        self._arenas = arenas
+        self._ports = ports
+        self._author = Author(0)  # without a run nothing is read or written
+        self._lane = WriteLane(limits.path, ports.say, _STALL_S)
+        self._trouble = False
+        self._hangs = False
+        self._read: dict[tuple[str, int], DiskState] = {}  # by URL, and when that came to be there
+        self._left_out: set[str] = set()
+        self._loaded: tuple[str, memoryview] | None = None  # what was last read for others, and is whole
+        self._loading = threading.Lock()
+        self._removed = -1  # all before this step
+        self._aimed = -1  # newest step that was begun in this generation
+        self.written = -1  # newest that is on disk
+        self.tried = -1  # newest that is, or could not be written
+
+    def begin_generation(self, author: Author) -> None:
+        self._lane.give_up()  # of a generation that is over
+        self._author = author
+        self.written = self.tried = self._aimed = self._removed = -1
+
+    def use_run(self, run: str) -> None:
+        """Read states of this run from now on."""
+        if run != self._author.run:
+            self._author = Author(0, run)
+
+    # --- what lies there ---------------------------------------------------------------------------------------
+
+    def list_states(self) -> list[DiskState]:
+        """Return this run's whole states, those of later generations first."""
+        if not self.limits.path or not self._author.run or self._hangs:  # what hangs would hold up the agent
+            return []
+        try:
+            if why := _refuse_folder(self._folder):
+                self._leave_out(str(self._folder), why)
+                return []
+            found = [at for at in self._folder.glob(f"{_RANK}*/step-*") if step_of(at.name) is not None]
+            urls = {str(at): at.lstat().st_mtime_ns for at in found}  # another state may come to lie in its place
+        except FileNotFoundError:
+            return []
+        except OSError as e:
+            self._leave_out(str(self._folder), e.strerror or str(e))
+            return []
+        before = self._read
+        self._read = {one: state for one in urls.items() if (state := before.get(one) or self._read_state(one[0]))}
+        return sorted(self._read.values(), key=lambda one: (-one.author.generation, -one.step, one.note.layout.rank))
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self.limits.run_folder(self._author.run))
+
+    def list_copies(self, node: str) -> list[Copy]:
+        return [state.describe_copy(node) for state in self.list_states()]
+
+    def find_state(self, rank: int, layout: str, step: int | None = None) -> DiskState | None:
+        return next((one for one in self.list_states() if one.matches(rank, layout, step)), None)
+
+    def _read_state(self, url: str) -> DiskState | None:
+        if url in self._left_out:
+            return None
+        try:
+            manifest = checkpoint_load.read_manifest(url)
+            note = from_msgpack(checkpoint_load.read_metadata(url), DiskNote)
+            size = LocalStorage(url).file_size(_IMAGE)
+        except (StorageError, msgspec.DecodeError) as e:
+            if os.path.exists(url):  # else another node of this host has just removed it
+                self._leave_out(url, str(e))
+            return None
+        plan, place = note.layout, os.path.basename(os.path.dirname(url))
+        if manifest.author.run != self._author.run or place != f"{_RANK}{plan.rank}":
+            why = f"it is of rank {plan.rank} of run {manifest.author.run}"
+        elif not size == manifest.bytes == plan.image_bytes:
+            why = f"it has {size or 0} bytes instead of {plan.image_bytes}"
+        else:
+            return DiskState(url=url, step=manifest.step, author=manifest.author, note=note, bytes=manifest.bytes)
+        self._leave_out(url, why)
+        return None
+
+    def _leave_out(self, url: str, why: str) -> None:
+        if url not in self._left_out:
+            self._left_out.add(url)
+            self._ports.say(f"the state at {url} is left out: {why}")
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def read_image(self, state: DiskState, into: memoryview) -> None:
+        """Read a state and check every block; remove a damaged one. Raises StorageError."""
+        try:
+            checkpoint_load.read_part(state.url, 0, into)
+        except CorruptError as e:
+            self._ports.say(f"dropped the damaged state of rank {state.note.layout.rank} at {state.url}: {e}")
+            self._remove_states([state])
+            raise
+
+    def open_image(self, rank: int, layout: str, step: int) -> memoryview | None:
+        """Return a state's verified image, for a rank of another node; None if it is not here or damaged."""
+        with self._loading:  # several links ask for parts of the same one
+            state = self.find_state(rank, layout, step)
+            if state is None:
+                return None
+            if self._loaded is None or self._loaded[0] != state.url:
+                self._loaded = None
+                image = memoryview(mmap.mmap(-1, state.bytes))
+                try:
+                    self.read_image(state, image)
+                except StorageError:
+                    return None
+                self._loaded = (state.url, image)
+            return self._loaded[1]
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    async def follow_aim(self, aim: Aim, ranks: Sequence[int]) -> None:
+        """Write the floor that the aim names, and remove what is older than the steps that every disk holds."""
+        self._loaded = None  # the job trains: every rank has its state
+        if self.limits.path and aim.disk_from > self._removed:
+            self._removed = aim.disk_from
+            await asyncio.to_thread(self.remove_before, aim.disk_from)
+        if self.limits.path and aim.disk > self._aimed:
+            await self._write_floor(aim.disk, ranks, verified=aim.verified >= aim.disk)
+
+    async def _write_floor(self, step: int, ranks: Sequence[int], *, verified: bool) -> None:
+        """Write the snapshots of this step. Trouble is said once; training goes on."""
+        author, self._aimed = self._author, step
+        outcome = await self._write_step(step, ranks, verified=verified)
+        if author != self._author:
+            return
+        self.tried = step
+        if outcome is None:
+            return
+        self._hangs = not outcome.ok and self._lane.is_held_up
+        if outcome.ok:
+            self.written = step
+        if outcome.ok == self._trouble:
+            self._trouble = not outcome.ok
+            word = "states are written to disk again" if outcome.ok else "training goes on, with no newer state there"
+            self._ports.say(f"{outcome.detail}; {word}")
+        self._ports.report_progress()
+
+    async def _write_step(self, step: int, ranks: Sequence[int], *, verified: bool) -> WriteOutcome | None:
+        """Write the ranks' snapshots of this step; return None if memory does not hold all of them."""
+        pins = [pin for rank in ranks if (pin := self._pin_step(rank, step))]
+        try:
+            if len(pins) < len(ranks):
+                return None
+            write = _StepWrite(self, self._author, pins, verified)
+            return await asyncio.to_thread(self._lane.run, step, write.write_all)
+        finally:
+            for pin in pins:
+                pin.release()
+
+    def _pin_step(self, rank: int, step: int) -> SnapshotPin | None:
+        own = self._arenas.find_arena(rank)
+        found = next((one for one in own.arena.list_sealed() if one.step == step), None) if own else None
+        return pin_snapshot(own.arena, found) if own and found else None
+
+    def write_state(self, author: Author, pin: SnapshotPin, verified: bool, pulse: WritePulse) -> None:
+        """Write one rank's image to stable storage and publish it. Raises StorageError."""
+        arena = pin.arena
+        base = str(self._make_folder() / f"{_RANK}{arena.rank}")
+        try:
+            plan = (self._notes / layout_file_name(arena.rank, arena.layout.hex())).read_bytes()
+            note = DiskNote(layout=from_msgpack(plan, ImageLayout), verified=verified)
+        except (OSError, msgspec.DecodeError) as e:
+            raise StorageError(f"the layout of rank {arena.rank} cannot be read: {e}") from None
+        storage_owner.take_ownership(base, author)
+        folder = checkpoint_save.staging_folder(base, pin.step, author)
+        part = checkpoint_save.write_part(folder, 0, [pin.image], threads=1, pulse=pulse)
+        url = checkpoint_save.publish_checkpoint(
+            base, pin.step, (part,), msgspec.msgpack.encode(note), author=author, layout=arena.layout.hex(), pulse=pulse
+        )
+        with contextlib.suppress(OSError):  # the run's folder keeps others out as it is
+            for name in os.listdir(url):
+                os.chmod(os.path.join(url, name), 0o600)
+        retention.clean_unpublished(base, author)
+
+    def check_room(self, need: int) -> None:
+        """Raise StorageError if this node's states would take more than they may."""
+        if self.limits.max_bytes:
+            ranks = {own.arena.rank for own in self._arenas.list_arenas()}
+            held = sum(one.bytes for one in self.list_states() if one.note.layout.rank in ranks)
+            if held + need > self.limits.max_bytes:
+                most = f"disk.max_bytes allows {self.limits.max_bytes}"
+                raise StorageError(f"{held} bytes lie at {self.limits.path}, {need} more are needed, and {most}")
+
+    def _make_folder(self) -> Path:
+        folder = self._folder
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as e:
+            raise StorageError(f"{folder} cannot be made: {e.strerror}") from None
+        if why := _refuse_folder(folder):
+            raise StorageError(f"{folder} is not used: {why}")
+        return folder
+
+    # --- removal -----------------------------------------------------------------------------------------------
+
+    def remove_before(self, step: int) -> None:
+        """Remove this run's states before this step: every disk holds enough later ones."""
+        self._remove_states([one for one in self.list_states() if one.step < step])
+
+    def remove_after(self, step: int) -> None:
+        """Remove this run's states after this step: they belong to an abandoned lineage."""
+        if states := [one for one in self.list_states() if one.step > step]:
+            threading.Thread(target=self._remove_states, args=(states,), daemon=True).start()  # no launch waits for it
+
+    def remove_run(self) -> None:
+        """Remove all of this run on this host's disk."""
+        with contextlib.suppress(StorageError, OSError):
+            if self.limits.path and self._author.run and not _refuse_folder(self._folder):
+                LocalStorage(self.limits.path).remove_folder(self._folder.name)
+
+    async def leave_job(self, step: int, only: Sequence[int], *, within_s: float, keep: bool) -> None:
+        """Remove this run's states from this host, unless nothing else has the job's final state: then write the final
+        states of the ranks in `only`, and say where they lie."""
+        if not self.limits.path:
+            return
+        self._lane.give_up()
+        if only and not self._hangs:
+            writing = asyncio.create_task(self._write_step(step, only, verified=False))
+            done, _ = await asyncio.wait([writing], timeout=within_s)
+            if not done:
+                self._lane.give_up()
+        kept = max((one.step for one in self.list_states()), default=-1)
+        if kept >= 0 and (keep or only):
+            self._ports.say(f"step {kept} stays on disk in {self._folder}: no storage has this state")
+        else:
+            await asyncio.to_thread(self.remove_run)
+
+    def _remove_states(self, states: Sequence[DiskState]) -> None:
+        for state in states:
+            with contextlib.suppress(StorageError):  # another node of this host may be faster
+                LocalStorage(os.path.dirname(state.url)).remove_folder(os.path.basename(state.url))
+
+
+class _StepWrite:
+    """The write of one step of this node's ranks, one after the other, at low priority."""
+
+    def __init__(self, disk: SnapshotDisk, author: Author, pins: Sequence[SnapshotPin], verified: bool) -> None:
+        self._disk, self._author, self._pins, self._verified = disk, author, pins, verified
+
+    def write_all(self, pulse: WritePulse) -> str:
+        process_attributes.yield_disk()
+        self._disk.check_room(sum(pin.arena.image_bytes for pin in self._pins))
+        for pin in self._pins:
+            self._disk.write_state(self._author, pin, self._verified, PacedPulse(pulse))
+            pin.release()
+        return ""
+
+
+def _refuse_folder(folder: Path) -> str:
+    """Return why a run's folder is not to be trusted; empty if it is ours alone."""
+    seen = folder.lstat()
+    if not stat.S_ISDIR(seen.st_mode):
+        return "it is a symbolic link or a file"
+    if seen.st_uid != os.getuid():
+        return "it is another user's"
+    return "other users may read or write it" if seen.st_mode & 0o077 else ""

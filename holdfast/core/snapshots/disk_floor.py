@@ -1,0 +1,66 @@
+"""Which floors the nodes write to their local disks, and which of those they keep.
+
+All disks must hold the same step, or a restore finds none that every rank can get. So the controller names one floor at
+a time. When every node has written it, it is kept, and only then may an older one go. Nodes report in their beats.
+"""
+
+import re
+from collections.abc import Collection
+
+import msgspec
+
+from holdfast.model.observation import Beat
+
+
+class DiskLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings for states on the nodes' local disks."""
+
+    path: str = ""  # a folder on every node's own disk; "": none are written
+    every_s: float = 60.0  # from one write to the next at least
+    keep: int = 2  # steps that every disk holds
+    max_bytes: int = 0  # what the states of one node may take; 0: what the disk has
+
+    def run_folder(self, run: str) -> str:
+        """Return the folder of a run, which is named by its id and its mark."""
+        return f"{self.path}/{re.sub(r'[^A-Za-z0-9_.-]', '_', run)}"
+
+
+class DiskFloor:
+    def __init__(self, limits: DiskLimits) -> None:
+        self.limits = limits
+        self.aim = -1  # the step that is being written; -1: none
+        self._kept: tuple[int, ...] = ()  # steps that every disk holds, the newest last
+        self._newest = -1  # that was aimed at in this generation
+        self._not_before = 0.0
+
+    @property
+    def newest_kept(self) -> int:
+        """The newest step that every disk holds; -1 if there is none."""
+        return self._kept[-1] if self._kept else -1
+
+    @property
+    def oldest_kept(self) -> int:
+        """The step before which states on disk may be removed; -1 while not enough later ones are on every disk."""
+        return self._kept[0] if len(self._kept) >= self.limits.keep else -1
+
+    def on_launch(self) -> None:
+        self.aim = self._newest = -1
+
+    def drop_after(self, step: int) -> None:
+        """Count no state after this step: it belongs to a lineage that the job leaves."""
+        self._kept = tuple(kept for kept in self._kept if kept <= step)
+
+    def tick(self, now: float, floor: int, beats: Collection[Beat]) -> bool:
+        """Take in the nodes' progress and their newest good floor. Return whether nodes must be sent a new aim."""
+        if not self.limits.path:
+            return False
+        if self.aim >= 0 and all(beat.disk_tried >= self.aim for beat in beats):
+            if all(beat.disked == self.aim for beat in beats):
+                self._kept = (*self._kept, self.aim)[-self.limits.keep :]
+            self.aim = -1
+            return True
+        if self.aim >= 0 or floor <= self._newest or now < self._not_before:
+            return False
+        self.aim = self._newest = floor
+        self._not_before = now + self.limits.every_s
+        return True

@@ -1,0 +1,258 @@
+"""States on a node's local disk: written from floors, found after all memory is lost, and never believed unchecked."""
+
+import asyncio
+import resource
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from holdfast.agent.snapshots.arena_table import SnapshotPin
+from holdfast.agent.snapshots.snapshot_disk import PacedPulse, SnapshotDisk
+from holdfast.checkpoint.manifest import Author, WriteGivenUpError
+from holdfast.checkpoint.write_lane import WritePulse
+from holdfast.core.snapshots.disk_floor import DiskLimits
+from holdfast.model.errand import FinalState, Leave
+from holdfast.model.job_and_seats import Seat
+from holdfast.model.state_copy import Restore
+from holdfast.wire.rank_keeper_messages import CheckpointPolicy, KeeperRefusal, StateGrant, StateRequest
+from tests.agent.peers import Fleet, Trained, image, until
+
+LEAVE = Leave(id=9, code=0, grace_s=0.0, reason="the job has ended", disk_over=True, ended=True)
+
+
+_LIMITS = DiskLimits()
+
+
+class Disked(Trained):
+    """Three ranks on as many nodes, each with a disk of its own."""
+
+    def __init__(self, fleet: Fleet, limits: DiskLimits = _LIMITS) -> None:
+        super().__init__(fleet)
+        self.root = fleet.folder / "disks"
+        fleet.disk = msgspec.structs.replace(limits, path=str(self.root))
+
+    async def write(self, step: int, floor: int = -1, disk_from: int = -1) -> None:
+        """Make this step the floor, and have every node write it."""
+        await self.back_up(step, floor)
+        await self.aim_at_disk(step, disk_from)
+
+    async def aim_at_disk(self, step: int, disk_from: int = -1) -> None:
+        for name in self.names:
+            keeper = self.fleet.nodes[name].keeper
+            aim = msgspec.structs.replace(keeper.backing.aim, disk=step, disk_from=disk_from)
+            await keeper.apply_aim(aim)
+
+    async def lose_memory(self) -> None:
+        for name in self.names:
+            await self.fleet.reboot(name)
+
+    def states(self, name: str) -> list[int]:
+        return sorted(copy.step for copy in self.fleet.copies(name) if copy.disk)
+
+    def file(self, name: str, rank: int, step: int, what: str = "__0_0.distcp") -> Path:
+        return self.root / name / "r." / f"rank-{rank}" / f"step-{step:08d}" / what
+
+    def written(self) -> list[tuple[int, int]]:
+        keepers = [self.fleet.nodes[name].keeper for name in self.names]
+        return [(keeper.disk.written, keeper.disk.tried) for keeper in keepers]
+
+    async def resume(self, *names: str, generation: int = 2) -> tuple[Restore, list[StateGrant | KeeperRefusal]]:
+        """Launch a generation on these nodes, from what all nodes hold, and ask for every rank's state."""
+        self.fleet.seats = tuple(Seat(node=n, group_rank=i, first_rank=i, nproc=1) for i, n in enumerate(names))
+        plan = self.fleet.plan(*self.names)
+        self.fleet.launch(generation, *names, restore=plan)
+        answers = []
+        for rank, name in enumerate(names):
+            node = self.fleet.nodes[name]
+            answer = await node.ask(StateRequest(rank=rank, generation=generation))
+            assert isinstance(answer, StateGrant | KeeperRefusal)
+            answers.append(answer)
+        return plan, answers
+
+
+@pytest.mark.parametrize("names", ["abc", "bca"])
+async def test_a_state_outlives_all_memory_and_is_read_from_the_own_or_another_disk(fleet: Fleet, names: str) -> None:
+    job = Disked(fleet)
+    await job.start()
+    await job.write(5)
+    expected = [image(arena, plan, 5) for arena, plan in zip(job.arenas, job.plans, strict=True)]
+    await job.write(9, floor=5)
+    assert job.written() == [(9, 9)] * 3
+    job.save(10, 11)
+    expected = [image(arena, plan, 9) for arena, plan in zip(job.arenas, job.plans, strict=True)]
+    await job.lose_memory()
+    plan, answers = await job.resume(*names)
+    assert plan.step == 9 and [source.own for source in plan.sources] == [
+        name == "abc"[i] for i, name in enumerate(names)
+    ]
+    assert plan.reason == "restoring step 9: 3 from local disks"
+    assert [(one.source, one.step) for one in answers if isinstance(one, StateGrant)] == [("disk", 9)] * 3
+    arenas = [await fleet.nodes[name].arena(layout, 2) for name, layout in zip(names, job.plans, strict=True)]
+    assert [image(arena, layout, 9) for arena, layout in zip(arenas, job.plans, strict=True)] == expected
+
+
+async def test_a_cut_state_is_left_out_and_the_older_one_is_used(fleet: Fleet) -> None:
+    job = Disked(fleet)
+    await job.start()
+    await job.write(5)
+    await job.write(9, floor=5)
+    path = job.file("b", 1, 9)
+    path.write_bytes(path.read_bytes()[:-1])
+    await job.lose_memory()
+    plan, answers = await job.resume(*"abc")
+    assert plan.step == 5 and all(isinstance(one, StateGrant) for one in answers)
+    assert [job.states(name) for name in "abc"] == [[5], [5], [5]], "of step 9 the job has left the line"
+    told = [said for said in fleet.nodes["b"].said if "left out" in said]
+    assert len(told) == 1 and "step-00000009" in told[0]
+
+
+@pytest.mark.parametrize("what", ["__0_0.distcp", "__0_0.json", ".metadata"])
+async def test_a_flipped_byte_is_refused_and_the_older_state_is_used(fleet: Fleet, what: str) -> None:
+    job = Disked(fleet)
+    await job.start()
+    await job.write(5)
+    await job.write(9, floor=5)
+    path = job.file("b", 1, 9, what)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    await job.lose_memory()
+    if what != ".metadata":
+        plan, answers = await job.resume(*"abc")
+        assert plan.step == 9 and [isinstance(one, StateGrant) for one in answers] == [True, False, True]
+        assert "dropped the damaged state of rank 1" in " ".join(fleet.nodes["b"].said)
+    assert job.states("b") == [5], "nobody is offered it again"
+
+
+async def test_only_this_run_in_a_folder_of_its_owner_counts(fleet: Fleet) -> None:
+    job = Disked(fleet)
+    await job.start()
+    await job.write(5)
+    await job.lose_memory()
+    keeper = fleet.nodes["a"].keeper
+    assert job.states("a") == [5]
+    keeper.use_run("r.other")
+    assert job.states("a") == []
+    (job.root / "a" / "r.").rename(job.root / "a" / "r.other")
+    assert job.states("a") == [] and "of run r." in fleet.nodes["a"].said[-1], "its manifest tells"
+    folder = job.root / "b" / "r."
+    folder.chmod(0o755)
+    assert job.states("b") == [] and "other users may read or write it" in fleet.nodes["b"].said[-1]
+    folder.chmod(0o700)
+    assert job.states("b") == [5]
+
+
+async def test_a_full_disk_is_said_once_and_costs_nothing_but_newer_states(fleet: Fleet) -> None:
+    job = Disked(fleet)
+    await job.start()
+    await job.write(5)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        await job.write(9, floor=5)
+        await job.write(13, floor=9)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert job.written() == [(5, 13)] * 3 and job.states("a") == [5]
+    said = [text for text in fleet.nodes["a"].said if "disk" in text]
+    assert len(said) == 1 and "step 9 was not written" in said[0] and "training goes on" in said[0]
+    await job.write(17, floor=13)
+    assert job.written() == [(17, 17)] * 3 and job.states("a") == [5, 17]
+    assert "states are written to disk again" in fleet.nodes["a"].said[-1]
+
+
+async def test_no_more_is_written_than_disk_max_bytes_allows(fleet: Fleet) -> None:
+    job = Disked(fleet, DiskLimits(max_bytes=5_000_000))  # an image has 3 MB
+    await job.start()
+    await job.write(5)
+    await job.write(9, floor=5)
+    assert job.written() == [(5, 9)] * 3
+    assert "disk.max_bytes allows 5000000" in fleet.nodes["a"].said[-1]
+
+
+async def test_older_states_go_when_every_disk_has_later_ones(fleet: Fleet) -> None:
+    job = Disked(fleet)
+    await job.start()
+    await job.write(5)
+    await job.write(9, floor=5)
+    await job.write(13, floor=9, disk_from=9)
+    assert [job.states(name) for name in "abc"] == [[9, 13]] * 3
+
+
+async def test_states_of_a_line_that_the_job_leaves_go_at_the_launch(fleet: Fleet) -> None:
+    job = Disked(fleet)
+    await job.start()
+    await job.write(5)
+    await job.write(9, floor=5)
+    plan = msgspec.structs.replace(fleet.plan(*"abc"), step=5)
+    fleet.launch(2, *"abc", restore=plan)
+    await until(lambda: [job.states(name) for name in "abc"] == [[5]] * 3)
+
+
+async def test_a_write_of_a_generation_that_is_over_counts_for_nothing(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Disked(fleet)
+    await job.start()
+    begun, over = threading.Event(), threading.Event()
+    write = SnapshotDisk.write_state
+
+    def write_late(disk: SnapshotDisk, author: Author, pin: SnapshotPin, verified: bool, pulse: WritePulse) -> None:
+        begun.set()
+        over.wait(60)
+        write(disk, author, pin, verified, pulse)
+
+    monkeypatch.setattr(SnapshotDisk, "write_state", write_late)
+    await job.back_up(5)
+    writing = asyncio.create_task(job.aim_at_disk(5))
+    await until(begun.is_set)
+    fleet.launch(2, *"abc", restore=fleet.plan(*"abc"))
+    over.set()
+    await writing
+    assert job.written() == [(-1, -1)] * 3 and job.states("a") == [] and fleet.nodes["a"].said == []
+
+
+async def test_the_final_state_stays_where_no_storage_has_it(fleet: Fleet) -> None:
+    job = Disked(fleet)
+    await job.start()
+    await job.write(5)
+    job.save(8)
+    for rank, name in enumerate("abc"):
+        last = (FinalState(step=8, ranks=(rank,)),)
+        await fleet.nodes[name].keeper.leave_job(msgspec.structs.replace(LEAVE, last=last, last_s=60.0))
+        folder = job.root / name / "r."
+        assert job.states(name) == [5, 8]
+        assert fleet.nodes[name].said[-1] == f"step 8 stays on disk in {folder}: no storage has this state"
+
+
+async def test_nothing_stays_where_storage_has_the_state_or_the_node_is_no_longer_wanted(fleet: Fleet) -> None:
+    job = Disked(fleet)
+    await job.start()
+    await job.write(5)
+    a, b, c = (fleet.nodes[name].keeper for name in "abc")
+    want = msgspec.structs.replace(
+        a._persisting._latest[0], storage=CheckpointPolicy(url=str(fleet.folder / "ckpt"), every_steps=100)
+    )
+    a._persisting.note_request(want)
+    await a.leave_job(LEAVE)
+    await b.leave_job(msgspec.structs.replace(LEAVE, ended=False))
+    await c.leave_job(msgspec.structs.replace(LEAVE, ended=False, disk_over=False))
+    assert [(job.root / name / "r.").exists() for name in "abc"] == [False, False, True]
+
+
+def test_a_write_rests_as_long_as_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    times = iter([0.0, 2.0, 2.0, 2.5, 2.5, 2.5])
+    clock = SimpleNamespace(monotonic=times.__next__, sleep=slept.append)
+    monkeypatch.setattr("holdfast.agent.snapshots.snapshot_disk.time", clock)
+    pulse = WritePulse()
+    paced = PacedPulse(pulse)
+    for count in (8, 8, 0):
+        paced.add_bytes(count)
+    assert slept == [1.0, 0.5] and pulse.bytes == 16, "for a second at most"
+    pulse.give_up()
+    with pytest.raises(WriteGivenUpError):
+        paced.add_bytes()

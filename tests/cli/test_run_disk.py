@@ -1,0 +1,86 @@
+"""States on local disks: the memory of all nodes is lost at once, and the job goes on from what their disks hold."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Start
+from tests.cli.driver import Job
+from tests.cli.test_run_state import TRAIN, said
+
+pytestmark = pytest.mark.e2e
+
+
+def lose_all_memory(job: Job) -> None:
+    """Kill the holders of all nodes, as a loss of power does; everything below them goes with them."""
+    for node in ("n0", "n1"):
+        os.kill(job.holder(node), signal.SIGKILL)
+
+
+def test_all_memory_is_lost_and_the_disks_have_it(start: Start) -> None:
+    calm = start("--nproc-per-node", "2", script=TRAIN, name="calm", HOLDFAST_STEPS="120")
+    calm.ends(0)
+    calm.run_dir.rename(calm.folder / "calm-run")
+    disk = calm.folder / "disk"
+    flags = ("--nnodes", "2", "--set", f"disk.path={disk}", "--set", "disk.every_s=0.5")
+    job = start(*flags, script=TRAIN, HOLDFAST_STEPS="120")
+    job.trains()
+    job.until(lambda: job.status()["disk"] > 3, "a step on both disks")
+    least = job.status()["disk"]
+    lose_all_memory(job)
+    job.trains(generation=2)
+    job.ends(0, patience_s=90)
+    [record] = job.report().incidents
+    assert record.resumed_from is not None and record.resumed_from >= least
+    restored = [words for words in said(job, "from") if words[0] != "0"]
+    assert restored == [[str(record.resumed_from), "disk"]] * 2
+    assert f"resumed from step {record.resumed_from} from the disks of 2 nodes, lost " in record.sentence
+    assert {words[0] for words in said(job, "weights")} == {words[0] for words in said(calm, "weights")}
+    [folder] = disk.iterdir()
+    assert f"step 120 stays on disk in {folder}: no storage has this state" in job.text()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.glob("rank-*/step-*/*")} == {0o600}
+
+
+@pytest.mark.slow
+def test_a_loss_of_power_takes_the_controller_too(start: Start, tmp_path: Path) -> None:
+    """Everything dies at once, and a person starts the run again on the same host."""
+    flags = ("--nnodes", "2", "--set", f"disk.path={tmp_path}/disk", "--set", "disk.every_s=0.5")
+    job = start(*flags, script=TRAIN)
+    job.trains()
+    job.until(lambda: job.status()["disk"] > 3, "a step on both disks")
+    least = job.status()["disk"]
+    os.kill(job.process.pid, signal.SIGKILL)
+    os.kill(job.controller(), signal.SIGKILL)
+    lose_all_memory(job)
+    job.start("--resume", str(job.run_dir))
+    job.trains(generation=2)
+    job.finish()
+    job.ends(0)
+    told = job.says("from the disks of 2 nodes")
+    step = int(told.split("step ")[1].split()[0])
+    assert step >= least and said(job, "from")[-1] == [str(step), "disk"]
+
+
+@pytest.mark.slow
+def test_a_flipped_byte_costs_the_steps_since_the_state_before(start: Start, tmp_path: Path) -> None:
+    flags = ("--nnodes", "2", "--set", f"disk.path={tmp_path}/disk", "--set", "disk.every_s=0.5")
+    job = start(*flags, script=TRAIN)
+    job.trains()
+    job.until(lambda: len([*tmp_path.glob("disk/*/rank-1/step-*")]) > 1, "two steps on disk")
+    agent = job.agent("n1")
+    os.kill(agent, signal.SIGSTOP)  # so that nothing newer is written
+    newest = max(tmp_path.glob("disk/*/rank-1/step-*"))
+    image = newest / "__0_0.distcp"
+    content = bytearray(image.read_bytes())
+    content[5000] ^= 1
+    image.write_bytes(content)
+    lose_all_memory(job)
+    job.trains(generation=3)
+    job.finish()
+    job.ends(0)
+    job.says("dropped the damaged state of rank 1")
+    restored = [int(step) for step, source in said(job, "from") if source == "disk"]
+    assert len(set(restored[-2:])) == 1 and restored[-1] < int(newest.name.removeprefix("step-"))

@@ -1,0 +1,133 @@
+"""Restores from local disks: which states are believed, after whatever loss, and when storage comes before them."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from holdfast.controller.actions.action_executor import EVICTED
+from holdfast.model.action import Dismiss, Launch
+from holdfast.model.errand import Leave
+from holdfast.model.observation import Beat
+from holdfast.model.state_copy import Copy, Doubt, Restore
+from holdfast.wire.agent_messages import Hello
+from tests.controller.fakes import MemoryNotes
+from tests.controller.test_action_executor import LAUNCH, Bench, settle
+
+
+def on_disks(*states: tuple[int, int]) -> dict[str, tuple[Copy, ...]]:
+    """What both nodes tell of their disks, by generation and step."""
+    return {
+        seat.node: tuple(
+            Copy(
+                rank=rank, step=step, node=seat.node, layout="l", world=4, whole=True, disk=True, generation=generation
+            )
+            for rank in range(seat.first_rank, seat.first_rank + seat.nproc)
+            for generation, step in states
+        )
+        for seat in LAUNCH.seats
+    }
+
+
+def launch(generation: int, *, astray: tuple[str, ...] = (), doubts: tuple[Doubt, ...] = ()) -> Launch:
+    return msgspec.structs.replace(LAUNCH, id=generation, generation=generation, astray=astray, doubts=doubts)
+
+
+class Lives:
+    """One run whose controllers come and go, and whose nodes tell each of them anew what their disks hold."""
+
+    def __init__(self) -> None:
+        self.notes = MemoryNotes()
+
+    def plan(self, launch: Launch, *states: tuple[int, int], stored: int = -1) -> Restore:
+        bench = Bench(notes=self.notes)
+        bench.hold(on_disks(*states))
+        plan = bench.executor._recall_or_plan(launch)
+        if stored >= 0:
+            bench.registry.record_beat(0.0, Beat(node="a", generation=0, step=stored, at=0.0, stored=stored))
+            bench.executor.on_step()
+        return plan
+
+
+def test_nodes_that_are_all_new_go_on_from_their_disks() -> None:
+    job = Lives()
+    job.plan(launch(1))
+    plan = job.plan(launch(2, astray=("a", "b")), (1, 40), (1, 45))
+    assert plan.step == 45 and all(source.disk for source in plan.sources)
+
+
+def test_memory_of_nodes_that_were_away_is_not_believed_though_their_disks_are() -> None:
+    job = Lives()
+    job.plan(launch(1))
+    bench = Bench(notes=job.notes)
+    memory = {n: tuple(msgspec.structs.replace(c, disk=False) for c in held) for n, held in on_disks((1, 48)).items()}
+    bench.hold({node: (*memory[node], *held) for node, held in on_disks((1, 45)).items()})
+    assert bench.executor._recall_or_plan(launch(2, astray=("a", "b"))).step == 45
+
+
+def test_a_line_that_was_left_is_never_taken_up_again() -> None:
+    job = Lives()
+    job.plan(launch(1))
+    assert job.plan(launch(2), (1, 40)).step == 40
+    # A host that was away comes back with a state that its generation made after step 40.
+    assert job.plan(launch(3), (1, 45), (1, 40)).step == 40
+    assert job.plan(launch(4), (2, 44), (3, 43)).step == 43, "generation 3 went on from step 40, so 44 is another's"
+    assert not job.plan(launch(5), (3, 44)).sources
+
+
+def test_after_a_start_from_storage_or_from_nothing_no_older_disk_counts() -> None:
+    job = Lives()
+    job.plan(launch(1))
+    assert not job.plan(launch(2)).sources
+    assert not job.plan(launch(3), (1, 40)).sources
+
+
+def test_states_in_doubt_are_left_out() -> None:
+    job = Lives()
+    job.plan(launch(1))
+    assert job.plan(launch(2, doubts=(Doubt(generation=1, not_after=42),)), (1, 40), (1, 45)).step == 40
+
+
+@pytest.mark.parametrize("note", [b"", b"{"])
+def test_without_the_last_plan_no_disk_is_believed(note: bytes) -> None:
+    job = Lives()
+    job.plan(launch(1))
+    job.notes.put_note("plan.json", note)
+    assert not job.plan(launch(2), (1, 40)).sources
+
+
+def test_a_plan_that_is_not_of_the_last_launch_tells_too_little() -> None:
+    job = Lives()
+    job.plan(launch(1))
+    assert not job.plan(launch(3), (1, 40)).sources
+
+
+def test_a_newer_checkpoint_comes_before_the_disks_even_if_only_a_note_knows_of_it() -> None:
+    job = Lives()
+    job.plan(launch(1), stored=50)
+    before = job.notes.get_note("plan.json")
+    plan = job.plan(launch(2), (1, 45))
+    assert not plan.sources and plan.stored == 50
+    job.notes.put_note("plan.json", before)
+    assert job.plan(launch(2), (1, 55)).step == 55
+
+
+async def test_a_restore_from_disks_is_said() -> None:
+    job = Lives()
+    job.plan(launch(1))
+    bench = Bench(notes=job.notes)
+    bench.hold(on_disks((1, 40)))
+    await bench.carry_out(launch(2))
+    assert bench.said == ["resuming from step 40 from the disks of 2 nodes"] and bench.outcomes[-1].disks == 2
+
+
+@pytest.mark.parametrize(("other", "over"), [("h", False), ("elsewhere", True)])
+async def test_the_last_node_of_a_host_leaves_nothing_on_its_disk(other: str, over: bool) -> None:
+    bench = Bench("a", "b")
+    for node, host in (("a", "h"), ("b", other)):
+        hello = Hello(node=node, host=host, nproc=1, order=0, generation=0, ready=True)
+        bench.registry.record_hello(0.0, hello)
+    carried = asyncio.create_task(bench.carry_out(Dismiss(id=4, node="a", reason="evicted")))
+    await settle()
+    await carried
+    assert bench.told == [("a", Leave(id=4, code=EVICTED, grace_s=0.0, reason="evicted", disk_over=over))]
