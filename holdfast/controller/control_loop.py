@@ -174,6 +174,8 @@ class Controller:
 
     def announce_news(self, news: Alarm | Ended | Outcome) -> None:
         """Process an alarm, an end or an outcome; progress first, so that the decider knows the newest step."""
+        if isinstance(news, Alarm) and news.kind is Kind.SILENCE:
+            self.detectors.pace.on_silence(news.suspects)
         self._flush_progress()
         self.process_event(news)
 

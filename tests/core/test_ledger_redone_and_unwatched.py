@@ -28,6 +28,14 @@ def test_steps_that_are_not_in_the_journal_yet_may_be_redone_too() -> None:
     assert [ledger.count_redone(step) for step in (1, 8, 21, 30)] == [1, 8, 21, 21]
 
 
+def test_steps_of_which_nobody_told_were_made_if_the_job_goes_on_after_them() -> None:
+    """A node is lost with all that it had to tell, but its peer holds the state of a later step."""
+    further = account(*START, *CRASH, "36 progress 26 at 35", "46 progress 30 at 45 from 26 since 35")
+    assert [(ran.steps, ran.redone) for ran in further.ran] == [(30, 0)]
+    begun = account(*START[:-1], "6 progress 1001 at 5")
+    assert [ran.steps for ran in begun.ran] == [1], "an earlier job made what came before"
+
+
 def test_work_lost_by_two_failures_is_redone_after_the_second() -> None:
     second = ("40 alarm crash n0 rank 0 code -9", "41 outcome 5 ok", "43 outcome 6 ok", "46 progress 1 at 45")
     first = (*START, *CRASH, "36 progress 1 at 35", "40 progress 8 at 39 from 1 since 35")

@@ -46,6 +46,7 @@ class JobPace:
         self._missing: set[str] = set()  # nodes with a rank that has made no step yet
         self._behind: set[str] = set()  # nodes that redo what was done before
         self._warming: set[str] = set()  # nodes in their first steps; pace is measured from their end on
+        self._silent: set[str] = set()  # nodes whose last word may be older than their last step
         self._said_at = 0.0
         self._said_step = -1
         self._said_parted = False
@@ -57,13 +58,20 @@ class JobPace:
     def on_launch(self, generation: int, nodes: tuple[str, ...]) -> None:
         self.generation = generation
         self._beats, self._missing, self._behind, self._warming = {}, set(nodes), set(nodes), set(nodes)
+        self._silent = set()
         self._said_at, self._said_step, self._said_parted = 0.0, -1, False
+
+    def on_silence(self, nodes: Iterable[str]) -> None:
+        """From now on, take the job's step from the other nodes: ranks step together, and only those tell their last
+        step. If no node is left, the last word of each counts."""
+        self._silent |= self._beats.keys() & set(nodes)
 
     def on_beat(self, now: float, beat: Beat) -> Progress | None:
         if beat.generation != self.generation or beat.step < 0:
             return None
         first, redoing, warming = bool(self._missing), bool(self._behind), bool(self._warming)
         self._beats[beat.node] = beat
+        self._silent.discard(beat.node)
         self._missing.discard(beat.node)
         if beat.step + max(0, beat.origin) >= self.best:
             self._behind.discard(beat.node)
@@ -90,7 +98,8 @@ class JobPace:
 
     @property
     def _slowest_beat(self) -> Beat:
-        return min(self._beats.values(), key=lambda b: (b.step, -b.at))
+        heard = [beat for node, beat in self._beats.items() if node not in self._silent]
+        return min(heard or self._beats.values(), key=lambda b: (b.step, -b.at))
 
     @property
     def _have_parted(self) -> bool:

@@ -51,6 +51,7 @@ class Ledger:
         self._redone: list[RedoneSteps] = []  # the newest is of what this generation mended
         self._paces = ReleasePaces()
         self._release = 0
+        self._stepped_in = 0  # the release that made the newest step
         self._seated: frozenset[str] = frozenset()
         self._spans: list[Span] = []
         self._start_at: float | None = None
@@ -311,17 +312,28 @@ class Ledger:
         self._set_parted(event.parted, event.at)
         if event.renumbers(before):
             self.best = -1
-        self.step, self._newest = event.step, event
+        if before is None:
+            self._add_unheard(event)
+        self.step, self._newest, self._stepped_in = event.step, event, self._release
         made = max(0, event.step - (before.step if before else event.first_step - 1))
         new = made if event.counted else min(made, max(0, event.step - self.best))
         if not event.counted:
             self.best = max(self.best, event.step)
-        ran = self._ran[self._release]
-        redone = ran.redone + made - new
-        self._ran[self._release] = msgspec.structs.replace(ran, steps=ran.steps + new, redone=redone)
+        self._add_steps(self._release, new, made - new)
         if made > new and self._redone:
             mended = self._redone[-1]
             self._redone[-1] = msgspec.structs.replace(mended, steps=mended.steps + made - new)
+
+    def _add_unheard(self, event: Progress) -> None:
+        """Count the steps before the one that this generation resumed from of which nobody told: somebody made them."""
+        alike = self._newest is not None and not event.counted and self._newest.numbered is event.numbered
+        if alike and 0 <= self.best < event.first_step - 1:
+            self._add_steps(self._stepped_in, event.first_step - 1 - self.best, 0)
+            self.best = event.first_step - 1
+
+    def _add_steps(self, release: int, new: int, redone: int) -> None:
+        ran = self._ran[release]
+        self._ran[release] = msgspec.structs.replace(ran, steps=ran.steps + new, redone=ran.redone + redone)
 
     def _on_recovery(self, record: Record | Change) -> None:
         """Backdate a finished incident or planned restart to the last good step, and start to count redone steps."""

@@ -180,3 +180,30 @@ def test_told_steps_are_taken_as_told() -> None:
     found = job.on_beat(1.0, replace(beat("a", 3, 1.0), origin=240))
     assert found is not None
     assert (found.step, found.counted) == (3, False)
+
+
+def test_the_last_step_of_a_lost_node_is_the_one_that_the_others_tell() -> None:
+    """Its last word is up to a beat old, and its neighbours tell at their stop how far all had come."""
+    job = pace()
+    job.on_beat(1.0, beat("a", 20, 1.0))
+    job.on_beat(1.0, beat("b", 20, 1.0))
+    job.on_beat(2.0, beat("a", 23, 1.9))
+    assert job.flush_progress(2.0) is None, "b has told of step 20 alone, and may stand there"
+    job.on_silence(("b", "a standby"))
+    found = job.flush_progress(4.0)
+    assert found is not None and (found.step, found.at, found.first_step) == (23, 1.9, 1)
+    job.on_silence(("a",))
+    assert job.step == 20, "nobody is left who could tell"
+
+
+def test_a_node_that_speaks_again_counts_again() -> None:
+    job = pace()
+    job.on_beat(1.0, beat("a", 20, 1.0))
+    job.on_beat(1.0, beat("b", 20, 1.0))
+    job.on_silence(("b",))
+    job.on_beat(2.0, beat("b", 20, 1.0))
+    job.on_beat(2.0, beat("a", 21, 2.0))
+    assert job.step == 20
+    job.on_launch(2, ("a", "b"))
+    job.on_silence(("b",))
+    assert job.on_beat(3.0, beat("a", 21, 3.0, generation=2)) is None, "b has made no step of this generation"
