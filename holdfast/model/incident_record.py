@@ -85,4 +85,5 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     admitted: tuple[str, ...] = ()
     counted: bool = False
     brought_in: int = 0  # a release that came in with it, although the restart was for something else
+    failed: bool = False  # its ranks made no step: it ended where an incident began
     sentence: str = ""

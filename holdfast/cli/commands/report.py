@@ -25,6 +25,7 @@ from holdfast.cli.terminal.quantity_text import (
 )
 from holdfast.core.decide.controller_takeover import lost_journal_sentence
 from holdfast.core.incident.incident_text import (
+    FAILED_START,
     count_failures,
     describe_new_release,
     describe_step,
@@ -268,6 +269,7 @@ def _changes_table(report: Report, bill: Bill) -> Table:
         took = _lost_text(change, bill.changes.get(number, {}), redone)
         swapped = [f"{', '.join(change.evicted)} left"] if change.evicted else []
         swapped += [f"{', '.join(change.admitted)} came"] if change.admitted else []
+        swapped += [FAILED_START] if change.failed else []
         why = "; ".join([change.why, *swapped]) + describe_new_release(change) + _fresh_start_text(change)
         table.add_row("", clock_text(change.asked_at), why, str(change.release), took)
     return table

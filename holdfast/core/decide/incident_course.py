@@ -32,6 +32,8 @@ def add_failure(state: JobState, now: float, alarm: Alarm) -> Incident:
         state.incidents += 1
         incident = open_incident(now, state.incidents, state.generation, state.progress, alarm)
         _date_failure(state, now, incident, alarm)
+        if state.pause:
+            _end_pause(state, state.pause, incident)
         state.interruption = incident
     else:
         incident.next_round()
@@ -58,6 +60,16 @@ def _date_failure(state: JobState, now: float, incident: Incident, alarm: Alarm)
         incident.good_at = max(incident.good_at, incident.watched_at)
     elif incident.untold:
         incident.good_at = max(incident.good_at, alarm.at)  # the node tells when the rank ended, not its last step
+
+
+def _end_pause(state: JobState, pause: Pause, incident: Incident) -> None:
+    """End a planned restart with an incident. If its ranks were launched, it is over, and its record says so; else the
+    restart of the incident serves it too."""
+    if state.phase is Phase.PAUSING:
+        return
+    state.changed = pause.make_failed_change(incident.good_at, state.releases.running.number)
+    state.emit(Say(text=state.changed.sentence))
+    incident.stood_step, incident.stood_counted = pause.good_step, pause.counted
 
 
 def describe_round(incident: Incident) -> str:

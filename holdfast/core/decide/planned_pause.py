@@ -46,6 +46,17 @@ class Pause(msgspec.Struct, kw_only=True):
             self.good_step, self.good_at = event.step, max(self.good_at, event.at)
             self.counted, self.numbered = event.counted, event.numbered
 
+    def take_over(self, before: "Pause") -> None:
+        """Take over the last step from a pause that this one replaces: no rank has made a step since."""
+        self.good_step, self.good_at, self.counted = before.good_step, before.good_at, before.counted
+        self.numbered, self.brought_in = before.numbered, before.brought_in
+
+    def make_failed_change(self, failed_at: float, release: int) -> Change:
+        """Return the record of this planned restart, whose ranks failed before their first step."""
+        last = Progress(generation=0, step=-1, at=failed_at, first_step=0, first_at=failed_at, counted=True)
+        change = msgspec.structs.replace(self.make_change(last, release), failed=True)
+        return msgspec.structs.replace(change, sentence=change_sentence(change))
+
     def make_change(self, event: Progress, release: int) -> Change:
         """Return the record of this planned restart, at the first step of the next generation."""
         stopped_at = max(self.stopped_at, self.asked_at)
@@ -92,6 +103,9 @@ def _describe_restart(change: Change) -> str:
     nodes = f"; {', '.join(change.evicted)} left" if change.evicted else ""
     nodes += f"; {', '.join(change.admitted)} admitted" if change.admitted else ""
     held = f", held for {change.held_s:.1f} s" if change.held_s else ""
+    if change.failed:
+        since = f" after step {change.good_step}" if change.good_step >= 0 and not change.counted else ""
+        return f"{change.why}: {incident_text.FAILED_START}{nodes}{held}, {lost_s:.1f} s{since}"
     if incident_text.is_fresh_start(change):
         return f"{change.why}: restarted{nodes}{held}, {incident_text.describe_fresh_start(change)} and {lost_s:.1f} s"
     at = (

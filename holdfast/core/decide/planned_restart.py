@@ -27,10 +27,12 @@ def start_if_wanted(state: JobState, now: float) -> str:
 def pause_job(state: JobState, now: float, why: str, release: int = 0) -> str:
     """End all ranks for a planned restart. A new pause replaces one that has not reached a step yet."""
     if state.incident is None:
-        brought_in = state.pause.brought_in if state.pause else 0
+        replaced = state.pause
         pause = state.interruption = Pause.begin_pause(now, why, state.generation, state.progress)
         pause.good_at = max(pause.good_at, min(state.taken_over_at, now))  # as with an incident
-        pause.for_release, pause.brought_in = release, brought_in
+        pause.for_release = release
+        if replaced:
+            pause.take_over(replaced)
     stop = launching.make_stop(state)
     state.emit(stop)
     state.enter(Phase.PAUSING, stop.id)

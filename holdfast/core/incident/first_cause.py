@@ -34,6 +34,8 @@ class Incident(msgspec.Struct, kw_only=True):
     good_at: float
     counted: bool
     numbered: bool = False
+    stood_step: int = -1  # the last step before a planned restart that this incident ended; ranks made none since
+    stood_counted: bool = False
     alarms: list[Alarm] = []  # of this round; once judged, the cause comes first
     departures: tuple[Alarm, ...] = ()  # alarms about ranks that ended well while the others went on
     dropped: int = 0  # alarms no longer kept that were no cause
@@ -148,8 +150,14 @@ class Incident(msgspec.Struct, kw_only=True):
 
     def _good_step(self, resumed_from: int | None) -> int:
         """Return the last good step. The step resumed from counts too, since a silent node may not have reported it."""
-        told = not self.counted and self.good_step >= 0 and resumed_from is not None
-        return max(self.good_step, resumed_from or 0) if told else self.good_step
+        good_step = self.good_step if self.good_step >= 0 else self.stood_step
+        told = not self._is_counted and good_step >= 0 and resumed_from is not None
+        return max(good_step, resumed_from or 0) if told else good_step
+
+    @property
+    def _is_counted(self) -> bool:
+        """Whether the last good step is a count since the launch of its generation."""
+        return self.counted if self.good_step >= 0 else self.stood_counted
 
     @property
     def echoes(self) -> int:
@@ -199,7 +207,7 @@ class Incident(msgspec.Struct, kw_only=True):
             restored_at=self.restored_at,
             rolled_back=self.rolled_back,
             brought_in=self.brought_in,
-            counted=self.counted and self.good_step >= 0,
+            counted=self._is_counted,
             skipped=self.skipped,
             disks=self.disks,
         )

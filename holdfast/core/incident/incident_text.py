@@ -13,6 +13,7 @@ ADVICE = (
     "the script has started from step 0 twice: have it save checkpoints and load the newest one when it starts, "
     "or let holdfast do both (holdfast.Checkpointer)"
 )
+FAILED_START = "ended by an incident before its first step"  # of a planned restart
 _BEFORE_START_UP = ("detect", "last step", "stop", "probe", "held", "launch")
 _OPTIONAL = ("probe", "held", "last step")  # told of only if they took time
 
@@ -96,7 +97,7 @@ def describe_fresh_start(record: Record | Change) -> str:
 
 def describe_unknown_resume(record: Record | Change) -> str:
     """Return a remark that the resumed step is unknown; "" if it is known or no step was made."""
-    if record.resumed_from is not None or record.good_step <= 0:
+    if record.resumed_from is not None or record.good_step <= 0 or is_failed_start(record):
         return ""
     most = "" if record.counted else f": at most {count_steps(record.good_step)} redone"
     return f" (whether the script resumed is not known{most})"
@@ -107,6 +108,11 @@ def lost_steps(record: Record | Change) -> int | None:
     if record.resumed_from is None or record.counted or is_untold(record):
         return None
     return max(0, record.good_step - record.resumed_from)
+
+
+def is_failed_start(record: Record | Change) -> bool:
+    """Return whether this is a planned restart that an incident ended before its first step."""
+    return isinstance(record, Change) and record.failed
 
 
 def is_untold(record: Record | Change) -> bool:

@@ -52,6 +52,10 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     def seconds(self) -> float:
         return self.end_at - self.start_at
 
+    def clip_end(self, end_at: float) -> "Span":
+        """Return the part of this span before `end_at`; an empty one if there is none."""
+        return msgspec.structs.replace(self, end_at=max(self.start_at, min(self.end_at, end_at)))
+
 
 class ReleaseRun(msgspec.Struct, frozen=True, kw_only=True):
     """How many generations and steps a job made under one release."""

@@ -85,6 +85,8 @@ class Ledger:
                 self._good_at = max(self._good_at, event.at)
         if isinstance(event, Ended) and decision.phase is Phase.ENDING and self.phase is Phase.TRAINING:
             self._set_parted(True, self._last_known_at)
+        if decision.changed and decision.changed.failed:
+            self._end_failed_change(decision.changed.resumed_at, entry.at)
         if decision.phase is not self.phase:
             self._enter_phase(entry.at, decision.phase)
         if decision.closed:
@@ -133,7 +135,7 @@ class Ledger:
         for index, (trained, alone) in enumerate(pairwise(self._spans)):
             ends_now = alone.use is TimeUse.UNKNOWN and alone.end_at == self._taken_over_at
             if ends_now and trained.use in _TRAINED:
-                at = _clip_span(alone, at).end_at
+                at = alone.clip_end(at).end_at
                 unwatched = msgspec.structs.replace(alone, use=TimeUse.UNWATCHED, start_at=at)
                 self._spans[index : index + 2] = [msgspec.structs.replace(trained, end_at=at), unwatched]
 
@@ -198,8 +200,8 @@ class Ledger:
         """Return the account without time that a later entry may change. Counters use it, because they must not fall.
 
         Training is settled up to the newest step, because an alarm takes back the time after it. A launch is settled
-        at the first step, because that step may be older than its report. Until the job makes a step or ends, it is
-        not known whether its ranks restored their state or ran.
+        at the first step, because that step may be older than its report, and a pause at its end, because an incident
+        may take it over. Until the job makes a step or ends, it is not known whether ranks restored their state or ran.
         """
         account = self.make_account(now)
         if self.phase is Phase.DONE:
@@ -207,8 +209,8 @@ class Ledger:
         spans = list(self._spans)
         if self._cut is not None:
             first = self._first_cut(self._cut[0], self._good_at)
-            spans[first : self._cut[0] + 1] = [_clip_span(spans[first], self._good_at)]
-        if self.phase in _USES and self.phase not in (Phase.LAUNCHING, Phase.STARTING):
+            spans[first : self._cut[0] + 1] = [spans[first].clip_end(self._good_at)]
+        if self.phase in _USES and self.phase not in (Phase.LAUNCHING, Phase.STARTING, Phase.PAUSING):
             until = self._good_at if self.phase is Phase.TRAINING else account.end_at
             spans.append(self._make_span(self._current_use(), self._at, max(self._at, until)))
         if not self._stepped_ever:
@@ -262,9 +264,21 @@ class Ledger:
             self._spans.append(self._make_span(TimeUse.STALL, self._at, until))
             self._at = until
 
+    def _end_failed_change(self, failed_at: float, at: float) -> None:
+        """Let the cost of the incident begin where a planned restart failed, which was heard of later."""
+        self._close_span(failed_at)
+        if at > self._at:
+            number = len(self.incidents) + 1
+            self._spans.append(Span(use=TimeUse.DETECT, start_at=self._at, end_at=at, incident=number))
+            self._at = at
+
     def _enter_phase(self, at: float, phase: Phase) -> None:
         if phase is Phase.TRAINING and self.progress:
             at = min(at, self.progress.first_at)  # heard later than it happened
+        if phase is Phase.STOPPING and self.phase is Phase.PAUSING and self._change:  # its restart serves both
+            self._incident, self._change = len(self.incidents) + 1, 0
+            if self._cut:
+                self._cut = self._cut[0], self._make_span(TimeUse.PAUSE, self._at, self._at)
         self._close_span(at)
         if phase in (Phase.STOPPING, Phase.PAUSING):
             # An incident that has not come to a step goes on through a pause.
@@ -355,8 +369,9 @@ class Ledger:
             return  # of a later generation, which a planned restart had started
         first = self._first_cut(index, record.good_at)
         good_at = max(record.good_at, self._spans[first].start_at)
-        kept = [_clip_span(span, good_at) for span in self._spans[first : index + 1] if span.start_at < good_at]
-        if self.phase is Phase.ENDING and not _is_given_up(record) and kept and kept[-1].use in _TRAINED:
+        kept = [span.clip_end(good_at) for span in self._spans[first : index + 1] if span.start_at < good_at]
+        given_up = isinstance(record, Record) and record.verdict.remedy is Remedy.GIVE_UP
+        if self.phase is Phase.ENDING and not given_up and kept and kept[-1].use in _TRAINED:
             kept[-1:] = self._split_end(kept[-1])
         lost = msgspec.structs.replace(instead, start_at=good_at, end_at=end_at)
         self._spans[first : index + 1] = [*kept, lost] if lost.seconds else kept
@@ -365,7 +380,7 @@ class Ledger:
     def _split_end(self, span: Span) -> list[Span]:
         """Divide the last training span of a job at its newest step: the next generation found nothing left to do."""
         at = max(self._good_at, self._newest.at if self._newest else 0.0)
-        trained = _clip_span(span, at)
+        trained = span.clip_end(at)
         ended = Span(use=TimeUse.END, start_at=trained.end_at, end_at=span.end_at)
         return [part for part in (trained, ended) if part.seconds]
 
@@ -378,14 +393,6 @@ class Ledger:
                 break
             index -= 1
         return index
-
-
-def _is_given_up(record: Record | Change) -> bool:
-    return isinstance(record, Record) and record.verdict.remedy is Remedy.GIVE_UP
-
-
-def _clip_span(span: Span, end_at: float) -> Span:
-    return msgspec.structs.replace(span, end_at=max(span.start_at, min(span.end_at, end_at)))
 
 
 def _reached_at(step: int, before: Progress | None, after: Progress) -> float:
