@@ -1,6 +1,6 @@
 """What goes to storage at the end of a job."""
 
-from holdfast.core.snapshots.final_checkpoint import choose_final, storage_time_s
+from holdfast.core.snapshots.final_checkpoint import choose_final, describe_doubt, storage_time_s
 from holdfast.model.errand import FinalState
 from holdfast.model.state_copy import Copy
 
@@ -55,3 +55,15 @@ def test_one_poisoned_rank_is_enough() -> None:
 
 def test_ranks_that_are_slow_to_end_leave_storage_its_half() -> None:
     assert storage_time_s(30, 1) == 29 and storage_time_s(30, 29) == 15
+
+
+def test_it_is_said_which_states_are_in_doubt_and_where_the_newest_go() -> None:
+    held = {f"n{r}": (copy(r, 41), copy(r, 40)) for r in (0, 1)}
+    assert describe_doubt(choose_final(held, -1, 40), 40) == (
+        "states after step 40 are in doubt; step 40, the newest good one, goes to storage;"
+        " step 41 goes to storage apart from the others"
+    )
+    assert describe_doubt(choose_final(held, -1, -1, verified=True), -1) == (
+        "all states since the newest launch are in doubt; no newer good one is in memory;"
+        " step 41 goes to storage apart from the others"
+    )

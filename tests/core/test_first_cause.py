@@ -85,7 +85,7 @@ def test_a_second_round_keeps_the_first_cause() -> None:
     case.add_alarm(echo(10.1))
     case.name_cause()
     case.stopped_at, case.launched_at = 11.0, 12.0
-    case.next_round()
+    case.next_round(12.0)
     case.add_alarm(silence(13.0, "n0"))
     assert list(case.silent) == ["n0"]
     assert case.name_cause().kind is Kind.SILENCE
@@ -124,3 +124,16 @@ def test_of_losses_the_one_that_went_wrong_at_the_earliest_step_counts() -> None
     for order in itertools.permutations(told):
         assert first_cause(list(order)) == told[1], "the others have it from the sum of the step before"
     assert first_cause([*told, crash(2.9)]).kind is Kind.CRASH
+
+
+def test_a_bad_loss_that_ranks_report_alike_is_of_all_of_them() -> None:
+    """The incident opens with whoever was heard first, and must not end with the name of another."""
+    case = incident()
+    for rank in (1, 0):
+        reason = "has a loss of nan since step 30"
+        node = (f"n{rank}",)
+        case.add_alarm(Alarm(kind=Kind.LOSS, at=3.0, suspects=node, ranks=(rank,), reason=reason, not_after=29))
+    case.name_cause()
+    record = case.make_record(Verdict(remedy=Remedy.RESTART, reason=""), 15.0, 29)
+    assert record.cause == "ranks 0 and 1 on n0 and n1 have a loss of nan since step 30"
+    assert case.alarms[0].suspects == ("n0",), "the ladder judges one alarm"

@@ -136,3 +136,28 @@ def test_phases_of_a_planned_restart_add_up() -> None:
         "first step",
     ]
     assert sum(incident_text.phases_s(asked_before).values()) == pytest.approx(11.0)
+
+
+def test_steps_in_doubt_were_made_and_are_lost_too() -> None:
+    text = told(kind="loss", good_step=40, made_step=42, resumed_from=40)
+    assert "(last good step: 40); restarted in place from step 40, lost 2 steps and 1.2 s" in text
+
+
+def test_the_script_is_not_blamed_for_states_that_were_left_out() -> None:
+    text = told(kind="loss", good_step=40, made_step=42, resumed_from=0, restored_at=100.9)
+    assert "restarted in place, from step 0, as later states are in doubt: lost 42 steps" in text
+    own = told(kind="loss", good_step=40, made_step=42, resumed_from=0)
+    assert "but the script started from step 0: lost 42 steps" in own, "nobody but the script restores its state"
+
+
+def test_phases_of_all_rounds_are_told_and_add_up() -> None:
+    earlier = {"stop": 0.1, "launch": 0.5, "failed start": 0.4}
+    text = told(failures=2, again_at=101.2, stopped_at=101.4, launched_at=101.5, resumed_at=102.0, earlier_s=earlier)
+    assert "lost 1 step and 2.0 s (detect 0.2, stop 0.3, launch 0.6, failed start 0.4, first step 0.5)" in text
+
+
+def test_ranks_with_the_same_bad_loss_are_named_together() -> None:
+    bad = Alarm(kind=Kind.LOSS, at=1.0, suspects=("n0", "n1"), ranks=(0, 1), reason="has a loss of nan since step 30")
+    assert incident_text.describe_cause(bad) == "ranks 0 and 1 on n0 and n1 have a loss of nan since step 30"
+    many = msgspec.structs.replace(bad, ranks=tuple(range(64)))
+    assert incident_text.describe_cause(many).startswith("ranks 0, 1, 2, 3 and 60 more on n0 and n1 have")

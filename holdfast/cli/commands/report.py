@@ -32,6 +32,7 @@ from holdfast.core.incident.incident_text import (
     is_fresh_start,
     lost_steps,
     start_up_s,
+    why_from_zero,
 )
 from holdfast.core.record.job_account import START_AND_END, TimeUse, UnwatchedTime
 from holdfast.core.record.job_report import Report, report_of
@@ -220,7 +221,8 @@ def _row_text(row: Row, parts: dict[str, float] | None = None) -> str:
     known = parts is not None and len(parts) > 1 and abs(sum(parts.values()) - start_s) < _ALIKE_S
     shared = share_tenths(parts, start_s) if parts and known else {}
     detail = f" = {' + '.join(f'{name} {seconds:.1f}' for name, seconds in shared.items())}" if shared else ""
-    said = {use: f"{use.value} {seconds:.1f}" for use, seconds in row.items() if use is not TimeUse.REDO}
+    hidden = (TimeUse.REDO,) if row.get(TimeUse.DIAGNOSE, 1.0) else (TimeUse.REDO, TimeUse.DIAGNOSE)
+    said = {use: f"{use.value} {seconds:.1f}" for use, seconds in row.items() if use not in hidden}
     return ", ".join(f"{text}{detail if use is TimeUse.START_UP else ''}" for use, text in said.items())
 
 
@@ -283,7 +285,7 @@ def _new_table(*columns: str) -> Table:
 
 
 def _fresh_start_text(record: Record | Change) -> str:
-    return "; the script started from step 0" if is_fresh_start(record) else ""
+    return f"; {why_from_zero(record).removeprefix('but ')}" if is_fresh_start(record) else ""
 
 
 def _lost_text(record: Record | Change, row: Row, redone: int | None) -> str:

@@ -324,7 +324,10 @@ class ActionExecutor:
         answers = await self.dispatch.ask_nodes(id, dict.fromkeys(present, errand), within_s)
         copies = {node: done.copies for node, done in answers.items()}
         stored = max((done.stored for done in answers.values()), default=-1)
-        return final_checkpoint.choose_final(copies, stored, action.not_after, verified=action.verified)
+        found = final_checkpoint.choose_final(copies, stored, action.not_after, verified=action.verified)
+        if action.not_after is not None and any(copies.values()):
+            self.say(final_checkpoint.describe_doubt(found, action.not_after))
+        return found
 
     async def _give_back_all(self, reason: str) -> dict[str, str]:
         """Give all nodes back at once; returns errors by node."""

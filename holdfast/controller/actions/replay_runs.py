@@ -10,6 +10,7 @@ import msgspec
 from holdfast.controller.actions.node_probing import Ask
 from holdfast.controller.node_registry import NodeRegistry
 from holdfast.core.decide.job_view import JobView
+from holdfast.core.incident.ladder import NO_REPLAY
 from holdfast.core.replay.majority import GroupResult
 from holdfast.core.replay.node_grid import UnfitError
 from holdfast.core.replay.regrouped_replay import ReplayLimits, ReplayRuling, RulingKind
@@ -23,7 +24,7 @@ from holdfast.ports import Store
 
 _IDS, _GROUPS = 10**14, 10**4  # errands of groups are numbered downwards from the one, at most so many of an action
 _SLACK_S = 60.0
-NOT_ALLOWED = "no replay: the script does not call holdfast.replayable"
+NOT_ALLOWED = f"{NO_REPLAY}the script does not call holdfast.replayable"
 _BEATS, _BEAT_S = 10, 0.5
 
 
@@ -71,7 +72,7 @@ class ReplayRuns:
         try:
             ruling = await self._find_ruling(action, asked)
         except UnfitError as e:
-            return Outcome(action=action.id, ok=True, detail=f"no replay: {e}")
+            return Outcome(action=action.id, ok=True, detail=f"{NO_REPLAY}{e}")
         except _GoneError as e:
             failed = dict.fromkeys(e.nodes, "did not answer during the replay")
             return Outcome(action=action.id, ok=True, failed=failed, untested=tuple(failed))

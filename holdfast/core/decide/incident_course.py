@@ -36,7 +36,7 @@ def add_failure(state: JobState, now: float, alarm: Alarm) -> Incident:
             _end_pause(state, state.pause, incident)
         state.interruption = incident
     else:
-        incident.next_round()
+        incident.next_round(now)
     incident.add_alarm(alarm)
     if is_node_loss(alarm):  # it may have been back amid a pause, and is lost now
         state.nodes.forget_returned(alarm.suspects)
@@ -135,7 +135,7 @@ def on_stopped(state: JobState, now: float, event: Outcome) -> str:
     state.named = None
     incident.name_cause()
     if incident.not_after is not None:
-        incident.good_step = min(incident.good_step, incident.not_after)
+        incident.doubt_steps(incident.not_after)
         state.resume_point.doubt_after(state.generation, incident.not_after, state.progress)
         state.failures.discount_steps(incident.not_after)
     case = state.failures.make_case(now, incident, state.releases, nodes=state.nodes, lost=lost)
@@ -156,7 +156,7 @@ def apply_verdict(
 ) -> str:
     """Carry out the verdict: give up, ask a person, or evict, roll back or skip and then launch again."""
     incident = state.current_incident
-    told = f"{incident_text.describe_cause(incident.alarms[0])}; {verdict.reason}"
+    told = f"{incident_text.describe_cause(incident.shared_cause)}; {verdict.reason}"
     if verdict.remedy is Remedy.GIVE_UP:
         if state.limits.ask_s and verdict.code == GAVE_UP:
             state.verdict = verdict
@@ -185,7 +185,8 @@ def start_probing(state: JobState, case: IncidentCase, verdict: Verdict) -> str:
     action = make_probe_or_replay(next(state.ids), state.generation, seats, verdict, doubts.not_after)
     state.emit(action)
     if verdict.level:
-        state.emit(Say(text=f"{incident_text.describe_cause(case.cause)}: {verdict.reason}"))
+        cause = incident_text.describe_cause(state.current_incident.shared_cause)
+        state.emit(Say(text=f"{cause}: {verdict.reason}"))
     state.enter(Phase.PROBING, action.id)
     return verdict.reason
 

@@ -36,6 +36,9 @@ class Incident(msgspec.Struct, kw_only=True):
     numbered: bool = False
     stood_step: int = -1  # the last step before a planned restart that this incident ended; ranks made none since
     stood_counted: bool = False
+    made_step: int = -1  # as in Record
+    again_at: float = 0.0
+    earlier_s: dict[str, float] = {}
     alarms: list[Alarm] = []  # of this round; once judged, the cause comes first
     departures: tuple[Alarm, ...] = ()  # alarms about ranks that ended well while the others went on
     dropped: int = 0  # alarms no longer kept that were no cause
@@ -91,8 +94,17 @@ class Incident(msgspec.Struct, kw_only=True):
         if self.first is not None:
             self.good_at = max(self.good_at, min(self.first.at, self.opened_at))
 
-    def next_round(self) -> None:
+    def next_round(self, now: float) -> None:
         """Start a new round, because the job failed again before it made a step."""
+        probed = {"probe": self.stopped_at + self.probed_s} if self.probed_s > incident_text.SHOWN_S else {}
+        ends = {"stop": self.stopped_at, **probed, "launch": self.launched_at or now, "failed start": now}
+        at = self.again_at or self.opened_at
+        for name, end_at in ends.items():
+            end_at = min(max(end_at, at), now)
+            if end_at > at:
+                self.earlier_s = self.earlier_s | {name: self.earlier_s.get(name, 0.0) + end_at - at}
+                at = end_at
+        self.again_at, self.stopped_at, self.probed_s, self.launched_at = now, now, 0.0, 0.0
         self.dropped += len(self.alarms) - 1
         self.alarms.clear()
         self.found = {}
@@ -137,8 +149,21 @@ class Incident(msgspec.Struct, kw_only=True):
         self.alarms.insert(0, cause)
         self.rounds += 1
         self.judged = True
-        self.first = self.first or cause
+        self.first = self.first or self.shared_cause
         return cause
+
+    @property
+    def shared_cause(self) -> Alarm:
+        """Return the cause of a judged round. A bad loss that several ranks report alike is of all of them."""
+        cause = self.alarms[0]
+        alike = [a for a in self.alarms if cause.kind is Kind.LOSS and (a.kind, a.reason) == (cause.kind, cause.reason)]
+        ranks = sorted({rank for alarm in alike for rank in alarm.ranks})
+        nodes = sorted({node for alarm in alike for node in alarm.suspects})
+        return msgspec.structs.replace(cause, ranks=tuple(ranks), suspects=tuple(nodes)) if alike else cause
+
+    def doubt_steps(self, not_after: int) -> None:
+        """Note that the steps after this one were made, and are not good."""
+        self.made_step, self.good_step = max(self.made_step, self.good_step), min(self.good_step, not_after)
 
     @property
     def not_after(self) -> int | None:
@@ -208,6 +233,9 @@ class Incident(msgspec.Struct, kw_only=True):
             rolled_back=self.rolled_back,
             brought_in=self.brought_in,
             counted=self._is_counted,
+            made_step=self.made_step,
+            again_at=self.again_at,
+            earlier_s=self.earlier_s,
             skipped=self.skipped,
             disks=self.disks,
         )

@@ -1,6 +1,6 @@
 """Sentences about incidents: which rank failed on which node and why, the step resumed from, and the cost."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.model.alarm import SWITCH, Alarm, Kind
@@ -16,6 +16,8 @@ ADVICE = (
 FAILED_START = "ended by an incident before its first step"  # of a planned restart
 _BEFORE_START_UP = ("detect", "last step", "stop", "probe", "held", "launch")
 _OPTIONAL = ("probe", "held", "last step")  # told of only if they took time
+SHOWN_S = 0.05  # which is more than nothing in tenths
+_NAMED = 4  # of ranks or nodes that share a cause
 
 
 def describe_exit(code: int) -> str:
@@ -34,8 +36,17 @@ def describe_cause(alarm: Alarm) -> str:
         where = f"the host of {where}"
     if alarm.kind is Kind.SILENCE or not alarm.ranks:
         return f"{where} {alarm.reason}"
+    if alarm.kind is Kind.LOSS and len(alarm.ranks) > 1:
+        have = alarm.reason.replace("has ", "have ", 1)
+        return f"ranks {_list_some([str(rank) for rank in alarm.ranks])} on {_list_some(alarm.suspects)} {have}"
     ranks = ", ".join(str(r) for r in alarm.ranks)
     return f"rank {ranks} on {where} {alarm.reason}"
+
+
+def _list_some(names: Sequence[str]) -> str:
+    """Return names as a phrase; of many, the first few and how many more there are."""
+    shown = [*names[:_NAMED], f"{len(names) - _NAMED} more"] if len(names) > _NAMED + 1 else list(names)
+    return " and ".join((", ".join(shown[:-1]), shown[-1])) if len(shown) > 1 else shown[0]
 
 
 def lost_standby_sentence(nodes: Iterable[str], alarm: Alarm) -> str:
@@ -92,7 +103,13 @@ def is_fresh_start(record: Record | Change) -> bool:
 
 def describe_fresh_start(record: Record | Change) -> str:
     made = lost_steps(record)
-    return f"but the script started from step 0: lost {count_steps(made) if made is not None else 'all steps'}"
+    return f"{why_from_zero(record)}: lost {count_steps(made) if made is not None else 'all steps'}"
+
+
+def why_from_zero(record: Record | Change) -> str:
+    """Return in words that a job began at step 0 again. If holdfast restores its state, the script chose nothing."""
+    doubted = isinstance(record, Record) and record.made_step >= 0 and record.restored_at > 0
+    return "from step 0, as later states are in doubt" if doubted else "but the script started from step 0"
 
 
 def describe_unknown_resume(record: Record | Change) -> str:
@@ -107,7 +124,8 @@ def lost_steps(record: Record | Change) -> int | None:
     """Return how many steps have to be made again; None if unknown. Ranks may stop before they have made them."""
     if record.resumed_from is None or record.counted or is_untold(record):
         return None
-    return max(0, record.good_step - record.resumed_from)
+    made_step = record.made_step if isinstance(record, Record) else -1
+    return max(0, max(record.good_step, made_step) - record.resumed_from)
 
 
 def is_failed_start(record: Record | Change) -> bool:
@@ -157,13 +175,17 @@ def phases_s(record: Record | Change) -> dict[str, float]:
     ends |= {"launch": record.launched_at, "imports and groups": record.grouped_at, restored: record.restored_at}
     if record.resumed_from is not None or record.resumed_at > record.launched_at:  # else its ranks make no steps
         ends["first step"] = record.resumed_at
-    found, at = {}, record.good_at
+    found: dict[str, float] = {}
+    at = record.good_at
     for name, end_at in ends.items():
         untold = name in ("imports and groups", restored) and not end_at
         end_at = min(max(end_at, at), record.resumed_at)  # ranks may be further than the news of their launch
-        if not untold and (end_at > at or name not in _OPTIONAL):
-            found[name] = end_at - at
+        if not untold and (end_at > at + SHOWN_S or name not in _OPTIONAL):
+            found[name] = found.get(name, 0.0) + end_at - at
             at = end_at
+        if name == "detect" and isinstance(record, Record) and record.again_at > at:
+            found |= record.earlier_s
+            at = record.again_at
     return found
 
 

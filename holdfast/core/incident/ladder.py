@@ -32,6 +32,7 @@ from holdfast.model.incident_record import Remedy, Verdict
 from holdfast.model.release import Skip
 
 GAVE_UP = 93  # exit code: do not requeue
+NO_REPLAY = "no replay: "  # how the result of a replay begins that was not made
 _PATIENCE_S = (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0)  # for somebody outside to come back
 _NODES, _BITS = 2, 3  # levels of probes: of machines, and of what they compute
 _NOBODY = "no node is to blame: restarted in place"
@@ -132,7 +133,8 @@ def verdict_after_probe(case: IncidentCase, bad: Mapping[str, str], found: str, 
         return Verdict(remedy=Remedy.EVICT, nodes=tuple(bad), reason=f"probed: {told}: evicted")
     verdict = find_verdict(msgspec.structs.replace(case, may_probe=False, may_replay=False))
     seen = f"{told}, and no standby can replace them" if bad else found or "nothing found"
-    return msgspec.structs.replace(verdict, reason=f"probed: {seen}; {verdict.reason}")
+    probed = "" if seen.startswith(NO_REPLAY) else "probed: "
+    return msgspec.structs.replace(verdict, reason=f"{probed}{seen}; {verdict.reason}")
 
 
 def _is_due(case: IncidentCase) -> bool:

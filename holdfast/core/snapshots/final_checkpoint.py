@@ -29,6 +29,15 @@ def choose_final(
     return found
 
 
+def describe_doubt(found: Mapping[str, Collection[FinalState]], not_after: int) -> str:
+    """Return in words which states are in doubt, and what becomes of the newest good one and the newest of all."""
+    of = f"states after step {not_after}" if not_after >= 0 else "all states since the newest launch"
+    states = {state.doubted: state.step for node in found.values() for state in node}
+    good = f"step {states[False]}, the newest good one, goes to storage" if False in states else ""
+    bad = f"step {states[True]} goes to storage apart from the others" if True in states else ""
+    return "; ".join(part for part in (f"{of} are in doubt", good or "no newer good one is in memory", bad) if part)
+
+
 def storage_time_s(last_s: float, took_s: float) -> float:
     """Return how long storage may take: the part of `last_s` that ranks left, but at least half of `last_s`."""
     return max(last_s - took_s, last_s * _LEAST)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.incident.ladder import find_verdict, verdict_after_probe
+from holdfast.core.incident.ladder import NO_REPLAY, find_verdict, verdict_after_probe
 from holdfast.model.incident_record import Remedy
 from tests.core.diagnose.test_ladder import ECC, case, past
 
@@ -20,3 +20,9 @@ def test_it_is_probed_and_a_repeat_on_that_node_evicts() -> None:
     assert elsewhere.remedy is Remedy.PROBE, "no node stands out"
     vague = msgspec.structs.replace(fabric, confidence=0.5)
     assert find_verdict(case(vague, may_probe=True)).remedy is Remedy.RESTART
+
+
+def test_nothing_is_called_probed_that_was_not() -> None:
+    refused = verdict_after_probe(case(ECC), {}, f"{NO_REPLAY}the script does not allow it", replaceable=True)
+    assert refused.reason.startswith("no replay: the script does not allow it; ")
+    assert verdict_after_probe(case(ECC), {}, "nobody stands out", replaceable=True).reason.startswith("probed: ")
