@@ -9,7 +9,7 @@ from typing import BinaryIO
 import msgspec
 
 from holdfast.core.log_analysis.catalog_hits import find_hits
-from holdfast.core.log_analysis.failure_catalog import FailureCatalog
+from holdfast.core.log_analysis.failure_catalog import UNKNOWN, FailureCatalog
 from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
 from holdfast.core.log_analysis.line_prefixes import LogLine, parse_lines
 from holdfast.logs.telling_lines_reader import read_telling_lines
@@ -17,6 +17,7 @@ from holdfast.model.diagnosis import Diagnosis
 
 _RANK = re.compile(r"(?:^|[-_.])rank[-_.]?(\d{1,6})(?=[-_.]|$)", re.IGNORECASE)  # rank3.txt, node1_rank3.log
 _FOLDER = re.compile(r"(?:^|/)(?:rank[-_]?|attempt_\d+/)(\d{1,6})$", re.IGNORECASE)  # rank-3/; torchrun's attempt_0/3/
+_OWN_END = "The script ended the rank itself: look for sys.exit where it stood."
 _FIRST_LINE = "Traceback (most recent call last):"
 _END_BYTES = 1 << 20
 _ENDS = 64  # logs whose ends are read
@@ -40,6 +41,8 @@ class ProcessEnds(msgspec.Struct, frozen=True, kw_only=True):
     starved: bool | None = None  # whether the kernel killed for want of memory; None: nobody has looked
     pressed: str = ""  # where nobody can know that: the sign that memory was scarce just before
     went_on: bool = False  # the same job made steps afterwards
+    verdict: str = ""  # what the run itself found, in its words
+    group: str = ""  # and whose fault that is, in the taxonomy's words
 
 
 def open_log(path: Path) -> RankLog:
@@ -69,7 +72,20 @@ def diagnose_logs(
         pressed=ends.pressed,
     )
     found = classify_failure(case, catalog)
-    return msgspec.structs.replace(found, went_on=found.went_on or ends.went_on)
+    found = msgspec.structs.replace(found, went_on=found.went_on or ends.went_on)
+    return _follow_verdict(found, ends) if ends.verdict else found
+
+
+def _follow_verdict(found: Diagnosis, ends: ProcessEnds) -> Diagnosis:
+    """Return the diagnosis with what the run itself found first; what ranks said explains it."""
+    silent = found.klass == UNKNOWN
+    said = f"The run found: {ends.verdict}."
+    found = msgspec.structs.replace(found, explanation=said if silent else f"{said} {found.explanation}")
+    if found.root_rank is None and len(ends.codes) == 1:
+        found = msgspec.structs.replace(found, root_rank=next(iter(ends.codes)))
+    if not silent or ends.group != "script":
+        return found
+    return msgspec.structs.replace(found, group=ends.group, action="rollback_or_fix_code", hint=_OWN_END)
 
 
 def is_echo(exception: str, catalog: FailureCatalog) -> bool:

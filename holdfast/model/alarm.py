@@ -43,6 +43,7 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True, tag="alarm"):
     raised: str = ""  # type of the Python exception that ended the rank
     pressed: str = ""  # a killed rank: the sign that memory was scarce, where the kernel does not count its kills
     klass: str = ""  # class of the failure taxonomy
+    title: str = ""  # the class in words; "": they are those of its name
     group: str = ""  # whose fault, in the taxonomy's words
     action: str = ""  # what to do next, in the taxonomy's words
     confidence: float = 0.0  # of the class, 0 to 1; 0: nobody says

@@ -62,6 +62,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     skipped: tuple[Skip, ...] = ()
     untold: bool = False  # ranks ran without a controller, and nobody said which step they came to
     disks: int = 0  # nodes from whose disks it went on
+    label: str = ""  # what its cost is booked as; "": its class or kind
     made_step: int = -1  # the last step that ranks made, where steps after the last good one are in doubt
     again_at: float = 0.0  # when the last failure was heard of, where there were several
     earlier_s: dict[str, float] = {}  # what was done between the first failure and that one, by phase

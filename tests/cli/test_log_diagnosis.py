@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.cli import main
@@ -17,9 +18,9 @@ from holdfast.config import Settings
 from holdfast.core.detect.crash import alarm_of
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.logs import catalog_files
-from holdfast.model.action import Say
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Decision, Entry, Phase, Progress, Tick
+from holdfast.model.incident_record import Record, Remedy, Verdict
 from holdfast.model.job_and_seats import Job
 from holdfast.model.observation import Exit
 from holdfast.wire.run_and_node_specs import EntryPoint as What
@@ -77,7 +78,7 @@ def test_one_screen_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "job.log").write_text(BOOM)
     assert main(["diagnose", str(tmp_path / "job.log")]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("gpu_oom") and "% sure" in text
+    assert text.startswith("GPU out of memory  (gpu_oom, ") and "% sure" in text
     for part in ("whose fault   framework", "fix_config: ", "rank 3 train.py:88", f"[rank3]: {OOM[:60]}"):
         assert part in text
     assert text.count("\n") < 24
@@ -174,6 +175,67 @@ def write(run_dir: Path, *alarms: Alarm) -> None:
     journal.close()
 
 
+def judged(generation: int, cause: str, **more: object) -> Record:
+    return msgspec.structs.replace(
+        Record(
+            number=1, generation=generation, cause=cause, kind="crash", klass="", resumed_from=10, resumed_at=9.0,
+            verdict=Verdict(remedy=Remedy.RESTART, reason=""), good_step=14, good_at=5.0, alarm_at=5.0, stopped_at=6.0,
+            launched_at=7.0,
+        ),
+        **more,
+    )  # fmt: skip
+
+
+def close_incident(run_dir: Path, seq: int, record: Record) -> None:
+    journal = SqliteJournal(run_dir / "journal.db")
+    decision = Decision(phase=Phase.TRAINING, closed=record)
+    journal.append(Entry(seq=seq, at=record.resumed_at, event=Tick(), decision=decision), durable=True)
+    journal.close()
+
+
+def write_peer_lost(tmp_path: Path, rank: int) -> None:
+    folder = tmp_path / "logs" / "gen-1" / f"rank-{rank}"
+    folder.mkdir(parents=True)
+    (folder / "stderr.log").write_text(BOOM.splitlines()[-1] + "\n")
+
+
+def test_the_verdict_of_the_run_comes_before_the_words_of_survivors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 1 calls sys.exit(3), and rank 0 alone says anything: that its peer has gone."""
+    run_dir = made_run(tmp_path)
+    write(run_dir, msgspec.structs.replace(crash(1, 1, 3, 5.0), group="script"), crash(1, 0, 1, 5.1))
+    write_peer_lost(tmp_path, 0)
+    close_incident(run_dir, 3, judged(1, "rank 1 on n0 exited with code 3 (SystemExit: 3)", ranks=(1,)))
+    found = told(capsys)
+    assert (found["root_rank"], found["group"], found["action"]) == (1, "script", "rollback_or_fix_code")
+    assert found["explanation"] == "The run found: rank 1 on n0 exited with code 3 (SystemExit: 3)."
+    assert "Connection closed" not in str(found)
+
+
+def test_a_lost_node_is_not_overruled_by_the_words_of_its_neighbours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = made_run(tmp_path)
+    write(run_dir, crash(1, 0, 1, 5.1))
+    write_peer_lost(tmp_path, 0)
+    cause = "n1 has been silent for 3 s"
+    sentence = f"{cause} at step 14; evicted n1, admitted n2 and resumed from step 10, lost 4 steps and 4.0 s (stop 4.0)"
+    close_incident(run_dir, 2, judged(1, cause, kind="silence", sentence=sentence))
+    found = told(capsys)
+    assert (found["class"], found["root_rank"], found["evidence"]) == ("node_failure", None, [f"holdfast: {sentence}"])
+
+
+def test_a_rank_that_left_early_has_no_last_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = made_run(tmp_path)
+    write(run_dir, crash(1, 0, 1, 5.1))
+    write_peer_lost(tmp_path, 0)
+    cause = "rank 1 on n0 left after step 24 while the others went on"
+    close_incident(run_dir, 2, judged(1, cause, ranks=(1,), sentence=f"{cause}; restarted in place, lost 4.0 s"))
+    main(["diagnose"])
+    assert cause in capsys.readouterr().out
+
+
 def test_a_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = made_run(tmp_path)
     assert str(run_dir) in refused(capsys)
@@ -242,7 +304,8 @@ def test_a_run_in_which_a_rank_was_stopped(tmp_path: Path, capsys: pytest.Captur
     cause = "rank 1 on n1 has stood at step 12 for 4 s: rank 1 is stopped"
     hang = Alarm(kind=Kind.HANG, at=9.0, suspects=("n1",), ranks=(1,), generation=2, reason="has stood")
     stop = Decision(phase=Phase.STOPPING, reason=f"incident 2: {cause}")
-    closed = Decision(phase=Phase.TRAINING, actions=(Say(text=f"{cause}; restarted in place, lost 4.0 s (stop 4.0)"),))
+    over = judged(2, cause, kind="hang", ranks=(1,), sentence=f"{cause}; restarted in place, lost 4.0 s (stop 4.0)")
+    closed = Decision(phase=Phase.TRAINING, closed=over)
     journal = SqliteJournal(made_run(tmp_path) / "journal.db")
     journal.append(Entry(seq=1, at=5.0, event=crash(1, 0, 1, 5.0, OOM), decision=Decision()), durable=True)
     journal.append(Entry(seq=2, at=9.0, event=hang, decision=stop), durable=True)

@@ -7,6 +7,7 @@ import msgspec
 from holdfast.core.incident.first_cause import ECHOES, KEPT_ALARMS, Incident, first_cause, is_echo
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.incident_record import Remedy, Verdict
+from holdfast.model.job_and_seats import Seat
 
 
 def crash(at: float, node: str = "n0", rank: int = 0, klass: str = "process_crash_signal") -> Alarm:
@@ -137,3 +138,11 @@ def test_a_bad_loss_that_ranks_report_alike_is_of_all_of_them() -> None:
     record = case.make_record(Verdict(remedy=Remedy.RESTART, reason=""), 15.0, 29)
     assert record.cause == "ranks 0 and 1 on n0 and n1 have a loss of nan since step 30"
     assert case.alarms[0].suspects == ("n0",), "the ladder judges one alarm"
+
+
+def test_a_rank_that_left_early_is_not_booked_as_an_exception() -> None:
+    case = incident()
+    case.add_alarm(echo(10.0))
+    case.on_departed((1,), (Seat(node="n0", group_rank=0, first_rank=0, nproc=2),))
+    case.name_cause()
+    assert case.make_record(Verdict(remedy=Remedy.RESTART, reason=""), 15.0, 3).label == "rank left early"

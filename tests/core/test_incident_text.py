@@ -161,3 +161,17 @@ def test_ranks_with_the_same_bad_loss_are_named_together() -> None:
     assert incident_text.describe_cause(bad) == "ranks 0 and 1 on n0 and n1 have a loss of nan since step 30"
     many = msgspec.structs.replace(bad, ranks=tuple(range(64)))
     assert incident_text.describe_cause(many).startswith("ranks 0, 1, 2, 3 and 60 more on n0 and n1 have")
+
+
+def test_costs_are_booked_by_what_is_known() -> None:
+    killed = Alarm(kind=Kind.CRASH, at=1.0, suspects=("n0",), ranks=(0,), code=-9, reason="was killed by SIGKILL")
+    assert incident_text.cause_label(killed) == "SIGKILL of unknown sender"
+    words = msgspec.structs.replace(killed, code=1, klass="host_oom_kill", confidence=0.59, title="Host out of memory")
+    assert incident_text.cause_label(words) == "SIGKILL of unknown sender", "a child was killed, and nobody says by whom"
+    counted = msgspec.structs.replace(words, code=-9, confidence=0.8)
+    assert incident_text.cause_label(counted) == "host out of memory"
+    scarce = msgspec.structs.replace(words, code=-9, confidence=0.6, pressed="memory pressure was 43 %")
+    assert incident_text.cause_label(scarce) == "probable OOM kill"
+    assert incident_text.cause_label(msgspec.structs.replace(killed, code=-11)) == "killed by SIGSEGV"
+    assert incident_text.record_label(RECORD) == "host oom kill", "as journals from before have it"
+    assert incident_text.record_label(msgspec.structs.replace(RECORD, klass="")) == "crash"

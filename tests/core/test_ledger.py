@@ -65,7 +65,7 @@ def test_training_ends_at_the_last_good_step_not_at_the_alarm() -> None:
     ]
     assert found.ettr == pytest.approx((20 + 10) / 50)
     assert found.mttr_s == 10.0
-    assert found.lost_s() == {START_AND_END: 5.0, "crash": 15.0}
+    assert found.lost_s() == {START_AND_END: 5.0, "SIGKILL of unknown sender": 15.0}
     assert (found.step, found.generation, found.phase) == (26, 2, Phase.TRAINING)
 
 
@@ -148,7 +148,7 @@ def test_chained_failures_redo_the_same_work_twice() -> None:
         ("redo", 43, 48, 2),
         ("train", 48, 60, 0),
     ]
-    assert found.lost_s() == {START_AND_END: 5.0, "crash": 13.0, "process_crash_signal": 10.0}
+    assert found.lost_s() == {START_AND_END: 5.0, "SIGKILL of unknown sender": 13.0, "a native crash ended the process": 10.0}
     assert found.mttr_s == pytest.approx((10 + 5) / 2)
 
 

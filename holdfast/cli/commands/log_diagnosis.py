@@ -183,7 +183,8 @@ def print_diagnosis(found: Diagnosis) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    head = Text.assemble((found.klass, "bold red"), f"  {found.title}  ", (f"({found.confidence:.0%} sure)", "dim"))
+    sure = f"  ({found.klass}, {found.confidence:.0%} sure)"
+    head = Text.assemble((found.title or found.klass, "bold red"), (sure, "dim"))
     facts = Table.grid(padding=(0, 2))
     who = f"rank {found.root_rank}" if found.root_rank is not None else ""
     for name, value in (

@@ -8,11 +8,13 @@ from pathlib import Path
 from holdfast.agent.rank import last_words
 from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.core.incident.first_cause import ECHOES
+from holdfast.core.incident.incident_case import TOLD
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, open_log
-from holdfast.model.action import Say
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Entry, Phase, Progress
+from holdfast.model.incident_record import Record
 
 _BEFORE_S = 60.0  # the kernel may have told of a kill so long before ranks were seen to end
 
@@ -30,41 +32,58 @@ def find_file_or_run(name: str) -> Path:
 def read_failed_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
     """Return the logs of the newest generation in which a rank crashed, and how its ranks ended.
 
-    If the newest incident is another one, such as a hang, no log tells of it but what holdfast itself said.
+    If the newest incident is another one, such as a hang, no log tells of it but what holdfast itself said. If the run
+    has found out who failed first, only that rank's words count: the others speak of what followed.
     """
     entries = _read_entries(run_dir)
     events = [entry.event for entry in entries]
     crashes = [event for event in events if isinstance(event, Alarm) and event.kind is Kind.CRASH]
     generation = max((alarm.generation for alarm in crashes), default=-1)
     opened = [entry for entry in entries if isinstance(entry.event, Alarm) and entry.decision.phase is Phase.STOPPING]
-    if any(isinstance(entry.event, Alarm) and entry.event.generation > generation for entry in opened):
-        return [RankLog(open=lambda: io.BytesIO(_write_console(entries).encode()))], ProcessEnds()
+    later = any(isinstance(entry.event, Alarm) and entry.event.generation > generation for entry in opened)
+    record = None if later else _find_record(entries, generation)
+    silent = record and not any(set(record.ranks) & set(a.ranks) for a in crashes if a.generation == generation)
+    if later or silent or (record and record.kind != Kind.CRASH):  # no rank wrote down what the run found
+        text = _write_console(entries)
+        return [RankLog(open=lambda: io.BytesIO(text.encode()))], ProcessEnds()
     if not crashes:
         raise UsageError(f"no rank of {run_dir} has failed; holdfast report shows what happened")
-    last = [alarm for alarm in crashes if alarm.generation == generation]
+    first = record.ranks if record and record.klass not in ECHOES else ()
+    last = [a for a in crashes if a.generation == generation and (not first or set(first) & set(a.ranks))]
     ends = ProcessEnds(
         codes={alarm.ranks[0]: alarm.code for alarm in last if alarm.ranks and alarm.code is not None},
         at={alarm.ranks[0]: alarm.at for alarm in last if alarm.ranks},
         starved=_is_oom_killed(events, last),
         pressed=next((alarm.pressed for alarm in last if alarm.pressed), ""),
         went_on=any(isinstance(event, Progress) and event.generation > generation for event in events),
+        verdict=record.cause if record and first else "",
+        group=next((alarm.group for alarm in last if alarm.group), ""),
     )
     here = last_words.rank_folder(run_directory.read_spec(run_dir).log_dir, generation, 0).parent
     logs = [open_log(path) for path in sorted(here.rglob("*.log"))]
+    logs = [log for log in logs if not first or log.rank in first]
     said = [line for alarm in last for line in alarm.evidence if not logs]  # they lie on other machines
     logs += [RankLog(open=lambda: io.BytesIO("\n".join(said).encode()))] if said else []
     return logs, ends
 
 
+def _find_record(entries: Sequence[Entry], generation: int) -> Record | None:
+    """Return the record of the incident that ended this generation; None if it is not closed, or there is none."""
+    closed = [entry.decision.closed for entry in entries if entry.decision.closed]
+    return next((record for record in reversed(closed) if record.generation == generation), None)
+
+
 def _write_console(entries: Sequence[Entry]) -> str:
-    """Return what holdfast said about incidents on its console, as the journal tells it."""
-    lines, phase = [], Phase.NEW
+    """Return what holdfast said about incidents on its console, as the journal tells it: of those that are over only
+    the last sentence, because the first one may be about a rank that only lost its peer."""
+    lines, opened, phase = [], "", Phase.NEW
     for entry in entries:
         if isinstance(entry.event, Alarm) and entry.decision.phase is Phase.STOPPING is not phase:
-            lines.append(f"holdfast: {entry.decision.reason}; stopping all ranks")
-        lines += [f"holdfast: {action.text}" for action in entry.decision.actions if isinstance(action, Say)]
+            opened = f"holdfast: {entry.decision.reason}; stopping all ranks"
+        if entry.decision.closed:
+            lines, opened = [*lines, f"holdfast: {entry.decision.closed.sentence}"], ""
         phase = entry.decision.phase
-    return "\n".join(lines)
+    return "\n".join([*lines, opened])
 
 
 def _read_entries(run_dir: Path) -> list[Entry]:
@@ -81,5 +100,6 @@ def _read_entries(run_dir: Path) -> list[Entry]:
 def _is_oom_killed(events: Sequence[object], last: Sequence[Alarm]) -> bool:
     """Whether the kernel reported that it killed these ranks for lack of memory."""
     since, ranks = min(alarm.at for alarm in last) - _BEFORE_S, {rank for alarm in last for rank in alarm.ranks}
-    told = (e for e in events if isinstance(e, Alarm) and e.klass == "host_oom_kill" and not e.pressed)
+    kills = (e for e in events if isinstance(e, Alarm) and e.klass == "host_oom_kill" and not e.pressed)
+    told = (e for e in kills if not 0.0 < e.confidence < TOLD)  # words that only guess are no kernel's
     return any(event.at >= since and ranks & set(event.ranks) for event in told)

@@ -52,6 +52,7 @@ def _make_alarm(exit: Exit, found: Diagnosis, raised: str) -> Alarm:
         raised=raised.partition(":")[0][:_RAISED_CHARS],
         pressed="" if exit.starved or exit.code != _MUTE[0] else exit.pressed,
         klass=klass,
+        title=found.title if klass else "",
         group=found.group if klass else _SCRIPT if raised.startswith(_ITS_OWN) else "",
         action=_without_witness(found.action) if klass else "",
         confidence=found.confidence if klass else 0.0,

@@ -233,6 +233,7 @@ class Incident(msgspec.Struct, kw_only=True):
             rolled_back=self.rolled_back,
             brought_in=self.brought_in,
             counted=self._is_counted,
+            label="rank left early" if cause in self.departures else incident_text.cause_label(cause),
             made_step=self.made_step,
             again_at=self.again_at,
             earlier_s=self.earlier_s,

@@ -17,6 +17,7 @@ FAILED_START = "ended by an incident before its first step"  # of a planned rest
 _BEFORE_START_UP = ("detect", "last step", "stop", "probe", "held", "launch")
 _OPTIONAL = ("probe", "held", "last step")  # told of only if they took time
 SHOWN_S = 0.05  # which is more than nothing in tenths
+_TOLD = 0.7  # confidence from which a class is no guess
 _NAMED = 4  # of ranks or nodes that share a cause
 
 
@@ -41,6 +42,27 @@ def describe_cause(alarm: Alarm) -> str:
         return f"ranks {_list_some([str(rank) for rank in alarm.ranks])} on {_list_some(alarm.suspects)} {have}"
     ranks = ", ".join(str(r) for r in alarm.ranks)
     return f"rank {ranks} on {where} {alarm.reason}"
+
+
+def cause_label(alarm: Alarm) -> str:
+    """Return a few words for what an alarm's incident cost. A killer that nobody knows is called unknown, though the
+    OOM killer is the usual one."""
+    guessed = alarm.klass == "host_oom_kill" and 0.0 < alarm.confidence < _TOLD
+    if (guessed or not alarm.klass) and (guessed or alarm.code == -9):
+        return "probable OOM kill" if alarm.pressed else "SIGKILL of unknown sender"
+    if alarm.code is not None and alarm.code < 0 and not alarm.klass:
+        return describe_exit(alarm.code).removeprefix("was ")
+    title = alarm.title.partition(",")[0]  # these words stand in a list
+    return f"{title[:1].lower()}{title[1:]}" or _class_words(alarm.klass)
+
+
+def record_label(record: Record) -> str:
+    """Return what the cost of an incident is booked as; older journals tell only its class or kind."""
+    return record.label or _class_words(record.klass) or record.kind
+
+
+def _class_words(klass: str) -> str:
+    return klass.replace("_", " ")
 
 
 def _list_some(names: Sequence[str]) -> str:
