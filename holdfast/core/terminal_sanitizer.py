@@ -17,6 +17,7 @@ _CONTROLS = rf"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f{_TURNS}\udc90\udc98
 _HARMFUL_SHOWN = re.compile(rf"(?!{_COLOUR})(?:{_ESCAPE}|{_CONTROLS})")
 _COLOURED = re.compile(_COLOUR)
 _PLAIN_AGAIN = "\x1b[m"
+CUT = " ..."  # where a text was cut
 
 
 def strip_controls(text: str) -> str:
@@ -27,6 +28,17 @@ def strip_controls(text: str) -> str:
 def sentence_of_ours(text: str) -> str:
     """Return our message, sanitized and with later lines indented, so that a text it quotes cannot pose as ours."""
     return strip_controls(text).replace("\n", "\n  ")
+
+
+def cut_words(text: str, most: int) -> str:
+    """Return the text with at most so many characters; a longer one is marked where it was cut."""
+    return text if len(text) <= most else mark_cut(text[: most - len(CUT)])
+
+
+def mark_cut(text: str) -> str:
+    """Return a text that was cut somewhere, without the half word at its end, and marked."""
+    words = text.rpartition(" ")[0]
+    return f"{words if 2 * len(words) > len(text) else text}{CUT}"
 
 
 def _strip_pattern(harmful: re.Pattern[str], text: str) -> str:

@@ -6,7 +6,7 @@ from holdfast.core.decide import launching
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.planned_pause import Pause
 from holdfast.core.incident import incident_text
-from holdfast.core.incident.first_cause import Incident, is_node_loss, open_incident
+from holdfast.core.incident.first_cause import Incident, is_echo, is_node_loss, open_incident
 from holdfast.core.incident.incident_case import IncidentCase, machine_faults
 from holdfast.core.incident.ladder import GAVE_UP, find_verdict, verdict_after_probe
 from holdfast.core.membership.seating import make_probe_or_replay
@@ -78,7 +78,9 @@ def describe_round(incident: Incident) -> str:
     if incident.rounds:
         gone = f", {', '.join(incident.evicted)} evicted so far" if incident.evicted else ""
         cost = f", failure {incident.failures} without a step in between{gone}"
-    return f"incident {incident.number}{cost}: {incident_text.describe_cause(incident.alarms[0])}"
+    first = incident.alarms[0]
+    cause = incident_text.describe_echo(first) if is_echo(first) else incident_text.describe_cause(first)
+    return f"incident {incident.number}{cost}: {cause}"
 
 
 def tolerates_slowness(state: JobState, now: float, alarm: Alarm) -> str:

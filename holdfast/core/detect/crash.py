@@ -8,6 +8,7 @@ from holdfast.core.log_analysis.failure_classifier import FailureEvidence, class
 from holdfast.core.log_analysis.line_prefixes import LogLine, parse_lines
 from holdfast.core.log_analysis.line_sieve import sift_log
 from holdfast.core.log_analysis.tracebacks import parse_tracebacks
+from holdfast.core.terminal_sanitizer import CUT, cut_words
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.diagnosis import Diagnosis
 from holdfast.model.observation import Exit
@@ -24,7 +25,7 @@ def alarm_of(exit: Exit, catalog: FailureCatalog) -> Alarm:
     heard = (*(() if exit.code in _MUTE else exit.words), *((exit.latched,) if exit.latched else ()))
     lines = parse_lines(sift_log("\n".join(heard).encode("utf-8", "replace"), catalog), 0, exit.rank)
     found = classify_failure(_case(exit, lines), catalog)
-    return _make_alarm(exit, found, exit.latched or _last_exception(lines))
+    return _make_alarm(exit, found, _whole_failure(exit) or _last_exception(lines))
 
 
 def alarm_without_words(exit: Exit, catalog: FailureCatalog) -> Alarm:
@@ -37,7 +38,7 @@ def _case(exit: Exit, lines: list[LogLine]) -> FailureEvidence:
 
 
 def _make_alarm(exit: Exit, found: Diagnosis, raised: str) -> Alarm:
-    reason = describe_exit(exit.code) + (f" ({raised[:_RAISED_CHARS]})" if raised and exit.code > 0 else "")
+    reason = describe_exit(exit.code) + (f" ({cut_words(raised, _RAISED_CHARS)})" if raised and exit.code > 0 else "")
     if exit.code == _MUTE[0]:
         guess = f"probably the OOM killer: {exit.pressed}" if exit.pressed else "sender unknown"
         reason += " (the kernel killed for want of memory)" if exit.starved else f" ({guess})"
@@ -73,6 +74,13 @@ def _last_exception(lines: list[LogLine]) -> str:
     """Return the line of the exception that ended the rank; empty if there is no traceback."""
     traces = [trace for trace in parse_tracebacks(lines) if not trace.last.cut]
     return traces[-1].last.said.text if traces else ""
+
+
+def _whole_failure(exit: Exit) -> str:
+    """Return what the rank latched before it went; if that was cut, as the log has it."""
+    start = exit.latched.removesuffix(CUT)
+    found = (line[line.index(start) :] for line in reversed(exit.words) if start in line)
+    return exit.latched if start == exit.latched else next(found, exit.latched)
 
 
 def _add_evidence(found: tuple[str, ...], words: tuple[str, ...]) -> tuple[str, ...]:

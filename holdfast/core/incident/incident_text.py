@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.model.alarm import SWITCH, Alarm, Kind
 from holdfast.model.incident_record import Change, Record, Remedy
@@ -42,6 +44,13 @@ def describe_cause(alarm: Alarm) -> str:
         return f"ranks {_list_some([str(rank) for rank in alarm.ranks])} on {_list_some(alarm.suspects)} {have}"
     ranks = ", ".join(str(r) for r in alarm.ranks)
     return f"rank {ranks} on {where} {alarm.reason}"
+
+
+def describe_echo(alarm: Alarm) -> str:
+    """Return in words an alarm that only shows that another rank has failed, or that somebody stops the job."""
+    saw = {"peer_connection_lost": "lost its peer", "nccl_timeout": "waited for its peers in vain"}
+    who = msgspec.structs.replace(alarm, reason=saw.get(alarm.klass, "was told to stop"))
+    return f"{describe_cause(who)}: looking for the first cause"
 
 
 def cause_label(alarm: Alarm) -> str:

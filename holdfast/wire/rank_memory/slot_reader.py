@@ -5,6 +5,7 @@ from zlib import crc32
 
 import msgspec
 
+from holdfast.core.terminal_sanitizer import mark_cut
 from holdfast.model.observation import Mark, StepValues
 from holdfast.wire.rank_memory.slot_writer import (
     CLAIMED,
@@ -129,6 +130,12 @@ def _parse_entry(image: bytes, reading: SlotReading) -> tuple[int, StepValues | 
     )
 
 
+def _read_failure(stored: bytes) -> str:
+    """Return the failure in words; one that fills its place was probably cut, and says so."""
+    text = stored.rstrip(b"\0").decode("utf-8", "ignore")
+    return mark_cut(text) if stored[-1] else text
+
+
 def _parse_reading(body: bytes) -> SlotReading:
     seq, flags, step, at, loss_step, loss, grad_norm, tokens, flops = HOT.unpack_from(body)
     generation, rank, pid, first_step, first_at, first_bad_step, *rest = COLD.unpack_from(body, HOT.size)
@@ -151,7 +158,7 @@ def _parse_reading(body: bytes) -> SlotReading:
         phase_at=phase_at,
         failed=bool(flags & FAILED),
         failed_at=failed_at,
-        failure=failure.rstrip(b"\0").decode("utf-8", "ignore"),
+        failure=_read_failure(failure),
         grouped_at=grouped_at,
         restored_at=restored_at,
         skippable=bool(flags & SKIPPABLE),

@@ -132,3 +132,14 @@ def test_evidence_is_bounded() -> None:
     assert len(alarm.evidence) == 12
     assert alarm.evidence[-1] == "line 999"
     assert len(ended(1, "RuntimeError: " + "x" * 10_000).reason) < 300
+
+
+def test_a_failure_is_told_whole_or_cut_between_words() -> None:
+    whole = "RuntimeError: [../gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:24017"
+    trace = ("Traceback (most recent call last):", '  File "train.py", line 1, in <module>', whole)
+    assert ended(1, *trace, latched="RuntimeError: [../gloo/pair.cc:534] Connection closed ...").reason == (
+        f"exited with code 1 ({whole})"
+    )
+    long = ended(1, latched="ValueError: " + "word " * 60).reason
+    assert long.endswith("word word ...)") and len(long) < 230
+    assert ended(1, *trace, latched="KeyError: 'a'").reason == "exited with code 1 (KeyError: 'a')", "another one"
