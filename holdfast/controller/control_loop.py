@@ -103,16 +103,19 @@ class Controller:
         """The number of controllers that this run has had, including this one."""
         return self.journal.epoch
 
-    async def run(self, job: Job, release: Release, on_begun: Callable[[], None] | None = None) -> int:
-        """Drive the job to its end and return its exit code. A new job begins with `release`; `on_begun` is called
-        once orders can be taken."""
+    async def run(
+        self, job: Job, release: Release, on_begun: Callable[[], None] | None = None, started_at: float = 0.0
+    ) -> int:
+        """Drive the job to its end and return its exit code. A new job begins with `release`, and its time with
+        `started_at`; `on_begun` is called once orders can be taken."""
         unanswered = self._rebuild_decider()
         known = {*(s.node for s in self.view.seats), *self.view.pool, *self.view.under_probe}
         self.registry.expect_nodes(self.clock(), known - set(self.view.gone))
         async with asyncio.TaskGroup() as self._tasks:
             if self.seq == 0:
                 fence = fence_s(self.settings.node)
-                self.process_event(Begin(job=job, limits=self.settings.recovery, release=release, fence_s=fence))
+                begin = Begin(job=job, limits=self.settings.recovery, release=release, fence_s=fence)
+                self.process_event(msgspec.structs.replace(begin, started_at=started_at))
             self._take_over()
             self._hear_departures()
             for action in self._unfinished_actions(unanswered):

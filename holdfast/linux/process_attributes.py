@@ -8,6 +8,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -178,6 +179,15 @@ def _read_stat(pid: int | str) -> list[str] | None:
     except OSError:
         return None
     return text.rpartition(")")[2].split()
+
+
+def own_age_s() -> float:
+    """Return how long ago this process was started or forked; 0 if that cannot be read."""
+    fields = _read_stat("self")
+    if not fields:
+        return 0.0
+    started_s = int(fields[_STARTED]) / os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_s)
 
 
 def process_state(pid: int) -> str:

@@ -52,6 +52,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
     job: Job
     limits: Limits
     release: Release = Release(number=1)
+    started_at: float = 0.0  # when the command that runs the job was started; 0: as this event
     fence_s: float = 0.0  # after this long without a controller no rank lives on any node; 0: not known
 
 

@@ -388,3 +388,12 @@ def test_nodes_that_are_new_are_being_admitted_until_there_is_a_step() -> None:
     book.add(36, Phase.TRAINING, book.step(35, 22, 2, 22, 35.0), changed=CHANGE)
     ledger.add(book.entries[-1])
     assert ledger.admitting == frozenset()
+
+
+def test_time_begins_with_the_command_and_not_with_its_controller() -> None:
+    journal = entries(*START)
+    begin = msgspec.structs.replace(journal[0].event, started_at=-7.0)
+    journal[0] = msgspec.structs.replace(journal[0], event=begin)
+    found = fold_entries(journal, 15.0)
+    assert spans(found)[0] == ("wait", -7, 3, 0) and found.wall_s == 22.0
+    assert found.ettr == pytest.approx(10 / 22)

@@ -99,3 +99,11 @@ def test_what_another_process_reads_from(tmp_path: Path) -> None:
     for nothing in ("", str(note), str(tmp_path)):
         with open(process_attributes.open_input(nothing), "rb") as reads:
             assert reads.read() == b""
+
+
+def test_the_age_of_a_process_is_counted_from_its_fork(env: dict[str, str]) -> None:
+    code = "import time; from holdfast.linux import process_attributes as p; print(time.time() - p.own_age_s())"
+    before = time.time()
+    began_at = float(subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True).stdout)
+    assert before - 0.1 <= began_at <= time.time(), "in ticks of a hundredth of a second"
+    assert process_attributes.own_age_s() > 0

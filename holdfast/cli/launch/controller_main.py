@@ -160,7 +160,7 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
         watching = tasks.create_task(store.watch_process(controller.on_store_lost))
         receiving = tasks.create_task(port.porch.run(listener))
         asking = tasks.create_task(opinions.run(controller.announce_news))
-        code = await controller.run(run.job, run.release, begun)
+        code = await controller.run(run.job, run.release, begun, run.started_at)
         attending.cancel()
         watching.cancel()
         receiving.cancel()
@@ -310,7 +310,7 @@ class ConsoleTeller:
         """Print a line if this entry changes the job's phase; `summary` says what the job does now."""
         phase, self._phase = self._phase, entry.decision.phase
         if isinstance(entry.event, Begin):
-            self._begun_at = entry.at
+            self._begun_at = entry.event.started_at or entry.at
         self._watch_takeover(entry)
         if self._phase is phase:
             return

@@ -18,6 +18,7 @@ import msgspec
 
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.core.decoding import from_json
+from holdfast.linux import process_attributes
 from holdfast.wire import controller_request, folder_use_lock, run_and_node_specs
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.inherited_environment import make_rank_environment
@@ -26,6 +27,7 @@ from holdfast.wire.run_and_node_specs import ControllerAddress, NodeSpec, RunSpe
 if TYPE_CHECKING:
     from holdfast.wire.credentials.certificate_authority import CertificateAuthority
 
+_OLD_S = 60.0  # of a process that only now starts a job
 NO_RUN = "there is no run yet"
 STDIN = "stdin"  # the note of the front, whose standard input rank 0 reads
 CONTROLLER = "holdfast.cli.launch.controller_main"  # the module, and the word that its command line has
@@ -118,7 +120,9 @@ def publish_run(run_dir: Path, run: RunSpec) -> None:
     try:
         mutual_tls.write_secret(run_dir / "token", os.urandom(16).hex().encode())
         save_environment(run_dir)
-        run_and_node_specs.write_json(run_dir / "run.json", msgspec.structs.replace(run, started_at=time.time()))
+        age_s = process_attributes.own_age_s()
+        started_at = time.time() - (age_s if age_s < _OLD_S else 0.0)  # an older process did something else before
+        run_and_node_specs.write_json(run_dir / "run.json", msgspec.structs.replace(run, started_at=started_at))
     except OSError as e:
         raise UsageError(f"cannot write to the run directory {run_dir}: {e.strerror}; give another --run-dir") from None
 

@@ -70,7 +70,8 @@ class Ledger:
 
     def add(self, entry: Entry) -> None:
         if self._start_at is None:
-            self._start_at = self._at = entry.at
+            told_at = entry.event.started_at if isinstance(entry.event, Begin) else 0.0
+            self._start_at = self._at = min(entry.at, told_at or entry.at)
         self._watch_takeover(entry)
         self._last_at = max(self._last_at, entry.at)
         self._paces.add(entry)
