@@ -97,6 +97,13 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
         """Whether the first steps of the generation, which say nothing about its pace, are over."""
         return self.step >= self.first_step + WARM_STEPS
 
+    def reached_at(self, step: int, before: "Progress | None") -> float:
+        """Return the time at which an earlier step was reached, interpolated between the report before and this one."""
+        at, done = (before.at, before.step) if before else (self.first_at, self.first_step)
+        if self.step <= done:
+            return self.at
+        return at + (self.at - at) * max(0, step - done) / (self.step - done)
+
     def renumbers(self, before: "Progress | None") -> bool:
         """Return whether the script now reports its own step numbers, which differ from those counted so far."""
         return before is not None and before.numbered and not self.numbered and self.step < before.step

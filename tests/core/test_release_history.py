@@ -1,12 +1,13 @@
 """What the journal tells of releases."""
 
 from holdfast.core.record.ledger import Ledger
-from holdfast.core.record.release_history import ReleaseChapter, ReleaseHistory
+from holdfast.core.record.release_history import ReleaseChapter, ReleaseHistory, new_and_redone
 from holdfast.core.release.job_releases import JobReleases
 from holdfast.model.action import Action, Launch, Stage
 from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, Phase, Progress, Tick
 from holdfast.model.job_and_seats import Job
 from holdfast.model.release import Fate, Release
+from tests.core.test_ledger import CRASH, START, account
 
 FIRST = Release(number=1, digest="1" * 64, who="me")
 SECOND = Release(number=2, digest="2" * 64, who="you", message="faster")
@@ -68,3 +69,11 @@ def test_steps_and_times() -> None:
     journal.step(4, 11, 13)
     back = journal.told()[1]
     assert (back.steps, back.redone) == (8, 2), "one that is gone back to goes on counting"
+
+
+def test_steps_that_may_have_been_made_before_are_not_called_new_for_sure() -> None:
+    """Where nobody knows what the script went on from, the console says "at most", and so does this."""
+    counted = account(*START, *CRASH, "36 progress 1 at 35 counted", "55 progress 60 at 54 from 1 since 35 counted")
+    assert [(ran.unsure, *new_and_redone(ran)) for ran in counted.ran] == [(True, "at most 81", "at least 0")]
+    known = account(*START, *CRASH, "36 progress 16 at 35")
+    assert [(ran.unsure, *new_and_redone(ran)) for ran in known.ran] == [(False, "21", "1")]

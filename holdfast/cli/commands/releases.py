@@ -20,7 +20,7 @@ from holdfast.cli.terminal.quantity_text import duration_text
 from holdfast.controller.decider_rebuild import RebuildError, rebuild_decider
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.ledger import Ledger
-from holdfast.core.record.release_history import ReleaseHistory, ReleaseOverview
+from holdfast.core.record.release_history import ReleaseHistory, ReleaseOverview, new_and_redone
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.model.event import Phase
@@ -102,8 +102,7 @@ def render_releases(told: ReleaseOverview, now: float) -> Group:
             f"{datetime.fromtimestamp(one.at, UTC):%Y-%m-%d %H:%M:%S} UTC, {duration_text(max(0.0, now - one.at))} ago"
         )
         source = f"{release.source}{digest}"
-        made = str(one.steps), str(one.redone)
-        table.add_row(str(release.number), fate, release.who, when, *made, source, release.message)
+        table.add_row(str(release.number), fate, release.who, when, *new_and_redone(one), source, release.message)
         if one.why:
             lines.append(Text(f"{release.number}: {one.fate}: {one.why}"))
     return Group(*lines)

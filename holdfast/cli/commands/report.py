@@ -38,6 +38,7 @@ from holdfast.core.record.job_account import START_AND_END, TimeUse, UnwatchedTi
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import fold_entries
 from holdfast.core.record.lost_time_bill import Bill, Row, draw_bill
+from holdfast.core.record.release_history import new_and_redone
 from holdfast.core.record.release_pace import describe_paces
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.core.terminal_sanitizer import strip_tree
@@ -245,8 +246,9 @@ def _standbys_text(report: Report) -> Text:
 
 def _releases_text(report: Report) -> Text:
     said = [
-        f"{ran.release}{f' ({ran.source})' if ran.source else ''} {counted_noun(ran.steps, 'new step')}"
-        + (f" and {ran.redone} redone" if ran.redone else "")
+        f"{ran.release}{f' ({ran.source})' if ran.source else ''} {'at most ' if ran.unsure else ''}"
+        + counted_noun(ran.steps, "new step")
+        + (f" and {new_and_redone(ran)[1]} redone" if ran.redone or ran.unsure else "")
         for ran in report.releases
     ]
     return Text(f"releases: {', '.join(said)}", style="dim")

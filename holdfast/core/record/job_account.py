@@ -65,6 +65,7 @@ class ReleaseRun(msgspec.Struct, frozen=True, kw_only=True):
     generations: int = 0
     steps: int = 0  # that nobody had made before
     redone: int = 0  # steps that had been made before
+    unsure: bool = False  # it is not known from where a generation resumed, so that new steps may have been redone
 
 
 class RedoneSteps(msgspec.Struct, frozen=True, kw_only=True):

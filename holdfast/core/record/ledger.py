@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import msgspec
 
+from holdfast.core.incident import incident_text
 from holdfast.core.record.job_account import FROM_START, Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.release_pace import ReleasePaces
 from holdfast.model.action import Finish, Launch, Say
@@ -322,7 +323,7 @@ class Ledger:
 
     def _on_progress(self, before: Progress | None, event: Progress) -> None:
         if self._redo_to is not None and event.step >= self._redo_to:
-            self._close_span(_reached_at(self._redo_to, before, event))
+            self._close_span(event.reached_at(self._redo_to, before))
             self._redo_to, self._incident, self._change = None, 0, 0
         self._set_parted(event.parted, event.at)
         if event.renumbers(before):
@@ -353,6 +354,8 @@ class Ledger:
     def _on_recovery(self, record: Record | Change) -> None:
         """Backdate a finished incident or planned restart to the last good step, and start to count redone steps."""
         self._backdate_span(record)
+        if incident_text.describe_unknown_resume(record) and not _is_given_up(record):
+            self._ran[self._release] = msgspec.structs.replace(self._ran[self._release], unsure=True)
         if self.phase is not Phase.TRAINING:
             return
         if record.resumed_from is not None and record.resumed_from < self.best:
@@ -371,8 +374,7 @@ class Ledger:
         first = self._first_cut(index, record.good_at)
         good_at = max(record.good_at, self._spans[first].start_at)
         kept = [span.clip_end(good_at) for span in self._spans[first : index + 1] if span.start_at < good_at]
-        given_up = isinstance(record, Record) and record.verdict.remedy is Remedy.GIVE_UP
-        if self.phase is Phase.ENDING and not given_up and kept and kept[-1].use in _TRAINED:
+        if self.phase is Phase.ENDING and not _is_given_up(record) and kept and kept[-1].use in _TRAINED:
             kept[-1:] = self._split_end(kept[-1])
         lost = msgspec.structs.replace(instead, start_at=good_at, end_at=end_at)
         self._spans[first : index + 1] = [*kept, lost] if lost.seconds else kept
@@ -396,12 +398,8 @@ class Ledger:
         return index
 
 
-def _reached_at(step: int, before: Progress | None, after: Progress) -> float:
-    """Return the time at which a step was reached, interpolated between two reports."""
-    at, done = (before.at, before.step) if before else (after.first_at, after.first_step)
-    if after.step <= done:
-        return after.at
-    return at + (after.at - at) * max(0, step - done) / (after.step - done)
+def _is_given_up(record: Record | Change) -> bool:
+    return isinstance(record, Record) and record.verdict.remedy is Remedy.GIVE_UP
 
 
 def fold_entries(entries: Iterable[Entry], now: float | None = None) -> Account:

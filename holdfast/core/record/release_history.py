@@ -20,6 +20,13 @@ class ReleaseChapter(msgspec.Struct, frozen=True, kw_only=True):
     launched_at: float = 0.0  # first; 0: it has not run
     steps: int = 0  # that were made with it and by none before it
     redone: int = 0  # steps made with it that had been made before
+    unsure: bool = False  # as in ReleaseRun
+
+
+def new_and_redone(made: ReleaseRun | ReleaseChapter) -> tuple[str, str]:
+    """Return how many new and redone steps a release made, in words if that is not known exactly."""
+    most, least = ("at most ", "at least ") if made.unsure else ("", "")
+    return f"{most}{made.steps}", f"{least}{made.redone}"
 
 
 class ReleaseOverview(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +72,7 @@ class ReleaseHistory:
                 launched_at=self._launched.get(number, 0.0),
                 steps=made[number].steps if number in made else 0,
                 redone=made[number].redone if number in made else 0,
+                unsure=number in made and made[number].unsure,
             )
             for number, release in sorted(known.items())
         )
