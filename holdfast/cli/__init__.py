@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # nobody reads on, as in `holdfast report | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return 0
 
 
 def _obey(args: list[str]) -> int:

@@ -173,6 +173,8 @@ def test_all_runs(home: Path, tenant: list[subprocess.Popen[bytes]], capfd: Capt
     assert [(run_dir / "store.sock").exists() for run_dir in (dead, living, noded, old)] == [False, True, True, True]
     assert main(["clean", str(old)]) == 1
     assert capfd.readouterr().out.startswith(f"{old} ")
+    run_directory.mark_newest(living)
+    assert main(["clean", "--dry-run"]) == 0, "nobody has named the run that is alive"
 
 
 def test_what_is_removed_and_what_is_kept_is_told_with_sizes_and_reasons(home: Path, capfd: Capture) -> None:

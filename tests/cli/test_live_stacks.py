@@ -187,6 +187,16 @@ def test_without_a_run(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "--rounds " in capsys.readouterr().err
 
 
+def test_a_job_without_ranks_says_what_it_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("holdfast.cli.run_dirs.run_selection.run_to_read", lambda args: None)
+    monkeypatch.setattr(live_stacks, "_ask_trace", lambda run_dir, args: look_of(BlockingRanks(reason="no stacks")))
+    monkeypatch.setattr(live_stacks, "ask_controller", lambda run_dir, path: {"phase": "waiting"})
+    assert main(["trace"]) == 1
+    assert capsys.readouterr().err == "holdfast trace: no rank runs now; the job is waiting\n"
+
+
 def look_of(named: BlockingRanks, **states: str) -> JobStacks:
     """Ranks on one node, by their states."""
     found = [Process(node="n0", rank=int(name[1:]), pid=1, state=state) for name, state in states.items()]

@@ -220,7 +220,9 @@ def test_a_lost_node_is_not_overruled_by_the_words_of_its_neighbours(
     write(run_dir, crash(1, 0, 1, 5.1))
     write_peer_lost(tmp_path, 0)
     cause = "n1 has been silent for 3 s"
-    sentence = f"{cause} at step 14; evicted n1, admitted n2 and resumed from step 10, lost 4 steps and 4.0 s (stop 4.0)"
+    sentence = (
+        f"{cause} at step 14; evicted n1, admitted n2 and resumed from step 10, lost 4 steps and 4.0 s (stop 4.0)"
+    )
     close_incident(run_dir, 2, judged(1, cause, kind="silence", sentence=sentence))
     found = told(capsys)
     assert (found["class"], found["root_rank"], found["evidence"]) == ("node_failure", None, [f"holdfast: {sentence}"])

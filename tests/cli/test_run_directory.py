@@ -67,6 +67,9 @@ def test_a_directory_that_holds_a_run_is_not_used_again(tmp_path: Path) -> None:
     run_dir = published(run_directory.make_run_dir(str(tmp_path / "here"), "r"))
     with pytest.raises(UsageError, match="--resume"):
         run_directory.make_run_dir(str(run_dir), "r")
+    (run_dir / "exit.json").touch()
+    with pytest.raises(UsageError, match="has ended; give another --run-dir"):
+        run_directory.make_run_dir(str(run_dir), "r")
 
 
 def test_finding(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

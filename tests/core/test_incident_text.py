@@ -167,7 +167,9 @@ def test_costs_are_booked_by_what_is_known() -> None:
     killed = Alarm(kind=Kind.CRASH, at=1.0, suspects=("n0",), ranks=(0,), code=-9, reason="was killed by SIGKILL")
     assert incident_text.cause_label(killed) == "SIGKILL of unknown sender"
     words = msgspec.structs.replace(killed, code=1, klass="host_oom_kill", confidence=0.59, title="Host out of memory")
-    assert incident_text.cause_label(words) == "SIGKILL of unknown sender", "a child was killed, and nobody says by whom"
+    assert incident_text.cause_label(words) == "SIGKILL of unknown sender", (
+        "a child was killed, and nobody says by whom"
+    )
     counted = msgspec.structs.replace(words, code=-9, confidence=0.8)
     assert incident_text.cause_label(counted) == "host out of memory"
     scarce = msgspec.structs.replace(words, code=-9, confidence=0.6, pressed="memory pressure was 43 %")
@@ -175,3 +177,9 @@ def test_costs_are_booked_by_what_is_known() -> None:
     assert incident_text.cause_label(msgspec.structs.replace(killed, code=-11)) == "killed by SIGSEGV"
     assert incident_text.record_label(RECORD) == "host oom kill", "as journals from before have it"
     assert incident_text.record_label(msgspec.structs.replace(RECORD, klass="")) == "crash"
+
+
+def test_a_step_is_named_once() -> None:
+    cause = "rank 1 on n0 has stood at step 41 for 3 s: rank 1 is stopped"
+    assert told(kind="hang", cause=cause).startswith(f"{cause}; restarted in place from step 40")
+    assert "is stopped at step 41; restarted" in told(kind="hang", cause=cause.replace("41", "4"))

@@ -148,7 +148,11 @@ def test_chained_failures_redo_the_same_work_twice() -> None:
         ("redo", 43, 48, 2),
         ("train", 48, 60, 0),
     ]
-    assert found.lost_s() == {START_AND_END: 5.0, "SIGKILL of unknown sender": 13.0, "a native crash ended the process": 10.0}
+    assert found.lost_s() == {
+        START_AND_END: 5.0,
+        "SIGKILL of unknown sender": 13.0,
+        "a native crash ended the process": 10.0,
+    }
     assert found.mttr_s == pytest.approx((10 + 5) / 2)
 
 

@@ -55,7 +55,10 @@ def test_rows_say_what_the_causes_say() -> None:
         console.print(render_report(report_of(account(*START, *crash, *again, now=50.0))))
     shown = captured.get()
     assert "6.2 s (detect 1.4, stop 1.1, launch 2.2, start-up 1.5), 2 steps redone in 0.6 s" in shown
-    assert "lost 11.8 s: SIGKILL of unknown sender 6.8 s, start and end 5.0 s (wait 3.0, launch 1.0, start-up 1.0)" in shown
+    assert (
+        "lost 11.8 s: SIGKILL of unknown sender 6.8 s, start and end 5.0 s (wait 3.0, launch 1.0, start-up 1.0)"
+        in shown
+    )
     uses = dict(re.findall(r"█ ([\w-]+) ([\d.]+) s", shown))
     assert sum(float(seconds) for use, seconds in uses.items() if use != "train") == pytest.approx(11.8)
 

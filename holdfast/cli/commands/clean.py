@@ -42,7 +42,8 @@ def main(argv: list[str]) -> int:
         print(msgspec.json.encode({"dry_run": args.dry_run, "runs": found}).decode())
     else:
         print("\n".join(line for one in found for line in _report_lines(one, args.dry_run)) or run_directory.NO_RUN)
-    missed = any(one.failed or (one.state != "dead" and not args.all) for one in found)
+    named = bool(args.runs or args.run)
+    missed = any(one.failed or (one.state != "dead" and named) for one in found)
     return LEFT if missed else 0
 
 

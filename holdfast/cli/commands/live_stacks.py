@@ -47,6 +47,8 @@ def main(argv: list[str]) -> int:
             raise UsageError("--rounds must be from 1 to 100, --deadline above 0 and at most 60 seconds")
         run_dir = run_selection.run_to_read(args)
         rounds = [_ask_trace(run_dir, args)]
+        if not any(trace.processes for trace in rounds[0].traces):
+            raise ControllerNotRunning(f"no rank runs now; the job is {_read_status(run_dir)['phase']}")
         for _ in range(args.rounds - 1):
             time.sleep(_ROUND_S)
             rounds.append(_ask_trace(run_dir, args))
@@ -80,9 +82,13 @@ def find_stopped(found: JobStacks) -> BlockingRanks | None:
     return BlockingRanks(ranks=ranks, nodes=nodes, wide=nodes, how="stopped", hard=True, reason=reason)
 
 
-def _read_step(run_dir: Path) -> int:
+def _read_status(run_dir: Path) -> dict[str, Any]:
     status: dict[str, Any] = ask_controller(run_dir, "/api/v1/status")
-    return int(status["step"])
+    return status
+
+
+def _read_step(run_dir: Path) -> int:
+    return int(_read_status(run_dir)["step"])
 
 
 def acquit_if_moving(found: JobStacks, later: JobStacks, steps: int) -> BlockingRanks:

@@ -179,9 +179,11 @@ def _action_text(found: Diagnosis) -> str:
 
 
 def print_diagnosis(found: Diagnosis) -> None:
-    from rich.console import Console, Group  # a sixth of this command's time, for which --json need not wait
+    from rich.console import Group  # a sixth of this command's time, for which --json need not wait
     from rich.table import Table
     from rich.text import Text
+
+    from holdfast.cli.terminal.command_output import make_output
 
     sure = f"  ({found.klass}, {found.confidence:.0%} sure)"
     head = Text.assemble((found.title or found.klass, "bold red"), (sure, "dim"))
@@ -198,4 +200,4 @@ def print_diagnosis(found: Diagnosis) -> None:
             facts.add_row(Text(name, style="dim"), Text(value))
     lines = (Text(f"  {line}", overflow="ellipsis", no_wrap=True) for line in found.evidence)
     shown = Group(head, facts, Text("evidence" if found.evidence else "", style="dim"), *lines)
-    Console(markup=False, highlight=False).print(shown)
+    make_output().print(shown)

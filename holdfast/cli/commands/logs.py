@@ -78,7 +78,9 @@ def _show_logs(run_dir: Path, run: RunSpec, args: argparse.Namespace) -> int:
     log_dir = Path(run.log_dir)
     there = list_generations(log_dir)
     if args.generation is not None and args.generation not in there:
-        raise UsageError(f"there is no generation {args.generation} in {log_dir}; there are {there}")
+        raise UsageError(
+            f"there is no generation {args.generation} in {log_dir}; there are {', '.join(map(str, there))}"
+        )
     if not there and not args.follow:
         raise UsageError(f"no rank has printed anything yet in {log_dir}")
     console = _log_console(run, Path(os.devnull), frozenset(args.rank or ()), _STREAMS[args.stream])

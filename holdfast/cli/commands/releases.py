@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +15,7 @@ from holdfast.cli.commands.job_orders import OrderUnanswered, ask_patiently
 from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.terminal.command_output import make_output
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import duration_text
 from holdfast.controller.decider_rebuild import RebuildError, rebuild_decider
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> int:
     if args.json:
         print(msgspec.json.encode(told).decode())
     else:
-        Console(markup=False, highlight=False).print(render_releases(told, time.time()))
+        make_output().print(render_releases(told, time.time()))
     return 0
 
 

@@ -6,12 +6,13 @@ import time
 from pathlib import Path
 
 import msgspec
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.terminal.command_output import make_output
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import (
     NO_STEP,
@@ -100,7 +101,7 @@ def main(argv: list[str]) -> int:
     if args.json:
         print(msgspec.json.encode(report).decode())
     else:
-        console = Console(markup=False, highlight=False)
+        console = make_output()
         shown = msgspec.convert(strip_tree(msgspec.to_builtins(report)), Report)
         console.print(render_report(shown, min(_BAR, console.width), letters=console.color_system is None))
     return 0

@@ -14,6 +14,7 @@ from rich.text import Text
 from holdfast.cli.run_dirs import run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.terminal.command_output import make_output
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import (
     NO_STEP,
@@ -49,9 +50,9 @@ def main(argv: list[str]) -> int:
         print(f"holdfast status: {e}", file=sys.stderr)
         return 2
     except ControllerNotRunning as e:
-        print(f"holdfast status: {e}; see what it did with holdfast report", file=sys.stderr)
+        print(f"holdfast status: {str(e).rstrip('.')}; see what it did with holdfast report", file=sys.stderr)
         return 1
-    print(json.dumps(status)) if args.json else Console(markup=False).print(render_status(strip_tree(status)))
+    print(json.dumps(status)) if args.json else make_output().print(render_status(strip_tree(status)))
     return 0
 
 

@@ -44,6 +44,8 @@ def make_run_dir(wanted: str | None, run_id: str) -> Path:
     try:
         run_dir.mkdir(parents=True, mode=0o700, exist_ok=True)
         if (run_dir / "run.json").exists():
+            if (run_dir / "exit.json").exists():
+                raise UsageError(f"{run_dir} holds a run that has ended; give another --run-dir")
             raise UsageError(f"{run_dir} holds a run already; give --resume {run_dir}, or another --run-dir")
         _require_owner(run_dir)
     except OSError as e:

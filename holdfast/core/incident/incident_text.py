@@ -178,7 +178,9 @@ def describe_step(record: Record) -> str:
         return f" ({seen}; ranks may have made more without a controller)"
     if record.counted:
         return f" {count_steps(record.good_step)} after its launch"
-    return f" at step {record.good_step}" if record.good_step >= 0 else " before any step was seen"
+    at = f" at step {record.good_step}"
+    named = f"{record.cause} ".find(f"{at} ") >= 0  # a hang says where it stood
+    return "" if named else at if record.good_step >= 0 else " before any step was seen"
 
 
 def count_failures(records: Iterable[Record]) -> int:

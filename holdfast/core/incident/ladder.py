@@ -207,9 +207,9 @@ def _first_remedy(case: IncidentCase) -> Verdict:
         return _restarts_used_up(case)
     if case.max_restarts is None and case.is_stuck:
         return _give_up(f"the same failure {case.fruitless_restarts + 1} times without progress")
-    named = cause.kind in (Kind.HANG, Kind.SLOW) and cause.suspects and not role
+    accused = cause.kind in (Kind.HANG, Kind.SLOW) and where and not role
     kept = f"no standby can replace {where}: restarted in place"
-    return Verdict(remedy=Remedy.RESTART, reason=kept if named else _NOBODY)
+    return Verdict(remedy=Remedy.RESTART, reason=kept if accused else _NOBODY)
 
 
 def _evict_proven(case: IncidentCase) -> Verdict:

@@ -119,3 +119,24 @@ def test_hostile_lines() -> None:
     thousands = [f"NVRM: Xid (PCI:0000:{i:02x}:00): 79, lost" for i in range(10_000)]
     hear(*thousands)
     assert time.perf_counter() - began < 30
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["step 26 loss nan", "loss: nan", "epoch 1 | train_loss=nan | lr 0.1", "{'loss': nan, 'step': 3}", "Loss = nan"],
+)
+def test_a_loss_that_a_rank_prints_is_told_after_three_lines(text: str) -> None:
+    detector = lines.LineDetector(lines.LineLimits(), CATALOG)
+    found = [detector.on_line(Line(text=text, at=float(at), rank=1), OWNED) for at in range(5)]
+    assert [alarm is not None for alarm in found] == [False, False, True, False, False]
+    assert found[2] and (found[2].klass, found[2].stance, found[2].hard) == ("nan_divergence", Stance.NOTIFY, False)
+    assert found[2].reason.startswith("prints a loss of nan; nothing is done about what a rank prints")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["val loss nan", "eval loss: nan", "val_loss=nan", "loss 0.3 grad nan", "nano loss 2", "loss nanoseconds 3",
+     "number of nan iterations: 0", "loss scale nan"],
+)  # fmt: skip
+def test_lines_that_are_no_bad_training_loss(text: str) -> None:
+    assert not CATALOG.match_line(text, rank=True)
