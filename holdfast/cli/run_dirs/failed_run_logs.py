@@ -76,7 +76,8 @@ def _find_record(entries: Sequence[Entry], generation: int) -> Record | None:
 def _write_console(entries: Sequence[Entry]) -> str:
     """Return what holdfast said about incidents on its console, as the journal tells it: of those that are over only
     the last sentence, because the first one may be about a rank that only lost its peer."""
-    lines, opened, phase = [], "", Phase.NEW
+    lines: list[str] = []
+    opened, phase = "", Phase.NEW
     for entry in entries:
         if isinstance(entry.event, Alarm) and entry.decision.phase is Phase.STOPPING is not phase:
             opened = f"holdfast: {entry.decision.reason}; stopping all ranks"
