@@ -207,9 +207,13 @@ def _first_remedy(case: IncidentCase) -> Verdict:
         return _restarts_used_up(case)
     if case.max_restarts is None and case.is_stuck:
         return _give_up(f"the same failure {case.fruitless_restarts + 1} times without progress")
-    accused = cause.kind in (Kind.HANG, Kind.SLOW) and where and not role
-    kept = f"no standby can replace {where}: restarted in place"
-    return Verdict(remedy=Remedy.RESTART, reason=kept if accused else _NOBODY)
+    return Verdict(remedy=Remedy.RESTART, reason=_reason_to_stay(case))
+
+
+def _reason_to_stay(case: IncidentCase) -> str:
+    """Return why the job restarts on the same nodes: nobody is to blame, or nothing can replace who is."""
+    accused = case.cause.kind in (Kind.HANG, Kind.SLOW) and case.cause.suspects and not case.follows_the_rank
+    return f"no standby can replace {', '.join(case.cause.suspects)}: restarted in place" if accused else _NOBODY
 
 
 def _evict_proven(case: IncidentCase) -> Verdict:
