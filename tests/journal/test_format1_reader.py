@@ -10,6 +10,7 @@ import pytest
 from holdfast.controller.decider_rebuild import rebuild_decider
 from holdfast.core.decide.decider import Decider
 from holdfast.journal.sqlite_journal import FORMAT, JournalError, SqliteJournal
+from holdfast.model.action import Say
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Entry, Successor
 from tests.journal import test_contract
@@ -18,14 +19,20 @@ OLD = Path(__file__).parent / "old" / "format-1.db"
 
 
 def entries() -> list[Entry]:
-    """As of today, but that alarms did not name the exception yet."""
+    """As of today, but that alarms did not name the exception yet, nor their class in words."""
     before = (
-        msgspec.structs.replace(one, event=msgspec.structs.replace(one.event, raised=""))
+        msgspec.structs.replace(one, event=msgspec.structs.replace(one.event, raised="", title=""))
         if isinstance(one.event, Alarm)
         else one
         for one in test_contract.entries()
     )
     return list(before)
+
+
+def plain(told: list[Entry]) -> list[tuple[object, ...]]:
+    """Entries without wording, which differs between versions."""
+    acts = ([action for action in one.decision.actions if not isinstance(action, Say)] for one in told)
+    return [(one.seq, one.at, one.event, one.decision.phase, done) for one, done in zip(told, acts, strict=True)]
 
 
 @pytest.fixture
@@ -44,8 +51,8 @@ def test_it_is_read_as_it_is(path: Path) -> None:
     assert version(path) == 1
     before = path.read_bytes()
     reader = SqliteJournal(path, read_only=True, mark_path=path.with_name("journal.mark"))
-    assert list(reader.read()) == entries()
-    assert list(reader.read(after=5)) == entries()[5:]
+    assert plain(list(reader.read())) == plain(entries())
+    assert plain(list(reader.read(after=5))) == plain(entries()[5:])
     assert reader.lost is None
     reader.close()
     assert path.read_bytes() == before
@@ -56,7 +63,7 @@ def test_a_writer_makes_it_the_second_format_and_goes_on(path: Path) -> None:
     assert (journal.epoch, journal.lost, journal.doubt) == (2, None, "")
     decider = Decider()
     written = list(rebuild_decider(journal, decider))
-    assert written == entries()
+    assert plain(written) == plain(entries())
     last = written[-1]
     event = Successor(epoch=journal.epoch)
     step = decider.step(last.at, event)

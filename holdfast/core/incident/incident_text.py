@@ -213,7 +213,8 @@ def phases_s(record: Record | Change) -> dict[str, float]:
     for name, end_at in ends.items():
         untold = name in ("imports and groups", restored) and not end_at
         end_at = min(max(end_at, at), record.resumed_at)  # ranks may be further than the news of their launch
-        if not untold and (end_at > at + SHOWN_S or name not in _OPTIONAL):
+        least_s = SHOWN_S if name == "probe" else 0.0  # a replay that is refused takes next to nothing
+        if not untold and (end_at > at + least_s or name not in _OPTIONAL):
             found[name] = found.get(name, 0.0) + end_at - at
             at = end_at
         if name == "detect" and isinstance(record, Record) and record.again_at > at:
