@@ -65,6 +65,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     last_incident: str
     floor: int  # newest step that the job can go back to after the loss of a node; -1: none is on peers
     disk: int  # newest step that lies on the disks of all nodes; -1: none does
+    behind: str  # why copies on peers do not keep up
     nodes: tuple[NodeView, ...]
     seq: int = 0  # of the journal's newest entry
     failures: int = 0  # of all incidents; one that fails again before its next step is the same incident
@@ -132,6 +133,7 @@ def status_of(controller: Controller) -> Status:
         last_incident=account.incidents[-1].sentence if account.incidents else "",
         floor=controller.aims.floor.floor,
         disk=controller.aims.floor.disk.newest_kept,
+        behind=controller.aims.floor.behind,
         mesh=",".join(f"{name}={size}" for name, size in view.mesh),
         nodes=tuple(views),
         seq=controller.seq,
