@@ -3,6 +3,7 @@
 import errno
 import secrets
 import threading
+from collections.abc import Callable
 
 from holdfast.checkpoint.manifest import StorageError
 from holdfast.checkpoint.storage_opener import open_storage
@@ -16,9 +17,14 @@ _TRIED_BYTES = 4096  # a full disk still takes an empty file
 
 def write_refusal(url: str, wait_s: float = WAIT_S) -> str:
     """Return why this storage can never be written to; empty if it can, or if the failure may be temporary."""
+    return look_in_time(lambda: _explain_refusal(url), wait_s)
+
+
+def look_in_time(look: Callable[[], str], wait_s: float = WAIT_S) -> str:
+    """Return what a look at a storage finds; empty if storage hangs."""
     found: list[str] = []
     # Of its own, and left behind if storage hangs: that is told when a checkpoint is due, and stops nobody.
-    thread = threading.Thread(target=lambda: found.append(_explain_refusal(url)), name="holdfast-try", daemon=True)
+    thread = threading.Thread(target=lambda: found.append(look()), name="holdfast-try", daemon=True)
     thread.start()
     thread.join(wait_s)
     return found[0] if found else ""

@@ -124,6 +124,7 @@ def test_a_full_disk_stops_no_copies(start: Start, tmp_path: Path) -> None:
     job, work = _on_small_disk(tmp_path, nodes=2)
     try:
         scene = Scene(work, tmp_path / "run", 2, lambda: job.process.poll() is None)
+        job.says("training: first step")
         scene.until(lambda: published(job.inside() / "store"), "a checkpoint")
         _fill(job.inside() / "ballast")
         job.says("No space left on device")
