@@ -41,6 +41,10 @@ PACKAGE = ROOT / "holdfast"
 TOTAL_LINES = 67_200
 SETTINGS = 111  # a detector has about five: its stance, its pace, its limits; hooks have five
 NOUNS = 74  # structs in holdfast/model/
+# steps that are made again, 700; storage that freezes nothing, paths that two runs want, and jobs that were over, 150.
+TOTAL_LINES = 64_050
+SETTINGS = 104  # a detector has about five: its stance, its pace, its limits; hooks have five
+NOUNS = 70  # structs in holdfast/model/
 
 FILE_LINES = 400  # without imports, which are a list
 FUNCTION_LINES = 50

@@ -59,8 +59,9 @@ def check_ownership(storage: Storage, author: Author) -> None:
 def describe_rival(url: str, holder: StorageOwner, newest: str = "") -> str:
     """Return one sentence about a run that writes to this storage now, and about its newest checkpoint."""
     assert holder.writer is not None
+    run = holder.run.rpartition(".")[0] or holder.run
     where = f"pid {holder.writer.pid} on {holder.writer.host.partition('/')[0]}"
-    return f"run {holder.run.rpartition('.')[0] or holder.run} ({where}) is writing to {url} now{newest}: give another path"
+    return f"run {run} ({where}) is writing to {url} now{newest}: give another path"
 
 
 def read_owner(storage: Storage) -> StorageOwner | None:

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks._torture_scene import KEEP_NODES, SCRIPT, Scene, differing
 from tests.cli.conftest import Start
-from tests.cli.driver import Job
+from tests.cli.driver import ROOT, Job
 from tests.cli.tortured import Storage, Tortured, published
 
 pytestmark = pytest.mark.e2e
@@ -115,7 +115,7 @@ def _on_small_disk(tmp_path: Path, nodes: int) -> tuple[OnSmallDisk, Path]:
     shutil.copy(SCRIPT, tmp_path / "job.py")
     flags = ("--run-dir", str(tmp_path / "run"), "--nnodes", str(nodes), "--nproc-per-node", "1", *KEEP_NODES)
     script = ("job.py", str(work), SMALL, f"--store={disk}/store", "--pause-s=0.02", "--every=20")
-    return OnSmallDisk(tmp_path, disk, *flags, *script, env={**os.environ}), work
+    return OnSmallDisk(tmp_path, disk, *flags, *script, env={**os.environ, "PYTHONPATH": str(ROOT)}), work
 
 
 @pytest.mark.slow

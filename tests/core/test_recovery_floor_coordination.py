@@ -64,8 +64,9 @@ def test_nobody_aims_further_ahead_than_some_seconds() -> None:
     """Nodes that miss the step for another reason than that they hear of it late do so from afar too."""
     made = floor()
     tell(made, 0.0, sealed=10)
+    step = 10
     for now in range(1, 100):
-        step = 10 + 2 * now
+        step += 2
         for number, seat in enumerate(SEATS):
             beat = Beat(node=seat.node, generation=1, step=step, at=now, sealed=step, backed=step - number % 2)
             made.on_beat(float(now), beat)

@@ -12,6 +12,7 @@ from holdfast.model.state_copy import Address, Aim
 _LATE_S = 1.0  # a next floor that waits as long for a slot, because of checkpoints, or misses its step, is late
 _LENT_S = 60.0  # as long it may then leave the rank one free slot alone: storage that is slow or full stays so
 
+
 class OwnSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A sealed snapshot of a rank on this node."""
 
