@@ -24,6 +24,8 @@ from holdfast.checkpoint.storage_owner import describe_rival, has_ended, is_aliv
 from holdfast.checkpoint.writable_check import look_in_time
 from holdfast.model.state_copy import Doubt
 
+_RIVAL_S = 5.0  # for a look at who writes; storage that hangs is another trouble
+
 
 class StoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A published checkpoint. `ok` means that its manifest is intact; verify_checkpoint checks the other files."""
@@ -66,7 +68,7 @@ def find_rival(url: str, run_id: str) -> str:
         said = f" (step {newest.step} {max(0.0, time.time() - newest.at):.0f} s ago)" if newest else ""
         return describe_rival(url, holder, said)
 
-    return look_in_time(look)
+    return look_in_time(look, _RIVAL_S)
 
 
 def apply_doubts(

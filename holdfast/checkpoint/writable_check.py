@@ -20,7 +20,7 @@ def write_refusal(url: str, wait_s: float = WAIT_S) -> str:
     return look_in_time(lambda: _explain_refusal(url), wait_s)
 
 
-def look_in_time(look: Callable[[], str], wait_s: float = WAIT_S) -> str:
+def look_in_time(look: Callable[[], str], wait_s: float) -> str:
     """Return what a look at a storage finds; empty if storage hangs."""
     found: list[str] = []
     # Of its own, and left behind if storage hangs: that is told when a checkpoint is due, and stops nobody.

@@ -57,7 +57,6 @@ class ZygotePreload:
         """Note what the zygote of another host has for the script."""
         self._told = modules
 
-    async def wait_until_made(self) -> None:
     async def wait_until_made(self, ranks: int) -> None:
         """Wait a little for a zygote that is being made; if that wait times out, the next call returns at once."""
         with contextlib.suppress(TimeoutError):

@@ -96,8 +96,6 @@ class Checkpointer:
         self._source = source_of(model, optimizer, (state_dict, load), rank=self._world.rank, group=group)
         self._extras = ExtraState({} if extra is None else extra)
         self._generation, self._said = current_generation(), set[str]()
-        self._generation = current_generation()
-        self._said: set[str] = set()
         self._rival = ""  # a sentence, if another run writes to our path
         self._check_path()
         self._storing: LocalWriter | None = None
@@ -216,10 +214,9 @@ class Checkpointer:
         if not self._storage or self._replay:
             return
         why = self._world.broadcast_first(write_refusal(self._storage.url) if self._world.rank == 0 else "")
-        if self._generation <= 1:  # later ones go on with the path
-            self._look_for_rival()
-            if self._rival:
-                self._say_once(f"{self._rival}; states there can be restored, but not saved")
+        self._look_for_rival()
+        if self._rival:
+            self._say_once(f"{self._rival}; states there can be restored, but not saved")
         if why and self._generation > 1:  # it could be written to before, so it may well be again
             self._say_once(f"cannot write checkpoints: {why}")
         elif why:

@@ -96,7 +96,7 @@ class RecoveryFloor:
         if raised or self._due is None:
             self._due = (now, newest) if self._next >= 0 else None
             self.behind = "" if raised else self.behind
-        elif now >= self._due[0] + self.limits.stuck_s and newest >= self._due[1] + _BEHIND_STEPS:
+        elif self.peers and now >= self._due[0] + self.limits.stuck_s and newest >= self._due[1] + _BEHIND_STEPS:
             late = sorted(node for node, beat in self._beats.items() if beat.backed < self._next)
             named = ", ".join(late[:4]) + (" and more" if len(late) > 4 else "")
             has = f"they are of step {self.floor}" if self.floor >= 0 else "there are none yet"
