@@ -27,7 +27,7 @@ from holdfast.checkpoint.arena import DUE, Arena, SealedSnapshot, SnapshotName
 from holdfast.checkpoint.image_layout import ImageLayout, arrange_image
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation, make_want
 from holdfast.checkpoint.manifest import Author, StorageError
-from holdfast.checkpoint.retention import apply_doubts, find_checkpoints, find_rival
+from holdfast.checkpoint.retention import apply_doubts, find_checkpoints
 from holdfast.checkpoint.snapshot_record import ImageMetadataError
 from holdfast.checkpoint.state_image import StateError, extra_spec, flatten_state, record_sizes
 from holdfast.checkpoint.writable_check import write_refusal
@@ -37,6 +37,7 @@ from holdfast.client.checkpointing.checkpointer_args import source_of, storage_o
 from holdfast.client.checkpointing.extra_state import ExtraState, extras_room
 from holdfast.client.checkpointing.model_state import ModelState
 from holdfast.client.checkpointing.rank_collectives import RankWorld
+from holdfast.client.checkpointing.rival_run import RivalRun
 from holdfast.client.checkpointing.state_restore import StateRestore
 from holdfast.client.checkpointing.step_announcement import do_nothing
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
@@ -96,7 +97,7 @@ class Checkpointer:
         self._source = source_of(model, optimizer, (state_dict, load), rank=self._world.rank, group=group)
         self._extras = ExtraState({} if extra is None else extra)
         self._generation, self._said = current_generation(), set[str]()
-        self._rival = ""  # a sentence, if another run writes to our path
+        self._rival: RivalRun | None = None
         self._check_path()
         self._storing: LocalWriter | None = None
         if self._storage and not self._link and not self._replay:
@@ -126,7 +127,8 @@ class Checkpointer:
             raise ValueError(f"step {step} was saved after step {self._last}; steps must grow")
         if force and not self._storage:
             raise ValueError("force=True makes a checkpoint, so give path=")
-        self._check_rival()
+        if self._rival:
+            self._rival.check_save()
         self._check_line(step)
         began_at = time.monotonic()
         self._last = step
@@ -214,27 +216,13 @@ class Checkpointer:
         if not self._storage or self._replay:
             return
         why = self._world.broadcast_first(write_refusal(self._storage.url) if self._world.rank == 0 else "")
-        self._look_for_rival()
-        if self._rival:
-            self._say_once(f"{self._rival}; states there can be restored, but not saved")
+        self._rival = RivalRun(self._storage.url, self._world, with_agent=self._link is not None)
+        if self._rival.sentence:
+            self._say_once(f"{self._rival.sentence}; states there can be restored, but not saved")
         if why and self._generation > 1:  # it could be written to before, so it may well be again
             self._say_once(f"cannot write checkpoints: {why}")
         elif why:
             raise StateError(f"cannot write checkpoints: {why}")
-
-    def _look_for_rival(self) -> None:
-        """Find out whether another run of rank 0's host writes to our path now; a collective."""
-        assert self._storage
-        run_id = os.environ.get("TORCHELASTIC_RUN_ID", "") if self._link else ""
-        rival = find_rival(self._storage.url, run_id) if self._world.rank == 0 else ""
-        self._rival = self._world.broadcast_first(rival)
-
-    def _check_rival(self) -> None:
-        """Raise StateError if another run writes to our path: each would remove the other's checkpoints."""
-        if self._rival:
-            self._look_for_rival()  # it may have ended meanwhile
-        if self._rival:
-            raise StateError(f"cannot save: {self._rival}")
 
     def _check_line(self, step: int) -> None:
         """Raise StateError if restore() was not called and the storage already has a checkpoint of this step or a
