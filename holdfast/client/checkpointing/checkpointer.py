@@ -97,8 +97,7 @@ class Checkpointer:
         self._source = source_of(model, optimizer, (state_dict, load), rank=self._world.rank, group=group)
         self._extras = ExtraState({} if extra is None else extra)
         self._generation, self._said = current_generation(), set[str]()
-        self._rival: RivalRun | None = None
-        self._check_path()
+        self._rival = self._check_path()
         self._storing: LocalWriter | None = None
         if self._storage and not self._link and not self._replay:
             author = Author(self._generation, self._world.broadcast_first(secrets.token_hex(8)))
@@ -211,18 +210,19 @@ class Checkpointer:
         if self._storing:
             self._storing.release_path()
 
-    def _check_path(self) -> None:
+    def _check_path(self) -> RivalRun | None:
         """Raise StateError before training if checkpoints cannot be written; in later generations, only warn."""
         if not self._storage or self._replay:
-            return
+            return None
         why = self._world.broadcast_first(write_refusal(self._storage.url) if self._world.rank == 0 else "")
-        self._rival = RivalRun(self._storage.url, self._world, with_agent=self._link is not None)
-        if self._rival.sentence:
-            self._say_once(f"{self._rival.sentence}; states there can be restored, but not saved")
+        rival = RivalRun(self._storage.url, self._world, with_agent=self._link is not None)
+        if rival.sentence:
+            self._say_once(f"{rival.sentence}; states there can be restored, but not saved")
         if why and self._generation > 1:  # it could be written to before, so it may well be again
             self._say_once(f"cannot write checkpoints: {why}")
         elif why:
             raise StateError(f"cannot write checkpoints: {why}")
+        return rival
 
     def _check_line(self, step: int) -> None:
         """Raise StateError if restore() was not called and the storage already has a checkpoint of this step or a
