@@ -284,8 +284,8 @@ class Arena:
         """Return the number of slots that live processes have pinned."""
         return sum(is_alive(head.pin) for head in self._heads)
 
-    def can_pin(self) -> bool:
-        return can_spare_slot(self.slots, self.count_pinned())
+    def can_pin(self, *, late: bool = False) -> bool:
+        return can_spare_slot(self.slots, self.count_pinned(), late=late)
 
     def pin_own(self, slot: int) -> None:
         """Pin a slot that the calling writer has just begun or claimed; `unpin` ends the pin."""

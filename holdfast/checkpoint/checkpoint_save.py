@@ -39,12 +39,14 @@ from holdfast.checkpoint.manifest import (
 )
 from holdfast.checkpoint.storage_opener import Storage, open_storage
 from holdfast.checkpoint.storage_owner import check_ownership, this_process
+from holdfast.checkpoint.writable_check import try_write
 from holdfast.checkpoint.write_lane import WritePulse
 
 SMALL_AT_ONCE = 8  # small files are waited for, not worked on
 UNKNOWN = -1  # the step that rank 0 writes just now, whichever it is
 BEGUN_S = 5.0  # for rank 0 to begin with a step that is due
 _LOOK_S = 0.2
+_TRY_S = 1.0  # whoever waits for rank 0 as long looks whether storage takes anything at all; then more seldom
 _SLOW_S = 1.0  # storage that takes longer to answer had stopped
 
 
@@ -101,8 +103,12 @@ def forsake_parts(base: str, author: Author, rank: int, steps: Collection[int], 
 
 
 def wait_until_begun(folder: str, pulse: WritePulse | None = None, wait_s: float = BEGUN_S) -> bool:
-    """Wait for rank 0 to begin this step; return whether it does in time. This keeps all ranks on the same step."""
+    """Wait for rank 0 to begin this step; return whether it does in time. This keeps all ranks on the same step.
+
+    If nothing can be written to the storage, rank 0 cannot begin, and the wait ends: the snapshot is free again.
+    """
     storage, until = open_storage(folder), time.monotonic() + wait_s
+    try_at, try_s = time.monotonic() + _TRY_S, _TRY_S
     pulse = pulse or WritePulse()
     pulse.waiting, again = True, True
     while True:
@@ -113,11 +119,22 @@ def wait_until_begun(folder: str, pulse: WritePulse | None = None, wait_s: float
         now = time.monotonic()
         if again and now > looked_at + _SLOW_S:  # what holds us up holds up rank 0, which goes on with this step too
             until, again, pulse.passed_over = now + wait_s, False, False
-        elif now > until or pulse.passed_over:
+        elif now > until or pulse.passed_over or (now > try_at and not _takes_writes(folder)):
             pulse.left_out = True
             return False
+        if now > try_at:
+            try_s *= 2
+            try_at = now + try_s
         pulse.add_bytes()
         time.sleep(_LOOK_S / 2)
+
+
+def _takes_writes(folder: str) -> bool:
+    try:
+        try_write(folder.rstrip("/").rpartition("/")[0])
+    except StorageError:
+        return False
+    return True
 
 
 def collect_parts(

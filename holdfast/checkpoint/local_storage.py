@@ -85,6 +85,9 @@ class LocalStorage:
                 while view:
                     view = view[os.write(fd, view) :]
                 os.fsync(fd)
+            except OSError:
+                os.unlink(f"{path}.new")  # a full disk has no room for it
+                raise
             finally:
                 os.close(fd)
             os.rename(f"{path}.new", path)

@@ -1,6 +1,7 @@
 """Finds checkpoints on storage, and removes surplus ones and unfinished writes."""
 
 import sys
+import time
 from collections.abc import Collection, Iterator
 
 import msgspec
@@ -19,8 +20,11 @@ from holdfast.checkpoint.manifest import (
     step_of,
 )
 from holdfast.checkpoint.storage_opener import Storage, open_storage
-from holdfast.checkpoint.storage_owner import has_ended
+from holdfast.checkpoint.storage_owner import describe_rival, has_ended, is_alive_elsewhere, read_owner
+from holdfast.checkpoint.writable_check import look_in_time
 from holdfast.model.state_copy import Doubt
+
+_RIVAL_S = 5.0  # for a look at who writes; storage that hangs is another trouble
 
 
 class StoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +51,24 @@ class UnfinishedWrite(msgspec.Struct, frozen=True):
 def find_checkpoints(base: str, step: int | None = None) -> tuple[StoredCheckpoint, ...]:
     """Return all published checkpoints, or those of one step, newest first."""
     return _find_published(open_storage(base), step)
+
+
+def find_rival(url: str, run_id: str) -> str:
+    """Return one sentence if another run of this host writes to this storage now; empty if not, or if it is away."""
+
+    def look() -> str:
+        storage = open_storage(url)
+        try:
+            holder = read_owner(storage)
+            if not holder or not is_alive_elsewhere(holder.writer) or (run_id and holder.run.startswith(f"{run_id}.")):
+                return ""
+            newest = next((one for one in _find_published(storage) if one.author.run == holder.run), None)
+        except StorageError:
+            return ""
+        said = f" (step {newest.step} {max(0.0, time.time() - newest.at):.0f} s ago)" if newest else ""
+        return describe_rival(url, holder, said)
+
+    return look_in_time(look, _RIVAL_S)
 
 
 def apply_doubts(
@@ -113,7 +135,10 @@ def retain_checkpoints(
     if keep <= 0:
         return ()
     storage = open_storage(base)
-    removed = find_surplus(_find_published(storage), keep, every, newest=newest, doubted=doubted)
+    found, owner = _find_published(storage), read_owner(storage) if newest is not None else None
+    if owner and owner.since:  # another run that has written since is of another line, and its states are not ours
+        found = tuple(one for one in found if one.author.run == owner.run or one.at < owner.since)
+    removed = find_surplus(found, keep, every, newest=newest, doubted=doubted)
     for one in reversed(removed):  # the oldest first, so that the best are left if this is cut short
         storage.remove_folder(one.url.rstrip("/").rpartition("/")[2])
     return tuple(one.url for one in removed)

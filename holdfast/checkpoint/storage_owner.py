@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from pathlib import Path
 
 import msgspec
@@ -13,35 +14,66 @@ from holdfast.core.decoding import from_json
 _FENCE = ".holdfast-author.json"
 
 
+class StorageOwner(msgspec.Struct, frozen=True, kw_only=True):
+    """The author that may publish at a storage."""
+
+    generation: int
+    run: str = ""
+    writer: WriterProcess | None = None
+    since: float = 0.0  # when this run took the storage; 0: an earlier version did not note it
+
+
 def take_ownership(url: str, author: Author) -> None:
     """Make this author the only one that may publish here. Call it once per generation, before any write. Raises
-    TakenOverError if a later generation of the same run owns the storage."""
+    TakenOverError if a later generation of the same run owns the storage, or another run that certainly lives."""
     storage = open_storage(url)
-    holder = _read_owner(storage)
+    holder = read_owner(storage)
     if holder and holder.run == author.run and holder.generation > author.generation:
         raise TakenOverError(_describe_refusal(url, holder, author))
-    if holder != author:
+    if holder and holder.run != author.run and is_alive_elsewhere(holder.writer):
+        raise TakenOverError(describe_rival(url, holder))
+    same = holder is not None and holder.run == author.run
+    since = holder.since if holder and same else time.time()
+    owner = StorageOwner(generation=author.generation, run=author.run, writer=this_process(), since=since)
+    if holder != owner:
         storage.make_folder()
-        storage.put_file(_FENCE, msgspec.json.encode(author))
+        storage.put_file(_FENCE, msgspec.json.encode(owner))
         storage.sync_folder()
+
+
+def release_ownership(url: str, author: Author) -> None:
+    """Let other runs of this host take the storage, because this author publishes nothing more."""
+    storage = open_storage(url)
+    holder = read_owner(storage)
+    if holder and (holder.run, holder.generation) == (author.run, author.generation):
+        storage.put_file(_FENCE, msgspec.json.encode(msgspec.structs.replace(holder, writer=None)))
 
 
 def check_ownership(storage: Storage, author: Author) -> None:
     """Raise TakenOverError if another author has taken this storage meanwhile."""
-    holder = _read_owner(storage)
+    holder = read_owner(storage)
     if holder and (holder.run != author.run or holder.generation > author.generation):
         raise TakenOverError(_describe_refusal(storage.url(), holder, author))
 
 
-def _read_owner(storage: Storage) -> Author | None:
+def describe_rival(url: str, holder: StorageOwner, newest: str = "") -> str:
+    """Return one sentence about a run that writes to this storage now, and about its newest checkpoint."""
+    assert holder.writer is not None
+    run = holder.run.rpartition(".")[0] or holder.run
+    where = f"pid {holder.writer.pid} on {holder.writer.host.partition('/')[0]}"
+    return f"run {run} ({where}) is writing to {url} now{newest}: give another path"
+
+
+def read_owner(storage: Storage) -> StorageOwner | None:
+    """Return the author that may publish at this storage; None if nobody has taken it."""
     content = storage.read(_FENCE)
     try:
-        return from_json(content, Author) if content else None
+        return from_json(content, StorageOwner) if content else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None  # not ours to read; the next one to take it writes it anew
 
 
-def _describe_refusal(url: str, holder: Author, author: Author) -> str:
+def _describe_refusal(url: str, holder: StorageOwner, author: Author) -> str:
     said = f"has taken over {url}, so generation {author.generation} may not publish there"
     if holder.run == author.run:
         return f"generation {holder.generation} {said}"
@@ -57,6 +89,11 @@ def this_process() -> WriterProcess:
 def has_ended(process: WriterProcess) -> bool:
     """Return whether the process has certainly ended; False if it runs on another machine, boot or container."""
     return process.host == _host_id() and _start_ticks(process.pid) != process.start
+
+
+def is_alive_elsewhere(process: WriterProcess | None) -> bool:
+    """Return whether this is another process, of this host, that certainly runs."""
+    return process is not None and process.host == _host_id() and process != this_process() and not has_ended(process)
 
 
 def _host_id() -> str:

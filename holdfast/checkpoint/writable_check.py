@@ -3,6 +3,7 @@
 import errno
 import secrets
 import threading
+from collections.abc import Callable
 
 from holdfast.checkpoint.manifest import StorageError
 from holdfast.checkpoint.storage_opener import open_storage
@@ -11,24 +12,37 @@ from holdfast.checkpoint.storage_opener import open_storage
 _FOR_GOOD = {errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL}
 _REFUSED = (PermissionError, NotADirectoryError, FileExistsError, FileNotFoundError)
 WAIT_S = 10.0
+_TRIED_BYTES = 4096  # a full disk still takes an empty file
 
 
 def write_refusal(url: str, wait_s: float = WAIT_S) -> str:
     """Return why this storage can never be written to; empty if it can, or if the failure may be temporary."""
+    return look_in_time(lambda: _explain_refusal(url), wait_s)
+
+
+def look_in_time(look: Callable[[], str], wait_s: float) -> str:
+    """Return what a look at a storage finds; empty if storage hangs."""
     found: list[str] = []
     # Of its own, and left behind if storage hangs: that is told when a checkpoint is due, and stops nobody.
-    thread = threading.Thread(target=lambda: found.append(_try_write(url)), name="holdfast-try", daemon=True)
+    thread = threading.Thread(target=lambda: found.append(look()), name="holdfast-try", daemon=True)
     thread.start()
     thread.join(wait_s)
     return found[0] if found else ""
 
 
-def _try_write(url: str) -> str:
+def try_write(url: str) -> None:
+    """Write a small file to this storage and remove it. Raises StorageError."""
+    storage, name = open_storage(url), f".holdfast-{secrets.token_hex(4)}"
+    storage.make_folder()
     try:
-        storage, name = open_storage(url), f".holdfast-{secrets.token_hex(4)}"
-        storage.make_folder()
-        storage.put_file(name, b"")
+        storage.put_file(name, bytes(_TRIED_BYTES))
+    finally:
         storage.remove_file(name)
+
+
+def _explain_refusal(url: str) -> str:
+    try:
+        try_write(url)
     except StorageError as e:
         cause = e.__cause__
         lasting = isinstance(cause, _REFUSED) or (isinstance(cause, OSError) and cause.errno in _FOR_GOOD)

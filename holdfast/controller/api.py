@@ -65,6 +65,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     last_incident: str
     floor: int  # newest step that the job can go back to after the loss of a node; -1: none is on peers
     disk: int  # newest step that lies on the disks of all nodes; -1: none does
+    behind: str  # why copies on peers do not keep up
     nodes: tuple[NodeView, ...]
     seq: int = 0  # of the journal's newest entry
     failures: int = 0  # of all incidents; one that fails again before its next step is the same incident
@@ -102,8 +103,7 @@ class JobStacks(msgspec.Struct, frozen=True, kw_only=True):
 def status_of(controller: Controller) -> Status:
     view, account = controller.view, controller.ledger.make_account(controller.clock())
     beats, traffic = controller.registry.beats, controller.detectors.network.list_traffic(controller.clock())
-    roles = view.assign_roles(controller.ledger.admitting)
-    views = []
+    roles, views = view.assign_roles(controller.ledger.admitting), []
     for seat in view.seats:
         beat, role = beats.get(seat.node), roles.pop(seat.node)
         current = beat if beat and beat.generation == view.generation else None
@@ -113,7 +113,7 @@ def status_of(controller: Controller) -> Status:
         shown = NodeView(node=seat.node, role=role, ranks=ranks, step=step, loss=loss, phase=phase)
         views.append(_add_traffic(shown, traffic.get(seat.node, ())))
     views += [NodeView(node=node, role=role) for node, role in roles.items()]
-    finish, waiting = controller.ledger.finish, view.waiting_release
+    finish, waiting, floor = controller.ledger.finish, view.waiting_release, controller.aims.floor
     ending = finish.reason if finish else ""
     return Status(
         run_id=view.job.run_id,
@@ -130,8 +130,9 @@ def status_of(controller: Controller) -> Status:
         incidents=view.incidents,
         failures=count_failures(account.incidents) + view.open_failures,
         last_incident=account.incidents[-1].sentence if account.incidents else "",
-        floor=controller.aims.floor.floor,
-        disk=controller.aims.floor.disk.newest_kept,
+        floor=floor.floor,
+        disk=floor.disk.newest_kept,
+        behind=floor.behind,
         mesh=",".join(f"{name}={size}" for name, size in view.mesh),
         nodes=tuple(views),
         seq=controller.seq,

@@ -160,7 +160,8 @@ class Controller:
                 self.process_event(progress)
         for one in gone:
             self.registry.record_departure(one.node)
-            self.announce_news(Ended(node=one.node, generation=generation) if one.ended else departure_alarm(one))
+            ended = Ended(node=one.node, generation=generation, departed=True)
+            self.announce_news(ended if one.ended else departure_alarm(one))
 
     def on_newer_node(self, hello: Hello) -> None:
         """Take over from a newer controller or generation that a node reports but that the journal does not know."""

@@ -28,10 +28,12 @@ class SnapshotAims:
         self._certificates = certificates
         self._say = say
         self._exposed: tuple[str, ...] = ()
+        self._is_behind = False
 
     def place_copies(self, generation: int, seats: tuple[Seat, ...], mesh: Dims) -> None:
         """Choose which node keeps copies of which node's snapshots, and warn of nodes without copies."""
         exposed = self.floor.on_launch(generation, seats, mesh)
+        self._is_behind = False  # nothing is known of the new generation's copies yet
         if exposed != self._exposed:
             self._exposed = exposed
             for sentence in exposed:
@@ -40,10 +42,18 @@ class SnapshotAims:
     def on_beat(self, now: float, beat: Beat) -> None:
         if self.floor.on_beat(now, beat):
             self.send_aims()
+        self._say_pace()
 
     def tick(self, now: float) -> None:
         if self.floor.tick(now):
             self.send_aims()
+        self._say_pace()
+
+    def _say_pace(self) -> None:
+        """Say once that copies do not keep up with the job, and once that they do so again."""
+        if bool(self.floor.behind) != self._is_behind:
+            self._is_behind = not self._is_behind
+            self._say(self.floor.behind or f"copies on peers keep up again: they are of step {self.floor.floor}")
 
     def on_hello(self, node: str) -> None:
         """Send aims to a node that has just linked, and to the nodes whose aims contain its keeper's address. To

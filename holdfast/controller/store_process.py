@@ -41,8 +41,16 @@ class StoreProcess:
         self._streams: Streams | None = None
         self._over = False
 
-    async def connect_ahead(self) -> None:
-        """Connect before the first request: a new store process starts slowly, and an old one may be about to end."""
+    async def connect_ahead(self, *, start: bool = True) -> None:
+        """Connect before the first request: a new store process starts slowly, and an old one may be about to end.
+
+        Without `start` only an old one is connected to: a resumed job may turn out to be over.
+        """
+        if not start:
+            try:
+                unix_sockets.connect(self._run_dir / "store.sock").close()
+            except OSError:
+                return
         with contextlib.suppress(OSError):  # it is said to whoever asks
             async with self._asking:
                 self._streams = self._streams or await self._connect_store()

@@ -115,6 +115,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     node: str
     generation: int
     left: tuple[int, ...] = ()  # who stand
+    departed: bool = False  # so the node wrote down before it left, while there was no controller
     reason: str = ""  # what was seen of them
 
 

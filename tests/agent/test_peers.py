@@ -78,6 +78,19 @@ async def test_what_is_let_go_before_it_is_sent_is_not_sent(fleet: Fleet) -> Non
     assert backing.backed == -1 and backing.is_next_ready(), "it is held anew"
 
 
+async def test_a_checkpoint_that_is_written_for_long_stops_no_copies(fleet: Fleet) -> None:
+    job = Trained(fleet)
+    await job.start(slots=4)
+    await job.back_up(5)
+    job.save(6)
+    [written] = [one for one in job.arenas[1].list_sealed() if one.step == 6]
+    assert job.arenas[1].pin(written.slot, written.seq)  # as its writer does
+    for step in (7, 8):
+        await job.back_up(step, floor=5 if step == 7 else 7)
+        assert job.steps(1) >= {6, step}, "and the rank goes on"
+    job.save(9, 10)
+
+
 async def test_ranks_of_a_node_agree_on_the_step(fleet: Fleet) -> None:
     """Of two ranks one has gone on before we looked."""
     node = await fleet.add("a")

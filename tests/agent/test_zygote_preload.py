@@ -1,6 +1,7 @@
 """What a node's zygote imports, and when."""
 
 import json
+import time
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,15 @@ def test_the_rest_comes_with_the_first_step_and_once(tmp_path: Path) -> None:
     better = made.better_preload(held=True, trains=True, key="")
     assert better and set(better.names()) == {"torch", "json", ABSENT}
     assert made.better_preload(held=True, trains=True, key="") is None
+
+
+async def test_a_launch_does_not_wait_for_what_ranks_can_import_as_soon(tmp_path: Path) -> None:
+    made = preloading(tmp_path)
+    made.first_preload()
+    assert made.better_preload(held=True, trains=True, key="")
+    began_at = time.monotonic()
+    await made.wait_until_made(ranks=1)
+    assert time.monotonic() - began_at < 9, "it was waited for as long as ranks need to import all that"
 
 
 def test_a_node_that_has_just_come_is_no_standby_yet(tmp_path: Path) -> None:

@@ -316,6 +316,16 @@ def test_others_follow_rank_0(tmp_path: Path) -> None:
         wait_until_begun(staging_folder(str(tmp_path), 8, Author(1)), given_up, wait_s=10.0)
 
 
+def test_nobody_waits_for_rank_0_where_nothing_can_be_written(tmp_path: Path) -> None:
+    """Nor holds its snapshot as long, for which there are few slots."""
+    (tmp_path / "file").touch()
+    pulse, began_at = WritePulse(), time.monotonic()
+    assert not wait_until_begun(staging_folder(str(tmp_path / "file" / "ckpt"), 7, Author(1)), pulse, wait_s=600.0)
+    assert pulse.left_out and time.monotonic() - began_at < 300
+    assert not wait_until_begun(staging_folder(str(tmp_path / "ckpt"), 7, Author(1)), wait_s=1.5)
+    assert list((tmp_path / "ckpt").iterdir()) == [], "what was tried is gone"
+
+
 def test_who_waits_for_rank_0_takes_a_later_step_instead(tmp_path: Path) -> None:
     lane = WriteLane(str(tmp_path), print)
 

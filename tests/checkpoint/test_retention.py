@@ -1,6 +1,7 @@
 """What is kept, what is removed, and what is left alone because nobody can be sure."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +13,12 @@ from hypothesis import strategies as st
 from holdfast.checkpoint import storage_owner
 from holdfast.checkpoint.checkpoint_load import verify_checkpoint
 from holdfast.checkpoint.checkpoint_save import staging_folder, write_part
-from holdfast.checkpoint.manifest import MANIFEST, Author, WriterProcess, encode_part
+from holdfast.checkpoint.manifest import MANIFEST, Author, TakenOverError, WriterProcess, encode_part
 from holdfast.checkpoint.retention import (
     StoredCheckpoint,
     clean_unpublished,
     find_checkpoints,
+    find_rival,
     find_surplus,
     retain_checkpoints,
 )
@@ -147,6 +149,30 @@ def test_of_another_run_only_what_a_dead_process_wrote_is_removed(tmp_path: Path
     written_by(WriterProcess(host, os.getpid(), 1))  # the number is in use again, by another process
     assert clean_unpublished(str(tmp_path), ME) == (str(folder),)
     assert names(tmp_path) == []
+
+
+def test_a_run_that_lives_keeps_its_path_and_what_it_writes_there(tmp_path: Path) -> None:
+    """Another one is told, takes the path when the first has ended, and removes nothing that is not of its line."""
+    base, other = str(tmp_path), Author(1, "other.1")
+    take = f"storage_owner.take_ownership({base!r}, Author(1, 'first.1')); print(flush=True); sys.stdin.read()"
+    code = f"import sys; from holdfast.checkpoint import storage_owner; from {Author.__module__} import Author; {take}"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout and first.stdout.readline()
+        save(tmp_path, 5, author=Author(1, "first.1"))
+        told = rf"run first \(pid {first.pid} on .*\) is writing to {base} now"
+        assert re.match(rf"{told} \(step 5 \d+ s ago\): give another path", find_rival(base, "other"))
+        assert not find_rival(base, "first"), "it is we"
+        with pytest.raises(TakenOverError, match=told):
+            storage_owner.take_ownership(base, other)
+    assert not find_rival(base, "other"), "no lock outlives its process"
+    storage_owner.take_ownership(base, other)
+    fence = (tmp_path / ".holdfast-author.json").read_bytes()
+    (tmp_path / ".holdfast-author.json").unlink()
+    save(tmp_path, 7, author=Author(1, "first.1"))  # it was on another host, and about to publish
+    (tmp_path / ".holdfast-author.json").write_bytes(fence)
+    save(tmp_path, 8, author=other)
+    retain_checkpoints(base, 1, newest=8)
+    assert steps(tmp_path) == [8, 7]
 
 
 def test_a_removal_that_was_cut_short_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

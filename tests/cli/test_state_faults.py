@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks._torture_scene import KEEP_NODES, SCRIPT, Scene, differing
 from tests.cli.conftest import Start
-from tests.cli.driver import Job
+from tests.cli.driver import ROOT, Job
 from tests.cli.tortured import Storage, Tortured, published
 
 pytestmark = pytest.mark.e2e
@@ -105,18 +105,48 @@ def _can_unshare() -> bool:
     return bool(shutil.which("unshare")) and subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
-@pytest.mark.slow
-def test_a_full_disk(start: Start, tmp_path: Path) -> None:
-    """Nothing of the job stops, and once there is room again checkpoints are written again."""
+def _on_small_disk(tmp_path: Path, nodes: int) -> tuple[OnSmallDisk, Path]:
+    """A job that writes checkpoints to a small disk, and the folder that it works in."""
     if not _can_unshare():
         pytest.skip("no namespaces of one's own here")
     disk, work = tmp_path / "disk", tmp_path / "work"
     for folder in (disk, work):
         folder.mkdir()
     shutil.copy(SCRIPT, tmp_path / "job.py")
-    flags = ("--run-dir", str(tmp_path / "run"), "--nproc-per-node", "1", *KEEP_NODES)
+    flags = ("--run-dir", str(tmp_path / "run"), "--nnodes", str(nodes), "--nproc-per-node", "1", *KEEP_NODES)
     script = ("job.py", str(work), SMALL, f"--store={disk}/store", "--pause-s=0.02", "--every=20")
-    job = OnSmallDisk(tmp_path, disk, *flags, *script, env={**os.environ})
+    return OnSmallDisk(tmp_path, disk, *flags, *script, env={**os.environ, "PYTHONPATH": str(ROOT)}), work
+
+
+@pytest.mark.slow
+def test_a_full_disk_stops_no_copies(start: Start, tmp_path: Path) -> None:
+    """Nor is anybody waited for at the end who cannot write."""
+    job, work = _on_small_disk(tmp_path, nodes=2)
+    try:
+        scene = Scene(work, tmp_path / "run", 2, lambda: job.process.poll() is None)
+        job.says("training: first step")
+        scene.until(lambda: published(job.inside() / "store"), "a checkpoint")
+        _fill(job.inside() / "ballast")
+        job.says("No space left on device")
+        for _ in range(5):
+            begun = scene.reached()
+            scene.until(lambda begun=begun: job.status()["floor"] >= begun, "a copy on a peer")  # type: ignore[misc]
+            assert scene.reached() < begun + 100
+        os.kill(job.process.pid, signal.SIGINT)
+        job.says("before the job ends, for 30 s at most")
+        began_at = time.monotonic()
+        job.ends(130)
+        assert "was not written" in job.text() and time.monotonic() - began_at < 20
+    finally:
+        if job.process.poll() is None:
+            job.process.send_signal(signal.SIGKILL)
+            job.process.wait()
+
+
+@pytest.mark.slow
+def test_a_full_disk(start: Start, tmp_path: Path) -> None:
+    """Nothing of the job stops, and once there is room again checkpoints are written again."""
+    job, work = _on_small_disk(tmp_path, nodes=1)
 
     def store() -> list[int]:
         return published(job.inside() / "store")

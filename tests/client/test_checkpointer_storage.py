@@ -52,6 +52,27 @@ def _flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def test_a_path_that_another_run_writes_to_is_read_and_not_written(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "checkpoints"
+    first = Job(0, path=path, every=1)
+    first.train(1, 1)
+    first.ckpt.wait()
+    code = f"""
+import torch, holdfast
+model = torch.nn.Linear(2, 1)
+ckpt = holdfast.Checkpointer(model=model, path={str(path)!r}, every=1)
+ckpt.save(7)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and f"is writing to {path} now (step 1" in done.stderr.splitlines()[-1], done.stderr
+    assert [one.step for one in find_checkpoints(str(path))] == [1]
+    first.ckpt.close()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and [one.step for one in find_checkpoints(str(path))] == [7, 1], done.stderr
+
+
 def test_storage_that_fails_stops_nobody(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     job = Job(0, path=tmp_path / "checkpoints", every=1)
     (tmp_path / "checkpoints").rmdir()

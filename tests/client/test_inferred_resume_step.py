@@ -73,6 +73,15 @@ def test_what_is_read_may_have_been_gone_on_from(warm: Zygote, arena: Arena) -> 
     assert origin(warm, arena, script, began_at=later) == 0, "it was there before the job was"
 
 
+def test_a_state_that_torch_made_for_a_save_is_no_step(warm: Zygote, arena: Arena) -> None:
+    """FSDP2 scripts ask for the state before they train, to fill it from a checkpoint if there is one."""
+    ask = "from torch.distributed.checkpoint.state_dict import get_state_dict\nget_state_dict(net, optimizer)\n"
+    assert origin(warm, arena, TRAIN.format(optimizer="AdamW", then=f"{ask}train(3)")) == 0
+    assert origin(warm, arena, TRAIN.format(optimizer="SGD", then=f"{ask}train(3)")) == 0
+    origin(warm, arena, TRAIN.format(optimizer="AdamW", then=SAVE))
+    assert origin(warm, arena, TRAIN.format(optimizer="AdamW", then=f"{ask}{ALL}train(3)")) == 7
+
+
 def test_what_is_read_after_the_first_step_is_no_restore(warm: Zygote, arena: Arena) -> None:
     then = "open('fresh', 'w').write('x')\ntrain(1)\nopen('fresh').read()\ntrain(1)"
     assert origin(warm, arena, TRAIN.format(optimizer="SGD", then=then)) == 0

@@ -35,6 +35,18 @@ def process_of(store: StoreProcess) -> int:
     return store._process.pid
 
 
+async def test_a_resumed_job_that_may_be_over_starts_no_store(tmp_path: Path, env: dict[str, str]) -> None:
+    store = StoreProcess(tmp_path, "127.0.0.1", 60.0, env, None)
+    await store.connect_ahead(start=False)
+    assert store._process is None
+    await store.connect_ahead()
+    successor = StoreProcess(tmp_path, "127.0.0.1", 60.0, env, None)
+    await successor.connect_ahead(start=False)
+    assert successor._streams is not None, "one that is there is connected to"
+    await successor.quit()
+    await store.quit()
+
+
 async def test_the_life_of_a_store(tmp_path: Path, env: dict[str, str]) -> None:
     store = StoreProcess(tmp_path, "127.0.0.1", 60.0, env, None)
     await store.connect_ahead()

@@ -154,6 +154,46 @@ def test_a_checkpoint_gets_the_slot_of_the_next_floor() -> None:
     assert node.floor.sending is None, "it was given up before its turn came"
 
 
+def test_a_floor_that_checkpoints_keep_waiting_takes_a_slot_of_the_rank() -> None:
+    """Storage is full or slow: at any time some checkpoint holds a slot."""
+    node = Node()
+    node.refused = {snap(step) for step in range(5, 9)}
+    node.aim(peer="b", next=5)
+    for tenth in range(10):
+        node.now = tenth / 10
+        node.hear(SnapshotsListed(sealed=(snap(5),)))
+    assert not node.floor.is_late(node.now), "a write that takes as long costs no rank its newest snapshot"
+    node.now = 1.1
+    node.hear(SnapshotsListed(sealed=(snap(8),)))
+    assert node.floor.is_late(node.now)
+    node.hear(SnapshotsListed(sealed=(snap(9),)))
+    assert node.done[-1] == PinSnapshot(snap(9), spare=True, late=True) and node.send(snap(9))
+    node.aim(snap(9), floor=9, next=10)
+    node.hear(SnapshotsListed(sealed=(snap(10),)))
+    assert node.done[-1] == PinSnapshot(snap(10), spare=True, late=True), "and at once the next time"
+    node.now = 90.0
+    assert not node.floor.is_late(node.now), "until the trouble may be over"
+
+
+def test_who_missed_the_step_for_want_of_a_slot_does_so_once() -> None:
+    """Or nodes would hold different steps again and again."""
+    node = Node()
+    node.refused = {snap(5)}
+    node.aim(peer="b", next=5)
+    node.hear(SnapshotsListed(sealed=(snap(5),)))
+    assert node.send(snap(6)) and node.floor.backed == 6 and node.floor.is_late(node.now)
+
+
+def test_copies_slower_than_checkpoints_are_late_too() -> None:
+    node = Node()
+    node.aim(peer="b", next=5)
+    for second in range(3):
+        node.now = float(second)
+        node.hear(SnapshotsListed(sealed=(snap(5 + second),)))
+        node.hear(SlotNeeded())
+    assert node.floor.is_late(node.now)
+
+
 def test_an_aim_of_another_generation_is_not_heard() -> None:
     node = Node()
     node.hear(AimReceived(aim=Aim(generation=2, peer="b", floor=5, next=9), sealed=(snap(5),)))

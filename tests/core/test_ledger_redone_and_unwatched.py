@@ -89,6 +89,14 @@ def test_ranks_that_ended_without_a_controller_trained_up_to_their_last_step() -
     assert found.lost_s() == {START_AND_END: 6.0, NO_CONTROLLER: 46.0}
 
 
+def test_a_job_that_was_over_when_somebody_looked_has_lost_nothing_meanwhile() -> None:
+    """Its nodes have left a note: the script had ended by itself."""
+    ended = ("90 progress 40 at 44 from 1 since 5 parted", "90 ended n0 departed", "91 outcome 2000001 ok")
+    found = account(*TRAINED, TAKEN_OVER, *ended)
+    assert spans(found)[-3:] == [("train", 5, 44, 0), ("over", 44, 90, 0), ("stop", 90, 91, 0)]
+    assert found.lost_s() == {START_AND_END: 6.0} and found.ettr == (44 - 5) / (91 - 46)
+
+
 def test_first_steps_that_were_made_without_a_controller_are_no_start_up() -> None:
     told = ("90 progress 40 at 44 from 1 since 35 parted", "90 ended n0", "91 outcome 2000001 ok")
     found = account(*START[:4], "90 successor 2 alone 27", *told)

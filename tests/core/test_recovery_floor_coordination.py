@@ -60,6 +60,39 @@ def test_a_copy_that_took_long_is_paid_for_by_a_pause() -> None:
     assert made.tick(8.0) and made.aim_for("n0").next == 12
 
 
+def test_nobody_aims_further_ahead_than_some_seconds() -> None:
+    """Nodes that miss the step for another reason than that they hear of it late do so from afar too."""
+    made = floor()
+    tell(made, 0.0, sealed=10)
+    step = 10
+    for now in range(1, 100):
+        step += 2
+        for number, seat in enumerate(SEATS):
+            beat = Beat(node=seat.node, generation=1, step=step, at=now, sealed=step, backed=step - number % 2)
+            made.on_beat(float(now), beat)
+    assert made.aim_for("n0").next - step <= 10
+
+
+def test_copies_that_do_not_keep_up_are_told_until_they_do() -> None:
+    made = floor()
+    tell(made, 0.0, sealed=10)
+    tell(made, 1.0, sealed=11, backed=11)
+    for now in range(2, 61):
+        tell(made, float(now), sealed=11 + now, backed=11)
+    assert made.floor == 11 and not made.behind
+    tell(made, 61.0, sealed=80, backed=11)
+    assert made.behind.startswith("copies on peers do not keep up: they are of step 11, the job is at step 80; missing")
+    tell(made, 62.0, sealed=90, backed=90)
+    assert made.floor == 90 and not made.behind
+
+
+def test_few_slow_steps_are_not_behind() -> None:
+    made = floor()
+    tell(made, 0.0, sealed=10)
+    tell(made, 500.0, sealed=14)
+    assert not made.behind
+
+
 def test_who_heard_too_late_makes_all_look_further_ahead() -> None:
     made = floor()
     tell(made, 0.0, sealed=10)

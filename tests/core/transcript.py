@@ -204,7 +204,8 @@ def _progress(words: Words, now: float, generation: int) -> Event:
 def _ended(words: Words, now: float, generation: int) -> Event:
     node, number = words.next(), int(words.after("generation", str(generation)))
     left = tuple(int(rank) for rank in words.after("left", "").split(",") if rank)
-    return Ended(node=node, generation=number, left=left, reason=" ".join(words.after_all("said")))
+    departed, said = words.has("departed"), " ".join(words.after_all("said"))
+    return Ended(node=node, generation=number, left=left, reason=said, departed=departed)
 
 
 def _outcome(words: Words, now: float, generation: int) -> Event:

@@ -78,7 +78,7 @@ def test_who_owns_a_folder(content: bytes) -> None:
         def read(self, name: str) -> bytes:
             return content
 
-    storage_owner._read_owner(One())  # type: ignore[arg-type]
+    storage_owner.read_owner(One())  # type: ignore[arg-type]
 
 
 @given(values(ImageLayout, PLAIN))

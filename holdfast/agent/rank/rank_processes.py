@@ -186,7 +186,7 @@ class RankProcesses:
             await self._have_zygote(errand.release.env)
         except ValueError as e:
             return str(e)
-        await self._preloading.wait_until_made()
+        await self._preloading.wait_until_made(errand.seat.nproc)
         errors = await asyncio.gather(*(self._start_rank(errand, local) for local in range(errand.seat.nproc)))
         return "; ".join(e for e in errors if e)
 

@@ -14,7 +14,10 @@ from holdfast.wire.inherited_environment import make_rank_environment, with_whol
 from holdfast.wire.run_and_node_specs import NodeSpec
 
 _IDLE_S = 5.0  # a node that has been without ranks for so long is a standby
-_BETTER_S = 10.0  # for a zygote that is being made: what it has yet to import, ranks would import themselves
+# A launch waits as long for a zygote that is being made. What that one has yet to import, ranks forked from the old one
+# import themselves meanwhile, and in no more time; unless they would have to share processors.
+_SOON_S = 1.0
+_BETTER_S = 10.0
 
 
 class ZygotePreload:
@@ -54,10 +57,10 @@ class ZygotePreload:
         """Note what the zygote of another host has for the script."""
         self._told = modules
 
-    async def wait_until_made(self) -> None:
+    async def wait_until_made(self, ranks: int) -> None:
         """Wait a little for a zygote that is being made; if that wait times out, the next call returns at once."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_BETTER_S):
+            async with asyncio.timeout(_BETTER_S if ranks > len(os.sched_getaffinity(0)) else _SOON_S):
                 await self._made.wait()
         self._made.set()
 

@@ -114,14 +114,15 @@ class ArenaTable:
         own = self.find_arena(rank)
         return own.arena.slots if own else 0
 
-    def pin_own(self, snapshot: OwnSnapshot, *, spare: bool) -> bool:
+    def pin_own(self, snapshot: OwnSnapshot, *, spare: bool, late: bool = False) -> bool:
         """Pin a listed snapshot until `unpin_own`; this one pin serves all readers.
 
-        Return False if the snapshot is gone or, with `spare`, if its arena needs all its free slots.
+        Return False if the snapshot is gone or, with `spare`, if its arena needs all its free slots; with `late` it
+        needs but one.
         """
         own = self.find_arena(snapshot.rank)
         found = own.find_sealed(snapshot) if own else None
-        if own is None or found is None or (spare and not own.arena.can_pin()):
+        if own is None or found is None or (spare and not own.arena.can_pin(late=late)):
             return False
         pinned = pin_snapshot(own.arena, found)
         if pinned is None:

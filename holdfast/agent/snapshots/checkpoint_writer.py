@@ -38,6 +38,7 @@ class CheckpointWriter:
         self.stored = -1  # newest step that was published
         self._trouble: set[str] = set()  # storages
         self.wanted = -1  # this step is due as well
+        self._owned: set[tuple[str, Author]] = set()  # storages, and for whom they were taken: each once
 
     def begin_generation(self, author: Author, doubts: tuple[Doubt, ...] = (), wanted: int = -1) -> None:
         """Begin a generation and forget the last one's requests; the step `wanted` becomes a checkpoint as well."""
@@ -87,7 +88,7 @@ class CheckpointWriter:
         url, every = want.storage.url, want.storage.every_steps
         alone = sealed.step == self.wanted or bool(every and sealed.step % every)  # somebody wants just this one
         begun_s = _PARTS_S if alone else checkpoint_save.BEGUN_S
-        job = PartWrite(want, author, pinned, doubts=self._doubts, missed=before, begun_s=begun_s)
+        job = PartWrite(want, author, pinned, self._owned, doubts=self._doubts, missed=before, begun_s=begun_s)
         if alone:
             await self._wait_idle(rank)
         outcome = await self.run_write(job)
@@ -133,7 +134,7 @@ class CheckpointWriter:
         if doubted:  # in a folder of its own: nobody finds it who does not look for it, and nothing is retired for it
             apart = msgspec.structs.replace(want.storage, url=f"{want.storage.url}/{DOUBTED}", keep=0)
             want = msgspec.structs.replace(want, storage=apart)
-        return PartWrite(want, self._author, pinned, doubts=self._doubts, begun_s=begun_s, checked=True)
+        return PartWrite(want, self._author, pinned, self._owned, doubts=self._doubts, begun_s=begun_s, checked=True)
 
     def _report_outcome(self, rank: int, url: str, outcome: WriteOutcome) -> None:
         """Report trouble with a storage when it begins and when it ends, not once for every rank and step."""
@@ -154,6 +155,7 @@ class PartWrite:
         want: ArenaRequest,
         author: Author,
         pinned: SnapshotPin,
+        owned: set[tuple[str, Author]],
         *,
         doubts: tuple[Doubt, ...],
         begun_s: float,  # for rank 0 to begin
@@ -167,6 +169,7 @@ class PartWrite:
         self.told: set[int] = set()  # of the missed, and of this one if it is written: nobody waits for them
         self._doubts = doubts
         self._missed = missed
+        self._owned = owned
         self._begun_s = begun_s
         self._checked = checked
 
@@ -179,8 +182,9 @@ class PartWrite:
         want = self.want
         assert want.storage is not None
         base = want.storage.url
-        if want.rank == 0:
+        if want.rank == 0 and (base, self.author) not in self._owned:
             storage_owner.take_ownership(base, self.author)  # from here on no older generation can publish
+            self._owned.add((base, self.author))
         folder = checkpoint_save.staging_folder(base, self.step, self.author)
         if want.rank != 0 and self._missed:
             self.told |= self._missed

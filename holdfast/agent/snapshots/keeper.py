@@ -427,7 +427,7 @@ class Keeper:
             due = next((one for one in fresh if self._persisting.is_due(rank, one)), None)
             if due is None:
                 continue
-            if not arena.can_pin():
+            if not arena.can_pin(late=self.backing.is_late()):
                 self.backing.step_aside()  # or snapshots would lack a slot
             yield self._persisting.write_snapshot(rank, arena, due)
 

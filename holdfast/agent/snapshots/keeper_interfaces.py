@@ -27,7 +27,7 @@ class OwnSnapshots(Protocol):
 
     def count_slots(self, rank: int) -> int: ...
 
-    def pin_own(self, snapshot: OwnSnapshot, *, spare: bool) -> bool:
+    def pin_own(self, snapshot: OwnSnapshot, *, spare: bool, late: bool = False) -> bool:
         """Keep the rank from overwriting a snapshot; False if that is gone or, with `spare`, no slot can be spared."""
 
     def unpin_own(self, snapshot: OwnSnapshot) -> None: ...

@@ -87,6 +87,10 @@ class PeerSender:
         """Give up the next floor, because a checkpoint needs its slot."""
         self._take_news(SlotNeeded())
 
+    def is_late(self) -> bool:
+        """Return whether checkpoints have kept the next floor waiting for its slot, so that it may take another one."""
+        return self._floor.is_late(self._clock.monotonic())
+
     def newest_shared_step(self) -> int:
         """Return the newest step that all ranks here have sealed; -1 if there is none or this node has no floor."""
         if self._floor.lacks_slots():
@@ -139,8 +143,8 @@ class PeerSender:
             match deed:
                 case UnpinSnapshot(snapshot):
                     self._snapshots.unpin_own(snapshot)
-                case PinSnapshot(snapshot, spare):
-                    if not self._snapshots.pin_own(snapshot, spare=spare):
+                case PinSnapshot(snapshot, spare, late):
+                    if not self._snapshots.pin_own(snapshot, spare=spare, late=late):
                         self._take_news(PinRefused(snapshot))
                 case MarkVerified(snapshot):
                     self._snapshots.mark_verified(snapshot)

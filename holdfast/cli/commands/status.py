@@ -103,6 +103,8 @@ def render_status(status: dict[str, Any]) -> Group:
         lines.append(Text(f"step {status['floor']} is held by every rank and by its peer", style="dim"))
     if status.get("disk", -1) >= 0:
         lines.append(Text(f"step {status['disk']} lies on the disks of all nodes", style="dim"))
+    if status.get("behind"):
+        lines.append(Text(status["behind"], style="bold"))
     if status["last_incident"]:
         lines.append(Text(f"last incident: {status['last_incident']}"))
     if status.get("last_change"):

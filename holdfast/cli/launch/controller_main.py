@@ -156,14 +156,14 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
         run_and_node_specs.write_json(run_dir / "controller.json", address)
 
     async with asyncio.TaskGroup() as tasks:
-        attending, telling = tasks.create_task(store.connect_ahead()), tasks.create_task(hooks.run())
+        attending = tasks.create_task(store.connect_ahead(start=not run.resumed_at))
+        telling = tasks.create_task(hooks.run())
         watching = tasks.create_task(store.watch_process(controller.on_store_lost))
         receiving = tasks.create_task(port.porch.run(listener))
         asking = tasks.create_task(opinions.run(controller.announce_news))
         code = await controller.run(run.job, run.release, begun, run.started_at)
-        attending.cancel()
-        watching.cancel()
-        receiving.cancel()
+        for task in (attending, watching, receiving):
+            task.cancel()
         opinions.finish_up()
         asking.cancel()
         hooks.finish_up()

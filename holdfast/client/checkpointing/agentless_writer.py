@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 from torch.distributed.distributed_c10d import _get_default_store
@@ -17,7 +18,7 @@ from holdfast.checkpoint.checkpoint_save import (
 )
 from holdfast.checkpoint.manifest import Author, CheckpointPart, StorageError
 from holdfast.checkpoint.retention import clean_unpublished, retain_checkpoints
-from holdfast.checkpoint.storage_owner import take_ownership
+from holdfast.checkpoint.storage_owner import release_ownership, take_ownership
 from holdfast.checkpoint.write_lane import WriteLane, WritePulse
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
@@ -85,6 +86,13 @@ class LocalWriter:
         )
         self._thread.start()
         return True
+
+    def release_path(self) -> None:
+        """Let another run take the path, unless a write is under way."""
+        if self._taken and self.wait(0.0):
+            self._taken = False
+            with suppress(StorageError):  # then it waits for the end of this process
+                release_ownership(self._storage.url, self._author)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the current write to end; False if it has not ended in time."""

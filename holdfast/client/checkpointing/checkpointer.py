@@ -37,6 +37,7 @@ from holdfast.client.checkpointing.checkpointer_args import source_of, storage_o
 from holdfast.client.checkpointing.extra_state import ExtraState, extras_room
 from holdfast.client.checkpointing.model_state import ModelState
 from holdfast.client.checkpointing.rank_collectives import RankWorld
+from holdfast.client.checkpointing.rival_run import RivalRun
 from holdfast.client.checkpointing.state_restore import StateRestore
 from holdfast.client.checkpointing.step_announcement import do_nothing
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
@@ -96,7 +97,7 @@ class Checkpointer:
         self._source = source_of(model, optimizer, (state_dict, load), rank=self._world.rank, group=group)
         self._extras = ExtraState({} if extra is None else extra)
         self._generation, self._said = current_generation(), set[str]()
-        self._check_path()
+        self._rival = self._check_path()
         self._storing: LocalWriter | None = None
         if self._storage and not self._link and not self._replay:
             author = Author(self._generation, self._world.broadcast_first(secrets.token_hex(8)))
@@ -125,6 +126,8 @@ class Checkpointer:
             raise ValueError(f"step {step} was saved after step {self._last}; steps must grow")
         if force and not self._storage:
             raise ValueError("force=True makes a checkpoint, so give path=")
+        if self._rival:
+            self._rival.check_save()
         self._check_line(step)
         began_at = time.monotonic()
         self._last = step
@@ -204,16 +207,22 @@ class Checkpointer:
         if self.wait(timeout_s) and self._storing and self._newest and self._newest.step > self._storing.offered:
             self._store_snapshot(self._storing, self._newest)
             self.wait(None if until is None else max(0.0, until - time.monotonic()))
+        if self._storing:
+            self._storing.release_path()
 
-    def _check_path(self) -> None:
+    def _check_path(self) -> RivalRun | None:
         """Raise StateError before training if checkpoints cannot be written; in later generations, only warn."""
         if not self._storage or self._replay:
-            return
+            return None
         why = self._world.broadcast_first(write_refusal(self._storage.url) if self._world.rank == 0 else "")
+        rival = RivalRun(self._storage.url, self._world, with_agent=self._link is not None)
+        if rival.sentence:
+            self._say_once(f"{rival.sentence}; states there can be restored, but not saved")
         if why and self._generation > 1:  # it could be written to before, so it may well be again
             self._say_once(f"cannot write checkpoints: {why}")
         elif why:
             raise StateError(f"cannot write checkpoints: {why}")
+        return rival
 
     def _check_line(self, step: int) -> None:
         """Raise StateError if restore() was not called and the storage already has a checkpoint of this step or a

@@ -91,13 +91,14 @@ def stop_at_first_step(reads: ReadWatch, on_first: Callable[[], None] | None) ->
     return first
 
 
-def steps_before(optimizer: Any, reads: ReadWatch | None) -> int:
-    """Return the number of steps made before this optimizer's first step in this rank, or UNKNOWN."""
+def steps_before(optimizer: Any, reads: ReadWatch | None, made_up: int = 0) -> int:
+    """Return the number of steps made before this optimizer's first step in this rank, or UNKNOWN. `made_up` is the
+    optimizer's count when torch had only created its state: if nothing was loaded since, no step came before."""
     try:
         before = _optimizer_count(optimizer) - 1
     except _ODD:  # its state is whatever its author wants it to be
         return UNKNOWN
-    if before > 0:
+    if before > 0 and before != made_up:
         return before
     return UNKNOWN if reads is not None and reads.found else 0
 

@@ -24,6 +24,7 @@ class StepCount:
         self._progress = progress
         self._first: weakref.ref[Optimizer] | None = None
         self._steps = 0
+        self._made_up = 0  # the optimizer's own count after a step that torch made only to create its state
         self._parameters = ParameterCount()
 
     def on_optimizer_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -35,10 +36,12 @@ class StepCount:
         elif first is not optimizer:
             return
         if _is_made_up(optimizer):
+            self._made_up = inferred_resume_step.steps_before(optimizer, None) + 1
             return
         self._steps += 1
         if self._steps == 1:
-            self._progress.goes_on_from(inferred_resume_step.steps_before(optimizer, self._progress.reads))
+            before = inferred_resume_step.steps_before(optimizer, self._progress.reads, self._made_up)
+            self._progress.goes_on_from(before)
         self._progress.count_steps(self._steps)
 
 

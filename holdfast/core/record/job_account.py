@@ -33,11 +33,12 @@ class TimeUse(StrEnum):
     STALL = "stall"  # it stood, and went on by itself
     END = "end"  # after the last step ranks save, evaluate or clean up
     UNWATCHED = "unwatched"  # there was no controller, and ranks made no step
+    OVER = "over"  # the script had ended, and there was no controller to see it: no time of the job
     UNKNOWN = "unknown"  # there was no controller, and nobody said what ranks did
     RUN = "run"  # ranks ran in a job that has shown no step: what they did is not known
 
 
-NOT_LOST = (TimeUse.TRAIN, TimeUse.RUN, TimeUse.UNKNOWN)  # made new steps, or nobody knows
+NOT_LOST = (TimeUse.TRAIN, TimeUse.RUN, TimeUse.UNKNOWN, TimeUse.OVER)  # made new steps, or nobody knows, or was over
 CAUSES = {TimeUse.STALL: "stall", TimeUse.UNWATCHED: NO_CONTROLLER}  # of time that no incident or restart cost
 
 
@@ -116,10 +117,11 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ettr(self) -> float | None:
-        """Return the productive share of the wall time; None if no step was ever seen. Time of which nobody knows
-        whether it was productive is included, and `at_most` says so."""
+        """Return the productive share of the wall time, as far as the job was not over; None if no step was ever seen.
+        Time of which nobody knows whether it was productive is included, and `at_most` says so."""
         productive_s = self.spent_s(TimeUse.TRAIN) + self.spent_s(TimeUse.UNKNOWN)
-        return productive_s / self.wall_s if self.stepped and self.wall_s > 0 else None
+        job_s = self.wall_s - self.spent_s(TimeUse.OVER)
+        return productive_s / job_s if self.stepped and job_s > 0 else None
 
     @property
     def hour_ettr(self) -> float | None:

@@ -66,6 +66,7 @@ class Ledger:
         self._unwatched: list[UnwatchedTime] = []
         self._taken_over_at: float | None = None  # no step is known to have been made since
         self._alone_since = 0.0
+        self._is_over = False  # the script had ended by itself before somebody took over
         self._told = False  # since then somebody said how far ranks had come
         self._cut: tuple[int, Span] | None = None  # the span that a stop ended, by its index, and what came instead
 
@@ -86,6 +87,7 @@ class Ledger:
             if decision.phase is Phase.TRAINING:  # later ones may be of ranks that an incident has given up
                 self._good_at = max(self._good_at, event.at)
         if isinstance(event, Ended) and decision.phase is Phase.ENDING and self.phase is Phase.TRAINING:
+            self._is_over = self._told and event.departed
             self._set_parted(True, self._last_known_at)
         if decision.changed and decision.changed.failed:
             self._end_failed_change(decision.changed.resumed_at, entry.at)
@@ -239,7 +241,7 @@ class Ledger:
         if taken_over_at is None or taken_over_at <= at or mending:
             return [self._make_span(use, at, until)]
         alone_at = self._last_known_at if self.progress and not self._parted else self._alone_since
-        unwatched = TimeUse.UNWATCHED if self._told else TimeUse.UNKNOWN
+        unwatched = TimeUse.OVER if self._is_over else TimeUse.UNWATCHED if self._told else TimeUse.UNKNOWN
         found = []
         for part, end_at in ((use, alone_at), (unwatched, taken_over_at), (use, until)):
             end_at = min(max(end_at, at), until)

@@ -9,6 +9,9 @@ import msgspec
 from holdfast.core.snapshots.slot_pin_limit import FLOOR_SLOTS
 from holdfast.model.state_copy import Address, Aim
 
+_LATE_S = 1.0  # a next floor that waits as long for a slot, because of checkpoints, or misses its step, is late
+_LENT_S = 60.0  # as long it may then leave the rank one free slot alone: storage that is slow or full stays so
+
 
 class OwnSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A sealed snapshot of a rank on this node."""
@@ -100,6 +103,7 @@ class UnpinSnapshot(msgspec.Struct, frozen=True):
 class PinSnapshot(msgspec.Struct, frozen=True):
     snapshot: OwnSnapshot
     spare: bool  # only if the arena has a slot to spare
+    late: bool = False  # one that stays free is enough
 
 
 class MarkVerified(msgspec.Struct, frozen=True):
@@ -137,11 +141,13 @@ class NodeFloor:
         self._floor: Held = {}
         self._before: Held = {}  # the floor before, for as long as this one is not verified
         self._next: Held = {}
+        self._refused_at: float | None = None  # when the next floor was first refused a slot
+        self._late_until = 0.0
         self._arrived: set[tuple[OwnSnapshot, str]] = set()  # snapshots, and the nodes that have them
 
     def step(self, now: float, news: FloorNews) -> tuple[FloorDeed, ...]:
         if isinstance(news, PinRefused):
-            self._forget_pin(news.snapshot)
+            self._forget_pin(now, news.snapshot)
             return ()
         before = self.held_snapshots()
         deeds = self._take_news(now, news)
@@ -149,7 +155,7 @@ class NodeFloor:
         kept = {*self._floor.values(), *self._before.values()}
         return (
             *(UnpinSnapshot(one) for one in before if one not in after),
-            *(PinSnapshot(one, spare=one not in kept) for one in after if one not in before),
+            *(PinSnapshot(one, one not in kept, self.is_late(now)) for one in after if one not in before),
             *deeds,
         )
 
@@ -166,6 +172,8 @@ class NodeFloor:
             case SnapshotsListed(sealed=sealed):
                 self._choose_next(sealed)
             case SlotNeeded():
+                if self._next:
+                    self._note_refusal(now)
                 self._cancel_next()
             case SendingBegun() if self._next:
                 self.sending = CopyRun(step=next(iter(self._next.values())).step, began_at=now)
@@ -188,6 +196,7 @@ class NodeFloor:
         self.aim, self.backed, self.ranks = Aim(generation=news.generation), -1, news.ranks
         self._granted.clear()
         self._arrived.clear()
+        self._refused_at = None
         for held in (self._before, self._floor):
             if any(one.step > news.shared_step for one in held.values()):
                 held.clear()
@@ -219,7 +228,19 @@ class NodeFloor:
                 found.setdefault(one.rank, one)
         return found
 
-    def _forget_pin(self, snapshot: OwnSnapshot) -> None:
+    def is_late(self, now: float) -> bool:
+        """Return whether checkpoints have kept the next floor from its slot for too long."""
+        return now < self._late_until
+
+    def _note_refusal(self, now: float) -> None:
+        if self._refused_at is None:
+            self._refused_at = now
+        elif now >= self._refused_at + _LATE_S:
+            self._late_until = now + _LENT_S
+
+    def _forget_pin(self, now: float, snapshot: OwnSnapshot) -> None:
+        if self._next.get(snapshot.rank) == snapshot:
+            self._note_refusal(now)
         for held in (self._floor, self._before, self._next):
             if held.get(snapshot.rank) == snapshot:
                 del held[snapshot.rank]
@@ -280,7 +301,9 @@ class NodeFloor:
         sent, self.sending = self.sending, None
         if sent is None or sent.cancelled or self.open_parcels():
             return ()
-        self.backed, self.took_s = sent.step, now - sent.began_at
+        if self._refused_at is not None and sent.step > self.aim.next >= 0:
+            self._late_until = now + _LENT_S  # the other nodes have copied an earlier step
+        self.backed, self.took_s, self._refused_at = sent.step, now - sent.began_at, None
         return (ReportBacked(),)
 
     # --- what is reported --------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ may be dropped. Nodes report in their beats, so a lost report is repeated.
 """
 
 from collections.abc import Callable
-from math import isfinite
+from math import ceil, isfinite
 
 import msgspec
 
@@ -17,7 +17,8 @@ from holdfast.model.job_and_seats import Dims, Seat
 from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Aim, Half
 
-_MOST = 256  # steps ahead
+_MOST, _MOST_S = 256, 5.0  # steps ahead, and seconds: what takes nodes longer to hear is no reason to wait for
+_BEHIND_STEPS = 20  # a copy that has been under way for so many steps, and for `stuck_s`, does not keep up
 
 
 class BackupLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +45,8 @@ class RecoveryFloor:
         self.halves: dict[str, tuple[Half, Half]] = {}  # with parity
         self._next = -1
         self._aimed_at = 0.0
+        self._due: tuple[float, int] | None = None  # since when, and from which step on, the next floor is due
+        self.behind = ""  # why copies do not keep up with the job, in one sentence
         self._not_before = 0.0
         self._ahead = 1  # steps from what nodes have to what they are told: they must hear it first
         self._well = 0  # floors in a row
@@ -55,6 +58,7 @@ class RecoveryFloor:
         self.generation, self.nodes = generation, frozenset(seat.node for seat in seats)
         self.floor = self.verified = self._next = -1
         self.disk.on_launch()
+        self._due, self.behind = None, ""
         self._beats.clear()
         self.peers, self.halves = {}, {}
         if not self.limits.enabled:
@@ -83,7 +87,21 @@ class RecoveryFloor:
         told = self._raise_floor(now) | self._verify_floor()
         good = self.verified if any(beat.verifies for beat in self._beats.values()) else self.floor
         told |= self.disk.tick(now, good, self._beats.values())
+        self._compare_pace(now, self.floor != before)
         return told or self.floor != before
+
+    def _compare_pace(self, now: float, raised: bool) -> None:
+        """Note since when the next floor is due, and whether it has been for too long."""
+        newest = max(beat.sealed for beat in self._beats.values())
+        if raised or self._due is None:
+            self._due = (now, newest) if self._next >= 0 else None
+            self.behind = "" if raised else self.behind
+        elif self.peers and now >= self._due[0] + self.limits.stuck_s and newest >= self._due[1] + _BEHIND_STEPS:
+            late = sorted(node for node, beat in self._beats.items() if beat.backed < self._next)
+            named = ", ".join(late[:4]) + (" and more" if len(late) > 4 else "")
+            has = f"they are of step {self.floor}" if self.floor >= 0 else "there are none yet"
+            self.behind = f"copies on peers do not keep up: {has}, the job is at step {newest}"
+            self.behind += f"; missing from {named}" if late else ""
 
     def aim_for(self, node: str) -> Aim:
         """Return the aim of one node, without the peer's address, which is not known here."""
@@ -105,7 +123,7 @@ class RecoveryFloor:
         if min(backed) < self._next:
             return now >= self._aimed_at + self.limits.stuck_s and self._set_next_aim(now)
         if len(backed) > 1:  # somebody heard of it too late and took a later one
-            self._ahead, self._well = min(2 * self._ahead, _MOST), 0
+            self._ahead, self._well = self._look_further(now), 0
             return self._set_next_aim(now)
         if self.halves and {beat.kept for beat in self._beats.values()} != backed:  # sent, and not yet sealed
             return now >= self._aimed_at + self.limits.stuck_s and self._set_next_aim(now)
@@ -118,6 +136,12 @@ class RecoveryFloor:
         took_s = max(beat.backing_s for beat in self._beats.values())
         self._not_before = now + took_s * (1 / self.limits.duty - 1)
         return self._aim_if_settled(now)
+
+    def _look_further(self, now: float) -> int:
+        """Return how many steps ahead to aim next: twice as many, but no more than are made in some seconds."""
+        made = max(beat.sealed for beat in self._beats.values()) + self._ahead - self._next
+        timely = ceil(made / max(now - self._aimed_at, 0.01) * _MOST_S)
+        return max(2, min(2 * self._ahead, _MOST, timely))
 
     def _are_replicas_equal(self, step: int) -> bool:
         """Return whether replicas were equal up to this step; True if replicas are not compared."""

@@ -128,8 +128,9 @@ class SimOwnSnapshots:
         """Return the snapshots that the rank may not overwrite."""
         return [snap for own, snap in self.pinned.items() if own.rank == rank]
 
-    def pin_own(self, snapshot: OwnSnapshot, *, spare: bool) -> bool:
-        if spare and not can_spare_slot(self.count_slots(snapshot.rank), len(self.list_pinned(snapshot.rank))):
+    def pin_own(self, snapshot: OwnSnapshot, *, spare: bool, late: bool = False) -> bool:
+        slots, pinned = self.count_slots(snapshot.rank), len(self.list_pinned(snapshot.rank))
+        if spare and not can_spare_slot(slots, pinned, late=late):
             return False
         self.pinned[snapshot] = self._find_snapshot(snapshot)
         return True

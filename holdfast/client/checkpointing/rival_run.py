@@ -1,0 +1,27 @@
+"""Another run that writes checkpoints to the same path: each of the two would remove the other's."""
+
+import os
+
+from holdfast.checkpoint.retention import find_rival
+from holdfast.checkpoint.state_image import StateError
+from holdfast.client.checkpointing.rank_collectives import RankWorld
+
+
+class RivalRun:
+    """What is known of another run of rank 0's host that writes to our path; looking is a collective."""
+
+    def __init__(self, url: str, world: RankWorld, *, with_agent: bool) -> None:
+        self._url = url
+        self._world = world
+        self._run_id = os.environ.get("TORCHELASTIC_RUN_ID", "") if with_agent else ""
+        self.sentence = self._find()
+
+    def _find(self) -> str:
+        return self._world.broadcast_first(find_rival(self._url, self._run_id) if self._world.rank == 0 else "")
+
+    def check_save(self) -> None:
+        """Raise StateError if there is a rival that has not ended meanwhile."""
+        if self.sentence:
+            self.sentence = self._find()
+        if self.sentence:
+            raise StateError(f"cannot save: {self.sentence}")
