@@ -21,6 +21,7 @@ import torch.distributed.checkpoint as dcp
 from rich.table import Table
 
 from benchmarks._report import FULL, Findings, report
+from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.snapshots.snapshot_disk import PacedPulse
 from holdfast.checkpoint.checkpoint_load import read_part
 from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
@@ -107,7 +108,7 @@ def persist(base: Path, step: int, image: memoryview, metadata: bytes) -> str:
 def write_to_disk(base: Path, step: int, image: memoryview, metadata: bytes) -> None:
     """As a keeper writes a floor to its node's disk: one thread that rests as long as it works."""
     author = Author(1)
-    pulse = PacedPulse(WritePulse())
+    pulse = PacedPulse(WritePulse(), SystemClock())
     part = write_part(staging_folder(str(base), step, author), 0, [image], threads=1, pulse=pulse)
     publish_checkpoint(str(base), step, [part], metadata, author=author)
 

@@ -246,10 +246,10 @@ async def test_nothing_stays_where_storage_has_the_state_or_the_node_is_no_longe
 def test_a_write_rests_as_long_as_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     times = iter([0.0, 2.0, 2.0, 2.5, 2.5, 2.5])
-    clock = SimpleNamespace(monotonic=times.__next__, sleep=slept.append)
-    monkeypatch.setattr("holdfast.agent.snapshots.snapshot_disk.time", clock)
+    clock = SimpleNamespace(monotonic=times.__next__, wall=times.__next__)
+    monkeypatch.setattr("holdfast.agent.snapshots.snapshot_disk.time.sleep", slept.append)
     pulse = WritePulse()
-    paced = PacedPulse(pulse)
+    paced = PacedPulse(pulse, clock)
     for count in (8, 8, 0):
         paced.add_bytes(count)
     assert slept == [1.0, 0.5] and pulse.bytes == 16, "for a second at most"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.snapshots.arena_table import ArenaTable, SnapshotPin, pin_snapshot
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
 from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention, storage_owner
@@ -74,17 +75,17 @@ class DiskState(msgspec.Struct, frozen=True, kw_only=True):
 class PacedPulse(WritePulse):
     """The pulse of a write that rests after each block as long as the block took: half of the disk is for training."""
 
-    def __init__(self, pulse: WritePulse) -> None:
+    def __init__(self, pulse: WritePulse, clock: AgentClock) -> None:
         super().__init__()
-        self._pulse = pulse
+        self._pulse, self._clock = pulse, clock
         self.notes = pulse.notes
-        self._since = time.monotonic()
+        self._since = clock.monotonic()
 
     def add_bytes(self, count: int = 0) -> None:
         self._pulse.add_bytes(count)
         if count:
-            time.sleep(min(time.monotonic() - self._since, _REST_S))
-        self._since = time.monotonic()
+            time.sleep(min(self._clock.monotonic() - self._since, _REST_S))
+        self._since = self._clock.monotonic()
 
 
 class SnapshotDisk:
@@ -250,7 +251,7 @@ class SnapshotDisk:
 
     def write_state(self, author: Author, pin: SnapshotPin, verified: bool, pulse: WritePulse) -> None:
         """Write one rank's image to stable storage and publish it. Raises StorageError."""
-        arena = pin.arena
+        arena, pulse = pin.arena, PacedPulse(pulse, self._ports.clock)
         base = str(self._make_folder() / f"{_RANK}{arena.rank}")
         try:
             plan = (self._notes / layout_file_name(arena.rank, arena.layout.hex())).read_bytes()
@@ -337,7 +338,7 @@ class _StepWrite:
         process_attributes.yield_disk()
         self._disk.check_room(sum(pin.arena.image_bytes for pin in self._pins))
         for pin in self._pins:
-            self._disk.write_state(self._author, pin, self._verified, PacedPulse(pulse))
+            self._disk.write_state(self._author, pin, self._verified, pulse)
             pin.release()
         return ""
 

@@ -3,13 +3,13 @@
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import msgspec
 
+from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.sources import Signal, SourceAbsent
 from holdfast.model.observation import Gauge, Line
 
@@ -128,7 +128,7 @@ def read_gpu_ids(within_s: float) -> tuple[str, ...]:
 
     def ask() -> None:
         with contextlib.suppress(SourceAbsent):
-            gpus = GpuSource(load_nvml(), time.time, os.environ.get("CUDA_VISIBLE_DEVICES")).gpus
+            gpus = GpuSource(load_nvml(), SystemClock().wall, os.environ.get("CUDA_VISIBLE_DEVICES")).gpus
             found.extend(gpu.uuid for gpu in gpus if gpu.uuid)
 
     asking = threading.Thread(target=ask, daemon=True)
