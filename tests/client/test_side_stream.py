@@ -15,8 +15,8 @@ from holdfast.checkpoint.image_layout import EXTRA, ImageLayout, arrange_image
 from holdfast.checkpoint.state_image import StateImage, TensorHolders, extra_spec, flatten_state, record_sizes
 from holdfast.client.snapshot import side_stream as module
 from holdfast.client.snapshot.copy_routes import DEVICE, HOST, NOTHING, choose_routes, lengthen_tail
+from holdfast.client.snapshot.live_state_items import ABSENT, CurrentItems
 from holdfast.client.snapshot.side_stream import SideStream
-from holdfast.client.snapshot.state_item_locations import ABSENT, CurrentItems
 from tests.client.fake_streams import FakeStreams
 
 BIG_BYTES = 1 << 10  # what counts as large here

@@ -4,7 +4,8 @@ import itertools
 
 import msgspec
 
-from holdfast.core.incident.first_cause import ECHOES, KEPT_ALARMS, Incident, first_cause, is_echo
+from holdfast.core.incident.first_cause import ECHOES, first_cause, is_echo
+from holdfast.core.incident.open_incident import KEPT_ALARMS, Incident
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.incident_record import Remedy, Verdict
 from holdfast.model.job_and_seats import Seat

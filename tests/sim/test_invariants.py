@@ -10,9 +10,9 @@ from holdfast.core.decide import incident_course, launching
 from holdfast.core.decide.decider import Decider
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.launch_fence import Fence
-from holdfast.core.incident.first_cause import Incident
 from holdfast.core.incident.incident_case import IncidentCase
 from holdfast.core.incident.ladder import GAVE_UP
+from holdfast.core.incident.open_incident import Incident
 from holdfast.core.membership.standbys import Standbys
 from holdfast.model.action import Action, Dismiss, Finish, Launch, Stop
 from holdfast.model.alarm import Alarm, Kind

@@ -43,7 +43,7 @@ from holdfast.checkpoint.peer_server import PeerServer
 from holdfast.checkpoint.peer_transport import PeerGuard, TransportError
 from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.snapshots.disk_floor import DiskLimits
-from holdfast.core.snapshots.launch_lineage import KeeperLaunch, read_launch
+from holdfast.core.snapshots.keeper_launch import KeeperLaunch, read_launch
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.core.snapshots.slot_pin_limit import FLOOR_SLOTS
 from holdfast.model.errand import LaunchHere, Leave

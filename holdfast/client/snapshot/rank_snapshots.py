@@ -11,8 +11,8 @@ from holdfast.checkpoint.memory_copy import MemoryCopier
 from holdfast.checkpoint.state_image import StateError, StateImage
 from holdfast.client.snapshot.cuda_host_memory import CudaStreams, RegisteredArena
 from holdfast.client.snapshot.gpu_upload import GpuUpload
+from holdfast.client.snapshot.live_state_items import ABSENT, CurrentItems
 from holdfast.client.snapshot.side_stream import SideStream
-from holdfast.client.snapshot.state_item_locations import ABSENT, CurrentItems
 
 
 class RankSnapshots:

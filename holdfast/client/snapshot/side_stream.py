@@ -23,10 +23,10 @@ import torch
 
 from holdfast.checkpoint.arena import Arena, SlotClaim, SnapshotName
 from holdfast.checkpoint.image_layout import ImageLayout
-from holdfast.client.snapshot.copy_plan import STAGES, CopyPlan, GpuSlots
 from holdfast.client.snapshot.copy_routes import choose_routes, guess_kinds, kinds_of, lengthen_tail, total_bytes
 from holdfast.client.snapshot.cuda_host_memory import CudaStreams
-from holdfast.client.snapshot.state_item_locations import CurrentItems
+from holdfast.client.snapshot.live_state_items import CurrentItems
+from holdfast.client.snapshot.routed_copies import STAGES, GpuSlots, RoutedCopies
 
 _HOST_BYTES = 64 << 20  # of a state that has more than this on the host, the processor makes the copies
 _SHADOW_SHARE = 0.6  # of the state, at most, is copied on the GPU first
@@ -264,7 +264,7 @@ class SideStream:
         self._waits.clear()  # they were waits for other ways
         steady = [self._hold or guarded for guarded in self._guarded]
         chosen = choose_routes(self._layout, kinds, steady, tail)
-        self.ways: CopyPlan = CopyPlan(self._layout, self._slots, chosen, self._streams)
+        self.ways: RoutedCopies = RoutedCopies(self._layout, self._slots, chosen, self._streams)
         self._queue.submit(self._streams.run, self._streams.side, self.ways.warm_up)
 
 

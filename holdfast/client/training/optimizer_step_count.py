@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from holdfast.client.training import inferred_resume_step, process_group_reports
+from holdfast.client.training import inferred_resume_step, process_group_lifecycle
 from holdfast.client.training.parameter_count import ParameterCount
 from holdfast.client.training.progress import RankProgress
 
@@ -78,7 +78,7 @@ def install_hooks(progress: RankProgress) -> None:
 
     register_optimizer_step_post_hook(_untraced()(see))
     if "torch.distributed.distributed_c10d" in sys.modules:
-        process_group_reports.report_groups(progress.on_group, progress.on_group_teardown)
+        process_group_lifecycle.report_groups(progress.on_group, progress.on_group_teardown)
 
 
 def _untraced() -> Callable[[Callable[..., None]], Callable[..., None]]:

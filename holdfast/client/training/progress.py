@@ -324,9 +324,9 @@ class RankProgress:
     def seek_groups(self) -> None:
         """Install the hooks of process groups if torch is loaded; a zygote may have installed them already."""
         if SLOT in os.environ and "torch.distributed.distributed_c10d" in sys.modules:
-            from holdfast.client.training import process_group_reports
+            from holdfast.client.training import process_group_lifecycle
 
-            process_group_reports.report_groups(self.on_group, self.on_group_teardown)
+            process_group_lifecycle.report_groups(self.on_group, self.on_group_teardown)
 
     def _note_values(self, slot: SlotWriter, step: int, loss: object, grad_norm: object) -> None:
         own_norm = update = None

@@ -21,7 +21,7 @@ from holdfast.core.decoding import make_decoder
 from holdfast.core.incident import incident_text
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.snapshots import final_checkpoint
-from holdfast.core.snapshots.launch_lineage import leave_line
+from holdfast.core.snapshots.keeper_launch import leave_line
 from holdfast.core.snapshots.restore_choice import choose_restore, count_disks, leave_out_disks
 from holdfast.model.action import Acquire, Action, Block, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
 from holdfast.model.errand import Errand, FinalState, LaunchHere, Leave, StopHere

@@ -3,7 +3,7 @@
 This module only dispatches: one `match` over phase and event names the function for each. The functions read and
 change the job's state; they import it, and one another, in one direction:
 
-    job_state <- launching <- recovery <- planned_restart, controller_takeover, operator_requests <- decider
+    job_state <- launching <- incident_course <- planned_restart, controller_takeover, operator_requests <- decider
 """
 
 from holdfast.core.decide import (

@@ -6,9 +6,10 @@ from holdfast.core.decide import launching
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.planned_pause import Pause
 from holdfast.core.incident import incident_text
-from holdfast.core.incident.first_cause import Incident, is_echo, is_node_loss, open_incident
+from holdfast.core.incident.first_cause import is_echo, is_node_loss
 from holdfast.core.incident.incident_case import IncidentCase, machine_faults
 from holdfast.core.incident.ladder import GAVE_UP, find_verdict, verdict_after_probe
+from holdfast.core.incident.open_incident import Incident, open_incident
 from holdfast.core.membership.seating import make_probe_or_replay
 from holdfast.model.action import Say
 from holdfast.model.alarm import LEFT, Alarm, Kind

@@ -11,8 +11,8 @@ from holdfast.core.decide.open_operator_requests import OpenRequests
 from holdfast.core.decide.planned_pause import Interruption, Pause
 from holdfast.core.decide.resume_adjustments import ResumePoint
 from holdfast.core.incident.failure_history import FailureHistory
-from holdfast.core.incident.first_cause import Incident
 from holdfast.core.incident.incident_case import IncidentCase
+from holdfast.core.incident.open_incident import Incident
 from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.release.job_releases import JobReleases
 from holdfast.model.action import Action

@@ -5,9 +5,10 @@ from collections.abc import Collection, Iterable
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.planned_pause import Pause, resumed_step
 from holdfast.core.incident import incident_text
-from holdfast.core.incident.first_cause import Incident, is_node_loss, is_node_proof
+from holdfast.core.incident.first_cause import is_node_loss, is_node_proof
 from holdfast.core.incident.incident_case import machine_faults
 from holdfast.core.incident.ladder import GAVE_UP
+from holdfast.core.incident.open_incident import Incident
 from holdfast.core.membership.standbys import BRIEF, CHECK
 from holdfast.model.action import Action, Finish, Say, Stop
 from holdfast.model.alarm import Alarm, Kind, Stance

@@ -3,7 +3,7 @@
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.planned_pause import Pause
 from holdfast.core.incident import incident_text
-from holdfast.core.incident.first_cause import Incident
+from holdfast.core.incident.open_incident import Incident
 from holdfast.model.event import Phase
 
 

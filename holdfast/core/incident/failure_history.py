@@ -5,9 +5,9 @@ from collections import deque
 import msgspec
 
 from holdfast.core.incident import incident_text
-from holdfast.core.incident.first_cause import Incident
 from holdfast.core.incident.incident_case import IncidentCase, PastFailure
 from holdfast.core.incident.ladder import find_verdict
+from holdfast.core.incident.open_incident import Incident
 from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.release.job_releases import JobReleases
 from holdfast.model.alarm import Alarm, Kind

@@ -6,7 +6,7 @@ from holdfast.core.log_analysis.benign_lines import is_guess
 from holdfast.core.log_analysis.catalog_hits import CatalogHit
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog
 from holdfast.core.log_analysis.root_cause import CauseFinding, rival_causes
-from holdfast.core.log_analysis.service_answers import is_refusal
+from holdfast.core.log_analysis.service_refusals import is_refusal
 
 EVICT, ASK, MEND = "evict_and_restart", "run_diagnostics", "fix_config"
 _REFUSED = "Give the job names, rights and an account that the service accepts, or let it do without the service."

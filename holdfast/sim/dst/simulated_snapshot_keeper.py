@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.core.snapshots.copy_intake import CopyName, Intake, judge_copy, refuse_generation
 from holdfast.core.snapshots.floor_pins_and_copies import OwnSnapshot, Sealed
-from holdfast.core.snapshots.launch_lineage import KeeperLaunch, read_launch
+from holdfast.core.snapshots.keeper_launch import KeeperLaunch, read_launch
 from holdfast.core.snapshots.slot_pin_limit import can_spare_slot
 from holdfast.model.errand import LaunchHere
 from holdfast.model.state_copy import Aim, Copy

@@ -14,7 +14,7 @@ from holdfast.core.agent_state_machine import AgentProtocol
 from holdfast.core.decide.action_ids import ActionIds
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.detect.silence import SilenceDetector
-from holdfast.core.snapshots.launch_lineage import KeeperLaunch, read_launch
+from holdfast.core.snapshots.keeper_launch import KeeperLaunch, read_launch
 from holdfast.model.errand import Leave, StopHere
 from holdfast.model.event import Outcome
 from holdfast.model.state_copy import Copy, Restore, Source

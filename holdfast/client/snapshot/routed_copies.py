@@ -43,7 +43,7 @@ class HostStage(NamedTuple):
     image: StateImage
 
 
-class CopyPlan:
+class RoutedCopies:
     """Copies snapshots along fixed routes. All buffers are allocated beforehand, so a snapshot is only copies."""
 
     def __init__(self, layout: ImageLayout, slots: GpuSlots, chosen: CopyRoutes, streams: CudaStreams) -> None:

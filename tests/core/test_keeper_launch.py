@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.snapshots.launch_lineage import leave_line, read_launch
+from holdfast.core.snapshots.keeper_launch import leave_line, read_launch
 from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.state_copy import Doubt, Restore, Source

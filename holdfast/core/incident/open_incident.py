@@ -1,0 +1,250 @@
+"""The open incident: its alarms, rounds, evictions and times, from the first alarm to the next step."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from holdfast.core.incident import incident_text
+from holdfast.core.incident.first_cause import TIMED_OUT, first_cause, is_echo
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.event import Progress
+from holdfast.model.incident_record import Record, Verdict
+from holdfast.model.job_and_seats import Seat
+from holdfast.model.release import Skip
+
+DEPARTED = "python_exception"  # the taxonomy's class for what only a change of the script mends
+KEPT_ALARMS = 64  # of one incident; the rest are only counted
+_TOGETHER_S = 3.0  # nodes that fall silent within this hang on the same switch, or on the same power
+
+
+class Incident(msgspec.Struct, kw_only=True):
+    """One incident, from its first alarm to the next step; it may take several rounds of stopping and launching."""
+
+    number: int
+    generation: int
+    opened_at: float
+    good_step: int
+    good_at: float
+    counted: bool
+    numbered: bool = False
+    stood_step: int = -1  # the last step before a planned restart that this incident ended; ranks made none since
+    stood_counted: bool = False
+    made_step: int = -1  # as in Record
+    again_at: float = 0.0
+    earlier_s: dict[str, float] = {}
+    alarms: list[Alarm] = []  # of this round; once judged, the cause comes first
+    departures: tuple[Alarm, ...] = ()  # alarms about ranks that ended well while the others went on
+    dropped: int = 0  # alarms no longer kept that were no cause
+    rounds: int = 0  # failures judged so far
+    forgiven: int = 0  # of these, before a person let it go on
+    judged: bool = False  # whether this round is among them
+    first: Alarm | None = None  # the cause of the first round
+    stopped_at: float = 0.0
+    probed_s: float = 0.0
+    lost: dict[str, Alarm] = {}  # nodes that fell silent or were found bad by others while nodes were tried
+    found: dict[str, str] = {}  # machines that the probe or the replay of this round found bad
+    launched_at: float = 0.0
+    disks: int = 0  # that the newest launch reads states from
+    evicted: tuple[str, ...] = ()
+    admitted: tuple[str, ...] = ()
+    rolled_back: int = 0  # the release that was given up
+    brought_in: int = 0  # the release that came in with a restart of this incident
+    skipped: tuple[Skip, ...] = ()
+    grouped_at: float = 0.0
+    restored_at: float = 0.0
+    untold: bool = False  # as in Record
+    watched_at: float = 0.0  # since when there was a controller, if there had been none; 0: there was one before
+
+    @property
+    def failures(self) -> int:
+        """Return the number of failures so far, including the one not judged yet."""
+        return self.rounds + (not self.judged)
+
+    def add_alarm(self, alarm: Alarm) -> None:
+        self.alarms.append(alarm)
+        others = [a for a in self.alarms if a.kind is not Kind.SILENCE]
+        if len(others) > KEPT_ALARMS:
+            self.alarms.remove(max(others, key=lambda a: (is_echo(a), a.at)))  # the least telling
+            self.dropped += 1
+
+    def on_late_step(self, event: Progress) -> bool:
+        """Take in a step made before the first alarm but reported after it. Return whether it was new."""
+        if event.generation != self.generation:
+            return False
+        self.untold = False
+        if event.step <= self.good_step:
+            return False
+        self.good_step, self.good_at = event.step, max(self.good_at, min(event.at, self.opened_at))
+        self.counted, self.numbered = event.counted, event.numbered
+        return True
+
+    def on_recovered(self, event: Progress) -> None:
+        """Note when the ranks of the next generation had their process groups and their state."""
+        self.grouped_at, self.restored_at = event.grouped_at, event.restored_at
+
+    def on_nothing_left(self) -> None:
+        """Count from the failure, not from the last good step, because that step was the last one of the script."""
+        if self.first is not None:
+            self.good_at = max(self.good_at, min(self.first.at, self.opened_at))
+
+    def next_round(self, now: float) -> None:
+        """Start a new round, because the job failed again before it made a step."""
+        probed = {"probe": self.stopped_at + self.probed_s} if self.probed_s > incident_text.SHOWN_S else {}
+        ends = {"stop": self.stopped_at, **probed, "launch": self.launched_at or now, "failed start": now}
+        at = self.again_at or self.opened_at
+        for name, end_at in ends.items():
+            end_at = min(max(end_at, at), now)
+            if end_at > at:
+                self.earlier_s = self.earlier_s | {name: self.earlier_s.get(name, 0.0) + end_at - at}
+                at = end_at
+        self.again_at, self.stopped_at, self.probed_s, self.launched_at = now, now, 0.0, 0.0
+        self.dropped += len(self.alarms) - 1
+        self.alarms.clear()
+        self.found = {}
+        self.judged = False
+
+    def on_timeout(self, named: Alarm | None) -> None:
+        """Add the alarm that named the rank others waited for, if a collective timed out and all alarms are echoes."""
+        waited = any(a.klass == TIMED_OUT for a in self.alarms) and all(is_echo(a) for a in self.alarms)
+        if named is not None and waited:
+            self.add_alarm(named)
+
+    def on_departed(self, ranks: tuple[int, ...], seats: tuple[Seat, ...]) -> None:
+        """Blame ranks that ended well while the others went on, if all alarms so far are only echoes."""
+        if not self.alarms or not all(is_echo(alarm) for alarm in self.alarms):
+            return
+        nodes = {seat.first_rank + local: seat.node for seat in seats for local in range(seat.nproc)}
+        here = tuple(rank for rank in ranks if rank in nodes)
+        if not here or len(here) == len(nodes):
+            return
+        when = f"after step {self.good_step}" if self.good_step >= 0 else "before any step was seen"
+        departure = Alarm(
+            kind=Kind.CRASH,
+            at=min(alarm.at for alarm in self.alarms),
+            suspects=tuple(sorted({nodes[rank] for rank in here})),
+            ranks=here,
+            generation=self.generation,
+            klass=DEPARTED,
+            group="script",
+            action="rollback_or_fix_code",
+            confidence=1.0,
+            reason=f"left {when} while the others went on",
+            hint="Have every rank make as many steps: even out the data, or use torch's join().",
+            signature=f"departed {here}",
+        )
+        self.departures = (*self.departures, departure)
+        self.add_alarm(departure)
+
+    def name_cause(self) -> Alarm:
+        """Return the first cause of this round and move it to the front of the alarms."""
+        cause = first_cause(self.alarms)
+        self.alarms.remove(cause)
+        self.alarms.insert(0, cause)
+        self.rounds += 1
+        self.judged = True
+        self.first = self.first or self.shared_cause
+        return cause
+
+    @property
+    def shared_cause(self) -> Alarm:
+        """Return the cause of a judged round. A bad loss that several ranks report alike is of all of them."""
+        cause = self.alarms[0]
+        alike = [a for a in self.alarms if cause.kind is Kind.LOSS and (a.kind, a.reason) == (cause.kind, cause.reason)]
+        ranks = sorted({rank for alarm in alike for rank in alarm.ranks})
+        nodes = sorted({node for alarm in alike for node in alarm.suspects})
+        return msgspec.structs.replace(cause, ranks=tuple(ranks), suspects=tuple(nodes)) if alike else cause
+
+    def doubt_steps(self, not_after: int) -> None:
+        """Note that the steps after this one were made, and are not good."""
+        self.made_step, self.good_step = max(self.made_step, self.good_step), min(self.good_step, not_after)
+
+    @property
+    def not_after(self) -> int | None:
+        """Return the last step that every alarm of this round trusts; None if no alarm doubts any state.
+
+        All alarms count, not only the first cause: states with a bad loss are bad even if a node then fell silent.
+        """
+        return min((alarm.not_after for alarm in self.alarms if alarm.not_after is not None), default=None)
+
+    def _good_step(self, resumed_from: int | None) -> int:
+        """Return the last good step. The step resumed from counts too, since a silent node may not have reported it."""
+        good_step = self.good_step if self.good_step >= 0 else self.stood_step
+        told = not self._is_counted and good_step >= 0 and resumed_from is not None
+        return max(good_step, resumed_from or 0) if told else good_step
+
+    @property
+    def _is_counted(self) -> bool:
+        """Whether the last good step is a count since the launch of its generation."""
+        return self.counted if self.good_step >= 0 else self.stood_counted
+
+    @property
+    def echoes(self) -> int:
+        return len(self.alarms) - 1 + self.dropped
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """Return the nodes that have fallen silent; once the round is judged, only those that fell silent since."""
+        if self.judged:
+            return tuple(sorted(node for node, alarm in self.lost.items() if alarm.kind is Kind.SILENCE))
+        return tuple(sorted({n for a in self.alarms if a.kind is Kind.SILENCE for n in a.suspects}))
+
+    def silent_together(self, hosts: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the nodes that fell silent at the moment at which the cause did, if they are on several hosts."""
+        silences, at = [a for a in self.alarms if a.kind is Kind.SILENCE], self.alarms[0].at
+        nodes = sorted({node for a in silences if abs(a.at - at) <= _TOGETHER_S for node in a.suspects})
+        return tuple(nodes) if len({hosts.get(node, node) for node in nodes}) > 1 else ()
+
+    def make_record(self, verdict: Verdict, resumed_at: float, resumed_from: int | None) -> Record:
+        """Return the record of the incident at its end."""
+        cause = self.first or self.name_cause()
+        stopped_at = max(self.stopped_at, self.opened_at)
+        launched_at = max(self.launched_at, stopped_at)
+        record = Record(
+            number=self.number,
+            generation=self.generation,
+            cause=incident_text.describe_cause(cause),
+            kind=cause.kind.value,
+            klass=cause.klass,
+            verdict=verdict,
+            good_step=self._good_step(resumed_from),
+            good_at=self.good_at,
+            alarm_at=self.opened_at,
+            stopped_at=stopped_at,
+            launched_at=launched_at,
+            resumed_at=max(resumed_at, launched_at),
+            probed_s=self.probed_s,
+            resumed_from=resumed_from,
+            untold=self.untold,
+            failures=self.rounds,
+            echoes=self.echoes,
+            evicted=self.evicted,
+            admitted=self.admitted,
+            ranks=cause.ranks,
+            suspects=cause.suspects,
+            grouped_at=self.grouped_at,
+            restored_at=self.restored_at,
+            rolled_back=self.rolled_back,
+            brought_in=self.brought_in,
+            counted=self._is_counted,
+            label="rank left early" if cause in self.departures else incident_text.cause_label(cause),
+            made_step=self.made_step,
+            again_at=self.again_at,
+            earlier_s=self.earlier_s,
+            skipped=self.skipped,
+            disks=self.disks,
+        )
+        return msgspec.structs.replace(
+            record, sentence=incident_text.incident_sentence(record, names_step=cause in self.departures)
+        )
+
+
+def open_incident(now: float, number: int, generation: int, good: Progress | None, alarm: Alarm) -> Incident:
+    return Incident(
+        number=number,
+        generation=generation,
+        opened_at=now,
+        good_step=good.step if good else -1,
+        good_at=min(good.at if good else alarm.at, now),
+        counted=good.counted if good else False,
+        numbered=good.numbered if good else False,
+    )
