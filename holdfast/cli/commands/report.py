@@ -41,6 +41,7 @@ from holdfast.core.record.ledger import fold_entries
 from holdfast.core.record.lost_time_bill import Bill, Row, draw_bill
 from holdfast.core.record.release_history import new_and_redone
 from holdfast.core.record.release_pace import describe_paces
+from holdfast.core.record.solving_rungs import describe_rungs
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
@@ -146,6 +147,7 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
     parts.append(_standbys_text(report))
     parts += [_releases_text(report)] if len(report.releases) > 1 else []
     parts += [Text(pace, style="dim") for pace in describe_paces(report.paces)]
+    parts.append(Text(describe_rungs(report.rungs), style="dim"))
     parts += [_incidents_table(report, bill)] if report.incidents else []
     parts += [Text(opinion) for opinion in report.opinions]
     parts += [_changes_table(report, bill)] if report.changes else []

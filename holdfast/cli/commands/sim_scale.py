@@ -188,6 +188,9 @@ def show_summaries(found: list[ScaleSummary]) -> None:
         print("where the time went")
         for use, seconds in first.lost_by_use.items():
             print(f"  {use:<34} {duration_text(seconds)}")
+        print("ended by, on average")
+        for rung, count in first.rungs.items():
+            print(f"  {rung:<34} {count:.1f}")
         print("lost by cause")
         for cause, seconds in first.lost_by_cause.items():
             print(f"  {cause:<34} {duration_text(seconds)}")

@@ -5,6 +5,7 @@ import msgspec
 from holdfast.core.incident.incident_text import lost_steps, phases_s
 from holdfast.core.record.job_account import Account, ReleaseRun, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.release_pace import ReleasePace
+from holdfast.core.record.solving_rungs import count_rungs
 from holdfast.model.incident_record import Change, Record, Remedy
 
 
@@ -43,6 +44,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     opinions: tuple[str, ...] = ()
     lost_standbys: tuple[str, ...] = ()  # which, and why
     paces: tuple[ReleasePace, ...] = ()  # of releases in steady training
+    rungs: dict[str, int] = {}  # incidents and changes of code by what ended them
 
 
 def report_of(account: Account) -> Report:
@@ -70,6 +72,7 @@ def report_of(account: Account) -> Report:
         opinions=account.opinions,
         lost_standbys=account.lost_standbys,
         paces=account.paces,
+        rungs=count_rungs(account.incidents, account.changes),
     )
 
 

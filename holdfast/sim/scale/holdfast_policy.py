@@ -5,6 +5,7 @@ import msgspec
 from holdfast.core.decide.decider import Decider
 from holdfast.core.membership.standby_sizing import binomial_quantile
 from holdfast.core.record.ledger import Ledger
+from holdfast.core.record.solving_rungs import count_rungs
 from holdfast.model.action import Finish, Launch, Stage
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, OrderVerb, Phase, Ready, Tick
@@ -145,7 +146,9 @@ class HoldfastPolicy:
 
     def _book_spans(self, until: float) -> None:
         """Add this life's spans to the time book, each with the failure that caused it."""
-        for span in self.ledger.make_account(until).spans:
+        account = self.ledger.make_account(until)
+        self.state.tally.count_rungs(count_rungs(account.incidents, account.changes))
+        for span in account.spans:
             cause = self._causes.get(span.incident, "") or self._wants.get(span.change, "")
             self.state.book.add_piece(span.use.value if span.use.value != "train" else TRAIN, span.end_at, cause)
 

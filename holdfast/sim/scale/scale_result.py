@@ -1,5 +1,6 @@
 """Results of one simulated job, and of several seeds of it."""
 
+from collections.abc import Mapping
 from statistics import mean, stdev
 
 import msgspec
@@ -23,6 +24,11 @@ class ScaleTally(msgspec.Struct, kw_only=True):
     updates: int = 0
     rolled_back: int = 0
     restored: dict[str, int] = {}  # from own memory, a peer, storage
+    rungs: dict[str, int] = {}  # incidents and changes of code by what ended them, as the report counts them
+
+    def count_rungs(self, counts: Mapping[str, int]) -> None:
+        for rung, count in counts.items():
+            self.rungs[rung] = self.rungs.get(rung, 0) + count
 
     def count_failure(self, name: str) -> None:
         self.faults[name] = self.faults.get(name, 0) + 1
@@ -74,6 +80,7 @@ class ScaleSummary(msgspec.Struct, frozen=True, kw_only=True):
     lost_by_use: dict[str, float]  # seconds, mean
     lost_by_cause: dict[str, float]
     restored: dict[str, float]
+    rungs: dict[str, float] = {}
     off: tuple[str, ...] = ()
 
 
@@ -125,6 +132,7 @@ def make_summary(results: list[ScaleResult]) -> ScaleSummary:
         lost_by_use=_mean_values([r.lost_by_use for r in results]),
         lost_by_cause=_mean_values([r.lost_by_cause for r in results]),
         restored=_mean_values([{k: float(v) for k, v in t.restored.items()} for t in tallies]),
+        rungs=_mean_values([{k: float(v) for k, v in t.rungs.items()} for t in tallies]),
         off=first.off,
     )
 

@@ -1,0 +1,54 @@
+"""Counts interruptions by the rung of the ladder that ended them; changes of code count beside incidents."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+from holdfast.model.alarm import Kind
+from holdfast.model.incident_record import Change, Record, Remedy
+
+
+class Rung(StrEnum):
+    EVICTION = "eviction on proof"  # silence, a reading, last words
+    HANG = "eviction for a hang or slowness"  # by stacks, mostly
+    EXAMINED = "eviction after probes"  # or after a replay
+    RESTART = "restart in place"
+    ROLLBACK = "rollback"
+    SKIP = "batches left out"
+    UPDATE = "update"  # other code, at a planned restart
+    ORDER = "a person's order"  # to evict or to drain nodes
+    PERSON = "none: left to a person"  # or the job was stopped
+
+
+def rung_of(record: Record) -> Rung:
+    """Return the rung that ended an incident: of several in one incident, the last."""
+    if record.verdict.remedy is Remedy.GIVE_UP:
+        return Rung.PERSON
+    if record.rolled_back:
+        return Rung.ROLLBACK
+    if record.evicted and record.probed_s:
+        return Rung.EXAMINED
+    if record.evicted:
+        return Rung.HANG if record.kind in (Kind.HANG, Kind.SLOW) else Rung.EVICTION
+    return Rung.SKIP if record.skipped else Rung.RESTART
+
+
+def rung_of_change(change: Change) -> Rung | None:
+    """Return the rung of a planned restart; None if it ended no trouble: the job grew, or a person held it."""
+    if change.brought_in or change.why == f"release {change.release}":
+        return Rung.UPDATE
+    return Rung.ORDER if change.evicted else None
+
+
+def count_rungs(incidents: Iterable[Record], changes: Iterable[Change] = ()) -> dict[str, int]:
+    """Return how many interruptions each rung ended, the most first."""
+    counts = Counter(rung_of(record) for record in incidents)
+    counts.update(rung for change in changes if (rung := rung_of_change(change)))
+    return {rung.value: count for rung, count in counts.most_common()}
+
+
+def describe_rungs(counts: Mapping[str, int]) -> str:
+    """Return the counts as one line with shares; "" without any."""
+    total = sum(counts.values())
+    said = ", ".join(f"{rung} {count} ({100 * count / total:.0f} %)" for rung, count in counts.items())
+    return f"ended by: {said}" if said else ""
