@@ -7,6 +7,7 @@ beside it. So whoever gave an order knows who is at fault and since when, withou
 import ctypes
 import itertools
 import json
+import math
 import mmap
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ FOR_EVER_S = 3600.0
 WIDTH = 64
 PAGE = struct.Struct("<qqqdd")  # generation, pid, steps in it, when the first and the newest were made
 PAGE_BYTES = 4096
+FAILURES: dict[str, type[Exception]] = {"RuntimeError": RuntimeError, "ValueError": ValueError}
 Order = dict[str, Any]  # id, kind, ranks, at (a step), seconds, times
 
 
@@ -57,7 +60,7 @@ class Orders:
 
     def begin(self, order: Order) -> bool:
         """Note when it began; False: it was carried out before."""
-        if order["id"] == self._begun:
+        if order["id"] == self._begun or (self._folder / f"began-{order['id']}-{self._rank}").exists():
             return False
         self._begun = order["id"]
         self._note(order, "began")
@@ -119,6 +122,7 @@ class Trainer:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.batches = iter(DataLoader(Batches(folder, self.rank), batch_size=None, num_workers=1))
         self.step = 0
+        self._spoilt = 0.0
         path = folder / f"page-{self.rank}"
         path.touch()
         os.truncate(path, PAGE_BYTES)
@@ -132,15 +136,20 @@ class Trainer:
             batch = next(self.batches)
             time.sleep(STEP_S)  # a stand-in for computing, as there are more ranks than cores
             self._obey(self.orders.read(self.step))
-            loss = self.model(batch).square().mean()
+            loss = self.loss_of(batch)
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-            over[0], over[1] = loss.detach(), float((self.folder / "finish").exists())
+            over[0], over[1] = loss.detach() + self._spoilt, float((self.folder / "finish").exists())
             dist.all_reduce(over)
+            self._spoilt = 0.0
             self.step += 1
             holdfast.step(self.step, over[0].item())
             self._note()
+
+    def loss_of(self, batch: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.model(batch).square().mean()
+        return loss
 
     def _note(self) -> None:
         now = time.time()
@@ -158,6 +167,15 @@ class Trainer:
         elif fresh:
             getattr(self, f"_{kind}")(order)
             self.orders.end(order)
+
+    # --- what ends it ------------------------------------------------------------------------------------------
+
+    def _fail(self, order: Order) -> None:
+        kind, _, text = order["error"].partition(": ")
+        raise type(kind, (FAILURES.get(kind, Exception),), {})(text)
+
+    def _nan(self, order: Order) -> None:
+        self._spoilt = math.nan
 
     # --- hangs -------------------------------------------------------------------------------------------------
 
@@ -238,10 +256,11 @@ def write_state(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def main() -> None:
+def main(trainer: type[Trainer] = Trainer) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    Trainer(Path(sys.argv[1])).train()
+    timeout_s = float(sys.argv[2])
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s) if timeout_s else None)
+    trainer(Path(sys.argv[1])).train()
     dist.destroy_process_group()
 
 

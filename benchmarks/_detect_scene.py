@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,19 +55,21 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class Scene:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, script: Path = SCRIPT) -> None:
         self.job = job
+        self._script = script
         self.folder = job.folder / "work"
         self.run_dir = job.folder / "run"
         self.folder.mkdir()
         self._ids = itertools.count(1)
         self._seq = 0
 
-    def start(self, *flags: str) -> None:
+    def start(self, *flags: str, env: Mapping[str, str] | None = None, timeout_s: float = 0.0) -> None:
+        """Start the script; a collective of it ends with an error after so long, or after what torch says."""
         temporary = self.job.folder / "tmp"  # killed ranks cannot remove what multiprocessing makes there
         temporary.mkdir()
-        command = [*holdfast(self.run_dir, *FLAGS, *flags), str(SCRIPT), str(self.folder)]
-        self.job.spawn(command, {"TMPDIR": str(temporary)})
+        command = [*holdfast(self.run_dir, *FLAGS, *flags), str(self._script), str(self.folder), f"{timeout_s:g}"]
+        self.job.spawn(command, {"TMPDIR": str(temporary), **(env or {})})
         self.steady(START_S)
 
     # --- looking -----------------------------------------------------------------------------------------------
@@ -121,14 +123,14 @@ class Scene:
     def has_standby(self) -> bool:
         return any(view["role"] == "ready" for view in self.status().get("nodes", ()))
 
-    def alarms(self) -> list[Named]:
+    def alarms(self, kinds: Collection[Kind] = (Kind.HANG, Kind.SLOW)) -> list[Named]:
         """Those that the journal has got since they were last asked for."""
         journal = SqliteJournal(self.run_dir / "journal.db", read_only=True)
         found = []
         try:
             for entry in journal.read(self._seq):
                 self._seq = entry.seq
-                if isinstance(alarm := entry.event, Alarm) and alarm.kind in (Kind.HANG, Kind.SLOW):
+                if isinstance(alarm := entry.event, Alarm) and alarm.kind in kinds:
                     found.append(
                         Named(
                             at=entry.at,
@@ -154,7 +156,7 @@ class Scene:
     # --- ordering ----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def order(self, kind: str, *ranks: int, **more: float) -> Iterator[int]:
+    def order(self, kind: str, *ranks: int, **more: float | str) -> Iterator[int]:
         """An order to these ranks, or to all, as long as the block lasts; its number."""
         id = next(self._ids)
         order = {"id": id, "kind": kind, "ranks": ranks, "at": 0, "seconds": FOR_EVER_S, "times": 1.0, **more}

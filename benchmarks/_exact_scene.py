@@ -74,11 +74,7 @@ class Scene:
 
     def records(self) -> list[Record]:
         """Incidents that are over, by the journal."""
-        try:
-            with closing(SqliteJournal(self.run_dir / "journal.db", read_only=True)) as journal:
-                return [entry.decision.closed for entry in journal.read() if entry.decision.closed]
-        except JournalError:
-            return []
+        return records_of(self.run_dir)
 
     def lost_at(self, since: float) -> float | None:
         """When a node was first known to be lost, by the journal: the ranks of others may have failed for it before."""
@@ -132,3 +128,11 @@ class Scene:
         folder.mkdir(exist_ok=True)
         (folder / SCRIPT.name).write_text(text)
         return folder
+
+
+def records_of(run_dir: Path) -> list[Record]:
+    try:
+        with closing(SqliteJournal(run_dir / "journal.db", read_only=True)) as journal:
+            return [entry.decision.closed for entry in journal.read() if entry.decision.closed]
+    except JournalError:
+        return []

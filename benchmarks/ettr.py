@@ -14,6 +14,7 @@ from benchmarks._exact_scene import RANKS, Failed, Scene
 from benchmarks._harness import Job
 from benchmarks._kept import Kept
 from benchmarks._report import FULL, Findings, report
+from holdfast.core.record.job_account import Span
 
 DURATION_S = float(os.environ.get("BENCH_DURATION_S", "1200" if FULL else "360"))
 EVERY_S = float(os.environ.get("BENCH_EVERY_S", "60"))
@@ -44,6 +45,8 @@ class Stormy(msgspec.Struct, frozen=True, kw_only=True):
     incidents: int
     struck: list[Struck]
     load: float
+    spans: list[Span] = []
+    rungs: dict[str, int] = {}
 
 
 def steps_for(duration_s: float) -> int:
@@ -88,6 +91,8 @@ def stormy(steps: int) -> Stormy:
             incidents=len(told["incidents"]),
             struck=[became(scene, strike, at) for strike, at in struck],
             load=max(load, os.getloadavg()[0]),
+            spans=msgspec.convert(told["spans"], list[Span]),
+            rungs=told["rungs"],
         )
 
 
