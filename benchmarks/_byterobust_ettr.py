@@ -1,4 +1,4 @@
-"""ETTR: of a live job that is struck once a minute, over sliding windows, and of simulated months by the sliding hour."""
+"""ETTR of a live job that is struck once a minute, over sliding windows, and of simulated months by the hour."""
 
 import statistics
 
@@ -57,7 +57,8 @@ def _simulated(part: Part) -> None:
         totals.append(result.ettr)
     least, middle = min(hours), statistics.median(hours)
     worst_min = 60 * (1 - least)
-    ours = f"{100 * statistics.mean(totals):.2f} %; worst hour {worst_min:.0f} min unproductive, median {60 * (1 - middle):.1f}"
+    hour = f"worst hour {worst_min:.0f} min unproductive, median {60 * (1 - middle):.1f}"
+    ours = f"{100 * statistics.mean(totals):.2f} %; {hour}"
     part.rows.append(("ETTR, 9,600 GPUs, 90 days", ours, "97 %; at most 50 min", "simulated"))
     part.figures |= {"simulated": round(statistics.mean(totals), 4), "worst_hour_unproductive_min": round(worst_min, 1)}
     part.figures["median_hour_unproductive_min"] = round(60 * (1 - middle), 2)

@@ -147,9 +147,9 @@ def groups() -> Part:
         key = kind.replace(" ", "_").replace(",", "")
         part.figures |= {f"{key}_trials": len(trials), f"{key}_right": right, f"{key}_machine_alone": alone}
         part.figures |= {f"{key}_ms": round(statistics.median(ms), 1)}
-    part.goals["aggregation: the right group in 95 % of trials"] = (
-        sum(one[0] for trials in found.values() for one in trials) >= 0.95 * sum(map(len, found.values()))
-    )
+    part.goals["aggregation: the right group in 95 % of trials"] = sum(
+        one[0] for trials in found.values() for one in trials
+    ) >= 0.95 * sum(map(len, found.values()))
     trials = live_trials()
     right = sum(one.right for one in trials)
     took = [one.named_s for one in trials if one.named_s is not None]
