@@ -170,7 +170,8 @@ class Inspected:
         for cause, (at, nodes) in self._open.items():
             if WORDS[cause] in alarm.reason:
                 del self._open[cause]
-                right = alarm.nodes == nodes
+                if not (right := alarm.nodes == nodes):
+                    print(f"  struck {nodes}, but: {alarm.reason}", flush=True)
                 self._note(Seen(cause=cause, seen_s=round(alarm.at - at, 2), right=right))
                 return
         print(f"  besides: {alarm.reason}", flush=True)

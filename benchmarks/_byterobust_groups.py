@@ -150,7 +150,11 @@ def groups() -> Part:
     part.goals["aggregation: the right group in 95 % of trials"] = sum(
         one[0] for trials in found.values() for one in trials
     ) >= 0.95 * sum(map(len, found.values()))
-    trials = live_trials()
+    _live(part, live_trials())
+    return part.stamped()
+
+
+def _live(part: Part, trials: list[Trial]) -> None:
     right = sum(one.right for one in trials)
     took = [one.named_s for one in trials if one.named_s is not None]
     after = f"named after {statistics.median(took):.1f} s (at most {max(took):.1f})" if took else "never named"
@@ -159,4 +163,3 @@ def groups() -> Part:
     )
     part.figures |= {"live_trials": len(trials), "live_right": right}
     part.runs["live_named_s"] = [one.named_s for one in trials]
-    return part.stamped()
