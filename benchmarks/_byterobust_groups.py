@@ -124,7 +124,8 @@ def live_trials() -> list[Trial]:
     kinds = [kind for kind in LIVE_KINDS if kind != "deadlock"]
     with Job(RANKS) as job:
         scene = Scene(job, LIVE_RANK)
-        scene.start("--standbys=1", "--mesh=pp=2,tp=2")
+        # The kills that undo hangs are the same failure again and again, and would be probed for.
+        scene.start("--standbys=1", "--mesh=pp=2,tp=2", "--set=probe.allow=false")
         trials = []
         for number in range(LIVE):
             trials.append(Hangs(scene, chance).trial(kinds[number % len(kinds)]))
@@ -150,11 +151,11 @@ def groups() -> Part:
     part.goals["aggregation: the right group in 95 % of trials"] = sum(
         one[0] for trials in found.values() for one in trials
     ) >= 0.95 * sum(map(len, found.values()))
-    _live(part, live_trials())
     return part.stamped()
 
 
-def _live(part: Part, trials: list[Trial]) -> None:
+def hangs() -> Part:
+    part, trials = Part(), live_trials()
     right = sum(one.right for one in trials)
     took = [one.named_s for one in trials if one.named_s is not None]
     after = f"named after {statistics.median(took):.1f} s (at most {max(took):.1f})" if took else "never named"
@@ -163,3 +164,4 @@ def _live(part: Part, trials: list[Trial]) -> None:
     )
     part.figures |= {"live_trials": len(trials), "live_right": right}
     part.runs["live_named_s"] = [one.named_s for one in trials]
+    return part.stamped()

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks._byterobust_causes import causes
 from benchmarks._byterobust_ettr import ettr
-from benchmarks._byterobust_groups import groups
+from benchmarks._byterobust_groups import groups, hangs
 from benchmarks._byterobust_part import Part
 from benchmarks._byterobust_rungs import rungs
 from benchmarks._byterobust_symptoms import symptoms
@@ -22,6 +22,7 @@ PARTS: dict[str, Callable[[], Part]] = {
     "causes": causes,
     "rungs": rungs,
     "groups": groups,
+    "hangs": hangs,
     "symptoms": symptoms,
     "ettr": ettr,
 }
