@@ -26,6 +26,7 @@ from holdfast.model.alarm import Kind
 TRIALS = 2 if FULL else 1  # jobs, each with every cause once
 STANDBYS, MACHINES = 3, 40
 LIMIT_S = 120.0
+APART_S = 45.0  # losses of links that are further apart are not taken for one: 1.5 times health.network_s
 TIMEOUT_S = 20.0  # of a collective, where nothing else sees it; torch has 600 (NCCL) and 1,800 (gloo)
 READ = (Kind.HEALTH, Kind.LINES)
 # cause -> seconds with inspection and without, as published
@@ -122,6 +123,7 @@ class Inspected:
         self._strike("OS kernel fault", here, lambda node: machines.log_line(node, LINES["mce"]))
         self._await("OS kernel fault")
         self._settle(0, after=3)
+        time.sleep(APART_S)  # else the link that flapped counts as one of those that the switch takes
         nodes = tuple(sorted(set(self.scene.node_of().values())))
         for node in nodes:
             machines.set_link(node, carrier=0)
