@@ -5,6 +5,7 @@ first takes is ours and a probe of all nodes, as the same job makes it after a c
 where no machine is to blame, and then has nothing more to do.
 """
 
+import os
 import statistics
 from collections.abc import Callable
 
@@ -19,7 +20,7 @@ from benchmarks._report import FULL
 from holdfast.core.record.solving_rungs import rung_of
 from holdfast.model.incident_record import Record
 
-ROUNDS = 2 if FULL else 1
+ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3" if FULL else "1"))  # jobs: a second time would be judged otherwise
 PACES = ("health.gpu_s=1", "health.network_s=2", "health.kernel_s=0.5")  # what comes before the alarm is table 3
 RANK = 3
 
@@ -104,11 +105,11 @@ def mended() -> list[Mended]:
         scene, machines = Scene(job), Machines(job.folder / "machines")
         scene.start(*machines.flags(), *(f"--set={pace}" for pace in PACES), env=machines.env())
         scene.until(lambda: sum(v["role"] == "ready" for v in scene.status()["nodes"]) >= STANDBYS, "standbys", 240.0)
-        return [play(scene, machines, symptom) for _ in range(ROUNDS) for symptom in (*SYMPTOMS, PROBED)]
+        return [play(scene, machines, symptom) for symptom in (*SYMPTOMS, PROBED)]
 
 
 def symptoms() -> Part:
-    part, found = Part(), mended()
+    part, found = Part(), [one for _ in range(ROUNDS) for one in mended()]
     probes = [one.probed_s for one in found if one.probed_s]
     probe_s = statistics.median(probes) if probes else None
     for symptom in SYMPTOMS:
