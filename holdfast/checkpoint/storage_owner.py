@@ -20,7 +20,7 @@ class StorageOwner(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     run: str = ""
     writer: WriterProcess | None = None
-    since: float = 0.0  # when this run took the storage; 0: an earlier version did not note it
+    since: float = 0.0  # when the process that took it for this run began; 0: an earlier version did not note it
 
 
 def take_ownership(url: str, author: Author) -> None:
@@ -33,8 +33,9 @@ def take_ownership(url: str, author: Author) -> None:
     if holder and holder.run != author.run and is_alive_elsewhere(holder.writer):
         raise TakenOverError(describe_rival(url, holder))
     same = holder is not None and holder.run == author.run
-    since = holder.since if holder and same else time.time()
-    owner = StorageOwner(generation=author.generation, run=author.run, writer=this_process(), since=since)
+    writer = this_process()
+    since = holder.since if holder and same else _start_time(writer)
+    owner = StorageOwner(generation=author.generation, run=author.run, writer=writer, since=since)
     if holder != owner:
         storage.make_folder()
         storage.put_file(_FENCE, msgspec.json.encode(owner))
@@ -94,6 +95,11 @@ def has_ended(process: WriterProcess) -> bool:
 def is_alive_elsewhere(process: WriterProcess | None) -> bool:
     """Return whether this is another process, of this host, that certainly runs."""
     return process is not None and process.host == _host_id() and process != this_process() and not has_ended(process)
+
+
+def _start_time(process: WriterProcess) -> float:
+    """Return when a process of this host began: a run may wait long for a storage that another one writes to."""
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + process.start / os.sysconf("SC_CLK_TCK")
 
 
 def _host_id() -> str:

@@ -72,6 +72,11 @@ class WriteLane:
         """Give up the current write; it ends when it next reports progress."""
         self._pulse.give_up()
 
+    def wait_idle(self, timeout_s: float) -> None:
+        """Wait for the end of a write that was given up."""
+        if self._last:
+            self._last[1].join(timeout_s)
+
     def run(self, step: int, write: Callable[[WritePulse], str]) -> WriteOutcome:
         """Run `write`, which returns the checkpoint's URL or "". Return the outcome, also if storage fails or hangs."""
         if self._last and self.is_held_up and self._pulse.waiting:

@@ -216,8 +216,9 @@ class Controller:
             self.announce_news(outcome)
 
     def end_at_once(self) -> None:
-        """End all nodes without grace, because a stop was ordered twice."""
-        self._spawn_task(self.executor.end_at_once())
+        """End all nodes without grace, because a stop was ordered twice; nothing is left to do once the job is over."""
+        if not self._done.is_set():
+            self._spawn_task(self.executor.end_at_once())
 
     def on_store_lost(self) -> None:
         """React to the loss of the store. Ranks that are starting would wait for it until torch's timeout."""

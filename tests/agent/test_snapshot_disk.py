@@ -3,6 +3,7 @@
 import asyncio
 import resource
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -226,6 +227,32 @@ async def test_the_final_state_stays_where_no_storage_has_it(fleet: Fleet) -> No
         folder = job.root / name / "r."
         assert job.states(name) == [5, 8]
         assert fleet.nodes[name].said[-1] == f"step 8 stays on disk in {folder}: no storage has this state"
+
+
+async def test_the_final_state_waits_for_a_write_that_is_given_up(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Disked(fleet)
+    await job.start()
+    begun, write = threading.Event(), SnapshotDisk.write_state
+
+    def write_late(disk: SnapshotDisk, author: Author, pin: SnapshotPin, verified: bool, pulse: WritePulse) -> None:
+        if pin.step == 5:
+            begun.set()
+            time.sleep(0.5)
+        write(disk, author, pin, verified, pulse)
+
+    monkeypatch.setattr(SnapshotDisk, "write_state", write_late)
+    await job.back_up(5)
+    keeper = fleet.nodes["a"].keeper
+    writing = asyncio.create_task(keeper.apply_aim(msgspec.structs.replace(keeper.backing.aim, disk=5)))
+    await until(begun.is_set)
+    job.save(8)
+    last = (FinalState(step=8, ranks=(0,)),)
+    await keeper.leave_job(msgspec.structs.replace(LEAVE, last=last, last_s=60.0))
+    await writing
+    assert job.states("a") == [8]
+    assert fleet.nodes["a"].said == [f"step 8 stays on disk in {job.root / 'a' / 'r.'}: no storage has this state"]
 
 
 async def test_nothing_stays_where_storage_has_the_state_or_the_node_is_no_longer_wanted(fleet: Fleet) -> None:

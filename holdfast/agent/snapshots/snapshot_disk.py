@@ -98,8 +98,8 @@ class SnapshotDisk:
         self._ports = ports
         self._author = Author(0)  # without a run nothing is read or written
         self._lane = WriteLane(limits.path, ports.say, _STALL_S)
-        self._trouble = False
-        self._hangs = False
+        self._trouble = self._hangs = False
+        self._leaving = False  # the final state is written in place of what the aim names
         self._read: dict[tuple[str, int], DiskState] = {}  # by URL, and when that came to be there
         self._left_out: set[str] = set()
         self._loaded: tuple[str, memoryview] | None = None  # what was last read for others, and is whole
@@ -218,7 +218,7 @@ class SnapshotDisk:
         """Write the snapshots of this step. Trouble is said once; training goes on."""
         author, self._aimed = self._author, step
         outcome = await self._write_step(step, ranks, verified=verified)
-        if author != self._author:
+        if author != self._author or self._leaving:
             return
         self.tried = step
         if outcome is None:
@@ -310,8 +310,10 @@ class SnapshotDisk:
         states of the ranks in `only`, and say where they lie."""
         if not self.limits.path:
             return
+        self._leaving = True
         self._lane.give_up()
         if only and not self._hangs:
+            await asyncio.to_thread(self._lane.wait_idle, within_s)  # or the final state finds no room in the lane
             writing = asyncio.create_task(self._write_step(step, only, verified=False))
             done, _ = await asyncio.wait([writing], timeout=within_s)
             if not done:
