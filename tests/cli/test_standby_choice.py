@@ -9,6 +9,7 @@ import pytest
 from holdfast.cli.launch.standby_choice import choose_standbys
 from holdfast.cli.run_flags.run_arguments import RunArgs, parse_run_args
 from tests.cli.conftest import Start
+from tests.cli.rungs import node_of
 from tests.cli.test_old_run import old
 
 __all__ = ["old"]
@@ -55,7 +56,7 @@ def test_a_node_that_a_run_lost_counts_in_the_next(start: Start) -> None:
     first = start("--nnodes", "2", "--standbys", "auto:0.5")
     first.says("1 standby: no past run tells how often nodes are lost")
     first.trains()
-    first.kill(first.holder("n1"))
+    first.kill(first.holder(node_of(first, 1)))
     first.kill(first.rank(1))
     first.trains(generation=2)
     first.finish()
