@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks._sdc_faults import Fault, faults, flip, pick
-from examples.gpt import GPT, SPAN, make_text
+from examples.gpt import GPT, SIZES, make_text
 from holdfast.client.training.ddp_buckets import fix_buckets
 from holdfast.client.training.parameter_hash import ParameterHash
 from holdfast.client.training.update_norm import UpdateWatch
@@ -47,7 +47,7 @@ class Trainer:
         letters = sorted(set(words))
         self.text = torch.tensor([letters.index(letter) for letter in words])
         torch.manual_seed(0)
-        self.model = GPT(len(letters))
+        self.model = GPT(len(letters), SIZES["small"])
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
         self.ddp = DistributedDataParallel(self.model)
         fix_buckets(self.ddp)
@@ -93,8 +93,8 @@ class Trainer:
     def _window(self, key: tuple[int, int, int]) -> torch.Tensor:
         seed, number, rank = key
         torch.manual_seed((seed * 1_000_003 + number) * 100_003 + rank)
-        starts = torch.randint(len(self.text) - SPAN, (BATCH, 1))
-        return self.text[starts + torch.arange(SPAN + 1)]
+        starts = torch.randint(len(self.text) - SIZES["small"].span, (BATCH, 1))
+        return self.text[starts + torch.arange(SIZES["small"].span + 1)]
 
     def _strike(self, place: str, tensors: Iterable[torch.Tensor]) -> None:
         if self._fault and self._fault.place == place:

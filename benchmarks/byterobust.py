@@ -27,9 +27,8 @@ PARTS: dict[str, Callable[[], Part]] = {
     "ettr": ettr,
 }
 SKIPPED = {
-    "table 8, every step beside other savers": "needs a GPU: `make bench-ckpt_gpu` has our part of it",
-    "cost of a kernel that spins for ever": "needs a GPU",
-    "MFU per release": "needs a GPU",
+    "table 8, every step beside other savers": "needs a GPU: `make bench-byterobust_gpu`",
+    "MFU per release": "needs a GPU: `make bench-byterobust_gpu`",
 }
 
 

@@ -21,7 +21,7 @@ from rich.table import Table
 from benchmarks._report import FULL, Findings, report
 from benchmarks._sdc_faults import PLACES
 from benchmarks._sdc_rank import EVERY, PIECE, RULES
-from examples.gpt import GPT, make_text
+from examples.gpt import GPT, SIZES, make_text
 from holdfast.core.detect.replica import ReplicaLimits, hash_stride
 
 RANKS, WARMUP = 4, 300
@@ -107,7 +107,7 @@ def hashing(study: Study, what: str) -> tuple[int, float]:
 
 def outside(study: Study) -> float:
     """The same for all of the state, where the agent does it: of a core, not of the rank's time."""
-    size = sum(parameter.nbytes for parameter in GPT(len(set(make_text()))).parameters())
+    size = sum(parameter.nbytes for parameter in GPT(len(set(make_text())), SIZES["small"]).parameters())
     state = memoryview(bytearray(3 * size))  # and two moments of each
     began = time.thread_time()
     for _ in range(100):
