@@ -10,6 +10,7 @@ from benchmarks._byterobust_part import Part
 from benchmarks._exact_scene import Failed
 from benchmarks._harness import START_LIMIT_S, Job, executable, holdfast
 from holdfast.cli.commands.report import load_report
+from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.core.record.release_pace import LEAST_STEPS, ReleasePace, describe_paces
 
 GPT = Path(__file__).parents[1] / "examples" / "gpt.py"
@@ -19,7 +20,7 @@ OLD, NEW = "        loss = ddp(", '        with torch.autocast("cuda", torch.bfl
 def paces_of(run_dir: Path) -> dict[int, ReleasePace]:
     try:
         return {pace.release: pace for pace in load_report(run_dir).paces}
-    except (FileNotFoundError, SystemExit):
+    except UsageError:  # there is no journal yet
         return {}
 
 

@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 
 import holdfast
 from benchmarks._ckpt_state import State
-from benchmarks._ckpt_ways import Way, dcp_async_thread, dcp_save, torch_save
+from benchmarks._ckpt_ways import Way, dcp_save, torch_save
 from benchmarks.ckpt_gpu import FITS, Training
 
 CALM_STEPS, SETTLED_STEPS = 8, 12
@@ -54,25 +55,19 @@ def into_memory(state: GpuState, folder: Path) -> Way:
     return Way(save)
 
 
-def awaited(make: Callable[[GpuState, Path], Way]) -> Callable[[GpuState, Path], Way]:
+def dcp_async_save(state: GpuState, folder: Path) -> Way:
     """One write at a time: the next save waits for the one before."""
+    under_way: list[Any] = []
 
-    def made(state: GpuState, folder: Path) -> Way:
-        way, under_way = make(state, folder), list[bool]()
+    def settle() -> None:
+        if under_way:
+            under_way.pop().result()
 
-        def settle() -> None:
-            if under_way:
-                under_way.clear()
-                way.settle()
+    def save() -> None:
+        settle()
+        under_way.append(dcp.async_save(state.own(), checkpoint_id=folder / "async"))
 
-        def save() -> None:
-            settle()
-            way.save()
-            under_way.append(True)
-
-        return Way(save, settle)
-
-    return made
+    return Way(save, settle)
 
 
 def ours(state: GpuState, folder: Path) -> Way:
@@ -83,7 +78,7 @@ def ours(state: GpuState, folder: Path) -> Way:
 SAVERS = {
     "torch.save": Saver(torch_save, 2),
     "dcp.save": Saver(dcp_save, 2),
-    "dcp.async_save": Saver(awaited(dcp_async_thread), 3),
+    "dcp.async_save": Saver(dcp_async_save, 3),
     "into memory": Saver(into_memory, 12),
     "holdfast": Saver(ours, 40),
 }
