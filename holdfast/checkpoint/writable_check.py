@@ -4,6 +4,7 @@ import errno
 import secrets
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from holdfast.checkpoint.manifest import StorageError
 from holdfast.checkpoint.storage_opener import open_storage
@@ -37,7 +38,8 @@ def try_write(url: str) -> None:
     try:
         storage.put_file(name, bytes(_TRIED_BYTES))
     finally:
-        storage.remove_file(name)
+        with suppress(StorageError):  # why it cannot be written says more
+            storage.remove_file(name)
 
 
 def _explain_refusal(url: str) -> str:

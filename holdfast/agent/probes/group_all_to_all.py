@@ -11,12 +11,10 @@ from msgspec.structs import replace
 
 from holdfast.agent.probes import ProbeRequest
 from holdfast.agent.probes.probe_tools import integer_tensor, new_finding, sync_device
-from holdfast.agent.probes.rank_team import TeamError, TeamSeat, TeamTask, find_seats, run_team
+from holdfast.agent.probes.rank_team import LIMIT_S, TeamError, TeamSeat, TeamTask, find_seats, run_team, team_refusal
 from holdfast.model.probe import Finding
 
 _PROBE = "group_all_to_all"
-_NEEDS_S = 20.0  # mostly to import torch in every process, and for NCCL to connect them
-_LIMIT_S = 100.0
 _TIMES = 10
 _LONGEST_S = 10.0  # after which no round is begun
 
@@ -31,13 +29,10 @@ class ExchangeRound(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(asked: ProbeRequest) -> Iterator[Finding]:
     seats = find_seats(cores=False)
-    why = "this node has fewer than two accelerators" if len(seats) < 2 else ""
-    if not why and asked.left_s < _NEEDS_S:
-        why = f"takes {_NEEDS_S:g} s, and {asked.left_s:.0f} s of the budget are left"
-    if why:
+    if why := team_refusal(seats, asked.left_s):
         yield Finding(probe=_PROBE, level=2, ok=None, detail=why)
         return
-    yield probe_exchange(seats, small=asked.small, limit_s=min(_LIMIT_S, asked.left_s))
+    yield probe_exchange(seats, small=asked.small, limit_s=min(LIMIT_S, asked.left_s))
 
 
 def probe_exchange(seats: Sequence[TeamSeat], *, small: bool, limit_s: float) -> Finding:
@@ -47,7 +42,7 @@ def probe_exchange(seats: Sequence[TeamSeat], *, small: bool, limit_s: float) ->
     try:
         told = run_team(seats, task, ExchangeRound)
     except TeamError as e:
-        return replace(model, ok=False, place=e.place, detail=str(e))
+        return e.to_finding(model)
     names = [seat.place for seat in seats]
     wrong = {(names[sender], names[rank]) for rank, rounds in enumerate(told) for one in rounds for sender in one.wrong}
     rates = tuple(

@@ -17,14 +17,12 @@ from holdfast.agent.probes import ProbeRequest
 from holdfast.agent.probes.minigpt_exchange import RankAxis, RankExchange
 from holdfast.agent.probes.minigpt_model import MiniGptForm, train_step
 from holdfast.agent.probes.probe_tools import new_finding, tensor_digest
-from holdfast.agent.probes.rank_team import TeamError, TeamSeat, TeamTask, find_seats, run_team
+from holdfast.agent.probes.rank_team import LIMIT_S, TeamError, TeamSeat, TeamTask, find_seats, run_team, team_refusal
 from holdfast.agent.probes.reference_step import forms_of_size
 from holdfast.core.diagnose.step_traces import PlayedPart, TracePoint, assess_traces
 from holdfast.model.probe import Finding
 
 _PROBE = "parallel_reference"
-_NEEDS_S = 20.0  # mostly to import torch in every process, and for NCCL to connect them
-_LIMIT_S = 100.0
 _MOST = 8  # devices in one step
 
 
@@ -41,13 +39,10 @@ class PlayedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(asked: ProbeRequest) -> Iterator[Finding]:
     seats = find_seats(cores=not asked.small)
-    why = "this node has fewer than two devices" if len(seats) < 2 else ""
-    if not why and asked.left_s < _NEEDS_S:
-        why = f"takes {_NEEDS_S:g} s, and {asked.left_s:.0f} s of the budget are left"
-    if why:
+    if why := team_refusal(seats, asked.left_s):
         yield Finding(probe=_PROBE, level=3, ok=None, detail=why)
         return
-    limit_s = min(_LIMIT_S, asked.left_s)
+    limit_s = min(LIMIT_S, asked.left_s)
     # Processors are many and alike: those of one step stand for all.
     seats = seats[:_MOST] if seats[0].device == "cpu" else seats
     yield from probe_seats(seats, small=asked.small, repeats=asked.repeats, limit_s=limit_s)
@@ -60,7 +55,7 @@ def probe_seats(seats: Sequence[TeamSeat], *, small: bool, repeats: int, limit_s
     try:
         told = run_team(seats, task, PlayedStep)
     except TeamError as e:
-        yield replace(blank, ok=False, place=e.place, detail=str(e))
+        yield e.to_finding(blank)
         return
     for form in dict.fromkeys(one.form for one in told[0]):
         steps = [

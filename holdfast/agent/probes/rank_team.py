@@ -16,7 +16,10 @@ import torch.distributed as dist
 from holdfast.agent.probes.probe_tools import accelerators
 from holdfast.core.decoding import from_json
 from holdfast.core.incident.incident_text import describe_exit
+from holdfast.model.probe import Finding
 
+NEEDS_S = 20.0  # mostly to import torch in every process, and for NCCL to connect them
+LIMIT_S = 100.0
 _LOOK_S = 0.05
 _ECHO_S = 5.0  # for the others to say why they broke off, after one has ended badly
 _WORDS_BYTES = 2000
@@ -48,9 +51,20 @@ class TeamTask(msgspec.Struct, frozen=True, kw_only=True):
 class TeamError(Exception):
     """The team did not come to its end; says why, and whose fault it seems to be."""
 
-    def __init__(self, place: str, why: str) -> None:
+    def __init__(self, place: str, why: str, *, is_fault: bool = True) -> None:
         super().__init__(why)
         self.place = place  # "": of nobody in particular
+        self._is_fault = is_fault
+
+    def to_finding(self, blank: Finding) -> Finding:
+        return msgspec.structs.replace(blank, ok=False if self._is_fault else None, place=self.place, detail=str(self))
+
+
+def team_refusal(seats: Sequence[TeamSeat], left_s: float) -> str:
+    """Return why no team can be started on these devices in the time that is left; empty if one can."""
+    if len(seats) < 2:
+        return "this node has fewer than two such devices"
+    return f"takes {NEEDS_S:g} s, and {left_s:.0f} s of the budget are left" if left_s < NEEDS_S else ""
 
 
 def find_seats(*, cores: bool) -> list[TeamSeat]:
@@ -97,7 +111,9 @@ def _await_team(team: Sequence["_RankProcess"], limit_s: float) -> None:
     if failed:
         raise TeamError(failed.seat.place, f"{failed.seat.place}: {failed.describe_end()}")
     if running:
-        raise TeamError("", f"{', '.join(one.seat.place for one in running)} did not finish within {limit_s:g} s")
+        late = f"{', '.join(one.seat.place for one in running)} did not finish within {limit_s:g} s"
+        # Imports alone may take that long on a busy node: only who had the whole time is at fault.
+        raise TeamError("", late, is_fault=limit_s >= LIMIT_S)
 
 
 class _RankProcess:

@@ -45,11 +45,18 @@ def io_bytes(pid: int) -> int:
 
 def computes_on_gpu(pid: int, root: Path = Path("/")) -> bool:
     """Return whether a process has CUDA up: it then keeps the driver's device for unified memory open."""
-    folder = root / f"proc/{pid}/fd"
     try:
-        return any(os.readlink(folder / name) == _CUDA for name in os.listdir(folder))
-    except OSError:  # it has ended, a descriptor was closed, or we may not look
+        return any(_link_target(fd) == _CUDA for fd in (root / f"proc/{pid}/fd").iterdir())
+    except OSError:  # it has ended, or we may not look
         return False
+
+
+def _link_target(fd: Path) -> str:
+    """Return what an open descriptor leads to; empty if it was closed meanwhile."""
+    try:
+        return os.readlink(fd)
+    except OSError:
+        return ""
 
 
 def list_descendants(ranks: Iterable[int]) -> dict[int, list[ProcessStat]]:

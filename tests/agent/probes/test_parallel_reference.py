@@ -3,12 +3,14 @@
 import subprocess
 import sys
 from collections import Counter
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from holdfast.agent.probes import ProbeRequest, group_all_to_all, parallel_reference
+from holdfast.agent.probes import ProbeRequest, group_all_to_all, parallel_reference, rank_team
 from holdfast.agent.probes.group_all_to_all import probe_exchange
 from holdfast.agent.probes.parallel_reference import describe_layout, plan_rounds, probe_seats
 from holdfast.agent.probes.rank_team import TeamSeat
@@ -49,6 +51,16 @@ def test_layouts() -> None:
 def test_a_short_budget_is_kept(probe: Any, tmp_path: Path) -> None:
     (found,) = probe.run(ProbeRequest(level=3, where=tmp_path, left_s=1.0))
     assert found.ok is None and ("budget" in found.detail or "fewer than two" in found.detail)
+
+
+@pytest.mark.parametrize(("limit_s", "ok"), [(0.05, None), (rank_team.LIMIT_S, False)])
+def test_a_team_is_at_fault_only_if_it_had_the_whole_time(
+    limit_s: float, ok: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = SimpleNamespace(monotonic=count(step=limit_s).__next__, sleep=lambda _: None)
+    monkeypatch.setattr(rank_team, "time", fast)
+    (found,) = probe_seats(make_seats(2), small=True, repeats=1, limit_s=limit_s)
+    assert found.ok is ok and "did not finish within" in found.detail
 
 
 @pytest.mark.e2e
