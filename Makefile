@@ -7,11 +7,11 @@ PEERS := .venv/peers/.ready
 OLDER := .venv/peers-dlrover/.ready
 SOURCES = $(wildcard holdfast tests examples benchmarks)
 # A name starting with an underscore is a part of other benchmarks, not one itself. Those in SLOW run only by name.
-SLOW ?= torture detect recovery ettr byterobust
+SLOW ?= torture detect recovery ettr byterobust nccl
 BENCHES = $(filter-out $(SLOW),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full fuzz chaos lint lock audit bench clean always
+.PHONY: help venv demo test test-full fuzz chaos gpu-wheels gpu-lab lint lock audit bench clean always
 # Tests and benchmarks start processes by the dozen; two of them side by side disturb each other.
 .NOTPARALLEL:
 
@@ -54,6 +54,15 @@ fuzz: $(READY) ## every decoder against damaged and hostile bytes, for ten minut
 
 chaos: $(READY) ## the matrix of faults, and docs/FAULTS.md; what passed at this commit is left out; ARGS goes to it
 	$(PY) -m holdfast.chaos.matrix run $(ARGS); code=$$?; $(PY) -m holdfast.chaos.matrix table; exit $$code
+
+gpu-wheels: $(READY) ## build/gpu-lab: what a GPU machine's own Python lacks; GPU_PYTHON=312 GPU_MACHINE=x86_64
+	.ci/gpu-wheels
+
+# On a machine with a GPU, on its own Python and torch: no environment is made there.
+gpu-lab: ## faults over NCCL on this machine's GPU: PYTHON=... names a Python whose torch has CUDA
+	@$(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || { echo "holdfast: the GPU lab cannot run here: $(PYTHON) has no torch that sees a GPU; name one that has, as in: make gpu-lab PYTHON=/opt/venv/bin/python." >&2; exit 1; }
+	@test -d build/gpu-lab || { echo "holdfast: build/gpu-lab is not there; fill it by 'make gpu-wheels' on a machine with a network, and bring it along." >&2; exit 1; }
+	PYTHONPATH=$(CURDIR):$(CURDIR)/build/gpu-lab PATH=$(CURDIR)/build/gpu-lab/bin:$$PATH $(PYTHON) benchmarks/nccl.py
 
 lint: $(READY) ## ruff and mypy
 	$(PY) -m ruff check .

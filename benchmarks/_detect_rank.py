@@ -111,6 +111,8 @@ class SlowFile:
 
 
 class Trainer:
+    device = torch.device("cpu")
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.rank = dist.get_rank()
@@ -118,7 +120,7 @@ class Trainer:
         pairs = list(itertools.combinations(range(dist.get_world_size()), 2))
         self.pairs = {pair: (dist.new_group(list(pair)), dist.new_group(list(pair))) for pair in pairs}
         torch.manual_seed(0)
-        self.model = DistributedDataParallel(nn.Linear(WIDTH, WIDTH))
+        self.model = DistributedDataParallel(nn.Linear(WIDTH, WIDTH).to(self.device))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.batches = iter(DataLoader(Batches(folder, self.rank), batch_size=None, num_workers=1))
         self.step = 0
@@ -131,9 +133,9 @@ class Trainer:
         self._first_at = 0.0
 
     def train(self) -> None:
-        over = torch.zeros(2)
+        over = torch.zeros(2, device=self.device)
         while not over[1]:
-            batch = next(self.batches)
+            batch = next(self.batches).to(self.device)
             time.sleep(STEP_S)  # a stand-in for computing, as there are more ranks than cores
             self._obey(self.orders.read(self.step))
             loss = self.loss_of(batch)
@@ -192,12 +194,12 @@ class Trainer:
         """Two ranks that meet in two groups, in different orders."""
         mine, other = self.rank, next(r for r in order["ranks"] if r != self.rank)
         for group in self.pairs[min(mine, other), max(mine, other)][:: 1 if mine < other else -1]:
-            dist.all_reduce(torch.ones(1), group=group)
+            dist.all_reduce(torch.ones(1, device=self.device), group=group)
 
     def _astray(self, order: Order) -> None:
         """A collective with one other, who goes on to the next of all."""
         if self.rank == order["ranks"][0]:
-            dist.all_reduce(torch.ones(1), group=self.pairs[tuple(sorted(order["ranks"]))][0])
+            dist.all_reduce(torch.ones(1, device=self.device), group=self.pairs[tuple(sorted(order["ranks"]))][0])
 
     def _spin(self, order: Order) -> None:
         """In C, for longer than anybody waits; no other thread runs any Python meanwhile."""
@@ -211,12 +213,12 @@ class Trainer:
 
     def _evaluate(self, order: Order) -> None:
         """All ranks, with a collective now and then."""
-        until = torch.tensor(time.time() + order["seconds"], dtype=torch.float64)
+        until = torch.tensor(time.time() + order["seconds"], dtype=torch.float64, device=self.device)
         dist.broadcast(until, 0)
-        over = torch.zeros(1)
+        over = torch.zeros(1, device=self.device)
         while not over:
             with torch.no_grad():
-                self.model.module(torch.randn(8, WIDTH))
+                self.model.module(torch.randn(8, WIDTH, device=self.device))
             time.sleep(0.05)
             over.fill_(float(self.rank == 0 and time.time() > until.item()))
             dist.broadcast(over, 0)
@@ -230,7 +232,7 @@ class Trainer:
 
     def _prepare(self, order: Order) -> None:
         """Rank 0 reads and counts, and tells the others how many there are."""
-        until, count = time.time() + order["seconds"], torch.zeros(1)
+        until, count = time.time() + order["seconds"], torch.zeros(1, device=self.device)
         while self.rank == 0 and time.time() < until:
             count += len(set(os.urandom(1 << 12)))
             time.sleep(0.02)
@@ -259,7 +261,8 @@ def write_state(seconds: float) -> None:
 def main(trainer: type[Trainer] = Trainer) -> None:
     torch.set_num_threads(1)
     timeout_s = float(sys.argv[2])
-    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s) if timeout_s else None)
+    backend = "nccl" if trainer.device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s) if timeout_s else None)
     trainer(Path(sys.argv[1])).train()
     dist.destroy_process_group()
 

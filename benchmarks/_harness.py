@@ -181,7 +181,8 @@ class Job:
 
 
 def holdfast(run_dir: Path, *flags: str) -> list[str]:
-    return [executable("holdfast"), "run", f"--run-dir={run_dir}", *flags]
+    installed = executable("holdfast")
+    return [*([installed] if installed else [sys.executable, "-m", "holdfast"]), "run", f"--run-dir={run_dir}", *flags]
 
 
 def executable(name: str) -> str:
