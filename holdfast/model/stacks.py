@@ -44,6 +44,10 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     op: str = ""
     at: float = 0.0  # when it was entered, on the controller's clock
     expires_at: float = 0.0  # when the oldest that has not completed times out; 0: there is none, or nobody told
+    started: int | None = None  # newest that has begun on the GPU; None: nobody tells, as with gloo
+    started_op: str = ""  # "": not known
+    unbegun_since: float = 0.0  # since when the GPU could begin the next one; 0: the host has entered none
+    unbegun_s: float = 0.0  # the longest that one has waited so before it began
 
 
 class Arrival(msgspec.Struct, frozen=True, array_like=True):
@@ -59,6 +63,7 @@ class Flight(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     rank: int
+    at: float = 0.0  # when the rank wrote it, on the controller's clock
     groups: tuple[Collective, ...] = ()
 
 

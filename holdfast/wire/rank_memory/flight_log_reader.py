@@ -50,23 +50,30 @@ def read_flight(buf: Buffer, at: int, node: str, offset_s: float = 0.0) -> Fligh
 
 
 def _make_report(body: _FlightRecord, node: str, offset_s: float) -> FlightReport:
-    groups = tuple(
-        Collective(
-            group=name,
-            entered=entered,
-            completed=completed,
-            op=op,
-            at=at + offset_s,
-            expires_at=expires_at + offset_s if expires_at else 0.0,
-        )
-        for name, entered, completed, op, at, expires_at in body.groups
-    )
+    groups = tuple(_make_collective(group, offset_s) for group in body.groups)
     return FlightReport(
         generation=body.generation,
         pid=body.pid,
         at=body.at + offset_s,
-        flight=Flight(node=node, rank=body.rank, groups=groups),
+        flight=Flight(node=node, rank=body.rank, at=body.at + offset_s, groups=groups),
         arrivals=tuple(Arrival(group, seq, at + offset_s) for group, seq, at in body.arrivals),
+    )
+
+
+def _make_collective(state: GroupState, offset_s: float) -> Collective:
+    name, entered, completed, op, at, expires_at, gpu = state
+    started, started_op, since, unbegun_s = gpu or (None, "", 0.0, 0.0)
+    return Collective(
+        group=name,
+        entered=entered,
+        completed=completed,
+        op=op,
+        at=at + offset_s,
+        expires_at=expires_at + offset_s if expires_at else 0.0,
+        started=started,
+        started_op=started_op,
+        unbegun_since=since + offset_s if since else 0.0,
+        unbegun_s=unbegun_s,
     )
 
 

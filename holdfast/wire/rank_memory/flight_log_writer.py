@@ -24,8 +24,12 @@ NAME_CHARS = 48
 ASKED = struct.Struct("<Q")
 HEAD = struct.Struct("<IIQ")  # checksum of all that follows, length of the body, number
 Buffer = mmap.mmap | memoryview
-# Name, newest entered, newest completed, operation, when entered, when the oldest open one times out (0: not known).
-GroupState = tuple[str, int, int, str, float, float]
+# On the GPU: newest begun, its operation ("": not known), since when the next one could begin (0: the host has entered
+# none), and the longest that one has waited so before it began.
+GpuState = tuple[int, str, float, float]
+# Name, newest entered, newest completed, operation, when entered, when the oldest open one times out (0: not known),
+# and how far the GPU has come, where the backend tells it.
+GroupState = tuple[str, int, int, str, float, float, GpuState | None]
 GroupArrival = tuple[str, int, float]  # group, sequence number, when
 
 
