@@ -46,7 +46,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float = 0.0  # when the oldest that has not completed times out; 0: there is none, or nobody told
     started: int | None = None  # newest that has begun on the GPU; None: nobody tells, as with gloo
     started_op: str = ""  # "": not known
-    unbegun_since: float = 0.0  # since when the GPU could begin the next one; 0: the host has entered none
+    unbegun_since: float = 0.0  # since when the GPU could begin the next one; 0: the rank has entered none
     unbegun_s: float = 0.0  # the longest that one has waited so before it began
 
 

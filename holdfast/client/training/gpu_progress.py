@@ -1,6 +1,6 @@
-"""How far a rank's GPU has come in the collectives that its host has entered, from torch's flight recorder.
+"""How far a rank's GPU has come in the collectives that it has entered, from torch's flight recorder.
 
-Under NCCL a host only queues a collective, and may be many of them ahead of its GPU. With TORCH_NCCL_ENABLE_TIMING=1
+Under NCCL a process only queues a collective, and may be many of them ahead of its GPU. With TORCH_NCCL_ENABLE_TIMING=1
 the recorder tells which of them have begun on the GPU. Other backends, and NCCL without timing, do not tell it: then it
 stays unknown.
 """

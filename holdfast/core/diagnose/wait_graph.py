@@ -4,6 +4,10 @@ A rank that entered a collective waits for every member of the group that has no
 that waits for nobody, is missing: it is outside of every collective. If there is no such rank, the ranks wait in a
 circle. Records are up to a second old, which does not matter in a stalled job. A rank that can no longer report (it
 holds the interpreter's lock) only appears to be further behind, which is right.
+
+Under NCCL a process enters a collective long before its GPU begins it. Where all members of a group tell what has begun
+on their GPUs, these are compared and not the processes: a GPU waits in a collective for every GPU that has not begun
+it. If the process of such a rank has entered it (`queued`), the others wait for its GPU and not for its process.
 """
 
 from collections import Counter
@@ -25,6 +29,7 @@ class MissingAtCollective(msgspec.Struct, frozen=True, kw_only=True):
     op: str
     inside: tuple[int, ...]
     ranks: tuple[int, ...]  # who has not come
+    queued: tuple[int, ...] = ()  # of these: whose process has entered it, and whose GPU has not begun it
 
 
 class WaitGraph(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +37,7 @@ class WaitGraph(msgspec.Struct, frozen=True, kw_only=True):
     outside: tuple[int, ...] = ()  # waited for, and waiting for nobody
     circle: tuple[int, ...] = ()  # without such: who wait for one another
     mixed: tuple[int, ...] = ()  # in another operation than most, under the same number
+    unended: tuple[MissingAtCollective, ...] = ()  # begun by all GPUs of a group, and ended by none; nobody is missing
     told: int = 0  # ranks whose flight recorder was read
 
 
@@ -43,7 +49,9 @@ def build_wait_graph(flights: Sequence[Flight]) -> WaitGraph:
             by_group.setdefault(one.group, {})[flight.rank] = one
     for flight in flights:
         by_group.setdefault(WORLD, {}).setdefault(flight.rank, Collective(group=WORLD, entered=0, completed=0))
-    missing = tuple(m for group in by_group.values() for m in _find_missing(group))
+    processes = list(by_group.values())
+    groups = [_see_gpus(group) for group in processes]
+    missing = tuple(m for group, own in zip(groups, processes, strict=True) for m in _find_missing(group, own))
     targets = {rank for m in missing for rank in m.ranks}
     waits_for: dict[int, set[int]] = {}
     for m in missing:
@@ -54,12 +62,21 @@ def build_wait_graph(flights: Sequence[Flight]) -> WaitGraph:
         missing=missing,
         outside=outside,
         circle=() if outside else _find_circle(waits_for),
-        mixed=() if missing else tuple(sorted({r for group in by_group.values() for r in _mixed_operations(group)})),
+        mixed=() if missing else tuple(sorted({r for group in groups for r in _mixed_operations(group)})),
+        unended=tuple(m for group in groups for m in _find_unended(group)),
         told=len(flights),
     )
 
 
-def _find_missing(group: dict[int, Collective]) -> Iterable[MissingAtCollective]:
+def _see_gpus(group: dict[int, Collective]) -> dict[int, Collective]:
+    """Return the group as its GPUs see it, if all members tell that; else as it is."""
+    told = {rank: one.started if one.entered else 0 for rank, one in group.items()}
+    if None in told.values() or not any(told.values()):
+        return group
+    return {rank: msgspec.structs.replace(one, entered=told[rank], op=one.started_op) for rank, one in group.items()}
+
+
+def _find_missing(group: dict[int, Collective], own: dict[int, Collective]) -> Iterable[MissingAtCollective]:
     inside: dict[int, list[int]] = {}
     for rank, one in group.items():
         if one.entered > one.completed:
@@ -68,7 +85,24 @@ def _find_missing(group: dict[int, Collective]) -> Iterable[MissingAtCollective]
         absent = tuple(sorted(rank for rank, one in group.items() if one.entered < seq))
         if absent:
             some = group[ranks[0]]
-            yield MissingAtCollective(group=some.group, seq=seq, op=some.op, inside=tuple(sorted(ranks)), ranks=absent)
+            yield MissingAtCollective(
+                group=some.group,
+                seq=seq,
+                op=some.op,
+                inside=tuple(sorted(ranks)),
+                ranks=absent,
+                queued=tuple(rank for rank in absent if own[rank].entered >= seq),
+            )
+
+
+def _find_unended(group: dict[int, Collective]) -> Iterable[MissingAtCollective]:
+    """Yield the collective in which all GPUs of a group are; none if one of them is elsewhere, or tells nothing."""
+    (some, *others) = group.values()
+    alike = all(one.started == some.started for one in others)
+    if alike and some.started and all(one.completed < some.started for one in group.values()):
+        yield MissingAtCollective(
+            group=some.group, seq=some.started, op=some.started_op, inside=tuple(sorted(group)), ranks=()
+        )
 
 
 def _mixed_operations(group: dict[int, Collective]) -> Iterable[int]:

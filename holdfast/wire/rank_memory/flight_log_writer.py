@@ -24,7 +24,7 @@ NAME_CHARS = 48
 ASKED = struct.Struct("<Q")
 HEAD = struct.Struct("<IIQ")  # checksum of all that follows, length of the body, number
 Buffer = mmap.mmap | memoryview
-# On the GPU: newest begun, its operation ("": not known), since when the next one could begin (0: the host has entered
+# On the GPU: newest begun, its operation ("": not known), since when the next one could begin (0: the rank has entered
 # none), and the longest that one has waited so before it began.
 GpuState = tuple[int, str, float, float]
 # Name, newest entered, newest completed, operation, when entered, when the oldest open one times out (0: not known),
