@@ -47,7 +47,8 @@ def test_the_newest_that_has_begun() -> None:
 
 def test_what_nobody_tells_stays_unknown() -> None:
     untimed = [without_timing(entry(40)), without_timing(entry(41, "scheduled"))]
-    assert GpuProgress().on_entries(untimed, status(40, 40)) is None
+    assert GpuProgress().on_entries(untimed, status(-1, 40)) is None
+    assert GpuProgress().on_entries([entry(150, "scheduled")], status(41, 40)) == (41, "", 1150.0, 0.0)
     gloo = [entry(40) | {"profiling_name": "gloo:all_reduce"}]
     assert GpuProgress().on_entries(gloo, status(40, 40)) is None
     assert GpuProgress().on_entries([entry(1, "scheduled")], status(-1, -1)) is None, "perhaps it has no timing"

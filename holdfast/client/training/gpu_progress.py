@@ -14,6 +14,9 @@ Dump = dict[str, Any]
 PgStatus = dict[str, int]  # last_enqueued_collective, last_started_collective, last_completed_collective
 
 
+_STARTED = "last_started_collective"  # -1 until one has told that it has begun
+
+
 class GpuProgress:
     """The GPU's side of one process group; keeps what has left torch's buffer."""
 
@@ -26,16 +29,20 @@ class GpuProgress:
         """Return how far the GPU has come, or None if nobody tells. `status` is torch's own count; None if messages
         share it, since these have numbers of their own."""
         ordered = sorted(entries, key=lambda e: (e["collective_seq_id"], e["record_id"]))
-        self._timed = self._timed or any(e.get("time_discovered_started_ns") and is_of_nccl(e) for e in ordered)
+        self._timed = (
+            self._timed
+            or (status is not None and is_of_nccl(ordered[0]) and status[_STARTED] > 0)
+            or any(e.get("time_discovered_started_ns") and is_of_nccl(e) for e in ordered)
+        )
         if not self._timed:
             return None
         for entry in ordered:
             self._note_end(entry)
-        begun = [e for e in ordered if e["retired"] or e["state"] != "scheduled"]
+        begun = [e for e in ordered if has_begun(e)]
         if begun:
             started = begun[-1]["collective_seq_id"]
         elif status is not None:
-            started = max(0, status["last_started_collective"])
+            started = max(0, status[_STARTED])
         else:
             return None
         first = next((e for e in ordered if e["collective_seq_id"] > started), None)
@@ -54,8 +61,7 @@ class GpuProgress:
 
 def last_completed(entries: list[Entry], status: PgStatus | None) -> int:
     """Return the number of the last collective up to which none is open."""
-    # gloo never says that something has completed, only that it is retired.
-    still = [e["collective_seq_id"] for e in entries if not e["retired"] and e["state"] != "completed"]
+    still = [e["collective_seq_id"] for e in entries if not has_ended(e)]
     numbers = [e["collective_seq_id"] for e in entries]
     if not still:
         return int(max(numbers))
@@ -68,13 +74,23 @@ def idle_gpu(entered: int, op: str, gpu: GpuState | None, status: PgStatus | Non
     """Return what has completed, and the GPU's side, of a group of which torch's buffer holds nothing any more."""
     if gpu is None or status is None or status["last_completed_collective"] >= entered:
         return entered, gpu and (entered, op, 0.0, gpu[3])
-    started = max(gpu[0], status["last_started_collective"])
+    started = max(gpu[0], status[_STARTED])
     return max(0, status["last_completed_collective"]), (started, gpu[1] if started == gpu[0] else "", gpu[2], gpu[3])
 
 
 def operation_name(entry: Entry) -> str:
     """Return what the entry does, such as `all_reduce`."""
     return str(entry["profiling_name"]).rpartition(":")[2][:NAME_CHARS]
+
+
+def has_begun(entry: Entry) -> bool:
+    """Return whether the recorder of NCCL knows that this has begun on the GPU."""
+    return bool(entry["retired"]) or entry["state"] != "scheduled"
+
+
+def has_ended(entry: Entry) -> bool:
+    """Return whether this has ended. Gloo never says that something has completed, only that it is retired."""
+    return bool(entry["retired"]) or entry["state"] == "completed"
 
 
 def is_of_nccl(entry: Entry) -> bool:

@@ -25,10 +25,10 @@ from holdfast.core.diagnose.stack_folding import (
     is_waiting_for_one,
     main_frames,
 )
-from holdfast.core.diagnose.wait_graph import MissingAtCollective, WaitGraph, build_wait_graph
+from holdfast.core.diagnose.wait_graph import MissingAtCollective, UnlikeMessage, WaitGraph, build_wait_graph
 from holdfast.core.snapshots.peer_placement import dense_mesh, parallel_groups
 from holdfast.model.job_and_seats import Dims, Seat
-from holdfast.model.stacks import Flight, Process, Trace
+from holdfast.model.stacks import Collective, Flight, Process, Trace
 
 STOPPED = ("T", "t")
 GONE = ("Z", "X", "x")
@@ -65,7 +65,11 @@ def find_blocking(traces: Sequence[Trace], seats: tuple[Seat, ...] = (), mesh: D
     children = [p for trace in traces for p in trace.processes if p is not mains.get(p.rank)]
     places = cluster_ranks(tuple(mains.values()))
     flights = {flight.rank: flight for trace in traces for flight in trace.flights}
-    waiting = build_wait_graph(tuple(flights.values()))
+    # A record may be a second old, or tell nothing of messages between two ranks: the stack knows better who waits. But
+    # who waits for a message that it has posted before does so in its own code, and tells it.
+    blocked = {rank for rank, main in mains.items() if is_waiting(fold_stack(main_frames(main)))}
+    blocked |= {flight.rank for flight in flights.values() if flight.waits}
+    waiting = build_wait_graph(tuple(flights.values()), blocked)
     silent = {trace.node: trace.error for trace in traces if trace.error}
     node_of = {s.first_rank + i: s.node for s in seats for i in range(s.nproc)} | {
         p.rank: p.node for p in mains.values()
@@ -74,7 +78,7 @@ def find_blocking(traces: Sequence[Trace], seats: tuple[Seat, ...] = (), mesh: D
         _by_state(mains, children)
         or _by_silence(silent, node_of, waiting)
         or _by_gpus(waiting, flights)
-        or _by_waits(waiting, mains, children)
+        or _by_waits(waiting, blocked, mains, children)
         or (None if _all_on_gpus(waiting, mains) else _by_place(places, len(mains)))
         or BlockingRanks(reason=_nobody_reason(places, waiting, mains))
     )
@@ -187,7 +191,7 @@ def _by_gpus(waiting: WaitGraph, flights: dict[int, Flight]) -> BlockingRanks | 
     if not ranks or not queued.issuperset(ranks) or 2 * len(ranks) > waiting.told:
         return None
     first = next(m for m in waiting.missing if set(ranks) & set(m.queued))
-    busy = [one for rank in ranks for one in flights[rank].groups if one.started and one.started > one.completed]
+    busy = [one for rank in ranks for one in flights[rank].groups if is_on_gpu(one)]
     whose = "it has" if len(ranks) == 1 else "a GPU of theirs has"
     also = [f"; {whose} begun {one.started_op or 'collective'} {one.started} of group {one.group}" for one in busy[:1]]
     hard = all(is_gpu_stuck(flights[rank]) for rank in ranks)
@@ -198,10 +202,15 @@ def _by_gpus(waiting: WaitGraph, flights: dict[int, Flight]) -> BlockingRanks | 
 def is_gpu_stuck(flight: Flight) -> bool:
     """Return whether a GPU surely stands: it is in no collective, so it waits for no other GPU, and the next one has
     waited for it for longer than any did before, and for longer than a queue of kernels takes."""
-    if any(one.started and one.started > one.completed for one in flight.groups):
+    if any(map(is_on_gpu, flight.groups)) or any((c.begun or 0) > (c.ended or 0) for c in flight.channels or ()):
         return False
     ahead = [one for one in flight.groups if one.unbegun_since]
     return any(flight.at - one.unbegun_since > max(one.unbegun_s, _QUEUE_S) for one in ahead)
+
+
+def is_on_gpu(one: Collective) -> bool:
+    """Return whether a collective has begun on the GPU and not ended."""
+    return one.started is not None and one.started > one.completed
 
 
 def _all_on_gpus(waiting: WaitGraph, mains: dict[int, Process]) -> MissingAtCollective | None:
@@ -209,9 +218,10 @@ def _all_on_gpus(waiting: WaitGraph, mains: dict[int, Process]) -> MissingAtColl
     return next((m for m in waiting.unended if mains.keys() <= set(m.inside)), None)
 
 
-def _by_waits(waiting: WaitGraph, mains: dict[int, Process], children: list[Process]) -> BlockingRanks | None:
-    # A record may be a second old, or tell nothing of messages between two ranks: the stack knows better who waits.
-    free = [r for r in waiting.outside if r not in mains or not is_waiting(fold_stack(main_frames(mains[r])))]
+def _by_waits(
+    waiting: WaitGraph, blocked: set[int], mains: dict[int, Process], children: list[Process]
+) -> BlockingRanks | None:
+    free = [rank for rank in waiting.outside if rank not in blocked]
     if free and 2 * len(free) <= waiting.told:
         first = next(m for m in waiting.missing if set(free) & set(m.ranks))
         absent = tuple(r for r in free if r in first.ranks)
@@ -223,6 +233,9 @@ def _by_waits(waiting: WaitGraph, mains: dict[int, Process], children: list[Proc
         crossed = _waited_for_by_most(waiting) or crossed
     if crossed and (2 * len(crossed) <= waiting.told or len(crossed) == 2):
         return BlockingRanks(ranks=crossed, how="crossed", reason=_describe_crossed(waiting, crossed, mains))
+    if waiting.unlike and not crossed:
+        pair = (waiting.unlike[0].sent.source, waiting.unlike[0].sent.target)
+        return BlockingRanks(ranks=tuple(sorted(pair)), how="crossed", reason=_describe_unlike(waiting.unlike[0]))
     return None
 
 
@@ -274,9 +287,11 @@ def _describe_missing(m: MissingAtCollective, ranks: Sequence[int]) -> str:
     what = f"{m.op or 'collective'} {m.seq} of group {m.group}"
     if ranks and set(m.queued).issuperset(ranks):
         whose = f"{format_ranks(ranks)}'s GPU has" if len(ranks) == 1 else f"the GPUs of {format_ranks(ranks)} have"
-        others = "another one has" if len(m.inside) == 1 else f"{len(m.inside)} others have"
+        others = f"which {'another one has' if len(m.inside) == 1 else f'{len(m.inside)} others have'} begun"
+        if m.message:
+            others = f"which {format_ranks(m.inside)} waits for"
         own = "its process has" if len(ranks) == 1 else "their processes have"
-        return f"{whose} not begun {what}, which {others} begun; {own} entered it"
+        return f"{whose} not begun {what}, {others}; {own} entered it"
     return f"{format_ranks(ranks)} {verb} not come to {what}; {len(m.inside)} wait"
 
 
@@ -297,6 +312,12 @@ def _describe_crossed(waiting: WaitGraph, crossed: Sequence[int], mains: dict[in
     told = f"{format_ranks(crossed)} {verb} not come to {first.op or 'collective'} {first.seq} of {where}; {waits} wait"
     places = cluster_ranks([mains[rank] for rank in crossed if rank in mains])
     return f"{told}; themselves waiting: {_describe_waits(places)}" if places else told
+
+
+def _describe_unlike(m: UnlikeMessage) -> str:
+    sent, awaited = (f"{c.size_bytes} bytes with tag {c.tag}" for c in (m.sent, m.awaited))
+    what = f"message {m.number} of group {m.sent.group}"
+    return f"{what}: rank {m.sent.source} sends {sent}, and rank {m.sent.target} awaits {awaited}"
 
 
 def _describe_waits(places: Sequence[StackCluster]) -> str:
