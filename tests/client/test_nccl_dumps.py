@@ -87,7 +87,7 @@ def test_in_a_job_that_runs_nobody_is_certain() -> None:
 
 
 def test_who_waits_for_whom_in_messages() -> None:
-    """In the ring the others wait for one another, and only rank 2 for nobody; its sends end before they are received."""
+    """In the ring only rank 2 waits for nobody; what fits a buffer is sent before it is received."""
     waits = {
         scene: {(m.inside, m.ranks) for m in build_wait_graph([read_flight(scene, r) for r in range(4)]).missing}
         for scene in ("ring", "batch")

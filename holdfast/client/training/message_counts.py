@@ -17,11 +17,14 @@ ChannelKey = tuple[str, int, bool]  # torch's name of the group, the other's ran
 class MessageCounts:
     def __init__(self) -> None:
         self.posted: dict[ChannelKey, tuple[int, int, int]] = {}  # so many; tag and bytes of the newest
+        self.complete = True  # no message was received from whoever sends one
         self.waiting: set[int] = set()  # threads that wait for a collective or a message
 
     def note_message(self, group: Any, sends: bool, args: tuple[Any, ...]) -> None:
-        """Note a call of ProcessGroup.send or recv, whose arguments torch gives by position."""
-        if len(args) != 3 or not args[0]:
+        """Note a call of ProcessGroup.send or recv, whose arguments torch gives by position. Where the sender is not
+        given, nobody can count its channel."""
+        if len(args) != 3:
+            self.complete = False
             return
         (tensor, *_), peer, tag = args
         key = (group.group_name, peer, sends)
@@ -43,7 +46,7 @@ def count_messages() -> None:
     if find_counts() is not None:
         return
     counts = MessageCounts()
-    for name, sends in (("send", True), ("recv", False)):
+    for name, sends in (("send", True), ("recv", False), ("recv_anysource", False)):
         _wrap_message(c10d.ProcessGroup, name, sends, counts)
     _wrap_wait(c10d.Work, counts.waiting)
 

@@ -86,7 +86,7 @@ class FlightRecorder:
         counts = find_counts()
         before = dict(counts.posted) if counts else {}
         dumps, names = _read_dumps(), _group_names()
-        if counts is None:
+        if counts is None or not counts.complete:
             self.note_collectives(dumps, names, time.time())
             return
         posted = dict(counts.posted)

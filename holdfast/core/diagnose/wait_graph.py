@@ -64,7 +64,8 @@ def build_wait_graph(flights: Sequence[Flight], blocked: Iterable[int] = ()) -> 
     missing = tuple(m for group, own in zip(groups, processes, strict=True) for m in _find_missing(group, own))
     ends = _pair_ends(flights)
     waits = set(blocked)
-    missing += tuple(m for pair in ends for m in _find_unmatched(*pair, waits))
+    unmatched = [m for pair in ends for m in _find_unmatched(*pair, waits)]
+    missing += tuple(sorted(unmatched, key=lambda m: m.op != "send"))  # a sender may not wait yet: others tell it surer
     targets = {rank for m in missing for rank in m.ranks}
     waits_for: dict[int, set[int]] = {}
     for m in missing:
