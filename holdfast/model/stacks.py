@@ -44,6 +44,23 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     op: str = ""
     at: float = 0.0  # when it was entered, on the controller's clock
     expires_at: float = 0.0  # when the oldest that has not completed times out; 0: there is none, or nobody told
+    started: int | None = None  # newest that has begun on the GPU; None: nobody tells, as with gloo
+    started_op: str = ""  # "": not known
+    unbegun_since: float = 0.0  # since when the GPU could begin the next one; 0: the rank has entered none
+    unbegun_s: float = 0.0  # the longest that one has waited so before it began
+
+
+class Channel(msgspec.Struct, frozen=True, kw_only=True):
+    """The messages of one rank to another in a process group, as one of the two counts them from the first one on."""
+
+    group: str
+    source: int
+    target: int
+    posted: int  # so many has this rank begun to send or to receive, or queued
+    begun: int | None = None  # the newest that has begun on its GPU; None: nobody tells, as with gloo
+    ended: int | None = None  # on its GPU
+    tag: int = 0  # of the newest
+    size_bytes: int = 0
 
 
 class Arrival(msgspec.Struct, frozen=True, array_like=True):
@@ -59,7 +76,10 @@ class Flight(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     rank: int
+    at: float = 0.0  # when the rank wrote it, on the controller's clock
     groups: tuple[Collective, ...] = ()
+    channels: tuple[Channel, ...] | None = None  # None: nobody counts messages, or there are too many channels
+    waits: bool = False  # its main thread waits for a collective or a message
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ def make_rank_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the user's environment without our secrets, plus our defaults where the user has set nothing."""
     found = {k: v for k, v in env.items() if k not in _SECRET and _is_text(k) and _is_text(v)}
     found.setdefault("OMP_NUM_THREADS", "1")
+    found.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")  # its recorder then tells what has begun on the GPU
     if not found.keys() & set(_FR_BUFFER):
         found[_FR_BUFFER[0]] = "64"  # entries: what is read once a second must not be 2,000
     return found

@@ -90,7 +90,8 @@ def test_the_environment_is_torchruns(start: Start, tmp_path: Path) -> None:
     for rank in range(2):
         theirs = json.loads((reference / f"env-{rank}.json").read_text())
         ours = json.loads((tmp_path / f"env-{rank}.json").read_text())
-        assert ours["env"].pop("TORCH_FR_BUFFER_SIZE") == "64"  # the one thing that we add
+        assert ours["env"].pop("TORCH_FR_BUFFER_SIZE") == "64"  # these two are all that we add
+        assert ours["env"].pop("TORCH_NCCL_ENABLE_TIMING") == "1"
         assert set(ours["env"]) == set(theirs["env"])
         assert {k: v for k, v in ours["env"].items() if k not in OWN} == {
             k: v for k, v in theirs["env"].items() if k not in OWN

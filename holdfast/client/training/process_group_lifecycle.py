@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from holdfast.client.training import message_counts
+
 
 def report_groups(on_group: Callable[[], None], on_teardown: Callable[[str], None]) -> None:
     """Wrap torch's group functions, once: call `on_group` after a group is made, `on_teardown` around its end.
@@ -13,6 +15,7 @@ def report_groups(on_group: Callable[[], None], on_teardown: Callable[[str], Non
     """
     from torch.distributed import distributed_c10d as c10d
 
+    message_counts.count_messages()
     made, ended = c10d.init_process_group, c10d.destroy_process_group
     if getattr(made, "tells_holdfast", False):
         return

@@ -12,10 +12,22 @@ import signal
 import sys
 import time
 from types import FrameType
-from typing import Any
 
+from holdfast.client.training.gpu_progress import (
+    Dump,
+    Entry,
+    GpuProgress,
+    PgStatus,
+    has_ended,
+    idle_gpu,
+    is_of_nccl,
+    last_completed,
+    operation_name,
+)
+from holdfast.client.training.message_counts import find_counts
+from holdfast.client.training.message_progress import MessageProgress, leave_batches_out
 from holdfast.linux import process_attributes
-from holdfast.wire.rank_memory.flight_log_writer import NAME_CHARS, FlightLog, GroupArrival, GroupState
+from holdfast.wire.rank_memory.flight_log_writer import NAME_CHARS, ChannelState, FlightLog, GroupArrival, GroupState
 from holdfast.wire.rank_memory.slot_writer import open_slot_memory
 
 _LOOK_S = 0.25  # how often a question for stacks is looked for
@@ -26,9 +38,6 @@ _A_SECOND = 6  # arrivals of one group, about
 _SPREAD, _WHOLE = 0x9E3779B1, 1 << 32  # multiples of the golden ratio of it lie evenly, whatever they are counted by
 _DEPTH = 64  # frames of one thread
 _NCCL_MS, _OTHER_MS = 600_000, 1_800_000  # torch's timeouts of collectives, for a recorder that does not tell them
-
-Entry = dict[str, Any]  # of torch's recorder
-Dump = dict[str, Any]
 
 
 def start_recorder(place: str, generation: int, rank: int) -> None:
@@ -48,6 +57,11 @@ class FlightRecorder:
         self._log = log
         self._main = main  # thread that started us, which is the main one unless threads were made before
         self._groups: dict[str, GroupState] = {}
+        self._gpus: dict[str, GpuProgress] = {}
+        self._messages = MessageProgress()
+        self._on_gpus: set[str] = set()  # torch's names of groups that speak over NCCL
+        self._pg_ids: dict[str, str] = {}  # torch's number of each group
+        self._with_messages: set[str] = set()  # groups whose status counts messages and collectives alike
         self._arrivals: dict[str, dict[int, float]] = {}
         self._answered = log.newest_question()
 
@@ -63,23 +77,44 @@ class FlightRecorder:
                 if now >= due:
                     # On a busy machine most of a dump's time is spent waiting for a core, which costs nobody anything.
                     began = time.thread_time()
-                    self.note_collectives(_read_dumps(), _group_names(), time.time())
+                    self._note_flight()
                     due = int(now) + min(max(1.0, (time.thread_time() - began) / _SHARE), _RARELY_S)
         except Exception:
             return  # of no use to the script, so nothing to tell it
 
-    def note_collectives(self, dumps: list[Dump], names: dict[str, str], now: float) -> None:
-        """Write the collectives that torch's recorders hold. A group without entries counts as idle."""
-        entries: dict[str, list[Entry]] = {}
-        for entry in (e for dump in dumps for e in dump.get("entries", ()) if not e["is_p2p"]):
-            name = str(entry["process_group"][0])
-            entries.setdefault(names.get(name, name[:NAME_CHARS]), []).append(entry)
-        for name, (_, entered, _, op, at, _) in self._groups.items():
-            self._groups[name] = (name, entered, entered, op, at, 0.0)
+    def _note_flight(self) -> None:
+        counts = find_counts()
+        before = dict(counts.posted) if counts else {}
+        dumps, names = _read_dumps(), _group_names()
+        if counts is None or not counts.complete:
+            self.note_collectives(dumps, names, time.time())
+            return
+        posted = dict(counts.posted)
+        entries = [e for dump in dumps for e in dump.get("entries", ())] if posted == before else []  # else they move
+        channels = self._messages.list_channels(posted, entries, _group_members(), names, self._log.rank)
+        self.note_collectives(dumps, names, time.time(), channels, self._main in counts.waiting)
+
+    def note_collectives(
+        self,
+        dumps: list[Dump],
+        names: dict[str, str],
+        now: float,
+        channels: list[ChannelState] | None = None,
+        waits: bool = False,
+    ) -> None:
+        """Write the collectives that torch's recorders hold, and messages. A group without entries counts as idle."""
+        entries = self._sort_entries(dumps, names)
+        statuses = {pg_id: status for dump in dumps for pg_id, status in dump.get("pg_status", {}).items()}
         for name in names.values():
-            self._groups.setdefault(name, (name, 0, 0, "", 0.0, 0.0))
+            self._groups.setdefault(name, (name, 0, 0, "", 0.0, 0.0, None))
+        for name, (_, entered, _, op, at, _, gpu) in self._groups.items():
+            if name not in entries:
+                completed, gpu = idle_gpu(entered, op, gpu, self._find_status(statuses, name))
+                self._groups[name] = (name, entered, completed, op, at, 0.0, gpu)
         for name, found in entries.items():
-            self._groups[name] = newest_collective(name, found)
+            status = self._find_status(statuses, name)
+            gpu = self._gpus.setdefault(name, GpuProgress()).on_entries(found, status)
+            self._groups[name] = (*newest_collective(name, found, status if gpu else None), gpu)
             kept = self._arrivals.setdefault(name, {})
             kept.update(sample_arrivals(found))
             for seq in sorted(kept)[:-_KEEP]:
@@ -87,7 +122,29 @@ class FlightRecorder:
         came: list[GroupArrival] = [
             (name, seq, at) for name, kept in self._arrivals.items() for seq, at in kept.items()
         ]
-        self._log.write_flight(now, list(self._groups.values()), came)
+        self._log.write_flight(now, list(self._groups.values()), came, channels, waits)
+
+    def _sort_entries(self, dumps: list[Dump], names: dict[str, str]) -> dict[str, list[Entry]]:
+        """Return the collectives by our name of their group. A group that speaks over NCCL and over gloo numbers them
+        apart, so the latter get a name of their own."""
+        found: dict[str, list[Entry]] = {}
+        entries = [e for dump in dumps for e in dump.get("entries", ())]
+        self._on_gpus.update(str(e["process_group"][0]) for e in entries if is_of_nccl(e))
+        collectives = {id(e) for e in leave_batches_out(entries)}
+        for entry in entries:
+            given = str(entry["process_group"][0])
+            name = names.get(given, given[:NAME_CHARS])
+            if given in self._on_gpus and not is_of_nccl(entry):
+                name = f"{name} on CPUs"
+            self._pg_ids[name] = str(entry.get("pg_id"))
+            if entry["is_p2p"]:
+                self._with_messages.add(name)
+            elif id(entry) in collectives:
+                found.setdefault(name, []).append(entry)
+        return found
+
+    def _find_status(self, statuses: dict[str, PgStatus], name: str) -> PgStatus | None:
+        return None if name in self._with_messages else statuses.get(self._pg_ids.get(name, ""))
 
     def _answer_stacks(self) -> None:
         asked = self._log.newest_question()
@@ -96,16 +153,22 @@ class FlightRecorder:
             self._log.write_stacks(asked, thread_stacks(self._main))
 
 
-def newest_collective(name: str, entries: list[Entry]) -> GroupState:
+def newest_collective(
+    name: str, entries: list[Entry], status: PgStatus | None = None
+) -> tuple[str, int, int, str, float, float]:
     """Return a group's state: the last collective entered, and the last one up to which none is open."""
     last = max(entries, key=lambda e: (e["collective_seq_id"], e["record_id"]))
-    entered: int = last["collective_seq_id"]
-    # gloo never says that something has completed, only that it is retired.
-    still = [e for e in entries if not e["retired"] and e["state"] != "completed"]
-    completed = min((e["collective_seq_id"] for e in still), default=entered + 1) - 1
-    op = str(last["profiling_name"]).rpartition(":")[2][:NAME_CHARS]
+    still = [e for e in entries if not has_ended(e)]
     expires_at = min((_expiry_of(e) for e in still), default=0.0)
-    return name, entered, completed, op, last["time_created_ns"] / 1e9, expires_at
+    completed = last_completed(entries, status)
+    return (
+        name,
+        last["collective_seq_id"],
+        completed,
+        operation_name(last),
+        last["time_created_ns"] / 1e9,
+        expires_at,
+    )
 
 
 def _expiry_of(entry: Entry) -> float:
@@ -167,3 +230,13 @@ def _group_names() -> dict[str, str]:
         part = f" from rank {min(members)}" if 0 < len(members) < int(os.environ.get("WORLD_SIZE", "1")) else ""
         known[str(name)] = f"{str(name)[:NAME_CHARS]}{part}"
     return known
+
+
+def _group_members() -> dict[str, dict[int, int]]:
+    """Return by torch's name of each group which rank has which rank in it."""
+    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    ranks = getattr(world, "pg_group_ranks", {})
+    return {
+        str(name): {inner: outer for outer, inner in (ranks.get(group) or {}).items()}
+        for group, name in list(getattr(world, "pg_names", {}).items())
+    }

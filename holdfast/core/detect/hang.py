@@ -2,9 +2,10 @@
 
 Naming a rank is cheap. When the job has made no step for the time of a few steps, all processes are inspected twice.
 If the others wait for the same rank both times, that rank is named. Acting on a rank is expensive. The job acts at once
-only on a rank that is stopped or gone. Otherwise it acts when the suspects and their children have used no CPU time,
-read or written no bytes and moved no frame for `act_s`, or when it has made no step for `last_s`. Either time must also
-be longer than any pause that this run has recovered from. If no rank is named, `unnamed_hang.py` says when to act.
+only on a rank that is stopped or gone, and on one whose GPU surely stands at two looks. Otherwise it acts when the
+suspects and their children have used no CPU time, read or written no bytes and moved no frame for `act_s`, or when it
+has made no step for `last_s`. Either time must also be longer than any pause that this run has recovered from. If no
+rank is named, `unnamed_hang.py` says when to act.
 
 The detector does not judge before the first step of a generation, since compilation and data may take any time
 (`start_s`); until then the job acts only on stopped ranks. A script that makes no steps is judged by its collectives.
@@ -23,7 +24,7 @@ from holdfast.core.diagnose.blocking_ranks import BlockingRanks, RankMotion, fin
 from holdfast.core.diagnose.stack_folding import main_frames
 from holdfast.core.diagnose.unnamed_hang import Standstill, do_most_wait, find_reason, first_expiry, next_look_at
 from holdfast.core.incident.incident_text import count_steps
-from holdfast.model.alarm import UNNAMED, Alarm, Kind, Stance
+from holdfast.model.alarm import GPU_HANG, UNNAMED, Alarm, Kind, Stance
 from holdfast.model.observation import Beat
 from holdfast.model.stacks import Frame, Trace
 
@@ -32,6 +33,7 @@ _STILL_CPU = 0.02  # of a core: what threads that only wait use up
 STILL_BYTES = 4096
 _SOON = 4  # looks that follow one another closely
 _PLACES = 64  # at which pauses are remembered
+_RECORD_S = 1.0  # a rank writes its collectives down so often
 _EARLY_S = 10.0  # from look to look for stopped ranks, before the first step
 
 Place = tuple[Frame, ...]  # outermost first; line 0 of the last stands for any
@@ -110,6 +112,7 @@ class HangDetector:
         self._stillness = Stillness()
         self._seen: tuple[int, ...] = ()  # whom the last look named
         self._named: tuple[int, ...] = ()  # whom an alarm did
+        self._stuck: tuple[float, tuple[int, ...]] = (inf, ())  # since when all looks say that these GPUs stand
         self._told = False  # an alarm without a name
         self._place: Place = ()  # where those stand that the others wait for, as far as all looks agree
         self._asked_at = 0.0
@@ -173,6 +176,7 @@ class HangDetector:
         self._moved_at, self._looks, self._look_at = now, 0, 0.0
         self._stillness = Stillness()
         self._seen = self._named = ()
+        self._stuck = (inf, ())
         self._place = ()
         self._told, self._quiet_s = False, 0.0
 
@@ -208,6 +212,7 @@ class HangDetector:
         self._plan_look(now, early)
         if not named.ranks:
             self._seen = self._named = ()
+            self._stuck = (inf, ())
             return None if goes_on else self._judge_standstill(now, traces, named, early)
         if early:
             self._stillness.begin()
@@ -215,6 +220,8 @@ class HangDetector:
         before, self._seen = self._seen, named.ranks
         if named.how in ("stopped", "gone"):
             return self._make_alarm(now, named, Stance.ACT, named.reason)
+        if self._do_gpus_stand(now, named, goes_on):
+            return self._make_alarm(now, named, Stance.ACT, named.reason, hard=True)
         self._place = self._find_place(named, traces)
         still_s = self._stillness.still_s(now, named.ranks)
         longest_s = self.limits.pause * max([*self._phases.values(), *self._places.values()], default=0.0)
@@ -228,6 +235,14 @@ class HangDetector:
             return None
         self._named = named.ranks
         return self._make_alarm(now, named, Stance.NOTIFY, named.reason)
+
+    def _do_gpus_stand(self, now: float, named: BlockingRanks, goes_on: bool) -> bool:
+        """Return whether this look and one at least a record's age before it say that the same GPUs surely stand."""
+        if named.how != "gpu" or not named.hard or goes_on:
+            self._stuck = (inf, ())
+        elif self._stuck[1] != named.ranks:
+            self._stuck = (now, named.ranks)
+        return now - self._stuck[0] >= _RECORD_S
 
     def _plan_look(self, now: float, early: bool) -> None:
         if early:
@@ -288,10 +303,13 @@ class HangDetector:
         origin = agreed_origin(beat.origin if beat.counted else -1 for beat in self._beats.values()) if counted else 0
         return f" at step {self._step + origin}" if origin >= 0 else f" {count_steps(self._step)} after its launch"
 
-    def _make_alarm(self, now: float, named: BlockingRanks, stance: Stance, reason: str) -> Alarm:
+    def _make_alarm(
+        self, now: float, named: BlockingRanks, stance: Stance, reason: str, *, hard: bool = False
+    ) -> Alarm:
         order = [Stance.OBSERVE, Stance.NOTIFY, Stance.ACT]
-        hard = named.how in ("stopped", "gone")  # by the kernel's word, whether or not anybody waits for it
-        what = "has stood" if hard else "keeps the others waiting" if named.ranks else "the job has stood"
+        seen = named.how in ("stopped", "gone")  # by the kernel's word, whether or not anybody waits for it
+        signature = f"{GPU_HANG if named.how == 'gpu' else 'hang'} {named.ranks}"
+        what = "has stood" if seen else "keeps the others waiting" if named.ranks else "the job has stood"
         return Alarm(
             kind=Kind.HANG,
             at=self._moved_at,
@@ -299,9 +317,9 @@ class HangDetector:
             ranks=named.ranks,
             generation=self.generation,
             reason=f"{what}{self._where()} for {now - self._moved_at:.0f} s: {reason}",
-            signature=f"hang {named.ranks}" if named.ranks else UNNAMED,
+            signature=signature if named.ranks else UNNAMED,
             stance=min(stance, Stance(self.limits.stance), key=order.index),
-            hard=hard,
+            hard=seen or hard,
         )
 
 

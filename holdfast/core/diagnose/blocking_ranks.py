@@ -1,9 +1,11 @@
 """Names the ranks that block a job, from the stacks of all its processes and the collectives they entered.
 
 There are three kinds of evidence, the surest first. The kernel says which processes are stopped or gone. Sequence
-numbers show a rank that others wait for in a collective while that rank waits for nobody; if all wait in a circle,
-the circle is named. Stacks show which ranks are at another place than most. "Nobody" is a possible answer: if all
-ranks are at one place, the network or the code is at fault. A majority that lags behind a few ranks is not named.
+numbers show a rank that others wait for in a collective while that rank waits for nobody, or whose GPU has not begun a
+collective that its process has entered; if all wait in a circle, the circle is named, or the few that most wait for.
+Stacks show which ranks are at another place than most. "Nobody" is a possible answer: if all ranks are at one place, or
+all GPUs are in one collective, the network or the code is at fault. A majority that lags behind a few ranks is not
+named.
 
 Do not use `find_blocking` on a running job: records of different ranks are up to a second apart, and some rank is
 always last. Call it repeatedly and let `vote_rounds` find the rank that is named again and again.
@@ -23,14 +25,15 @@ from holdfast.core.diagnose.stack_folding import (
     is_waiting_for_one,
     main_frames,
 )
-from holdfast.core.diagnose.wait_graph import MissingAtCollective, WaitGraph, build_wait_graph
+from holdfast.core.diagnose.wait_graph import MissingAtCollective, UnlikeMessage, WaitGraph, build_wait_graph
 from holdfast.core.snapshots.peer_placement import dense_mesh, parallel_groups
 from holdfast.model.job_and_seats import Dims, Seat
-from holdfast.model.stacks import Process, Trace
+from holdfast.model.stacks import Collective, Flight, Process, Trace
 
 STOPPED = ("T", "t")
 GONE = ("Z", "X", "x")
 _SHOWN = 8  # ranks in a sentence
+_QUEUE_S = 5.0  # a GPU's queue holds some thousand kernels: what a process has queued before a collective takes less
 
 
 class BlockingRanks(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,9 +43,9 @@ class BlockingRanks(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()  # of these ranks
     group: str = ""  # the smallest parallel group that covers them, where they are on several nodes: "pp 2"
     wide: tuple[str, ...] = ()  # nodes of that group; without one, as `nodes`
-    how: str = ""  # stopped, gone, silent, missing, crossed (wait for each other), apart (another place); "": nobody
+    how: str = ""  # stopped, gone, silent, gpu, missing, crossed (wait for each other), apart (other place); "": nobody
     reason: str = ""
-    hard: bool = False  # stopped or gone, or missing from a collective that others entered while outside any
+    hard: bool = False  # stopped or gone, missing from a collective while outside of any, or a GPU that is surely stuck
     clusters: tuple[StackCluster, ...] = ()
 
 
@@ -61,7 +64,12 @@ def find_blocking(traces: Sequence[Trace], seats: tuple[Seat, ...] = (), mesh: D
     mains = training_processes(traces)
     children = [p for trace in traces for p in trace.processes if p is not mains.get(p.rank)]
     places = cluster_ranks(tuple(mains.values()))
-    waiting = build_wait_graph([flight for trace in traces for flight in trace.flights])
+    flights = {flight.rank: flight for trace in traces for flight in trace.flights}
+    # A record may be a second old, or tell nothing of messages between two ranks: the stack knows better who waits. But
+    # who waits for a message that it has posted before does so in its own code, and tells it.
+    blocked = {rank for rank, main in mains.items() if is_waiting(fold_stack(main_frames(main)))}
+    blocked |= {flight.rank for flight in flights.values() if flight.waits}
+    waiting = build_wait_graph(tuple(flights.values()), blocked)
     silent = {trace.node: trace.error for trace in traces if trace.error}
     node_of = {s.first_rank + i: s.node for s in seats for i in range(s.nproc)} | {
         p.rank: p.node for p in mains.values()
@@ -69,9 +77,10 @@ def find_blocking(traces: Sequence[Trace], seats: tuple[Seat, ...] = (), mesh: D
     found = (
         _by_state(mains, children)
         or _by_silence(silent, node_of, waiting)
-        or _by_waits(waiting, mains, children)
-        or _by_place(places, len(mains))
-        or BlockingRanks(reason=_nobody_reason(places, waiting, len(mains)))
+        or _by_gpus(waiting, flights)
+        or _by_waits(waiting, blocked, mains, children)
+        or (None if _all_on_gpus(waiting, mains) else _by_place(places, len(mains)))
+        or BlockingRanks(reason=_nobody_reason(places, waiting, mains))
     )
     found = msgspec.structs.replace(found, clusters=places)
     return _widen_suspects(found, node_of, seats, mesh) if found.ranks else found
@@ -124,8 +133,8 @@ def find_motion(before: Sequence[Trace], after: Sequence[Trace]) -> dict[int, Ra
 
 
 def _count_collectives(traces: Sequence[Trace]) -> dict[int, int]:
-    """Return how many collectives every rank has entered."""
-    return {flight.rank: sum(c.entered for c in flight.groups) for trace in traces for flight in trace.flights}
+    """Return how many collectives every rank has entered, and its GPU has begun."""
+    return {f.rank: sum(c.entered + (c.started or 0) for c in f.groups) for trace in traces for f in trace.flights}
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
@@ -174,9 +183,45 @@ def _by_silence(silent: dict[str, str], node_of: dict[int, str], waiting: WaitGr
     return BlockingRanks(ranks=ranks, how="silent", reason=f"{format_ranks(ranks)} could not be looked at ({why})")
 
 
-def _by_waits(waiting: WaitGraph, mains: dict[int, Process], children: list[Process]) -> BlockingRanks | None:
-    # A record may be a second old, or tell nothing of messages between two ranks: the stack knows better who waits.
-    free = [r for r in waiting.outside if r not in mains or not is_waiting(fold_stack(main_frames(mains[r])))]
+def _by_gpus(waiting: WaitGraph, flights: dict[int, Flight]) -> BlockingRanks | None:
+    """Return the ranks whose GPUs keep others waiting in a collective that they themselves have entered; None if
+    there are none, or if processes are missing too. Where such a process is says nothing: it may wait for its GPU."""
+    queued = {rank for m in waiting.missing for rank in m.queued}
+    ranks = waiting.outside
+    if not ranks or not queued.issuperset(ranks) or 2 * len(ranks) > waiting.told:
+        return None
+    first = next(m for m in waiting.missing if set(ranks) & set(m.queued))
+    busy = [one for rank in ranks for one in flights[rank].groups if is_on_gpu(one)]
+    whose = "it has" if len(ranks) == 1 else "a GPU of theirs has"
+    also = [f"; {whose} begun {one.started_op or 'collective'} {one.started} of group {one.group}" for one in busy[:1]]
+    hard = all(is_gpu_stuck(flights[rank]) for rank in ranks)
+    reason = f"{_describe_missing(first, tuple(r for r in ranks if r in first.queued))}{''.join(also)}"
+    return BlockingRanks(ranks=ranks, how="gpu", hard=hard, reason=reason)
+
+
+def is_gpu_stuck(flight: Flight) -> bool:
+    """Return whether a GPU surely stands: it is in no collective, so it waits for no other GPU, and the next one has
+    waited for it for longer than any did before, and for longer than a queue of kernels takes."""
+    if any(map(is_on_gpu, flight.groups)) or any((c.begun or 0) > (c.ended or 0) for c in flight.channels or ()):
+        return False
+    ahead = [one for one in flight.groups if one.unbegun_since]
+    return any(flight.at - one.unbegun_since > max(one.unbegun_s, _QUEUE_S) for one in ahead)
+
+
+def is_on_gpu(one: Collective) -> bool:
+    """Return whether a collective has begun on the GPU and not ended."""
+    return one.started is not None and one.started > one.completed
+
+
+def _all_on_gpus(waiting: WaitGraph, mains: dict[int, Process]) -> MissingAtCollective | None:
+    """Return the collective in which the GPUs of all ranks are: where their processes are then says nothing."""
+    return next((m for m in waiting.unended if mains.keys() <= set(m.inside)), None)
+
+
+def _by_waits(
+    waiting: WaitGraph, blocked: set[int], mains: dict[int, Process], children: list[Process]
+) -> BlockingRanks | None:
+    free = [rank for rank in waiting.outside if rank not in blocked]
     if free and 2 * len(free) <= waiting.told:
         first = next(m for m in waiting.missing if set(free) & set(m.ranks))
         absent = tuple(r for r in free if r in first.ranks)
@@ -184,9 +229,20 @@ def _by_waits(waiting: WaitGraph, mains: dict[int, Process], children: list[Proc
         return BlockingRanks(ranks=tuple(free), how="missing", hard=True, reason=reason)
     # Whoever waits for somebody, but nobody knows for whom, is a part of the trouble if nobody else is.
     crossed = waiting.circle or waiting.mixed or (() if free else waiting.outside)
+    if 2 * len(crossed) > waiting.told > 2 and waiting.circle:
+        crossed = _waited_for_by_most(waiting) or crossed
     if crossed and (2 * len(crossed) <= waiting.told or len(crossed) == 2):
         return BlockingRanks(ranks=crossed, how="crossed", reason=_describe_crossed(waiting, crossed, mains))
+    if waiting.unlike and not crossed:
+        pair = (waiting.unlike[0].sent.source, waiting.unlike[0].sent.target)
+        return BlockingRanks(ranks=tuple(sorted(pair)), how="crossed", reason=_describe_unlike(waiting.unlike[0]))
     return None
+
+
+def _waited_for_by_most(waiting: WaitGraph) -> tuple[int, ...]:
+    """Return the ranks of a circle that more than half of all ranks wait for, as if they took another order."""
+    most = max(waiting.missing, key=lambda m: len(m.inside))
+    return most.ranks if 2 * len(most.inside) > waiting.told else ()
 
 
 def _by_place(places: tuple[StackCluster, ...], world: int) -> BlockingRanks | None:
@@ -211,7 +267,11 @@ def _by_place(places: tuple[StackCluster, ...], world: int) -> BlockingRanks | N
     return BlockingRanks(ranks=apart, how="apart", reason=f"{format_ranks(apart)} in {where}, {others}")
 
 
-def _nobody_reason(places: tuple[StackCluster, ...], waiting: WaitGraph, world: int) -> str:
+def _nobody_reason(places: tuple[StackCluster, ...], waiting: WaitGraph, mains: dict[int, Process]) -> str:
+    world = len(mains)
+    if on_gpus := _all_on_gpus(waiting, mains):
+        what = f"{on_gpus.op or 'collective'} {on_gpus.seq} of group {on_gpus.group}"
+        return f"all {world} GPUs have begun {what} and none has ended it"
     if waiting.outside and 2 * len(waiting.outside) > waiting.told:
         return f"most have not come yet: {_describe_missing(waiting.missing[0], waiting.missing[0].ranks)}"
     if len(places) == 1 and len(places[0].ranks) == world:
@@ -225,6 +285,13 @@ def _nobody_reason(places: tuple[StackCluster, ...], waiting: WaitGraph, world: 
 def _describe_missing(m: MissingAtCollective, ranks: Sequence[int]) -> str:
     verb = "has" if len(ranks) == 1 else "have"
     what = f"{m.op or 'collective'} {m.seq} of group {m.group}"
+    if ranks and set(m.queued).issuperset(ranks):
+        whose = f"{format_ranks(ranks)}'s GPU has" if len(ranks) == 1 else f"the GPUs of {format_ranks(ranks)} have"
+        others = f"which {'another one has' if len(m.inside) == 1 else f'{len(m.inside)} others have'} begun"
+        if m.message:
+            others = f"which {format_ranks(m.inside)} waits for"
+        own = "its process has" if len(ranks) == 1 else "their processes have"
+        return f"{whose} not begun {what}, {others}; {own} entered it"
     return f"{format_ranks(ranks)} {verb} not come to {what}; {len(m.inside)} wait"
 
 
@@ -232,7 +299,9 @@ def _describe_crossed(waiting: WaitGraph, crossed: Sequence[int], mains: dict[in
     """Text about ranks that wait themselves while others wait for them: in a circle, in another operation than the
     others of their group, or for messages, of which there is no record."""
     if waiting.circle:
-        return "; ".join([_describe_missing(m, m.ranks) for m in waiting.missing if set(m.inside) & set(crossed)][:4])
+        theirs = [m for m in waiting.missing if set(crossed) & {*m.inside, *m.ranks}]
+        theirs.sort(key=lambda m: -len(m.inside))
+        return "; ".join(_describe_missing(m, m.ranks) for m in theirs[:4])
     if waiting.mixed:
         return f"{format_ranks(crossed)} entered another collective than the others under the same number"
     awaited = [m for m in waiting.missing if set(m.ranks) & set(crossed)]
@@ -243,6 +312,12 @@ def _describe_crossed(waiting: WaitGraph, crossed: Sequence[int], mains: dict[in
     told = f"{format_ranks(crossed)} {verb} not come to {first.op or 'collective'} {first.seq} of {where}; {waits} wait"
     places = cluster_ranks([mains[rank] for rank in crossed if rank in mains])
     return f"{told}; themselves waiting: {_describe_waits(places)}" if places else told
+
+
+def _describe_unlike(m: UnlikeMessage) -> str:
+    sent, awaited = (f"{c.size_bytes} bytes with tag {c.tag}" for c in (m.sent, m.awaited))
+    what = f"message {m.number} of group {m.sent.group}"
+    return f"{what}: rank {m.sent.source} sends {sent}, and rank {m.sent.target} awaits {awaited}"
 
 
 def _describe_waits(places: Sequence[StackCluster]) -> str:
@@ -273,7 +348,7 @@ def _widen_suspects(
     """
     nodes = tuple(sorted({node_of[rank] for rank in found.ranks if rank in node_of}))
     group, wide = "", nodes
-    if len(nodes) > 1:
+    if len(nodes) > 1 and found.how != "gpu":  # the GPUs themselves are known
         everybody = set(node_of.values())
         covering = [
             (len(around), f"{dim} {number}", around)

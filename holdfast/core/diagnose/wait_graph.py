@@ -4,6 +4,10 @@ A rank that entered a collective waits for every member of the group that has no
 that waits for nobody, is missing: it is outside of every collective. If there is no such rank, the ranks wait in a
 circle. Records are up to a second old, which does not matter in a stalled job. A rank that can no longer report (it
 holds the interpreter's lock) only appears to be further behind, which is right.
+
+Under NCCL a process enters a collective long before its GPU begins it. Where all members of a group tell what has begun
+on their GPUs, these are compared and not the processes: a GPU waits in a collective for every GPU that has not begun
+it. If the process of such a rank has entered it (`queued`), the others wait for its GPU and not for its process.
 """
 
 from collections import Counter
@@ -11,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from holdfast.model.stacks import Collective, Flight
+from holdfast.model.stacks import Channel, Collective, Flight
 
 WORLD = "0"  # torch's name of the group of all ranks
 _CIRCLE = 256  # ranks; more in a circle name nobody
@@ -25,6 +29,16 @@ class MissingAtCollective(msgspec.Struct, frozen=True, kw_only=True):
     op: str
     inside: tuple[int, ...]
     ranks: tuple[int, ...]  # who has not come
+    message: bool = False  # not a collective: `inside` sends to `ranks`, or receives from them
+    queued: tuple[int, ...] = ()  # of these: whose process has entered it, and whose GPU has not begun it
+
+
+class UnlikeMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message of which both ends have other ideas."""
+
+    number: int
+    sent: Channel
+    awaited: Channel
 
 
 class WaitGraph(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,18 +46,26 @@ class WaitGraph(msgspec.Struct, frozen=True, kw_only=True):
     outside: tuple[int, ...] = ()  # waited for, and waiting for nobody
     circle: tuple[int, ...] = ()  # without such: who wait for one another
     mixed: tuple[int, ...] = ()  # in another operation than most, under the same number
+    unended: tuple[MissingAtCollective, ...] = ()  # begun by all GPUs of a group, and ended by none; nobody is missing
+    unlike: tuple[UnlikeMessage, ...] = ()  # messages that both ends wait in
     told: int = 0  # ranks whose flight recorder was read
 
 
-def build_wait_graph(flights: Sequence[Flight]) -> WaitGraph:
-    """Build the wait graph from the newest record of every rank."""
+def build_wait_graph(flights: Sequence[Flight], blocked: Iterable[int] = ()) -> WaitGraph:
+    """Build the wait graph from the newest record of every rank; `blocked` are ranks that wait in torch.distributed."""
     by_group: dict[str, dict[int, Collective]] = {}
     for flight in flights:
         for one in flight.groups:
             by_group.setdefault(one.group, {})[flight.rank] = one
     for flight in flights:
         by_group.setdefault(WORLD, {}).setdefault(flight.rank, Collective(group=WORLD, entered=0, completed=0))
-    missing = tuple(m for group in by_group.values() for m in _find_missing(group))
+    processes = list(by_group.values())
+    groups = [_see_gpus(group) for group in processes]
+    missing = tuple(m for group, own in zip(groups, processes, strict=True) for m in _find_missing(group, own))
+    ends = _pair_ends(flights)
+    waits = set(blocked)
+    unmatched = [m for pair in ends for m in _find_unmatched(*pair, waits)]
+    missing += tuple(sorted(unmatched, key=lambda m: m.op != "send"))  # a sender may not wait yet: others tell it surer
     targets = {rank for m in missing for rank in m.ranks}
     waits_for: dict[int, set[int]] = {}
     for m in missing:
@@ -54,12 +76,22 @@ def build_wait_graph(flights: Sequence[Flight]) -> WaitGraph:
         missing=missing,
         outside=outside,
         circle=() if outside else _find_circle(waits_for),
-        mixed=() if missing else tuple(sorted({r for group in by_group.values() for r in _mixed_operations(group)})),
+        mixed=() if missing else tuple(sorted({r for group in groups for r in _mixed_operations(group)})),
+        unlike=tuple(m for one, other in ends for m in _find_unlike(one, other, waits)),
+        unended=tuple(m for group in groups for m in _find_unended(group)),
         told=len(flights),
     )
 
 
-def _find_missing(group: dict[int, Collective]) -> Iterable[MissingAtCollective]:
+def _see_gpus(group: dict[int, Collective]) -> dict[int, Collective]:
+    """Return the group as its GPUs see it, if all members tell that; else as it is."""
+    told = {rank: one.started if one.entered else 0 for rank, one in group.items()}
+    if None in told.values() or not any(told.values()):
+        return group
+    return {rank: msgspec.structs.replace(one, entered=told[rank], op=one.started_op) for rank, one in group.items()}
+
+
+def _find_missing(group: dict[int, Collective], own: dict[int, Collective]) -> Iterable[MissingAtCollective]:
     inside: dict[int, list[int]] = {}
     for rank, one in group.items():
         if one.entered > one.completed:
@@ -68,7 +100,81 @@ def _find_missing(group: dict[int, Collective]) -> Iterable[MissingAtCollective]
         absent = tuple(sorted(rank for rank, one in group.items() if one.entered < seq))
         if absent:
             some = group[ranks[0]]
-            yield MissingAtCollective(group=some.group, seq=seq, op=some.op, inside=tuple(sorted(ranks)), ranks=absent)
+            yield MissingAtCollective(
+                group=some.group,
+                seq=seq,
+                op=some.op,
+                inside=tuple(sorted(ranks)),
+                ranks=absent,
+                queued=tuple(rank for rank in absent if own[rank].entered >= seq),
+            )
+
+
+def _find_unended(group: dict[int, Collective]) -> Iterable[MissingAtCollective]:
+    """Yield the collective in which all GPUs of a group are; none if one of them is elsewhere, or tells nothing."""
+    (some, *others) = group.values()
+    alike = all(one.started == some.started for one in others)
+    if alike and some.started and all(one.completed < some.started for one in group.values()):
+        yield MissingAtCollective(
+            group=some.group, seq=some.started, op=some.started_op, inside=tuple(sorted(group)), ranks=()
+        )
+
+
+_Ends = tuple[tuple[int, Channel], tuple[int, Channel]]  # the sender's and the receiver's rank, and what each counts
+
+
+def _pair_ends(flights: Sequence[Flight]) -> list[_Ends]:
+    """Return both ends of all channels between ranks that count messages; an end that has posted nothing counts 0."""
+    counted = {flight.rank: flight.channels for flight in flights if flight.channels is not None}
+    known = {(c.group, c.source, c.target, rank): c for rank, channels in counted.items() for c in channels}
+    found: list[_Ends] = []
+    for group, source, target in sorted({key[:3] for key in known}):
+        if source in counted and target in counted and source != target:
+            none = Channel(group=group, source=source, target=target, posted=0, begun=0, ended=0)
+            ends = [(rank, known.get((group, source, target, rank), none)) for rank in (source, target)]
+            found.append((ends[0], ends[1]))
+    return found
+
+
+def _find_unmatched(
+    sender: tuple[int, Channel], receiver: tuple[int, Channel], waits: set[int]
+) -> Iterable[MissingAtCollective]:
+    """Yield the message that one end waits in, and to which the other has not come: by what GPUs have begun where that
+    is known, else by what was posted."""
+    for (rank, mine), (other, theirs), op in ((sender, receiver, "recv"), (receiver, sender, "send")):
+        number, reached = mine.posted, theirs.posted
+        if mine.begun is not None and mine.ended is not None:
+            if mine.begun <= mine.ended:
+                continue
+            number, reached = mine.begun, theirs.posted if theirs.begun is None else theirs.begun
+        elif rank not in waits:
+            continue
+        if reached < number:
+            yield MissingAtCollective(
+                group=f"{mine.group} ({mine.source} -> {mine.target})",
+                seq=number,
+                op=op,
+                inside=(rank,),
+                ranks=(other,),
+                message=True,
+                queued=(other,) if theirs.posted >= number and theirs.begun is not None else (),
+            )
+
+
+def _find_unlike(
+    sender: tuple[int, Channel], receiver: tuple[int, Channel], waits: set[int]
+) -> Iterable[UnlikeMessage]:
+    """Yield the newest message of a channel if both ends are in it and differ in its size or, over gloo, in its tag."""
+    (source, sent), (target, awaited) = sender, receiver
+    if sent.posted != awaited.posted:
+        return
+    if sent.begun is not None:  # NCCL knows no tags
+        unlike = sent.size_bytes != awaited.size_bytes
+        unlike = unlike and all(c.begun == sent.posted != c.ended for c in (sent, awaited))
+    else:
+        unlike = sent.tag != awaited.tag and {source, target} <= waits
+    if unlike:
+        yield UnlikeMessage(number=sent.posted, sent=sent, awaited=awaited)
 
 
 def _mixed_operations(group: dict[int, Collective]) -> Iterable[int]:

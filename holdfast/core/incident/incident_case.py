@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.core.incident.first_cause import NOT_STARTED, TIMED_OUT, is_node_proof
 from holdfast.core.snapshots.node_eviction_bonds import Bonds
-from holdfast.model.alarm import SWITCH, UNNAMED, Alarm, Kind
+from holdfast.model.alarm import GPU_HANG, SWITCH, UNNAMED, Alarm, Kind
 
 SURE = 0.9  # confidence of last words that stands as proof against a node
 TOLD = 0.7  # and that explains a failure; an exit code alone does not
@@ -38,7 +38,7 @@ class PastFailure(msgspec.Struct, frozen=True, kw_only=True):
     probed: bool = False  # nodes were tried after it
     replayed: bool = False  # and so was the job's own work
     rolled: bool = False  # the release was given up for it
-    hard: bool = False  # it was of a process that was stopped or gone, not of one that others waited for
+    hard: bool = False  # it was of a process that was stopped or gone, or of a GPU that surely stood
     trained_s: float = 0.0  # time in which the job had got further, all in all, by then
     lost_s: float = 0.0  # and that it had lost to recoveries and to steps made again
 
@@ -216,9 +216,13 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether such a hang or slowness was seen before on other nodes: then a rank causes it and not a node.
 
         For example, rank 0 alone saves and evaluates. Without this test, each node that gets rank 0 would be evicted.
+        A GPU that stands is proof against its machine only once: another one that stands in the same way runs the same
+        code.
         """
-        waited = self.cause.kind in (Kind.HANG, Kind.SLOW) and not self.cause.hard
-        return waited and any(not p.hard and set(p.nodes).isdisjoint(self.cause.suspects) for p in self.past)
+        on_gpu = self.cause.signature.startswith(GPU_HANG)
+        waited = self.cause.kind in (Kind.HANG, Kind.SLOW) and (on_gpu or not self.cause.hard)
+        like = [p for p in self.past if on_gpu or not p.hard]
+        return waited and any(set(p.nodes).isdisjoint(self.cause.suspects) for p in like)
 
     @property
     def is_short_of_memory(self) -> bool:

@@ -1,11 +1,12 @@
 """Reads a rank's flight log from shared memory."""
 
 import contextlib
+from typing import Any
 
 import msgspec
 
 from holdfast.core.decoding import from_json
-from holdfast.model.stacks import Arrival, Collective, Flight, Frame, Thread
+from holdfast.model.stacks import Arrival, Channel, Collective, Flight, Frame, Thread
 from holdfast.wire.rank_memory.flight_log_writer import (
     ASKED,
     ASKED_AT,
@@ -15,6 +16,7 @@ from holdfast.wire.rank_memory.flight_log_writer import (
     STACKS_BYTES,
     TOLD_AT,
     Buffer,
+    ChannelState,
     GroupArrival,
     GroupState,
     get_record,
@@ -28,6 +30,8 @@ class _FlightRecord(msgspec.Struct, array_like=True):
     at: float
     groups: list[GroupState]
     arrivals: list[GroupArrival]
+    channels: list[ChannelState] | None
+    waits: bool
 
 
 class FlightReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,23 +54,51 @@ def read_flight(buf: Buffer, at: int, node: str, offset_s: float = 0.0) -> Fligh
 
 
 def _make_report(body: _FlightRecord, node: str, offset_s: float) -> FlightReport:
-    groups = tuple(
-        Collective(
-            group=name,
-            entered=entered,
-            completed=completed,
-            op=op,
-            at=at + offset_s,
-            expires_at=expires_at + offset_s if expires_at else 0.0,
-        )
-        for name, entered, completed, op, at, expires_at in body.groups
-    )
+    groups = tuple(_make_collective(group, offset_s) for group in body.groups)
     return FlightReport(
         generation=body.generation,
         pid=body.pid,
         at=body.at + offset_s,
-        flight=Flight(node=node, rank=body.rank, groups=groups),
+        flight=Flight(
+            node=node,
+            rank=body.rank,
+            at=body.at + offset_s,
+            groups=groups,
+            channels=None if body.channels is None else tuple(_make_channel(*one) for one in body.channels),
+            waits=body.waits,
+        ),
         arrivals=tuple(Arrival(group, seq, at + offset_s) for group, seq, at in body.arrivals),
+    )
+
+
+def _make_collective(state: GroupState, offset_s: float) -> Collective:
+    name, entered, completed, op, at, expires_at, gpu = state
+    started, started_op, since, unbegun_s = gpu or (None, "", 0.0, 0.0)
+    return Collective(
+        group=name,
+        entered=entered,
+        completed=completed,
+        op=op,
+        at=at + offset_s,
+        expires_at=expires_at + offset_s if expires_at else 0.0,
+        started=started,
+        started_op=started_op,
+        unbegun_since=since + offset_s if since else 0.0,
+        unbegun_s=unbegun_s,
+    )
+
+
+def _make_channel(group: str, source: int, target: int, posted: int, *rest: Any) -> Channel:
+    begun, ended, tag, size_bytes = rest
+    return Channel(
+        group=group,
+        source=source,
+        target=target,
+        posted=posted,
+        begun=begun,
+        ended=ended,
+        tag=tag,
+        size_bytes=size_bytes,
     )
 
 

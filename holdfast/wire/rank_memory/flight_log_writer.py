@@ -19,13 +19,20 @@ ASKED_AT, TOLD_AT = 0, 1 << 12
 STACKS_AT = TOLD_AT + 2 * HALF_BYTES
 STACKS_BYTES = REGION_BYTES - STACKS_AT
 GROUPS, ARRIVALS = 32, 96  # told at most, the newest
+CHANNELS = 32  # told, or none: who leaves some out seems to have sent nothing there
 NAME_CHARS = 48
 
 ASKED = struct.Struct("<Q")
 HEAD = struct.Struct("<IIQ")  # checksum of all that follows, length of the body, number
 Buffer = mmap.mmap | memoryview
-# Name, newest entered, newest completed, operation, when entered, when the oldest open one times out (0: not known).
-GroupState = tuple[str, int, int, str, float, float]
+# On the GPU: newest begun, its operation ("": not known), since when the next one could begin (0: the rank has entered
+# none), and the longest that one has waited so before it began.
+GpuState = tuple[int, str, float, float]
+# Name, newest entered, newest completed, operation, when entered, when the oldest open one times out (0: not known),
+# and how far the GPU has come, where the backend tells it.
+GroupState = tuple[str, int, int, str, float, float, GpuState | None]
+# Group, source, target, posted, begun and ended on the GPU (None: not known), tag and bytes of the newest.
+ChannelState = tuple[str, int, int, int, int | None, int | None, int, int]
 GroupArrival = tuple[str, int, float]  # group, sequence number, when
 
 
@@ -48,13 +55,23 @@ class FlightLog:
         self._buf = buf
         self._at = at
         self._seq = 0
+        self.rank = rank
         self._owner = (generation, rank, os.getpid())
 
-    def write_flight(self, at: float, groups: list[GroupState], arrivals: list[GroupArrival]) -> None:
-        """Write the state of every group and the newest arrivals; omit the oldest arrivals if space runs short."""
+    def write_flight(
+        self,
+        at: float,
+        groups: list[GroupState],
+        arrivals: list[GroupArrival],
+        channels: list[ChannelState] | None = None,
+        waits: bool = False,
+    ) -> None:
+        """Write the state of every group, the newest arrivals, the messages of every channel if anybody counts them,
+        and whether the rank waits in torch.distributed. Omit the oldest arrivals if space runs short."""
+        channels = channels if channels is None or len(channels) <= CHANNELS else None
         groups = sorted(groups, key=lambda group: -group[4])[:GROUPS]
         arrivals = sorted(arrivals, key=lambda came: -came[2])[:ARRIVALS]
-        while len(body := _encode_body(*self._owner, at, groups, arrivals)) > HALF_BYTES - HEAD.size:
+        while len(body := _encode_body(*self._owner, at, groups, arrivals, channels, waits)) > HALF_BYTES - HEAD.size:
             groups, arrivals = groups[: max(1, len(groups) // 2)], arrivals[: len(arrivals) // 2]
         self._seq += 1
         put_record(self._buf, self._at + TOLD_AT + (self._seq & 1) * HALF_BYTES, self._seq, body)

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.core.detect.hang import HangDetector, HangLimits
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks
-from holdfast.model.alarm import Stance
+from holdfast.model.alarm import GPU_HANG, Stance
 from holdfast.model.observation import Beat
 from holdfast.model.stacks import Collective, Flight, Frame, Process, Thread, Trace
 
@@ -222,6 +222,46 @@ def test_two_looks_must_agree() -> None:
     for extra, named in ((0.0, NAMED), (1.1, other), (2.2, NAMED)):
         assert made.on_traces(now + extra, seen(now + extra), named) is None
     assert made.on_traces(now + 3.3, seen(now + 3.3), NAMED)
+
+
+GPU = msgspec.structs.replace(NAMED, how="gpu", hard=True, reason="rank 1's GPU has not begun all_reduce 41")
+
+
+def test_a_gpu_that_stands_at_two_looks_is_acted_on_at_once() -> None:
+    made, now = trained()
+    now = passes(made, now, 10.0)
+    assert made.on_traces(now, seen(now, cpu_s=1.0), GPU) is None
+    alarm = made.on_traces(now + 1.1, seen(now + 1.1, cpu_s=2.1), GPU)
+    assert alarm is not None
+    assert (alarm.stance, alarm.hard, alarm.suspects, alarm.ranks) == (Stance.ACT, True, ("n1",), (1,))
+    assert alarm.signature.startswith(GPU_HANG) and "keeps the others waiting" in alarm.reason
+
+
+@pytest.mark.parametrize("before", [NAMED, msgspec.structs.replace(GPU, hard=False), BlockingRanks(reason="nobody")])
+def test_a_gpu_that_was_not_certain_a_look_ago_is_looked_at_again(before: BlockingRanks) -> None:
+    made, now = trained()
+    now = passes(made, now, 10.0)
+    for look in (GPU, before, GPU):
+        alarm = made.on_traces(now, seen(now, cpu_s=now), look)
+        assert alarm is None or alarm.stance is Stance.NOTIFY
+        now += 1.1
+    alarm = made.on_traces(now, seen(now, cpu_s=now), GPU)
+    assert alarm is not None and alarm.stance is Stance.ACT and alarm.hard
+
+
+def test_a_gpu_that_stands_for_less_than_a_record_or_begins_something_is_not_acted_on() -> None:
+    made, now = trained()
+    now = passes(made, now, 10.0)
+    for turn in range(6):
+        n0, n1 = seen(now, cpu_s=now)
+        flight = Flight(node="n1", rank=1, groups=(Collective(group="0", entered=99, completed=9, started=10 + turn),))
+        assert made.on_traces(now, (n0, msgspec.structs.replace(n1, flights=(flight,))), GPU) is None
+        now += 1.1
+    made, now = trained()
+    now = passes(made, now, 10.0)
+    for later in (0.0, 0.9):
+        alarm = made.on_traces(now + later, seen(now + later, cpu_s=now + later), GPU)
+        assert alarm is None or alarm.stance is Stance.NOTIFY
 
 
 def test_who_still_comes_to_collectives_is_not_named() -> None:

@@ -4,7 +4,7 @@ import msgspec
 
 from holdfast.core.incident.incident_case import PastFailure
 from holdfast.core.incident.ladder import GAVE_UP, find_verdict
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.alarm import GPU_HANG, Alarm, Kind
 from holdfast.model.incident_record import Remedy
 from tests.core.diagnose.test_ladder import CRASH, SCRIPT, case, past
 
@@ -77,6 +77,18 @@ def test_who_is_waited_for_wherever_its_rank_sits_is_no_bad_machine() -> None:
     assert find_verdict(case(stopped, standbys=2, past=moved)).nodes == ("n1",), "a stopped process is another matter"
     other = tuple(msgspec.structs.replace(p, hard=True) for p in moved)
     assert find_verdict(case(hang, standbys=2, past=other)).nodes == ("n1",), "and so was one before"
+
+
+def test_a_gpu_that_stands_is_a_machines_fault_once_and_then_the_codes() -> None:
+    signature = f"{GPU_HANG} (0,)"
+    hang = Alarm(
+        kind=Kind.HANG, at=100.0, suspects=("n1",), ranks=(0,), reason="stands", signature=signature, hard=True
+    )
+    assert find_verdict(case(hang, standbys=2)).nodes == ("n1",)
+    elsewhere = tuple(msgspec.structs.replace(p, hard=True) for p in past(10, node="n0"))
+    assert find_verdict(case(hang, standbys=2, past=elsewhere)).remedy is Remedy.RESTART, "another one stood there too"
+    here = tuple(msgspec.structs.replace(p, hard=True) for p in past(10))
+    assert find_verdict(case(hang, standbys=2, past=here)).nodes == ("n1",), "the same machine again"
 
 
 def test_a_job_that_is_only_slow_is_neither_ended_nor_left_without_a_node() -> None:

@@ -1,0 +1,97 @@
+"""How far a rank's GPU has come in the collectives that it has entered, from torch's flight recorder.
+
+Under NCCL a process only queues a collective, and may be many of them ahead of its GPU. With TORCH_NCCL_ENABLE_TIMING=1
+the recorder tells which of them have begun on the GPU. Other backends, and NCCL without timing, do not tell it: then it
+stays unknown.
+"""
+
+from typing import Any
+
+from holdfast.wire.rank_memory.flight_log_writer import NAME_CHARS, GpuState
+
+Entry = dict[str, Any]  # of torch's recorder
+Dump = dict[str, Any]
+PgStatus = dict[str, int]  # last_enqueued_collective, last_started_collective, last_completed_collective
+
+
+_STARTED = "last_started_collective"  # -1 until one has told that it has begun
+
+
+class GpuProgress:
+    """The GPU's side of one process group; keeps what has left torch's buffer."""
+
+    def __init__(self) -> None:
+        self._timed = False  # a collective of this group has told when it began
+        self._ended_at = 0.0  # the newest that has ended
+        self._unbegun_s = 0.0  # the longest that one which could begin has waited for other work of the GPU
+
+    def on_entries(self, entries: list[Entry], status: PgStatus | None) -> GpuState | None:
+        """Return how far the GPU has come, or None if nobody tells. `status` is torch's own count; None if messages
+        share it, since these have numbers of their own."""
+        ordered = sorted(entries, key=lambda e: (e["collective_seq_id"], e["record_id"]))
+        self._timed = (
+            self._timed
+            or (status is not None and is_of_nccl(ordered[0]) and status[_STARTED] > 0)
+            or any(e.get("time_discovered_started_ns") and is_of_nccl(e) for e in ordered)
+        )
+        if not self._timed:
+            return None
+        for entry in ordered:
+            self._note_end(entry)
+        begun = [e for e in ordered if has_begun(e)]
+        if begun:
+            started = begun[-1]["collective_seq_id"]
+        elif status is not None:
+            started = max(0, status[_STARTED])
+        else:
+            return None
+        first = next((e for e in ordered if e["collective_seq_id"] > started), None)
+        since = max(self._ended_at, first["time_created_ns"] / 1e9) if first else 0.0
+        return started, operation_name(begun[-1]) if begun else "", round(since, 3), round(self._unbegun_s, 3)
+
+    def _note_end(self, entry: Entry) -> None:
+        """Note when a collective has ended, and how long the GPU could have begun it and did other work instead."""
+        took_ms, seen_ns = entry.get("duration_ms"), entry.get("time_discovered_completed_ns")
+        if took_ms is None or not seen_ns or seen_ns / 1e9 <= self._ended_at:
+            return
+        began_at = seen_ns / 1e9 - took_ms / 1e3
+        waited_s = began_at - max(self._ended_at, entry["time_created_ns"] / 1e9)
+        self._ended_at, self._unbegun_s = seen_ns / 1e9, max(self._unbegun_s, waited_s)
+
+
+def last_completed(entries: list[Entry], status: PgStatus | None) -> int:
+    """Return the number of the last collective up to which none is open."""
+    still = [e["collective_seq_id"] for e in entries if not has_ended(e)]
+    numbers = [e["collective_seq_id"] for e in entries]
+    if not still:
+        return int(max(numbers))
+    if status is None or min(still) > min(numbers):
+        return int(min(still)) - 1
+    return min(int(min(still)) - 1, max(0, status["last_completed_collective"]))  # older open ones have left the buffer
+
+
+def idle_gpu(entered: int, op: str, gpu: GpuState | None, status: PgStatus | None) -> tuple[int, GpuState | None]:
+    """Return what has completed, and the GPU's side, of a group of which torch's buffer holds nothing any more."""
+    if gpu is None or status is None or status["last_completed_collective"] >= entered:
+        return entered, gpu and (entered, op, 0.0, gpu[3])
+    started = max(gpu[0], status[_STARTED])
+    return max(0, status["last_completed_collective"]), (started, gpu[1] if started == gpu[0] else "", gpu[2], gpu[3])
+
+
+def operation_name(entry: Entry) -> str:
+    """Return what the entry does, such as `all_reduce`."""
+    return str(entry["profiling_name"]).rpartition(":")[2][:NAME_CHARS]
+
+
+def has_begun(entry: Entry) -> bool:
+    """Return whether the recorder of NCCL knows that this has begun on the GPU."""
+    return bool(entry["retired"]) or entry["state"] != "scheduled"
+
+
+def has_ended(entry: Entry) -> bool:
+    """Return whether this has ended. Gloo never says that something has completed, only that it is retired."""
+    return bool(entry["retired"]) or entry["state"] == "completed"
+
+
+def is_of_nccl(entry: Entry) -> bool:
+    return str(entry["profiling_name"]).startswith("nccl:")

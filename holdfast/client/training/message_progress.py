@@ -1,0 +1,84 @@
+"""How far a rank's messages have come: what its process has posted, and under NCCL what has begun and ended on its GPU.
+
+The recorder's entries of NCCL tell the state of each message, or of the batch that it belongs to, but have no number
+that both ends share. So states are counted back from the newest message, whose number is the count of all that were
+posted.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.client.training.gpu_progress import Entry, has_begun, has_ended
+from holdfast.client.training.message_counts import ChannelKey
+from holdfast.wire.rank_memory.flight_log_writer import ChannelState
+
+_MESSAGE = re.compile(r"nccl:(send|recv) \d+(?:->|<-)(\d+)")  # ranks in the group
+_BATCH = "nccl:coalesced"
+_Posted = Mapping[ChannelKey, tuple[int, int, int]]
+Members = Mapping[str, Mapping[int, int]]  # torch's name of a group -> rank in the group -> rank
+
+
+class MessageProgress:
+    def __init__(self) -> None:
+        self._ended: dict[ChannelKey, int] = {}  # known for certain
+
+    def list_channels(
+        self, posted: _Posted, entries: list[Entry], members: Members, names: Mapping[str, str], rank: int
+    ) -> list[ChannelState]:
+        """Return the state of every channel; `posted` must be the same before and after `entries` were dumped."""
+        found: list[ChannelState] = []
+        states = sort_messages(entries)
+        for key, (count, tag, size_bytes) in posted.items():
+            group, peer, sends = key
+            other = members.get(group, {}).get(peer)
+            if other is None:
+                continue  # of a group that is gone
+            begun, ended = self._count_back(key, count, states.get(key, []))
+            source, target = (rank, other) if sends else (other, rank)
+            found.append((names.get(group, group), source, target, count, begun, ended, tag, size_bytes))
+        return found
+
+    def _count_back(self, key: ChannelKey, count: int, seen: list[tuple[bool, bool]]) -> tuple[int | None, int | None]:
+        """Return the newest message of a channel that has begun and the newest that has ended on the GPU; None if the
+        recorder does not hold enough to tell. Messages of one channel begin and end in order."""
+        begun = count - sum(not started for started, _ in seen)
+        ended = count - sum(not over for _, over in seen)
+        unseen = count - len(seen)
+        if seen and (unseen == 0 or seen[0][0] or self._ended.get(key, 0) >= unseen):
+            self._ended[key] = max(0, ended)
+            return begun, ended
+        if not seen and self._ended.get(key) == count:
+            return count, count
+        return None, None
+
+
+def sort_messages(entries: list[Entry]) -> dict[ChannelKey, list[tuple[bool, bool]]]:
+    """Return by channel whether each message that the recorder of NCCL holds has begun, and has ended, oldest first."""
+    batches = {_batch_of(e): e for e in entries if e["profiling_name"] == _BATCH}
+    found: dict[ChannelKey, list[tuple[bool, bool]]] = {}
+    for entry in entries:
+        match = _MESSAGE.match(str(entry["profiling_name"]))
+        if entry["is_p2p"] and match:
+            state = batches.get(_batch_of(entry), entry)
+            key = (str(entry["process_group"][0]), int(match[2]), match[1] == "send")
+            found.setdefault(key, []).append((has_begun(state), has_ended(state)))
+    return found
+
+
+def leave_batches_out(entries: list[Entry]) -> list[Entry]:
+    """Return the entries of collectives: neither messages, nor what torch records for a batch of them."""
+    messages = {_batch_of(e) for e in entries if e["is_p2p"]}
+    cut = min((e["record_id"] for e in entries), default=0)  # what came before it may have left the buffer
+    return [
+        e
+        for e in entries
+        if not e["is_p2p"]
+        and not (e["profiling_name"] == _BATCH and (_batch_of(e) in messages or (e["record_id"] == cut > 0)))
+    ]
+
+
+def _batch_of(entry: Entry) -> tuple[Any, ...]:
+    """Return what the messages of a batch and the entry of the batch itself share. A single message before coalesced
+    collectives has the number of an earlier collective."""
+    return entry.get("pg_id"), entry["collective_seq_id"], entry.get("p2p_seq_id")
