@@ -174,6 +174,7 @@ class StackTracer:
             child=child,
             name=seen.name,
             state=seen.state,
+            sleeps_in=procfs.sleeps_in(seen.pid),
             cpu_s=seen.cpu_s,
             io_bytes=procfs.io_bytes(seen.pid),
             threads=stacks[0],

@@ -41,6 +41,7 @@ class BlockingRanks(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""  # the smallest parallel group that covers them, where they are on several nodes: "pp 2"
     wide: tuple[str, ...] = ()  # nodes of that group; without one, as `nodes`
     how: str = ""  # stopped, gone, silent, missing, crossed (wait for each other), apart (another place); "": nobody
+    deadlock: str = ""  # of crossed ranks: "circle" (of waits), "operations" (differ under one number); "": unknown
     reason: str = ""
     hard: bool = False  # stopped or gone, or missing from a collective that others entered while outside any
     clusters: tuple[StackCluster, ...] = ()
@@ -185,7 +186,9 @@ def _by_waits(waiting: WaitGraph, mains: dict[int, Process], children: list[Proc
     # Whoever waits for somebody, but nobody knows for whom, is a part of the trouble if nobody else is.
     crossed = waiting.circle or waiting.mixed or (() if free else waiting.outside)
     if crossed and (2 * len(crossed) <= waiting.told or len(crossed) == 2):
-        return BlockingRanks(ranks=crossed, how="crossed", reason=_describe_crossed(waiting, crossed, mains))
+        deadlock = "circle" if waiting.circle else "operations" if waiting.mixed else ""
+        reason = _describe_crossed(waiting, crossed, mains)
+        return BlockingRanks(ranks=crossed, how="crossed", deadlock=deadlock, reason=reason)
     return None
 
 
