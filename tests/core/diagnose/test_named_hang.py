@@ -220,6 +220,14 @@ def test_a_long_pause_of_a_rank_that_worked_excuses_no_sleeper_elsewhere() -> No
     assert alarm is not None and slept_s <= 15.0
 
 
+def test_a_place_that_ranks_have_come_back_from_is_waited_for() -> None:
+    made, now = trained()
+    stood_s, _ = acted_after(made, now, 60.0, waits_for(rank_at(1, AUGMENT, ""), cpu=1.0))
+    goes_on(made, now + stood_s)
+    slept_s, alarm = acted_after(made, now + stood_s, 600.0, SLEEPER)
+    assert alarm is not None and 90.0 <= slept_s <= 95.0, "one and a half times as long"
+
+
 def test_where_a_restart_did_not_help_it_is_waited_for_twice_as_long() -> None:
     """A pause of a minute at one place, in every epoch, is lived through at the fourth time."""
     made, now = trained()
@@ -279,6 +287,20 @@ def test_one_look_is_not_enough() -> None:
         found = operations(now) if turn % 2 else SLEEPER(now)
         alarms.append(made.on_traces(now, found, find_blocking(found)))
     assert all(alarm is None or alarm.stance is Stance.NOTIFY for alarm in alarms)
+
+
+def test_what_only_stacks_have_shown_is_looked_at_again() -> None:
+    """Nobody could read the records at the first look."""
+    made, now = trained()
+    gather = (MAIN, Frame("all_gather", "torch/distributed/distributed_c10d.py", 9))
+    ranks = [(rank_at(rank, REDUCE), IN) for rank in (0, 2, 3)]
+    known = look(now, *ranks, (rank_at(1, gather), msgspec.structs.replace(IN, op="all_gather")))
+    unknown = tuple(msgspec.structs.replace(trace, flights=()) for trace in known)
+    stances = []
+    for turn, found in enumerate((unknown, known, known)):
+        alarm = made.on_traces(now + 1.1 * turn, found, find_blocking(found))
+        stances.append(alarm.stance if alarm else None)
+    assert stances == [None, Stance.NOTIFY, Stance.ACT]
 
 
 def test_a_deadlock_in_which_frames_move_is_none() -> None:
