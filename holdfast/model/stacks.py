@@ -15,6 +15,7 @@ class Thread(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     tid: int = 0
     main: bool = False
+    sleeps_in: str = ""  # function of the kernel in which it sleeps; "": it runs, or nobody may know
     frames: tuple[Frame, ...] = ()
 
 
@@ -27,7 +28,6 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     child: bool = False
     name: str = ""
     state: str = ""  # as the kernel tells it: R running, S asleep, D in the kernel, T stopped, Z ended
-    sleeps_in: str = ""  # function of the kernel in which the main thread sleeps; "": it runs, or nobody may know
     cpu_s: float = 0.0  # used so far, all threads
     io_bytes: int = 0  # read and written so far
     threads: tuple[Thread, ...] = ()

@@ -130,7 +130,7 @@ os.read(os.pipe()[0], 1)
 )
 def test_the_kernel_tells_who_sleeps_and_who_waits_for_bytes(start: Start, script: str, outside: bool) -> None:
     pid, until = start(script), time.monotonic() + PATIENCE_S
-    if not procfs.sleeps_in(os.getppid()):
+    if not procfs.sleeps_in(os.getppid(), os.getppid()):
         pytest.skip("this kernel does not tell where a process sleeps")
     while (found := bool(find_outside_waits([take(pid)], ""))) != outside and time.monotonic() < until:
         time.sleep(0.01)

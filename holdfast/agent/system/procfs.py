@@ -43,10 +43,10 @@ def io_bytes(pid: int) -> int:
         return 0
 
 
-def sleeps_in(pid: int) -> str:
-    """Return the kernel's function in which a process's main thread sleeps; "" if it runs, or if we may not know."""
+def sleeps_in(pid: int, tid: int) -> str:
+    """Return the kernel's function in which a thread sleeps; "" if it runs, or if we may not know."""
     try:
-        function = Path(f"/proc/{pid}/wchan").read_text().strip()
+        function = Path(f"/proc/{pid}/task/{tid}/wchan").read_text().strip()
     except OSError:
         return ""
     return "" if function == "0" else function

@@ -106,20 +106,19 @@ def _may_wait_outside(main: Process, below: list[Process]) -> bool:
     thread of its process; one that waits for its child is as good as that child."""
     if not main_frames(main) or any(process.state == _UNINTERRUPTIBLE for process in (main, *below)):
         return True
-    own = [thread for thread in main.threads if thread.main]
-    if main.sleeps_in.startswith(_TIME):
-        return _is_long_work(own)
-    if main.sleeps_in.startswith(_LOCK):
-        return _is_long_work(main.threads)
-    if main.sleeps_in.startswith(_CHILD):
-        return _is_long_work(own) or any(_may_wait_outside(child, []) for child in below)
-    return True
+    own = next(thread for thread in main.threads if thread.main)
+    if not _is_inside(own):
+        return True
+    if own.sleeps_in.startswith(_LOCK):
+        return not all(_is_inside(thread) for thread in main.threads)
+    return own.sleeps_in.startswith(_CHILD) and any(_may_wait_outside(child, []) for child in below)
 
 
-def _is_long_work(threads: Sequence[Thread]) -> bool:
-    frames = [frame for thread in threads for frame in thread.frames]
-    return any(
-        shorten_path(f.file).startswith(_OUTSIDE_FILES)
-        or f.function.rpartition(".")[2].lstrip("_").lower().startswith(_LONG_WORK)
-        for f in frames
+def _is_inside(thread: Thread) -> bool:
+    """Return whether a thread surely waits for nothing but time, a lock or a child, and is in no work that may take
+    long."""
+    return thread.sleeps_in.startswith((*_TIME, *_LOCK, *_CHILD)) and not any(
+        shorten_path(frame.file).startswith(_OUTSIDE_FILES)
+        or frame.function.rpartition(".")[2].lstrip("_").lower().startswith(_LONG_WORK)
+        for frame in thread.frames
     )

@@ -25,16 +25,8 @@ Look = Callable[[float], tuple[Trace, ...]]
 
 
 def rank_at(rank: int, frames: tuple[Frame, ...], sleeps_in: str = "", *, cpu_s: float = 0.0) -> Process:
-    thread = Thread(main=True, frames=frames)
-    return Process(
-        node=f"n{rank}",
-        rank=rank,
-        pid=10 + rank,
-        state="S",
-        sleeps_in=sleeps_in,
-        cpu_s=cpu_s,
-        threads=(thread,) if frames else (),
-    )
+    threads = (Thread(main=True, sleeps_in=sleeps_in, frames=frames),) if frames else ()
+    return Process(node=f"n{rank}", rank=rank, pid=10 + rank, state="S", cpu_s=cpu_s, threads=threads)
 
 
 def look(now: float, *ranks: tuple[Process, Collective]) -> tuple[Trace, ...]:
@@ -133,12 +125,21 @@ def test_who_may_wait_for_something_outside_is_waited_for_as_long_as_ever(suspec
     assert alarm.reason.endswith("without a sign of life for 180 s")
 
 
-def test_who_waits_for_a_lock_may_wait_for_a_thread_that_reads() -> None:
-    main = Thread(main=True, frames=AUGMENT)
-    reader = Thread(frames=(Frame("run", "threading.py", 1), Frame("recv", "multiprocessing/connection.py", 2)))
-    for sleeps_in, outside in ((LOCK, {1}), (NAP, set())):
-        suspect = msgspec.structs.replace(rank_at(1, AUGMENT, sleeps_in), threads=(main, reader))
-        assert find_outside_waits(waits_for(suspect)(1.0), "") & {1} == outside
+@pytest.mark.parametrize(
+    ("main", "other", "outside"),
+    [
+        (LOCK, LOCK, set()),
+        (LOCK, NAP, set()),
+        (LOCK, "sk_wait_data", {1}),
+        (LOCK, "", {1}),
+        (NAP, "sk_wait_data", set()),
+    ],
+)
+def test_who_waits_for_a_lock_may_wait_for_a_thread_that_reads(main: str, other: str, outside: set[int]) -> None:
+    suspect = rank_at(1, AUGMENT, main)
+    reader = Thread(sleeps_in=other, frames=(Frame("run", "threading.py", 1), Frame("prefetch", "train.py", 2)))
+    suspect = msgspec.structs.replace(suspect, threads=(*suspect.threads, reader))
+    assert find_outside_waits(waits_for(suspect)(1.0), "") & {1} == outside
 
 
 @pytest.mark.parametrize(
