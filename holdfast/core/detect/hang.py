@@ -249,13 +249,14 @@ class HangDetector:
     def _find_reason(self, now: float, traces: Sequence[Trace], named: BlockingRanks, again: bool) -> str:
         """Return why to act on the named ranks now; "" if they are waited for. `again`: the last look saw the same."""
         ranks, stillness = named.ranks, self._stillness
+        still_s = stillness.still_s(now, ranks)
         here_s = max(self._longest_at_place(self._places), self._phases.get(self._phase, 0.0))
         hang = NamedStandstill(
             deadlock=named.deadlock if again else "",
-            certain=is_certain_deadlock(named, traces),
+            certain=is_certain_deadlock(named, traces, still_s > 0),
             stood_s=now - self._moved_at,
             quiet_s=stillness.quiet_s(now, ranks),
-            still_s=stillness.still_s(now, ranks),
+            still_s=still_s,
             asleep_s=stillness.asleep_s(now, ranks) if do_most_wait(traces) else 0.0,
             restart_s=self._restart_s if self._step >= 0 else inf,  # how long a start takes is not known
             usual_s=self.limits.pause * max([*self._phases.values(), *self._places.values()], default=0.0),

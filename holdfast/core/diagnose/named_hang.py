@@ -26,6 +26,7 @@ from holdfast.model.stacks import Process, Thread, Trace
 # How the names of kernel functions begin in which a thread waits for nothing but time, a lock, or its own child.
 _TIME, _LOCK, _CHILD = ("hrtimer_nanosleep", "do_nanosleep"), ("futex_",), ("do_wait", "kernel_wait")
 _UNINTERRUPTIBLE = "D"
+_BACKWARD = "torch/autograd/"
 # Code that waits for storage or services, retries, or compiles: how the paths of its files begin inside their packages.
 _OUTSIDE_FILES = (
     *("socket.py", "ssl.py", "selectors.py", "subprocess.py", "http/", "urllib/", "asyncio/"),
@@ -79,15 +80,18 @@ def hang_terms(hang: NamedStandstill, act_s: float, last_s: float) -> Iterator[T
     yield Term(hang.stood_s, max(last_s, hang.usual_s), "which is longer than hang.last_s")
 
 
-def is_certain_deadlock(named: BlockingRanks, traces: Sequence[Trace]) -> bool:
+def is_certain_deadlock(named: BlockingRanks, traces: Sequence[Trace], still: bool) -> bool:
     """Return whether nothing can end what the named ranks are in. A circle is certain only if the main thread of each
     is in a collective: a background thread may have entered the one that the records tell of, and a message between
-    two ranks is in no record."""
+    two ranks is in no record. In a backward pass that is `still`, it is: the reduction of gradients waits there."""
     if named.deadlock != "circle":
         return bool(named.deadlock)
     mains = training_processes(traces)
     stacks = [fold_stack(main_frames(mains[rank])) if rank in mains else () for rank in named.ranks]
-    return all(is_waiting(stack) and not is_waiting_for_one(stack) for stack in stacks)
+    return all(
+        (is_waiting(stack) and not is_waiting_for_one(stack)) or (still and bool(stack) and _BACKWARD in stack[-1])
+        for stack in stacks
+    )
 
 
 def find_outside_waits(traces: Sequence[Trace], phase: str) -> set[int]:

@@ -17,6 +17,7 @@ from tests.core.detect.test_hang import LIMITS, beat, trained
 MAIN = Frame("main", "train.py", 5)
 REDUCE = (MAIN, Frame("all_reduce", "torch/distributed/distributed_c10d.py", 9))
 RECEIVE = (MAIN, Frame("recv", "torch/distributed/distributed_c10d.py", 9))
+BACKWARD = (MAIN, Frame("_engine_run_backward", "torch/autograd/graph.py", 9))
 ITEM = (Frame("main", "train.py", 6),)
 AUGMENT = (Frame("main", "train.py", 8), Frame("augment", "train.py", 30))
 NAP, LOCK, CHILD = "hrtimer_nanosleep", "futex_wait_queue", "do_wait"
@@ -271,7 +272,9 @@ def circle(frames: tuple[Frame, ...], cpu: float = 0.0) -> Look:
     return traces
 
 
-@pytest.mark.parametrize(("traces", "ranks"), [(operations, (1,)), (circle(REDUCE), (0, 1))])
+@pytest.mark.parametrize(
+    ("traces", "ranks"), [(operations, (1,)), (circle(REDUCE), (0, 1)), (circle(BACKWARD), (0, 1))]
+)
 def test_a_deadlock_is_acted_on_at_the_second_look(traces: Look, ranks: tuple[int, ...]) -> None:
     made, now = trained(steps=2000)
     stood_s, alarm = acted_after(made, now, 600.0, traces)
@@ -316,7 +319,7 @@ def test_a_deadlock_in_which_frames_move_is_none() -> None:
     assert acted_after(made, now, 600.0, traces)[1] is None
 
 
-@pytest.mark.parametrize("frames", [ITEM, RECEIVE])
+@pytest.mark.parametrize("frames", [ITEM, RECEIVE, BACKWARD])
 def test_a_circle_that_stacks_do_not_confirm_follows_the_rule_of_costs(frames: tuple[Frame, ...]) -> None:
     """Another thread may have entered the collective, and a message is in no record; NCCL's ranks spin meanwhile."""
     made, now = trained()
