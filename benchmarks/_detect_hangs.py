@@ -7,7 +7,7 @@ the job goes on in its next generation.
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -18,13 +18,18 @@ from benchmarks._harness import Job
 # kind -> the forms it takes by chance, as the script knows them
 KINDS = {
     "stopped": ("stop",),
-    "user code": ("sleep",),
+    "user code": ("sleep", "locked"),
     "data loader": ("loader",),
     "checkpoint writer": ("writer",),
     "deadlock": ("crossed", "astray"),
+    "mismatch": ("other",),
     "GIL held": ("spin", "lock"),
 }
+SLEEPERS = ("sleep", "locked", "lock")  # acted on when waiting has cost a restart
+ENDLESS = ("crossed", "astray", "other")  # acted on at the second look
+ACTED = ("stop", *SLEEPERS, *ENDLESS)
 LIMIT_S = 30.0
+STEPPING_LIMIT_S = 150.0
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +52,8 @@ class Hangs:
         self.scene = scene
         self.chance = chance
 
-    def trial(self, kind: str) -> Trial:
+    def trial(self, kind: str, acted: bool = True) -> Trial:
+        """One hang. `acted`: it is waited until the job steps again by itself, if that is to be."""
         scene, form = self.scene, self.chance.choice(KINDS[kind])
         ranks = tuple(sorted(self.chance.sample(range(RANKS), 2 if kind == "deadlock" else 1)))
         scene.steady()
@@ -57,7 +63,7 @@ class Hangs:
         scene.alarms()
         with self._inflicted(form, ranks) as at:
             found = self._awaited()
-            stepping = scene.stepped(generation) if form == "stop" and found else None
+            stepping = self._stepping(generation) if acted and form in ACTED and found else None
         if stepping is None:
             scene.signal(ranks[0], signal.SIGKILL)
         scene.steady(after=generation)
@@ -84,6 +90,12 @@ class Hangs:
         with scene.order(form, *told, at=scene.step() + 8 if len(ranks) > 1 else 0) as id:
             yield max(scene.began(id, rank) for rank in ranks)
 
+    def _stepping(self, generation: int) -> float | None:
+        try:
+            return self.scene.stepped(generation, STEPPING_LIMIT_S)
+        except Failed:
+            return None
+
     def _awaited(self) -> Named | None:
         try:
             return self.scene.until(self.scene.alarms, "an alarm", LIMIT_S)[0]
@@ -91,14 +103,15 @@ class Hangs:
             return None
 
 
-def hangs(each: int, seed: int) -> list[Trial]:
-    """So many of each kind, in a random order, in one job."""
+def hangs(each: int, seed: int, of: Collection[str] = tuple(KINDS)) -> list[Trial]:
+    """So many of each of these kinds, in a random order, in one job."""
     chance = random.Random(seed)
-    kinds = [kind for kind in KINDS for _ in range(each)]
+    kinds = [kind for kind in of for _ in range(each)]
     chance.shuffle(kinds)
     with Job(RANKS) as job:
         scene = Scene(job)
-        scene.start("--standbys=1")
+        # The same failure again and again, in a script that always begins anew, would be probed for.
+        scene.start("--standbys=1", "--set=probe.allow=false")
         trials = []
         for kind in kinds:
             trials.append(Hangs(scene, chance).trial(kind))

@@ -19,6 +19,9 @@ STALLS: list[tuple[str, str, int | str | None]] = [
     ("preprocessing on rank 0", "prepare", 0),
     ("recompilation", "compile", "any"),
     ("data-loader stall", "loader", "any"),
+    ("wait for a service", "service", "any"),
+    ("wait for a reading thread", "prefetch", "any"),
+    ("short sleep", "pause", "any"),
 ]
 NEWS_S = 1.0  # an alarm may be written this much later than what it is about ended
 
@@ -86,7 +89,7 @@ def healthy(seconds: float, save_s: float, other_s: Callable[[random.Random], fl
                 at_random(chance, 8.0)
                 stalls.append(stall(scene, which, save_s if which[1] == "save" else other_s(chance), chance))
         took, steps, generation = time.time() - began, scene.step() - first, scene.generation()
-        after = Hangs(scene, chance).trial("user code")
+        after = Hangs(scene, chance).trial("user code", acted=False)  # it has half an hour to lose, and so waits longer
         trial_said(after)
     return Healthy(
         seconds=took, steps=steps, generation=generation, stalls=stalls, load=os.getloadavg()[0], after=after

@@ -12,10 +12,12 @@ import mmap
 import multiprocessing
 import os
 import re
+import socket
 import struct
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ import holdfast
 
 STEP_S = 0.2
 FOR_EVER_S = 3600.0
+SHORT_S = 8.0  # a sleep that is no hang: nobody can tell a longer one from a hang
 WIDTH = 64
 PAGE = struct.Struct("<qqqdd")  # generation, pid, steps in it, when the first and the newest were made
 PAGE_BYTES = 4096
@@ -167,7 +170,10 @@ class Trainer:
         if kind == "slow":
             time.sleep(STEP_S * (order["times"] - 1))
         elif fresh:
-            getattr(self, f"_{kind}")(order)
+            work = getattr(self, f"_{kind}")
+            if order["seconds"] == FOR_EVER_S:
+                work = at_own_place(work, order["id"])
+            work(order)
             self.orders.end(order)
 
     # --- what ends it ------------------------------------------------------------------------------------------
@@ -200,6 +206,14 @@ class Trainer:
         """A collective with one other, who goes on to the next of all."""
         if self.rank == order["ranks"][0]:
             dist.all_reduce(torch.ones(1, device=self.device), group=self.pairs[tuple(sorted(order["ranks"]))][0])
+
+    def _locked(self, order: Order) -> None:
+        """A lock that nobody gives back."""
+        threading.Event().wait(order["seconds"])
+
+    def _other(self, order: Order) -> None:
+        """Another operation than that of the others, under the same number."""
+        dist.all_gather([torch.ones(4)] * dist.get_world_size(), torch.ones(4))
 
     def _spin(self, order: Order) -> None:
         """In C, for longer than anybody waits; no other thread runs any Python meanwhile."""
@@ -238,6 +252,28 @@ class Trainer:
             time.sleep(0.02)
         dist.broadcast(count, 0)
 
+    def _service(self, order: Order) -> None:
+        """One rank waits for an answer that takes its time."""
+        ours, theirs = socket.socketpair()
+        threading.Timer(order["seconds"], theirs.send, (b"shard",)).start()
+        ours.recv(16)
+        ours.close()
+        theirs.close()
+
+    def _prefetch(self, order: Order) -> None:
+        """One rank waits for a thread of its own that reads."""
+        read, write = os.pipe()
+        threading.Timer(order["seconds"], os.write, (write, b"shard")).start()
+        reader = threading.Thread(target=os.read, args=(read, 16))
+        reader.start()
+        reader.join()
+        os.close(read)
+        os.close(write)
+
+    def _pause(self, order: Order) -> None:
+        """One rank does nothing for a while, as before a second try."""
+        time.sleep(min(order["seconds"], SHORT_S))
+
     def _compile(self, order: Order) -> None:
         """One rank compiles again and again, for shapes that it has not seen."""
         until = time.time() + order["seconds"]
@@ -246,6 +282,17 @@ class Trainer:
             torch._dynamo.reset()
             if time.time() > until:
                 break
+
+
+def at_own_place(work: Callable[[Order], None], id: int) -> Callable[[Order], None]:
+    """The same work, called by a function with a name of its own. Where a restart has not helped, the next hang is
+    waited for twice as long; but hangs of a study have nothing to do with one another."""
+
+    def place(order: Order) -> None:
+        work(order)
+
+    place.__code__ = place.__code__.replace(co_name=f"place_{id}", co_qualname=f"place_{id}")
+    return place
 
 
 def deep(x: torch.Tensor) -> torch.Tensor:

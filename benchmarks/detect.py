@@ -1,9 +1,11 @@
 """Hangs and slow ranks in real jobs: four gloo ranks on two nodes, steps of 0.2 s, default settings. Who is named?
 
 BENCH_FULL=1 does the whole study in parts, each kept in benchmarks/out/ when it is done: what was cut short goes on
-from there.
+from there. ARGS="--acts N" does one part of it alone: N hangs of each kind that is acted on without a stopped rank, and
+N minutes of a healthy run.
 """
 
+import argparse
 import random
 import statistics
 import sys
@@ -13,7 +15,7 @@ from functools import partial
 import msgspec
 from rich.table import Table
 
-from benchmarks._detect_hangs import KINDS, Trial, hangs
+from benchmarks._detect_hangs import ENDLESS, KINDS, SLEEPERS, Trial, hangs
 from benchmarks._detect_health import Healthy, healthy
 from benchmarks._detect_slow import WINDOW_S, Window, windows
 from benchmarks._kept import Kept
@@ -22,8 +24,10 @@ from benchmarks._report import FULL, Findings, brief, report
 HANG_PARTS, HANGS_EACH = (8, 5) if FULL else (1, 2)  # parts of so many of every kind
 SLOW_PARTS, SLOW_EACH = (8, 5) if FULL else (1, 2)
 TIMES = {2.0: 0.95, 1.5: 0.95, 1.3: 0.90}  # how slow a rank is -> how often it must be named
-HEALTHY_S, SAVE_S = (1800.0, 60.0) if FULL else (120.0, 20.0)
+HEALTHY_S, SAVE_S = (3600.0, 60.0) if FULL else (120.0, 20.0)
 NAMED_S, STEPPING_S, RIGHT = 10.0, 12.0, 0.95
+ACTED = ("user code", "GIL held", "deadlock", "mismatch")
+ACTED_S = {"sleepers": (SLEEPERS, 30.0), "mismatches": (ENDLESS, 8.0)}  # median until it steps again
 FALSE = 1 / 40
 
 
@@ -60,6 +64,17 @@ def judge_hangs(trials: list[Trial], table: Table, findings: Findings) -> None:
             findings.figures["stopped_stepping_s"] = median([s for s in stepping if s])
             in_time = sum(s is not None and s < STEPPING_S for s in stepping)
             findings.goals["stopped: acted on and stepping again in under 12 s"] = in_time >= RIGHT * len(found)
+
+
+def judge_acts(trials: list[Trial], table: Table, findings: Findings) -> None:
+    for what, (forms, limit_s) in ACTED_S.items():
+        stepping = [trial.stepping_s for trial in trials if trial.form in forms]
+        took = [s for s in stepping if s is not None]
+        table.add_row(f"acted on: {what}", f"{len(took)} of {len(stepping)}", f"stepping again after {spread(took)}")
+        findings.figures |= {f"{what}_trials": len(stepping), f"{what}_acted": len(took)}
+        findings.figures |= {f"{what}_stepping_s": median(took), f"{what}_stepping_worst_s": max(took, default=None)}
+        soon = len(took) >= RIGHT * len(stepping) and statistics.median(took or [limit_s]) < limit_s
+        findings.goals[f"{what}: acted on, and stepping again in a median of under {limit_s:g} s"] = soon
 
 
 def judge_slow(found: list[Window], table: Table, findings: Findings) -> None:
@@ -120,13 +135,34 @@ def stall_s(chance: random.Random) -> float:
     return chance.uniform(8.0, 20.0) if FULL else 8.0
 
 
+def study_acts(count: int, table: Table) -> None:
+    """The part of the study about hangs that are acted on, and about pauses that are not."""
+    kept, findings = Kept("detect_acts"), Findings()
+    trials = kept.part("hangs", Hung, lambda: Hung(hangs(count, seed=0, of=ACTED))).trials
+    judge_acts(trials, table, findings)
+    wrong = [trial for trial in trials if not trial.right]
+    findings.goals["right rank and node named"] = not wrong
+    run = kept.part("healthy", Healthy, partial(healthy, 60.0 * count, 20.0, stall_s, seed=1))
+    judge_healthy(run, table, findings)
+    findings.figures["load"] = median([trial.load for trial in trials] + [run.load])
+    took = {what: [t.stepping_s for t in trials if t.form in forms] for what, (forms, _) in ACTED_S.items()}
+    report("detect-acts", table, findings, took)
+    kept.forget()
+
+
 def main() -> int:
-    kept, findings = Kept("detect"), Findings()
+    args = argparse.ArgumentParser(description=__doc__)
+    args.add_argument("--acts", type=int, default=0, metavar="N")
     table = Table("what was done", "what was found", "", title=(__doc__ or "").partition("\n")[0])
+    if count := args.parse_args().acts:
+        study_acts(count, table)
+        return 0
+    kept, findings = Kept("detect"), Findings()
     trials: list[Trial] = []
     for number in range(HANG_PARTS):
         trials += kept.part(f"hangs-{number}", Hung, partial(hung, number)).trials
     judge_hangs(trials, table, findings)
+    judge_acts(trials, table, findings)
     seen: list[Window] = []
     for number in range(SLOW_PARTS):
         seen += kept.part(f"slow-{number}", Slowed, partial(slowed, number)).windows

@@ -15,6 +15,7 @@ class Thread(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     tid: int = 0
     main: bool = False
+    sleeps_in: str = ""  # function of the kernel in which it sleeps; "": it runs, or nobody may know
     frames: tuple[Frame, ...] = ()
 
 

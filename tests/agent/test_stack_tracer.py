@@ -21,6 +21,7 @@ from holdfast.agent.rank import stack_tracer
 from holdfast.agent.rank.stack_tracer import NoStacks, StackRequest, StackTracer, fit_trace
 from holdfast.agent.system import procfs
 from holdfast.core.diagnose.blocking_ranks import find_blocking
+from holdfast.core.diagnose.named_hang import find_outside_waits
 from holdfast.core.diagnose.stack_folding import main_frames
 from holdfast.model.stacks import Frame, Process, Thread, Trace
 from holdfast.wire.holder_messages import HolderRank
@@ -108,6 +109,32 @@ def test_where_ranks_are(start: Start) -> None:
     assert all(p.state in "RS" and p.cpu_s >= 0 and p.node == "n0" for p in trace.processes)
     assert all(p.io_bytes == procfs.io_bytes(p.pid) for p in trace.processes)
     assert 0 < trace.took_s < PATIENCE_S and trace.error == "" and trace.flights == ()
+
+
+LOCKED = """
+import threading
+print("up", flush=True)
+threading.Event().wait(600)
+"""
+PIPED = """
+import os
+print("up", flush=True)
+os.read(os.pipe()[0], 1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "outside"),
+    [(SLEEPER, False), (HELD, False), (LOCKED, False), (PIPED, True)],
+    ids=["asleep", "holds the GIL", "waits for a lock", "reads"],
+)
+def test_the_kernel_tells_who_sleeps_and_who_waits_for_bytes(start: Start, script: str, outside: bool) -> None:
+    pid, until = start(script), time.monotonic() + PATIENCE_S
+    if not procfs.sleeps_in(os.getppid(), os.getppid()):
+        pytest.skip("this kernel does not tell where a process sleeps")
+    while (found := bool(find_outside_waits([take(pid)], ""))) != outside and time.monotonic() < until:
+        time.sleep(0.01)
+    assert found is outside
 
 
 def test_a_stopped_process_is_itself_the_answer(start: Start) -> None:

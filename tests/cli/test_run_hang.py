@@ -19,8 +19,11 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 for step in range(1, 1_000_000):
     if os.path.exists(f"{folder}/pause-{rank}"):
-        time.sleep(1000 if os.path.exists(f"{folder}/long") else 12)
+        time.sleep(1000 if os.path.exists(f"{folder}/long") else 8)
         os.remove(f"{folder}/pause-{rank}")
+    if os.path.exists(f"{folder}/astray-{rank}"):
+        os.remove(f"{folder}/astray-{rank}")
+        dist.all_gather([torch.ones(4)] * dist.get_world_size(), torch.ones(4))
     time.sleep(0.2 if os.path.exists(f"{folder}/slow-{rank}") else 0.1)
     x = torch.ones(4)
     dist.all_reduce(x)
@@ -45,6 +48,34 @@ def test_a_stopped_rank_is_named_and_acted_on(start: Start) -> None:
     [record] = job.report().incidents
     assert (record.kind, record.ranks) == ("hang", (3,)) and len(record.evicted) == 1
     assert_transcript(job, "hang")
+
+
+def test_another_collective_than_the_others_is_acted_on_at_the_second_look(start: Start) -> None:
+    job = start("--nnodes", "2", "--nproc-per-node", "2", script=TRAIN)
+    job.trains()
+    job.until(lambda: job.status()["step"] > 20, "some steps")
+    (job.folder / "astray-2").touch()
+    job.trains(generation=2)
+    job.finish()
+    job.ends(0)
+    [record] = job.report().incidents
+    assert (record.kind, record.ranks) == ("hang", (2,)) and "which cannot end by itself" in record.cause
+
+
+@pytest.mark.slow
+def test_a_rank_that_sleeps_is_acted_on_when_that_has_cost_a_restart(start: Start) -> None:
+    job = start("--nnodes", "2", "--nproc-per-node", "2", script=TRAIN)
+    job.trains()
+    job.until(lambda: job.status()["step"] > 20, "some steps")
+    (job.folder / "long").touch()
+    (job.folder / "pause-1").touch()
+    job.says("rank 1 on ")
+    (job.folder / "pause-1").unlink()
+    job.trains(generation=2)
+    job.finish()
+    job.ends(0)
+    [record] = job.report().incidents
+    assert (record.kind, record.ranks) == ("hang", (1,)) and "a restart costs at most" in record.cause
 
 
 @pytest.mark.slow

@@ -176,7 +176,7 @@ class StackTracer:
             state=seen.state,
             cpu_s=seen.cpu_s,
             io_bytes=procfs.io_bytes(seen.pid),
-            threads=stacks[0],
+            threads=tuple(msgspec.structs.replace(t, sleeps_in=procfs.sleeps_in(seen.pid, t.tid)) for t in stacks[0]),
             error=stacks[1],
             steps=child and told is not None and told.claimed and told.pid == seen.pid,
             ending=ending,

@@ -43,6 +43,15 @@ def io_bytes(pid: int) -> int:
         return 0
 
 
+def sleeps_in(pid: int, tid: int) -> str:
+    """Return the kernel's function in which a thread sleeps; "" if it runs, or if we may not know."""
+    try:
+        function = Path(f"/proc/{pid}/task/{tid}/wchan").read_text().strip()
+    except OSError:
+        return ""
+    return "" if function == "0" else function
+
+
 def computes_on_gpu(pid: int, root: Path = Path("/")) -> bool:
     """Return whether a process has CUDA up: it then keeps the driver's device for unified memory open."""
     try:

@@ -2,10 +2,10 @@
 
 Naming a rank is cheap. When the job has made no step for the time of a few steps, all processes are inspected twice.
 If the others wait for the same rank both times, that rank is named. Acting on a rank is expensive. The job acts at once
-only on a rank that is stopped or gone, and on one whose GPU surely stands at two looks. Otherwise it acts when the
-suspects and their children have used no CPU time, read or written no bytes and moved no frame for `act_s`, or when it
-has made no step for `last_s`. Either time must also be longer than any pause that this run has recovered from. If no
-rank is named, `unnamed_hang.py` says when to act.
+only on a rank that is stopped or gone, and on one whose GPU surely stands at two looks. For all others `named_hang.py`
+says when to act: by how sure it is that they hang, and by what a restart costs. If no rank is named, `unnamed_hang.py`
+does. Only what cannot end by itself is acted on sooner than after the longest pause of its kind that this run has
+recovered from.
 
 The detector does not judge before the first step of a generation, since compilation and data may take any time
 (`start_s`); until then the job acts only on stopped ranks. A script that makes no steps is judged by its collectives.
@@ -14,13 +14,19 @@ collectives, as in an evaluation. It learns from a pause that ends by itself: th
 or at the same place in the code, may last as long. Pauses elsewhere get no such allowance.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 
 import msgspec
 
 from holdfast.core.detect.job_progress import agreed_origin
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, RankMotion, find_motion, training_processes
+from holdfast.core.diagnose.named_hang import (
+    NamedStandstill,
+    find_outside_waits,
+    hang_terms,
+    is_certain_deadlock,
+)
 from holdfast.core.diagnose.stack_folding import main_frames
 from holdfast.core.diagnose.unnamed_hang import Standstill, do_most_wait, find_reason, first_expiry, next_look_at
 from holdfast.core.incident.incident_text import count_steps
@@ -45,7 +51,7 @@ class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
     least_s: float = 3.0  # but not before this
     pause: float = 1.5  # nor before so many times the longest pause of the same phase or place that ended by itself
     again_s: float = 1.0  # between the first looks
-    act_s: float = 180.0  # a suspect that shows no life for so long is acted on
+    act_s: float = 180.0  # a suspect that shows no life for so long is acted on; sooner if a restart costs less
     last_s: float = 1800.0  # a suspect is acted on after so long, whatever it shows: it may be spinning
     quiet_s: float = 600.0  # the links of all hosts are quiet for so long, and no step: look; 0: never
     start_s: float = 900.0  # before the first step
@@ -57,16 +63,21 @@ class Stillness:
     def __init__(self) -> None:
         self._since: dict[int, float] = {}
         self._quiet: dict[int, float] = {}  # the same, if processor time is no sign of life
+        self._asleep: dict[int, float] = {}  # the same, if a wait for something outside is a sign of life, too
+        self._outside: Collection[int] = ()  # ranks that may have waited for something outside at the last look
         self._last: tuple[float, tuple[Trace, ...]] = (0.0, ())
 
-    def on_traces(self, now: float, traces: Sequence[Trace]) -> dict[int, RankMotion]:
-        """Record one inspection of all ranks; return what each rank did since the last one."""
+    def on_traces(self, now: float, traces: Sequence[Trace], outside: Collection[int] = ()) -> dict[int, RankMotion]:
+        """Record one inspection of all ranks, some of which may wait for something `outside` the job; return what each
+        rank did since the last one."""
         (last_at, last), self._last = self._last, (now, tuple(traces))
+        waited, self._outside = {*self._outside, *outside}, outside  # at the beginning or the end of this time
         motions = find_motion(last, traces)
         for rank, motion in motions.items():
             used = motion.cpu_s > _STILL_CPU * max(now - last_at, 0.1)
             moved = motion.frames or motion.collectives > 0 or motion.io_bytes > STILL_BYTES
-            for since, lives in ((self._since, used or moved), (self._quiet, moved)):
+            awake = used or moved or rank in waited
+            for since, lives in ((self._since, used or moved), (self._quiet, moved), (self._asleep, awake)):
                 if lives:
                     since.pop(rank, None)
                 else:
@@ -75,12 +86,20 @@ class Stillness:
 
     def begin(self) -> None:
         """Forget how long ranks have been still, so that stillness counts from now on."""
-        self._since.clear()
-        self._quiet.clear()
+        for since in (self._since, self._quiet, self._asleep):
+            since.clear()
 
     def still_s(self, now: float, ranks: Iterable[int]) -> float:
         """Return for how many seconds all of these ranks have shown no life; 0 if one of them has just shown some."""
-        return min(now - self._since.get(rank, now) for rank in ranks)
+        return _least_s(now, self._since, ranks)
+
+    def quiet_s(self, now: float, ranks: Iterable[int]) -> float:
+        """Return for how many seconds none of these ranks has moved, whatever processor time they used."""
+        return _least_s(now, self._quiet, ranks)
+
+    def asleep_s(self, now: float, ranks: Iterable[int]) -> float:
+        """Return for how many seconds these ranks have shown no life and waited for nothing outside the job."""
+        return _least_s(now, self._asleep, ranks)
 
     def most_quiet_s(self, now: float, ranks: Iterable[int]) -> float:
         """Return for how many seconds at least half of these ranks have not moved, whatever processor time they used:
@@ -106,11 +125,13 @@ class HangDetector:
         self._took: list[float] = []  # seconds per step
         self._phases: dict[str, float] = {}  # phase with a name -> longest pause that ended by itself
         self._places: dict[Place, float] = {}  # place in the code -> the same
+        self._slept_s = 0.0  # the longest that ranks were asleep before they came back
+        self._tried: dict[Place, float] = {}  # place in the code -> after how long a restart was tried there
         self._phase = ""
         self._look_at = 0.0  # not before this
         self._looks = 0  # since the step last rose
         self._stillness = Stillness()
-        self._seen: tuple[int, ...] = ()  # whom the last look named
+        self._seen = BlockingRanks()  # whom the last look named
         self._named: tuple[int, ...] = ()  # whom an alarm did
         self._stuck: tuple[float, tuple[int, ...]] = (inf, ())  # since when all looks say that these GPUs stand
         self._told = False  # an alarm without a name
@@ -159,23 +180,23 @@ class HangDetector:
         else:
             self._took = [*self._took, pause_s / (beat.step - self._step)][-_STEPS:]
             if self._looks:  # it was suspect, and came back: its like will be waited for
-                self._remember_pause(pause_s)
+                self._remember_pause(now, pause_s)
         self._step, self._phase = beat.step, beat.phase
         self._reset_looks(now)
 
-    def _remember_pause(self, pause_s: float) -> None:
+    def _remember_pause(self, now: float, pause_s: float) -> None:
         self._usual_s = max(self._usual_s, self._quiet_s)
+        if self._seen.ranks:
+            self._slept_s = max(self._slept_s, self._stillness.asleep_s(now, self._seen.ranks))
         if self._phase:
             self._phases[self._phase] = max(self._phases.get(self._phase, 0.0), pause_s)
         if self._place and self._named:
-            self._places[self._place] = max(self._places.pop(self._place, 0.0), pause_s)
-            while len(self._places) > _PLACES:
-                del self._places[next(iter(self._places))]
+            _remember_place(self._places, self._place, pause_s)
 
     def _reset_looks(self, now: float) -> None:
         self._moved_at, self._looks, self._look_at = now, 0, 0.0
         self._stillness = Stillness()
-        self._seen = self._named = ()
+        self._seen, self._named = BlockingRanks(), ()
         self._stuck = (inf, ())
         self._place = ()
         self._told, self._quiet_s = False, 0.0
@@ -204,34 +225,30 @@ class HangDetector:
 
     def on_traces(self, now: float, traces: Sequence[Trace], named: BlockingRanks) -> Alarm | None:
         """Judge one inspection of all processes; return an alarm or None. The intervals between inspections grow."""
-        motions = self._stillness.on_traces(now, traces)
+        motions = self._stillness.on_traces(now, traces, find_outside_waits(traces, self._phase))
         goes_on = any(motions[rank].collectives for rank in named.ranks or motions if rank in motions)
         if self._step < 0 and goes_on:  # no step is counted, as in an evaluation: collectives tell that it moves
             self._moved_at, self._looks, self._named = now, 0, ()
         early = self._step < 0 and now < self._moved_at + self.limits.start_s
         self._plan_look(now, early)
         if not named.ranks:
-            self._seen = self._named = ()
+            self._seen, self._named = named, ()
             self._stuck = (inf, ())
             return None if goes_on else self._judge_standstill(now, traces, named, early)
         if early:
             self._stillness.begin()
             return self._make_alarm(now, named, Stance.ACT, named.reason) if named.how == "stopped" else None
-        before, self._seen = self._seen, named.ranks
+        before, self._seen = self._seen, named
         if named.how in ("stopped", "gone"):
             return self._make_alarm(now, named, Stance.ACT, named.reason)
         if self._do_gpus_stand(now, named, goes_on):
             return self._make_alarm(now, named, Stance.ACT, named.reason, hard=True)
         self._place = self._find_place(named, traces)
-        still_s = self._stillness.still_s(now, named.ranks)
-        longest_s = self.limits.pause * max([*self._phases.values(), *self._places.values()], default=0.0)
-        if still_s >= max(self.limits.act_s, longest_s):
-            return self._make_alarm(
-                now, named, Stance.ACT, f"{named.reason}, without a sign of life for {still_s:.0f} s"
-            )
-        if now - self._moved_at >= max(self.limits.last_s, longest_s):
-            return self._make_alarm(now, named, Stance.ACT, named.reason)
-        if named.ranks == self._named or named.ranks != before or goes_on or now < self._usual_until:
+        moved = goes_on or any(motions[rank].frames for rank in named.ranks if rank in motions)
+        again = named.ranks == before.ranks and named.deadlock == before.deadlock and not moved
+        if why := self._find_reason(now, traces, named, again):
+            return self._make_alarm(now, named, Stance.ACT, f"{named.reason}, {why}")
+        if named.ranks == self._named or named.ranks != before.ranks or goes_on or now < self._usual_until:
             return None
         self._named = named.ranks
         return self._make_alarm(now, named, Stance.NOTIFY, named.reason)
@@ -243,6 +260,33 @@ class HangDetector:
         elif self._stuck[1] != named.ranks:
             self._stuck = (now, named.ranks)
         return now - self._stuck[0] >= _RECORD_S
+
+    def _find_reason(self, now: float, traces: Sequence[Trace], named: BlockingRanks, again: bool) -> str:
+        """Return why to act on the named ranks now; "" if they are waited for. `again`: the last look saw the same."""
+        ranks, stillness = named.ranks, self._stillness
+        still_s = stillness.still_s(now, ranks)
+        here_s = max(self._longest_at_place(self._places), self._phases.get(self._phase, 0.0))
+        hang = NamedStandstill(
+            deadlock=named.deadlock if again else "",
+            certain=is_certain_deadlock(named, traces, still_s > 0),
+            stood_s=now - self._moved_at,
+            quiet_s=stillness.quiet_s(now, ranks),
+            still_s=still_s,
+            asleep_s=stillness.asleep_s(now, ranks) if do_most_wait(traces) else 0.0,
+            restart_s=self._restart_s if self._step >= 0 else inf,  # how long a start takes is not known
+            usual_s=self.limits.pause * max([*self._phases.values(), *self._places.values()], default=0.0),
+            slept_s=self.limits.pause * max(self._slept_s, here_s),
+            tried_s=self._longest_at_place(self._tried),
+        )
+        terms = tuple(hang_terms(hang, self.limits.act_s, self.limits.last_s))
+        over = next((term for term in terms if term.lasts_s >= term.limit_s), None)
+        if over is None:
+            left_s = min((term.limit_s - term.lasts_s for term in terms if term.lasts_s), default=inf)
+            self._look_at = min(self._look_at, now + max(left_s, self.limits.again_s))
+            return ""
+        if self._place:
+            _remember_place(self._tried, self._place, over.lasts_s)
+        return over.reason
 
     def _plan_look(self, now: float, early: bool) -> None:
         if early:
@@ -263,7 +307,7 @@ class HangDetector:
             quiet_s=self._quiet_s,
             waits=do_most_wait(traces),
             stepped=self._step >= 0,
-            restart_s=self._start_s + max(0.0, self._moved_at - self._trained_at),
+            restart_s=self._restart_s,
             usual_s=self.limits.pause * max(self._usual_s, self._phases.get(self._phase, 0.0)),
             expires_s=None if expires_at is None else expires_at - now,
         )
@@ -290,10 +334,16 @@ class HangDetector:
     @property
     def _usual_until(self) -> float:
         """The time until which the blocking rank may stay at this place, derived from earlier pauses at that place."""
-        usual_s = max(
-            (s for place, s in self._places.items() if shared_place(place, self._place) == place), default=0.0
-        )
-        return self._moved_at + self.limits.pause * usual_s
+        return self._moved_at + self.limits.pause * self._longest_at_place(self._places)
+
+    def _longest_at_place(self, places: Mapping[Place, float]) -> float:
+        """Return the longest time that is remembered for the place where the blocking rank stands."""
+        return max((s for place, s in places.items() if shared_place(place, self._place) == place), default=0.0)
+
+    @property
+    def _restart_s(self) -> float:
+        """What a restart costs at most: the start, and the steps since the last state that is known to be saved."""
+        return self._start_s + max(0.0, self._moved_at - self._trained_at)
 
     def _where(self) -> str:
         """Return text with the job's current step. If its number is unknown, the text counts steps since the launch."""
@@ -321,6 +371,17 @@ class HangDetector:
             stance=min(stance, Stance(self.limits.stance), key=order.index),
             hard=seen or hard,
         )
+
+
+def _least_s(now: float, since: Mapping[int, float], ranks: Iterable[int]) -> float:
+    return min(now - since.get(rank, now) for rank in ranks)
+
+
+def _remember_place(places: dict[Place, float], place: Place, lasted_s: float) -> None:
+    """Remember the longest time at a place, for the newest places."""
+    places[place] = max(places.pop(place, 0.0), lasted_s)
+    while len(places) > _PLACES:
+        del places[next(iter(places))]
 
 
 def shared_place(one: Place, other: Place) -> Place:

@@ -44,6 +44,7 @@ class BlockingRanks(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""  # the smallest parallel group that covers them, where they are on several nodes: "pp 2"
     wide: tuple[str, ...] = ()  # nodes of that group; without one, as `nodes`
     how: str = ""  # stopped, gone, silent, gpu, missing, crossed (wait for each other), apart (other place); "": nobody
+    deadlock: str = ""  # of crossed ranks: "circle" (of waits), "operations" (differ under one number); "": unknown
     reason: str = ""
     hard: bool = False  # stopped or gone, missing from a collective while outside of any, or a GPU that is surely stuck
     clusters: tuple[StackCluster, ...] = ()
@@ -232,7 +233,9 @@ def _by_waits(
     if 2 * len(crossed) > waiting.told > 2 and waiting.circle:
         crossed = _waited_for_by_most(waiting) or crossed
     if crossed and (2 * len(crossed) <= waiting.told or len(crossed) == 2):
-        return BlockingRanks(ranks=crossed, how="crossed", reason=_describe_crossed(waiting, crossed, mains))
+        deadlock = "circle" if waiting.circle else "operations" if waiting.mixed else ""
+        reason = _describe_crossed(waiting, crossed, mains)
+        return BlockingRanks(ranks=crossed, how="crossed", deadlock=deadlock, reason=reason)
     if waiting.unlike and not crossed:
         pair = (waiting.unlike[0].sent.source, waiting.unlike[0].sent.target)
         return BlockingRanks(ranks=tuple(sorted(pair)), how="crossed", reason=_describe_unlike(waiting.unlike[0]))

@@ -20,7 +20,7 @@ from holdfast.core.diagnose.stack_folding import fold_stack, is_waiting, main_fr
 from holdfast.model.stacks import Trace
 
 _AHEAD_S = 5.0  # before a timeout: enough to look once more and to stop the ranks
-_SETTLED_S = 10.0  # without motion: a shorter standstill may be any pause, in which a forgotten collective times out
+SETTLED_S = 10.0  # without motion: a shorter standstill may be any pause, in which a forgotten collective times out
 
 
 class Standstill(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,15 +36,21 @@ class Standstill(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_reason(stall: Standstill, act_s: float, last_s: float) -> str:
     """Return why the job must be stopped now; "" if waiting is cheaper. `act_s` and `last_s` are the user's limits."""
-    settled = stall.waits and stall.quiet_s >= _SETTLED_S
+    settled = stall.waits and stall.quiet_s >= SETTLED_S
     if settled and stall.expires_s is not None and stall.expires_s <= _AHEAD_S:
         return f"a collective times out in {max(0.0, stall.expires_s):.0f} s"
-    if stall.waits and stall.quiet_s >= max(act_s, min(stall.restart_s, last_s), stall.usual_s):
+    if stall.waits and stall.quiet_s >= affordable_wait_s(stall.restart_s, stall.usual_s, act_s, last_s):
         cost = f", and a restart costs at most {stall.restart_s:.0f} s" if stall.restart_s < last_s else ""
         return f"nothing has moved for {stall.quiet_s:.0f} s{cost}"
     if stall.stepped and stall.quiet_s >= max(last_s, stall.usual_s):
         return f"nothing has moved for {stall.quiet_s:.0f} s"
     return ""
+
+
+def affordable_wait_s(restart_s: float, usual_s: float, least_s: float, most_s: float) -> float:
+    """Return for how long to wait for a job that stands: as long as a restart costs, within `least_s` and `most_s`, but
+    as long as pauses of this run usually last."""
+    return max(least_s, min(restart_s, most_s), usual_s)
 
 
 def do_most_wait(traces: Sequence[Trace]) -> bool:

@@ -1,0 +1,128 @@
+"""When to act on a hang in which ranks are named: at once if it cannot end, else when waiting has cost a restart.
+
+Two things never end by themselves: different operations under one number of a group, and a circle of ranks that each
+wait in a collective for another of the circle. A second look that shows the same is enough. If stacks do not confirm
+that each of the circle waits, another thread may have entered its collective. Then the rule of costs applies.
+
+A rank that only sleeps, or waits for a lock or its own child, may come back, and nobody can tell. Pauses have long
+tails, so the job waits as long as a restart would cost (`unnamed_hang.py` has the rule), at least ten seconds and at
+most `act_s`. Whatever happens then, it loses at most twice what the best choice would have cost. If the job stands at
+the same place again after that, the restart was no remedy, and it waits for twice as long.
+
+A rank that waits for something outside the job gets all of `act_s`, since storage and services do come back: by the
+kernel's word it reads, polls or is in uninterruptible sleep, or its stack is in code that saves, evaluates, compiles,
+loads or talks to a service. So does a rank of which that is not known. One that computes or spins gets `last_s`.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from holdfast.core.diagnose.blocking_ranks import BlockingRanks, training_processes
+from holdfast.core.diagnose.stack_folding import fold_stack, is_waiting, is_waiting_for_one, main_frames, shorten_path
+from holdfast.core.diagnose.unnamed_hang import SETTLED_S, affordable_wait_s
+from holdfast.model.stacks import Process, Thread, Trace
+
+# How the names of kernel functions begin in which a thread waits for nothing but time, a lock, or its own child.
+_TIME, _LOCK, _CHILD = ("hrtimer_nanosleep", "do_nanosleep"), ("futex_",), ("do_wait", "kernel_wait")
+_UNINTERRUPTIBLE = "D"
+_BACKWARD = "torch/autograd/"
+# Code that waits for storage or services, retries, or compiles: how the paths of its files begin inside their packages.
+_OUTSIDE_FILES = (
+    *("socket.py", "ssl.py", "selectors.py", "subprocess.py", "http/", "urllib/", "asyncio/"),
+    *("multiprocessing/connection.py", "torch/utils/data/", "torch/utils/file_baton.py", "filelock/"),
+    *("torch/serialization.py", "torch/distributed/checkpoint/", "torch/_dynamo/convert_frame.py", "torch/_inductor/"),
+    *("triton/", "urllib3/", "requests/", "httpx/", "httpcore/", "aiohttp/", "grpc/", "tenacity/", "backoff/"),
+    *("botocore/", "boto3/", "fsspec/", "s3fs/", "gcsfs/", "google/", "huggingface_hub/", "datasets/", "webdataset/"),
+)
+# How the names of functions begin that may take their time.
+_LONG_WORK = (
+    *("save", "write", "dump", "checkpoint", "ckpt", "restore", "eval", "valid", "compile", "download", "upload"),
+)
+_TRAINING = "train"  # how the name of a phase begins in which steps are made
+
+
+class NamedStandstill(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that makes no step because it waits for ranks that are named."""
+
+    deadlock: str = ""  # as of `BlockingRanks`, if two looks agree
+    certain: bool = False  # that it is one
+    stood_s: float  # since the last step
+    quiet_s: float = 0.0  # the ranks have moved no frame, read or written nothing, entered no collective
+    still_s: float = 0.0  # and have used no processor time
+    asleep_s: float = 0.0  # and wait for nothing outside the job, while most of the others wait for them
+    restart_s: float = 0.0  # cost of a restart: the start, and the steps to make again
+    usual_s: float = 0.0  # so long a pause of this run may last, since others did and ended by themselves
+    slept_s: float = 0.0  # the same of pauses at this place, in this phase, or in which ranks were asleep
+    tried_s: float = 0.0  # after so long the job was restarted when it stood at this place before
+
+
+class Term(msgspec.Struct, frozen=True):
+    """A sign that lasts, and for how long it may."""
+
+    lasts_s: float
+    limit_s: float
+    reason: str
+
+
+def hang_terms(hang: NamedStandstill, act_s: float, last_s: float) -> Iterator[Term]:
+    """Yield on what terms the ranks are waited for; a term that is over is a reason to act. `act_s` and `last_s` are
+    the user's limits."""
+    if hang.deadlock and hang.certain:
+        yield Term(0.0, 0.0, "which cannot end by itself")
+    cost_s = max(hang.restart_s, 2 * hang.tried_s)
+    rent_s = affordable_wait_s(cost_s, hang.slept_s, min(SETTLED_S, act_s), act_s)
+    cost = f", and a restart costs at most {hang.restart_s:.0f} s" if hang.restart_s < act_s else ""
+    if hang.deadlock:
+        yield Term(hang.quiet_s, rent_s, f"without a move for {hang.quiet_s:.0f} s{cost}")
+    yield Term(hang.asleep_s, rent_s, f"without a sign of life for {hang.asleep_s:.0f} s{cost}")
+    yield Term(hang.still_s, max(act_s, hang.usual_s), f"without a sign of life for {hang.still_s:.0f} s")
+    yield Term(hang.stood_s, max(last_s, hang.usual_s), "which is longer than hang.last_s")
+
+
+def is_certain_deadlock(named: BlockingRanks, traces: Sequence[Trace], still: bool) -> bool:
+    """Return whether nothing can end what the named ranks are in. A circle is certain only if the main thread of each
+    is in a collective: a background thread may have entered the one that the records tell of, and a message between
+    two ranks is in no record. In a backward pass that is `still`, it is: the reduction of gradients waits there."""
+    if named.deadlock != "circle":
+        return bool(named.deadlock)
+    mains = training_processes(traces)
+    stacks = [fold_stack(main_frames(mains[rank])) if rank in mains else () for rank in named.ranks]
+    return all(
+        (is_waiting(stack) and not is_waiting_for_one(stack)) or (still and bool(stack) and _BACKWARD in stack[-1])
+        for stack in stacks
+    )
+
+
+def find_outside_waits(traces: Sequence[Trace], phase: str) -> set[int]:
+    """Return the ranks that may wait for something outside the job, or do what may take long."""
+    mains = training_processes(traces)
+    if phase and not phase.lower().startswith(_TRAINING):
+        return set(mains)
+    below: dict[int, list[Process]] = {}
+    for process in (p for trace in traces for p in trace.processes if p is not mains.get(p.rank)):
+        below.setdefault(process.rank, []).append(process)
+    return {rank for rank, main in mains.items() if _may_wait_outside(main, below.get(rank, []))}
+
+
+def _may_wait_outside(main: Process, below: list[Process]) -> bool:
+    """Return whether a rank may wait for something outside the job. A thread that waits for a lock may wait for any
+    thread of its process; one that waits for its child is as good as that child."""
+    if not main_frames(main) or any(process.state == _UNINTERRUPTIBLE for process in (main, *below)):
+        return True
+    own = next(thread for thread in main.threads if thread.main)
+    if not _is_inside(own):
+        return True
+    if own.sleeps_in.startswith(_LOCK):
+        return not all(_is_inside(thread) for thread in main.threads)
+    return own.sleeps_in.startswith(_CHILD) and any(_may_wait_outside(child, []) for child in below)
+
+
+def _is_inside(thread: Thread) -> bool:
+    """Return whether a thread surely waits for nothing but time, a lock or a child, and is in no work that may take
+    long."""
+    return thread.sleeps_in.startswith((*_TIME, *_LOCK, *_CHILD)) and not any(
+        shorten_path(frame.file).startswith(_OUTSIDE_FILES)
+        or frame.function.rpartition(".")[2].lstrip("_").lower().startswith(_LONG_WORK)
+        for frame in thread.frames
+    )
