@@ -35,6 +35,14 @@ def test_entries_expire_and_newer_ones_take_their_place(tmp_path: Path) -> None:
     assert [(e.host, e.at) for e in blocked.read_entries()] == [("h", 120.0)]
 
 
+def test_a_short_block_takes_no_longer_one_away(tmp_path: Path) -> None:
+    blocked = BlockListFile(tmp_path / "blocked.json")
+    year = msgspec.structs.replace(entry("h"), who="ann", until=1000.0)
+    blocked.add_entry(year)
+    blocked.add_entry(entry("h", 60.0))
+    assert blocked.read_entries() == (year, entry("h", 60.0))
+
+
 def test_a_list_for_everybody_stays_readable(tmp_path: Path) -> None:
     blocked = BlockListFile(tmp_path / "blocked.json")
     blocked.add_entry(entry("a"))

@@ -83,4 +83,4 @@ def _open_itself(path: str, flags: int) -> int:
 
 
 def _is_within(old: BlockedHost, new: BlockedHost) -> bool:
-    return old.id in ("", new.id) and set(old.gpus) <= set(new.gpus)
+    return old.until <= new.until and old.id in ("", new.id) and set(old.gpus) <= set(new.gpus)
