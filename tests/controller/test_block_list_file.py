@@ -43,12 +43,19 @@ def test_a_short_block_takes_no_longer_one_away(tmp_path: Path) -> None:
     assert blocked.read_entries() == (year, entry("h", 60.0))
 
 
-def test_a_list_for_everybody_stays_readable(tmp_path: Path) -> None:
+def test_a_list_for_everybody_is_readable_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = BlockListFile(tmp_path / "blocked.json")
     blocked.add_entry(entry("a"))
     blocked.path.chmod(0o644)
+    seen: list[int] = []
+
+    def replace_and_look(part: Path, path: Path) -> None:
+        os.replace(part, path)
+        seen.append(path.stat().st_mode & 0o777)
+
+    monkeypatch.setattr(Path, "replace", replace_and_look)
     blocked.add_entry(entry("b"))
-    assert blocked.path.stat().st_mode & 0o777 == 0o644
+    assert seen == [0o644], "a crash right after the change leaves it so"
 
 
 @pytest.mark.parametrize("spoil", ["write", "damage", "link", "folder"])

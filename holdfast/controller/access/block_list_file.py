@@ -60,10 +60,8 @@ class BlockListFile:
                 raise BlockListError(f"another process has held {self.path}.lock for {_LOCK_S:g} s")
             try:
                 left = rewrite(tuple(entry for entry in self.read_entries() if entry.until > now))
-                mode = self._present_mode()
-                mutual_tls.write_secret(self.path, msgspec.json.format(msgspec.json.encode(left)), durable=True)
-                if mode != 0o600:
-                    self.path.chmod(mode)
+                content = msgspec.json.format(msgspec.json.encode(left))
+                mutual_tls.write_secret(self.path, content, durable=True, mode=self._present_mode())
             finally:
                 os.close(lock)
         except BlockListError:
