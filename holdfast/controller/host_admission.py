@@ -40,7 +40,8 @@ class HostAdmission:
         return self._refusal_text(*found, now) if found else ""
 
     def _refusal_text(self, entry: BlockedHost, what: str, now: float) -> str:
-        where = "this host" if what == entry.host else f"{what}, which was on {entry.host},"
+        was = f", which was on {entry.host}," if entry.host else ""
+        where = "this host" if what == entry.host else f"{what}{was}"
         by = f"by {entry.who}" if entry.who else f"after incident {entry.incident} of run {entry.run_id}"
         by = by if entry.who or entry.incident else f"by run {entry.run_id}"
         left_h = (entry.until - now) / 3600

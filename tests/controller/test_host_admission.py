@@ -68,6 +68,14 @@ async def test_nodes_without_an_identity_and_lists_that_cannot_be_read_refuse_no
     assert said == ["the list is damaged; hosts join although they may be blocked"], "once"
 
 
+def test_a_gpu_that_a_person_blocked_was_on_no_host() -> None:
+    entry = BlockedHost(host="", gpus=("GPU-1",), reason="noisy", who="ann", at=0, until=3600)
+    admission = HostAdmission(MemoryBlockList(entry), BlockLimits(), Decider().view, now=lambda: 0.0, say=print)
+    identity = HostIdentity(id="id1", gpus=("GPU-1",))
+    hello = Hello(node="n", host="h1", nproc=1, order=0, generation=0, ready=True, identity=identity)
+    assert admission.refusal_of(hello).startswith("GPU-1 is blocked by ann for another 1.0 h: noisy; ")
+
+
 @pytest.mark.parametrize("path", ["", "/site/list.json"])
 async def test_a_bad_machine_is_put_on_the_list(path: str) -> None:
     said: list[str] = []
