@@ -1,13 +1,14 @@
 """The list of blocked hosts on disk: several writers, entries that expire, and files that nobody should believe."""
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from holdfast.controller.access.block_list_file import BlockListError, BlockListFile
+from holdfast.controller.access.block_list_file import BlockListError, BlockListFile, BlockListThreads
 from holdfast.core.membership.host_blocking import BlockedHost
 
 
@@ -97,3 +98,21 @@ def test_entries_of_a_newer_version_are_read(tmp_path: Path) -> None:
     path.write_bytes(msgspec.json.encode([msgspec.to_builtins(entry("a")) | {"more": 1}]))
     path.chmod(0o600)
     assert BlockListFile(path).read_entries() == (entry("a"),)
+
+
+def test_the_controller_gets_its_answers_from_threads(tmp_path: Path) -> None:
+    listed = BlockListThreads(BlockListFile(tmp_path / "blocked.json"))
+    assert listed.add_entry(entry("a")).result(60) is None
+    assert listed.read_entries().result(60) == (entry("a"),)
+    (tmp_path / "blocked.json").write_bytes(b"{")
+    assert isinstance(listed.read_entries().result(60), BlockListError)
+    assert isinstance(listed.add_entry(entry("b")).result(60), BlockListError)
+
+
+def test_a_file_system_that_hangs_keeps_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed, answers = BlockListFile(tmp_path / "blocked.json"), threading.Event()
+    monkeypatch.setattr(listed, "read_entries", lambda: answers.wait(60) and ())
+    reading = BlockListThreads(listed).read_entries()
+    assert not reading.done() and not reading.cancel()
+    answers.set()
+    assert reading.result(60) == ()

@@ -2,8 +2,11 @@
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -15,6 +18,7 @@ from holdfast.wire.credentials import mutual_tls
 _LOCK_S = 10.0
 _MOST_BYTES = 16 << 20  # a longer one is torn, and said to be damaged
 Entries = tuple[BlockedHost, ...]
+Found = TypeVar("Found")
 
 
 class BlockListError(OSError):
@@ -22,7 +26,7 @@ class BlockListError(OSError):
 
 
 class BlockListFile:
-    """The file is read whenever a host joins, so a lifted block counts at once. A missing file is an empty list."""
+    """The file may change at any time, so nothing of it is kept. A missing file is an empty list."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -74,6 +78,34 @@ class BlockListFile:
         with contextlib.suppress(FileNotFoundError):
             return 0o600 | self.path.stat().st_mode & 0o044
         return 0o600
+
+
+class BlockListThreads:
+    """The list for the controller, which must not wait for a file system."""
+
+    def __init__(self, listed: BlockListFile) -> None:
+        self._listed = listed
+
+    def read_entries(self) -> Future[Entries | OSError]:
+        return _call_in_thread(self._listed.read_entries)
+
+    def add_entry(self, entry: BlockedHost) -> Future[OSError | None]:
+        return _call_in_thread(lambda: self._listed.add_entry(entry))
+
+
+def _call_in_thread(call: Callable[[], Found]) -> Future[Found | OSError]:
+    """Call in a thread of its own, which neither other calls nor the end of the controller wait for if it hangs."""
+    answer: Future[Found | OSError] = Future()
+    answer.set_running_or_notify_cancel()  # nobody can cancel it from here on
+
+    def carry() -> None:
+        try:
+            answer.set_result(call())
+        except OSError as e:
+            answer.set_result(e)
+
+    threading.Thread(target=carry, name="holdfast-blocked", daemon=True).start()
+    return answer
 
 
 def _open_itself(path: str, flags: int) -> int:
