@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.agent.sources.gpu import read_gpu_ids
+from holdfast.agent.sources.gpu import read_gpus
 from holdfast.cli.launch import release_packing
 from holdfast.cli.launch.enrolment_client import (
     EnrolmentClient,
@@ -285,9 +285,12 @@ def _try_to_lead(host: str, port: int, node_rank: int | None) -> socket.socket |
 
 def _read_identity() -> HostIdentity:
     try:
-        return HostIdentity(id=host_identity.read_host_id(), gpus=read_gpu_ids(_GPU_WAIT_S))
+        id = host_identity.read_host_id()
     except ValueError as e:
         raise UsageError(str(e)) from None
+    gpus = read_gpus(_GPU_WAIT_S)
+    names = tuple((gpu.name, gpu.bus) for gpu in gpus)
+    return HostIdentity(id=id, gpus=tuple(gpu.uuid for gpu in gpus), gpu_names=names)
 
 
 def _read_token(args: RunArgs, host: str, port: int) -> tuple[str, NodeToken | None]:

@@ -1,5 +1,6 @@
 """Hosts whose machines are at fault: whom to block, and which of the blocked hosts a reporting node belongs to."""
 
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Set
 
 import msgspec
@@ -105,7 +106,7 @@ class HostFaults:
 
     def _block(self, ready: Ready, shared: Set[str], reason: str, incident: int) -> Iterator[Block | Say]:
         own = ready.identity
-        gpus = tuple(gpu for gpu in own.gpus if gpu not in shared)
+        gpus = tuple(gpu for gpu in _gpus_at_fault(own, reason) if gpu not in shared)
         left = HostIdentity(id="" if own.id in shared else own.id, gpus=gpus)
         if left.id or left.gpus:
             block = Block(id=next(self._ids), host=ready.host, identity=left, reason=reason, incident=incident)
@@ -139,3 +140,10 @@ class HostFaults:
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         blocked = f"blocked: {', '.join(names[:_NAMED])}{more}"
         return f"; {blocked} (holdfast blocked says why, and with --lift HOST lets it join again)"
+
+
+def _gpus_at_fault(identity: HostIdentity, fault: str) -> tuple[str, ...]:
+    """Return the GPUs that a fault names. If it names none, any may be at fault."""
+    told = zip(identity.gpus, identity.gpu_names, strict=False)
+    named = tuple(gpu for gpu, names in told if any(n and re.search(rf"{re.escape(n)}\b", fault) for n in names))
+    return named or identity.gpus
