@@ -85,7 +85,7 @@ class AgentIngest:
                     await ws.close(code=1008, message=b"this link is another node's")
                     break
                 if isinstance(heard, Hello) and not self._is_seated(heard.node):
-                    await self.admission.read_list(heard)
+                    await self.admission.read_list(heard.identity)
                 node = self._on_message(heard, outbox, node)
                 if isinstance(heard, Hello):
                     self.registry.record_origin(node, local=caller.node == ANY_NODE)
@@ -187,7 +187,7 @@ class AgentIngest:
         self.links.send_errand(hello.node, StopHere(id=self._stale_id, generation=hello.generation, grace_s=0.0))
 
     def _announce_ready(self, hello: Hello) -> None:
-        blocked = self.admission.refusal_of(hello)
+        blocked = self.admission.refusal_of(hello.host, hello.identity)
         if not hello.ready and not blocked:  # one that is refused need not get ready first
             return
         self._stale.pop(hello.node, None)

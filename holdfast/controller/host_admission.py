@@ -8,8 +8,8 @@ from holdfast.core.decide.job_view import JobView
 from holdfast.core.membership.host_blocking import BlockedHost, BlockLimits, matching_entry
 from holdfast.model.action import Block
 from holdfast.model.event import Outcome
+from holdfast.model.job_and_seats import HostIdentity
 from holdfast.ports import BlockList
-from holdfast.wire.agent_messages import Hello
 
 _READ_S = 2.0  # a list that takes longer lies on a file system that hangs
 
@@ -30,10 +30,10 @@ class HostAdmission:
         self._asked_at = 0.0
         self._told = ""  # why the list could not be read, as the console was told
 
-    async def read_list(self, hello: Hello) -> None:
+    async def read_list(self, identity: HostIdentity) -> None:
         """Read the list before a node is judged. A network file system that hangs must stop neither the controller nor
         the job: then the list counts as it was read last. One that cannot be read refuses nobody."""
-        if not hello.identity.id:
+        if not identity.id:
             return
         now = asyncio.get_running_loop().time
         if self._reading is None or self._reading.done():
@@ -54,10 +54,10 @@ class HostAdmission:
             self._told = text
             self._say(text)
 
-    def refusal_of(self, hello: Hello) -> str:
-        """Say why this node's host is refused, by the list as it was read last; "" if it is not."""
+    def refusal_of(self, host: str, identity: HostIdentity) -> str:
+        """Say why this host is refused, by the list as it was read last; "" if it is not."""
         now = self._now()
-        found = matching_entry(self._entries, hello.host, hello.identity, now)
+        found = matching_entry(self._entries, host, identity, now)
         return self._refusal_text(*found, now) if found else ""
 
     def _refusal_text(self, entry: BlockedHost, what: str, now: float) -> str:

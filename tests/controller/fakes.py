@@ -3,7 +3,9 @@
 import asyncio
 from concurrent.futures import Future
 
-from holdfast.core.membership.host_blocking import BlockedHost
+from holdfast.controller.host_admission import HostAdmission
+from holdfast.core.decide.decider import Decider
+from holdfast.core.membership.host_blocking import BlockedHost, BlockLimits
 from holdfast.model.observation import Departure
 
 
@@ -35,6 +37,10 @@ class FakeFleet:
 
     def nodes(self) -> tuple[str, ...]:
         return tuple(self.here)
+
+
+def admission_of(blocked: "MemoryBlockList") -> HostAdmission:
+    return HostAdmission(blocked, BlockLimits(), Decider().view, now=lambda: 1.0, say=print)
 
 
 class MemoryBlockList:

@@ -35,8 +35,8 @@ def hello_of(id: str, *gpus: str) -> Hello:
 
 
 async def judge(admission: HostAdmission, hello: Hello) -> str:
-    await admission.read_list(hello)
-    return admission.refusal_of(hello)
+    await admission.read_list(hello.identity)
+    return admission.refusal_of(hello.host, hello.identity)
 
 
 async def test_a_blocked_host_is_told_to_leave_before_it_is_ready(desk_of: Open) -> None:

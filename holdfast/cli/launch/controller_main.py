@@ -221,6 +221,8 @@ class NetworkPort:
             audit=audit,
             tokens=tokens,
             certificates=built.certificates,
+            admission=built.ingest.admission,
+            announce=built.controller.process_event,
         )
 
     async def open(self) -> web.AppRunner:
