@@ -227,7 +227,7 @@ def _row_text(row: Row, parts: dict[str, float] | None = None) -> str:
     known = parts is not None and len(parts) > 1 and abs(sum(parts.values()) - start_s) < _ALIKE_S
     shared = share_tenths(parts, start_s) if parts and known else {}
     detail = f" = {' + '.join(f'{name} {seconds:.1f}' for name, seconds in shared.items())}" if shared else ""
-    hidden = (TimeUse.REDO,) if row.get(TimeUse.DIAGNOSE, 1.0) else (TimeUse.REDO, TimeUse.DIAGNOSE)
+    hidden = (TimeUse.REDO, TimeUse.DIAGNOSE) if row.get(TimeUse.DIAGNOSE) == 0.0 else (TimeUse.REDO,)
     said = {use: f"{use.value} {seconds:.1f}" for use, seconds in row.items() if use not in hidden}
     return ", ".join(f"{text}{detail if use is TimeUse.START_UP else ''}" for use, text in said.items())
 
