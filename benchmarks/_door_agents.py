@@ -116,6 +116,8 @@ async def _control(listener: socket.socket, out: Connection, folder: Path) -> No
         audit=audit,
         tokens=NodeTokens(folder / "authority"),
         certificates=built.certificates,
+        admission=built.ingest.admission,
+        announce=controller.process_event,
     )
     at_port = ApiEntrance(
         PortAccess(lambda: (), "127.0.0.1", enrolling.certificate_refusal), audit, enrolling, porch.note_proved

@@ -26,7 +26,7 @@ from benchmarks._report import FULL, Findings, report
 from holdfast.cli.launch.controller_main import NotesFolder
 from holdfast.config import Settings
 from holdfast.controller.access.audit_log import AuditLog
-from holdfast.controller.access.block_list_file import BlockListFile
+from holdfast.controller.access.block_list_file import BlockListFile, BlockListThreads
 from holdfast.controller.access.caller_admission import ANY_NODE, Caller, Right
 from holdfast.controller.api import ApiEntrance, make_api
 from holdfast.controller.composition import build_controller
@@ -68,7 +68,7 @@ def make_ports(folder: Path, on_entry: EntryListener) -> ControllerPorts:
         fleet=JoinFleet(),
         store=NoStore(),
         notes=NotesFolder(folder),
-        blocked=BlockListFile(folder / "blocked.json"),
+        blocked=BlockListThreads(BlockListFile(folder / "blocked.json")),
         archives=folder,
         probe_history=None,
         make_clock=SteadyClock,

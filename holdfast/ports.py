@@ -1,6 +1,7 @@
 """Interfaces that the shell must provide to the controller."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,11 +71,12 @@ class Fleet(Protocol):
 
 
 class BlockList(Protocol):
-    """The list of blocked hosts, which several jobs read and write. Both methods raise OSError if they cannot."""
+    """The list of blocked hosts, which several jobs read and write. Both methods return at once, whatever the list's
+    file system does. An OSError says why the list cannot be read or written."""
 
-    def read_entries(self) -> tuple[BlockedHost, ...]: ...
+    def read_entries(self) -> Future[tuple[BlockedHost, ...] | OSError]: ...
 
-    def add_entry(self, entry: BlockedHost) -> None: ...
+    def add_entry(self, entry: BlockedHost) -> Future[OSError | None]: ...
 
 
 class Store(Protocol):

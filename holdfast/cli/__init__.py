@@ -1,9 +1,11 @@
 """The command line: one module per command, and the only place that wires the parts together."""
 
+import contextlib
 import difflib
 import importlib
-import os
 import sys
+
+from holdfast.cli.terminal.unread_output import drop_output, unread_output
 
 COMMANDS = {
     "run": "run a training script, as torchrun would, and keep it running",
@@ -45,19 +47,21 @@ _SHARED = {  # modules that are told which command they are
     **dict.fromkeys(("hold", "resume", "approve", "evict", "drain"), "job_orders"),
     **dict.fromkeys(("logs", "attach"), "logs"),
 }
+_FOLLOWING = (["status"], ["logs"], ["attach"])  # may go on for ever; the others end, whether somebody reads on or not
 
 
 def main(argv: list[str] | None = None) -> int:
     args = sys.argv[1:] if argv is None else argv
     try:
-        try:
-            return _obey(args)
-        finally:  # whatever way it ends, argparse's own included
-            sys.stdout.flush()
+        with contextlib.nullcontext() if args[:1] in _FOLLOWING else unread_output():
+            try:
+                return _obey(args)
+            finally:  # whatever way it ends, argparse's own included
+                sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # nobody reads on, as in `holdfast report | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # as in `holdfast logs -f | head`
+        drop_output(sys.stdout)
         return 0
 
 

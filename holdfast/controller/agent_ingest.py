@@ -84,6 +84,8 @@ class AgentIngest:
                 if isinstance(heard, Hello) and node not in ("", heard.node):
                     await ws.close(code=1008, message=b"this link is another node's")
                     break
+                if isinstance(heard, Hello) and not self._is_seated(heard.node):
+                    await self.admission.read_list(heard.identity)
                 node = self._on_message(heard, outbox, node)
                 if isinstance(heard, Hello):
                     self.registry.record_origin(node, local=caller.node == ANY_NODE)
@@ -137,8 +139,7 @@ class AgentIngest:
         fresh = self.links.open_link(hello.node, outbox)
         self.registry.record_hello(now, hello)
         waits = hello.node in self.view.pool
-        # One that is coming was evicted, and has to report anew.
-        seated = self.registry.is_seated(hello.node) and hello.node not in self.view.coming
+        seated = self._is_seated(hello.node)
         if hello.generation and (waits or not seated) and (fresh or hello.ready):
             self._empty(now, hello)  # before the welcome: after it the node may be without us for `node.lost_s` again
         if fresh:
@@ -149,6 +150,10 @@ class AgentIngest:
             self.aims.on_hello(hello.node)
         if not (hello.generation or waits or seated):
             self._announce_ready(hello)
+
+    def _is_seated(self, node: str) -> bool:
+        # One that is coming was evicted, and has to report anew.
+        return self.registry.is_seated(node) and node not in self.view.coming
 
     def _make_welcome(self, now: float) -> Welcome:
         waiting = self.view.waiting_release
@@ -182,7 +187,7 @@ class AgentIngest:
         self.links.send_errand(hello.node, StopHere(id=self._stale_id, generation=hello.generation, grace_s=0.0))
 
     def _announce_ready(self, hello: Hello) -> None:
-        blocked = self.admission.refusal_of(hello)
+        blocked = self.admission.refusal_of(hello.host, hello.identity)
         if not hello.ready and not blocked:  # one that is refused need not get ready first
             return
         self._stale.pop(hello.node, None)

@@ -113,9 +113,9 @@ class Controller:
         self.registry.expect_nodes(self.clock(), known - set(self.view.gone))
         async with asyncio.TaskGroup() as self._tasks:
             if self.seq == 0:
-                fence = fence_s(self.settings.node)
-                begin = Begin(job=job, limits=self.settings.recovery, release=release, fence_s=fence)
-                self.process_event(msgspec.structs.replace(begin, started_at=started_at))
+                fence, limits = fence_s(self.settings.node), self.settings.recovery
+                begin = Begin(job=job, limits=limits, release=release, fence_s=fence, started_at=started_at)
+                self.process_event(begin)
             self._take_over()
             self._hear_departures()
             for action in self._unfinished_actions(unanswered):

@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.membership.host_blocking import BlockedHost, BlockLimits, matching_entry
 from holdfast.model.action import Block
 from holdfast.model.event import Outcome
+from holdfast.model.job_and_seats import HostIdentity
 from holdfast.ports import BlockList
-from holdfast.wire.agent_messages import Hello
+
+_READ_S = 2.0  # a list that takes longer lies on a file system that hangs
 
 
 class HostAdmission:
@@ -22,25 +25,44 @@ class HostAdmission:
         say: Callable[[str], None],
     ) -> None:
         self._blocked, self._limits, self._view, self._now, self._say = blocked, limits, view, now, say
+        self._entries: tuple[BlockedHost, ...] = ()  # as read last
+        self._reading: Future[tuple[BlockedHost, ...] | OSError] | None = None
+        self._asked_at = 0.0
         self._told = ""  # why the list could not be read, as the console was told
 
-    def refusal_of(self, hello: Hello) -> str:
-        """Say why this node's host is refused; "" if it is not. A list that cannot be read refuses nobody."""
-        if not hello.identity.id:
-            return ""
-        try:
-            entries, self._told = self._blocked.read_entries(), ""
-        except OSError as e:
-            if str(e) != self._told:
-                self._told = str(e)
-                self._say(f"{e}; hosts join although they may be blocked")
-            return ""
+    async def read_list(self, identity: HostIdentity) -> None:
+        """Read the list before a node is judged. A network file system that hangs must stop neither the controller nor
+        the job: then the list counts as it was read last. One that cannot be read refuses nobody."""
+        if not identity.id:
+            return
+        now = asyncio.get_running_loop().time
+        if self._reading is None or self._reading.done():
+            self._reading, self._asked_at = self._blocked.read_entries(), now()
+        reading = self._reading
+        if not reading.done():
+            await asyncio.wait([asyncio.wrap_future(reading)], timeout=max(0.0, self._asked_at + _READ_S - now()))
+        if not reading.done():
+            self._say_once("the list of blocked hosts does not answer; only hosts that it named before are refused")
+        elif isinstance(found := reading.result(), OSError):
+            self._entries = ()
+            self._say_once(f"{found}; hosts join although they may be blocked")
+        else:
+            self._entries, self._told = found, ""
+
+    def _say_once(self, text: str) -> None:
+        if text != self._told:
+            self._told = text
+            self._say(text)
+
+    def refusal_of(self, host: str, identity: HostIdentity) -> str:
+        """Say why this host is refused, by the list as it was read last; "" if it is not."""
         now = self._now()
-        found = matching_entry(entries, hello.host, hello.identity, now)
+        found = matching_entry(self._entries, host, identity, now)
         return self._refusal_text(*found, now) if found else ""
 
     def _refusal_text(self, entry: BlockedHost, what: str, now: float) -> str:
-        where = "this host" if what == entry.host else f"{what}, which was on {entry.host},"
+        was = f", which was on {entry.host}," if entry.host else ""
+        where = "this host" if what == entry.host else f"{what}{was}"
         by = f"by {entry.who}" if entry.who else f"after incident {entry.incident} of run {entry.run_id}"
         by = by if entry.who or entry.incident else f"by run {entry.run_id}"
         left_h = (entry.until - now) / 3600
@@ -63,11 +85,9 @@ class HostAdmission:
             at=now,
             until=now + self._limits.age_s,
         )
-        try:
-            await asyncio.to_thread(self._blocked.add_entry, entry)
-        except OSError as e:
-            self._say(f"{action.host} is bad but not blocked, and may join again: {e}")
-            return Outcome(action=action.id, ok=False, detail=str(e))
+        if failed := await asyncio.wrap_future(self._blocked.add_entry(entry)):
+            self._say(f"{action.host} is bad but not blocked, and may join again: {failed}")
+            return Outcome(action=action.id, ok=False, detail=str(failed))
         what = action.host if identity.id else ", ".join(identity.gpus)
         self._say(f"{what} is blocked for {self._limits.age_s / 3600:g} h: {action.reason}; {self._lift_text(what)}")
         return Outcome(action=action.id, ok=True)

@@ -74,7 +74,8 @@ class NodeRegistry:
         self.replayable = replayable
 
     def record_imports(self, modules: tuple[str, ...]) -> None:
-        """Record what the script imports; none: ranks cannot be forked with that."""
+        """Record which of the script's modules the zygote of rank 0's node has: none if it could not fork ranks with
+        them."""
         self.imports = modules
 
     def record_orphaned(self, generation: int) -> None:

@@ -25,13 +25,18 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     blocks: bool = False  # whether a host whose machine is at fault is blocked, for this job and for others
 
 
+_Name = Annotated[str, msgspec.Meta(max_length=100)]
+
+
 class HostIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """What tells a host from others whatever its node is called, by its own word."""
 
     # Of the machine or, if it has none, its host name; "": not told, as on a local fleet.
-    id: Annotated[str, msgspec.Meta(max_length=100)] = ""
+    id: _Name = ""
     # UUIDs of the GPUs that the job sees there.
-    gpus: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=100)], ...], msgspec.Meta(max_length=64)] = ()
+    gpus: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=64)] = ()
+    # What alarms call each of these: its number ("GPU 3") and its place on the bus; (): not told.
+    gpu_names: Annotated[tuple[tuple[_Name, _Name], ...], msgspec.Meta(max_length=64)] = ()
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):

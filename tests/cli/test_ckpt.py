@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import os
 import pickle  # noqa: TID251  # torch's metadata is one, and this test's own
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.retention import find_checkpoints
+from holdfast.cli import main
 from holdfast.cli.commands import ckpt
 from tests.checkpoint.making import save
 
@@ -63,6 +66,19 @@ def test_verify(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ckpt.main(["verify", str(base / "step-00000002")]) == 1
     assert ckpt.main(["verify", str(base), "--step", "9"]) == 2
     assert "step 9 " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("buffering", [1, 1 << 20])
+def test_verify_looks_at_all_though_nobody_reads_on(
+    base: Path, buffering: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(base, 1)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", buffering) as unread:
+        monkeypatch.setattr(sys, "stdout", unread)
+        assert main(["ckpt", "verify", str(base)]) == 1
+        assert sys.stdout is unread
 
 
 def test_rm(base: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,8 @@ import pytest
 from holdfast.cli import main
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
-from tests.cli.test_join import host, port
+from tests.cli.test_join import TOKEN, host, port
+from tests.cli.test_join_proofs import minted
 from tests.cli.test_run_health import XID, kernel_says
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -15,12 +16,12 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 __all__ = ["port"]
 
 
-def join(start: Start, port: int, name: str, machines: Path, *flags: str, machine: str) -> Job:
+def join(start: Start, port: int, name: str, machines: Path, *flags: str, machine: str, token: str = TOKEN) -> Job:
     """One host's command; hosts on one machine are told apart by the id that each is given."""
     (machines / machine / "dev").mkdir(parents=True, exist_ok=True)
     (machines / machine / "dev/kmsg").touch()
     watched = ("--set", f"health.root={machines}/{machine}", "--set", "health.kernel_s=0.2")
-    return host(start, f"127.0.0.1:{port}", *watched, *flags, name=name, HOLDFAST_HOST_ID=machine)
+    return host(start, f"127.0.0.1:{port}", *watched, *flags, name=name, HOLDFAST_HOST_ID=machine, HOLDFAST_TOKEN=token)
 
 
 def standbys(job: Job) -> list[str]:
@@ -41,7 +42,8 @@ def test_a_bad_host_is_refused_under_another_name_until_it_is_lifted(
     bad.ends(1)
     first.trains(generation=2)
     first.until(lambda: "is blocked for 168 h" in first.text(), "the block")
-    again = join(start, port, "again", machines, *flags, machine="lemon")
+    token = minted(capsys, first)
+    again = join(start, port, "again", machines, *flags, machine="lemon", token=token)
     again.ends(93)
     assert "this host is blocked" in again.sentences()[-1] and "holdfast blocked --lift" in again.sentences()[-1]
     assert "is refused: this host is blocked after incident 1 of run ours" in first.text()
@@ -56,7 +58,7 @@ def test_a_bad_host_is_refused_under_another_name_until_it_is_lifted(
     assert main(["blocked"]) == 0
     assert "by run ours, incident 1" in capsys.readouterr().out
     assert main(["blocked", "--lift", "lemon"]) == 0
-    friend = join(start, port, "friend", machines, *flags, machine="lemon")
+    friend = join(start, port, "friend", machines, *flags, machine="lemon", token=token)  # not used up
     first.until(lambda: standbys(first), "a standby again")
     first.finish()
     for job in (first, spare, friend):

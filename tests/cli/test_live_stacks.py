@@ -197,6 +197,18 @@ def test_a_job_without_ranks_says_what_it_does(
     assert capsys.readouterr().err == "holdfast trace: no rank runs now; the job is waiting\n"
 
 
+def test_nodes_that_do_not_answer_are_no_job_without_ranks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late = Trace(node="n0", at=0.0, error="no answer within 5 s")
+    found = JobStacks(at=0.0, naming=BlockingRanks(reason="no stacks"), traces=(late,))
+    monkeypatch.setattr("holdfast.cli.run_dirs.run_selection.run_to_read", lambda args: None)
+    monkeypatch.setattr(live_stacks, "_ask_trace", lambda run_dir, args: found)
+    assert main(["trace"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("no rank stands out: no stacks\n") and "n0: no answer within 5 s" in out
+
+
 def look_of(named: BlockingRanks, **states: str) -> JobStacks:
     """Ranks on one node, by their states."""
     found = [Process(node="n0", rank=int(name[1:]), pid=1, state=state) for name, state in states.items()]

@@ -1,16 +1,25 @@
 """`--standbys auto`: the number follows from the journals of past runs, and the reason is said."""
 
+import itertools
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from holdfast.cli.launch.standby_choice import choose_standbys
+from holdfast.cli.launch import standby_choice
+from holdfast.cli.launch.standby_choice import add_run, choose_standbys
 from holdfast.cli.run_flags.run_arguments import RunArgs, parse_run_args
+from holdfast.core.membership.loss_rate import NodeLosses
+from holdfast.core.record.job_account import TimeUse
+from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.model.event import Decision, Entry, Tick
 from tests.cli.conftest import Start
 from tests.cli.rungs import node_of
 from tests.cli.test_old_run import old
+from tests.core.test_ledger import START, account
 
 __all__ = ["old"]
 
@@ -44,6 +53,32 @@ def test_runs_of_an_older_version_count(old: Path) -> None:
     for path in runs.glob("*/journal.db"):
         path.write_bytes(b"not a journal")
     assert "no past run" in choose_standbys(args_of("--standbys", "auto"))[1]
+
+
+def test_a_journal_that_takes_too_long_to_read_does_not_count(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = old / "home" / "runs"
+    runs.mkdir(parents=True)
+    [path] = [path for path in old.glob("*/journal.db") if (path.parent / "exit.json").exists()]
+    shutil.copytree(path.parent, runs / path.parent.name)
+    given: list[Entry] = []
+
+    def read_slowly(journal: SqliteJournal) -> Iterator[Entry]:
+        for n in range(100):
+            given.append(Entry(seq=n + 1, at=float(n), event=Tick(), decision=Decision()))
+            yield given[-1]
+
+    monkeypatch.setattr(standby_choice, "time", SimpleNamespace(monotonic=itertools.count().__next__))
+    monkeypatch.setattr(SqliteJournal, "read", read_slowly)
+    assert "no past run" in choose_standbys(args_of("--standbys", "auto"))[1]
+    assert 1 < len(given) < 10, "a second for each: it stops after five"
+
+
+@pytest.mark.parametrize("departed", ["", " departed"])
+def test_time_in_which_nobody_watched_or_the_job_was_over_does_not_count(departed: str) -> None:
+    ended = ("7290 progress 4000 at 3600 from 1 since 5 parted", f"7290 ended n0{departed}", "7290 outcome 2000001 ok")
+    found = account(*START, "7290 successor 2 alone 27", *ended)
+    assert found.spent_s(TimeUse.OVER if departed else TimeUse.UNWATCHED) == 3690
+    assert add_run(NodeLosses(), found, 4) == NodeLosses(runs=1, lost=0, node_h=4.0)
 
 
 def test_on_joined_hosts_a_node_may_have_any_rank() -> None:

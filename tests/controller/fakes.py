@@ -1,8 +1,11 @@
 """A fleet, a store, a list of blocked hosts and notes that do what they are told, and remember it."""
 
 import asyncio
+from concurrent.futures import Future
 
-from holdfast.core.membership.host_blocking import BlockedHost
+from holdfast.controller.host_admission import HostAdmission
+from holdfast.core.decide.decider import Decider
+from holdfast.core.membership.host_blocking import BlockedHost, BlockLimits
 from holdfast.model.observation import Departure
 
 
@@ -36,20 +39,28 @@ class FakeFleet:
         return tuple(self.here)
 
 
+def admission_of(blocked: "MemoryBlockList") -> HostAdmission:
+    return HostAdmission(blocked, BlockLimits(), Decider().view, now=lambda: 1.0, say=print)
+
+
 class MemoryBlockList:
     def __init__(self, *entries: BlockedHost) -> None:
         self.entries = entries
         self.error: OSError | None = None
+        self.waiting: Future[tuple[BlockedHost, ...] | OSError] | None = None  # set: reads get it, and wait
 
-    def read_entries(self) -> tuple[BlockedHost, ...]:
-        if self.error:
-            raise self.error
-        return self.entries
+    def read_entries(self) -> Future[tuple[BlockedHost, ...] | OSError]:
+        if self.waiting:
+            return self.waiting
+        found: Future[tuple[BlockedHost, ...] | OSError] = Future()
+        found.set_result(self.error or self.entries)
+        return found
 
-    def add_entry(self, entry: BlockedHost) -> None:
-        if self.error:
-            raise self.error
-        self.entries = (*self.entries, entry)
+    def add_entry(self, entry: BlockedHost) -> Future[OSError | None]:
+        self.entries = self.entries if self.error else (*self.entries, entry)
+        done: Future[OSError | None] = Future()
+        done.set_result(self.error)
+        return done
 
 
 class FakeStore:

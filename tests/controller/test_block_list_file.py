@@ -1,13 +1,14 @@
 """The list of blocked hosts on disk: several writers, entries that expire, and files that nobody should believe."""
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from holdfast.controller.access.block_list_file import BlockListError, BlockListFile
+from holdfast.controller.access.block_list_file import BlockListError, BlockListFile, BlockListThreads
 from holdfast.core.membership.host_blocking import BlockedHost
 
 
@@ -35,12 +36,27 @@ def test_entries_expire_and_newer_ones_take_their_place(tmp_path: Path) -> None:
     assert [(e.host, e.at) for e in blocked.read_entries()] == [("h", 120.0)]
 
 
-def test_a_list_for_everybody_stays_readable(tmp_path: Path) -> None:
+def test_a_short_block_takes_no_longer_one_away(tmp_path: Path) -> None:
+    blocked = BlockListFile(tmp_path / "blocked.json")
+    year = msgspec.structs.replace(entry("h"), who="ann", until=1000.0)
+    blocked.add_entry(year)
+    blocked.add_entry(entry("h", 60.0))
+    assert blocked.read_entries() == (year, entry("h", 60.0))
+
+
+def test_a_list_for_everybody_is_readable_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = BlockListFile(tmp_path / "blocked.json")
     blocked.add_entry(entry("a"))
     blocked.path.chmod(0o644)
+    seen: list[int] = []
+
+    def replace_and_look(part: Path, path: Path) -> None:
+        os.replace(part, path)
+        seen.append(path.stat().st_mode & 0o777)
+
+    monkeypatch.setattr(Path, "replace", replace_and_look)
     blocked.add_entry(entry("b"))
-    assert blocked.path.stat().st_mode & 0o777 == 0o644
+    assert seen == [0o644], "a crash right after the change leaves it so"
 
 
 @pytest.mark.parametrize("spoil", ["write", "damage", "link", "folder"])
@@ -82,3 +98,21 @@ def test_entries_of_a_newer_version_are_read(tmp_path: Path) -> None:
     path.write_bytes(msgspec.json.encode([msgspec.to_builtins(entry("a")) | {"more": 1}]))
     path.chmod(0o600)
     assert BlockListFile(path).read_entries() == (entry("a"),)
+
+
+def test_the_controller_gets_its_answers_from_threads(tmp_path: Path) -> None:
+    listed = BlockListThreads(BlockListFile(tmp_path / "blocked.json"))
+    assert listed.add_entry(entry("a")).result(60) is None
+    assert listed.read_entries().result(60) == (entry("a"),)
+    (tmp_path / "blocked.json").write_bytes(b"{")
+    assert isinstance(listed.read_entries().result(60), BlockListError)
+    assert isinstance(listed.add_entry(entry("b")).result(60), BlockListError)
+
+
+def test_a_file_system_that_hangs_keeps_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed, answers = BlockListFile(tmp_path / "blocked.json"), threading.Event()
+    monkeypatch.setattr(listed, "read_entries", lambda: answers.wait(60) and ())
+    reading = BlockListThreads(listed).read_entries()
+    assert not reading.done() and not reading.cancel()
+    answers.set()
+    assert reading.result(60) == ()

@@ -44,6 +44,8 @@ async def _port(desk_of: Open, folder: Path, locked: bool) -> AsyncIterator[sock
             audit=audit,
             tokens=NodeTokens(folder / "door"),
             certificates=desk.built.certificates,
+            admission=desk.built.ingest.admission,
+            announce=desk.controller.process_event,
         )
         door = ApiEntrance(PortAccess(lambda: (), "localhost"), audit, enrolling, porch.note_proved)
         runner = make_runner(make_api(desk.built, door))

@@ -1,7 +1,10 @@
 """Nodes of blocked hosts are refused when they say hello, and hosts of bad machines are put on the list."""
 
+from concurrent.futures import Future
+
 import pytest
 
+from holdfast.controller import host_admission
 from holdfast.controller.host_admission import HostAdmission
 from holdfast.core.decide.decider import Decider
 from holdfast.core.membership.host_blocking import BlockedHost, BlockLimits
@@ -24,6 +27,16 @@ async def say_hello(agent: Agent, id: str, *gpus: str, ready: bool = True) -> No
     identity = HostIdentity(id=id, gpus=gpus)
     hello = Hello(node=agent.node, host="h1", nproc=1, order=0, generation=0, ready=ready, identity=identity)
     await agent.ws.send_bytes(agent_messages.encode(hello))
+
+
+def hello_of(id: str, *gpus: str) -> Hello:
+    identity = HostIdentity(id=id, gpus=gpus)
+    return Hello(node="n", host="h1", nproc=1, order=0, generation=0, ready=True, identity=identity)
+
+
+async def judge(admission: HostAdmission, hello: Hello) -> str:
+    await admission.read_list(hello.identity)
+    return admission.refusal_of(hello.host, hello.identity)
 
 
 async def test_a_blocked_host_is_told_to_leave_before_it_is_ready(desk_of: Open) -> None:
@@ -63,9 +76,48 @@ async def test_nodes_without_an_identity_and_lists_that_cannot_be_read_refuse_no
     said: list[str] = []
     blocked.error = OSError("the list is damaged")
     admission = HostAdmission(blocked, BlockLimits(), Decider().view, now=lambda: 1.0, say=said.append)
-    hello = Hello(node="n", host="h1", nproc=1, order=0, generation=0, ready=True, identity=HostIdentity(id="id1"))
-    assert [admission.refusal_of(hello) for _ in range(3)] == ["", "", ""]
+    hello = hello_of("id1")
+    assert [await judge(admission, hello) for _ in range(3)] == ["", "", ""]
     assert said == ["the list is damaged; hosts join although they may be blocked"], "once"
+
+
+async def test_a_list_that_does_not_answer_stops_nobody(desk_of: Open) -> None:
+    blocked = MemoryBlockList()
+    blocked.waiting = Future()
+    async with desk_of(ALONE, blocked=blocked) as desk:
+        asking = await desk.link("n")
+        await say_hello(asking, "id1")
+        local = await desk.link("local")
+        await say_hello(local, "")
+        assert isinstance(await local.hear(), Welcome), "the controller goes on meanwhile"
+        blocked.waiting.set_result((ENTRY,))
+        assert isinstance(await asking.hear(), Welcome)
+        leave = await asking.errand()
+        assert isinstance(leave, Leave) and leave.code == 93
+
+
+async def test_while_the_list_does_not_answer_it_counts_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_admission, "_READ_S", 0.05)
+    said: list[str] = []
+    blocked = MemoryBlockList(ENTRY)
+    admission = HostAdmission(blocked, BlockLimits(), Decider().view, now=lambda: 1.0, say=said.append)
+    assert await judge(admission, hello_of("id1"))
+    waiting: Future[tuple[BlockedHost, ...] | OSError] = Future()
+    blocked.waiting = waiting
+    refused = [await judge(admission, hello_of(id)) for id in ("id1", "id1", "id2")]
+    assert [bool(one) for one in refused] == [True, True, False]
+    assert said == ["the list of blocked hosts does not answer; only hosts that it named before are refused"], "once"
+    blocked.waiting, blocked.entries = None, ()
+    assert await judge(admission, hello_of("id1")), "the first answer is awaited before it is asked again"
+    waiting.set_result((ENTRY,))
+    assert not await judge(admission, hello_of("id1")), "it answers again"
+
+
+async def test_a_gpu_that_a_person_blocked_was_on_no_host() -> None:
+    entry = BlockedHost(host="", gpus=("GPU-1",), reason="noisy", who="ann", at=0, until=3600)
+    admission = HostAdmission(MemoryBlockList(entry), BlockLimits(), Decider().view, now=lambda: 0.0, say=print)
+    refusal = await judge(admission, hello_of("id1", "GPU-1"))
+    assert refusal.startswith("GPU-1 is blocked by ann for another 1.0 h: noisy; ")
 
 
 @pytest.mark.parametrize("path", ["", "/site/list.json"])

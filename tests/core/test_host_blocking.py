@@ -3,8 +3,10 @@
 import pytest
 
 from holdfast.core.incident.incident_case import machine_faults
-from holdfast.core.membership.host_blocking import BlockedHost, lift_entries, matching_entry
+from holdfast.core.membership.host_blocking import BlockedHost, HostFaults, lift_entries, matching_entry
+from holdfast.model.action import Block
 from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.event import Ready
 from holdfast.model.job_and_seats import HostIdentity
 
 ENTRY = BlockedHost(host="h1", id="id1", gpus=("GPU-1", "GPU-2"), reason="bad", run_id="r", at=0.0, until=100.0)
@@ -77,3 +79,23 @@ def test_lifting() -> None:
     [left] = lift_entries((ENTRY, gpus), "GPU-1")
     assert (left.host, left.gpus) == ("h1", ("GPU-2",)), "the host itself stays blocked"
     assert lift_entries((ENTRY, gpus), "h") == (ENTRY, gpus)
+
+
+@pytest.mark.parametrize(
+    ("fault", "gpus"),
+    [
+        ("has lost GPU 1", ("uuid1",)),
+        ("has lost GPU 11", ("uuid11",)),
+        ("has lost the GPU at 0000:3b:00 (Xid 79)", ("uuid1",)),
+        ("gemm on cuda:1: a wrong result", ("uuid1", "uuid11", "uuid2")),  # in an order of the job's own
+        ("has lost GPU 7", ("uuid1", "uuid11", "uuid2")),
+    ],
+)
+def test_only_the_gpu_that_the_fault_names_is_blocked_with_its_host(fault: str, gpus: tuple[str, ...]) -> None:
+    names = (("GPU 1", "0000:3b:00"), ("GPU 11", "0000:3c:00"), ("GPU 2", ""))
+    identity = HostIdentity(id="id1", gpus=("uuid1", "uuid11", "uuid2"), gpu_names=names)
+    faults = HostFaults(iter(range(1, 9)))
+    faults.on_evicted(("n1",), {"n1": fault}, 1)
+    ready = Ready(node="n1", host="h1", nproc=1, order=0, identity=identity)
+    [block] = faults.block_gone(("n1",), {"n1": ready}, ())
+    assert isinstance(block, Block) and block.identity == HostIdentity(id="id1", gpus=gpus)

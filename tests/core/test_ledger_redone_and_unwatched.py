@@ -95,6 +95,16 @@ def test_a_job_that_was_over_when_somebody_looked_has_lost_nothing_meanwhile() -
     found = account(*TRAINED, TAKEN_OVER, *ended)
     assert spans(found)[-3:] == [("train", 5, 44, 0), ("over", 44, 90, 0), ("stop", 90, 91, 0)]
     assert found.lost_s() == {START_AND_END: 6.0} and found.ettr == (44 - 5) / (91 - 46)
+    assert found.job_s == 91 - 46
+
+
+def test_the_last_hour_of_a_job_ends_when_it_is_over() -> None:
+    ended = ("9990 progress 4000 at 4005 from 1 since 5 parted", "9990 ended n0 departed", "9991 outcome 2000001 ok")
+    found = account(*TRAINED, "9990 successor 2 alone 27", *ended)
+    assert spans(found)[-2:] == [("over", 4005, 9990, 0), ("stop", 9990, 9991, 0)]
+    assert found.hour_ettr == 1.0
+    ended = ("9990 progress 3000 at 3005 from 1 since 5 parted", *ended[1:])
+    assert account(*TRAINED, "9990 successor 2 alone 27", *ended).hour_ettr is None, "it had no whole hour"
 
 
 def test_first_steps_that_were_made_without_a_controller_are_no_start_up() -> None:

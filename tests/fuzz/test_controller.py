@@ -207,7 +207,16 @@ class Port:
         self.controller = built.controller
         authority, audit = CertificateAuthority(folder / "door"), AuditLog(folder)
         tokens = NodeTokens(folder / "door")
-        enrolling = NodeEnrolment(authority, TOKEN, "r", audit=audit, tokens=tokens, certificates=built.certificates)
+        enrolling = NodeEnrolment(
+            authority,
+            TOKEN,
+            "r",
+            audit=audit,
+            tokens=tokens,
+            certificates=built.certificates,
+            admission=built.ingest.admission,
+            announce=built.controller.process_event,
+        )
         door = ApiEntrance(admit, audit, enrolling, minting=TokenMinting(audit, tokens))
         self.server = TestServer(make_api(built, door))
         await self._open.enter_async_context(self.server)

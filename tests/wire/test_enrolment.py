@@ -7,7 +7,8 @@ import re
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -28,10 +29,14 @@ from holdfast.controller.access.enrolment_tokens import NodeTokens
 from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.access.node_enrolment import NodeEnrolment
 from holdfast.core.decide.decider import Decider
+from holdfast.core.membership.host_blocking import BlockedHost
+from holdfast.model.event import Ready
+from holdfast.model.job_and_seats import HostIdentity
 from holdfast.wire.credentials import enrolment, enrolment_token, job_secret_proof, mutual_tls
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority
 from holdfast.wire.credentials.mutual_tls import KeyFiles
 from tests.cli.driver import until
+from tests.controller.fakes import MemoryBlockList, admission_of
 
 TOKEN, OTHER = "60f4c1b97ad2e8537be01d94c2f86a35", "11f4c1b97ad2e8537be01d94c2f86a35"
 
@@ -44,6 +49,8 @@ class Server:
         self.authority, self.now = CertificateAuthority(folder), 1e9
         self.tokens = NodeTokens(folder, clock=lambda: self.now)
         self.audit = folder / "audit.log"
+        self.blocked = MemoryBlockList()
+        self.refused: list[Ready] = []
         self._enrolling = NodeEnrolment(
             proof_of or self.authority,
             token,
@@ -51,6 +58,8 @@ class Server:
             audit=AuditLog(folder),
             tokens=self.tokens,
             certificates=NodeCertificates(Decider().view),
+            admission=admission_of(self.blocked),
+            announce=self.refused.append,
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run)
@@ -245,10 +254,10 @@ def test_what_is_good_enough(token: str, why: str) -> None:
 # --- tokens of one node's own ----------------------------------------------------------------------------------
 
 
-def enrol(server: Server, token: object, name: str, folder: Path) -> KeyFiles:
+def enrol(server: Server, token: object, name: str, folder: Path, identity: HostIdentity | None = None) -> KeyFiles:
     call = EnrolmentClient(server.address, str(token))
     try:
-        return call.enrol_node(name, folder)
+        return call.enrol_node(name, folder, identity=identity)
     finally:
         call.close()
 
@@ -302,6 +311,62 @@ def test_a_token_is_not_used_up_by_what_comes_to_nothing(server: Server, tmp_pat
         with pytest.raises(EnrolmentRefusedError):
             enrol(server, token, name, tmp_path / "b")
     enrol(server, token, "b", tmp_path / "b")
+
+
+BAD = BlockedHost(host="h1", id="id1", reason="has lost GPU 3", run_id="q", incident=3, at=0.0, until=9e9)
+
+
+@pytest.mark.parametrize("name", ["", "n7"])
+def test_a_blocked_host_keeps_its_token_until_it_may_join(server: Server, tmp_path: Path, name: str) -> None:
+    token, lemon = server.tokens.mint_token(name, 60.0), HostIdentity(id="id1")
+    server.blocked.entries = (BAD,)
+    for _ in range(2):
+        with pytest.raises(EnrolmentRefusedError, match=r"this host is blocked .*--lift h1") as refused:
+            enrol(server, token, "n7", tmp_path / "n7", lemon)
+        assert refused.value.status == enrolment.BLOCKED
+    assert [(ready.node, ready.identity, bool(ready.blocked)) for ready in server.refused] == [("n7", lemon, True)] * 2
+    assert "is blocked" in audited(server)[0][2] and not server.authority.node_serials()
+    enrol(server, token, "n7", tmp_path / "n7", HostIdentity(id="id2"))
+    with pytest.raises(EnrolmentRefusedError, match="has already enrolled n7"):
+        enrol(server, token, "n7", tmp_path / "n7", lemon)
+
+
+def test_who_has_proved_nothing_learns_of_no_block(server: Server, tmp_path: Path) -> None:
+    server.blocked.entries = (BAD,)
+    call = EnrolmentClient(server.address, str(server.tokens.mint_token("", 60.0)))
+    call._token = OTHER
+    with pytest.raises(EnrolmentRefusedError, match="not one of this job") as refused:
+        call.enrol_node("a", tmp_path / "a", identity=HostIdentity(id="id1"))
+    assert refused.value.status == 403 and not server.refused
+    call.close()
+
+
+class Awaited(Future[tuple[BlockedHost, ...] | OSError]):
+    """A list that is being read, and how many wait for it."""
+
+    by = 0
+
+    def add_done_callback(self, call: Callable[..., object]) -> None:
+        super().add_done_callback(call)
+        self.by += 1
+
+
+def test_while_the_list_of_blocked_hosts_hangs_a_token_is_not_used_twice(server: Server, tmp_path: Path) -> None:
+    token, waiting = server.tokens.mint_token("", 60.0), Awaited()
+    server.blocked.waiting = waiting
+
+    def try_once(name: str) -> bool:
+        try:
+            enrol(server, token, name, tmp_path / name, HostIdentity(id=name))
+        except EnrolmentRefusedError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(2) as hosts:
+        tries = [hosts.submit(try_once, name) for name in ("a", "b")]
+        until(lambda: waiting.by == 2, "both to wait for the list")
+        waiting.set_result(())
+        assert sorted(one.result(60) for one in tries) == [False, True]
 
 
 def test_the_next_controller_knows_which_tokens_are_used(server: Server, tmp_path: Path) -> None:

@@ -119,22 +119,23 @@ class GpuSource:
             return otherwise
 
 
-def read_gpu_ids(within_s: float) -> tuple[str, ...]:
-    """Return the UUIDs of the GPUs that this process's children will see; empty if the driver does not answer in time.
+def read_gpus(within_s: float) -> list[Gpu]:
+    """Return the GPUs that this process's children will see and that tell their UUIDs; none if the driver does not
+    answer in time.
 
     A driver whose GPU is broken may hang, so it is asked by a thread that nobody waits for.
     """
-    found: list[str] = []
+    found: list[Gpu] = []
 
     def ask() -> None:
         with contextlib.suppress(SourceAbsent):
             gpus = GpuSource(load_nvml(), SystemClock().wall, os.environ.get("CUDA_VISIBLE_DEVICES")).gpus
-            found.extend(gpu.uuid for gpu in gpus if gpu.uuid)
+            found.extend(gpu for gpu in gpus if gpu.uuid)
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(within_s)
-    return tuple(found)
+    return list(found)
 
 
 def _is_visible(visible: str, index: int, uuid: str) -> bool:

@@ -40,6 +40,10 @@ _STANDING = ("stopped", "gone", "silent")  # seen of the rank itself, whatever t
 _STATES = {"D": "in the kernel", "T": "stopped", "t": "stopped", "X": "gone", "Z": "ended"}
 
 
+class NoRankRunsError(Exception):
+    """There are no processes to look at; says what the job does."""
+
+
 def main(argv: list[str]) -> int:
     args = _make_parser().parse_args(argv)
     try:
@@ -47,8 +51,8 @@ def main(argv: list[str]) -> int:
             raise UsageError("--rounds must be from 1 to 100, --deadline above 0 and at most 60 seconds")
         run_dir = run_selection.run_to_read(args)
         rounds = [_ask_trace(run_dir, args)]
-        if not any(trace.processes for trace in rounds[0].traces):
-            raise ControllerNotRunning(f"no rank runs now; the job is {_read_status(run_dir)['phase']}")
+        if not any(trace.processes or trace.error for trace in rounds[0].traces):
+            raise NoRankRunsError(f"no rank runs now; the job is {_read_status(run_dir)['phase']}")
         for _ in range(args.rounds - 1):
             time.sleep(_ROUND_S)
             rounds.append(_ask_trace(run_dir, args))
@@ -62,7 +66,7 @@ def main(argv: list[str]) -> int:
             named = find_stopped(rounds[-1]) or voted
         if args.svg:
             _write_svg(Path(args.svg), draw_svg(rounds[-1], named))
-    except (UsageError, ControllerNotRunning) as e:
+    except (UsageError, ControllerNotRunning, NoRankRunsError) as e:
         print(f"holdfast trace: {e}", file=sys.stderr)
         return 2 if isinstance(e, UsageError) else 1
     if args.json:

@@ -128,7 +128,7 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
     mttr = f", mean time to recover {report.mttr_s:.1f} s" if report.mttr_s is not None else ""
     planned = f", {counted_noun(len(report.changes), 'planned restart')}" if report.changes else ""
     head = Text.assemble(
-        (ettr_of(_job_s(report), report.ettr, report.at_most), "bold green"),
+        (ettr_of(report.job_s, report.ettr, report.at_most), "bold green"),
         (hour_ettr_of(report.hour_ettr, report.at_most), "bold green"),
         f"{_since_start(report)}: ",
         f"{incidents_text(len(report.incidents), count_failures(report.incidents))}{mttr}{planned}; ",
@@ -163,11 +163,6 @@ def _state_text(report: Report) -> str:
     return f"{report.phase} at {seen_at}, when its journal ends; it {report.absence}"
 
 
-def _job_s(report: Report) -> float:
-    """Return the wall time, without that in which the job was over and nobody saw it."""
-    return report.wall_s - report.spent_s.get(TimeUse.OVER, 0.0)
-
-
 def _since_start(report: Report) -> str:
     """Return the productive share since the first step in words; "" unless the start took much of the time so far."""
     uses = (TimeUse.TRAIN, TimeUse.UNKNOWN)  # those that the ETTR counts
@@ -175,9 +170,9 @@ def _since_start(report: Report) -> str:
     if first_at is None:
         return ""
     start_s = first_at - report.start_at
-    if start_s < _START_SHARE * report.wall_s or _job_s(report) <= start_s:
+    if start_s < _START_SHARE * report.wall_s or report.job_s <= start_s:
         return ""
-    since = sum(report.spent_s[use] for use in uses) / (_job_s(report) - start_s)
+    since = sum(report.spent_s[use] for use in uses) / (report.job_s - start_s)
     return f" ({report.at_most}{100 * since:.1f} % after a start of {duration_text(start_s)})"
 
 
@@ -232,7 +227,7 @@ def _row_text(row: Row, parts: dict[str, float] | None = None) -> str:
     known = parts is not None and len(parts) > 1 and abs(sum(parts.values()) - start_s) < _ALIKE_S
     shared = share_tenths(parts, start_s) if parts and known else {}
     detail = f" = {' + '.join(f'{name} {seconds:.1f}' for name, seconds in shared.items())}" if shared else ""
-    hidden = (TimeUse.REDO,) if row.get(TimeUse.DIAGNOSE, 1.0) else (TimeUse.REDO, TimeUse.DIAGNOSE)
+    hidden = (TimeUse.REDO, TimeUse.DIAGNOSE) if row.get(TimeUse.DIAGNOSE) == 0.0 else (TimeUse.REDO,)
     said = {use: f"{use.value} {seconds:.1f}" for use, seconds in row.items() if use not in hidden}
     return ", ".join(f"{text}{detail if use is TimeUse.START_UP else ''}" for use, text in said.items())
 

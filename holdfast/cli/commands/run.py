@@ -123,7 +123,7 @@ def _run_local(args: RunArgs, settings: Settings) -> int:
 
 
 def _size_standbys(args: RunArgs) -> tuple[RunArgs, str]:
-    if args.refill_h is None:
+    if args.refill_h is None:  # nothing is imported for jobs that name their number
         return args, ""
     from holdfast.cli.launch.standby_choice import choose_standbys
 

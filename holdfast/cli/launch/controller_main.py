@@ -18,7 +18,7 @@ from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.quantity_text import FIRST_STEP, NO_STEP, clock_text, ettr_said, incidents_text
 from holdfast.controller.access.audit_log import AuditLog
-from holdfast.controller.access.block_list_file import BlockListFile
+from holdfast.controller.access.block_list_file import BlockListFile, BlockListThreads
 from holdfast.controller.access.caller_admission import PortAccess, Right, admit_by_socket, make_user_token
 from holdfast.controller.access.connection_gate import ConnectionGate
 from holdfast.controller.access.enrolment_token_api import TokenMinting
@@ -221,6 +221,8 @@ class NetworkPort:
             audit=audit,
             tokens=tokens,
             certificates=built.certificates,
+            admission=built.ingest.admission,
+            announce=built.controller.process_event,
         )
 
     async def open(self) -> web.AppRunner:
@@ -257,7 +259,7 @@ def _make_ports(
         store=store,
         notes=NotesFolder(run_dir),
         archives=run_dir / "releases",
-        blocked=BlockListFile(run_directory.block_list_path(run.settings.block.path)),
+        blocked=BlockListThreads(BlockListFile(run_directory.block_list_path(run.settings.block.path))),
         probe_history=run_dir / "probed.json",
         make_clock=SteadyClock,
         say=say,

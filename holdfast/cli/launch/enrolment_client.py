@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.core.decoding import from_json
 from holdfast.core.terminal_sanitizer import strip_controls
+from holdfast.model.job_and_seats import HostIdentity
 from holdfast.wire.credentials import certificate_authority, enrolment, enrolment_token, job_secret_proof, mutual_tls
 from holdfast.wire.credentials.enrolment import CertifiedNode, Challenge, EnrolmentGrant, EnrolmentRequest
 from holdfast.wire.credentials.mutual_tls import KeyFiles
@@ -132,13 +133,21 @@ class EnrolmentClient:
                 + (_ANOTHER if self._own else "set HOLDFAST_TOKEN to the same value on every host")
             )
 
-    def enrol_node(self, name: str, folder: Path, run_id: str = "") -> KeyFiles:
+    def enrol_node(self, name: str, folder: Path, run_id: str = "", identity: HostIdentity | None = None) -> KeyFiles:
         """Make a key for this node and let the controller sign its certificate; the key never leaves this host."""
         key = certificate_authority.make_key()
         request = certificate_authority.request_pem(key).decode()
         parts = enrolment.node_proof_parts(name, self._nonces, request, self._certificate)
         shown = job_secret_proof.make_proof(self._token, "node", *parts)
-        body = EnrolmentRequest(name=name, nonces=self._nonces, request=request, proof=shown, run_id=run_id)
+        body = EnrolmentRequest(
+            name=name,
+            nonces=self._nonces,
+            request=request,
+            proof=shown,
+            run_id=run_id,
+            host=socket.gethostname(),
+            identity=identity or HostIdentity(),
+        )
         found = self._line.send_request("POST", enrolment.PATH, EnrolmentGrant, msgspec.json.encode(body))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         keys = KeyFiles.in_folder(folder)
@@ -176,6 +185,6 @@ def introduce_host(address: tuple[str, int], keys: KeyFiles, run_id: str) -> Cer
 def _refusal_text(content: bytes, status: int) -> str:
     try:
         said = str(from_json(content, dict[str, object])["error"])  # by who may not have proved itself yet
-        return " ".join(strip_controls(said).split())[:500]
+        return " ".join(strip_controls(said).split())[:1000]
     except (msgspec.DecodeError, KeyError, TypeError):
         return f"HTTP {status}"

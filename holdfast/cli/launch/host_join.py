@@ -9,11 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.agent.sources.gpu import read_gpu_ids
+from holdfast.agent.sources.gpu import read_gpus
 from holdfast.cli.launch import release_packing
 from holdfast.cli.launch.enrolment_client import (
     EnrolmentClient,
     EnrolmentError,
+    EnrolmentRefusedError,
     LinkClosedError,
     NoAnswerError,
     NotControllerError,
@@ -26,11 +27,13 @@ from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.cli.terminal.rank_console import Console, describe_shape, find_console_files, make_console, say
 from holdfast.config import Settings
+from holdfast.core.membership.host_blocking import BLOCKED
 from holdfast.fleet.local_process_fleet import start_node
 from holdfast.linux import host_identity
 from holdfast.model.job_and_seats import HostIdentity, Job
 from holdfast.wire.credentials import (
     certificate_authority,
+    enrolment,
     enrolment_token,
     job_secret_proof,
     mutual_tls,
@@ -157,7 +160,11 @@ class HostJoin:
         run_directory.publish_run(self.run_dir, self.run)
         say(f"join fleet: node {self.name} joins the job at {self.host}:{self.port}; {self._place_text()}")
         run_directory.lock_run_dir(self.run_dir)
-        self._await_enrolment()
+        try:
+            self._await_enrolment()
+        except EnrolmentRefusedError as e:
+            say(str(e))
+            return BLOCKED
         if self.args.detach:
             leave_terminal(self.run_dir)
         try:
@@ -186,7 +193,8 @@ class HostJoin:
             ) from None
 
     def _await_enrolment(self) -> None:
-        """Wait for the controller until it accepts this host; UsageError if it refuses or never answers."""
+        """Wait for the controller until it accepts this host; UsageError if it refuses or never answers,
+        EnrolmentRefusedError if this host is blocked."""
         if self.given:
             self._copy_keys(self.given, self._keys_folder)
         until = time.monotonic() + self.settings.recovery.wait_s
@@ -214,6 +222,8 @@ class HostJoin:
         except NotControllerError as e:
             raise UsageError(f"{e}; {_ANOTHER_PORT}") from None
         except EnrolmentError as e:
+            if isinstance(e, EnrolmentRefusedError) and e.status == enrolment.BLOCKED:
+                raise
             raise UsageError(str(e)) from None
         return True
 
@@ -232,7 +242,7 @@ class HostJoin:
             return
         call = EnrolmentClient(address, self.token)
         try:
-            call.enrol_node(self.name, self._keys_folder, self.args.run_id or "")
+            call.enrol_node(self.name, self._keys_folder, self.args.run_id or "", self._on_host)
         finally:
             call.close()
 
@@ -285,9 +295,12 @@ def _try_to_lead(host: str, port: int, node_rank: int | None) -> socket.socket |
 
 def _read_identity() -> HostIdentity:
     try:
-        return HostIdentity(id=host_identity.read_host_id(), gpus=read_gpu_ids(_GPU_WAIT_S))
+        id = host_identity.read_host_id()
     except ValueError as e:
         raise UsageError(str(e)) from None
+    gpus = read_gpus(_GPU_WAIT_S)
+    names = tuple((gpu.name, gpu.bus) for gpu in gpus)
+    return HostIdentity(id=id, gpus=tuple(gpu.uuid for gpu in gpus), gpu_names=names)
 
 
 def _read_token(args: RunArgs, host: str, port: int) -> tuple[str, NodeToken | None]:

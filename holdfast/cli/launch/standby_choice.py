@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -9,8 +10,10 @@ import msgspec
 from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
 from holdfast.core.membership.loss_rate import NodeLosses, StandbyAdvice, advise_standbys
+from holdfast.core.record.job_account import Account, TimeUse
 from holdfast.core.record.ledger import fold_entries
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
+from holdfast.model.event import Entry
 
 _LONGEST_S = 5.0  # that reading may take; older runs then do not count
 
@@ -32,18 +35,31 @@ def _past_losses(fleet: str) -> NodeLosses:
             break
         with contextlib.suppress(UsageError, JournalError, OSError):
             if (run_dir / "exit.json").exists() and (run_dir / "journal.db").exists():
-                seen = _with_run(seen, run_dir, fleet)
+                seen = _with_run(seen, run_dir, fleet, until)
     return seen
 
 
-def _with_run(seen: NodeLosses, run_dir: Path, fleet: str) -> NodeLosses:
+def _with_run(seen: NodeLosses, run_dir: Path, fleet: str, until: float) -> NodeLosses:
     run = run_directory.read_spec(run_dir)
     if run.fleet != fleet:
         return seen
     with contextlib.closing(
         SqliteJournal(run_dir / "journal.db", read_only=True, mark_path=run_dir / "journal.mark")
     ) as journal:
-        account = fold_entries(journal.read(), None)
+        account = fold_entries(_stop_at(until, journal.read()))
+    return add_run(seen, account, run.job.max_nodes + run.job.standbys)
+
+
+def _stop_at(until: float, entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Yield the entries; TimeoutError once reading takes too long."""
+    for entry in entries:
+        if time.monotonic() > until:
+            raise TimeoutError
+        yield entry
+
+
+def add_run(seen: NodeLosses, account: Account, nodes: int) -> NodeLosses:
+    """Add what one run shows. While nobody watched the nodes, nobody counted those that were lost."""
     lost = sum(len(incident.evicted) for incident in account.incidents) + len(account.lost_standbys)
-    nodes = run.job.max_nodes + run.job.standbys
-    return NodeLosses(runs=seen.runs + 1, lost=seen.lost + lost, node_h=seen.node_h + nodes * account.wall_s / 3600)
+    watched_h = (account.job_s - account.spent_s(TimeUse.UNWATCHED)) / 3600
+    return NodeLosses(runs=seen.runs + 1, lost=seen.lost + lost, node_h=seen.node_h + nodes * watched_h)

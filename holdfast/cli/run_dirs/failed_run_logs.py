@@ -9,7 +9,7 @@ from holdfast.agent.rank import last_words
 from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.core.incident.first_cause import ECHOES
-from holdfast.core.incident.incident_case import TOLD
+from holdfast.core.incident.incident_text import is_guessed_kill
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, open_log
 from holdfast.model.alarm import Alarm, Kind
@@ -102,5 +102,4 @@ def _is_oom_killed(events: Sequence[object], last: Sequence[Alarm]) -> bool:
     """Whether the kernel reported that it killed these ranks for lack of memory."""
     since, ranks = min(alarm.at for alarm in last) - _BEFORE_S, {rank for alarm in last for rank in alarm.ranks}
     kills = (e for e in events if isinstance(e, Alarm) and e.klass == "host_oom_kill" and not e.pressed)
-    told = (e for e in kills if not 0.0 < e.confidence < TOLD)  # words that only guess are no kernel's
-    return any(event.at >= since and ranks & set(event.ranks) for event in told)
+    return any(kill.at >= since and ranks & set(kill.ranks) for kill in kills if not is_guessed_kill(kill))

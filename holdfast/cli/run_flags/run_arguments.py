@@ -102,7 +102,7 @@ def parse_run_args(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
         max_restarts=values.parse_number(given, "max-restarts"),
         fleet=fleet,
         endpoint=_join_endpoint(given, max_nodes + standbys) if fleet == "join" else None,
-        node_rank=_join_node_rank(given, max_nodes + standbys) if fleet == "join" else None,
+        node_rank=_join_node_rank(given, max_nodes + standbys, refill_h) if fleet == "join" else None,
         local_addr=given.flag_text("local-addr") if fleet == "join" else None,
         run_id=_given_run_id(given),
         rdzv_conf=_time_limits(given) if fleet == "join" else {},
@@ -182,11 +182,9 @@ def _join_endpoint(given: GivenFlags, hosts: int) -> tuple[str, int]:
     return endpoint
 
 
-def _join_node_rank(given: GivenFlags, hosts: int) -> int | None:
+def _join_node_rank(given: GivenFlags, hosts: int, refill_h: float | None) -> int | None:
     rank = values.parse_number(given, "node-rank")
-    counted = not (given.flag_text("standbys") or "").startswith(
-        "auto"
-    )  # else nobody knows yet how many hosts there are
+    counted = refill_h is None  # with --standbys auto nobody knows yet how many hosts there are
     if rank is not None and rank >= hosts > 1 and counted:  # torchrun takes any rank for a single node
         raise UsageError(f"{given.words['node-rank']}: the job has {hosts} nodes, counted from 0 to {hosts - 1}")
     return rank

@@ -2,8 +2,11 @@
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -15,6 +18,7 @@ from holdfast.wire.credentials import mutual_tls
 _LOCK_S = 10.0
 _MOST_BYTES = 16 << 20  # a longer one is torn, and said to be damaged
 Entries = tuple[BlockedHost, ...]
+Found = TypeVar("Found")
 
 
 class BlockListError(OSError):
@@ -22,7 +26,7 @@ class BlockListError(OSError):
 
 
 class BlockListFile:
-    """The file is read whenever a host joins, so a lifted block counts at once. A missing file is an empty list."""
+    """The file may change at any time, so nothing of it is kept. A missing file is an empty list."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -60,10 +64,8 @@ class BlockListFile:
                 raise BlockListError(f"another process has held {self.path}.lock for {_LOCK_S:g} s")
             try:
                 left = rewrite(tuple(entry for entry in self.read_entries() if entry.until > now))
-                mode = self._present_mode()
-                mutual_tls.write_secret(self.path, msgspec.json.format(msgspec.json.encode(left)), durable=True)
-                if mode != 0o600:
-                    self.path.chmod(mode)
+                content = msgspec.json.format(msgspec.json.encode(left))
+                mutual_tls.write_secret(self.path, content, durable=True, mode=self._present_mode())
             finally:
                 os.close(lock)
         except BlockListError:
@@ -78,9 +80,37 @@ class BlockListFile:
         return 0o600
 
 
+class BlockListThreads:
+    """The list for the controller, which must not wait for a file system."""
+
+    def __init__(self, listed: BlockListFile) -> None:
+        self._listed = listed
+
+    def read_entries(self) -> Future[Entries | OSError]:
+        return _call_in_thread(self._listed.read_entries)
+
+    def add_entry(self, entry: BlockedHost) -> Future[OSError | None]:
+        return _call_in_thread(lambda: self._listed.add_entry(entry))
+
+
+def _call_in_thread(call: Callable[[], Found]) -> Future[Found | OSError]:
+    """Call in a thread of its own, which neither other calls nor the end of the controller wait for if it hangs."""
+    answer: Future[Found | OSError] = Future()
+    answer.set_running_or_notify_cancel()  # nobody can cancel it from here on
+
+    def carry() -> None:
+        try:
+            answer.set_result(call())
+        except OSError as e:
+            answer.set_result(e)
+
+    threading.Thread(target=carry, name="holdfast-blocked", daemon=True).start()
+    return answer
+
+
 def _open_itself(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _is_within(old: BlockedHost, new: BlockedHost) -> bool:
-    return old.id in ("", new.id) and set(old.gpus) <= set(new.gpus)
+    return old.until <= new.until and old.id in ("", new.id) and set(old.gpus) <= set(new.gpus)

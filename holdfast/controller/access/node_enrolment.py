@@ -5,7 +5,7 @@ import asyncio
 import os
 import ssl
 import time
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -16,7 +16,9 @@ from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.enrolment_tokens import NodeTokens
 from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.access.request_rates import RequestRates
+from holdfast.controller.host_admission import HostAdmission
 from holdfast.core.decoding import from_json
+from holdfast.model.event import Ready
 from holdfast.wire.credentials import enrolment, job_secret_proof, mutual_tls
 from holdfast.wire.credentials.enrolment import Challenge, EnrolmentGrant, EnrolmentRequest
 
@@ -48,9 +50,13 @@ class NodeEnrolment:
         audit: AuditLog,
         tokens: NodeTokens,
         certificates: NodeCertificates,
+        admission: HostAdmission,
+        announce: Callable[[Ready], None],
     ) -> None:
+        """`announce` tells the job of a node that is refused because its host is blocked."""
         self._authority, self._token, self._run_id = authority, token, run_id
         self._audit, self._tokens, self._certificates = audit, tokens, certificates
+        self._admission, self._announce = admission, announce
         self._rates = RequestRates(_A_SECOND, _AT_ONCE)
         self._certificate = ssl.PEM_cert_to_DER_cert(authority.keys.certificate.read_text())
         # By link, and gone with it: whoever asks for many fills nothing but the links that the porch lets him have.
@@ -92,10 +98,13 @@ class NodeEnrolment:
         if why := self._why_unproved(asked, found):
             self._audit.record_refusal(origin, f"POST {enrolment.PATH}", why)
             return _error_response(403, why)
+        await self._admission.read_list(asked.identity)  # only for who has proved himself, and before a token is judged
         try:
             signed = self._sign_certificate(asked, found.token)
         except _RefusedError as e:
-            self._audit_attempt(asked, found.token, origin, e.why)
+            told = self._audit_attempt(asked, found.token, origin, e.why)
+            if told and e.status == enrolment.BLOCKED:
+                self._announce(Ready(node=asked.name, host=asked.host, nproc=0, identity=asked.identity, blocked=e.why))
             return _error_response(e.status, e.why)
         self._audit_attempt(asked, found.token, origin)
         return _json_response(EnrolmentGrant(certificate=signed, authority=self._authority.keys.authority.read_text()))
@@ -127,6 +136,8 @@ class NodeEnrolment:
             raise _RefusedError(409, f"this controller runs job {self._run_id}, not {asked.run_id}")
         if self._certificates.serial_of(asked.name) is not None:
             raise _RefusedError(409, f"this job already has a node {asked.name}; give this one another name")
+        if blocked := self._admission.refusal_of(asked.host, asked.identity):  # its token is for when that is lifted
+            raise _RefusedError(enrolment.BLOCKED, blocked)
         try:
             signed = self._authority.sign_node(asked.name, asked.request.encode())
         except ValueError as e:
@@ -139,13 +150,15 @@ class NodeEnrolment:
             raise _RefusedError(503, f"the controller cannot record the node: {e.strerror}") from None
         return signed.decode()
 
-    def _audit_attempt(self, asked: EnrolmentRequest, token: str, origin: str, refused: str = "") -> None:
-        """Record an attempt to enrol; refusals with one token are rate-limited, so they cannot fill the disk."""
+    def _audit_attempt(self, asked: EnrolmentRequest, token: str, origin: str, refused: str = "") -> bool:
+        """Record an attempt to enrol; refusals with one token are rate-limited, so they cannot fill the disk. Return
+        whether this one was within the limit."""
         if refused and not self._rates.may_call(token):
             self._audit.record_refusal(origin, f"POST {enrolment.PATH}", refused)
-            return
+            return False
         who = f"node's token {token}" if token else "the job's secret"
         self._audit.record_order(who, origin, {"enrol": asked.name[:200]}, refused)
+        return True
 
 
 class _RefusedError(Exception):

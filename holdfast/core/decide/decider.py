@@ -93,6 +93,8 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
             return state.nodes.standbys.on_acquired(now, event, state.nodes.active)
         case _, Outcome(action=id) if state.fence.awaits_outcome(id):
             return launching.on_dismissed(state, now, event)
+        case _, Outcome(action=id) if id in state.nodes.standbys.faults.blocking:
+            return launching.on_block_outcome(state, now, event)
         case _, Outcome(action=id) if id in state.nodes.standbys.examined:
             return launching.on_side_probe(state, now, state.nodes.standbys.on_examined(now, event))
         case _, Outcome(action=id) if id in state.nodes.standbys.checking:

@@ -161,8 +161,13 @@ def block_hosts(state: JobState) -> None:
         state.emit(*state.nodes.standbys.block_hosts(state.nodes.active))
 
 
+def on_block_outcome(state: JobState, now: float, event: Outcome) -> str:
+    state.nodes.standbys.faults.on_block_outcome(event)
+    return launch_or_wait(state, now) if state.phase is Phase.WAITING else ""
+
+
 def _launch_or_wait(state: JobState, now: float) -> str:
-    block_hosts(state)  # before a wait is put into words
+    block_hosts(state)  # before the launch, as journals have it
     if state.requests.held:
         state.enter(Phase.HELD)
         return f"held by {state.requests.held}"

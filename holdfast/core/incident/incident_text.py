@@ -56,13 +56,18 @@ def describe_echo(alarm: Alarm) -> str:
 def cause_label(alarm: Alarm) -> str:
     """Return a few words for what an alarm's incident cost. A killer that nobody knows is called unknown, though the
     OOM killer is the usual one."""
-    guessed = alarm.klass == "host_oom_kill" and 0.0 < alarm.confidence < _TOLD
+    guessed = is_guessed_kill(alarm)
     if (guessed or not alarm.klass) and (guessed or alarm.code == -9):
         return "probable OOM kill" if alarm.pressed else "SIGKILL of unknown sender"
     if alarm.code is not None and alarm.code < 0 and not alarm.klass:
         return describe_exit(alarm.code).removeprefix("was ")
     title = alarm.title.partition(",")[0]  # these words stand in a list
     return f"{title[:1].lower()}{title[1:]}" or _class_words(alarm.klass)
+
+
+def is_guessed_kill(alarm: Alarm) -> bool:
+    """Return whether words only guess that the OOM killer was it; the kernel itself does not guess."""
+    return alarm.klass == "host_oom_kill" and 0.0 < alarm.confidence < _TOLD
 
 
 def record_label(record: Record) -> str:

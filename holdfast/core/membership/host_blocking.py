@@ -1,11 +1,12 @@
 """Hosts whose machines are at fault: whom to block, and which of the blocked hosts a reporting node belongs to."""
 
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Set
 
 import msgspec
 
 from holdfast.model.action import Block, Dismiss, Say
-from holdfast.model.event import Ready
+from holdfast.model.event import Outcome, Ready
 from holdfast.model.job_and_seats import HostIdentity
 
 _NAMED = 5  # blocked hosts that one sentence names
@@ -71,6 +72,7 @@ class HostFaults:
         self._ids = ids
         # Of evicted nodes, until they are blocked or cleared: the machine's fault, or "", and the incident.
         self._evicted: dict[str, tuple[str, int]] = {}
+        self.blocking: dict[int, tuple[str, str]] = {}  # id and name of each host, by the Block that has no outcome yet
         self._blocked: dict[str, str] = {}  # ids of hosts that were blocked or refused here, and their names
         self._refused: set[str] = set()  # of these, those that the console was told of
 
@@ -104,16 +106,22 @@ class HostFaults:
 
     def _block(self, ready: Ready, shared: Set[str], reason: str, incident: int) -> Iterator[Block | Say]:
         own = ready.identity
-        gpus = tuple(gpu for gpu in own.gpus if gpu not in shared)
+        gpus = tuple(gpu for gpu in _gpus_at_fault(own, reason) if gpu not in shared)
         left = HostIdentity(id="" if own.id in shared else own.id, gpus=gpus)
         if left.id or left.gpus:
-            yield Block(id=next(self._ids), host=ready.host, identity=left, reason=reason, incident=incident)
-        if left.id:
-            self._blocked[left.id] = ready.host
-        elif own.id:
+            block = Block(id=next(self._ids), host=ready.host, identity=left, reason=reason, incident=incident)
+            self.blocking[block.id] = left.id, ready.host
+            yield block
+        if own.id and not left.id:
             what = "its GPUs are blocked, but not its host" if left.gpus else "its host is not blocked"
             why = f"another node has the same host id, {own.id}; HOLDFAST_HOST_ID can tell them apart"
             yield Say(text=f"{ready.node} is bad, and {what}: {why}")
+
+    def on_block_outcome(self, outcome: Outcome) -> None:
+        """Note that a host is on the list, if it is: the list may not be writable."""
+        id, host = self.blocking.pop(outcome.action)
+        if outcome.ok and id:
+            self._blocked[id] = host
 
     def refuse(self, ready: Ready) -> tuple[Dismiss | Say, ...]:
         """Return the actions that refuse a node of a blocked host. Of each host the console is told once."""
@@ -132,3 +140,10 @@ class HostFaults:
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         blocked = f"blocked: {', '.join(names[:_NAMED])}{more}"
         return f"; {blocked} (holdfast blocked says why, and with --lift HOST lets it join again)"
+
+
+def _gpus_at_fault(identity: HostIdentity, fault: str) -> tuple[str, ...]:
+    """Return the GPUs that a fault names. If it names none, any may be at fault."""
+    told = zip(identity.gpus, identity.gpu_names, strict=False)
+    named = tuple(gpu for gpu, names in told if any(n and re.search(rf"{re.escape(n)}\b", fault) for n in names))
+    return named or identity.gpus

@@ -108,6 +108,11 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     def wall_s(self) -> float:
         return self.end_at - self.start_at
 
+    @property
+    def job_s(self) -> float:
+        """Return the wall time, without that in which the job was over and nobody saw it."""
+        return self.wall_s - self.spent_s(TimeUse.OVER)
+
     def spent_s(self, use: TimeUse) -> float:
         return sum(s.seconds for s in self.spans if s.use is use)
 
@@ -117,18 +122,18 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ettr(self) -> float | None:
-        """Return the productive share of the wall time, as far as the job was not over; None if no step was ever seen.
-        Time of which nobody knows whether it was productive is included, and `at_most` says so."""
+        """Return the productive share of the job's time; None if no step was ever seen. Time of which nobody knows
+        whether it was productive is included, and `at_most` says so."""
         productive_s = self.spent_s(TimeUse.TRAIN) + self.spent_s(TimeUse.UNKNOWN)
-        job_s = self.wall_s - self.spent_s(TimeUse.OVER)
-        return productive_s / job_s if self.stepped and job_s > 0 else None
+        return productive_s / self.job_s if self.stepped and self.job_s > 0 else None
 
     @property
     def hour_ettr(self) -> float | None:
-        """Return the same share of the last hour; None if there was none yet, or no step was ever seen."""
-        if not self.stepped or self.wall_s < HOUR_S:
+        """Return the same share of the job's last hour; None if there was none yet, or no step was ever seen."""
+        end_at = next((span.start_at for span in self.spans if span.use is TimeUse.OVER), self.end_at)
+        since = end_at - HOUR_S
+        if not self.stepped or since < self.start_at:
             return None
-        since = self.end_at - HOUR_S
         productive = (span for span in self.spans if span.use in (TimeUse.TRAIN, TimeUse.UNKNOWN))
         return sum(max(0.0, span.end_at - max(span.start_at, since)) for span in productive) / HOUR_S
 

@@ -29,6 +29,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     since: str = ""  # what steps are counted from; "": they have numbers of their own
     start_at: float
     wall_s: float
+    job_s: float  # of it, without the time in which the job was over and nobody saw it
     ettr: float | None  # None: no step was ever seen, so it is not known
     hour_ettr: float | None = None  # of the last hour; None: there was none yet
     at_most: str
@@ -57,6 +58,7 @@ def report_of(account: Account) -> Report:
         since=account.since,
         start_at=account.start_at,
         wall_s=account.wall_s,
+        job_s=account.job_s,
         ettr=account.ettr,
         hour_ettr=account.hour_ettr,
         at_most=account.at_most,

@@ -1,6 +1,7 @@
 """The controller's simulated disk: committed entries outlive the controller, appended ones do not."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 from holdfast.core.membership.host_blocking import BlockedHost
 from holdfast.model.action import Launch
@@ -34,10 +35,12 @@ class SimDisk:
 class EmptyBlockList:
     """The list of blocked hosts of a simulated site. It stays empty, because no fault here is a machine's own."""
 
-    def read_entries(self) -> tuple[BlockedHost, ...]:
-        return ()
+    def read_entries(self) -> Future[tuple[BlockedHost, ...] | OSError]:
+        empty: Future[tuple[BlockedHost, ...] | OSError] = Future()
+        empty.set_result(())
+        return empty
 
-    def add_entry(self, entry: BlockedHost) -> None:
+    def add_entry(self, entry: BlockedHost) -> Future[OSError | None]:
         raise AssertionError(f"{entry.host} was blocked: {entry.reason}")
 
 

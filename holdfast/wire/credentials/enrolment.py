@@ -5,7 +5,7 @@ case the node sends the token's id.
 
     node        GET  /enrol?nonce=N1[&token=ID]            over TLS, with nobody proved yet
     controller  N2, and its proof over N1, N2 and its certificate
-    node        POST /enrol  its name, the request for its key, its proof over all of these
+    node        POST /enrol  its name, the request for its key, its proof over all of these; what its host is known by
     controller  the certificate, and the authority's
 
 Both requests use one connection, so that the certificate is the same.
@@ -13,13 +13,16 @@ Both requests use one connection, so that the certificate is the same.
 
 import hashlib
 import re
+from typing import Annotated
 
 import msgspec
 
+from holdfast.model.job_and_seats import HostIdentity
 from holdfast.wire.credentials import job_secret_proof
 
 PATH = "/enrol"
 NAME = re.compile(r"\w[\w.-]{0,199}")
+BLOCKED = 423  # HTTP status of an answer to a host that is on the list of blocked hosts
 NAMES = "a node's name has 1 to 200 letters, digits, dots, dashes and underscores"
 
 
@@ -38,6 +41,8 @@ class EnrolmentRequest(msgspec.Struct, frozen=True, kw_only=True):
     request: str
     proof: str
     run_id: str = ""  # the job that is meant; "": whichever this is
+    host: Annotated[str, msgspec.Meta(max_length=255)] = ""  # its name
+    identity: HostIdentity = HostIdentity()
 
 
 class EnrolmentGrant(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,10 +30,10 @@ class KeyFiles(NamedTuple):
         return cls(folder / "key.pem", folder / "certificate.pem", folder / "authority.pem")
 
 
-def write_secret(path: Path, content: bytes, durable: bool = False) -> None:
+def write_secret(path: Path, content: bytes, durable: bool = False, mode: int = 0o600) -> None:
     """Write a file that only its owner can read, whole or not at all; never writes through a symbolic link.
 
-    With `durable`, the content is on disk when this returns.
+    With `durable`, the content is on disk when this returns. With another `mode`, it is no secret.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.unlink(missing_ok=True)
@@ -41,6 +41,7 @@ def write_secret(path: Path, content: bytes, durable: bool = False) -> None:
     with os.fdopen(fd, "wb") as file:
         file.write(content)
         file.flush()
+        os.fchmod(fd, mode)  # whatever the umask says
         if durable:
             os.fsync(fd)
     part.replace(path)

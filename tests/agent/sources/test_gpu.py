@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from holdfast.agent.sources import SourceAbsent
-from holdfast.agent.sources.gpu import GpuSource, read_gpu_ids
+from holdfast.agent.sources.gpu import GpuSource, read_gpus
 from holdfast.core.detect.health import HealthDetector, HealthLimits
 from holdfast.core.detect.lines import LineDetector, LineLimits, MachineUse
 from holdfast.logs import catalog_files
@@ -121,9 +121,10 @@ def test_gpus_are_known_by_their_uuids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "nvmlDeviceGetUUID", lambda handle: f"GPU-{handle}".encode(), raising=False)
     monkeypatch.setattr(hung, "nvmlInit", answers.wait)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
-    for driver, wait_s, found in ((nvml, 60.0, ("GPU-1", "GPU-3")), (none, 60.0, ()), (hung, 0.05, ())):
+    seen = [("GPU-1", "GPU 1"), ("GPU-3", "GPU 3")]
+    for driver, wait_s, found in ((nvml, 60.0, seen), (none, 60.0, []), (hung, 0.05, [])):
         monkeypatch.setitem(sys.modules, "pynvml", driver)
-        assert read_gpu_ids(wait_s) == found
+        assert [(gpu.uuid, gpu.name) for gpu in read_gpus(wait_s)] == found
     answers.set()
 
 

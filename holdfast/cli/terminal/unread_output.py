@@ -1,0 +1,45 @@
+"""Standard output of commands that finish their work, and tell by their exit code what they found, though nobody reads
+on."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO, cast
+
+
+class UnreadOutput:
+    """Standard output that goes nowhere once its reader is gone."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def write(self, text: str) -> int:
+        with _without_reader(self._out):
+            self._out.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with _without_reader(self._out):
+            self._out.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
+
+
+@contextlib.contextmanager
+def _without_reader(out: TextIO) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        drop_output(out)
+
+
+def drop_output(out: TextIO) -> None:
+    """Let everything that is written from now on, and what waits to be written, go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+
+
+def unread_output() -> contextlib.redirect_stdout[TextIO]:
+    """Return a context in which commands print without noticing that nobody reads on."""
+    return contextlib.redirect_stdout(cast(TextIO, UnreadOutput(sys.stdout)))
