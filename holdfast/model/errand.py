@@ -88,6 +88,8 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave"):
     last_s: float = 0.0  # for storage to take it
     disk_over: bool = False  # nobody of the job will come back to this host for what lies on its disk
     ended: bool = False  # the job has; else the node alone leaves
+    spared: tuple[int, ...] = ()  # ranks of other nodes of this host: their states on its disk are not this node's
+    stored: int = -1  # newest step on storage, as far as nodes have reported
 
 
 Errand = LaunchHere | StopHere | StageHere | ProbeHere | PairTestHere | ReplayHere | Leave

@@ -12,12 +12,14 @@ from holdfast.agent.snapshots.arena_table import SnapshotPin, pin_snapshot
 from holdfast.checkpoint import checkpoint_save, retention, storage_owner
 from holdfast.checkpoint.arena import DUE, Arena, SealedSnapshot
 from holdfast.checkpoint.manifest import Author, StorageError
+from holdfast.checkpoint.writable_check import look_in_time
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
 from holdfast.model.state_copy import Doubt
 from holdfast.wire.rank_keeper_messages import ArenaRequest
 
 _PARTS_S = 60.0  # for the slowest rank's part; one that missed the step has none
 _STALL_S = 15.0  # storage that takes nothing for so long is given up for this step, and the snapshot is free again
+_LOOK_S = 5.0  # for a look at what is published
 _MISSED = 4  # steps that are remembered as missing: rank 0 waits for one at a time
 DOUBTED = "doubted"
 _log = logging.getLogger("holdfast.keeper")
@@ -58,10 +60,21 @@ class CheckpointWriter:
     def on_want(self, want: ArenaRequest) -> None:
         self._wants[want.rank] = want
 
-    def has_storage(self, rank: int) -> bool:
-        """Return whether the rank's newest request names a storage."""
+    def storage_url(self, rank: int) -> str:
+        """Return the storage that the rank's newest request names; empty if it names none."""
         want = self._latest.get(rank)
-        return want is not None and want.storage is not None
+        return want.storage.url if want and want.storage else ""
+
+    def is_published(self, rank: int, step: int) -> bool:
+        """Return whether this run has published this step at the rank's storage; False if that fails or hangs."""
+        url, run = self.storage_url(rank), self._author.run
+
+        def look() -> str:
+            with suppress(StorageError):
+                return next((one.url for one in retention.find_checkpoints(url, step) if one.author.run == run), "")
+            return ""
+
+        return bool(look_in_time(look, _LOOK_S))
 
     def mark_recalled(self) -> None:
         """Mark all wants as an earlier agent's. That agent may have been killed while it wrote an unknown step."""
@@ -96,8 +109,6 @@ class CheckpointWriter:
             _log.info("rank %d: %s", rank, outcome.detail)
             return
         missed -= job.told
-        if outcome.ok and rank == 0:
-            self.stored = max(self.stored, sealed.step)
         self._report_outcome(rank, url, outcome)
 
     async def _wait_idle(self, rank: int) -> None:
@@ -116,8 +127,11 @@ class CheckpointWriter:
             self.under_way.pop((rank, job.step), None)
             over.set()
             job.pinned.release()
-        if job.step in job.told and job.author == self._author:
-            self.done[rank] = max(self.done.get(rank, -1), job.step)
+        if job.author == self._author and not job.apart:
+            if job.step in job.told:
+                self.done[rank] = max(self.done.get(rank, -1), job.step)
+            if outcome.ok and outcome.url:
+                self.stored = max(self.stored, job.step)
         return outcome
 
     def give_up(self, rank: int) -> None:
@@ -176,6 +190,11 @@ class PartWrite:
     @property
     def url(self) -> str:
         return self.want.storage.url if self.want.storage else ""
+
+    @property
+    def apart(self) -> bool:
+        """Whether this is a state in doubt, which counts for nobody."""
+        return self.url.endswith(f"/{DOUBTED}")
 
     def write_and_publish(self, pulse: WritePulse) -> str:
         """Write the part; rank 0 also waits for all parts, publishes, and returns the checkpoint's URL (others "")."""

@@ -88,13 +88,13 @@ class Keeper:
         self._guard = PeerGuard(place.keys, self._is_peer, place.run_id, self._is_gone) if place.keys else None
         self._arenas = ArenaTable()
         self._persisting = CheckpointWriter(ports.say)
-        self.parting = FinalWriter(self._arenas, self._persisting, ports)
         transport = ParcelTransport(self._arenas, self._notes, self._guard, place.limits.bytes_s)
         to_disk = bool(place.disk.path)
         self.backing = PeerSender(
             self._arenas, transport, ports.clock, ports.say, ports.report_progress, to_disk=to_disk
         )
         self.disk = SnapshotDisk(place.disk, self._notes, self._arenas, ports)
+        self.parting = FinalWriter(self._arenas, self._persisting, self.disk, ports)
         self.hashing = ReplicaHasher(
             self._arenas, self._notes, place.replica, ports.report_marks, self.backing.next_seqs
         )
@@ -204,17 +204,8 @@ class Keeper:
         self.disk.use_run(run)
 
     async def leave_job(self, errand: Leave) -> None:
-        """Write the final states before the node leaves, as far as time allows; remove what nobody needs any more.
-
-        The disk keeps a final state that no storage has, because there is no other copy of it.
-        """
-        await self.parting.write_last(errand.last, errand.last_s)
-        if not errand.disk_over:
-            return
-        good = next((last for last in errand.last if not last.doubted), None)
-        only = [rank for rank in good.ranks if not self.parting.is_done(rank, good.step)] if good else []
-        bare = errand.ended and not all(map(self._persisting.has_storage, self._launch.ranks))
-        await self.disk.leave_job(good.step if good else -1, only, within_s=errand.last_s, keep=bare)
+        """Write the final states before the node leaves, as far as time allows; remove what nobody needs any more."""
+        await self.parting.leave_job(errand, self._launch.ranks)
 
     def begin_launch(self, errand: LaunchHere) -> str:
         """Begin a generation; drop all snapshots after the step that it resumes from. Return an error or "".
@@ -421,7 +412,9 @@ class Keeper:
             await asyncio.sleep(max(_IDLE_S, (self._ports.clock.monotonic() - began_at) / _CHECKING))
 
     def _due_writes(self) -> Iterator[Coroutine[None, None, None]]:
-        """Yield the writes of snapshots that are due to become checkpoints."""
+        """Yield the writes of snapshots that are due to become checkpoints, and the first look at the disk."""
+        if self.disk.unseen and self._arenas.list_arenas():
+            yield self.disk.look_at_path()
         for arena in [own.arena for own in self._arenas.list_arenas()]:
             rank, fresh = arena.rank, self._fresh_snapshots(arena)
             due = next((one for one in fresh if self._persisting.is_due(rank, one)), None)

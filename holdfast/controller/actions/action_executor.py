@@ -295,9 +295,18 @@ class ActionExecutor:
     async def _finish_job(self, action: Finish) -> Outcome:
         self._stepping.set()
         leave = Leave(
-            id=action.id, code=action.code, grace_s=action.grace_s, reason=action.reason, disk_over=True, ended=True
+            id=action.id,
+            code=action.code,
+            grace_s=action.grace_s,
+            reason=action.reason,
+            disk_over=True,
+            ended=True,
+            stored=self.registry.stored,
         )
-        errands: dict[str, Errand] = dict.fromkeys(self.registry.present_nodes(), leave)
+        leaves = {
+            node: msgspec.structs.replace(leave, spared=self.registry.ranks_beside(node))
+            for node in self.registry.present_nodes()
+        }
         last_s = 0.0
         if action.last_s > 0 and (kept := self.newest_plan()):
             clock = asyncio.get_running_loop().time
@@ -305,7 +314,8 @@ class ActionExecutor:
             found = await self._final_copies(action, kept)
             last_s = final_checkpoint.storage_time_s(action.last_s, clock() - began_at) if found else 0.0
             for node in found:
-                errands[node] = msgspec.structs.replace(leave, last=found[node], last_s=last_s)
+                leaves[node] = msgspec.structs.replace(leaves.get(node, leave), last=found[node], last_s=last_s)
+        errands: dict[str, Errand] = dict(leaves)
         outcome = await self._gather_outcome(action.id, errands, action.grace_s + last_s + self.view.limits.stop_s)
         stuck = await self._give_back_all("the job has ended")
         for node, why in stuck.items():
