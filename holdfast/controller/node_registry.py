@@ -5,6 +5,7 @@ from collections.abc import Collection
 from holdfast.controller.node_links import NodeLinks
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.detect.silence import SilenceDetector, SilenceLimits
+from holdfast.core.snapshots.storage_watch import StorageWatch
 from holdfast.model.alarm import Alarm
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.observation import Beat
@@ -24,6 +25,7 @@ class NodeRegistry:
         self.copies: dict[str, tuple[Copy, ...]] = {}  # snapshots that nodes said they hold
         self.beats: dict[str, Beat] = {}  # the newest of each node, for people
         self.stored = -1  # newest checkpoint of the line that the job is on
+        self.storage = StorageWatch()
         self.replayable: str | None = None  # told by the script; "": not at all; None: not heard yet
         self.orphaned = 0  # a generation that the journal has lost: what it left on nodes may be gone on from
         self.imports: tuple[str, ...] = ()  # what the zygote of rank 0's node has for the script
@@ -61,6 +63,7 @@ class NodeRegistry:
         self.beats[beat.node] = beat
         if beat.generation == self._view.generation:
             self.stored = max(self.stored, beat.stored)
+            self.storage.on_told(now, beat.generation, beat.stored, beat.missed)
 
     def record_loss_source(self, source: str) -> bool:
         """Record where a node's losses are read from; return whether that is new, and one of the first few."""

@@ -6,7 +6,7 @@ from holdfast.model.job_and_seats import Seat
 from holdfast.model.probe import Finding, PairMeeting
 from holdfast.model.release import Ease, Release, Skip
 from holdfast.model.replay_task import ReplayResult, ReplayTask
-from holdfast.model.state_copy import Aim, Copy, Restore
+from holdfast.model.state_copy import Aim, Copy, MissedCheckpoint, Restore
 
 
 class LaunchHere(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
@@ -107,4 +107,5 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     findings: tuple[Finding, ...] = ()  # of probes
     played: tuple[ReplayResult, ...] = ()  # by ranks of a replay
     refused: bool = False  # a release that did not pass its check: nobody is to have it
-    stored: int = -1  # after a stop: the newest checkpoint that the node has published
+    stored: int = -1  # after a stop or at the end: the newest checkpoint that the node has published
+    missed: MissedCheckpoint | None = None  # since then

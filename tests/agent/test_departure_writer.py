@@ -12,6 +12,7 @@ from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention
 from holdfast.checkpoint.arena import STORED, Arena
 from holdfast.checkpoint.manifest import Author, part_name
 from holdfast.model.errand import FinalState
+from holdfast.model.state_copy import MissedCheckpoint
 from holdfast.wire.rank_keeper_messages import CheckpointPolicy
 from tests.agent.test_keeper import IMAGE_BYTES, Bench, bench, from_own_memory, launch, snapshot, until, want
 
@@ -99,6 +100,20 @@ async def test_a_damaged_snapshot_does_not_become_a_checkpoint(stored: Stored) -
     assert stored.steps() == [] and "block 0" in stored.said[-1]
 
 
+async def test_a_final_step_that_is_not_written_is_told_until_one_is(stored: Stored) -> None:
+    snapshot(await stored.arena(), 7)
+    os.mkfifo(stored.storage.url)  # where a folder should be
+    await stored.keeper.parting.write_last(last(7, doubted=True), 30)
+    before = stored.keeper.missed
+    await stored.keeper.parting.write_last(last(7), 30)
+    missed = stored.keeper.missed
+    assert before is None, "a state in doubt is nobody's final state"
+    assert stored.keeper.stored == -1 and missed and missed.step == 7 and stored.storage.url in missed.why
+    os.unlink(stored.storage.url)
+    await stored.keeper.parting.write_last(last(7), 30)
+    assert (stored.keeper.stored, stored.keeper.missed) == (7, None)
+
+
 async def test_storage_that_hangs_does_not_hold_up_the_end(stored: Stored) -> None:
     arena = await stored.arena()
     snapshot(arena, 7)
@@ -110,6 +125,7 @@ async def test_storage_that_hangs_does_not_hold_up_the_end(stored: Stored) -> No
     await stored.keeper.parting.write_last(last(7), 1.0)
     assert time.monotonic() - began_at < 10
     assert stored.said[-1] == f"step 7 was not written to {stored.storage.url} within 1 s"
+    assert stored.keeper.missed == MissedCheckpoint(step=7, why=stored.said[-1])
     os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))  # lets the thread go
 
 

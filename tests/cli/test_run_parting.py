@@ -40,6 +40,26 @@ def test_a_stopped_run_goes_on_bit_for_bit_in_the_next(start: Start, tmp_path: P
     assert steps_at(store) == [40, step]  # the end of a run is no multiple either
 
 
+def test_a_final_state_that_storage_does_not_take_shows_in_the_code(start: Start, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    job = start("--nproc-per-node", "1", script=TRAIN, HOLDFAST_STORE=str(store))
+    job.trains()
+    job.until(lambda: (job.status()["storage"] or {}).get("step", -1) > 5, "a checkpoint")
+    store.rename(tmp_path / "away")
+    store.write_text("no folder")
+    job.until(lambda: job.status()["storage"]["missed"], "a checkpoint that is not written")
+    job.finish()
+    job.ends(94)
+    report = job.report()
+    kept = steps_at(tmp_path / "away")[0]
+    assert report.storage and report.storage.missed and report.code == 94
+    assert (report.storage.step, report.storage.missed.step) == (kept, report.step) and kept < report.step
+    closing = job.sentences()[-1]
+    assert f"step {kept} was last written to storage" in closing and report.storage.missed.why in closing
+    shown = holdfast("report", str(job.run_dir), folder=tmp_path)
+    assert report.storage.missed.why in " ".join(shown.stdout.split())
+
+
 @pytest.mark.slow
 def test_a_run_that_a_person_ends_is_on_storage(start: Start, tmp_path: Path) -> None:
     store = tmp_path / "store"

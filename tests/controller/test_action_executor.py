@@ -271,10 +271,13 @@ async def test_the_end_puts_the_newest_common_step_on_storage() -> None:
     wanted = {"a": (FinalState(step=5, ranks=(0,)),), "b": (FinalState(step=5, ranks=(1,)),), "standby": ()}
     assert {node: leave.last for node, leave in leaves.items()} == wanted
     assert 29 < leaves["a"].last_s <= 30
+    bench.registry.storage.on_told(1.0, 3, 4, None)
     for node in leaves:
         bench.done(node, 9)
     await carried
-    assert bench.outcomes == [Outcome(action=9, ok=True)]
+    [outcome] = bench.outcomes
+    assert outcome.ok and outcome.storage and outcome.storage.step == 4
+    assert outcome.storage.missed and outcome.storage.missed.step == 5, "nobody said that it is there"
 
 
 async def test_a_node_that_cannot_be_ended_does_not_keep_the_others() -> None:

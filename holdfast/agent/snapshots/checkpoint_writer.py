@@ -14,7 +14,7 @@ from holdfast.checkpoint.arena import DUE, Arena, SealedSnapshot
 from holdfast.checkpoint.manifest import Author, StorageError
 from holdfast.checkpoint.writable_check import look_in_time
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
-from holdfast.model.state_copy import Doubt
+from holdfast.model.state_copy import Doubt, MissedCheckpoint
 from holdfast.wire.rank_keeper_messages import ArenaRequest
 
 _PARTS_S = 60.0  # for the slowest rank's part; one that missed the step has none
@@ -38,6 +38,7 @@ class CheckpointWriter:
         self.done: dict[int, int] = {}  # rank -> newest step of which its part is on storage
         self.under_way: dict[tuple[int, int], asyncio.Event] = {}  # rank and step -> set when it is over
         self.stored = -1  # newest step that was published
+        self.missed: MissedCheckpoint | None = None  # that should have been published since
         self._trouble: set[str] = set()  # storages
         self.wanted = -1  # this step is due as well
         self._owned: set[tuple[str, Author]] = set()  # storages, and for whom they were taken: each once
@@ -96,7 +97,9 @@ class CheckpointWriter:
         missed = self._missed[rank] = {*before, sealed.step}  # until it is written
         pinned = pin_snapshot(arena, sealed)
         if pinned is None:
-            self._say(f"rank {rank}: step {sealed.step} was overwritten before it could be written to storage")
+            why = f"step {sealed.step} was overwritten before it could be written to storage"
+            self._say(f"rank {rank}: {why}")
+            self.note_missed(rank, sealed.step, why)
             return
         url, every = want.storage.url, want.storage.every_steps
         alone = sealed.step == self.wanted or bool(every and sealed.step % every)  # somebody wants just this one
@@ -109,6 +112,8 @@ class CheckpointWriter:
             _log.info("rank %d: %s", rank, outcome.detail)
             return
         missed -= job.told
+        if not outcome.ok:
+            self.note_missed(rank, sealed.step, outcome.detail)
         self._report_outcome(rank, url, outcome)
 
     async def _wait_idle(self, rank: int) -> None:
@@ -131,8 +136,13 @@ class CheckpointWriter:
             if job.step in job.told:
                 self.done[rank] = max(self.done.get(rank, -1), job.step)
             if outcome.ok and outcome.url:
-                self.stored = max(self.stored, job.step)
+                self.stored, self.missed = max(self.stored, job.step), None
         return outcome
+
+    def note_missed(self, rank: int, step: int, why: str) -> None:
+        """Note that a step was not written. Rank 0 publishes, so what others cannot write it hears of, or waits for."""
+        if rank == 0:
+            self.missed = MissedCheckpoint(step=step, why=why)
 
     def give_up(self, rank: int) -> None:
         """Give up all writes of this rank that are under way."""

@@ -78,10 +78,14 @@ class FinalWriter:
         done, _ = await asyncio.wait([writing], timeout=max(0.0, until - self._clock.monotonic()))
         if not done:
             self._persisting.give_up(rank)
+            why = f"{named} was not written to {job.url} within {within}"
             if rank == 0:
-                self._say(f"{named} was not written to {job.url} within {within}")
-            return
-        self._report_outcome(rank, named, writing.result(), doubted=last.doubted)
+                self._say(why)
+        else:
+            why = "" if writing.result().ok else writing.result().detail
+            self._report_outcome(rank, named, writing.result(), doubted=last.doubted)
+        if why and not last.doubted:
+            self._persisting.note_missed(rank, last.step, why)
 
     def _pin_unwritten(self, rank: int, last: FinalState) -> SnapshotPin | None:
         """Pin the rank's snapshot of the final step; return None if it is not here or is already on storage."""

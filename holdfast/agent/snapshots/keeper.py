@@ -48,7 +48,7 @@ from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.core.snapshots.slot_pin_limit import FLOOR_SLOTS
 from holdfast.model.errand import LaunchHere, Leave
 from holdfast.model.observation import Beat
-from holdfast.model.state_copy import Aim, Copy, Source
+from holdfast.model.state_copy import Aim, Copy, MissedCheckpoint, Source
 from holdfast.wire import rank_keeper_messages, run_and_node_specs, unix_sockets
 from holdfast.wire.credentials.mutual_tls import NODE, KeyFiles
 from holdfast.wire.holder_messages import KeptArena
@@ -150,6 +150,11 @@ class Keeper:
         return self._persisting.stored
 
     @property
+    def missed(self) -> MissedCheckpoint | None:
+        """The newest checkpoint that this node could not publish; None if it has published a later one since."""
+        return self._persisting.missed
+
+    @property
     def address(self) -> tuple[str, int]:
         """Where other keepers reach this one: host and port, or socket path and 0; ("", 0) if it does not listen."""
         if self._listener is None:
@@ -193,6 +198,7 @@ class Keeper:
             backing_s=self.backing.took_s,
             kept=self.parity_step,
             stored=self.stored,
+            missed=self.missed,
             disked=self.disk.written,
             disk_tried=self.disk.tried,
             verifies=self.backing.wants_verification(),

@@ -317,12 +317,13 @@ class ActionExecutor:
                 leaves[node] = msgspec.structs.replace(leaves.get(node, leave), last=found[node], last_s=last_s)
         errands: dict[str, Errand] = dict(leaves)
         outcome = await self._gather_outcome(action.id, errands, action.grace_s + last_s + self.view.limits.stop_s)
+        promised = max((state.step for one in leaves.values() for state in one.last if not state.doubted), default=-1)
         stuck = await self._give_back_all("the job has ended")
         for node, why in stuck.items():
             self.say(f"cannot end {node}: {why}")
         failed = outcome.failed | stuck
         await self.store.quit()
-        return Outcome(action=action.id, ok=not failed, failed=failed)
+        return Outcome(action=action.id, ok=not failed, failed=failed, storage=self.registry.storage.close(promised))
 
     async def _final_copies(self, action: Finish, kept: LaunchPlan) -> dict[str, tuple[FinalState, ...]]:
         """End all ranks, then choose the copies for a last checkpoint: only stopped ranks hold stable state."""
