@@ -11,8 +11,8 @@ import pytest
 from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention
 from holdfast.checkpoint.arena import STORED, Arena
 from holdfast.checkpoint.manifest import Author, part_name
-from holdfast.model.errand import FinalState
-from holdfast.model.state_copy import MissedCheckpoint
+from holdfast.model.errand import FinalState, Leave
+from holdfast.model.state_copy import Doubt, MissedCheckpoint, Restore
 from holdfast.wire.rank_keeper_messages import CheckpointPolicy
 from tests.agent.test_keeper import IMAGE_BYTES, Bench, bench, from_own_memory, launch, snapshot, until, want
 
@@ -72,6 +72,29 @@ async def test_state_in_doubt_is_written_apart_and_retires_nothing(stored: Store
     await stored.keeper.parting.write_last((*last(40), *last(41, doubted=True)), 30)
     assert stored.steps() == [40] and stored.steps("/doubted") == [41]
     assert f"{stored.storage.url}/doubted/" in stored.said[-1]
+
+
+async def test_checkpoints_in_doubt_are_marked_at_the_end_and_at_the_next_launch(bench: Bench, tmp_path: Path) -> None:
+    stored = Stored(bench, tmp_path, every=10)
+    stored.storage = msgspec.structs.replace(stored.storage, keep=5)
+    arena = await stored.arena()
+
+    def sound() -> list[int]:
+        return [found.step for found in retention.find_checkpoints(stored.storage.url) if found.ok]
+
+    for step in (10, 20):
+        snapshot(arena, step)
+        await until(lambda: stored.keeper.stored == step)  # noqa: B023 - it is called at once
+    restore = Restore(step=9, doubts=(Doubt(generation=1, not_after=15),))
+    stored.keeper.begin_launch(launch(2, restore))
+    await until(lambda: sound() == [10])
+    arena = await bench.arena(want(2, stored.storage, stored.metadata))
+    snapshot(arena, 20, generation=2)
+    await until(lambda: stored.keeper.stored == 20)
+    assert sound() == [20, 10]
+    leave = Leave(id=1, code=93, grace_s=0.0, reason="it is nan", ended=True)
+    await stored.keeper.leave_job(msgspec.structs.replace(leave, doubts=(Doubt(generation=2, not_after=5),)))
+    assert sound() == [] and "step 10, 20" in stored.said[-1]
 
 
 async def test_what_came_from_storage_is_not_written_there_again(stored: Stored) -> None:

@@ -29,6 +29,7 @@ class CheckpointWriter:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._author = Author(0)
         self._doubts: tuple[Doubt, ...] = ()
+        self.unmarked = False  # nobody has noted yet at the storage what is in doubt
         self._say = say
         self._wants: dict[int, ArenaRequest] = {}  # of this generation
         self._latest: dict[int, ArenaRequest] = {}  # rank -> what it asked for last, in whichever generation
@@ -46,6 +47,7 @@ class CheckpointWriter:
     def begin_generation(self, author: Author, doubts: tuple[Doubt, ...] = (), wanted: int = -1) -> None:
         """Begin a generation and forget the last one's requests; the step `wanted` becomes a checkpoint as well."""
         self._author, self._doubts, self.wanted = author, doubts, wanted
+        self.unmarked = bool(doubts)
         for lane in self._lanes.values():
             lane.give_up()  # of a generation that is over: a part that is missing will not come
         self._wants.clear()
@@ -76,6 +78,15 @@ class CheckpointWriter:
             return ""
 
         return bool(look_in_time(look, _LOOK_S))
+
+    async def mark_doubts(self, more: tuple[Doubt, ...] = ()) -> None:
+        """Note at rank 0's storage which checkpoints are in doubt: the next run is not to go on from them."""
+        self.unmarked, self._doubts = False, (*self._doubts, *more)
+        url, run, doubts = self.storage_url(0), self._author.run, self._doubts
+        if url and doubts:
+            told = await asyncio.to_thread(look_in_time, lambda: _mark_doubts(url, run, doubts), _LOOK_S)
+            if told:
+                self._say(told)
 
     def mark_recalled(self) -> None:
         """Mark all wants as an earlier agent's. That agent may have been killed while it wrote an unknown step."""
@@ -241,12 +252,19 @@ class PartWrite:
             base, self.step, parts, metadata, author=self.author, layout=want.layout, pulse=pulse
         )
         try:
-            found = retention.find_checkpoints(base) if self._doubts else ()
-            doubted = [one.step for one in retention.apply_doubts(found, self.author.run, self._doubts) if not one.ok]
-            retention.retain_checkpoints(
-                base, want.storage.keep, want.storage.keep_every, newest=self.step, doubted=doubted
-            )
+            retention.mark_doubts(base, self.author.run, self._doubts)  # if that has failed so far
+            retention.retain_checkpoints(base, want.storage.keep, want.storage.keep_every, newest=self.step)
             retention.clean_unpublished(base, self.author)
         except StorageError as e:
             pulse.notes.append(f"cannot remove old checkpoints: {e}")
         return url
+
+
+def _mark_doubts(url: str, run: str, doubts: tuple[Doubt, ...]) -> str:
+    """Mark checkpoints in doubt; return a sentence about those that are newly marked, or about the failure."""
+    try:
+        steps = retention.mark_doubts(url, run, doubts)
+    except StorageError as e:
+        return f"checkpoints in doubt cannot be marked: {e}"
+    named = ", ".join(map(str, steps))
+    return f"checkpoints in doubt at {url} are marked, and no run resumes from them: step {named}" if steps else ""

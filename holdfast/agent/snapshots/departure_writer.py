@@ -37,6 +37,8 @@ class FinalWriter:
         """
         until = self._clock.monotonic() + errand.last_s
         await self.write_last(errand.last, errand.last_s)
+        if 0 in ranks and errand.ended:
+            await self._persisting.mark_doubts(errand.doubts)
         if errand.disk_over and not errand.ended:
             await asyncio.to_thread(self._disk.remove_run)
         if not self._disk.limits.path or not errand.ended or not ranks:

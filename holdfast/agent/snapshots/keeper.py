@@ -421,6 +421,8 @@ class Keeper:
         """Yield the writes of snapshots that are due to become checkpoints, and the first look at the disk."""
         if self.disk.unseen and self._arenas.list_arenas():
             yield self.disk.look_at_path()
+        if self._persisting.unmarked and 0 in self._launch.ranks and self._persisting.storage_url(0):
+            yield self._persisting.mark_doubts()
         for arena in [own.arena for own in self._arenas.list_arenas()]:
             rank, fresh = arena.rank, self._fresh_snapshots(arena)
             due = next((one for one in fresh if self._persisting.is_due(rank, one)), None)

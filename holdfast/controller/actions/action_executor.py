@@ -294,6 +294,8 @@ class ActionExecutor:
 
     async def _finish_job(self, action: Finish) -> Outcome:
         self._stepping.set()
+        bad = action.not_after
+        doubts = (Doubt(generation=self.view.generation, not_after=bad),) if bad is not None else ()
         leave = Leave(
             id=action.id,
             code=action.code,
@@ -302,6 +304,7 @@ class ActionExecutor:
             disk_over=True,
             ended=True,
             stored=self.registry.stored,
+            doubts=doubts,
         )
         leaves = {
             node: msgspec.structs.replace(leave, spared=self.registry.ranks_beside(node))
