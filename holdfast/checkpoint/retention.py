@@ -199,13 +199,15 @@ def find_surplus(
     return tuple(removed)
 
 
-def clean_unpublished(base: str, author: Author | None, *, force: bool = False) -> tuple[str, ...]:
+def clean_unpublished(base: str, author: Author | None, *, before: int = -1, force: bool = False) -> tuple[str, ...]:
     """Remove unpublished writes that certainly will never be published; return their URLs.
 
-    Without an author only writes of ended processes are certain. With `force` every unpublished write is removed.
+    Without an author only writes of ended processes are certain. Of the author's own, those are that come before a step
+    that it has published, or before the step `before`, which it begins to write. With `force` all are removed.
     """
     storage = open_storage(base)
-    last = max((one.step for one in _find_published(storage) if one.author == author), default=-1)
+    last = max((one.step for one in _find_published(storage) if one.author == author), default=before)
+    last = max(last, before)
     attempts = storage.list_unpublished()
     dead = [one.name for one in attempts if force or _is_dead(storage, one, author, last)]
     for name in dead:

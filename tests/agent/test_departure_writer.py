@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -95,6 +96,35 @@ async def test_checkpoints_in_doubt_are_marked_at_the_end_and_at_the_next_launch
     leave = Leave(id=1, code=93, grace_s=0.0, reason="it is nan", ended=True)
     await stored.keeper.leave_job(msgspec.structs.replace(leave, doubts=(Doubt(generation=2, not_after=5),)))
     assert sound() == [] and "step 10, 20" in stored.said[-1]
+
+
+async def test_what_a_full_disk_leaves_goes_with_the_next_write(bench: Bench, tmp_path: Path) -> None:
+    stored = Stored(bench, tmp_path, every=10)
+    arena = await stored.arena()
+    other = staged(stored.storage.url, 5, Author(1, "other"))  # of a run that lives
+
+    def left() -> set[str]:
+        return {name for name in os.listdir(stored.storage.url) if name.startswith(".step-")}
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (IMAGE_BYTES // 2, limits[1]))
+    try:
+        for step in (10, 20):
+            snapshot(arena, step)
+            await until(lambda: stored.keeper.missed and stored.keeper.missed.step == step)  # noqa: B023
+            assert left() == {other, f".step-{step:08d}.tmp-r.-1"}
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    snapshot(arena, 30)
+    await until(lambda: stored.keeper.stored == 30)
+    await until(lambda: left() == {other})
+
+
+def staged(url: str, step: int, author: Author) -> str:
+    """Begin a write, in the name of another; return its folder's name."""
+    folder = checkpoint_save.staging_folder(url, step, author)
+    checkpoint_save.write_part(folder, 0, [memoryview(b"some")])
+    return os.path.basename(folder)
 
 
 async def test_what_came_from_storage_is_not_written_there_again(stored: Stored) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from holdfast.checkpoint import storage_owner
 from holdfast.checkpoint.checkpoint_load import verify_checkpoint
 from holdfast.checkpoint.checkpoint_save import staging_folder, write_part
-from holdfast.checkpoint.manifest import MANIFEST, Author, TakenOverError, WriterProcess, encode_part
+from holdfast.checkpoint.local_storage import LocalStorage
+from holdfast.checkpoint.manifest import MANIFEST, Author, StorageError, TakenOverError, WriterProcess, encode_part
 from holdfast.checkpoint.retention import (
     StoredCheckpoint,
     clean_unpublished,
@@ -147,6 +148,24 @@ def test_a_doubted_one_does_not_count_as_kept(tmp_path: Path) -> None:
         "step-00000020",
         "step-00000010",
     ]
+
+
+def test_whoever_begins_a_step_has_given_up_its_earlier_ones(tmp_path: Path) -> None:
+    other = begin(tmp_path, 10, Author(1, "other"))  # by this process, which lives
+    early, late = begin(tmp_path, 20, ME), begin(tmp_path, 30, ME)
+    assert clean_unpublished(str(tmp_path), ME) == ()
+    assert clean_unpublished(str(tmp_path), ME, before=30) == (str(early),)
+    assert other.exists() and late.exists()
+
+
+def test_a_write_that_cannot_even_begin_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(storage: LocalStorage, name: str, content: bytes) -> None:
+        raise StorageError(f"{name} cannot be written: No space left on device")
+
+    monkeypatch.setattr(LocalStorage, "put_file", refuse)
+    with pytest.raises(StorageError):
+        begin(tmp_path / "ckpt", 10, ME)
+    assert list((tmp_path / "ckpt").iterdir()) == []
 
 
 def test_writes_of_older_generations_are_removed_and_others_left_alone(tmp_path: Path) -> None:

@@ -115,7 +115,16 @@ class CheckpointWriter:
         url, every = want.storage.url, want.storage.every_steps
         alone = sealed.step == self.wanted or bool(every and sealed.step % every)  # somebody wants just this one
         begun_s = _PARTS_S if alone else checkpoint_save.BEGUN_S
-        job = PartWrite(want, author, pinned, self._owned, doubts=self._doubts, missed=before, begun_s=begun_s)
+        job = PartWrite(
+            want,
+            author,
+            pinned,
+            self._owned,
+            doubts=self._doubts,
+            missed=before,
+            begun_s=begun_s,
+            cleans=self.missed is not None,  # which only rank 0's keeper knows of
+        )
         if alone:
             await self._wait_idle(rank)
         outcome = await self.run_write(job)
@@ -169,7 +178,16 @@ class CheckpointWriter:
         if doubted:  # in a folder of its own: nobody finds it who does not look for it, and nothing is retired for it
             apart = msgspec.structs.replace(want.storage, url=f"{want.storage.url}/{DOUBTED}", keep=0)
             want = msgspec.structs.replace(want, storage=apart)
-        return PartWrite(want, self._author, pinned, self._owned, doubts=self._doubts, begun_s=begun_s, checked=True)
+        return PartWrite(
+            want,
+            self._author,
+            pinned,
+            self._owned,
+            doubts=self._doubts,
+            begun_s=begun_s,
+            cleans=self.missed is not None,
+            checked=True,
+        )
 
     def _report_outcome(self, rank: int, url: str, outcome: WriteOutcome) -> None:
         """Report trouble with a storage when it begins and when it ends, not once for every rank and step."""
@@ -195,6 +213,7 @@ class PartWrite:
         doubts: tuple[Doubt, ...],
         begun_s: float,  # for rank 0 to begin
         missed: frozenset[int] = frozenset(),  # steps before this one whose part will not come
+        cleans: bool = False,  # after a write that failed
         checked: bool = False,  # whether the snapshot is to be compared with its checksums first
     ) -> None:
         self.want = want
@@ -206,6 +225,7 @@ class PartWrite:
         self._missed = missed
         self._owned = owned
         self._begun_s = begun_s
+        self._cleans = cleans
         self._checked = checked
 
     @property
@@ -222,9 +242,13 @@ class PartWrite:
         want = self.want
         assert want.storage is not None
         base = want.storage.url
-        if want.rank == 0 and (base, self.author) not in self._owned:
+        fresh = want.rank == 0 and (base, self.author) not in self._owned
+        if fresh:
             storage_owner.take_ownership(base, self.author)  # from here on no older generation can publish
             self._owned.add((base, self.author))
+        if fresh or (want.rank == 0 and self._cleans):  # what is left of a failure may be why there is no room
+            with suppress(StorageError):
+                retention.clean_unpublished(base, self.author, before=self.step)
         folder = checkpoint_save.staging_folder(base, self.step, self.author)
         if want.rank != 0 and self._missed:
             self.told |= self._missed
