@@ -167,6 +167,13 @@ async def test_a_final_step_that_is_not_written_is_told_until_one_is(stored: Sto
     assert (stored.keeper.stored, stored.keeper.missed) == (7, None)
 
 
+async def test_a_step_that_was_left_out_stays_missed_when_the_one_before_it_is_written(stored: Stored) -> None:
+    snapshot(await stored.arena(), 7)
+    stored.keeper._persisting.note_missed(0, 9, "step 9 is left out")
+    await stored.keeper.parting.write_last(last(7), 30)
+    assert stored.keeper.stored == 7 and stored.keeper.missed == MissedCheckpoint(step=9, why="step 9 is left out")
+
+
 async def test_storage_that_hangs_does_not_hold_up_the_end(stored: Stored) -> None:
     arena = await stored.arena()
     snapshot(arena, 7)

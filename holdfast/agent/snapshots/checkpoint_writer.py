@@ -156,7 +156,9 @@ class CheckpointWriter:
             if job.step in job.told:
                 self.done[rank] = max(self.done.get(rank, -1), job.step)
             if outcome.ok and outcome.url:
-                self.stored, self.missed = max(self.stored, job.step), None
+                self.stored = max(self.stored, job.step)
+                if self.missed and self.missed.step <= job.step:  # a later one may have been left out meanwhile
+                    self.missed = None
         return outcome
 
     def note_missed(self, rank: int, step: int, why: str) -> None:
