@@ -295,7 +295,8 @@ class Agent:
         if isinstance(errand, Leave):
             await self.keeper.leave_job(errand)
         copies = self.keeper.list_copies() if isinstance(errand, StopHere) else ()
-        self._step(ErrandDone(errand, not error, error, copies, stored=self.keeper.stored))
+        stored, missed = self.keeper.stored, self.keeper.missed
+        self._step(ErrandDone(errand, not error, error, copies, stored=stored, missed=missed))
         if isinstance(errand, Leave):
             _log.info("leaving with code %d: %s", errand.code, errand.reason)
             self.notes.write_leave_reason(errand)

@@ -86,6 +86,8 @@ def _withdraw_part(storage: Storage, draft: CheckpointPart, why: str) -> None:
     with suppress(StorageError):
         storage.remove_file(draft.file)
         storage.put_file(draft.name, encode_part(msgspec.structs.replace(draft, why=why)))
+        return
+    storage.drop_empty_folder()  # nobody could tell whose it is
 
 
 def forsake_parts(base: str, author: Author, rank: int, steps: Collection[int], *, before: int) -> None:

@@ -107,6 +107,11 @@ class LocalStorage:
         with _as_storage_error(f"{self.url(name)} cannot be removed"), suppress(FileNotFoundError):
             os.unlink(self.url(name))
 
+    def drop_empty_folder(self) -> None:
+        """Remove this folder if nothing is in it."""
+        with suppress(OSError):
+            os.rmdir(self._path)
+
     def publish(self, staged: str, step: int) -> str:
         """Rename a finished folder atomically into a checkpoint; return its new name."""
         self.sync_folder(staged)

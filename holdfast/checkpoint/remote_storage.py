@@ -114,6 +114,9 @@ class RemoteStorage:
         with _as_storage_error(f"{self.url(name)} cannot be removed"), suppress(FileNotFoundError):
             self._fs.rm_file(self._path_of(name))
 
+    def drop_empty_folder(self) -> None:
+        """Do nothing: without files there is no folder here."""
+
     def publish(self, staged: str, step: int) -> str:
         """Return the folder's name unchanged: writing the manifest has already published the checkpoint."""
         return staged

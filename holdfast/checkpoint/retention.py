@@ -22,8 +22,10 @@ from holdfast.checkpoint.manifest import (
 from holdfast.checkpoint.storage_opener import Storage, open_storage
 from holdfast.checkpoint.storage_owner import describe_rival, has_ended, is_alive_elsewhere, read_owner
 from holdfast.checkpoint.writable_check import look_in_time
+from holdfast.core.decoding import from_json
 from holdfast.model.state_copy import Doubt
 
+_DOUBTS = ".holdfast-doubts.json"  # of runs, each with what nobody is to go on from
 _RIVAL_S = 5.0  # for a look at who writes; storage that hangs is another trouble
 
 
@@ -34,11 +36,19 @@ class StoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     ok: bool
     why: str = ""  # not ok
+    doubted: bool = False  # not ok, though its files may be: the loss went wrong after it
     at: float = 0.0
     author: Author = Author(0)
     world: int = 0
     layout: str = ""
     bytes: int = 0
+
+
+class DoubtedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run some of whose checkpoints are in doubt."""
+
+    run: str
+    doubts: tuple[Doubt, ...]
 
 
 class UnfinishedWrite(msgspec.Struct, frozen=True):
@@ -80,12 +90,36 @@ def apply_doubts(
         made = one.author.generation if one.ok and one.author.run == run else sys.maxsize
         doubt = next((d for d in doubts if d.bans_state(made, one.step)), None)
         why = f"states after step {doubt.not_after} of generation {doubt.generation} are in doubt" if doubt else ""
-        told.append(msgspec.structs.replace(one, ok=False, why=why) if doubt else one)
+        told.append(msgspec.structs.replace(one, ok=False, why=why, doubted=True) if doubt else one)
     return tuple(told)
 
 
+def mark_doubts(base: str, run: str, doubts: Collection[Doubt]) -> tuple[int, ...]:
+    """Note at the storage which checkpoints of this run are in doubt, so that no run restores them; return the steps
+    that are newly marked. A note about a run whose checkpoints are all gone is dropped."""
+    storage = open_storage(base)
+    found = _find_published(storage)
+    told = apply_doubts(found, run, doubts)
+    new = sorted({after.step for before, after in zip(found, told, strict=True) if before.ok and not after.ok})
+    if new:
+        known, there = _read_doubts(storage), {one.author.run for one in found} - {run}
+        before = next((one.doubts for one in known if one.run == run), ())
+        mine = DoubtedRun(run=run, doubts=tuple(dict.fromkeys((*before, *doubts))))
+        storage.put_file(_DOUBTS, msgspec.json.encode((*(one for one in known if one.run in there), mine)))
+    return tuple(new)
+
+
+def _read_doubts(storage: Storage) -> tuple[DoubtedRun, ...]:
+    content = storage.read(_DOUBTS)
+    try:
+        return from_json(content, tuple[DoubtedRun, ...]) if content else ()
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ()  # not ours to read
+
+
 def _find_published(storage: Storage, step: int | None = None) -> tuple[StoredCheckpoint, ...]:
-    names = [name for name in storage.list_names() if (of := step_of(name)) is not None and step in (None, of)]
+    there = storage.list_names()
+    names = [name for name in there if (of := step_of(name)) is not None and step in (None, of)]
     found: list[StoredCheckpoint] = []
 
     def work(turns: Iterator[int]) -> None:
@@ -94,6 +128,8 @@ def _find_published(storage: Storage, step: int | None = None) -> tuple[StoredCh
                 found.append(one)
 
     run_in_threads(len(names), SMALL_AT_ONCE, work)
+    for known in _read_doubts(storage) if _DOUBTS in there else ():
+        found = [*apply_doubts(found, known.run, known.doubts)]
     return tuple(sorted(found, key=lambda one: (one.step, one.at, one.url), reverse=True))
 
 
@@ -123,13 +159,11 @@ def _read_checkpoint(storage: Storage, name: str) -> StoredCheckpoint | None:
     )
 
 
-def retain_checkpoints(
-    base: str, keep: int, every: int = 0, *, newest: int | None = None, doubted: Collection[int] = ()
-) -> tuple[str, ...]:
+def retain_checkpoints(base: str, keep: int, every: int = 0, *, newest: int | None = None) -> tuple[str, ...]:
     """Remove checkpoints older than the last `keep` good ones, except every `every`-th step; return the removed URLs.
 
     keep=0 removes none. `newest` is the step published last: after training went back, later steps belong to an
-    abandoned lineage, and are neither counted nor removed before training has passed them. Doubted steps do not count
+    abandoned lineage, and are neither counted nor removed before training has passed them. Doubted ones do not count
     as good, so that the checkpoints that may have to replace them stay.
     """
     if keep <= 0:
@@ -138,7 +172,7 @@ def retain_checkpoints(
     found, owner = _find_published(storage), read_owner(storage) if newest is not None else None
     if owner and owner.since:  # another run that has written since is of another line, and its states are not ours
         found = tuple(one for one in found if one.author.run == owner.run or one.at < owner.since)
-    removed = find_surplus(found, keep, every, newest=newest, doubted=doubted)
+    removed = find_surplus(found, keep, every, newest=newest)
     for one in reversed(removed):  # the oldest first, so that the best are left if this is cut short
         storage.remove_folder(one.url.rstrip("/").rpartition("/")[2])
     return tuple(one.url for one in removed)
@@ -150,7 +184,6 @@ def find_surplus(
     every: int = 0,
     *,
     newest: int | None = None,
-    doubted: Collection[int] = (),
 ) -> tuple[StoredCheckpoint, ...]:
     """Return the checkpoints that retention removes; `found` is ordered newest first, and so is the result."""
     line = [one for one in found if newest is None or one.step <= newest]
@@ -161,18 +194,20 @@ def find_surplus(
             removed.append(one)  # an earlier write of the same step
         elif len(good) >= keep and not (one.ok and every and one.step % every == 0):
             removed.append(one)
-        elif one.ok and one.step not in doubted:
+        elif one.ok:
             good.append(one.step)
     return tuple(removed)
 
 
-def clean_unpublished(base: str, author: Author | None, *, force: bool = False) -> tuple[str, ...]:
+def clean_unpublished(base: str, author: Author | None, *, before: int = -1, force: bool = False) -> tuple[str, ...]:
     """Remove unpublished writes that certainly will never be published; return their URLs.
 
-    Without an author only writes of ended processes are certain. With `force` every unpublished write is removed.
+    Without an author only writes of ended processes are certain. Of the author's own, those are that come before a step
+    that it has published, or before the step `before`, which it begins to write. With `force` all are removed.
     """
     storage = open_storage(base)
-    last = max((one.step for one in _find_published(storage) if one.author == author), default=-1)
+    last = max((one.step for one in _find_published(storage) if one.author == author), default=before)
+    last = max(last, before)
     attempts = storage.list_unpublished()
     dead = [one.name for one in attempts if force or _is_dead(storage, one, author, last)]
     for name in dead:

@@ -210,6 +210,8 @@ class AgentIngest:
             self.executor.on_step()
             self.controller.process_event(progress)
         self.aims.on_beat(now, beat)
+        if written := self.registry.storage.take_news():
+            self.controller.process_event(written)
         if links := self.detectors.network.on_beat(beat):
             self.controller.process_event(links)
         if alarm := self.detectors.stalls.on_beat(now, beat):
@@ -239,6 +241,7 @@ class AgentIngest:
     def _on_post(self, now: float, post: Post) -> None:
         match post.body:
             case Done(id=id, node=node) as done:
+                self.registry.storage.on_told(now, self.view.generation, done.stored, done.missed)
                 asked, hello = self._stale.get(node, (0, None))
                 if hello is None or asked != id:
                     self.dispatch.on_done(done)

@@ -25,7 +25,7 @@ from holdfast.core.incident.incident_text import count_failures
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.release_history import ReleaseOverview
 from holdfast.core.record.release_pace import describe_paces
-from holdfast.model.event import Entry, Order, Phase
+from holdfast.model.event import Entry, Order, Phase, StorageReport
 from holdfast.model.observation import LinkTraffic
 from holdfast.model.stacks import Trace
 from holdfast.wire.agent_messages import TOKEN_HEADER
@@ -66,6 +66,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     floor: int  # newest step that the job can go back to after the loss of a node; -1: none is on peers
     disk: int  # newest step that lies on the disks of all nodes; -1: none does
     behind: str  # why copies on peers do not keep up
+    storage: StorageReport | None = None  # what was last written there; None: no node has told of any
     nodes: tuple[NodeView, ...]
     seq: int = 0  # of the journal's newest entry
     failures: int = 0  # of all incidents; one that fails again before its next step is the same incident
@@ -114,12 +115,11 @@ def status_of(controller: Controller) -> Status:
         views.append(_add_traffic(shown, traffic.get(seat.node, ())))
     views += [NodeView(node=node, role=role) for node, role in roles.items()]
     finish, waiting, floor = controller.ledger.finish, view.waiting_release, controller.aims.floor
-    ending = finish.reason if finish else ""
     return Status(
         run_id=view.job.run_id,
         phase=view.phase,
         reason=controller.reason,
-        now=view.describe_present(controller.clock(), controller.reached_step, ending),
+        now=view.describe_present(controller.clock(), controller.reached_step, finish.reason if finish else ""),
         generation=view.generation,
         step=controller.reached_step,
         ettr=account.ettr,
@@ -133,6 +133,7 @@ def status_of(controller: Controller) -> Status:
         floor=floor.floor,
         disk=floor.disk.newest_kept,
         behind=floor.behind,
+        storage=controller.registry.storage.newest,
         mesh=",".join(f"{name}={size}" for name, size in view.mesh),
         nodes=tuple(views),
         seq=controller.seq,

@@ -129,7 +129,7 @@ class Controller:
             for task in self._acts:
                 task.cancel()  # a launch may still wait for nodes that are gone
         self.journal.close()
-        return self.ledger.finish.code if self.ledger.finish else 1
+        return self.ledger.make_account().code or 0 if self.ledger.finish else 1
 
     def _take_over(self) -> None:
         """Tell the decider that an earlier controller ran; nodes may act on decisions that the journal has lost."""
@@ -268,6 +268,7 @@ class Controller:
                 if not isinstance(action, Say):
                     unanswered[action.id] = action
         self.clock.continue_from(at)
+        self.registry.storage.continue_from(self.ledger.storage)
         if self.view.progress:
             self.detectors.pace.continue_from(self.ledger.best)
         return unanswered

@@ -27,6 +27,11 @@ class JobMetrics:
             yield GaugeMetricFamily("holdfast_ettr_hour", "Productive share of the last hour.", account.hour_ettr)
         yield from _pace_metrics(account)
         yield GaugeMetricFamily("holdfast_step", "Newest step that every rank has made.", max(c.reached_step, 0))
+        if storage := c.registry.storage.newest:
+            yield GaugeMetricFamily("holdfast_stored_step", "Step last written to storage.", storage.step)
+            yield GaugeMetricFamily("holdfast_stored_timestamp_seconds", "When that was written.", storage.at)
+            missed = storage.missed is not None
+            yield GaugeMetricFamily("holdfast_storage_failing", "1 while later steps cannot be written.", missed)
         yield GaugeMetricFamily("holdfast_generation", "Launches of all ranks so far.", view.generation)
         yield CounterMetricFamily("holdfast_incidents", "Incidents that are over.", len(account.incidents))
         yield CounterMetricFamily("holdfast_changes", "Planned restarts that are over.", len(account.changes))

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from holdfast.controller.node_links import NodeLinks
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.detect.silence import SilenceDetector, SilenceLimits
+from holdfast.core.snapshots.storage_watch import StorageWatch
 from holdfast.model.alarm import Alarm
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.observation import Beat
@@ -24,6 +25,7 @@ class NodeRegistry:
         self.copies: dict[str, tuple[Copy, ...]] = {}  # snapshots that nodes said they hold
         self.beats: dict[str, Beat] = {}  # the newest of each node, for people
         self.stored = -1  # newest checkpoint of the line that the job is on
+        self.storage = StorageWatch()
         self.replayable: str | None = None  # told by the script; "": not at all; None: not heard yet
         self.orphaned = 0  # a generation that the journal has lost: what it left on nodes may be gone on from
         self.imports: tuple[str, ...] = ()  # what the zygote of rank 0's node has for the script
@@ -61,6 +63,7 @@ class NodeRegistry:
         self.beats[beat.node] = beat
         if beat.generation == self._view.generation:
             self.stored = max(self.stored, beat.stored)
+            self.storage.on_told(now, beat.generation, beat.stored, beat.missed)
 
     def record_loss_source(self, source: str) -> bool:
         """Record where a node's losses are read from; return whether that is new, and one of the first few."""
@@ -143,6 +146,12 @@ class NodeRegistry:
         awaited = {seat.node for seat in self._view.seats} - self.lost_nodes()
         present = {*self._links.linked_nodes, *awaited} - self._left
         return tuple(sorted({*present, *self._view.pool, *self._view.under_probe}))
+
+    def ranks_beside(self, node: str) -> tuple[int, ...]:
+        """Return the ranks of other present nodes that are, or may be, on the same host as this one."""
+        host, lost = self.hosts.get(node), self.lost_nodes()
+        beside = [s for s in self._view.seats if s.node not in (node, *lost) and self.hosts.get(s.node, host) == host]
+        return tuple(rank for seat in beside for rank in range(seat.first_rank, seat.first_rank + seat.nproc))
 
     def known_nodes(self) -> set[str]:
         """Return the nodes that the decider has heard of."""

@@ -11,7 +11,7 @@ from holdfast.model.event import Ended
 from holdfast.model.observation import Exit, Loss
 from holdfast.model.probe import Finding
 from holdfast.model.replay_task import ReplayResult
-from holdfast.model.state_copy import Copy
+from holdfast.model.state_copy import Copy, MissedCheckpoint
 
 OWN = 0  # id of errands that no controller has sent
 PING_S = 20.0  # each end of a link asks so often whether the other is there, and waits half as long for the answer
@@ -66,7 +66,8 @@ class ErrandDone(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
     played: tuple[ReplayResult, ...] = ()
     refused: bool = False
-    stored: int = -1  # after a stop: the newest checkpoint that the node has published
+    stored: int = -1  # the newest checkpoint that the node has published
+    missed: MissedCheckpoint | None = None
 
 
 class RankExited(msgspec.Struct, frozen=True):
@@ -282,6 +283,7 @@ class AgentProtocol:
             played=news.played,
             refused=news.refused,
             stored=news.stored,
+            missed=news.missed,
         )
         return (RememberDone(done), *self._queue_post(done))
 

@@ -6,7 +6,7 @@ from holdfast.model.job_and_seats import Seat
 from holdfast.model.probe import Finding, PairMeeting
 from holdfast.model.release import Ease, Release, Skip
 from holdfast.model.replay_task import ReplayResult, ReplayTask
-from holdfast.model.state_copy import Aim, Copy, Restore
+from holdfast.model.state_copy import Aim, Copy, Doubt, MissedCheckpoint, Restore
 
 
 class LaunchHere(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
@@ -88,6 +88,9 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave"):
     last_s: float = 0.0  # for storage to take it
     disk_over: bool = False  # nobody of the job will come back to this host for what lies on its disk
     ended: bool = False  # the job has; else the node alone leaves
+    doubts: tuple[Doubt, ...] = ()  # besides those of the launch
+    spared: tuple[int, ...] = ()  # ranks of other nodes of this host: their states on its disk are not this node's
+    stored: int = -1  # newest step on storage, as far as nodes have reported
 
 
 Errand = LaunchHere | StopHere | StageHere | ProbeHere | PairTestHere | ReplayHere | Leave
@@ -105,4 +108,5 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     findings: tuple[Finding, ...] = ()  # of probes
     played: tuple[ReplayResult, ...] = ()  # by ranks of a replay
     refused: bool = False  # a release that did not pass its check: nobody is to have it
-    stored: int = -1  # after a stop: the newest checkpoint that the node has published
+    stored: int = -1  # after a stop or at the end: the newest checkpoint that the node has published
+    missed: MissedCheckpoint | None = None  # since then

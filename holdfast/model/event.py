@@ -10,6 +10,7 @@ from holdfast.model.alarm import Alarm
 from holdfast.model.incident_record import Change, Record
 from holdfast.model.job_and_seats import Dims, HostIdentity, Job
 from holdfast.model.release import Release
+from holdfast.model.state_copy import MissedCheckpoint
 
 
 class Phase(StrEnum):
@@ -109,6 +110,14 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
         return before is not None and before.numbered and not self.numbered and self.step < before.step
 
 
+class StorageReport(msgspec.Struct, frozen=True, kw_only=True, tag="storage"):
+    """What was last written to storage, and whether later checkpoints were not."""
+
+    step: int = -1  # -1: nothing was written in this run
+    at: float = 0.0  # when that was told
+    missed: MissedCheckpoint | None = None  # since then
+
+
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     """All ranks of a node have ended well, or have finished their scripts and hang at exit."""
 
@@ -130,6 +139,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     untested: tuple[str, ...] = ()  # Probe, Replay: of `failed`, those that did not answer or could not be tested
     departed: tuple[int, ...] = ()  # Stop: ranks that had ended well before it
     disks: int = 0  # Launch: nodes from whose disks ranks get their states
+    storage: StorageReport | None = None  # Finish: after it; None: no node has told of any storage
 
 
 OrderVerb = Literal["stop", "update", "rollback", "hold", "resume", "evict", "drain", "approve"]
@@ -184,7 +194,9 @@ class Successor(msgspec.Struct, frozen=True, kw_only=True, tag="successor"):
     alone_since: float = 0.0  # the last sign of life of the controller before; 0: not known
 
 
-Event = Begin | Ready | Alarm | Progress | Ended | Outcome | Order | MeshReport | LinksUp | Tick | Successor
+Event = (
+    Begin | Ready | Alarm | Progress | StorageReport | Ended | Outcome | Order | MeshReport | LinksUp | Tick | Successor
+)
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ import msgspec
 
 from holdfast.model.job_and_seats import Dims
 from holdfast.model.stacks import Arrival
+from holdfast.model.state_copy import MissedCheckpoint
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +99,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     backed: int = -1  # newest that was wanted as a floor, and now is held here and by the peer
     kept: int = -1  # with parity: newest of which this node keeps all that it is to keep for others
     stored: int = -1  # newest checkpoint that was published from here in this generation
+    missed: MissedCheckpoint | None = None  # since then
     disked: int = -1  # newest floor of this generation on the node's disk
     disk_tried: int = -1  # newest floor that it has written there, or could not write
     verifies: bool = False  # a snapshot found good is to be kept beside the others

@@ -44,6 +44,13 @@ class Doubt(msgspec.Struct, frozen=True, kw_only=True):
         return generation <= self.generation and step > self.not_after
 
 
+class MissedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that should be on storage and could not be written; none was written after it."""
+
+    step: int
+    why: str  # a sentence that names the step
+
+
 class Source(msgspec.Struct, frozen=True, kw_only=True):
     """The nodes from which one rank gets its state, in the order in which to ask them."""
 

@@ -115,10 +115,12 @@ class Fleet:
         self.seats: tuple[Seat, ...] = ()
         self.parity = False
         self.disk = DiskLimits()  # with a path: each node has a folder of its own there
+        self.one_host = False  # nodes share that folder
         self._tasks = tasks
 
     async def add(self, name: str) -> Node:
-        disk = msgspec.structs.replace(self.disk, path=self.disk.path and f"{self.disk.path}/{name}")
+        own = self.disk.path and not self.one_host
+        disk = msgspec.structs.replace(self.disk, path=f"{self.disk.path}/{name}") if own else self.disk
         node = self.nodes[name] = Node(self.folder / name, name, disk)
         await self._run(node)
         return node

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention
 from holdfast.checkpoint.arena import STORED, Arena
 from holdfast.checkpoint.manifest import Author, part_name
-from holdfast.model.errand import FinalState
+from holdfast.model.errand import FinalState, Leave
+from holdfast.model.state_copy import Doubt, MissedCheckpoint, Restore
 from holdfast.wire.rank_keeper_messages import CheckpointPolicy
 from tests.agent.test_keeper import IMAGE_BYTES, Bench, bench, from_own_memory, launch, snapshot, until, want
 
@@ -73,6 +75,58 @@ async def test_state_in_doubt_is_written_apart_and_retires_nothing(stored: Store
     assert f"{stored.storage.url}/doubted/" in stored.said[-1]
 
 
+async def test_checkpoints_in_doubt_are_marked_at_the_end_and_at_the_next_launch(bench: Bench, tmp_path: Path) -> None:
+    stored = Stored(bench, tmp_path, every=10)
+    stored.storage = msgspec.structs.replace(stored.storage, keep=5)
+    arena = await stored.arena()
+
+    def sound() -> list[int]:
+        return [found.step for found in retention.find_checkpoints(stored.storage.url) if found.ok]
+
+    for step in (10, 20):
+        snapshot(arena, step)
+        await until(lambda: stored.keeper.stored == step)  # noqa: B023 - it is called at once
+    restore = Restore(step=9, doubts=(Doubt(generation=1, not_after=15),))
+    stored.keeper.begin_launch(launch(2, restore))
+    await until(lambda: sound() == [10])
+    arena = await bench.arena(want(2, stored.storage, stored.metadata))
+    snapshot(arena, 20, generation=2)
+    await until(lambda: stored.keeper.stored == 20)
+    assert sound() == [20, 10]
+    leave = Leave(id=1, code=93, grace_s=0.0, reason="it is nan", ended=True)
+    await stored.keeper.leave_job(msgspec.structs.replace(leave, doubts=(Doubt(generation=2, not_after=5),)))
+    assert sound() == [] and "step 10, 20" in stored.said[-1]
+
+
+async def test_what_a_full_disk_leaves_goes_with_the_next_write(bench: Bench, tmp_path: Path) -> None:
+    stored = Stored(bench, tmp_path, every=10)
+    arena = await stored.arena()
+    other = staged(stored.storage.url, 5, Author(1, "other"))  # of a run that lives
+
+    def left() -> set[str]:
+        return {name for name in os.listdir(stored.storage.url) if name.startswith(".step-")}
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (IMAGE_BYTES // 2, limits[1]))
+    try:
+        for step in (10, 20):
+            snapshot(arena, step)
+            await until(lambda: stored.keeper.missed and stored.keeper.missed.step == step)  # noqa: B023
+            assert left() == {other, f".step-{step:08d}.tmp-r.-1"}
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    snapshot(arena, 30)
+    await until(lambda: stored.keeper.stored == 30)
+    await until(lambda: left() == {other})
+
+
+def staged(url: str, step: int, author: Author) -> str:
+    """Begin a write, in the name of another; return its folder's name."""
+    folder = checkpoint_save.staging_folder(url, step, author)
+    checkpoint_save.write_part(folder, 0, [memoryview(b"some")])
+    return os.path.basename(folder)
+
+
 async def test_what_came_from_storage_is_not_written_there_again(stored: Stored) -> None:
     arena = await stored.arena()
     slot = arena.begin_slot(9, 0, STORED)
@@ -99,6 +153,27 @@ async def test_a_damaged_snapshot_does_not_become_a_checkpoint(stored: Stored) -
     assert stored.steps() == [] and "block 0" in stored.said[-1]
 
 
+async def test_a_final_step_that_is_not_written_is_told_until_one_is(stored: Stored) -> None:
+    snapshot(await stored.arena(), 7)
+    os.mkfifo(stored.storage.url)  # where a folder should be
+    await stored.keeper.parting.write_last(last(7, doubted=True), 30)
+    before = stored.keeper.missed
+    await stored.keeper.parting.write_last(last(7), 30)
+    missed = stored.keeper.missed
+    assert before is None, "a state in doubt is nobody's final state"
+    assert stored.keeper.stored == -1 and missed and missed.step == 7 and stored.storage.url in missed.why
+    os.unlink(stored.storage.url)
+    await stored.keeper.parting.write_last(last(7), 30)
+    assert (stored.keeper.stored, stored.keeper.missed) == (7, None)
+
+
+async def test_a_step_that_was_left_out_stays_missed_when_the_one_before_it_is_written(stored: Stored) -> None:
+    snapshot(await stored.arena(), 7)
+    stored.keeper._persisting.note_missed(0, 9, "step 9 is left out")
+    await stored.keeper.parting.write_last(last(7), 30)
+    assert stored.keeper.stored == 7 and stored.keeper.missed == MissedCheckpoint(step=9, why="step 9 is left out")
+
+
 async def test_storage_that_hangs_does_not_hold_up_the_end(stored: Stored) -> None:
     arena = await stored.arena()
     snapshot(arena, 7)
@@ -110,6 +185,7 @@ async def test_storage_that_hangs_does_not_hold_up_the_end(stored: Stored) -> No
     await stored.keeper.parting.write_last(last(7), 1.0)
     assert time.monotonic() - began_at < 10
     assert stored.said[-1] == f"step 7 was not written to {stored.storage.url} within 1 s"
+    assert stored.keeper.missed == MissedCheckpoint(step=7, why=stored.said[-1])
     os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))  # lets the thread go
 
 

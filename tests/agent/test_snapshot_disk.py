@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.agent.snapshots.arena_table import SnapshotPin
 from holdfast.agent.snapshots.snapshot_disk import PacedPulse, SnapshotDisk
+from holdfast.checkpoint import checkpoint_save, retention
 from holdfast.checkpoint.manifest import Author, WriteGivenUpError
 from holdfast.checkpoint.write_lane import WritePulse
 from holdfast.core.snapshots.disk_floor import DiskLimits
@@ -255,19 +256,106 @@ async def test_the_final_state_waits_for_a_write_that_is_given_up(
     assert fleet.nodes["a"].said == [f"step 8 stays on disk in {job.root / 'a' / 'r.'}: no storage has this state"]
 
 
+def give_storage(job: Disked, *ranks: int) -> str:
+    """Let keepers know a storage for these ranks, as if their scripts had named one; return its path."""
+    url = str(job.fleet.folder / "ckpt")
+    for rank in ranks:
+        persisting = job.fleet.nodes[job.names[rank]].keeper._persisting
+        policy = CheckpointPolicy(url=url, every_steps=100)
+        persisting.note_request(msgspec.structs.replace(persisting._latest[rank], storage=policy))
+    return url
+
+
 async def test_nothing_stays_where_storage_has_the_state_or_the_node_is_no_longer_wanted(fleet: Fleet) -> None:
     job = Disked(fleet)
     await job.start()
     await job.write(5)
+    give_storage(job, 0)
     a, b, c = (fleet.nodes[name].keeper for name in "abc")
-    want = msgspec.structs.replace(
-        a._persisting._latest[0], storage=CheckpointPolicy(url=str(fleet.folder / "ckpt"), every_steps=100)
-    )
-    a._persisting.note_request(want)
-    await a.leave_job(LEAVE)
+    await a.leave_job(msgspec.structs.replace(LEAVE, stored=5))
     await b.leave_job(msgspec.structs.replace(LEAVE, ended=False))
     await c.leave_job(msgspec.structs.replace(LEAVE, ended=False, disk_over=False))
     assert [(job.root / name / "r.").exists() for name in "abc"] == [False, False, True]
+
+
+async def test_a_state_that_is_newer_than_all_on_storage_stays(fleet: Fleet) -> None:
+    job = Disked(fleet)
+    await job.start()
+    await job.write(5)
+    give_storage(job, 0)
+    await fleet.nodes["a"].keeper.leave_job(msgspec.structs.replace(LEAVE, stored=4))
+    assert job.states("a") == [5] and fleet.nodes["a"].said[-1].startswith("step 5 stays on disk in ")
+
+
+class OneHost(Disked):
+    """The same with nodes of one host, which share a folder, and a standby d among them."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__(fleet)
+        fleet.one_host = True
+
+    async def begin(self) -> None:
+        await self.start("d")
+        await self.write(5)
+
+    async def leave(self, name: str, leave: Leave) -> None:
+        spared = tuple(rank for rank, other in enumerate(self.names) if other != name)
+        await self.fleet.nodes[name].keeper.leave_job(msgspec.structs.replace(leave, spared=spared))
+
+    def ranks(self) -> set[int]:
+        return {int(path.parent.name.removeprefix("rank-")) for path in self.root.glob("r./rank-*/step-*")}
+
+
+async def test_a_standby_removes_nothing_of_the_nodes_beside_it(fleet: Fleet) -> None:
+    job = OneHost(fleet)
+    await job.begin()
+    fleet.nodes["d"].keeper.use_run("r.")
+    for name in "adbc":
+        await job.leave(name, LEAVE)
+    assert job.ranks() == {0, 1, 2} and fleet.nodes["d"].said == []
+
+
+async def test_a_node_removes_its_own_states_and_the_last_one_the_folder(fleet: Fleet) -> None:
+    job = OneHost(fleet)
+    await job.begin()
+    (job.root / "r." / "rank-7").mkdir()  # of a rank that is no more
+    give_storage(job, 0, 1, 2)
+    stored = msgspec.structs.replace(LEAVE, stored=5)
+    await job.leave("a", stored)
+    assert job.ranks() == {1, 2} and not (job.root / "r." / "rank-7").exists()
+    job.save(8)
+    await job.leave("b", msgspec.structs.replace(LEAVE, last=(FinalState(step=8, ranks=(1,)),), last_s=0.5))
+    assert job.ranks() == {1, 2}, "its last write to storage fails, for rank 0 has not begun one"
+    assert job.states("b") == [5, 5, 8] and "step 8 stays on disk" in fleet.nodes["b"].said[-1]
+    await job.leave("b", msgspec.structs.replace(LEAVE, stored=8))
+    assert job.ranks() == {2}
+    await job.leave("c", stored)
+    assert not (job.root / "r.").exists()
+
+
+async def test_a_part_on_storage_is_no_checkpoint_before_rank_0_has_published_it(fleet: Fleet) -> None:
+    job = Disked(fleet)
+    await job.start()
+    job.save(8)
+    url = give_storage(job, 0, 1, 2)
+    last = msgspec.structs.replace(LEAVE, last=(FinalState(step=8, ranks=(1,)),), last_s=2.0)
+    folder = checkpoint_save.staging_folder(url, 8, Author(1, "r."))
+    checkpoint_save.write_part(folder, 0, [memoryview(b"rank 0's")])  # and then its node is lost
+    keeper = fleet.nodes["b"].keeper
+    await keeper.leave_job(last)
+    assert keeper._persisting.done == {1: 8} and retention.find_checkpoints(url) == ()
+    assert job.states("b") == [8] and "step 8 stays on disk" in fleet.nodes["b"].said[-1]
+
+
+async def test_a_disk_that_takes_nothing_is_said_before_the_first_write(fleet: Fleet) -> None:
+    job = Disked(fleet)
+    job.root.write_text("a file in its place")
+    await job.start()
+    await until(lambda: all(fleet.nodes[name].said for name in "abc"))
+    await job.write(5)
+    assert job.written() == [(-1, 5)] * 3
+    [said] = fleet.nodes["a"].said
+    assert str(job.root) in said and "training goes on" in said
 
 
 def test_a_write_rests_as_long_as_it_works(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,15 +13,18 @@ from hypothesis import strategies as st
 from holdfast.checkpoint import storage_owner
 from holdfast.checkpoint.checkpoint_load import verify_checkpoint
 from holdfast.checkpoint.checkpoint_save import staging_folder, write_part
-from holdfast.checkpoint.manifest import MANIFEST, Author, TakenOverError, WriterProcess, encode_part
+from holdfast.checkpoint.local_storage import LocalStorage
+from holdfast.checkpoint.manifest import MANIFEST, Author, StorageError, TakenOverError, WriterProcess, encode_part
 from holdfast.checkpoint.retention import (
     StoredCheckpoint,
     clean_unpublished,
     find_checkpoints,
     find_rival,
     find_surplus,
+    mark_doubts,
     retain_checkpoints,
 )
+from holdfast.model.state_copy import Doubt
 from tests.checkpoint.making import save
 
 ME = Author(2, "run")
@@ -94,20 +97,17 @@ def found(step: int, ok: bool, at: float) -> StoredCheckpoint:
     keep=st.integers(1, 4),
     every=st.integers(0, 5),
     newest=st.none() | st.integers(0, 20),
-    doubted=st.sets(st.integers(0, 20), max_size=4),
 )
 def test_good_ones_are_never_removed_below_the_number_kept(
-    kinds: list[tuple[int, bool]], keep: int, every: int, newest: int | None, doubted: set[int]
+    kinds: list[tuple[int, bool]], keep: int, every: int, newest: int | None
 ) -> None:
     every_one = [found(step, ok, float(number)) for number, (step, ok) in enumerate(kinds)]
     every_one.sort(key=lambda one: (one.step, one.at), reverse=True)
-    gone = find_surplus(every_one, keep, every, newest=newest, doubted=doubted)
+    gone = find_surplus(every_one, keep, every, newest=newest)
     left = [one for one in every_one if one not in gone]
 
     def good(some: list[StoredCheckpoint]) -> list[int]:
-        line = {
-            one.step for one in some if one.ok and one.step not in doubted and (newest is None or one.step <= newest)
-        }
+        line = {one.step for one in some if one.ok and (newest is None or one.step <= newest)}
         return sorted(line, reverse=True)
 
     assert good(left)[:keep] == good(every_one)[:keep]
@@ -117,7 +117,55 @@ def test_good_ones_are_never_removed_below_the_number_kept(
     if every:
         assert {step for step in good(every_one) if step % every == 0} <= set(good(left))
     assert not [one for one in gone if newest is not None and one.step > newest]
-    assert find_surplus(left, keep, every, newest=newest, doubted=doubted) == ()
+    assert find_surplus(left, keep, every, newest=newest) == ()
+
+
+@pytest.mark.parametrize("where", ["", "memory://"])
+def test_what_is_in_doubt_is_marked_for_all_runs(tmp_path: Path, where: str) -> None:
+    base = f"{where}{tmp_path}"
+    for step, author in ((10, ME), (20, Author(2, "other")), (20, ME), (30, ME), (20, Author(3, "run"))):
+        save(base, step, author=author)
+    assert mark_doubts(base, "run", (Doubt(generation=2, not_after=30),)) == ()
+    doubts = (Doubt(generation=2, not_after=10),)
+    assert mark_doubts(base, "run", doubts) == (20, 30)
+    found = find_checkpoints(base)
+    assert [(one.step, one.author) for one in found if one.doubted] == [(30, ME), (20, ME)]
+    assert [one.ok for one in found if not one.doubted] == [True] * 3
+    assert mark_doubts(base, "run", doubts) == (), "they are"
+    assert mark_doubts(base, "other", (Doubt(generation=9, not_after=0),)) == (20,)
+    assert mark_doubts(base, "run", (Doubt(generation=3, not_after=10),)) == (20,), "of another generation, as well"
+    assert [one.step for one in find_checkpoints(base) if one.ok] == [10]
+
+
+def test_a_doubted_one_does_not_count_as_kept(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        save(tmp_path, step, author=ME)
+    mark_doubts(str(tmp_path), "run", (Doubt(generation=2, not_after=20),))
+    assert retain_checkpoints(str(tmp_path), keep=2, newest=30) == ()
+    save(tmp_path, 30, author=Author(3, "run"))
+    assert [Path(url).name for url in retain_checkpoints(str(tmp_path), keep=1, newest=30)] == [
+        "step-00000030",
+        "step-00000020",
+        "step-00000010",
+    ]
+
+
+def test_whoever_begins_a_step_has_given_up_its_earlier_ones(tmp_path: Path) -> None:
+    other = begin(tmp_path, 10, Author(1, "other"))  # by this process, which lives
+    early, late = begin(tmp_path, 20, ME), begin(tmp_path, 30, ME)
+    assert clean_unpublished(str(tmp_path), ME) == ()
+    assert clean_unpublished(str(tmp_path), ME, before=30) == (str(early),)
+    assert other.exists() and late.exists()
+
+
+def test_a_write_that_cannot_even_begin_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(storage: LocalStorage, name: str, content: bytes) -> None:
+        raise StorageError(f"{name} cannot be written: No space left on device")
+
+    monkeypatch.setattr(LocalStorage, "put_file", refuse)
+    with pytest.raises(StorageError):
+        begin(tmp_path / "ckpt", 10, ME)
+    assert list((tmp_path / "ckpt").iterdir()) == []
 
 
 def test_writes_of_older_generations_are_removed_and_others_left_alone(tmp_path: Path) -> None:

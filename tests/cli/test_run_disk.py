@@ -44,6 +44,23 @@ def test_all_memory_is_lost_and_the_disks_have_it(start: Start) -> None:
     assert {path.stat().st_mode & 0o777 for path in folder.glob("rank-*/step-*/*")} == {0o600}
 
 
+def test_a_standby_leaves_the_final_state_of_the_nodes_beside_it(start: Start, tmp_path: Path) -> None:
+    """Nodes of one host share the run's folder, and the standby, which has no state, is the last to leave."""
+    flags = ("--nnodes", "2", "--standbys", "1", "--set", f"disk.path={tmp_path}/disk", "--set", "silence.silence_s=20")
+    job = start(*flags, script=TRAIN)
+    job.trains()
+    standby = next(node["node"] for node in job.status()["nodes"] if not node["ranks"])
+    os.kill(job.agent(standby), signal.SIGSTOP)
+    job.finish()
+    job.until(lambda: job.text().count(" stays on disk in ") == 2, "the final state of both nodes on disk")
+    os.kill(job.agent(standby), signal.SIGCONT)
+    job.ends(0)
+    [folder] = (tmp_path / "disk").iterdir()
+    step = job.report().step
+    assert f"step {step} stays on disk in {folder}: no storage has this state" in job.text()
+    assert {path.parts[-3] for path in folder.glob(f"rank-*/step-{step:08d}/.metadata")} == {"rank-0", "rank-1"}
+
+
 @pytest.mark.slow
 def test_a_loss_of_power_takes_the_controller_too(start: Start, tmp_path: Path) -> None:
     """Everything dies at once, and a person starts the run again on the same host."""

@@ -40,6 +40,48 @@ def test_a_stopped_run_goes_on_bit_for_bit_in_the_next(start: Start, tmp_path: P
     assert steps_at(store) == [40, step]  # the end of a run is no multiple either
 
 
+def test_a_final_state_that_storage_does_not_take_shows_in_the_code(start: Start, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    job = start("--nproc-per-node", "1", script=TRAIN, HOLDFAST_STORE=str(store))
+    job.trains()
+    job.until(lambda: (job.status()["storage"] or {}).get("step", -1) > 5, "a checkpoint")
+    store.rename(tmp_path / "away")
+    store.write_text("no folder")
+    job.until(lambda: job.status()["storage"]["missed"], "a checkpoint that is not written")
+    job.finish()
+    job.ends(94)
+    report = job.report()
+    kept = steps_at(tmp_path / "away")[0]
+    assert report.storage and report.storage.missed and report.code == 94
+    assert (report.storage.step, report.storage.missed.step) == (kept, report.step) and kept < report.step
+    closing = job.sentences()[-1]
+    assert f"step {kept} was last written to storage" in closing and report.storage.missed.why in closing
+    shown = holdfast("report", str(job.run_dir), folder=tmp_path)
+    assert report.storage.missed.why in " ".join(shown.stdout.split())
+
+
+@pytest.mark.slow
+def test_the_next_run_does_not_go_on_from_what_is_in_doubt(start: Start, tmp_path: Path) -> None:
+    """From step 23 on the loss is bad, in every launch, and each time it is on storage before anybody knows."""
+    bad = """
+    if step >= 23 and "HOLDFAST_GOOD" not in os.environ:
+        ckpt.wait(20)
+        loss = float("nan")
+    holdfast.step(step, loss=loss)"""
+    script = TRAIN.replace('"every": 5', '"every": 1').replace("\n    holdfast.step(step, loss=loss)", bad)
+    store = tmp_path / "store"
+    job = start("--nproc-per-node", "1", script=script, HOLDFAST_STORE=str(store))
+    job.ends(93, patience_s=90)
+    found = retention.find_checkpoints(str(store))
+    assert [one.step for one in found if one.doubted and one.step > 22], "some were written"
+    assert max(steps_at(store), default=0) < 23
+    job.run_dir.rename(tmp_path / "bad-run")
+    again = start(script=script, name="again", HOLDFAST_STORE=str(store), HOLDFAST_STEPS="40", HOLDFAST_GOOD="1")
+    again.ends(0)
+    assert int(said(again, "from")[0][0]) == max((one.step for one in found if one.ok), default=0)
+    assert steps_at(store)[0] == 40
+
+
 @pytest.mark.slow
 def test_a_run_that_a_person_ends_is_on_storage(start: Start, tmp_path: Path) -> None:
     store = tmp_path / "store"

@@ -29,7 +29,7 @@ from holdfast.model.event import Begin, Limits, Outcome, Ready
 from holdfast.model.job_and_seats import Job, Seat
 from holdfast.model.observation import Beat
 from holdfast.model.release import Release
-from holdfast.model.state_copy import Copy, Restore
+from holdfast.model.state_copy import Copy, Doubt, Restore
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import ErrandMessage
 from tests.controller.fakes import FakeFleet, FakeStore, MemoryBlockList, MemoryNotes
@@ -259,7 +259,7 @@ async def test_the_end_puts_the_newest_common_step_on_storage() -> None:
     bench = Bench("a", "b", "standby", limits=Limits())
     planned = LaunchPlan(id=7, restore=Restore(), generation=3, nodes=("a", "b"))
     bench.notes.put_note("plan.json", msgspec.json.encode(planned))
-    carried = asyncio.create_task(bench.carry_out(msgspec.structs.replace(FINISH, last_s=30.0)))
+    carried = asyncio.create_task(bench.carry_out(msgspec.structs.replace(FINISH, last_s=30.0, not_after=5)))
     await settle()
     assert [(node, type(errand)) for node, errand in bench.told] == [("a", StopHere), ("b", StopHere)]
     id = bench.told[0][1].id
@@ -271,10 +271,14 @@ async def test_the_end_puts_the_newest_common_step_on_storage() -> None:
     wanted = {"a": (FinalState(step=5, ranks=(0,)),), "b": (FinalState(step=5, ranks=(1,)),), "standby": ()}
     assert {node: leave.last for node, leave in leaves.items()} == wanted
     assert 29 < leaves["a"].last_s <= 30
+    assert leaves["a"].doubts == (Doubt(generation=bench.decider.view.generation, not_after=5),)
+    bench.registry.storage.on_told(1.0, 3, 4, None)
     for node in leaves:
         bench.done(node, 9)
     await carried
-    assert bench.outcomes == [Outcome(action=9, ok=True)]
+    [outcome] = bench.outcomes
+    assert outcome.ok and outcome.storage and outcome.storage.step == 4
+    assert outcome.storage.missed and outcome.storage.missed.step == 5, "nobody said that it is there"
 
 
 async def test_a_node_that_cannot_be_ended_does_not_keep_the_others() -> None:

@@ -16,6 +16,7 @@ from holdfast.core.record.job_account import TimeUse
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.event import Phase, Progress
 from holdfast.model.observation import Beat
+from holdfast.model.state_copy import MissedCheckpoint
 from holdfast.wire import agent_messages
 from tests.controller.conftest import HEADERS, Desk, Open
 
@@ -144,12 +145,19 @@ async def test_metrics(desk_of: Open) -> None:
             await agent.answer(await agent.errand())
         await agent.beat(2, generation=2)
         await desk.phase(Phase.TRAINING)
+        missed = MissedCheckpoint(step=2, why="step 2 was not written")
+        desk.built.controller.registry.storage.on_told(7.0, 2, 1, missed)
         answer = await desk.client.get("/metrics", headers=HEADERS)
         assert answer.content_type == "text/plain"
         found = {family.name: family for family in text_string_to_metric_families(await answer.text())}
         value = {name: family.samples[0].value for name, family in found.items()}
         assert value["holdfast_generation"] == 2
         assert value["holdfast_incidents"] == 1
+        assert [value[f"holdfast_{of}"] for of in ("stored_step", "stored_timestamp_seconds", "storage_failing")] == [
+            1,
+            7,
+            1,
+        ]
         assert 0 <= value["holdfast_ettr"] <= 1
         assert found["holdfast_incidents"].type == "counter"
         uses = {sample.labels["use"]: sample.value for sample in found["holdfast_spent_seconds"].samples}

@@ -96,3 +96,14 @@ def test_states_on_disk_are_believed_of_nodes_that_wait_for_a_seat() -> None:
     disk = msgspec.structs.replace(held(5)[0], disk=True, generation=1)
     registry.record_hello(0.0, msgspec.structs.replace(HELLO, copies=(*held(7), disk)))
     assert registry.copies == {"a": (disk,)}
+
+
+def test_ranks_beside_a_node_are_those_of_others_on_its_host_that_are_there() -> None:
+    registry, decider = begun(msgspec.structs.replace(JOB, min_nodes=4, max_nodes=4))
+    for node, host in zip("abcd", "hhhi", strict=True):
+        decider.step(1.0, Ready(node=node, host=host, nproc=2))
+        if node != "c":  # which has not called since this controller is there: it may be anywhere
+            registry.record_hello(1.0, msgspec.structs.replace(HELLO, node=node, host=host))
+    assert registry.ranks_beside("a") == (2, 3, 4, 5)
+    assert registry.ranks_beside("d") == (4, 5)
+    assert registry.ranks_beside("standby") == (4, 5)

@@ -13,9 +13,10 @@ from holdfast.core.record.hook_notices import (
 )
 from holdfast.model.action import Finish
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.event import Decision, Entry, Event, Order, Phase, Tick
+from holdfast.model.event import Decision, Entry, Event, Order, Outcome, Phase, StorageReport, Tick
 from holdfast.model.incident_record import Record, Remedy, Verdict
 from holdfast.model.release import Fate, Release
+from holdfast.model.state_copy import MissedCheckpoint
 
 RECORD = Record(
     number=3, generation=1, cause="x", kind="crash", klass="", verdict=Verdict(remedy=Remedy.RESTART, reason="x"),
@@ -64,6 +65,17 @@ def test_giving_up_and_being_stopped() -> None:
     assert topics(HookNotices().on_entry(stopped, JobStanding())) == [NoticeTopic.ENDED]
     well = entry(actions=(msgspec.structs.replace(FINISH, code=0),))
     assert topics(HookNotices().on_entry(well, JobStanding())) == [NoticeTopic.ENDED]
+
+
+def test_a_final_state_that_is_not_on_storage_is_told_after_a_good_end() -> None:
+    missed = StorageReport(step=5, at=1.0, missed=MissedCheckpoint(step=9, why="step 9 was not written"))
+    over = entry(2, event=Outcome(action=9, ok=True, storage=missed), phase=Phase.DONE)
+    found = []
+    for code in (0, 143):
+        notices = HookNotices()
+        notices.on_entry(entry(actions=(msgspec.structs.replace(FINISH, code=code),)), JobStanding())
+        found.append([(notice.topic, notice.code) for notice in notices.on_entry(over, JobStanding())])
+    assert found == [[(NoticeTopic.GAVE_UP, 94)], []]
 
 
 def test_a_question_is_told_once() -> None:

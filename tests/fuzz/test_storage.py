@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import checkpoint_load, storage_owner
+from holdfast.checkpoint import checkpoint_load, retention, storage_owner
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.manifest import (
     Author,
@@ -22,6 +23,7 @@ from holdfast.checkpoint.manifest import (
     step_of,
     tagged_of,
 )
+from holdfast.checkpoint.retention import DoubtedRun
 from tests.checkpoint.making import save
 from tests.fuzz.making import JSON, PLAIN, hostile, mutated, narrow, values
 
@@ -79,6 +81,15 @@ def test_who_owns_a_folder(content: bytes) -> None:
             return content
 
     storage_owner.read_owner(One())  # type: ignore[arg-type]
+
+
+@given(hostile(values(DoubtedRun, JSON).map(lambda one: msgspec.json.encode([one]))))
+def test_what_is_in_doubt(content: bytes) -> None:
+    class One:
+        def read(self, name: str) -> bytes:
+            return content
+
+    assert isinstance(retention._read_doubts(One()), tuple)  # type: ignore[arg-type]
 
 
 @given(values(ImageLayout, PLAIN))

@@ -23,6 +23,7 @@ from holdfast.model.event import (
     Phase,
     Progress,
     Ready,
+    StorageReport,
     Successor,
     Tick,
 )
@@ -30,6 +31,7 @@ from holdfast.model.job_and_seats import HostIdentity, Job, Seat, world_size
 from holdfast.model.probe import PairMeeting
 from holdfast.model.release import Release
 from holdfast.model.replay_task import ReplayTask
+from holdfast.model.state_copy import MissedCheckpoint
 
 SEATS = (Seat(node="a", group_rank=0, first_rank=0, nproc=2), Seat(node="b", group_rank=1, first_rank=2, nproc=3))
 RELEASE = Release(number=2, digest="d", root="/r", script="a.py", argv=("a.py", "-x"), env={"A": "b"}, message="é")
@@ -43,6 +45,7 @@ EVENTS: tuple[Event, ...] = (
     Order(verb="update", who="me", code=3, now=True, node="a", release=RELEASE, number=1, window_s=2.5),
     MeshReport(mesh=(("pp", 2), ("dp", 4))),
     LinksUp(nodes=("n1",)),
+    StorageReport(step=5, at=1.5, missed=MissedCheckpoint(step=9, why="step 9 was not written")),
     Tick(),
     Successor(epoch=2, lost=Lost(kept=3, of=5, generation=2, release=1, phase=Phase.TRAINING)),
 )

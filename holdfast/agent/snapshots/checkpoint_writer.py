@@ -12,12 +12,14 @@ from holdfast.agent.snapshots.arena_table import SnapshotPin, pin_snapshot
 from holdfast.checkpoint import checkpoint_save, retention, storage_owner
 from holdfast.checkpoint.arena import DUE, Arena, SealedSnapshot
 from holdfast.checkpoint.manifest import Author, StorageError
+from holdfast.checkpoint.writable_check import look_in_time
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
-from holdfast.model.state_copy import Doubt
+from holdfast.model.state_copy import Doubt, MissedCheckpoint
 from holdfast.wire.rank_keeper_messages import ArenaRequest
 
 _PARTS_S = 60.0  # for the slowest rank's part; one that missed the step has none
 _STALL_S = 15.0  # storage that takes nothing for so long is given up for this step, and the snapshot is free again
+_LOOK_S = 5.0  # for a look at what is published
 _MISSED = 4  # steps that are remembered as missing: rank 0 waits for one at a time
 DOUBTED = "doubted"
 _log = logging.getLogger("holdfast.keeper")
@@ -27,6 +29,7 @@ class CheckpointWriter:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._author = Author(0)
         self._doubts: tuple[Doubt, ...] = ()
+        self.unmarked = False  # nobody has noted yet at the storage what is in doubt
         self._say = say
         self._wants: dict[int, ArenaRequest] = {}  # of this generation
         self._latest: dict[int, ArenaRequest] = {}  # rank -> what it asked for last, in whichever generation
@@ -36,6 +39,7 @@ class CheckpointWriter:
         self.done: dict[int, int] = {}  # rank -> newest step of which its part is on storage
         self.under_way: dict[tuple[int, int], asyncio.Event] = {}  # rank and step -> set when it is over
         self.stored = -1  # newest step that was published
+        self.missed: MissedCheckpoint | None = None  # that should have been published since
         self._trouble: set[str] = set()  # storages
         self.wanted = -1  # this step is due as well
         self._owned: set[tuple[str, Author]] = set()  # storages, and for whom they were taken: each once
@@ -43,6 +47,7 @@ class CheckpointWriter:
     def begin_generation(self, author: Author, doubts: tuple[Doubt, ...] = (), wanted: int = -1) -> None:
         """Begin a generation and forget the last one's requests; the step `wanted` becomes a checkpoint as well."""
         self._author, self._doubts, self.wanted = author, doubts, wanted
+        self.unmarked = bool(doubts)
         for lane in self._lanes.values():
             lane.give_up()  # of a generation that is over: a part that is missing will not come
         self._wants.clear()
@@ -58,10 +63,30 @@ class CheckpointWriter:
     def on_want(self, want: ArenaRequest) -> None:
         self._wants[want.rank] = want
 
-    def has_storage(self, rank: int) -> bool:
-        """Return whether the rank's newest request names a storage."""
+    def storage_url(self, rank: int) -> str:
+        """Return the storage that the rank's newest request names; empty if it names none."""
         want = self._latest.get(rank)
-        return want is not None and want.storage is not None
+        return want.storage.url if want and want.storage else ""
+
+    def is_published(self, rank: int, step: int) -> bool:
+        """Return whether this run has published this step at the rank's storage; False if that fails or hangs."""
+        url, run = self.storage_url(rank), self._author.run
+
+        def look() -> str:
+            with suppress(StorageError):
+                return next((one.url for one in retention.find_checkpoints(url, step) if one.author.run == run), "")
+            return ""
+
+        return bool(look_in_time(look, _LOOK_S))
+
+    async def mark_doubts(self, more: tuple[Doubt, ...] = ()) -> None:
+        """Note at rank 0's storage which checkpoints are in doubt: the next run is not to go on from them."""
+        self.unmarked, self._doubts = False, (*self._doubts, *more)
+        url, run, doubts = self.storage_url(0), self._author.run, self._doubts
+        if url and doubts:
+            told = await asyncio.to_thread(look_in_time, lambda: _mark_doubts(url, run, doubts), _LOOK_S)
+            if told:
+                self._say(told)
 
     def mark_recalled(self) -> None:
         """Mark all wants as an earlier agent's. That agent may have been killed while it wrote an unknown step."""
@@ -83,12 +108,23 @@ class CheckpointWriter:
         missed = self._missed[rank] = {*before, sealed.step}  # until it is written
         pinned = pin_snapshot(arena, sealed)
         if pinned is None:
-            self._say(f"rank {rank}: step {sealed.step} was overwritten before it could be written to storage")
+            why = f"step {sealed.step} was overwritten before it could be written to storage"
+            self._say(f"rank {rank}: {why}")
+            self.note_missed(rank, sealed.step, why)
             return
         url, every = want.storage.url, want.storage.every_steps
         alone = sealed.step == self.wanted or bool(every and sealed.step % every)  # somebody wants just this one
         begun_s = _PARTS_S if alone else checkpoint_save.BEGUN_S
-        job = PartWrite(want, author, pinned, self._owned, doubts=self._doubts, missed=before, begun_s=begun_s)
+        job = PartWrite(
+            want,
+            author,
+            pinned,
+            self._owned,
+            doubts=self._doubts,
+            missed=before,
+            begun_s=begun_s,
+            cleans=self.missed is not None,  # which only rank 0's keeper knows of
+        )
         if alone:
             await self._wait_idle(rank)
         outcome = await self.run_write(job)
@@ -96,8 +132,8 @@ class CheckpointWriter:
             _log.info("rank %d: %s", rank, outcome.detail)
             return
         missed -= job.told
-        if outcome.ok and rank == 0:
-            self.stored = max(self.stored, sealed.step)
+        if not outcome.ok:
+            self.note_missed(rank, sealed.step, outcome.detail)
         self._report_outcome(rank, url, outcome)
 
     async def _wait_idle(self, rank: int) -> None:
@@ -116,9 +152,19 @@ class CheckpointWriter:
             self.under_way.pop((rank, job.step), None)
             over.set()
             job.pinned.release()
-        if job.step in job.told and job.author == self._author:
-            self.done[rank] = max(self.done.get(rank, -1), job.step)
+        if job.author == self._author and not job.apart:
+            if job.step in job.told:
+                self.done[rank] = max(self.done.get(rank, -1), job.step)
+            if outcome.ok and outcome.url:
+                self.stored = max(self.stored, job.step)
+                if self.missed and self.missed.step <= job.step:  # a later one may have been left out meanwhile
+                    self.missed = None
         return outcome
+
+    def note_missed(self, rank: int, step: int, why: str) -> None:
+        """Note that a step was not written. Rank 0 publishes, so what others cannot write it hears of, or waits for."""
+        if rank == 0:
+            self.missed = MissedCheckpoint(step=step, why=why)
 
     def give_up(self, rank: int) -> None:
         """Give up all writes of this rank that are under way."""
@@ -134,7 +180,16 @@ class CheckpointWriter:
         if doubted:  # in a folder of its own: nobody finds it who does not look for it, and nothing is retired for it
             apart = msgspec.structs.replace(want.storage, url=f"{want.storage.url}/{DOUBTED}", keep=0)
             want = msgspec.structs.replace(want, storage=apart)
-        return PartWrite(want, self._author, pinned, self._owned, doubts=self._doubts, begun_s=begun_s, checked=True)
+        return PartWrite(
+            want,
+            self._author,
+            pinned,
+            self._owned,
+            doubts=self._doubts,
+            begun_s=begun_s,
+            cleans=self.missed is not None,
+            checked=True,
+        )
 
     def _report_outcome(self, rank: int, url: str, outcome: WriteOutcome) -> None:
         """Report trouble with a storage when it begins and when it ends, not once for every rank and step."""
@@ -160,6 +215,7 @@ class PartWrite:
         doubts: tuple[Doubt, ...],
         begun_s: float,  # for rank 0 to begin
         missed: frozenset[int] = frozenset(),  # steps before this one whose part will not come
+        cleans: bool = False,  # after a write that failed
         checked: bool = False,  # whether the snapshot is to be compared with its checksums first
     ) -> None:
         self.want = want
@@ -171,20 +227,30 @@ class PartWrite:
         self._missed = missed
         self._owned = owned
         self._begun_s = begun_s
+        self._cleans = cleans
         self._checked = checked
 
     @property
     def url(self) -> str:
         return self.want.storage.url if self.want.storage else ""
 
+    @property
+    def apart(self) -> bool:
+        """Whether this is a state in doubt, which counts for nobody."""
+        return self.url.endswith(f"/{DOUBTED}")
+
     def write_and_publish(self, pulse: WritePulse) -> str:
         """Write the part; rank 0 also waits for all parts, publishes, and returns the checkpoint's URL (others "")."""
         want = self.want
         assert want.storage is not None
         base = want.storage.url
-        if want.rank == 0 and (base, self.author) not in self._owned:
+        fresh = want.rank == 0 and (base, self.author) not in self._owned
+        if fresh:
             storage_owner.take_ownership(base, self.author)  # from here on no older generation can publish
             self._owned.add((base, self.author))
+        if fresh or (want.rank == 0 and self._cleans):  # what is left of a failure may be why there is no room
+            with suppress(StorageError):
+                retention.clean_unpublished(base, self.author, before=self.step)
         folder = checkpoint_save.staging_folder(base, self.step, self.author)
         if want.rank != 0 and self._missed:
             self.told |= self._missed
@@ -212,12 +278,19 @@ class PartWrite:
             base, self.step, parts, metadata, author=self.author, layout=want.layout, pulse=pulse
         )
         try:
-            found = retention.find_checkpoints(base) if self._doubts else ()
-            doubted = [one.step for one in retention.apply_doubts(found, self.author.run, self._doubts) if not one.ok]
-            retention.retain_checkpoints(
-                base, want.storage.keep, want.storage.keep_every, newest=self.step, doubted=doubted
-            )
+            retention.mark_doubts(base, self.author.run, self._doubts)  # if that has failed so far
+            retention.retain_checkpoints(base, want.storage.keep, want.storage.keep_every, newest=self.step)
             retention.clean_unpublished(base, self.author)
         except StorageError as e:
             pulse.notes.append(f"cannot remove old checkpoints: {e}")
         return url
+
+
+def _mark_doubts(url: str, run: str, doubts: tuple[Doubt, ...]) -> str:
+    """Mark checkpoints in doubt; return a sentence about those that are newly marked, or about the failure."""
+    try:
+        steps = retention.mark_doubts(url, run, doubts)
+    except StorageError as e:
+        return f"checkpoints in doubt cannot be marked: {e}"
+    named = ", ".join(map(str, steps))
+    return f"checkpoints in doubt at {url} are marked, and no run resumes from them: step {named}" if steps else ""

@@ -1,26 +1,56 @@
-"""Writes the snapshots of the job's last step to storage before the node leaves, within a time limit."""
+"""Writes the snapshots of a job's last step before the node leaves, within a time limit, to storage or else to disk."""
 
 import asyncio
+import sys
+from collections.abc import Sequence
 
 from holdfast.agent.snapshots.arena_table import ArenaTable, SnapshotPin, pin_snapshot
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
+from holdfast.agent.snapshots.snapshot_disk import SnapshotDisk
 from holdfast.checkpoint.arena import STORED
 from holdfast.checkpoint.write_lane import WriteOutcome
-from holdfast.model.errand import FinalState
+from holdfast.model.errand import FinalState, Leave
 
 _LOOK_S = 0.02
+_PUBLISHED_S = 0.2
 _OLDER = 0.5  # of the time an older write that is under way may have: it may be what there is in the end
 
 
 class FinalWriter:
     """Writes the final states of this node's ranks. All nodes get the same step; rank 0's keeper reports."""
 
-    def __init__(self, arenas: ArenaTable, persisting: CheckpointWriter, ports: KeeperPorts) -> None:
+    def __init__(
+        self, arenas: ArenaTable, persisting: CheckpointWriter, disk: SnapshotDisk, ports: KeeperPorts
+    ) -> None:
         self._arenas = arenas
         self._persisting = persisting
+        self._disk = disk
         self._clock = ports.clock
         self._say = ports.say
+
+    async def leave_job(self, errand: Leave, ranks: Sequence[int]) -> None:
+        """Write the final states, and remove from this node's disk what storage has.
+
+        The disk keeps a state that no storage has, because there is no other copy of it. Nodes of one host share a
+        folder there, so a node without ranks, such as a standby, removes nothing at the end of the job.
+        """
+        until = self._clock.monotonic() + errand.last_s
+        await self.write_last(errand.last, errand.last_s)
+        if 0 in ranks and errand.ended:
+            await self._persisting.mark_doubts(errand.doubts)
+        if errand.disk_over and not errand.ended:
+            await asyncio.to_thread(self._disk.remove_run)
+        if not self._disk.limits.path or not errand.ended or not ranks:
+            return
+        good = next((last for last in errand.last if not last.doubted), None)
+        stored = -1
+        if all(map(self._persisting.storage_url, ranks)):
+            doubted = errand.last and not good  # then storage has what is good
+            stored = sys.maxsize if doubted else await self._await_published(ranks, errand.stored, until)
+        if good and good.step > stored:
+            await self._disk.write_final(good.step, good.ranks, errand.last_s)
+        await self._disk.leave_job(ranks, stored, errand.spared)
 
     async def write_last(self, lasts: tuple[FinalState, ...], within_s: float) -> None:
         """Write the final states in order, a good one before a doubted one, as far as time allows."""
@@ -40,7 +70,7 @@ class FinalWriter:
             pinned.release()
             return
         await self._await_writes(rank, last, left_s)
-        if not last.doubted and self.is_done(rank, last.step):
+        if not last.doubted and self.stored_step(rank) >= last.step:
             pinned.release()
             return
         named = f"step {last.step}{' (in doubt)' if last.doubted else ''}"
@@ -50,22 +80,43 @@ class FinalWriter:
         done, _ = await asyncio.wait([writing], timeout=max(0.0, until - self._clock.monotonic()))
         if not done:
             self._persisting.give_up(rank)
+            why = f"{named} was not written to {job.url} within {within}"
             if rank == 0:
-                self._say(f"{named} was not written to {job.url} within {within}")
-            return
-        self._report_outcome(rank, named, writing.result(), doubted=last.doubted)
+                self._say(why)
+        else:
+            why = "" if writing.result().ok else writing.result().detail
+            self._report_outcome(rank, named, writing.result(), doubted=last.doubted)
+        if why and not last.doubted:
+            self._persisting.note_missed(rank, last.step, why)
 
     def _pin_unwritten(self, rank: int, last: FinalState) -> SnapshotPin | None:
         """Pin the rank's snapshot of the final step; return None if it is not here or is already on storage."""
         own = self._arenas.find_arena(rank)
-        if own is None or (not last.doubted and self.is_done(rank, last.step)):
+        if own is None or (not last.doubted and self.stored_step(rank) >= last.step):
             return None
         found = next((one for one in own.arena.list_sealed() if one.step == last.step), None)
         return None if found is None or found.flags & STORED else pin_snapshot(own.arena, found)
 
-    def is_done(self, rank: int, step: int) -> bool:
-        """Return whether storage has the rank's state of this step or a later one."""
-        return (self._persisting.stored if rank == 0 else self._persisting.done.get(rank, -1)) >= step
+    def stored_step(self, rank: int) -> int:
+        """Return the newest step of which storage has the rank's state, written or read from there; -1: none."""
+        written = self._persisting.stored if rank == 0 else self._persisting.done.get(rank, -1)
+        return max(written, self._read_step(rank))
+
+    def _read_step(self, rank: int) -> int:
+        own = self._arenas.find_arena(rank)
+        return max((one.step for one in own.arena.list_sealed() if one.flags & STORED), default=-1) if own else -1
+
+    async def _await_published(self, ranks: Sequence[int], stored: int, until: float) -> int:
+        """Return the newest step of these ranks that is published on storage, `stored` at least. The node of rank 0
+        publishes, and may be slower than this one."""
+        parts, read = min(map(self.stored_step, ranks)), min(map(self._read_step, ranks))
+        while parts > max(stored, read) and 0 not in ranks:
+            if await asyncio.to_thread(self._persisting.is_published, ranks[0], parts):
+                break
+            if self._clock.monotonic() > until:
+                return max(stored, read)
+            await asyncio.sleep(_PUBLISHED_S)
+        return max(parts, stored)
 
     async def _await_writes(self, rank: int, last: FinalState, left_s: float) -> None:
         """Wait for the rank's writes. Give them up if they are slow or of a later step, which not all ranks hold."""

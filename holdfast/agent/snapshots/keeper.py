@@ -48,7 +48,7 @@ from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.core.snapshots.slot_pin_limit import FLOOR_SLOTS
 from holdfast.model.errand import LaunchHere, Leave
 from holdfast.model.observation import Beat
-from holdfast.model.state_copy import Aim, Copy, Source
+from holdfast.model.state_copy import Aim, Copy, MissedCheckpoint, Source
 from holdfast.wire import rank_keeper_messages, run_and_node_specs, unix_sockets
 from holdfast.wire.credentials.mutual_tls import NODE, KeyFiles
 from holdfast.wire.holder_messages import KeptArena
@@ -88,13 +88,13 @@ class Keeper:
         self._guard = PeerGuard(place.keys, self._is_peer, place.run_id, self._is_gone) if place.keys else None
         self._arenas = ArenaTable()
         self._persisting = CheckpointWriter(ports.say)
-        self.parting = FinalWriter(self._arenas, self._persisting, ports)
         transport = ParcelTransport(self._arenas, self._notes, self._guard, place.limits.bytes_s)
         to_disk = bool(place.disk.path)
         self.backing = PeerSender(
             self._arenas, transport, ports.clock, ports.say, ports.report_progress, to_disk=to_disk
         )
         self.disk = SnapshotDisk(place.disk, self._notes, self._arenas, ports)
+        self.parting = FinalWriter(self._arenas, self._persisting, self.disk, ports)
         self.hashing = ReplicaHasher(
             self._arenas, self._notes, place.replica, ports.report_marks, self.backing.next_seqs
         )
@@ -150,6 +150,11 @@ class Keeper:
         return self._persisting.stored
 
     @property
+    def missed(self) -> MissedCheckpoint | None:
+        """The newest checkpoint that this node could not publish; None if it has published a later one since."""
+        return self._persisting.missed
+
+    @property
     def address(self) -> tuple[str, int]:
         """Where other keepers reach this one: host and port, or socket path and 0; ("", 0) if it does not listen."""
         if self._listener is None:
@@ -193,6 +198,7 @@ class Keeper:
             backing_s=self.backing.took_s,
             kept=self.parity_step,
             stored=self.stored,
+            missed=self.missed,
             disked=self.disk.written,
             disk_tried=self.disk.tried,
             verifies=self.backing.wants_verification(),
@@ -204,17 +210,8 @@ class Keeper:
         self.disk.use_run(run)
 
     async def leave_job(self, errand: Leave) -> None:
-        """Write the final states before the node leaves, as far as time allows; remove what nobody needs any more.
-
-        The disk keeps a final state that no storage has, because there is no other copy of it.
-        """
-        await self.parting.write_last(errand.last, errand.last_s)
-        if not errand.disk_over:
-            return
-        good = next((last for last in errand.last if not last.doubted), None)
-        only = [rank for rank in good.ranks if not self.parting.is_done(rank, good.step)] if good else []
-        bare = errand.ended and not all(map(self._persisting.has_storage, self._launch.ranks))
-        await self.disk.leave_job(good.step if good else -1, only, within_s=errand.last_s, keep=bare)
+        """Write the final states before the node leaves, as far as time allows; remove what nobody needs any more."""
+        await self.parting.leave_job(errand, self._launch.ranks)
 
     def begin_launch(self, errand: LaunchHere) -> str:
         """Begin a generation; drop all snapshots after the step that it resumes from. Return an error or "".
@@ -421,7 +418,11 @@ class Keeper:
             await asyncio.sleep(max(_IDLE_S, (self._ports.clock.monotonic() - began_at) / _CHECKING))
 
     def _due_writes(self) -> Iterator[Coroutine[None, None, None]]:
-        """Yield the writes of snapshots that are due to become checkpoints."""
+        """Yield the writes of snapshots that are due to become checkpoints, and the first look at the disk."""
+        if self.disk.unseen and self._arenas.list_arenas():
+            yield self.disk.look_at_path()
+        if self._persisting.unmarked and 0 in self._launch.ranks and self._persisting.storage_url(0):
+            yield self._persisting.mark_doubts()
         for arena in [own.arena for own in self._arenas.list_arenas()]:
             rank, fresh = arena.rank, self._fresh_snapshots(arena)
             due = next((one for one in fresh if self._persisting.is_due(rank, one)), None)

@@ -23,6 +23,7 @@ from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention, sto
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.local_storage import LocalStorage
 from holdfast.checkpoint.manifest import Author, CorruptError, StorageError, step_of
+from holdfast.checkpoint.writable_check import look_in_time, try_write
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
 from holdfast.core.decoding import from_msgpack
 from holdfast.core.snapshots.disk_floor import DiskLimits
@@ -106,6 +107,7 @@ class SnapshotDisk:
         self._loading = threading.Lock()
         self._removed = -1  # all before this step
         self._aimed = -1  # newest step that was begun in this generation
+        self.unseen = bool(limits.path)  # nobody has tried yet whether anything can be written
         self.written = -1  # newest that is on disk
         self.tried = -1  # newest that is, or could not be written
 
@@ -131,7 +133,7 @@ class SnapshotDisk:
                 return []
             found = [at for at in self._folder.glob(f"{_RANK}*/step-*") if step_of(at.name) is not None]
             urls = {str(at): at.lstat().st_mtime_ns for at in found}  # another state may come to lie in its place
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as e:
             self._leave_out(str(self._folder), e.strerror or str(e))
@@ -205,6 +207,21 @@ class SnapshotDisk:
 
     # --- writing -----------------------------------------------------------------------------------------------
 
+    async def look_at_path(self) -> None:
+        """Say before the first write if nothing can be written."""
+        self.unseen = False
+        why = await asyncio.to_thread(look_in_time, self._explain_path, _STALL_S)
+        if why and self.tried < 0:
+            self._trouble = True
+            self._ports.say(f"disk.path is of no use: {why}; training goes on, with no state on disk")
+
+    def _explain_path(self) -> str:
+        try:
+            try_write(self.limits.path)
+        except StorageError as e:
+            return str(e)
+        return ""
+
     async def follow_aim(self, aim: Aim, ranks: Sequence[int]) -> None:
         """Write the floor that the aim names, and remove what is older than the steps that every disk holds."""
         self._loaded = None  # the job trains: every rank has its state
@@ -252,7 +269,7 @@ class SnapshotDisk:
     def write_state(self, author: Author, pin: SnapshotPin, verified: bool, pulse: WritePulse) -> None:
         """Write one rank's image to stable storage and publish it. Raises StorageError."""
         arena, pulse = pin.arena, PacedPulse(pulse, self._ports.clock)
-        base = str(self._make_folder() / f"{_RANK}{arena.rank}")
+        base = str(self._make_folder(arena.rank))
         try:
             plan = (self._notes / layout_file_name(arena.rank, arena.layout.hex())).read_bytes()
             note = DiskNote(layout=from_msgpack(plan, ImageLayout), verified=verified)
@@ -278,15 +295,15 @@ class SnapshotDisk:
                 most = f"disk.max_bytes allows {self.limits.max_bytes}"
                 raise StorageError(f"{held} bytes lie at {self.limits.path}, {need} more are needed, and {most}")
 
-    def _make_folder(self) -> Path:
-        folder = self._folder
+    def _make_folder(self, rank: int) -> Path:
+        """Return the folder of a rank's states, which is there from now on. Raises StorageError."""
+        at = self._folder / f"{_RANK}{rank}"
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another node has just found the run's folder empty
+                return _make_private(at)
+            return _make_private(at)
         except OSError as e:
-            raise StorageError(f"{folder} cannot be made: {e.strerror}") from None
-        if why := _refuse_folder(folder):
-            raise StorageError(f"{folder} is not used: {why}")
-        return folder
+            raise StorageError(f"{at} cannot be made: {e.strerror}") from None
 
     # --- removal -----------------------------------------------------------------------------------------------
 
@@ -305,24 +322,46 @@ class SnapshotDisk:
             if self.limits.path and self._author.run and not _refuse_folder(self._folder):
                 LocalStorage(self.limits.path).remove_folder(self._folder.name)
 
-    async def leave_job(self, step: int, only: Sequence[int], *, within_s: float, keep: bool) -> None:
-        """Remove this run's states from this host, unless nothing else has the job's final state: then write the final
-        states of the ranks in `only`, and say where they lie."""
+    async def write_final(self, step: int, ranks: Sequence[int], within_s: float) -> None:
+        """Write the final states of these ranks, which no storage has."""
         if not self.limits.path:
             return
         self._leaving = True
         self._lane.give_up()
-        if only and not self._hangs:
+        outcome = None
+        if not self._hangs:
             await asyncio.to_thread(self._lane.wait_idle, within_s)  # or the final state finds no room in the lane
-            writing = asyncio.create_task(self._write_step(step, only, verified=False))
+            writing = asyncio.create_task(self._write_step(step, ranks, verified=False))
             done, _ = await asyncio.wait([writing], timeout=within_s)
-            if not done:
-                self._lane.give_up()
-        kept = max((one.step for one in self.list_states()), default=-1)
-        if kept >= 0 and (keep or only):
+            outcome = writing.result() if done else None
+            self._lane.give_up()  # if it is still under way
+        if not outcome or not outcome.ok:
+            why = outcome.detail if outcome else f"step {step} was not written within {within_s:.0f} s"
+            self._ports.say(f"{why}: neither storage nor the disk at {self.limits.path} has this state")
+
+    async def leave_job(self, ranks: Sequence[int], stored: int, spared: Sequence[int]) -> None:
+        """Say where the newest states of this node's ranks lie if storage has no newer ones; else remove this run's
+        states from this host, without those of spared ranks: these are of other nodes, which may need them."""
+        if not self.limits.path:
+            return
+        self._leaving = True
+        self._lane.give_up()
+        states = self.list_states()
+        steps = [{one.step for one in states if one.note.layout.rank == rank} for rank in ranks]
+        kept = max(set.intersection(*steps), default=-1)
+        if kept > stored:
             self._ports.say(f"step {kept} stays on disk in {self._folder}: no storage has this state")
         else:
-            await asyncio.to_thread(self.remove_run)
+            await asyncio.to_thread(self._remove_ranks, spared)
+
+    def _remove_ranks(self, spared: Sequence[int]) -> None:
+        """Remove what lies here of all ranks but the spared ones, and the run's folder if nothing is left there."""
+        names = {f"{_RANK}{rank}" for rank in spared}
+        with contextlib.suppress(StorageError, OSError):
+            if self._author.run and not _refuse_folder(self._folder):
+                for at in [at for at in self._folder.iterdir() if at.name not in names]:
+                    LocalStorage(str(self._folder)).remove_folder(at.name)
+                self._folder.rmdir()
 
     def _remove_states(self, states: Sequence[DiskState]) -> None:
         for state in states:
@@ -343,6 +382,15 @@ class _StepWrite:
             self._disk.write_state(self._author, pin, self._verified, pulse)
             pin.release()
         return ""
+
+
+def _make_private(at: Path) -> Path:
+    """Make a folder in a run's folder, which is made, too, and readable by its owner alone."""
+    at.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if why := _refuse_folder(at.parent):
+        raise StorageError(f"{at.parent} is not used: {why}")
+    at.mkdir(mode=0o700, exist_ok=True)
+    return at
 
 
 def _refuse_folder(folder: Path) -> str:

@@ -80,7 +80,7 @@ def _list_checkpoints(args: argparse.Namespace) -> int:
 def _checkpoint_line(one: StoredCheckpoint) -> str:
     # Not a table: addresses are long, and one that is folded cannot be copied.
     if not one.ok:
-        return f"{one.step:>10}  {one.url}  broken: {one.why}"
+        return f"{one.step:>10}  {one.url}  {'not used' if one.doubted else 'broken'}: {one.why}"
     when = datetime.fromtimestamp(one.at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     run = f" of {one.author.run}" if one.author.run else ""
     ranks = counted_noun(one.world, "rank")
@@ -98,14 +98,14 @@ def _size_text(size: float) -> str:
 
 
 def _chosen_urls(place: str, step: int | None) -> list[str]:
-    """Return the URLs of the chosen checkpoints, newest first; UsageError if there are none."""
+    """Return the URLs of the chosen checkpoints, newest first, those in doubt last; UsageError if there are none."""
     if open_storage(place).read(MANIFEST) is not None:
         return [place]
     found = [one for one in find_checkpoints(place) if step in (None, one.step)]
     if not found:
         which = "checkpoint" if step is None else f"checkpoint of step {step}"
         raise UsageError(f"there is no {which} in {place}")
-    return [one.url for one in found]
+    return [one.url for one in sorted(found, key=lambda one: one.doubted)]
 
 
 def _verify_checkpoints(args: argparse.Namespace) -> int:

@@ -23,6 +23,7 @@ from holdfast.cli.terminal.quantity_text import (
     hour_ettr_of,
     incidents_text,
     step_said,
+    storage_said,
 )
 from holdfast.core.decide.controller_takeover import lost_journal_sentence
 from holdfast.core.incident.incident_text import (
@@ -141,6 +142,9 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
         _spent_text(report, bill, letters),
         _by_cause(bill),
     ]
+    parts.append(
+        Text(storage_said(report.storage), style="bold" if report.storage and report.storage.missed else "dim")
+    )
     parts += [Text(NO_STEP)] if report.spent_s[TimeUse.RUN] else []
     parts += [Text(_unwatched_text(one)) for one in report.unwatched]
     parts += [Text(UNKNOWN_TIME)] if report.spent_s.get(TimeUse.UNKNOWN) else []

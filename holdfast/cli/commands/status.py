@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -25,8 +26,10 @@ from holdfast.cli.terminal.quantity_text import (
     incidents_text,
     rate_text,
     step_said,
+    storage_said,
 )
 from holdfast.core.terminal_sanitizer import strip_tree
+from holdfast.model.event import StorageReport
 from holdfast.wire.controller_request import ControllerNotRunning
 
 __all__ = ["duration_text", "main", "render_status"]
@@ -103,6 +106,9 @@ def render_status(status: dict[str, Any]) -> Group:
         lines.append(Text(f"step {status['floor']} is held by every rank and by its peer", style="dim"))
     if status.get("disk", -1) >= 0:
         lines.append(Text(f"step {status['disk']} lies on the disks of all nodes", style="dim"))
+    if status.get("storage"):
+        storage = msgspec.convert(status["storage"], StorageReport)
+        lines.append(Text(storage_said(storage), style="bold" if storage.missed else "dim"))
     if status.get("behind"):
         lines.append(Text(status["behind"], style="bold"))
     if status["last_incident"]:

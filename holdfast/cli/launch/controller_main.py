@@ -16,7 +16,7 @@ from aiohttp import web
 
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags.flag_table import UsageError
-from holdfast.cli.terminal.quantity_text import FIRST_STEP, NO_STEP, clock_text, ettr_said, incidents_text
+from holdfast.cli.terminal.quantity_text import FIRST_STEP, NO_STEP, clock_text, ettr_said, incidents_text, storage_said
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.block_list_file import BlockListFile, BlockListThreads
 from holdfast.controller.access.caller_admission import PortAccess, Right, admit_by_socket, make_user_token
@@ -355,7 +355,8 @@ class ConsoleTeller:
         count = incidents_text(len(account.incidents), count_failures(account.incidents))
         ettr = ettr_said(account.ettr, account.at_most)
         ettr += f", because {NO_STEP}" if account.spent_s(TimeUse.RUN) else ""
-        self._say(f"{what}: {count}, {ettr}; more: holdfast report {self._run_dir}")
+        written = f"; {said}" if (said := storage_said(account.storage)) else ""
+        self._say(f"{what}: {count}, {ettr}{written}; more: holdfast report {self._run_dir}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 
 from holdfast.core.record.job_account import FROM_START
+from holdfast.model.event import StorageReport
 
 
 def duration_text(seconds: float) -> str:
@@ -46,6 +47,16 @@ def step_said(step: int, since: str = "") -> str:
     if since == FROM_START:
         return f"step {step}, counted from {since}"
     return f"{counted_noun(step, 'step')} since {since}" if since else f"step {step}"
+
+
+def storage_said(storage: StorageReport | None) -> str:
+    """Return in words what was last written to storage, and why later checkpoints were not; "" if nobody told."""
+    if storage is None:
+        return ""
+    if storage.step < 0:
+        return f"nothing was written to storage: {storage.missed.why}" if storage.missed else ""
+    newest = f"step {storage.step} was last written to storage, at {clock_text(storage.at)}"
+    return f"{newest}; later ones were not: {storage.missed.why}" if storage.missed else newest
 
 
 def incidents_text(count: int, failures: int) -> str:

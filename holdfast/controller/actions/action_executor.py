@@ -294,10 +294,22 @@ class ActionExecutor:
 
     async def _finish_job(self, action: Finish) -> Outcome:
         self._stepping.set()
+        bad = action.not_after
+        doubts = (Doubt(generation=self.view.generation, not_after=bad),) if bad is not None else ()
         leave = Leave(
-            id=action.id, code=action.code, grace_s=action.grace_s, reason=action.reason, disk_over=True, ended=True
+            id=action.id,
+            code=action.code,
+            grace_s=action.grace_s,
+            reason=action.reason,
+            disk_over=True,
+            ended=True,
+            stored=self.registry.stored,
+            doubts=doubts,
         )
-        errands: dict[str, Errand] = dict.fromkeys(self.registry.present_nodes(), leave)
+        leaves = {
+            node: msgspec.structs.replace(leave, spared=self.registry.ranks_beside(node))
+            for node in self.registry.present_nodes()
+        }
         last_s = 0.0
         if action.last_s > 0 and (kept := self.newest_plan()):
             clock = asyncio.get_running_loop().time
@@ -305,14 +317,16 @@ class ActionExecutor:
             found = await self._final_copies(action, kept)
             last_s = final_checkpoint.storage_time_s(action.last_s, clock() - began_at) if found else 0.0
             for node in found:
-                errands[node] = msgspec.structs.replace(leave, last=found[node], last_s=last_s)
+                leaves[node] = msgspec.structs.replace(leaves.get(node, leave), last=found[node], last_s=last_s)
+        errands: dict[str, Errand] = dict(leaves)
         outcome = await self._gather_outcome(action.id, errands, action.grace_s + last_s + self.view.limits.stop_s)
+        promised = max((state.step for one in leaves.values() for state in one.last if not state.doubted), default=-1)
         stuck = await self._give_back_all("the job has ended")
         for node, why in stuck.items():
             self.say(f"cannot end {node}: {why}")
         failed = outcome.failed | stuck
         await self.store.quit()
-        return Outcome(action=action.id, ok=not failed, failed=failed)
+        return Outcome(action=action.id, ok=not failed, failed=failed, storage=self.registry.storage.close(promised))
 
     async def _final_copies(self, action: Finish, kept: LaunchPlan) -> dict[str, tuple[FinalState, ...]]:
         """End all ranks, then choose the copies for a last checkpoint: only stopped ranks hold stable state."""

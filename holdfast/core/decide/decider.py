@@ -30,6 +30,7 @@ from holdfast.model.event import (
     Phase,
     Progress,
     Ready,
+    StorageReport,
     Successor,
     Tick,
 )
@@ -75,6 +76,8 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
             pass  # a journal begins with a Begin and has no other
         case _, Successor():
             return controller_takeover.on_successor(state, now, event)
+        case _, StorageReport():
+            return ""  # for the report: state in memory is what decisions are made of
         case _, MeshReport():
             return launching.on_mesh_report(state, event)
         case Phase.ENDING, Outcome(action=id) if id == state.awaited:

@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.core.incident import incident_text
 from holdfast.core.record.release_pace import ReleasePace
-from holdfast.model.event import Phase
+from holdfast.model.event import Phase, StorageReport
 from holdfast.model.incident_record import Change, Record, Remedy
 
 NO_CONTROLLER = "no controller"  # the cause of time in which nobody could mend or end the job
@@ -100,6 +100,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     since: str = ""  # what steps are counted from; "": they have the script's own numbers, or those of its optimizer
     code: int | None = None  # of a finished job
     ending: str = ""
+    storage: StorageReport | None = None  # what was last written there; None: no node has told of any
     opinions: tuple[str, ...] = ()  # of language models and people, on incidents
     lost_standbys: tuple[str, ...] = ()  # which, and why
     paces: tuple[ReleasePace, ...] = ()  # of releases in steady training

@@ -6,6 +6,7 @@ from holdfast.core.incident.incident_text import lost_steps, phases_s
 from holdfast.core.record.job_account import Account, ReleaseRun, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.release_pace import ReleasePace
 from holdfast.core.record.solving_rungs import count_rungs
+from holdfast.model.event import StorageReport
 from holdfast.model.incident_record import Change, Record, Remedy
 
 
@@ -23,6 +24,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
     code: int | None
     ending: str
+    storage: StorageReport | None = None  # what was last written there; None: no node has told of any
     absence: str = ""  # in words: why no controller runs the job, though it has not ended; "": one does, or it has
     generation: int
     step: int
@@ -53,6 +55,7 @@ def report_of(account: Account) -> Report:
         phase=account.phase,
         code=account.code,
         ending=account.ending,
+        storage=account.storage,
         generation=account.generation,
         step=account.step,
         since=account.since,

@@ -7,11 +7,12 @@ import msgspec
 
 from holdfast.core.incident import incident_text
 from holdfast.core.record.job_account import FROM_START, Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
+from holdfast.core.record.job_ending import describe_end, is_given_up, read_storage
 from holdfast.core.record.release_pace import ReleasePaces
 from holdfast.model.action import Finish, Launch, Say
 from holdfast.model.alarm import LEFT, OPINION, Alarm
-from holdfast.model.event import Begin, Ended, Entry, Phase, Progress, Successor
-from holdfast.model.incident_record import Change, Record, Remedy
+from holdfast.model.event import Begin, Ended, Entry, Phase, Progress, StorageReport, Successor
+from holdfast.model.incident_record import Change, Record
 from holdfast.model.release import Release
 
 _USES = {
@@ -46,6 +47,7 @@ class Ledger:
         self._lost_standbys: list[str] = []
         self.admitting: frozenset[str] = frozenset()  # nodes that are new in this generation, which has no step yet
         self.finish: Finish | None = None
+        self.storage: StorageReport | None = None  # None: no node has told of any
         self._stepped_ever = False
         self._is_from_zero = False  # steps that the script does not tell are counted from the start of this run
         self._ran: dict[int, ReleaseRun] = {}
@@ -97,6 +99,7 @@ class Ledger:
             self.incidents.append(decision.closed)
             self._redone.append(RedoneSteps(incident=decision.closed.number))
             self._on_recovery(decision.closed)
+        self.storage = read_storage(event) or self.storage
         if isinstance(event, Alarm) and event.signature == OPINION:
             self.opinions.append(event.reason)
         if decision.changed:
@@ -168,6 +171,7 @@ class Ledger:
             spans = [msgspec.structs.replace(s, use=TimeUse.RUN) if s.use is TimeUse.START_UP else s for s in spans]
         assert all(a.end_at == b.start_at for a, b in pairwise(spans)), "spans leave a gap or overlap"
         assert not spans or (spans[0].start_at == start_at and spans[-1].end_at == end_at), "spans miss an end"
+        code, ending = describe_end(self.finish, self.storage, done=self.phase is Phase.DONE)
         return Account(
             start_at=start_at,
             end_at=end_at,
@@ -182,8 +186,9 @@ class Ledger:
             step=self.step,
             stepped=self._stepped_ever,
             since=self._counted_since(),
-            code=self.finish.code if self.finish else None,
-            ending=self.finish.reason if self.finish else "",
+            code=code,
+            ending=ending,
+            storage=self.storage,
             opinions=tuple(self.opinions),
             lost_standbys=tuple(self._lost_standbys),
             paces=self._paces.list_paces(),
@@ -356,7 +361,7 @@ class Ledger:
     def _on_recovery(self, record: Record | Change) -> None:
         """Backdate a finished incident or planned restart to the last good step, and start to count redone steps."""
         self._backdate_span(record)
-        if incident_text.describe_unknown_resume(record) and not _is_given_up(record):
+        if incident_text.describe_unknown_resume(record) and not is_given_up(record):
             self._ran[self._release] = msgspec.structs.replace(self._ran[self._release], unsure=True)
         if self.phase is not Phase.TRAINING:
             return
@@ -376,7 +381,7 @@ class Ledger:
         first = self._first_cut(index, record.good_at)
         good_at = max(record.good_at, self._spans[first].start_at)
         kept = [span.clip_end(good_at) for span in self._spans[first : index + 1] if span.start_at < good_at]
-        if self.phase is Phase.ENDING and not _is_given_up(record) and kept and kept[-1].use in _TRAINED:
+        if self.phase is Phase.ENDING and not is_given_up(record) and kept and kept[-1].use in _TRAINED:
             kept[-1:] = self._split_end(kept[-1])
         lost = msgspec.structs.replace(instead, start_at=good_at, end_at=end_at)
         self._spans[first : index + 1] = [*kept, lost] if lost.seconds else kept
@@ -398,10 +403,6 @@ class Ledger:
                 break
             index -= 1
         return index
-
-
-def _is_given_up(record: Record | Change) -> bool:
-    return isinstance(record, Record) and record.verdict.remedy is Remedy.GIVE_UP
 
 
 def fold_entries(entries: Iterable[Entry], now: float | None = None) -> Account:

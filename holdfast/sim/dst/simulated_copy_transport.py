@@ -33,6 +33,11 @@ class SimBackup:
     def stored(self) -> int:
         return self._keeper.stored
 
+    @property
+    def missed(self) -> None:
+        """Simulated storage takes everything."""
+        return None
+
     def adopt_arenas(self, kept: tuple[KeptArena, ...]) -> None:
         self._keeper.recall_launch(self._machine.disk.launch)
 

@@ -1,0 +1,26 @@
+"""How a job ended: its exit code and its reason, which also depend on whether its final state is on storage."""
+
+from holdfast.model.action import Finish
+from holdfast.model.event import Event, Outcome, StorageReport
+from holdfast.model.incident_record import Change, Record, Remedy
+
+UNSTORED = 94  # exit code: the script ended well, and its final state is not on storage
+
+
+def read_storage(event: Event) -> StorageReport | None:
+    """Return what this event says about storage; None if it says nothing."""
+    if isinstance(event, Outcome):
+        return event.storage
+    return event if isinstance(event, StorageReport) else None
+
+
+def describe_end(finish: Finish | None, storage: StorageReport | None, *, done: bool) -> tuple[int | None, str]:
+    """Return a job's exit code and the reason for its end; None and "" if it does not end."""
+    if finish is None:
+        return None, ""
+    missed = storage.missed if storage and done and finish.code == 0 else None
+    return (UNSTORED, f"{finish.reason}, but {missed.why}") if missed else (finish.code, finish.reason)
+
+
+def is_given_up(record: Record | Change) -> bool:
+    return isinstance(record, Record) and record.verdict.remedy is Remedy.GIVE_UP

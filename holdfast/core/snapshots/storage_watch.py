@@ -1,0 +1,46 @@
+"""What nodes tell of checkpoints on storage: which was written last, and when to write that to the journal."""
+
+import msgspec
+
+from holdfast.model.event import StorageReport
+from holdfast.model.state_copy import MissedCheckpoint
+
+_NEWS_S = 30.0  # from one entry in the journal to the next at least, while all goes well
+
+
+class StorageWatch:
+    def __init__(self) -> None:
+        self.newest: StorageReport | None = None  # None: no node has told of any storage
+        self._written = (0, -1)  # generation and step
+        self._told: StorageReport | None = None
+
+    def continue_from(self, report: StorageReport | None) -> None:
+        """Go on with what an earlier controller has written to the journal."""
+        self.newest = self._told = report
+
+    def on_told(self, now: float, generation: int, stored: int, missed: MissedCheckpoint | None) -> None:
+        """Take in a node's newest checkpoint of this generation, and what it could not write since."""
+        if stored >= 0 and (generation, stored) > self._written:
+            self._written = (generation, stored)
+            self.newest = StorageReport(step=stored, at=now)
+        if missed:
+            self.newest = msgspec.structs.replace(self.newest or StorageReport(), missed=missed)
+
+    def take_news(self) -> StorageReport | None:
+        """Return what is worth an entry in the journal: trouble that begins or ends, and now and then what is there."""
+        newest, told = self.newest, self._told
+        if newest is None or newest == told:
+            return None
+        turned = told is None or bool(newest.missed) != bool(told.missed)
+        if not turned and newest.at < (told.at if told else 0.0) + _NEWS_S:
+            return None
+        self._told = newest
+        return newest
+
+    def close(self, promised: int) -> StorageReport | None:
+        """Return what is there at the end of the job, in which nodes were to write this step; -1: none."""
+        newest = self.newest
+        if newest is None or newest.missed or newest.step >= promised:
+            return newest
+        why = f"nobody has told that step {promised} was written"
+        return msgspec.structs.replace(newest, missed=MissedCheckpoint(step=promised, why=why))

@@ -1,0 +1,74 @@
+"""What was last written to storage, and what a job's end makes of it."""
+
+import pytest
+
+from holdfast.core.record.job_ending import UNSTORED
+from holdfast.core.record.ledger import fold_entries
+from holdfast.core.snapshots.storage_watch import StorageWatch
+from holdfast.model.action import Finish
+from holdfast.model.event import Begin, Decision, Ended, Entry, Event, Limits, Outcome, Phase, StorageReport
+from holdfast.model.job_and_seats import Job
+from holdfast.model.state_copy import MissedCheckpoint
+
+MISSED = MissedCheckpoint(step=30, why="step 30 was not written: it is full")
+
+
+def test_the_journal_gets_trouble_at_once_and_the_rest_now_and_then() -> None:
+    watch = StorageWatch()
+    assert watch.take_news() is None
+    watch.on_told(1.0, 1, 10, None)
+    assert watch.take_news() == StorageReport(step=10, at=1.0)
+    watch.on_told(2.0, 1, 10, None)  # another beat
+    watch.on_told(3.0, 1, 20, None)
+    assert watch.take_news() is None and watch.newest == StorageReport(step=20, at=3.0)
+    watch.on_told(4.0, 1, 20, MISSED)
+    assert watch.take_news() == StorageReport(step=20, at=3.0, missed=MISSED)
+    watch.on_told(5.0, 1, 40, None)
+    assert watch.take_news() == StorageReport(step=40, at=5.0)
+    watch.on_told(36.0, 1, 50, None)
+    assert watch.take_news() == StorageReport(step=50, at=36.0)
+
+
+def test_what_was_written_last_may_be_an_older_step_of_a_later_launch() -> None:
+    watch = StorageWatch()
+    watch.on_told(1.0, 1, 40, MISSED)
+    watch.on_told(2.0, 2, -1, None)  # nothing yet
+    assert watch.newest == StorageReport(step=40, at=1.0, missed=MISSED)
+    watch.on_told(3.0, 2, 20, None)
+    assert watch.newest == StorageReport(step=20, at=3.0)
+
+
+def test_a_final_step_that_nobody_tells_of_is_missed() -> None:
+    watch = StorageWatch()
+    assert watch.close(60) is None, "no node has told of any storage"
+    watch.on_told(1.0, 1, 50, None)
+    assert watch.close(-1) == StorageReport(step=50, at=1.0)
+    last = watch.close(60)
+    assert last and last.missed and last.missed.step == 60
+    watch.on_told(2.0, 1, 60, None)
+    assert watch.close(60) == StorageReport(step=60, at=2.0)
+
+
+@pytest.mark.parametrize(
+    ("code", "missed", "ends"), [(0, None, 0), (0, MISSED, UNSTORED), (93, MISSED, 93), (143, MISSED, 143)]
+)
+def test_only_a_script_that_ended_well_ends_with_another_code(
+    code: int, missed: MissedCheckpoint | None, ends: int
+) -> None:
+    finish = Finish(id=1, code=code, grace_s=0.0, reason="enough")
+    begin = Begin(job=Job(run_id="r", min_nodes=1, max_nodes=1), limits=Limits())
+    told = StorageReport(step=20, at=2.0, missed=MISSED)
+    events: list[tuple[Event, Decision]] = [
+        (begin, Decision(phase=Phase.WAITING)),
+        (told, Decision(phase=Phase.TRAINING)),
+        (Ended(node="a", generation=1), Decision(phase=Phase.ENDING, actions=(finish,))),
+        (
+            Outcome(action=1, ok=True, storage=StorageReport(step=20, at=2.0, missed=missed)),
+            Decision(phase=Phase.DONE),
+        ),
+    ]
+    entries = [Entry(seq=n, at=float(n), event=event, decision=made) for n, (event, made) in enumerate(events, 1)]
+    assert fold_entries(entries[:2]).storage == told
+    assert fold_entries(entries[:3]).code == code, "the final state is still being written"
+    account = fold_entries(entries)
+    assert account.code == ends and (MISSED.why in account.ending) is (ends == UNSTORED)
