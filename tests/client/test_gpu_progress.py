@@ -118,3 +118,13 @@ def test_gloo_beside_nccl_in_one_group_has_numbers_of_its_own(memory: mmap.mmap)
     groups = told_groups(memory)
     assert (groups["0"].entered, groups["0"].started) == (41, 40)
     assert (groups["0 on CPUs"].entered, groups["0 on CPUs"].started) == (3, None)
+
+
+def test_a_status_that_counts_messages_too_is_not_believed(memory: mmap.mmap) -> None:
+    recorder = FlightRecorder(FlightLog(memory, AT, generation=1, rank=3), 0)
+    message = entry(3) | {"is_p2p": True, "profiling_name": "nccl:send 0->1", "p2p_seq_id": 160}
+    recorder.note_collectives([{"entries": [message, entry(40)]}], {"0": "0"}, 1.0)
+    ahead = [entry(seq, "scheduled") for seq in range(150, 214)]
+    recorder.note_collectives([{"entries": ahead, "pg_status": {"0": status(160, 159)}}], {"0": "0"}, 2.0)
+    one = told_groups(memory)["0"]
+    assert (one.entered, one.completed, one.started) == (213, 149, None)

@@ -6,6 +6,7 @@ from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking
 from holdfast.core.diagnose.wait_graph import build_wait_graph
 from holdfast.model.stacks import Channel, Flight
 from tests.core.diagnose.places import RECEIVE, SCRIPT, SLEEP, Places, flight, process, trace
+from tests.core.diagnose.test_gpu_hang import gpu_flight
 
 WAIT = (*SCRIPT, ("wait_for_stage", "/opt/run/train.py", 21))  # in the script's own code, in the wait of a message
 Counts = tuple[int, int, int]  # source, target, posted
@@ -104,3 +105,18 @@ def test_a_wrong_size_is_named_where_gpus_wait_for_it() -> None:
     assert (unlike.number, unlike.sent.size_bytes, unlike.awaited.size_bytes) == (5, 64, 128)
     assert build_wait_graph([sent, on_gpu(1, (0, 1, 5, 5, 4))]).unlike == (), "the network, then"
     assert build_wait_graph([sent, on_gpu(1, (0, 1, 5, 4, 4), size_bytes=128)]).unlike == (), "not yet in it"
+
+
+def test_a_gpu_that_is_in_a_message_is_not_certain_to_stand() -> None:
+    """Both ends of the message are in it: the network between them may be the reason."""
+    begun, queued = ("0", 41, 41, 40), ("0", 41, 40, 40)
+    inside = [gpu_flight(rank, begun) for rank in (0, 1, 3)]
+    struck = gpu_flight(2, queued)
+    assert name_blocking(*inside, struck).hard
+    message = on_gpu(2, (3, 2, 7, 7, 6)).channels
+    found = name_blocking(
+        *inside[:2],
+        msgspec.structs.replace(struck, channels=message),
+        msgspec.structs.replace(inside[2], channels=message),
+    )
+    assert (found.ranks, found.how, found.hard) == ((2,), "gpu", False)
