@@ -39,10 +39,10 @@ PACKAGE = ROOT / "holdfast"
 # beside training, and imports that reach other hosts, 200; a step that all devices of a node make together, rails, and
 # standbys by the losses of past runs, 1,300; states on local disks, 740; true rows, labels and verdicts, 330; storage
 # that freezes nothing, paths that two runs want, and jobs that were over, 230; incidents by
-# what ended them, in reports and in the simulator, 70; what GPUs have begun, and messages between ranks, 500; hangs
+# what ended them, in reports and in the simulator, 70; what GPUs have begun, and messages between ranks, 600; hangs
 # that are acted on when waiting has cost a restart, 210; lists of blocked hosts that hang, tokens that these keep, and
 # output that nobody reads, 200; what storage has at the end, and doubts that it keeps, 300.
-TOTAL_LINES = 69_400
+TOTAL_LINES = 69_500
 SETTINGS = 111  # a detector has about five: its stance, its pace, its limits; hooks have five
 NOUNS = 77  # structs in holdfast/model/
 

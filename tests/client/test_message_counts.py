@@ -1,6 +1,7 @@
 """Messages of real ranks over gloo, counted at both ends; and what the recorder of NCCL adds to that."""
 
 import json
+import timeit
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,21 @@ def test_what_cannot_be_counted_raises_nothing_that_torch_would_not() -> None:
     counts = MessageCounts()
     counts.note_message(Group(), False, ([], 0))
     assert not counts.complete and counts.posted == {}
+
+
+class Tensor:
+    def numel(self) -> int:
+        return 4
+
+    def element_size(self) -> int:
+        return 4
+
+
+def test_to_count_a_message_costs_less_than_five_microseconds() -> None:
+    counts, args = MessageCounts(), ([Tensor()], 1, 0)
+    best = min(timeit.repeat(lambda: counts.note_message(Group(), True, args), number=200, repeat=50)) / 200
+    assert best < 5e-6
+    assert counts.posted[TO] == (200 * 50, 0, 16)
 
 
 def message(name: str, seq: int, state: str = "completed", *, batched: bool = False) -> Any:
