@@ -51,7 +51,10 @@ def test_what_nobody_tells_stays_unknown() -> None:
     assert GpuProgress().on_entries([entry(150, "scheduled")], status(41, 40)) == (41, "", 1150.0, 0.0)
     gloo = [entry(40) | {"profiling_name": "gloo:all_reduce"}]
     assert GpuProgress().on_entries(gloo, status(40, 40)) is None
-    assert GpuProgress().on_entries([entry(1, "scheduled")], status(-1, -1)) is None, "perhaps it has no timing"
+    first = [entry(1, "scheduled")]
+    assert GpuProgress().on_entries(first, status(-1, -1)) is None, "perhaps it has no timing"
+    assert GpuProgress().on_entries(first, status(-1, -1), True) == (0, "", 1001.0, 0.0), "another group has"
+    assert GpuProgress().on_entries(gloo, status(40, 40), True) is None
 
 
 def test_hosts_that_are_further_ahead_than_the_buffer_holds() -> None:
@@ -90,11 +93,13 @@ def told_groups(memory: mmap.mmap) -> dict[str, Collective]:
 
 def test_the_log_tells_it(memory: mmap.mmap) -> None:
     recorder = FlightRecorder(FlightLog(memory, AT, generation=1, rank=3), 0)
-    entries = [entry(40), entry(41, "scheduled"), entry(7, group="1")]
-    recorder.note_collectives([{"entries": entries, "pg_status": {"0": status(40, 40)}}], {"0": "0", "1": "1"}, 9.0)
+    recorder.note_collectives([{"entries": [entry(40)]}], {"0": "0"}, 8.0)
+    entries = [entry(40), entry(41, "scheduled"), entry(7, group="1"), entry(1, "scheduled", group="2")]
+    recorder.note_collectives([{"entries": entries, "pg_status": {"2": status(-1, -1)}}], {"0": "0", "1": "1"}, 9.0)
     groups = told_groups(memory)
     assert (groups["0"].entered, groups["0"].completed, groups["0"].started) == (41, 40, 40)
     assert (groups["0"].started_op, groups["0"].unbegun_since) == ("all_reduce", 1041.0)
+    assert (groups["2"].entered, groups["2"].completed, groups["2"].started) == (1, 0, 0)
     assert (groups["1"].started, groups["1"].unbegun_since, groups["1"].unbegun_s) == (7, 0.0, 0.5)
 
 

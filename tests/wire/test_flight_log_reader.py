@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from holdfast.model.stacks import Arrival, Collective, Frame
+from holdfast.model.stacks import Arrival, Channel, Collective, Frame
 from holdfast.wire.rank_memory import flight_log_reader
 from holdfast.wire.rank_memory.flight_log_writer import (
     ARRIVALS,
@@ -17,6 +17,7 @@ from holdfast.wire.rank_memory.flight_log_writer import (
     REGION_BYTES,
     STACKS_AT,
     TOLD_AT,
+    ChannelState,
     FlightLog,
     GroupArrival,
     GroupState,
@@ -91,6 +92,18 @@ def test_too_much_is_cut_the_oldest_first(memory: mmap.mmap) -> None:
     told = flight_log_reader.read_flight(memory, AT, "n0")
     assert told is not None and 0 < len(told.flight.groups) <= GROUPS and len(told.arrivals) <= ARRIVALS
     assert told.flight.groups[0].at == pytest.approx(1e9 + 199)
+    channels: list[ChannelState] = [("\u0416" * 48, n, 0, 1 << 60, None, None, 0, 1 << 60) for n in range(32)]
+    log.write_flight(2.0, groups, came, channels)
+    told = flight_log_reader.read_flight(memory, AT, "n0")
+    assert told is not None and told.at == 2.0 and told.flight.channels is None, "some would seem to be all"
+    log.write_flight(3.0, groups[:1], [], [("0", n, 0, n, None, None, 0, 4) for n in range(33)])
+    told = flight_log_reader.read_flight(memory, AT, "n0")
+    assert told is not None and told.at == 3.0 and told.flight.channels is None
+    log.write_flight(4.0, groups[:1], [], [("0", 7, 0, 5, 4, 3, 2, 64)], waits=True)
+    told = flight_log_reader.read_flight(memory, AT, "n0")
+    assert told is not None and told.flight.waits
+    channel = Channel(group="0", source=7, target=0, posted=5, begun=4, ended=3, tag=2, size_bytes=64)
+    assert told.flight.channels == (channel,)
     assert memory[AT + TOLD_AT + 2 * HALF_BYTES : AT + REGION_BYTES] == bytes(REGION_BYTES - TOLD_AT - 2 * HALF_BYTES)
 
 

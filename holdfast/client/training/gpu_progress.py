@@ -21,20 +21,16 @@ class GpuProgress:
     """The GPU's side of one process group; keeps what has left torch's buffer."""
 
     def __init__(self) -> None:
-        self._timed = False  # a collective of this group has told when it began
+        self.timed = False  # it is told when collectives begin
         self._ended_at = 0.0  # the newest that has ended
         self._unbegun_s = 0.0  # the longest that one which could begin has waited for other work of the GPU
 
-    def on_entries(self, entries: list[Entry], status: PgStatus | None) -> GpuState | None:
+    def on_entries(self, entries: list[Entry], status: PgStatus | None, timed: bool = False) -> GpuState | None:
         """Return how far the GPU has come, or None if nobody tells. `status` is torch's own count; None if messages
-        share it, since these have numbers of their own."""
+        share it, since these have numbers of their own. `timed`: other groups of this process tell."""
         ordered = sorted(entries, key=lambda e: (e["collective_seq_id"], e["record_id"]))
-        self._timed = (
-            self._timed
-            or (status is not None and is_of_nccl(ordered[0]) and status[_STARTED] > 0)
-            or any(e.get("time_discovered_started_ns") and is_of_nccl(e) for e in ordered)
-        )
-        if not self._timed:
+        self.timed = self.timed or timed or tells_start(ordered, status)
+        if not self.timed or not is_of_nccl(ordered[-1]):
             return None
         for entry in ordered:
             self._note_end(entry)
@@ -57,6 +53,13 @@ class GpuProgress:
         began_at = seen_ns / 1e9 - took_ms / 1e3
         waited_s = began_at - max(self._ended_at, entry["time_created_ns"] / 1e9)
         self._ended_at, self._unbegun_s = seen_ns / 1e9, max(self._unbegun_s, waited_s)
+
+
+def tells_start(entries: list[Entry], status: PgStatus | None) -> bool:
+    """Return whether a collective of NCCL has told that it has begun on the GPU."""
+    if not all(map(is_of_nccl, entries)):
+        return False
+    return any(e.get("time_discovered_started_ns") for e in entries) or (status is not None and status[_STARTED] > 0)
 
 
 def last_completed(entries: list[Entry], status: PgStatus | None) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.client.training.gpu_progress import Entry, has_begun, has_ended
 from holdfast.client.training.message_counts import ChannelKey
-from holdfast.wire.rank_memory.flight_log_writer import ChannelState
+from holdfast.wire.rank_memory.flight_log_writer import NAME_CHARS, ChannelState
 
 _MESSAGE = re.compile(r"nccl:(send|recv) \d+(?:->|<-)(\d+)")  # ranks in the group
 _BATCH = "nccl:coalesced"
@@ -36,7 +36,7 @@ class MessageProgress:
                 continue  # of a group that is gone
             begun, ended = self._count_back(key, count, states.get(key, []))
             source, target = (rank, other) if sends else (other, rank)
-            found.append((names.get(group, group), source, target, count, begun, ended, tag, size_bytes))
+            found.append((names.get(group, group[:NAME_CHARS]), source, target, count, begun, ended, tag, size_bytes))
         return found
 
     def _count_back(self, key: ChannelKey, count: int, seen: list[tuple[bool, bool]]) -> tuple[int | None, int | None]:

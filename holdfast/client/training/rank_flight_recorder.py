@@ -111,9 +111,10 @@ class FlightRecorder:
             if name not in entries:
                 completed, gpu = idle_gpu(entered, op, gpu, self._find_status(statuses, name))
                 self._groups[name] = (name, entered, completed, op, at, 0.0, gpu)
+        timed = any(gpu.timed for gpu in self._gpus.values())
         for name, found in entries.items():
             status = self._find_status(statuses, name)
-            gpu = self._gpus.setdefault(name, GpuProgress()).on_entries(found, status)
+            gpu = self._gpus.setdefault(name, GpuProgress()).on_entries(found, status, timed)
             self._groups[name] = (*newest_collective(name, found, status if gpu else None), gpu)
             kept = self._arrivals.setdefault(name, {})
             kept.update(sample_arrivals(found))

@@ -56,7 +56,7 @@ class RankMotion(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float = 0.0
     io_bytes: int = 0
     frames: bool = False  # a main thread is at another place, or on another line
-    collectives: int = 0  # that the rank came to
+    collectives: int = 0  # and messages, that the rank or its GPU came to
 
 
 def find_blocking(traces: Sequence[Trace], seats: tuple[Seat, ...] = (), mesh: Dims = ()) -> BlockingRanks:
@@ -134,8 +134,13 @@ def find_motion(before: Sequence[Trace], after: Sequence[Trace]) -> dict[int, Ra
 
 
 def _count_collectives(traces: Sequence[Trace]) -> dict[int, int]:
-    """Return how many collectives every rank has entered, and its GPU has begun."""
-    return {f.rank: sum(c.entered + (c.started or 0) for c in f.groups) for trace in traces for f in trace.flights}
+    """Return how many collectives and messages every rank has come to, and its GPU has begun."""
+    return {
+        f.rank: sum(c.entered + (c.started or 0) for c in f.groups)
+        + sum(c.posted + (c.begun or 0) for c in f.channels or ())
+        for trace in traces
+        for f in trace.flights
+    }
 
 
 def format_ranks(ranks: Sequence[int]) -> str:

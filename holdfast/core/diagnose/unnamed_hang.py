@@ -54,11 +54,11 @@ def affordable_wait_s(restart_s: float, usual_s: float, least_s: float, most_s: 
 
 
 def do_most_wait(traces: Sequence[Trace]) -> bool:
-    """Return whether at least half of the ranks wait for other ranks, by their stacks or by an open collective."""
+    """Return whether at least half of the ranks wait for others, by stacks, by open collectives or by their word."""
     mains = training_processes(traces)
     stacked = {rank for rank, process in mains.items() if is_waiting(fold_stack(main_frames(process)))}
     flights = [flight for trace in traces for flight in trace.flights]
-    inside = {f.rank for f in flights if any(group.entered > group.completed for group in f.groups)}
+    inside = {f.rank for f in flights if f.waits or any(group.entered > group.completed for group in f.groups)}
     return bool(mains) and 2 * len(mains.keys() & (stacked | inside)) >= len(mains)
 
 

@@ -72,6 +72,7 @@ class FlightLog:
         groups = sorted(groups, key=lambda group: -group[4])[:GROUPS]
         arrivals = sorted(arrivals, key=lambda came: -came[2])[:ARRIVALS]
         while len(body := _encode_body(*self._owner, at, groups, arrivals, channels, waits)) > HALF_BYTES - HEAD.size:
+            channels = channels if len(groups) > 1 or arrivals else None
             groups, arrivals = groups[: max(1, len(groups) // 2)], arrivals[: len(arrivals) // 2]
         self._seq += 1
         put_record(self._buf, self._at + TOLD_AT + (self._seq & 1) * HALF_BYTES, self._seq, body)

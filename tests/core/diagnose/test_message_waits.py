@@ -2,7 +2,8 @@
 
 import msgspec
 
-from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking
+from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking, find_motion
+from holdfast.core.diagnose.unnamed_hang import do_most_wait
 from holdfast.core.diagnose.wait_graph import build_wait_graph
 from holdfast.model.stacks import Channel, Flight
 from tests.core.diagnose.places import RECEIVE, SCRIPT, SLEEP, Places, flight, process, trace
@@ -120,3 +121,9 @@ def test_a_gpu_that_is_in_a_message_is_not_certain_to_stand() -> None:
         msgspec.structs.replace(inside[2], channels=message),
     )
     assert (found.ranks, found.how, found.hard) == ((2,), "gpu", False)
+
+
+def test_messages_are_motion_and_waiting() -> None:
+    before, after = (trace(process(0, WAIT), flights=(posting(0, (0, 1, count)),)) for count in (5, 8))
+    assert find_motion(before, after)[0].collectives == 3
+    assert do_most_wait(after) and not do_most_wait(trace(process(0, WAIT), flights=(posting(0, waits=False),)))
