@@ -44,7 +44,9 @@ class BlockingRanks(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""  # the smallest parallel group that covers them, where they are on several nodes: "pp 2"
     wide: tuple[str, ...] = ()  # nodes of that group; without one, as `nodes`
     how: str = ""  # stopped, gone, silent, gpu, missing, crossed (wait for each other), apart (other place); "": nobody
-    deadlock: str = ""  # of crossed ranks: "circle" (of waits), "operations" (differ under one number); "": unknown
+    # Of crossed ranks: "circle" (of waits), "orders" (the few in a larger circle that most wait for), "operations" (that
+    # differ under one number); "": unknown.
+    deadlock: str = ""
     reason: str = ""
     hard: bool = False  # stopped or gone, missing from a collective while outside of any, or a GPU that is surely stuck
     clusters: tuple[StackCluster, ...] = ()
@@ -234,11 +236,11 @@ def _by_waits(
         reason = f"{_describe_missing(first, absent)}{_describe_place(free, mains, children)}"
         return BlockingRanks(ranks=tuple(free), how="missing", hard=True, reason=reason)
     # Whoever waits for somebody, but nobody knows for whom, is a part of the trouble if nobody else is.
+    deadlock = "circle" if waiting.circle else "operations" if waiting.mixed else ""
     crossed = waiting.circle or waiting.mixed or (() if free else waiting.outside)
     if 2 * len(crossed) > waiting.told > 2 and waiting.circle:
-        crossed = _waited_for_by_most(waiting) or crossed
+        crossed, deadlock = _waited_for_by_most(waiting) or crossed, "orders"
     if crossed and (2 * len(crossed) <= waiting.told or len(crossed) == 2):
-        deadlock = "circle" if waiting.circle else "operations" if waiting.mixed else ""
         reason = _describe_crossed(waiting, crossed, mains)
         return BlockingRanks(ranks=crossed, how="crossed", deadlock=deadlock, reason=reason)
     if waiting.unlike and not crossed:

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking, find_motion
+from holdfast.core.diagnose.named_hang import is_certain_deadlock
 from holdfast.core.diagnose.wait_graph import build_wait_graph
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.stacks import Collective, Flight
@@ -119,7 +120,8 @@ def test_the_gpu_at_the_end_of_a_chain_is_named() -> None:
 def test_communicators_in_another_order_name_the_odd_one_and_are_not_certain() -> None:
     usual = [gpu_flight(rank, ("1", 21, 21, 20), ("2", 21, 20, 20)) for rank in (0, 1, 3)]
     found = name_blocking(*usual, gpu_flight(2, ("1", 21, 20, 20), ("2", 21, 21, 20)))
-    assert (found.ranks, found.how, found.hard) == ((2,), "crossed", False)
+    assert (found.ranks, found.how, found.deadlock, found.hard) == ((2,), "crossed", "orders", False)
+    assert not is_certain_deadlock(found, trace(process(2, REDUCE)), still=True)
     assert "rank 2's GPU has not begun all_reduce 21 of group 1, which 3 others have begun" in found.reason
     assert "the GPUs of ranks 0-1, 3 have not begun all_reduce 21 of group 2, which another one has" in found.reason
 
