@@ -48,6 +48,7 @@ _OURS = (
     "<frozen runpy>",
 )  # below every script
 _RECORDER = "/holdfast/client/training/rank_flight_recorder.py"
+_WRAPPERS = "/holdfast/client/training/message_counts.py"  # of torch's own functions, between the script and torch
 TOO_LARGE = "the stacks are too large to send"
 _FORBIDDEN = ("permission denied", "operation not permitted")
 
@@ -315,6 +316,7 @@ def _trim_threads(threads: Iterable[Thread]) -> tuple[Thread, ...]:
 
 
 def _trim_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    frames = tuple(frame for frame in frames if not frame.file.endswith(_WRAPPERS))
     ours = [number for number, frame in enumerate(frames[:_OUTER]) if frame.file.endswith(_OURS)]
     own = frames[ours[-1] + 1 :] if ours and len(frames) > ours[-1] + 1 else frames
     if len(own) > _FRAMES:
