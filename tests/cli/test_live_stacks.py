@@ -113,7 +113,8 @@ def innermost(process: Process) -> str:
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_who_keeps_the_others_waiting(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
-    job = start("--nnodes", "2", "--nproc-per-node", "2", script=SCRIPT)
+    told = ("--set", "hang.stance=notify")  # a circle is acted on at the second look
+    job = start("--nnodes", "2", "--nproc-per-node", "2", *told, script=SCRIPT)
     job.trains()
     for _ in range(3):
         assert main(["trace", "--json", "--run", str(job.run_dir)]) == 0

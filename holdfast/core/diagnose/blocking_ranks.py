@@ -44,7 +44,7 @@ class BlockingRanks(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""  # the smallest parallel group that covers them, where they are on several nodes: "pp 2"
     wide: tuple[str, ...] = ()  # nodes of that group; without one, as `nodes`
     how: str = ""  # stopped, gone, silent, gpu, missing, crossed (wait for each other), apart (other place); "": nobody
-    # Of crossed ranks: "circle" (of waits), "orders" (the few of a larger circle that most wait for), "operations" (they
+    # Of crossed ranks: "circle" (of waits), "orders" (the few of a larger one that most wait for), "operations" (they
     # differ under one number); "": unknown.
     deadlock: str = ""
     reason: str = ""
