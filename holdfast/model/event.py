@@ -154,8 +154,14 @@ class MeshReport(msgspec.Struct, frozen=True, kw_only=True, tag="mesh"):
     mesh: Dims
 
 
+class LinksDown(msgspec.Struct, frozen=True, kw_only=True, tag="links_down"):
+    """Machines of these nodes, but not of all nodes of the job, read that a link is down."""
+
+    nodes: tuple[str, ...]
+
+
 class LinksUp(msgspec.Struct, frozen=True, kw_only=True, tag="links_up"):
-    """Links that were lost together with others are up again."""
+    """The links of these nodes are up again."""
 
     nodes: tuple[str, ...]
 
@@ -184,7 +190,7 @@ class Successor(msgspec.Struct, frozen=True, kw_only=True, tag="successor"):
     alone_since: float = 0.0  # the last sign of life of the controller before; 0: not known
 
 
-Event = Begin | Ready | Alarm | Progress | Ended | Outcome | Order | MeshReport | LinksUp | Tick | Successor
+Event = Begin | Ready | Alarm | Progress | Ended | Outcome | Order | MeshReport | LinksDown | LinksUp | Tick | Successor
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

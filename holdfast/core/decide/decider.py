@@ -23,6 +23,7 @@ from holdfast.model.event import (
     Decision,
     Ended,
     Event,
+    LinksDown,
     LinksUp,
     MeshReport,
     Order,
@@ -61,7 +62,7 @@ def _look_after_standbys(state: JobState, now: float) -> None:
         leaving = len(nodes.out) + len(state.requests.draining)  # each needs somebody in its place
         state.emit(*standbys.request_missing(len(nodes.seats) - leaving))
     if state.phase in (Phase.TRAINING, Phase.WAITING):
-        state.emit(*standbys.examine_evicted())
+        state.emit(*standbys.examine_evicted(state.links.nodes))
     if state.phase is Phase.TRAINING:
         state.emit(*standbys.recheck_due(now))
 
@@ -105,6 +106,8 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
             return launching.tell_alarm(state, event)
         case _, Alarm(signature=signature) if signature == SWITCH:
             return link_outage.on_links_lost(state, now, event)
+        case _, LinksDown():
+            return link_outage.on_links_down(state, event)
         case _, LinksUp():
             return link_outage.on_links_up(state, now, event)
         case _, Alarm(kind=Kind.SLOW) if why := incident_course.tolerates_slowness(state, now, event):

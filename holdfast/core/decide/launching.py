@@ -102,7 +102,7 @@ def evict_nodes(
     at_once = len(leaving) > 1 and set(leaving) <= set(silent)  # one cause took them: a switch, or power
     state.failures.count_evictions(now, 1 if at_once else len(leaving))
     state.requests.on_nodes_left(tuple(leaving))
-    state.links.forget_nodes(leaving)
+    state.links.forget_nodes(leaving, kept=state.nodes.standbys.suspects.keys())
     if state.interruption:
         state.interruption.evicted += tuple(leaving)
     return f"evicted {', '.join(leaving)}"
