@@ -282,7 +282,8 @@ def on_stall_over(state: JobState, named: Alarm, event: Progress) -> None:
         return
     state.stood_since = named.at
     who = f"rank {', '.join(map(str, named.ranks))}" if named.ranks else "the job"
-    state.emit(Say(text=f"{who} went on after {event.at - state.stood_since:.0f} s, at step {event.step}"))
+    place = incident_text.describe_place(event.step, counted=event.counted)
+    state.emit(Say(text=f"{who} went on after {event.at - state.stood_since:.0f} s, {place}"))
 
 
 def on_node_ended(state: JobState, now: float, event: Ended) -> str:

@@ -15,6 +15,7 @@ ADVICE = (
     "the script has started from step 0 twice: have it save checkpoints and load the newest one when it starts, "
     "or let holdfast do both (holdfast.Checkpointer)"
 )
+WENT_ON = "while the others went on"  # of a rank that left, and whose cause names the step
 FAILED_START = "ended by an incident before its first step"  # of a planned restart
 _BEFORE_START_UP = ("detect", "last step", "stop", "probe", "held", "launch")
 _OPTIONAL = ("probe", "held", "last step")  # told of only if they took time
@@ -88,9 +89,9 @@ def describe_lost_standby(alarm: Alarm) -> str:
     return "standby fell silent" if alarm.kind is Kind.SILENCE else f"standby {alarm.reason}"
 
 
-def incident_sentence(record: Record, *, names_step: bool = False) -> str:
-    """Return the sentence that sums up a closed incident. With `names_step`, the cause already names the step."""
-    return f"{_describe_recovery(record, names_step)}{describe_new_release(record)}"
+def incident_sentence(record: Record) -> str:
+    """Return the sentence that sums up a closed incident."""
+    return f"{_describe_recovery(record)}{describe_new_release(record)}"
 
 
 def describe_new_release(record: Record | Change) -> str:
@@ -102,12 +103,11 @@ def describe_new_release(record: Record | Change) -> str:
     return f"; release {record.brought_in} {came}"
 
 
-def _describe_recovery(record: Record, names_step: bool) -> str:
+def _describe_recovery(record: Record) -> str:
     again = (
         f", then failed {_count_times(record.failures - 1)} more before the next step" if record.failures > 1 else ""
     )
-    step = "" if names_step else describe_step(record)
-    text = f"{record.cause}{step}{again}; {_describe_remedy(record)}"
+    text = f"{record.cause}{describe_step(record)}{again}; {_describe_remedy(record)}"
     if record.verdict.remedy is Remedy.GIVE_UP:
         return text
     lost_s = record.resumed_at - record.good_at
@@ -176,11 +176,14 @@ def describe_step(record: Record) -> str:
     if record.untold:
         seen = f"the last step seen is {record.good_step}" if record.good_step >= 0 else "no step was seen"
         return f" ({seen}; ranks may have made more without a controller)"
-    if record.counted:
-        return f" {count_steps(record.good_step)} after its launch"
-    at = f" at step {record.good_step}"
-    named = f"{record.cause} ".find(f"{at} ") >= 0  # a hang says where it stood
-    return "" if named else at if record.good_step >= 0 else " before any step was seen"
+    at = f" {describe_place(record.good_step, counted=record.counted)}"
+    is_named = WENT_ON in record.cause or f"{at} " in f"{record.cause} "  # a hang says where it stood
+    return "" if is_named else at if record.good_step >= 0 else " before any step was seen"
+
+
+def describe_place(step: int, *, counted: bool) -> str:
+    """Return where a job is: at a step, or so many steps after its launch if nobody knows their numbers."""
+    return f"{count_steps(step)} after its launch" if counted else f"at step {step}"
 
 
 def count_failures(records: Iterable[Record]) -> int:

@@ -117,7 +117,8 @@ class Incident(msgspec.Struct, kw_only=True):
         here = tuple(rank for rank in ranks if rank in nodes)
         if not here or len(here) == len(nodes):
             return
-        when = f"after step {self.good_step}" if self.good_step >= 0 else "before any step was seen"
+        made = incident_text.describe_place(self.good_step, counted=self.counted).replace("at step", "after step")
+        when = made if self.good_step >= 0 else "before any step was seen"
         departure = Alarm(
             kind=Kind.CRASH,
             at=min(alarm.at for alarm in self.alarms),
@@ -128,7 +129,7 @@ class Incident(msgspec.Struct, kw_only=True):
             group="script",
             action="rollback_or_fix_code",
             confidence=1.0,
-            reason=f"left {when} while the others went on",
+            reason=f"left {when} {incident_text.WENT_ON}",
             hint="Have every rank make as many steps: even out the data, or use torch's join().",
             signature=f"departed {here}",
         )
@@ -233,9 +234,7 @@ class Incident(msgspec.Struct, kw_only=True):
             skipped=self.skipped,
             disks=self.disks,
         )
-        return msgspec.structs.replace(
-            record, sentence=incident_text.incident_sentence(record, names_step=cause in self.departures)
-        )
+        return msgspec.structs.replace(record, sentence=incident_text.incident_sentence(record))
 
 
 def open_incident(now: float, number: int, generation: int, good: Progress | None, alarm: Alarm) -> Incident:
