@@ -142,7 +142,7 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
         case Phase.PAUSING, Outcome(action=id) if id == state.awaited:
             return planned_restart.on_paused(state, now, event)
         case Phase.STOPPING, Alarm():
-            return incident_course.on_more_alarms(state, event)
+            return incident_course.on_more_alarms(state, now, event)
         case Phase.STOPPING, Outcome(action=id) if id == state.awaited:
             return incident_course.on_stopped(state, now, event)
         case Phase.PROBING, Alarm():

@@ -205,6 +205,7 @@ def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> s
     before, admitted = state.nodes.seated, state.nodes.take_seats(seats)
     if state.interruption:
         state.interruption.admitted += admitted
+        state.interruption.ordered_at = now
     guess = state.verdict is not None and state.verdict.guess
     moved = state.generation > 0 and before != state.nodes.seated
     old = state.releases.running.number

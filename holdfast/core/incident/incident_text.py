@@ -17,8 +17,8 @@ ADVICE = (
 )
 WENT_ON = "while the others went on"  # of a rank that left, and whose cause names the step
 FAILED_START = "ended by an incident before its first step"  # of a planned restart
-_BEFORE_START_UP = ("detect", "last step", "stop", "probe", "held", "launch")
-_OPTIONAL = ("probe", "held", "last step")  # told of only if they took time
+_BEFORE_START_UP = ("detect", "silence", "last step", "stop", "probe", "held", "wait", "launch")
+_OPTIONAL = ("silence", "probe", "held", "wait", "last step")  # told of only if they took time
 SHOWN_S = 0.05  # which is more than nothing in tenths
 _TOLD = 0.7  # confidence from which a class is no guess
 _NAMED = 4  # of ranks or nodes that share a cause
@@ -201,14 +201,21 @@ def start_up_s(record: Record | Change) -> dict[str, float]:
     return {name: seconds for name, seconds in phases_s(record).items() if name not in _BEFORE_START_UP}
 
 
+def stop_phases_s(record: Record | Change) -> dict[str, float]:
+    """Return the seconds until a lost node counted as silent, though ranks were being stopped, and until all were."""
+    return {name: seconds for name, seconds in phases_s(record).items() if name in ("silence", "stop")}
+
+
 def phases_s(record: Record | Change) -> dict[str, float]:
     """Return the seconds of each phase from the last good step to the next one. Unreported phases are left out."""
     if isinstance(record, Record):
-        ends = {"detect": record.alarm_at, "stop": record.stopped_at, "probe": record.stopped_at + record.probed_s}
+        ends = {"detect": record.alarm_at, "silence": record.silent_at, "stop": record.stopped_at}
+        ends["probe"] = record.stopped_at + record.probed_s
     else:
         ends = {"last step": record.asked_at, "stop": record.stopped_at, "held": record.stopped_at + record.held_s}
     restored = "restore" if record.grouped_at else "imports and restore"
-    ends |= {"launch": record.launched_at, "imports and groups": record.grouped_at, restored: record.restored_at}
+    ends |= {"wait": record.ordered_at, "launch": record.launched_at}
+    ends |= {"imports and groups": record.grouped_at, restored: record.restored_at}
     if record.resumed_from is not None or record.resumed_at > record.launched_at:  # else its ranks make no steps
         ends["first step"] = record.resumed_at
     found: dict[str, float] = {}
@@ -216,14 +223,15 @@ def phases_s(record: Record | Change) -> dict[str, float]:
     for name, end_at in ends.items():
         untold = name in ("imports and groups", restored) and not end_at
         end_at = min(max(end_at, at), record.resumed_at)  # ranks may be further than the news of their launch
-        least_s = SHOWN_S if name == "probe" else 0.0  # a replay that is refused takes next to nothing
+        least_s = SHOWN_S if name in ("silence", "probe", "wait") else 0.0  # such as a replay that is refused
         if not untold and (end_at > at + least_s or name not in _OPTIONAL):
             found[name] = found.get(name, 0.0) + end_at - at
             at = end_at
         if name == "detect" and isinstance(record, Record) and record.again_at > at:
             found |= record.earlier_s
             at = record.again_at
-    return found
+    order = [name for end in ends for name in ((end, "failed start") if end == "launch" else (end,))]
+    return {name: found[name] for name in order if name in found}
 
 
 def _describe_remedy(record: Record) -> str:
