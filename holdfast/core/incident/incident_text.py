@@ -181,6 +181,11 @@ def describe_step(record: Record) -> str:
     return "" if is_named else at if record.good_step >= 0 else " before any step was seen"
 
 
+def advice_clause(hint: str) -> str:
+    """Return advice to end a sentence with: "; " and the hint without its capital and full stop; "" without a hint."""
+    return f"; {hint[0].lower() if hint[1:2].islower() else hint[0]}{hint[1:].removesuffix('.')}" if hint else ""
+
+
 def describe_place(step: int, *, counted: bool) -> str:
     """Return where a job is: at a step, or so many steps after its launch if nobody knows their numbers."""
     return f"{count_steps(step)} after its launch" if counted else f"at step {step}"
