@@ -251,6 +251,19 @@ def test_the_headline_is_what_the_run_found(
     assert shown.splitlines()[0].strip() == head and "% sure" not in shown and "The run found" not in shown
 
 
+def test_the_headline_of_a_lost_node_of_which_no_rank_spoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = made_run(tmp_path)
+    silence = Alarm(kind=Kind.SILENCE, at=5.0, suspects=("n1",), reason="has been silent for 3 s")
+    journal = SqliteJournal(run_dir / "journal.db")
+    stop = Decision(phase=Phase.STOPPING, reason="incident 1: n1 has been silent for 3 s")
+    journal.append(Entry(seq=1, at=5.0, event=silence, decision=stop), durable=True)
+    journal.close()
+    sentence = "n1 has been silent for 3 s at step 14; evicted n1, admitted n2 and resumed from step 10, lost 4.0 s"
+    close_incident(run_dir, 2, judged(3, "n1 has been silent for 3 s", kind="silence", sentence=sentence))
+    assert main(["diagnose"]) == 0
+    assert capsys.readouterr().out.startswith("n1 has been silent for 3 s  (Node lost: node_failure)")
+
+
 def test_a_rank_that_left_early_has_no_last_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = made_run(tmp_path)
     write(run_dir, crash(1, 0, 1, 5.1))

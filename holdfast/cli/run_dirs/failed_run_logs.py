@@ -39,12 +39,13 @@ def read_failed_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
     events = [entry.event for entry in entries]
     crashes = [event for event in events if isinstance(event, Alarm) and event.kind is Kind.CRASH]
     generation = max((alarm.generation for alarm in crashes), default=-1)
-    opened = [entry for entry in entries if isinstance(entry.event, Alarm) and entry.decision.phase is Phase.STOPPING]
-    later = any(isinstance(entry.event, Alarm) and entry.event.generation > generation for entry in opened)
+    stops = (entry.event for entry in entries if entry.decision.phase is Phase.STOPPING)
+    opened = [event.generation for event in stops if isinstance(event, Alarm)]
+    later = max(opened, default=-1) > generation
     record = None if later else _find_record(entries, generation)
     silent = record and not any(set(record.ranks) & set(a.ranks) for a in crashes if a.generation == generation)
     if later or silent or (record and record.kind != Kind.CRASH):  # no rank wrote down what the run found
-        text, newest = _write_console(entries), _find_record(entries, opened[-1].event.generation) if later else record
+        text, newest = _write_console(entries), _newest_record(entries) if later else record
         went_on = newest is not None and newest.verdict.remedy is not Remedy.GIVE_UP
         ends = ProcessEnds(verdict=newest.cause if newest else "", went_on=went_on)
         return [RankLog(open=lambda: io.BytesIO(text.encode()))], ends
@@ -74,6 +75,14 @@ def _find_record(entries: Sequence[Entry], generation: int) -> Record | None:
     incident of several failures has ended as many generations."""
     closed = [entry.decision.closed for entry in entries if entry.decision.closed]
     return next((one for one in reversed(closed) if 0 <= generation - one.generation < max(1, one.failures)), None)
+
+
+def _newest_record(entries: Sequence[Entry]) -> Record | None:
+    """Return the record of the newest incident; None if that is not closed."""
+    for entry in reversed(entries):
+        if entry.decision.closed or (isinstance(entry.event, Alarm) and entry.decision.phase is Phase.STOPPING):
+            return entry.decision.closed
+    return None
 
 
 def _write_console(entries: Sequence[Entry]) -> str:

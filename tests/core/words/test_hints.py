@@ -87,10 +87,12 @@ def test_the_launcher_names_the_rank_of_what_nobody_explains() -> None:
 
 def test_advice_is_a_sentence_and_becomes_a_clause() -> None:
     """Words of a diagnosis stand alone; those of gauges and of the kernel's lines follow what was read."""
-    sentences = {one.hint for one in (*BUILT_IN.classes.values(), *BUILT_IN.rows) if one.hint}
+    sentences = {hint for klass in BUILT_IN.classes.values() if (hint := klass.hint)}
+    sentences |= {hint for row in BUILT_IN.rows if (hint := row.hint)}
     assert len(sentences) > 40
     assert [hint for hint in sentences if not hint[0].isupper() or not hint.endswith(".") or ".." in hint] == []
-    clauses = {row.hint for row in (*catalog_files.load_health(), *catalog_files.load_lines().rows) if row.hint}
+    clauses = {hint for gauge in catalog_files.load_health() if (hint := gauge.hint)}
+    clauses |= {hint for line in catalog_files.load_lines().rows if (hint := line.hint)}
     assert len(clauses) > 5 and [hint for hint in clauses if not hint[0].islower() or hint.endswith(".")] == []
     for hint in sentences | clauses:
         clause = advice_clause(hint)
