@@ -13,7 +13,7 @@ import msgspec
 from holdfast.agent.agent_interfaces import AgentEvents, AgentIdentity, AssembleParts, ControllerLink
 from holdfast.agent.rank.failed_not_exited import LatchedFailures
 from holdfast.agent.rank.loss_alarms import LossReports
-from holdfast.agent.rank.node_beat import make_beat, returned_ranks
+from holdfast.agent.rank.node_beat import make_beat, returned_ranks, show_first_step
 from holdfast.core.agent_state_machine import (
     OWN,
     AgentProtocol,
@@ -362,7 +362,9 @@ class Agent:
     def _summarize_ranks(self) -> Beat:
         """Return the node's beat, with the step of its slowest rank; the step is -1 until every rank has made one."""
         generation, source = self.life.generation, self.ranks.read_loss_source() or self.losses.source
-        readings = [r for r in self._read_slots().values() if r.generation == generation and r.step >= 0]
+        ended = {key for key, rank in self.ranks.held.items() if rank.code is not None}
+        told = [show_first_step(r, ended=key in ended) for key, r in self._read_slots().items()]
+        readings = [r for r in told if r.generation == generation and r.step >= 0]
         if generation == 0 or len(readings) < self.identity.nproc:
             return Beat(node=self.node, generation=generation, step=-1, at=0.0, loss_source=source)
         offset_s = self.controller_clock.offset_s

@@ -16,8 +16,8 @@ from holdfast.core.diagnose.blocking_ranks import find_blocking
 from holdfast.core.incident.alarm_rate_limit import cap_stance
 from holdfast.model.action import Launch
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.event import LinksUp, Phase
-from holdfast.model.observation import Beat, LinkTraffic, Reach
+from holdfast.model.event import LinksDown, LinksUp, Phase
+from holdfast.model.observation import Beat, LinkTraffic, Reach, StrainKind
 from holdfast.wire.agent_messages import ReachRequest
 
 _LOOK_S = 2.0  # for all nodes to look at their processes
@@ -57,12 +57,18 @@ class NetworkWatch:
         self._traffic[node] = now, links
         self._quiet.on_traffic(now, self._machine_of(node), links)
 
-    def on_beat(self, beat: Beat) -> LinksUp | None:
-        """Take in a beat. Return news if it shows that a link that the job waits for is up again."""
+    def on_beat(self, beat: Beat) -> LinksDown | LinksUp | None:
+        """Take in a beat. Return news if it shows that a link is down, or is up again."""
         self._switch.on_beat(beat)
-        if beat.node not in self._view.without_links or self._switch.is_cut(beat.node):
+        known = self._view.without_links
+        if beat.node in known and not self._switch.is_cut(beat.node):
+            return LinksUp(nodes=(beat.node,))
+        cut = {node for strain in beat.strains if strain.kind is StrainKind.CUT for node in strain.nodes}
+        if cut <= known or not self._registry.may_accuse(beat.node, cut):
             return None
-        return LinksUp(nodes=(beat.node,))
+        if all(seat.node in cut for seat in self._view.seats):  # one machine alone needs no link
+            return None
+        return LinksDown(nodes=tuple(sorted(cut)))
 
     def judge_alarm(self, alarm: Alarm) -> Alarm | None:
         """Return what to say of an alarm of a node: the same, or that several machines have lost their links at once;

@@ -80,7 +80,12 @@ def _follow_verdict(found: Diagnosis, ends: ProcessEnds) -> Diagnosis:
     """Return the diagnosis with what the run itself found first; what ranks said explains it."""
     silent = found.klass == UNKNOWN
     said = f"The run found: {ends.verdict}."
-    found = msgspec.structs.replace(found, explanation=said if silent else f"{said} {found.explanation}")
+    if not silent and ends.verdict not in found.explanation:
+        said = f"{said} {found.explanation}"
+    elif not silent:
+        said = found.explanation
+    hint = found.hint if found.confidence else ""  # where nothing was found, it asks for other logs
+    found = msgspec.structs.replace(found, verdict=ends.verdict, explanation=said, hint=hint)
     if found.root_rank is None and len(ends.codes) == 1:
         found = msgspec.structs.replace(found, root_rank=next(iter(ends.codes)))
     if not silent or ends.group != "script":

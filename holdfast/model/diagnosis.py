@@ -19,3 +19,4 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     fault_known: bool = True  # False: the lines only say that another rank has gone
     peer: str = ""  # which one that is, if they name it
     went_on: bool = False  # the same job made steps after this failure
+    verdict: str = ""  # what the run itself found, in its words

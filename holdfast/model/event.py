@@ -164,8 +164,14 @@ class MeshReport(msgspec.Struct, frozen=True, kw_only=True, tag="mesh"):
     mesh: Dims
 
 
+class LinksDown(msgspec.Struct, frozen=True, kw_only=True, tag="links_down"):
+    """Machines of these nodes, but not of all nodes of the job, read that a link is down."""
+
+    nodes: tuple[str, ...]
+
+
 class LinksUp(msgspec.Struct, frozen=True, kw_only=True, tag="links_up"):
-    """Links that were lost together with others are up again."""
+    """The links of these nodes are up again."""
 
     nodes: tuple[str, ...]
 
@@ -195,7 +201,19 @@ class Successor(msgspec.Struct, frozen=True, kw_only=True, tag="successor"):
 
 
 Event = (
-    Begin | Ready | Alarm | Progress | StorageReport | Ended | Outcome | Order | MeshReport | LinksUp | Tick | Successor
+    Begin
+    | Ready
+    | Alarm
+    | Progress
+    | StorageReport
+    | Ended
+    | Outcome
+    | Order
+    | MeshReport
+    | LinksDown
+    | LinksUp
+    | Tick
+    | Successor
 )
 
 

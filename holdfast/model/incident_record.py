@@ -66,6 +66,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     made_step: int = -1  # the last step that ranks made, where steps after the last good one are in doubt
     again_at: float = 0.0  # when the last failure was heard of, where there were several
     earlier_s: dict[str, float] = {}  # what was done between the first failure and that one, by phase
+    silent_at: float = 0.0  # when the lost node counted as silent, where ranks were stopped before; 0: they were not
+    ordered_at: float = 0.0  # when the launch was ordered that led to a step; 0: not known
     sentence: str = ""
 
 
@@ -89,5 +91,6 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     admitted: tuple[str, ...] = ()
     counted: bool = False
     brought_in: int = 0  # a release that came in with it, although the restart was for something else
+    ordered_at: float = 0.0  # as in Record
     failed: bool = False  # its ranks made no step: it ended where an incident began
     sentence: str = ""

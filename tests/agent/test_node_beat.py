@@ -3,7 +3,7 @@
 import mmap
 import time
 
-from holdfast.agent.rank.node_beat import make_beat
+from holdfast.agent.rank.node_beat import make_beat, show_first_step
 from holdfast.wire.rank_memory.slot_reader import SLOT_BYTES, SlotReading, SlotWriter, read_slot
 
 
@@ -53,3 +53,27 @@ def test_batches_can_be_left_out_when_every_rank_asks() -> None:
     assert (beat.skippable, beat.skipped, beat.skipped_samples) == (False, 2, 31)
     node.slots[1].mark_skippable()
     assert make_beat("n1", node.readings(), 0.0).skippable
+
+
+def test_a_first_step_that_was_counted_is_told_once_the_rank_is_over() -> None:
+    """A script that fails between its optimizer's step and holdfast.step, such as in a save, has made that step."""
+    arena = mmap.mmap(-1, 2 * SLOT_BYTES)
+
+    def read(slot: SlotWriter, index: int, *, ended: bool = False) -> tuple[int, bool]:
+        found = read_slot(arena, index)
+        assert found is not None
+        shown = show_first_step(found, ended=ended)
+        return shown.step, shown.at == shown.first_at
+
+    first, later = (SlotWriter(arena, index, generation=1 + index, rank=0) for index in range(2))
+    for slot in (first, later):
+        slot.resume_from(0)
+        slot.remember_first_step(1)
+    assert read(first, 0)[0] == -1, "the script may be about to report its own number"
+    assert read(first, 0, ended=True) == (1, True)
+    for slot in (first, later):
+        slot.write_failure("ValueError: cannot save")
+    assert read(first, 0) == (1, True)
+    assert read(later, 1, ended=True)[0] == -1, "steps before it may have had the script's numbers"
+    first.step(7)
+    assert read(first, 0, ended=True)[0] == 7

@@ -228,6 +228,42 @@ def test_a_lost_node_is_not_overruled_by_the_words_of_its_neighbours(
     assert (found["class"], found["root_rank"], found["evidence"]) == ("node_failure", None, [f"holdfast: {sentence}"])
 
 
+@pytest.mark.parametrize(
+    ("cause", "kind", "head"),
+    [
+        ("rank 1 on n0 exited with code 9", "crash", "rank 1 on n0 exited with code 9  (nobody said why)"),
+        ("n1 has been silent for 3 s", "silence", "n1 has been silent for 3 s  (Node lost: node_failure)"),
+    ],
+)
+def test_the_headline_is_what_the_run_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], cause: str, kind: str, head: str
+) -> None:
+    """Of two failures in a row: the incident names the first, and ended both generations."""
+    run_dir = made_run(tmp_path)
+    write(run_dir, crash(1, 1, 9, 5.0), crash(2, 1, 9, 6.0))
+    sentence = (
+        f"{cause} at step 14; evicted n1, admitted n2 and resumed from step 10, lost 4 steps and 4.0 s (stop 4.0)"
+    )
+    record = judged(1, cause, kind=kind, ranks=(1,) if kind == "crash" else (), failures=2, sentence=sentence)
+    close_incident(run_dir, 3, record)
+    assert main(["diagnose"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[0].strip() == head and "% sure" not in shown and "The run found" not in shown
+
+
+def test_the_headline_of_a_lost_node_of_which_no_rank_spoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = made_run(tmp_path)
+    silence = Alarm(kind=Kind.SILENCE, at=5.0, suspects=("n1",), reason="has been silent for 3 s")
+    journal = SqliteJournal(run_dir / "journal.db")
+    stop = Decision(phase=Phase.STOPPING, reason="incident 1: n1 has been silent for 3 s")
+    journal.append(Entry(seq=1, at=5.0, event=silence, decision=stop), durable=True)
+    journal.close()
+    sentence = "n1 has been silent for 3 s at step 14; evicted n1, admitted n2 and resumed from step 10, lost 4.0 s"
+    close_incident(run_dir, 2, judged(3, "n1 has been silent for 3 s", kind="silence", sentence=sentence))
+    assert main(["diagnose"]) == 0
+    assert capsys.readouterr().out.startswith("n1 has been silent for 3 s  (Node lost: node_failure)")
+
+
 def test_a_rank_that_left_early_has_no_last_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = made_run(tmp_path)
     write(run_dir, crash(1, 0, 1, 5.1))

@@ -125,7 +125,9 @@ def test_what_is_alive_of_a_run_without_a_controller() -> None:
     (run_dir / "journal.db").touch()
     assert f"holdfast run --resume {run_dir}" in run_liveness.ending_text(run_dir), "nobody keeps a controller for it"
     process_attributes.leave_input_note(run_dir / run_directory.STDIN)
-    assert "front, holdfast run, is alive" in run_liveness.ending_text(run_dir)
+    assert run_liveness.ending_text(run_dir) == "is starting, and its controller is not there yet"
+    (run_dir / "plan.json").touch()
+    assert "front, holdfast run, is alive" in run_liveness.ending_text(run_dir), "a controller has launched ranks"
     (run_dir / run_directory.STDIN).write_text(f"{os.getpid()} 1")  # an earlier process had this pid
     assert f"holdfast run --resume {run_dir}" in run_liveness.ending_text(run_dir)
 

@@ -12,9 +12,9 @@ from holdfast.config import Settings
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.health import HealthLimits
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.event import Phase
+from holdfast.model.event import LinksDown, LinksUp, Phase
 from holdfast.model.job_and_seats import Job
-from holdfast.model.observation import LinkTraffic, Reach
+from holdfast.model.observation import Beat, LinkTraffic, Reach, Strain, StrainKind
 from holdfast.model.stacks import Trace
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import Hello, ReachRequest, TraceAnswer, TraceRequest, TrafficReport
@@ -89,6 +89,27 @@ async def test_a_switch_that_is_down_is_no_nodes_fault(desk_of: Open) -> None:
             [alarm] = alarms(desk)
             assert alarm.reason == "c and d reach neither their gateway nor a peer: the network between is down"
             assert alarm.suspects == () and desk.controller.view.phase is Phase.STARTING, "nobody is evicted"
+
+
+async def test_a_link_is_told_when_it_is_down_and_when_it_is_up(desk_of: Open) -> None:
+    async with desk_of(job=JOB, settings=QUICK) as desk:
+        agents = await started(desk)
+
+        async def tell(*down: str) -> None:
+            cut = (Strain(kind=StrainKind.CUT, sign="net.down eth0", nodes=down, since=1.0, text="has no link"),)
+            beat = Beat(node="a", generation=1, step=-1, at=0.0, strains=cut if down else ())
+            await agents["a"].ws.send_bytes(agent_messages.encode(beat))
+
+        def told() -> list[LinksDown | LinksUp]:
+            return [event for event in desk.events() if isinstance(event, LinksDown | LinksUp)]
+
+        await tell(*NODES)  # all are on one machine: nobody needs its link
+        for _ in range(2):
+            await tell("a")
+        await tell()
+        await desk.until(lambda: len(told()) >= 2, "that the link is up again")
+        assert told() == [LinksDown(nodes=("a",)), LinksUp(nodes=("a",))]
+        assert desk.controller.view.without_links == frozenset()
 
 
 async def test_nodes_of_one_host_ask_nobody(desk_of: Open) -> None:

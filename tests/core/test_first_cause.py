@@ -44,6 +44,11 @@ def test_echoes_count_only_among_themselves() -> None:
     assert not is_echo(silence(1.0))
 
 
+def test_among_echoes_a_timeout_comes_before_the_peers_that_it_leaves_behind() -> None:
+    timeout = crash(10.0, "n1", 1, klass="nccl_timeout")
+    assert first_cause([echo(9.9, "n0"), timeout, echo(10.1, "n2")]) is timeout
+
+
 def test_silence_beats_the_crashes_it_caused() -> None:
     # NCCL aborts its process when a peer is gone: that is no known echo, but comes after the lost node's last word.
     lost = silence(10.0, "n1")

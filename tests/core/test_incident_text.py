@@ -183,3 +183,16 @@ def test_a_step_is_named_once() -> None:
     cause = "rank 1 on n0 has stood at step 41 for 3 s: rank 1 is stopped"
     assert told(kind="hang", cause=cause).startswith(f"{cause}; restarted in place from step 40")
     assert "is stopped at step 41; restarted" in told(kind="hang", cause=cause.replace("41", "4"))
+
+
+def test_a_rank_that_left_names_its_step_and_the_report_adds_none() -> None:
+    for cause in ("rank 1 on n0 left after step 24", "rank 1 on n0 left before any step was seen"):
+        record = msgspec.structs.replace(RECORD, cause=f"{cause} while the others went on", good_step=24)
+        assert incident_text.describe_step(record) == ""
+        assert incident_text.incident_sentence(record).startswith(f"{record.cause}; restarted")
+
+
+def test_steps_counted_since_the_launch_are_no_numbers() -> None:
+    assert incident_text.describe_place(26, counted=True) == "26 steps after its launch"
+    cause = "rank 1 on n0 has stood 26 steps after its launch for 3 s: rank 1 is stopped"
+    assert told(kind="hang", cause=cause, counted=True, good_step=26).startswith(f"{cause}; restarted")

@@ -91,6 +91,26 @@ def test_a_wait_for_nodes_is_no_launch() -> None:
     shown = shown_report(*lost, *again, now=60.0)
     legend, rows = legend_and_rows(shown)
     assert "0.3" in shown and legend["wait"] > 17 and legend == rows
+    [record] = account(*START, *lost, *again, now=60.0).incidents
+    assert "lost 0 steps and 23.0 s (detect 3.1, stop 1.0, wait 17.0, launch 0.3, first step 1.6)" in record.sentence
+    assert "23.0 s (detect 3.1, stop 1.0, wait 17.0, launch 0.3, start-up 1.6)" in shown
+
+
+def test_a_silence_that_is_heard_of_while_ranks_are_stopped_is_told_apart() -> None:
+    """A peer's failure stops all ranks within a second, and the node that was lost counts as silent later."""
+    lost = (
+        "30 progress 21 at 29.9 from 1 since 5",
+        "30.5 alarm crash n0 rank 0 said RuntimeError: Connection closed by peer",
+        "33 alarm silence n0 since 30",
+        "33.2 outcome 3 ok",
+        "33.3 outcome 4 ok",
+    )
+    again = ("50 outcome 5 ok nodes n1", "51 ready n1", "51.3 outcome 6 ok", "53 progress 22 at 52.9")
+    shown = shown_report(*lost, *again, now=60.0)
+    [record] = account(*START, *lost, *again, now=60.0).incidents
+    phases = "detect 0.6, silence 2.5, stop 0.2, wait 17.8, launch 0.3, first step 1.6"
+    assert record.sentence.startswith("n0 has been silent for 3 s at step 21;") and f"({phases})" in record.sentence
+    assert "(detect 0.6, stop 2.7 = silence 2.5 + stop 0.2, wait 17.8, launch 0.3, start-up 1.6)" in shown
 
 
 def test_a_hold_is_no_update() -> None:

@@ -175,3 +175,8 @@ def test_steps_that_are_renumbered_are_no_stretch() -> None:
     journal.tell(1, 12)  # less than before: the script now tells its own numbers
     [pace] = journal.paces.list_paces()
     assert pace.steps == 20
+
+
+def test_one_steady_step_is_one() -> None:
+    pace = ReleasePace(release=1, ranks=1, steps=1, seconds=0.5)
+    assert describe_paces((pace,)) == ("release 1 makes 2 steps/s, measured over 1 steady step on 1 rank",)

@@ -71,6 +71,15 @@ def test_a_job_whose_ranks_have_left_their_process_groups_is_not_called_training
     assert told.step(8) == "training; every rank has made step 7"
 
 
+def test_steps_that_are_counted_since_the_launch_are_told_so() -> None:
+    *_, (told, _) = lives()
+    now = told.now
+    counted = Progress(generation=2, step=7, at=now, first_step=1, first_at=now, counted=True)
+    assert told.hear(counted) == "training; every rank has made 7 steps since the last launch"
+    parted = Progress(generation=2, step=7, at=now, first_step=1, first_at=now, counted=True, parted=True)
+    assert told.hear(parted).endswith("or its script has returned, after 7 steps since the last launch")
+
+
 def test_each_phase_says_what_is_so() -> None:
     said = [(told.decider.view.phase, words) for told, words in lives()]
     killed = "rank 1 on b was killed by SIGKILL"

@@ -30,6 +30,7 @@ from holdfast.model.event import (
     Entry,
     Event,
     Limits,
+    LinksDown,
     LinksUp,
     MeshReport,
     Order,
@@ -251,6 +252,7 @@ PARSERS: dict[str, Callable[[Words, float, int], Event]] = {
         epoch=int(words.next()), alone_since=float(words.after("alone", "0"))
     ),
     "mesh": _mesh,
+    "cut": lambda words, now, generation: LinksDown(nodes=tuple(words.next().split(","))),
     "links": lambda words, now, generation: LinksUp(nodes=tuple(words.next().split(","))),
     "tick": lambda words, now, generation: Tick(),
 }

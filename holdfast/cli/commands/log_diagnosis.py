@@ -17,6 +17,7 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.run_flags.flag_values import parse_settings as pairs
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.config import ConfigError, Settings, load
+from holdfast.core.log_analysis.failure_catalog import UNKNOWN
 from holdfast.logs import catalog_files
 from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, diagnose_logs, open_log
 from holdfast.logs.user_rows import past_cases_path
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> int:
     except OSError as e:
         print(f"holdfast diagnose: cannot read {e.filename or 'a log'}: {e.strerror}", file=sys.stderr)
         return 2
-    nothing = not found.confidence
+    nothing = not found.confidence and not found.verdict
     if args.json:
         print(encode_diagnosis(found))
     elif nothing:
@@ -178,6 +179,13 @@ def _action_text(found: Diagnosis) -> str:
     return f"{text.removesuffix(_AGAIN)}; the job has gone on since" if found.went_on else text
 
 
+def _class_text(found: Diagnosis) -> str:
+    """Return the class, and how sure that is. What the run found is so, though nobody may have said why."""
+    if found.verdict and found.klass == UNKNOWN:
+        return "nobody said why"
+    return f"{found.title}: {found.klass}" if found.verdict else f"{found.klass}, {found.confidence:.0%} sure"
+
+
 def print_diagnosis(found: Diagnosis) -> None:
     from rich.console import Group  # a sixth of this command's time, for which --json need not wait
     from rich.table import Table
@@ -185,8 +193,9 @@ def print_diagnosis(found: Diagnosis) -> None:
 
     from holdfast.cli.terminal.command_output import make_output
 
-    sure = f"  ({found.klass}, {found.confidence:.0%} sure)"
-    head = Text.assemble((found.title or found.klass, "bold red"), (sure, "dim"))
+    head = Text.assemble(
+        (found.verdict or found.title or found.klass, "bold red"), (f"  ({_class_text(found)})", "dim")
+    )
     facts = Table.grid(padding=(0, 2))
     who = f"rank {found.root_rank}" if found.root_rank is not None else ""
     for name, value in (
@@ -194,7 +203,7 @@ def print_diagnosis(found: Diagnosis) -> None:
         ("what to do", f"{found.action}: {_action_text(found)}"),
         ("", found.hint),
         ("failed first", " ".join(filter(None, (who, found.node and f"on {found.node}", found.origin)))),
-        ("why", found.explanation),
+        ("why", found.explanation.removeprefix(f"The run found: {found.verdict}.").strip()),
     ):
         if value:
             facts.add_row(Text(name, style="dim"), Text(value))

@@ -96,7 +96,8 @@ def _run_state(run_dir: Path) -> tuple[str, str]:
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return "ended", f" with code {run_and_node_specs.read_json(run_dir / 'exit.json', RunEnd).code}"
     if run_liveness.is_front_alive(run_dir):
-        return "alive", ", but it has no controller now"
+        starting = run_liveness.is_starting(run_dir)
+        return ("starting", "") if starting else ("alive", ", but it has no controller now")
     nodes = run_liveness.find_live_nodes(run_dir)
     if run_liveness.is_joined_node(run_dir):
         return "alive" if nodes else "left", ": a node of a job whose controller is on another host"

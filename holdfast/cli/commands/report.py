@@ -34,6 +34,7 @@ from holdfast.core.incident.incident_text import (
     is_fresh_start,
     lost_steps,
     start_up_s,
+    stop_phases_s,
     why_from_zero,
 )
 from holdfast.core.record.job_account import START_AND_END, TimeUse, UnwatchedTime
@@ -225,15 +226,18 @@ def _start_text(bill: Bill, cause: str) -> str:
     return f" ({_row_text(bill.others[cause])})" if cause == START_AND_END else ""
 
 
-def _row_text(row: Row, parts: dict[str, float] | None = None) -> str:
-    """Return the uses of a row, and of what parts its start-up consists if there are several."""
-    start_s = row.get(TimeUse.START_UP, 0.0)
-    known = parts is not None and len(parts) > 1 and abs(sum(parts.values()) - start_s) < _ALIKE_S
-    shared = share_tenths(parts, start_s) if parts and known else {}
-    detail = f" = {' + '.join(f'{name} {seconds:.1f}' for name, seconds in shared.items())}" if shared else ""
+def _row_text(row: Row, record: Record | Change | None = None) -> str:
+    """Return the uses of a row, and of what phases its stop and its start-up consist if there are several."""
+    parts = {TimeUse.STOP: stop_phases_s(record), TimeUse.START_UP: start_up_s(record)} if record else {}
     hidden = (TimeUse.REDO, TimeUse.DIAGNOSE) if row.get(TimeUse.DIAGNOSE) == 0.0 else (TimeUse.REDO,)
     said = {use: f"{use.value} {seconds:.1f}" for use, seconds in row.items() if use not in hidden}
-    return ", ".join(f"{text}{detail if use is TimeUse.START_UP else ''}" for use, text in said.items())
+    return ", ".join(f"{text}{_detail_text(row[use], parts.get(use, {}))}" for use, text in said.items())
+
+
+def _detail_text(seconds: float, parts: dict[str, float]) -> str:
+    if len(parts) < 2 or abs(sum(parts.values()) - seconds) >= _ALIKE_S:
+        return ""
+    return f" = {' + '.join(f'{name} {part_s:.1f}' for name, part_s in share_tenths(parts, seconds).items())}"
 
 
 def _unwatched_text(time: UnwatchedTime) -> str:
@@ -303,7 +307,7 @@ def _lost_text(record: Record | Change, row: Row, redone: int | None) -> str:
     """Return what the console said was lost, seconds without a step and steps, and how long the steps took again."""
     redo_s = row.get(TimeUse.REDO, 0.0)
     took = f" in {redo_s:.1f} s" if redo_s else ""
-    shown = f" ({_row_text(row, start_up_s(record))})" if row else ""
+    shown = f" ({_row_text(row, record)})" if row else ""
     return f"{sum(row.values()) - redo_s:.1f} s{shown}{_redone_text(redone, lost_steps(record), took)}"
 
 

@@ -1,6 +1,7 @@
 """Requests from the command line to a run's controller."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,18 @@ from holdfast.cli.run_dirs import run_directory, run_liveness
 from holdfast.wire import controller_request
 from holdfast.wire.controller_request import ControllerClosing, ControllerNotRunning, NotAController
 
+_START_S = 5.0  # a controller is there a second or two after its front
+_LOOK_S = 0.1
+
 
 def ask_controller(
     run_dir: Path, path: str, body: dict[str, Any] | None = None, wait_s: float = controller_request.WAIT_S
 ) -> Any:
-    """Send a request and return the decoded JSON answer; ControllerNotRunning if there is no controller."""
+    """Send a request and return the decoded JSON answer; ControllerNotRunning if there is no controller. A run that
+    is starting gets a moment to have one."""
+    until = time.monotonic() + _START_S
+    while run_liveness.is_starting(run_dir) and time.monotonic() < until:
+        time.sleep(_LOOK_S)
     if run_directory.find_controller(run_dir) is None:
         raise ControllerNotRunning(f"the run in {run_dir} {run_liveness.ending_text(run_dir)}")
     try:

@@ -14,7 +14,7 @@ from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, open_log
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Entry, Phase, Progress
-from holdfast.model.incident_record import Record
+from holdfast.model.incident_record import Record, Remedy
 
 _BEFORE_S = 60.0  # the kernel may have told of a kill so long before ranks were seen to end
 
@@ -39,13 +39,16 @@ def read_failed_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
     events = [entry.event for entry in entries]
     crashes = [event for event in events if isinstance(event, Alarm) and event.kind is Kind.CRASH]
     generation = max((alarm.generation for alarm in crashes), default=-1)
-    opened = [entry for entry in entries if isinstance(entry.event, Alarm) and entry.decision.phase is Phase.STOPPING]
-    later = any(isinstance(entry.event, Alarm) and entry.event.generation > generation for entry in opened)
+    stops = (entry.event for entry in entries if entry.decision.phase is Phase.STOPPING)
+    opened = [event.generation for event in stops if isinstance(event, Alarm)]
+    later = max(opened, default=-1) > generation
     record = None if later else _find_record(entries, generation)
     silent = record and not any(set(record.ranks) & set(a.ranks) for a in crashes if a.generation == generation)
     if later or silent or (record and record.kind != Kind.CRASH):  # no rank wrote down what the run found
-        text = _write_console(entries)
-        return [RankLog(open=lambda: io.BytesIO(text.encode()))], ProcessEnds()
+        text, newest = _write_console(entries), _newest_record(entries) if later else record
+        went_on = newest is not None and newest.verdict.remedy is not Remedy.GIVE_UP
+        ends = ProcessEnds(verdict=newest.cause if newest else "", went_on=went_on)
+        return [RankLog(open=lambda: io.BytesIO(text.encode()))], ends
     if not crashes:
         raise UsageError(f"no rank of {run_dir} has failed; holdfast report shows what happened")
     first = record.ranks if record and record.klass not in ECHOES else ()
@@ -68,9 +71,18 @@ def read_failed_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
 
 
 def _find_record(entries: Sequence[Entry], generation: int) -> Record | None:
-    """Return the record of the incident that ended this generation; None if it is not closed, or there is none."""
+    """Return the record of the incident that ended this generation; None if it is not closed, or there is none. An
+    incident of several failures has ended as many generations."""
     closed = [entry.decision.closed for entry in entries if entry.decision.closed]
-    return next((record for record in reversed(closed) if record.generation == generation), None)
+    return next((one for one in reversed(closed) if 0 <= generation - one.generation < max(1, one.failures)), None)
+
+
+def _newest_record(entries: Sequence[Entry]) -> Record | None:
+    """Return the record of the newest incident; None if that is not closed."""
+    for entry in reversed(entries):
+        if entry.decision.closed or (isinstance(entry.event, Alarm) and entry.decision.phase is Phase.STOPPING):
+            return entry.decision.closed
+    return None
 
 
 def _write_console(entries: Sequence[Entry]) -> str:

@@ -16,6 +16,13 @@ def is_front_alive(run_dir: Path) -> bool:
     return process_attributes.is_note_writer_alive(run_dir / run_directory.STDIN)
 
 
+def is_starting(run_dir: Path) -> bool:
+    """Return whether the run's `holdfast run` is alive and its first controller has yet to come: that writes down its
+    address, and then the plan of each launch."""
+    marks = ("controller.json", "plan.json", "exit.json")
+    return is_front_alive(run_dir) and not any((run_dir / mark).exists() for mark in marks)
+
+
 def find_live_nodes(run_dir: Path) -> list[str]:
     """Return the nodes of a run that have processes on this host. Their ranks may still train."""
     from holdfast.fleet.local_process_fleet import node_processes  # which only runs without a controller need
@@ -46,6 +53,8 @@ def ending_text(run_dir: Path) -> str:
 def _absence_text(run_dir: Path) -> str:
     if is_joined_node(run_dir):
         return "is a node of a job whose controller is on another host"
+    if is_starting(run_dir):
+        return "is starting, and its controller is not there yet"
     if is_front_alive(run_dir):
         return "has no controller now, but its front, holdfast run, is alive"
     if not (run_dir / "journal.db").exists():

@@ -23,6 +23,7 @@ from holdfast.model.event import (
     Decision,
     Ended,
     Event,
+    LinksDown,
     LinksUp,
     MeshReport,
     Order,
@@ -62,7 +63,7 @@ def _look_after_standbys(state: JobState, now: float) -> None:
         leaving = len(nodes.out) + len(state.requests.draining)  # each needs somebody in its place
         state.emit(*standbys.request_missing(len(nodes.seats) - leaving))
     if state.phase in (Phase.TRAINING, Phase.WAITING):
-        state.emit(*standbys.examine_evicted())
+        state.emit(*standbys.examine_evicted(state.links.nodes))
     if state.phase is Phase.TRAINING:
         state.emit(*standbys.recheck_due(now))
 
@@ -110,6 +111,8 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
             return launching.tell_alarm(state, event)
         case _, Alarm(signature=signature) if signature == SWITCH:
             return link_outage.on_links_lost(state, now, event)
+        case _, LinksDown():
+            return link_outage.on_links_down(state, event)
         case _, LinksUp():
             return link_outage.on_links_up(state, now, event)
         case _, Alarm(kind=Kind.SLOW) if why := incident_course.tolerates_slowness(state, now, event):
@@ -144,7 +147,7 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
         case Phase.PAUSING, Outcome(action=id) if id == state.awaited:
             return planned_restart.on_paused(state, now, event)
         case Phase.STOPPING, Alarm():
-            return incident_course.on_more_alarms(state, event)
+            return incident_course.on_more_alarms(state, now, event)
         case Phase.STOPPING, Outcome(action=id) if id == state.awaited:
             return incident_course.on_stopped(state, now, event)
         case Phase.PROBING, Alarm():

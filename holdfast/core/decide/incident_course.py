@@ -102,9 +102,9 @@ def tolerates_slowness(state: JobState, now: float, alarm: Alarm) -> str:
     return "it was as slow on another node" if case.follows_the_rank else "no standby may replace it"
 
 
-def on_more_alarms(state: JobState, alarm: Alarm) -> str:
+def on_more_alarms(state: JobState, now: float, alarm: Alarm) -> str:
     incident = state.current_incident
-    incident.add_alarm(alarm)
+    incident.on_more(now, alarm)
     if is_node_loss(alarm):  # a node that is back may tell late how its ranks ended, and is there all the same
         state.nodes.forget_returned(alarm.suspects)
     return f"incident {incident.number}: noted while stopping: {incident_text.describe_cause(alarm)}"

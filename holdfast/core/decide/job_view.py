@@ -158,7 +158,7 @@ class JobView:
 
     @property
     def without_links(self) -> frozenset[str]:
-        """The nodes that have lost their links together with others, and are waited for."""
+        """The nodes whose links are down, as far as the decider was told."""
         return frozenset(self._state.links.nodes)
 
     def may_return(self, node: str) -> bool:

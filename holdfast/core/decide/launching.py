@@ -102,7 +102,7 @@ def evict_nodes(
     at_once = len(leaving) > 1 and set(leaving) <= set(silent)  # one cause took them: a switch, or power
     state.failures.count_evictions(now, 1 if at_once else len(leaving))
     state.requests.on_nodes_left(tuple(leaving))
-    state.links.forget_nodes(leaving)
+    state.links.forget_nodes(leaving, kept=state.nodes.standbys.suspects.keys())
     if state.interruption:
         state.interruption.evicted += tuple(leaving)
     return f"evicted {', '.join(leaving)}"
@@ -210,6 +210,7 @@ def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> s
     before, admitted = state.nodes.seated, state.nodes.take_seats(seats)
     if state.interruption:
         state.interruption.admitted += admitted
+        state.interruption.ordered_at = now
     guess = state.verdict is not None and state.verdict.guess
     moved = state.generation > 0 and before != state.nodes.seated
     old = state.releases.running.number
@@ -287,7 +288,8 @@ def on_stall_over(state: JobState, named: Alarm, event: Progress) -> None:
         return
     state.stood_since = named.at
     who = f"rank {', '.join(map(str, named.ranks))}" if named.ranks else "the job"
-    state.emit(Say(text=f"{who} went on after {event.at - state.stood_since:.0f} s, at step {event.step}"))
+    place = incident_text.describe_place(event.step, counted=event.counted)
+    state.emit(Say(text=f"{who} went on after {event.at - state.stood_since:.0f} s, {place}"))
 
 
 def on_node_ended(state: JobState, now: float, event: Ended) -> str:

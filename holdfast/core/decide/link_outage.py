@@ -4,7 +4,7 @@ from holdfast.core.decide import incident_course, launching
 from holdfast.core.decide.job_state import JobState
 from holdfast.model.action import Say
 from holdfast.model.alarm import Alarm
-from holdfast.model.event import LinksUp, Phase
+from holdfast.model.event import LinksDown, LinksUp, Phase
 
 
 def on_links_lost(state: JobState, now: float, alarm: Alarm) -> str:
@@ -19,6 +19,11 @@ def on_links_lost(state: JobState, now: float, alarm: Alarm) -> str:
         return f"incident {state.current_incident.number}: noted while stopping: {alarm.reason}"
     state.emit(Say(text=alarm.reason))
     return f"{alarm.reason}; {launching.launch_or_wait(state, now)}" if state.phase is Phase.WAITING else alarm.reason
+
+
+def on_links_down(state: JobState, event: LinksDown) -> str:
+    """Note which nodes must not be admitted. A seated node keeps its seat until an alarm proves that it must go."""
+    return f"a link of {', '.join(lost)} is down" if (lost := state.links.on_lost(event.nodes)) else ""
 
 
 def on_links_up(state: JobState, now: float, event: LinksUp) -> str:

@@ -1,4 +1,4 @@
-"""The wait for links that several machines have lost together, as part of the job's state."""
+"""Links that are down, and the wait for those that several machines have lost together, as part of the job's state."""
 
 from collections.abc import Iterable, Set
 
@@ -6,42 +6,52 @@ _REST_S = 90.0  # once some links are back the others have so long: machines rea
 
 
 class LostLinks:
-    """The nodes whose links are down because of a switch, and until when the job waits for them."""
+    """The nodes whose links are down; and of these, whom the job waits for because of a switch, and until when."""
 
     def __init__(self) -> None:
         self.nodes: set[str] = set()
+        self._awaited: set[str] = set()
         self.until = 0.0  # 0: nothing is waited for
 
+    def on_lost(self, nodes: Iterable[str]) -> list[str]:
+        """Take in that links are down. Return of which nodes that is news."""
+        lost = sorted(set(nodes) - self.nodes)
+        self.nodes.update(lost)
+        return lost
+
     def begin_wait(self, now: float, nodes: Iterable[str], wait_s: float) -> None:
-        self.nodes.update(nodes)
-        if self.nodes:
+        self._awaited.update(nodes)
+        self.nodes |= self._awaited
+        if self._awaited:
             self.until = self.until or now + wait_s
 
     def on_back(self, now: float, nodes: Iterable[str]) -> list[str]:
         """Take in that links are up again. Return of which nodes that is news."""
         back = sorted(self.nodes.intersection(nodes))
-        if back:
+        if self._awaited.intersection(back):
             self.until = min(self.until, now + _REST_S)
         self.forget_nodes(back)
         return back
 
-    def forget_nodes(self, nodes: Iterable[str]) -> None:
-        """Stop waiting for nodes that are back or have left."""
-        self.nodes.difference_update(nodes)
-        if not self.nodes:
+    def forget_nodes(self, nodes: Iterable[str], kept: Set[str] = frozenset()) -> None:
+        """Stop waiting for nodes that are back or have left. Those `kept` beside the job still have no link."""
+        gone = set(nodes)
+        self._awaited -= gone
+        self.nodes -= gone - kept
+        if not self._awaited:
             self.until = 0.0
 
     def blocks_launch(self, now: float, active: Set[str]) -> bool:
         """Return whether a node that is to get ranks has no link yet, and there is still time for it."""
-        return now < self.until and not self.nodes.isdisjoint(active)
+        return now < self.until and not self._awaited.isdisjoint(active)
 
     def take_late(self, now: float) -> set[str]:
         """Return the nodes whose links have not come back in time, and wait for them no longer."""
         if not self.until or now < self.until:
             return set()
-        late, self.nodes, self.until = self.nodes, set(), 0.0
+        late, self._awaited, self.until = self._awaited, set(), 0.0
         return late
 
     def describe_wait(self, now: float, active: Set[str]) -> str:
-        where = ", ".join(sorted(self.nodes & active))
+        where = ", ".join(sorted(self._awaited & active))
         return f"waiting for the links of {where}, for another {self.until - now:.0f} s at most"

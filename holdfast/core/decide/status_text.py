@@ -10,6 +10,8 @@ from holdfast.model.event import Phase
 def tell_present(state: JobState, now: float, step: int, ending: str) -> str:
     """Return one line on what the job is doing now, from its state alone: the last decision may be hours old."""
     generation, why = state.generation, _interruption_text(state)
+    counted = state.progress is not None and state.progress.counted
+    made = f"{incident_text.count_steps(step)} since the last launch" if counted else f"step {step}"
     match state.phase:
         case Phase.NEW:
             return "the job has not begun"
@@ -21,9 +23,9 @@ def tell_present(state: JobState, now: float, step: int, ending: str) -> str:
         case Phase.STARTING:
             return f"the ranks of generation {generation} run; no step was seen yet{why}"
         case Phase.TRAINING if state.progress and state.progress.parted:
-            return f"ending: every rank has left its process group, or its script has returned, after step {step}"
+            return f"ending: every rank has left its process group, or its script has returned, after {made}"
         case Phase.TRAINING:
-            return f"training; every rank has made step {step}{_named_ranks(state, now)}"
+            return f"training; every rank has made {made}{_named_ranks(state, now)}"
         case Phase.STOPPING:
             return f"all ranks are being stopped{why}"
         case Phase.PROBING:

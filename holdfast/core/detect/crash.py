@@ -22,10 +22,11 @@ _ITS_OWN, _SCRIPT = "SystemExit", "script"  # nobody but the script itself raise
 
 
 def alarm_of(exit: Exit, catalog: FailureCatalog) -> Alarm:
-    heard = (*(() if exit.code in _MUTE else exit.words), *((exit.latched,) if exit.latched else ()))
+    whole = _whole_failure(exit)
+    heard = (*(() if exit.code in _MUTE else exit.words), *((whole,) if whole else ()))
     lines = parse_lines(sift_log("\n".join(heard).encode("utf-8", "replace"), catalog), 0, exit.rank)
     found = classify_failure(_case(exit, lines), catalog)
-    return _make_alarm(exit, found, _whole_failure(exit) or _last_exception(lines))
+    return _make_alarm(exit, found, whole or _last_exception(lines))
 
 
 def alarm_without_words(exit: Exit, catalog: FailureCatalog) -> Alarm:

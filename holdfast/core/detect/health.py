@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter, SlidingSum, cap_stance
+from holdfast.core.incident.incident_text import advice_clause
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Gauge, Strain, StrainKind
 
@@ -106,7 +107,7 @@ class HealthDetector:
             suspects=suspects,
             klass=row.klass,
             group=row.group,
-            reason=f"{said}; {row.hint}" if row.hint else said,
+            reason=f"{said}{advice_clause(row.hint)}",
             signature=f"{gauge.name} {gauge.of}",
             evidence=(f"{gauge.name} of {gauge.of} reads {gauge.value:g}",),
             stance=stance,

@@ -1,5 +1,6 @@
 """The job's progress, computed from the beats of its nodes; the slowest node determines the job's step."""
 
+from collections import deque
 from collections.abc import Iterable
 
 import msgspec
@@ -9,6 +10,8 @@ from holdfast.model.event import WARM_STEPS, Progress
 from holdfast.model.job_and_seats import Dims
 from holdfast.model.observation import Beat
 
+_APART_S = 1.0  # a node that is behind where another was so long before does not step together with it
+_FRONT, _FRONT_S = 16, 0.25  # of the furthest steps so many are known, so far apart
 _UNSPLIT = REPLICAS | {"cp"}  # parallel dimensions in which every rank knows the size of the whole model
 
 
@@ -47,6 +50,8 @@ class JobPace:
         self._behind: set[str] = set()  # nodes that redo what was done before
         self._warming: set[str] = set()  # nodes in their first steps; pace is measured from their end on
         self._silent: set[str] = set()  # nodes whose last word may be older than their last step
+        self._front: deque[tuple[float, int]] = deque(maxlen=_FRONT)  # when nodes first made which furthest steps
+        self._apart: set[str] = set()  # nodes that were behind others at their last beat: not all step together
         self._said_at = 0.0
         self._said_step = -1
         self._said_parted = False
@@ -58,19 +63,22 @@ class JobPace:
     def on_launch(self, generation: int, nodes: tuple[str, ...]) -> None:
         self.generation = generation
         self._beats, self._missing, self._behind, self._warming = {}, set(nodes), set(nodes), set(nodes)
-        self._silent = set()
+        self._silent, self._apart = set(), set()
+        self._front.clear()
         self._said_at, self._said_step, self._said_parted = 0.0, -1, False
 
     def on_silence(self, nodes: Iterable[str]) -> None:
         """From now on, take the job's step from the other nodes: ranks step together, and only those tell their last
-        step. If no node is left, the last word of each counts."""
-        self._silent |= self._beats.keys() & set(nodes)
+        step. A node that was behind the others made no more steps than it told, as far as anybody knows. If no node is
+        left, the last word of each counts."""
+        self._silent |= (self._beats.keys() & set(nodes)) - self._apart
 
     def on_beat(self, now: float, beat: Beat) -> Progress | None:
         if beat.generation != self.generation or beat.step < 0:
             return None
         first, redoing, warming = bool(self._missing), bool(self._behind), bool(self._warming)
         self._beats[beat.node] = beat
+        self._compare_with_front(beat)
         self._silent.discard(beat.node)
         self._missing.discard(beat.node)
         if beat.step + max(0, beat.origin) >= self.best:
@@ -84,6 +92,14 @@ class JobPace:
         if first or caught_up or steady or turned or now >= self._said_at + self.limits.progress_s:
             return self.flush_progress(now)
         return None
+
+    def _compare_with_front(self, beat: Beat) -> None:
+        """Note whether a node is behind where another one was a while before."""
+        front = self._front
+        if not front or (beat.step > front[-1][1] and beat.at >= front[-1][0] + _FRONT_S):
+            front.append((beat.at, beat.step))
+        before = max((step for at, step in front if at <= beat.at - _APART_S), default=-1)
+        (self._apart.add if before > beat.step + 1 else self._apart.discard)(beat.node)
 
     @property
     def step(self) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter, SlidingSum, cap_stance
+from holdfast.core.incident.incident_text import advice_clause
 from holdfast.core.log_analysis.regex_line_budget import CHARS, allowed_chars
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Line
@@ -107,7 +108,7 @@ class LineDetector:
             ranks=(rank,) if rank >= 0 else (),
             klass=row.klass,
             group=row.group,
-            reason=f"{said}; {row.hint}" if row.hint else said,
+            reason=f"{said}{advice_clause(row.hint)}",
             signature=f"{row.klass} {said}" if row.owner != "rank" else row.klass,
             evidence=(line.text[:_EVIDENCE_CHARS],),
             stance=cap_stance(cap_stance(row.stance, most), self.limits.stance),

@@ -224,7 +224,7 @@ def alarm_of(
         suspects=(node,),
         ranks=(told.rank,),
         generation=told.generation,
-        reason=f"stands out at step {told.step}: {why}",
+        reason=f"stands out at step {told.step}{'' if told.numbered else ' after the launch'}: {why}",
         signature=f"spike {rules[0][0]}" + (f" {told.rank}" if rules[0][0] is SpikeRule.OWN_TIMES else ""),
         evidence=tuple(rule.value for rule, _ in rules),
         stance=stance,

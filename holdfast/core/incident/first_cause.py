@@ -32,9 +32,11 @@ def first_cause(alarms: list[Alarm]) -> Alarm:
     """Return the earliest alarm that is not an echo of another one.
 
     Neighbours of a vanished node report closed connections before the silence detector reports the node. The gauges of
-    a bad machine are read only after its ranks fail. So the kind of an alarm counts before its time.
+    a bad machine are read only after its ranks fail. So the kind of an alarm counts before its time. A rank whose
+    collective timed out closes its connections, and a peer that loses them may end before it does.
     """
-    causes = [a for a in alarms if is_node_proof(a)] or [a for a in alarms if not is_echo(a)] or alarms
+    told = [a for a in alarms if not is_echo(a)] or [a for a in alarms if a.klass == TIMED_OUT] or alarms
+    causes = [a for a in alarms if is_node_proof(a)] or told
     first = min(causes, key=lambda a: (a.at, a.ranks))
     if first.kind in (Kind.LOSS, Kind.REDONE):  # the earliest step counts: by the next sum all others have it too
         first = min((a for a in causes if a.kind is first.kind), key=_spoilt_at)

@@ -15,9 +15,10 @@ ADVICE = (
     "the script has started from step 0 twice: have it save checkpoints and load the newest one when it starts, "
     "or let holdfast do both (holdfast.Checkpointer)"
 )
+WENT_ON = "while the others went on"  # of a rank that left, and whose cause names the step
 FAILED_START = "ended by an incident before its first step"  # of a planned restart
-_BEFORE_START_UP = ("detect", "last step", "stop", "probe", "held", "launch")
-_OPTIONAL = ("probe", "held", "last step")  # told of only if they took time
+_BEFORE_START_UP = ("detect", "silence", "last step", "stop", "probe", "held", "wait", "launch")
+_OPTIONAL = ("silence", "probe", "held", "wait", "last step")  # told of only if they took time
 SHOWN_S = 0.05  # which is more than nothing in tenths
 _TOLD = 0.7  # confidence from which a class is no guess
 _NAMED = 4  # of ranks or nodes that share a cause
@@ -93,9 +94,9 @@ def describe_lost_standby(alarm: Alarm) -> str:
     return "standby fell silent" if alarm.kind is Kind.SILENCE else f"standby {alarm.reason}"
 
 
-def incident_sentence(record: Record, *, names_step: bool = False) -> str:
-    """Return the sentence that sums up a closed incident. With `names_step`, the cause already names the step."""
-    return f"{_describe_recovery(record, names_step)}{describe_new_release(record)}"
+def incident_sentence(record: Record) -> str:
+    """Return the sentence that sums up a closed incident."""
+    return f"{_describe_recovery(record)}{describe_new_release(record)}"
 
 
 def describe_new_release(record: Record | Change) -> str:
@@ -107,12 +108,11 @@ def describe_new_release(record: Record | Change) -> str:
     return f"; release {record.brought_in} {came}"
 
 
-def _describe_recovery(record: Record, names_step: bool) -> str:
+def _describe_recovery(record: Record) -> str:
     again = (
         f", then failed {_count_times(record.failures - 1)} more before the next step" if record.failures > 1 else ""
     )
-    step = "" if names_step else describe_step(record)
-    text = f"{record.cause}{step}{again}; {_describe_remedy(record)}"
+    text = f"{record.cause}{describe_step(record)}{again}; {_describe_remedy(record)}"
     if record.verdict.remedy is Remedy.GIVE_UP:
         return text
     lost_s = record.resumed_at - record.good_at
@@ -181,11 +181,19 @@ def describe_step(record: Record) -> str:
     if record.untold:
         seen = f"the last step seen is {record.good_step}" if record.good_step >= 0 else "no step was seen"
         return f" ({seen}; ranks may have made more without a controller)"
-    if record.counted:
-        return f" {count_steps(record.good_step)} after its launch"
-    at = f" at step {record.good_step}"
-    named = f"{record.cause} ".find(f"{at} ") >= 0  # a hang says where it stood
-    return "" if named else at if record.good_step >= 0 else " before any step was seen"
+    at = f" {describe_place(record.good_step, counted=record.counted)}"
+    is_named = WENT_ON in record.cause or f"{at} " in f"{record.cause} "  # a hang says where it stood
+    return "" if is_named else at if record.good_step >= 0 else " before any step was seen"
+
+
+def advice_clause(hint: str) -> str:
+    """Return advice to end a sentence with: "; " and the hint without its capital and full stop; "" without a hint."""
+    return f"; {hint[0].lower() if hint[1:2].islower() else hint[0]}{hint[1:].removesuffix('.')}" if hint else ""
+
+
+def describe_place(step: int, *, counted: bool) -> str:
+    """Return where a job is: at a step, or so many steps after its launch if nobody knows their numbers."""
+    return f"{count_steps(step)} after its launch" if counted else f"at step {step}"
 
 
 def count_failures(records: Iterable[Record]) -> int:
@@ -203,14 +211,21 @@ def start_up_s(record: Record | Change) -> dict[str, float]:
     return {name: seconds for name, seconds in phases_s(record).items() if name not in _BEFORE_START_UP}
 
 
+def stop_phases_s(record: Record | Change) -> dict[str, float]:
+    """Return the seconds until a lost node counted as silent, though ranks were being stopped, and until all were."""
+    return {name: seconds for name, seconds in phases_s(record).items() if name in ("silence", "stop")}
+
+
 def phases_s(record: Record | Change) -> dict[str, float]:
     """Return the seconds of each phase from the last good step to the next one. Unreported phases are left out."""
     if isinstance(record, Record):
-        ends = {"detect": record.alarm_at, "stop": record.stopped_at, "probe": record.stopped_at + record.probed_s}
+        ends = {"detect": record.alarm_at, "silence": record.silent_at, "stop": record.stopped_at}
+        ends["probe"] = record.stopped_at + record.probed_s
     else:
         ends = {"last step": record.asked_at, "stop": record.stopped_at, "held": record.stopped_at + record.held_s}
     restored = "restore" if record.grouped_at else "imports and restore"
-    ends |= {"launch": record.launched_at, "imports and groups": record.grouped_at, restored: record.restored_at}
+    ends |= {"wait": record.ordered_at, "launch": record.launched_at}
+    ends |= {"imports and groups": record.grouped_at, restored: record.restored_at}
     if record.resumed_from is not None or record.resumed_at > record.launched_at:  # else its ranks make no steps
         ends["first step"] = record.resumed_at
     found: dict[str, float] = {}
@@ -218,14 +233,15 @@ def phases_s(record: Record | Change) -> dict[str, float]:
     for name, end_at in ends.items():
         untold = name in ("imports and groups", restored) and not end_at
         end_at = min(max(end_at, at), record.resumed_at)  # ranks may be further than the news of their launch
-        least_s = SHOWN_S if name == "probe" else 0.0  # a replay that is refused takes next to nothing
+        least_s = SHOWN_S if name in ("silence", "probe", "wait") else 0.0  # such as a replay that is refused
         if not untold and (end_at > at + least_s or name not in _OPTIONAL):
             found[name] = found.get(name, 0.0) + end_at - at
             at = end_at
         if name == "detect" and isinstance(record, Record) and record.again_at > at:
             found |= record.earlier_s
             at = record.again_at
-    return found
+    order = [name for end in ends for name in ((end, "failed start") if end == "launch" else (end,))]
+    return {name: found[name] for name in order if name in found}
 
 
 def _describe_remedy(record: Record) -> str:

@@ -269,7 +269,7 @@ def _judge_start(case: IncidentCase) -> Verdict:
 
     A file may be missing only because another rank is still making it. If the user limits restarts, that limit applies.
     """
-    hint = f"; {case.cause.hint}" if case.cause.action == SETTING and case.cause.hint else ""
+    hint = incident_text.advice_clause(case.cause.hint) if case.cause.action == SETTING else ""
     if case.is_certain:
         return _give_up(f"the script failed before any step was seen; a restart would fail the same way{hint}")
     if case.past and case.max_restarts is None:
@@ -311,10 +311,10 @@ def _judge_setting(case: IncidentCase) -> Verdict:
     """
     if case.is_capped:
         return _restarts_used_up(case)
-    hint, often = case.cause.hint, len(case.recent_failures) >= case.attempts
+    hint, often = incident_text.advice_clause(case.cause.hint), len(case.recent_failures) >= case.attempts
     if case.is_no_further or case.is_stuck or (often and not case.is_worth_it):
-        return _give_up("same failure again without progress" + (f"; {hint}" if hint else ""))
-    told = f" ({hint.rstrip('.')})" if hint and case.recent_failures else ""
+        return _give_up(f"same failure again without progress{hint}")
+    told = f" ({hint.removeprefix('; ')})" if hint and case.recent_failures else ""
     return Verdict(remedy=Remedy.RESTART, reason=f"no node is to blame: restarted in place{told}")
 
 

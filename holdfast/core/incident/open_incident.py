@@ -43,6 +43,8 @@ class Incident(msgspec.Struct, kw_only=True):
     probed_s: float = 0.0
     lost: dict[str, Alarm] = {}  # nodes that fell silent or were found bad by others while nodes were tried
     found: dict[str, str] = {}  # machines that the probe or the replay of this round found bad
+    silent_at: float = 0.0  # as in Record, of this round
+    ordered_at: float = 0.0
     launched_at: float = 0.0
     disks: int = 0  # that the newest launch reads states from
     evicted: tuple[str, ...] = ()
@@ -90,18 +92,26 @@ class Incident(msgspec.Struct, kw_only=True):
     def next_round(self, now: float) -> None:
         """Start a new round, because the job failed again before it made a step."""
         probed = {"probe": self.stopped_at + self.probed_s} if self.probed_s > incident_text.SHOWN_S else {}
-        ends = {"stop": self.stopped_at, **probed, "launch": self.launched_at or now, "failed start": now}
+        ends = {"silence": self.silent_at, "stop": self.stopped_at, **probed, "wait": self.ordered_at or now}
+        ends |= {"launch": self.launched_at or now, "failed start": now}
         at = self.again_at or self.opened_at
         for name, end_at in ends.items():
             end_at = min(max(end_at, at), now)
             if end_at > at:
                 self.earlier_s = self.earlier_s | {name: self.earlier_s.get(name, 0.0) + end_at - at}
                 at = end_at
-        self.again_at, self.stopped_at, self.probed_s, self.launched_at = now, now, 0.0, 0.0
+        self.again_at, self.stopped_at, self.probed_s = now, now, 0.0
+        self.silent_at, self.ordered_at, self.launched_at = 0.0, 0.0, 0.0
         self.dropped += len(self.alarms) - 1
         self.alarms.clear()
         self.found = {}
         self.judged = False
+
+    def on_more(self, now: float, alarm: Alarm) -> None:
+        """Take in an alarm that comes while ranks are being stopped."""
+        self.add_alarm(alarm)
+        if alarm.kind is Kind.SILENCE:
+            self.silent_at = self.silent_at or now
 
     def on_timeout(self, named: Alarm | None) -> None:
         """Add the alarm that named the rank others waited for, if a collective timed out and all alarms are echoes."""
@@ -117,7 +127,8 @@ class Incident(msgspec.Struct, kw_only=True):
         here = tuple(rank for rank in ranks if rank in nodes)
         if not here or len(here) == len(nodes):
             return
-        when = f"after step {self.good_step}" if self.good_step >= 0 else "before any step was seen"
+        made = incident_text.describe_place(self.good_step, counted=self.counted).replace("at step", "after step")
+        when = made if self.good_step >= 0 else "before any step was seen"
         departure = Alarm(
             kind=Kind.CRASH,
             at=min(alarm.at for alarm in self.alarms),
@@ -128,7 +139,7 @@ class Incident(msgspec.Struct, kw_only=True):
             group="script",
             action="rollback_or_fix_code",
             confidence=1.0,
-            reason=f"left {when} while the others went on",
+            reason=f"left {when} {incident_text.WENT_ON}",
             hint="Have every rank make as many steps: even out the data, or use torch's join().",
             signature=f"departed {here}",
         )
@@ -230,12 +241,12 @@ class Incident(msgspec.Struct, kw_only=True):
             made_step=self.made_step,
             again_at=self.again_at,
             earlier_s=self.earlier_s,
+            silent_at=self.silent_at if self.alarms[0].kind is Kind.SILENCE else 0.0,
+            ordered_at=self.ordered_at,
             skipped=self.skipped,
             disks=self.disks,
         )
-        return msgspec.structs.replace(
-            record, sentence=incident_text.incident_sentence(record, names_step=cause in self.departures)
-        )
+        return msgspec.structs.replace(record, sentence=incident_text.incident_sentence(record))
 
 
 def open_incident(now: float, number: int, generation: int, good: Progress | None, alarm: Alarm) -> Incident:

@@ -150,13 +150,14 @@ class Standbys:
         self.suspects[node] = generation
         return ()
 
-    def examine_evicted(self) -> tuple[Probe, ...]:
-        """Return probes that examine the evicted nodes, now that the job no longer waits for a recovery."""
+    def examine_evicted(self, without_links: Set[str]) -> tuple[Probe, ...]:
+        """Return probes that examine the evicted nodes, now that the job no longer waits for a recovery. A node whose
+        link is down is examined once the link is up, since its probes alone do not use the link."""
         actions = []
-        for node, generation in self.suspects.items():
+        for node in [node for node in self.suspects if node not in without_links]:
+            generation = self.suspects.pop(node)
             actions.append(Probe(id=next(self._ids), generation=generation, nodes=(node,), level=EXAMINATION))
             self.examined[actions[-1].id] = node
-        self.suspects.clear()
         return tuple(actions)
 
     def on_examined(self, now: float, event: Outcome) -> tuple[str, tuple[Dismiss | Say, ...]]:

@@ -135,8 +135,9 @@ def _describe_pace(pace: ReleasePace) -> str:
         said.append(f"MFU {100 * pace.mfu:.1f} %{estimated}")
     elif pace.flops_s is not None:
         said.append(f"{pace.flops_s / 1e12:.3g} TFLOP/s{estimated}, MFU not known: set pace.peak_flops")
+    over = "1 steady step" if pace.steps == 1 else f"{pace.steps} steady steps"
     of = "1 rank" if pace.ranks == 1 else f"{pace.ranks} ranks"
-    return f"release {pace.release} makes {', '.join(said)}, measured over {pace.steps} steady steps on {of}"
+    return f"release {pace.release} makes {', '.join(said)}, measured over {over} on {of}"
 
 
 def _compare_newest(paces: tuple[ReleasePace, ...]) -> str:

@@ -103,10 +103,11 @@ class SlotWriter:
         self._write_record()
 
     def remember_first_step(self, step: int) -> None:
-        """Remember a counted first step but do not show it yet: the script may be about to report its own number."""
+        """Record a counted first step as the first, not as the newest: the script may be about to report its number."""
         self._first_step, self._first_at = step, monotonic()
         self._flags |= COUNTED
         self._pack_cold_part()
+        self._write_record()
 
     def resume_from(self, step: int) -> None:
         """Record the number of steps made before the first counted step; the next write shows it."""

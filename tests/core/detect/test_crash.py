@@ -143,3 +143,15 @@ def test_a_failure_is_told_whole_or_cut_between_words() -> None:
     long = ended(1, latched="ValueError: " + "word " * 60).reason
     assert long.endswith("word word ...)") and len(long) < 230
     assert ended(1, *trace, latched="KeyError: 'a'").reason == "exited with code 1 (KeyError: 'a')", "another one"
+
+
+def test_a_failure_that_was_cut_hides_nothing_of_what_the_log_says() -> None:
+    """A rank's slot holds the start of its failure, which alone may name no class: the log has all of it."""
+    place = "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out"
+    words = (
+        *(f"[rank3]: {line}" for line in TRACEBACK[:5]),
+        f"[rank3]: {place} waiting 4000ms for recv operation to complete",
+    )
+    alarm = ended(1, *words, latched=f"{place} waiting 4000ms ...")
+    assert (alarm.klass, alarm.signature) == ("nccl_timeout", "nccl_timeout 1 model.py:12")
+    assert alarm.reason.endswith("for recv operation to complete)")

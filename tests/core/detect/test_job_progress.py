@@ -196,6 +196,29 @@ def test_the_last_step_of_a_lost_node_is_the_one_that_the_others_tell() -> None:
     assert job.step == 20, "nobody is left who could tell"
 
 
+def test_a_lost_node_that_was_behind_the_others_keeps_its_own_step() -> None:
+    """Ranks that do not wait for each other go on without it: the job's step is what every rank has made."""
+    job = pace()
+    for second in range(1, 12):
+        job.on_beat(float(second), beat("a", 10 * second, float(second)))
+        if second <= 8:
+            job.on_beat(second + 0.1, beat("b", 5 * second, second + 0.1))
+    job.on_silence(("b",))
+    job.on_beat(12.0, beat("a", 120, 12.0))
+    assert job.step == 40
+
+
+def test_a_lost_node_that_trains_on_with_the_others_does_not_hold_them_back() -> None:
+    """Its agent alone was cut off: the others, who step together with it, tell how far all came."""
+    job = pace()
+    for second in range(1, 12):
+        job.on_beat(float(second), beat("a", 10 * second, float(second)))
+        if second <= 8:
+            job.on_beat(second + 0.9, beat("b", 10 * second + 8, second + 0.85))
+    job.on_silence(("b",))
+    assert job.step == 110
+
+
 def test_a_node_that_speaks_again_counts_again() -> None:
     job = pace()
     job.on_beat(1.0, beat("a", 20, 1.0))

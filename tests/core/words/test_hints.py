@@ -2,8 +2,10 @@
 
 import pytest
 
+from holdfast.core.incident.incident_text import advice_clause
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog
 from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
+from holdfast.logs import catalog_files
 from holdfast.model.diagnosis import Diagnosis
 from tests.core.words.knowing import CATALOG, ROWS, row, said
 
@@ -16,6 +18,7 @@ HINTED = FailureCatalog(
     ),
     tuple(CATALOG.classes.values()),
 )
+BUILT_IN = catalog_files.load_built_in()
 LIBRARY = "/opt/lib/python3.11/site-packages/deepspeed/runtime/engine.py"
 
 
@@ -80,3 +83,35 @@ def test_the_launcher_names_the_rank_of_what_nobody_explains() -> None:
     assert found(srun + "srun: error: r1: tasks 0-3,5-7: Terminated", None).root_rank == 4
     child = "[rank: 2] Child process with PID 8122 terminated with code 1. Forcefully terminating all other processes"
     assert found(child, None).root_rank == 2
+
+
+def test_advice_is_a_sentence_and_becomes_a_clause() -> None:
+    """Words of a diagnosis stand alone; those of gauges and of the kernel's lines follow what was read."""
+    sentences = {hint for klass in BUILT_IN.classes.values() if (hint := klass.hint)}
+    sentences |= {hint for row in BUILT_IN.rows if (hint := row.hint)}
+    assert len(sentences) > 40
+    assert [hint for hint in sentences if not hint[0].isupper() or not hint.endswith(".") or ".." in hint] == []
+    clauses = {hint for gauge in catalog_files.load_health() if (hint := gauge.hint)}
+    clauses |= {hint for line in catalog_files.load_lines().rows if (hint := line.hint)}
+    assert len(clauses) > 5 and [hint for hint in clauses if not hint[0].islower() or hint.endswith(".")] == []
+    for hint in sentences | clauses:
+        clause = advice_clause(hint)
+        assert clause.startswith("; ") and clause[2:] == clause[2:].strip() and not clause.endswith(".")
+        assert clause[2].islower() or not hint[1].islower(), hint
+    assert advice_clause("") == ""
+    assert advice_clause("NCCL_DEBUG=INFO tells more.") == "; NCCL_DEBUG=INFO tells more"
+
+
+@pytest.mark.parametrize(
+    ("what", "klass"),
+    [
+        ("could not convert string to float: 'a'", "python_exception"),
+        ("cannot reshape array of size 12 into shape (3,5)", "shape_dtype_device"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_no_damaged_file(what: str, klass: str) -> None:
+    """A script may raise these anywhere; only where a reader of files does, the file is damaged."""
+    reader = "/lib/numpy/lib/_npyio_impl.py"
+    places = [said(raised(f"ValueError: {what}", file)) for file in ("/w/train.py", reader)]
+    classes = [classify_failure(FailureEvidence(lines=lines, code=1), BUILT_IN).klass for lines in places]
+    assert classes == [klass, "data_corrupt"]

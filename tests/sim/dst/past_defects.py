@@ -36,9 +36,9 @@ def late_end_forgets_return(patch: Patch) -> None:
     """A node that is back while ranks are stopped counts as away again when it tells how its own ranks ended."""
     more_alarms = incident_course.on_more_alarms
 
-    def on_more_alarms(state: Any, alarm: Any) -> str:
+    def on_more_alarms(state: Any, now: float, alarm: Any) -> str:
         state.nodes.forget_returned(alarm.suspects)
-        return more_alarms(state, alarm)
+        return more_alarms(state, now, alarm)
 
     patch.setattr(incident_course, "on_more_alarms", on_more_alarms)
 
