@@ -43,6 +43,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     entered: int  # sequence number
     completed: int
     op: str = ""
+    ended_op: str = ""  # the operation of the newest completed; "": not known
     at: float = 0.0  # when it was entered, on the controller's clock
     expires_at: float = 0.0  # when the oldest that has not completed times out; 0: there is none, or nobody told
     started: int | None = None  # newest that has begun on the GPU; None: nobody tells, as with gloo

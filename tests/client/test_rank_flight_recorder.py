@@ -36,20 +36,21 @@ def memory() -> Iterator[mmap.mmap]:
 
 
 def test_the_newest_of_a_group() -> None:
-    assert newest_collective("0", [entry(4), entry(5)]) == ("0", 5, 5, "all_reduce", 1005.0, 0.0)
+    assert newest_collective("0", [entry(4), entry(5)]) == ("0", 5, 5, "all_reduce", "all_reduce", 1005.0, 0.0)
     assert newest_collective("0", [entry(4), entry(5, retired=False, op="nccl:_all_gather_base")])[:4] == (
         "0", 5, 4, "_all_gather_base",
     )  # fmt: skip
     assert newest_collective("0", [entry(3, retired=False), entry(4), entry(5, retired=False)])[1:3] == (5, 2)
+    assert newest_collective("0", [entry(4, op="gloo:broadcast"), entry(5, retired=False)])[4] == "broadcast"
 
 
 def test_when_the_oldest_open_collective_times_out() -> None:
     old, new = entry(4, retired=False) | {"timeout_ms": 60_000}, entry(5, retired=False) | {"timeout_ms": 30_000}
-    assert newest_collective("0", [old, new])[5] == 1005.0 + 30.0
-    assert newest_collective("0", [old, entry(5)])[5] == 1004.0 + 60.0
-    assert newest_collective("0", [entry(4), entry(5)])[5] == 0.0
-    assert newest_collective("0", [entry(4, retired=False)])[5] == 1004.0 + 1800.0, "gloo's, where it is not told"
-    assert newest_collective("0", [entry(4, retired=False, op="nccl:all_reduce")])[5] == 1004.0 + 600.0
+    assert newest_collective("0", [old, new])[6] == 1005.0 + 30.0
+    assert newest_collective("0", [old, entry(5)])[6] == 1004.0 + 60.0
+    assert newest_collective("0", [entry(4), entry(5)])[6] == 0.0
+    assert newest_collective("0", [entry(4, retired=False)])[6] == 1004.0 + 1800.0, "gloo's, where it is not told"
+    assert newest_collective("0", [entry(4, retired=False, op="nccl:all_reduce")])[6] == 1004.0 + 600.0
 
 
 @pytest.mark.parametrize("rate", [0.5, 2.0, 8.0, 50.0, 400.0])

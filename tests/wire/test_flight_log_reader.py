@@ -35,7 +35,7 @@ def memory() -> Iterator[mmap.mmap]:
 
 
 AT = flight_log_offset(2, 1)
-GROUP: GroupState = ("0", 6, 5, "all_reduce", 100.5, 700.5, (4, "broadcast", 100.25, 2.5))
+GROUP: GroupState = ("0", 6, 5, "all_reduce", "barrier", 100.5, 700.5, (4, "broadcast", 100.25, 2.5))
 
 
 def test_logs_lie_behind_the_slots_and_apart() -> None:
@@ -55,7 +55,9 @@ def test_what_is_told_is_read(memory: mmap.mmap) -> None:
     assert told is not None
     assert (told.generation, told.pid, told.at) == (3, os.getpid(), 111.0)
     assert (told.flight.node, told.flight.rank, told.flight.at) == ("n0", 7, 111.0)
-    expected = Collective(group="0", entered=6, completed=5, op="all_reduce", at=110.5, expires_at=710.5)
+    expected = Collective(
+        group="0", entered=6, completed=5, op="all_reduce", ended_op="barrier", at=110.5, expires_at=710.5
+    )
     expected = msgspec.structs.replace(expected, started=4, started_op="broadcast", unbegun_since=110.25, unbegun_s=2.5)
     assert told.flight.groups == (expected,)
     assert told.arrivals == (Arrival("0", 4, 110.0),)
@@ -67,7 +69,7 @@ def test_what_is_told_is_read(memory: mmap.mmap) -> None:
 def test_a_torn_record_shows_the_one_before(memory: mmap.mmap) -> None:
     log = FlightLog(memory, AT, generation=1, rank=0)
     for entered in (1, 2):
-        log.write_flight(1.0, [("0", entered, entered, "", 1.0, 0.0, None)], [])
+        log.write_flight(1.0, [("0", entered, entered, "", "", 1.0, 0.0, None)], [])
     newer = AT + TOLD_AT  # the second goes to the first half
     memory[newer + 30] ^= 0xFF
     told = flight_log_reader.read_flight(memory, AT, "n0")
@@ -86,7 +88,9 @@ def test_a_rank_may_write_anything(memory: mmap.mmap, body: bytes) -> None:
 
 def test_too_much_is_cut_the_oldest_first(memory: mmap.mmap) -> None:
     log = FlightLog(memory, AT, generation=1, rank=0)
-    groups: list[GroupState] = [(f"{n}" * 12, 1 << 60, 1 << 60, "x" * 48, 1e9 + n, 0.0, None) for n in range(200)]
+    groups: list[GroupState] = [
+        (f"{n}" * 12, 1 << 60, 1 << 60, "x" * 48, "x" * 48, 1e9 + n, 0.0, None) for n in range(200)
+    ]
     came: list[GroupArrival] = [("g" * 48, 1 << 60, 1e9 + n / 7) for n in range(5000)]
     log.write_flight(1.0, groups, came)
     told = flight_log_reader.read_flight(memory, AT, "n0")

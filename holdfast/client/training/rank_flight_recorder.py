@@ -106,11 +106,11 @@ class FlightRecorder:
         entries = self._sort_entries(dumps, names)
         statuses = {pg_id: status for dump in dumps for pg_id, status in dump.get("pg_status", {}).items()}
         for name in names.values():
-            self._groups.setdefault(name, (name, 0, 0, "", 0.0, 0.0, None))
-        for name, (_, entered, _, op, at, _, gpu) in self._groups.items():
+            self._groups.setdefault(name, (name, 0, 0, "", "", 0.0, 0.0, None))
+        for name, (_, entered, _, op, _, at, _, gpu) in self._groups.items():
             if name not in entries:
                 completed, gpu = idle_gpu(entered, op, gpu, self._find_status(statuses, name))
-                self._groups[name] = (name, entered, completed, op, at, 0.0, gpu)
+                self._groups[name] = (name, entered, completed, op, op if completed == entered else "", at, 0.0, gpu)
         timed = any(gpu.timed for gpu in self._gpus.values())
         for name, found in entries.items():
             status = self._find_status(statuses, name)
@@ -156,7 +156,7 @@ class FlightRecorder:
 
 def newest_collective(
     name: str, entries: list[Entry], status: PgStatus | None = None
-) -> tuple[str, int, int, str, float, float]:
+) -> tuple[str, int, int, str, str, float, float]:
     """Return a group's state: the last collective entered, and the last one up to which none is open."""
     last = max(entries, key=lambda e: (e["collective_seq_id"], e["record_id"]))
     still = [e for e in entries if not has_ended(e)]
@@ -167,6 +167,7 @@ def newest_collective(
         last["collective_seq_id"],
         completed,
         operation_name(last),
+        next((operation_name(e) for e in entries if e["collective_seq_id"] == completed), ""),
         last["time_created_ns"] / 1e9,
         expires_at,
     )

@@ -25,7 +25,13 @@ from holdfast.core.diagnose.stack_folding import (
     is_waiting_for_one,
     main_frames,
 )
-from holdfast.core.diagnose.wait_graph import MissingAtCollective, UnlikeMessage, WaitGraph, build_wait_graph
+from holdfast.core.diagnose.wait_graph import (
+    MissingAtCollective,
+    PassedCollective,
+    UnlikeMessage,
+    WaitGraph,
+    build_wait_graph,
+)
 from holdfast.core.snapshots.peer_placement import dense_mesh, parallel_groups
 from holdfast.model.job_and_seats import Dims, Seat
 from holdfast.model.stacks import Collective, Flight, Process, Trace
@@ -45,7 +51,7 @@ class BlockingRanks(msgspec.Struct, frozen=True, kw_only=True):
     wide: tuple[str, ...] = ()  # nodes of that group; without one, as `nodes`
     how: str = ""  # stopped, gone, silent, gpu, missing, crossed (wait for each other), apart (other place); "": nobody
     # Of crossed ranks: "circle" (of waits), "orders" (the few of a larger one that most wait for), "operations" (they
-    # differ under one number); "": unknown.
+    # differ under one number), "passed" (they have ended what most are still in); "": unknown.
     deadlock: str = ""
     reason: str = ""
     hard: bool = False  # stopped or gone, missing from a collective while outside of any, or a GPU that is surely stuck
@@ -243,10 +249,26 @@ def _by_waits(
     if crossed and (2 * len(crossed) <= waiting.told or len(crossed) == 2):
         reason = _describe_crossed(waiting, crossed, mains)
         return BlockingRanks(ranks=crossed, how="crossed", deadlock=deadlock, reason=reason)
+    if waiting.passed:
+        return _by_passing(waiting.passed[0])
     if waiting.unlike and not crossed:
         pair = (waiting.unlike[0].sent.source, waiting.unlike[0].sent.target)
         return BlockingRanks(ranks=tuple(sorted(pair)), how="crossed", reason=_describe_unlike(waiting.unlike[0]))
     return None
+
+
+def _by_passing(passed: PassedCollective) -> BlockingRanks:
+    """Return the ranks that ended a collective which most are still in. Two operations under one number cannot end."""
+    differs = passed.ended_op and passed.op and passed.ended_op != passed.op
+    verb = "has" if len(passed.ranks) == 1 else "have"
+    ended = f"{format_ranks(passed.ranks)} {verb} ended {passed.ended_op or 'collective'} {passed.seq}"
+    others = f"{len(passed.inside)} are in {passed.op or 'it'} under that number"
+    return BlockingRanks(
+        ranks=passed.ranks,
+        how="crossed",
+        deadlock="operations" if differs else "passed",
+        reason=f"{ended} of group {passed.group} and gone on; {others}",
+    )
 
 
 def _waited_for_by_most(waiting: WaitGraph) -> tuple[int, ...]:

@@ -33,6 +33,17 @@ class MissingAtCollective(msgspec.Struct, frozen=True, kw_only=True):
     queued: tuple[int, ...] = ()  # of these: whose process has entered it, and whose GPU has not begun it
 
 
+class PassedCollective(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective that a few ranks of a group have ended, and that most have begun and do not end."""
+
+    group: str
+    seq: int
+    op: str  # of most
+    ended_op: str  # of the few; "": not known, or it differs among them
+    inside: tuple[int, ...]
+    ranks: tuple[int, ...]  # who have gone on
+
+
 class UnlikeMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message of which both ends have other ideas."""
 
@@ -46,6 +57,7 @@ class WaitGraph(msgspec.Struct, frozen=True, kw_only=True):
     outside: tuple[int, ...] = ()  # waited for, and waiting for nobody
     circle: tuple[int, ...] = ()  # without such: who wait for one another
     mixed: tuple[int, ...] = ()  # in another operation than most, under the same number
+    passed: tuple[PassedCollective, ...] = ()
     unended: tuple[MissingAtCollective, ...] = ()  # begun by all GPUs of a group, and ended by none; nobody is missing
     unlike: tuple[UnlikeMessage, ...] = ()  # messages that both ends wait in
     told: int = 0  # ranks whose flight recorder was read
@@ -78,6 +90,7 @@ def build_wait_graph(flights: Sequence[Flight], blocked: Iterable[int] = ()) -> 
         circle=() if outside else _find_circle(waits_for),
         mixed=() if missing else tuple(sorted({r for group in groups for r in _mixed_operations(group)})),
         unlike=tuple(m for one, other in ends for m in _find_unlike(one, other, waits)),
+        passed=tuple(p for group in groups for p in _find_passed(group)),
         unended=tuple(m for group in groups for m in _find_unended(group)),
         told=len(flights),
     )
@@ -108,6 +121,25 @@ def _find_missing(group: dict[int, Collective], own: dict[int, Collective]) -> I
                 ranks=absent,
                 queued=tuple(rank for rank in absent if own[rank].entered >= seq),
             )
+
+
+def _find_passed(group: dict[int, Collective]) -> Iterable[PassedCollective]:
+    """Yield the collective that all have come to, that most are in, and that the others have ended. Since nobody is
+    missing, those have made something else of it, or what they sent has not arrived."""
+    seq = min(one.entered for one in group.values())
+    inside = tuple(sorted(rank for rank, one in group.items() if one.completed < one.entered == seq))
+    ahead = {rank: one for rank, one in group.items() if one.completed >= seq}
+    if ahead and len(inside) > len(ahead) and len(inside) + len(ahead) == len(group):
+        ended = {one.ended_op for one in ahead.values() if one.completed == seq}
+        some = group[inside[0]]
+        yield PassedCollective(
+            group=some.group,
+            seq=seq,
+            op=some.op,
+            ended_op=ended.pop() if len(ended) == 1 else "",
+            inside=inside,
+            ranks=tuple(sorted(ahead)),
+        )
 
 
 def _find_unended(group: dict[int, Collective]) -> Iterable[MissingAtCollective]:

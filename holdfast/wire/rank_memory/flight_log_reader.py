@@ -72,13 +72,14 @@ def _make_report(body: _FlightRecord, node: str, offset_s: float) -> FlightRepor
 
 
 def _make_collective(state: GroupState, offset_s: float) -> Collective:
-    name, entered, completed, op, at, expires_at, gpu = state
+    name, entered, completed, op, ended_op, at, expires_at, gpu = state
     started, started_op, since, unbegun_s = gpu or (None, "", 0.0, 0.0)
     return Collective(
         group=name,
         entered=entered,
         completed=completed,
         op=op,
+        ended_op=ended_op,
         at=at + offset_s,
         expires_at=expires_at + offset_s if expires_at else 0.0,
         started=started,

@@ -28,9 +28,9 @@ Buffer = mmap.mmap | memoryview
 # On the GPU: newest begun, its operation ("": not known), since when the next one could begin (0: the rank has entered
 # none), and the longest that one has waited so before it began.
 GpuState = tuple[int, str, float, float]
-# Name, newest entered, newest completed, operation, when entered, when the oldest open one times out (0: not known),
-# and how far the GPU has come, where the backend tells it.
-GroupState = tuple[str, int, int, str, float, float, GpuState | None]
+# Name, newest entered, newest completed, operation of each ("": not known), when entered, when the oldest open one
+# times out (0: not known), and how far the GPU has come, where the backend tells it.
+GroupState = tuple[str, int, int, str, str, float, float, GpuState | None]
 # Group, source, target, posted, begun and ended on the GPU (None: not known), tag and bytes of the newest.
 ChannelState = tuple[str, int, int, int, int | None, int | None, int, int]
 GroupArrival = tuple[str, int, float]  # group, sequence number, when
@@ -69,7 +69,7 @@ class FlightLog:
         """Write the state of every group, the newest arrivals, the messages of every channel if anybody counts them,
         and whether the rank waits in torch.distributed. Omit the oldest arrivals if space runs short."""
         channels = channels if channels is None or len(channels) <= CHANNELS else None
-        groups = sorted(groups, key=lambda group: -group[4])[:GROUPS]
+        groups = sorted(groups, key=lambda group: -group[5])[:GROUPS]
         arrivals = sorted(arrivals, key=lambda came: -came[2])[:ARRIVALS]
         while len(body := _encode_body(*self._owner, at, groups, arrivals, channels, waits)) > HALF_BYTES - HEAD.size:
             channels = channels if len(groups) > 1 or arrivals else None

@@ -152,3 +152,27 @@ def test_queued_is_told_apart_from_missing() -> None:
     flights = [gpu_flight(0, BEGUN), gpu_flight(1, BEGUN), gpu_flight(2, QUEUED), gpu_flight(3, ("0", 40, 40, 40))]
     (missing,) = build_wait_graph(flights).missing
     assert (missing.inside, missing.ranks, missing.queued) == ((0, 1), (2, 3), (2,))
+
+
+def test_one_that_has_ended_what_the_others_are_in() -> None:
+    """Over NCCL the root of a broadcast ends it while the others are in a sum under the same number, and for ever."""
+    ahead = gpu_flight(3, ("0", 42, 42, 41))
+    found = name_blocking(*four(ahead))
+    assert (found.ranks, found.how, found.deadlock, found.hard) == ((3,), "crossed", "passed", False)
+    assert (
+        found.reason == "rank 3 has ended collective 41 of group 0 and gone on; 3 are in all_reduce under that number"
+    )
+    (group,) = ahead.groups
+    known = msgspec.structs.replace(ahead, groups=(msgspec.structs.replace(group, ended_op="broadcast"),))
+    found = name_blocking(*four(known))
+    assert (found.ranks, found.deadlock) == ((3,), "operations")
+    assert "rank 3 has ended broadcast 41" in found.reason
+    same = msgspec.structs.replace(ahead, groups=(msgspec.structs.replace(group, ended_op="all_reduce"),))
+    assert name_blocking(*four(same)).deadlock == "passed", "what it sent may not have arrived"
+
+
+def test_most_that_have_ended_what_a_few_are_in_are_not_named() -> None:
+    flights = [gpu_flight(rank, ("0", 42, 42, 41) if rank else BEGUN) for rank in range(4)]
+    assert name_blocking(*flights).ranks != (1, 2, 3)
+    halves = [gpu_flight(rank, ("0", 42, 42, 41) if rank < 2 else BEGUN) for rank in range(4)]
+    assert build_wait_graph(halves).passed == ()

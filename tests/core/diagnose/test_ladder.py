@@ -250,7 +250,7 @@ def test_a_job_that_gets_further_goes_on_while_somebody_is_told_what_to_set() ->
     disk = msgspec.structs.replace(OOM, klass="disk_full", hint="Make room.")
     often = past(10, 20, 30, 40)
     verdict = find_verdict(case(disk, past=often, trained_s=900.0, lost_s=100.0))
-    assert verdict.remedy is Remedy.RESTART and verdict.reason.endswith(" (Make room)")
+    assert verdict.remedy is Remedy.RESTART and verdict.reason.endswith(" (make room)")
     stuck = find_verdict(case(disk, past=often, trained_s=9.0, lost_s=100.0))
     assert stuck.remedy is Remedy.GIVE_UP and stuck.reason.endswith("; Make room.")
     dear = find_verdict(case(disk, past=often, trained_s=150.0, lost_s=100.0))
