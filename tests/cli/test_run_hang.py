@@ -60,6 +60,7 @@ def test_another_collective_than_the_others_is_acted_on_at_the_second_look(start
     job.ends(0)
     [record] = job.report().incidents
     assert (record.kind, record.ranks) == ("hang", (2,)) and "which cannot end by itself" in record.cause
+    assert not record.evicted, "only code can do this"
 
 
 @pytest.mark.slow

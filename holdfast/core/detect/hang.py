@@ -22,6 +22,7 @@ import msgspec
 from holdfast.core.detect.job_progress import agreed_origin
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, RankMotion, find_motion, training_processes
 from holdfast.core.diagnose.named_hang import (
+    ENDLESS,
     NamedStandstill,
     find_outside_waits,
     hang_terms,
@@ -29,6 +30,7 @@ from holdfast.core.diagnose.named_hang import (
 )
 from holdfast.core.diagnose.stack_folding import main_frames
 from holdfast.core.diagnose.unnamed_hang import Standstill, do_most_wait, find_reason, first_expiry, next_look_at
+from holdfast.core.incident.incident_case import CODE
 from holdfast.core.incident.incident_text import count_steps
 from holdfast.model.alarm import GPU_HANG, UNNAMED, Alarm, Kind, Stance
 from holdfast.model.observation import Beat
@@ -247,7 +249,8 @@ class HangDetector:
         moved = goes_on or any(motions[rank].frames for rank in named.ranks if rank in motions)
         again = named.ranks == before.ranks and named.deadlock == before.deadlock and not moved
         if why := self._find_reason(now, traces, named, again):
-            return self._make_alarm(now, named, Stance.ACT, f"{named.reason}, {why}")
+            alarm = self._make_alarm(now, named, Stance.ACT, f"{named.reason}, {why}")
+            return msgspec.structs.replace(alarm, action=CODE, confidence=1.0) if why == ENDLESS else alarm
         if named.ranks == self._named or named.ranks != before.ranks or goes_on or now < self._usual_until:
             return None
         self._named = named.ranks

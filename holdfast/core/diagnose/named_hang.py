@@ -39,6 +39,7 @@ _OUTSIDE_FILES = (
 _LONG_WORK = (
     *("save", "write", "dump", "checkpoint", "ckpt", "restore", "eval", "valid", "compile", "download", "upload"),
 )
+ENDLESS = "which cannot end by itself"  # the reason to act on a deadlock, which only code can make
 _TRAINING = "train"  # how the name of a phase begins in which steps are made
 
 
@@ -69,7 +70,7 @@ def hang_terms(hang: NamedStandstill, act_s: float, last_s: float) -> Iterator[T
     """Yield on what terms the ranks are waited for; a term that is over is a reason to act. `act_s` and `last_s` are
     the user's limits."""
     if hang.deadlock and hang.certain:
-        yield Term(0.0, 0.0, "which cannot end by itself")
+        yield Term(0.0, 0.0, ENDLESS)
     cost_s = max(hang.restart_s, 2 * hang.tried_s)
     rent_s = affordable_wait_s(cost_s, hang.slept_s, min(SETTLED_S, act_s), act_s)
     cost = f", and a restart costs at most {hang.restart_s:.0f} s" if hang.restart_s < act_s else ""

@@ -5,7 +5,8 @@
 2. The user's code raised: never evict a node for it. Roll back a release on trial, or at the second failure one that
    is less than a day old. Before any step, try once more unless it would fail the same way. If a setting must change,
    restart once more and then tell a person.
-3. The stacks of a hung or slow job name nodes: evict them if they can be replaced.
+3. The stacks of a hung or slow job name nodes: evict them if they can be replaced. But ranks that are in different
+   collectives, and so wait for each other for ever, are the work of the user's code.
 4. The same failure again without a culprit, or a machine that only a rank accuses: probe every node while the job
    stands, alone and in pairs.
 5. Probes find nothing: restart in place, since many faults are transient.
@@ -183,7 +184,7 @@ def _first_remedy(case: IncidentCase) -> Verdict:
     if cause.kind is Kind.LINES:
         return _judge_setting(case)
     role = case.follows_the_rank
-    waited = cause.kind in (Kind.HANG, Kind.SLOW) and case.replaceable and not role
+    waited = cause.kind in (Kind.HANG, Kind.SLOW) and case.replaceable and not role and not case.is_code
     if waited and (named := _replaceable_suspects(case)):
         reason = f"{incident_text.describe_cause(cause)}: evicted {', '.join(named)}"
         return Verdict(remedy=Remedy.EVICT, nodes=named, reason=reason)
@@ -260,7 +261,8 @@ def _user_code(case: IncidentCase) -> Verdict:
         return _give_up("the script failed the same way again without progress")
     if case.is_stuck:
         return _give_up("the script keeps failing the same way, with hardly any progress in between")
-    did = "let a rank go" if case.departed else "raised"
+    stands = case.cause.kind is Kind.HANG
+    did = "let a rank go" if case.departed else "has ranks wait for each other for ever" if stands else "raised"
     return Verdict(remedy=Remedy.RESTART, reason=f"the script {did}, after steps were made: restarted in place")
 
 
