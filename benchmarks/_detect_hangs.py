@@ -52,8 +52,7 @@ class Hangs:
         self.scene = scene
         self.chance = chance
 
-    def trial(self, kind: str, acted: bool = True) -> Trial:
-        """One hang. `acted`: it is waited until the job steps again by itself, if that is to be."""
+    def trial(self, kind: str) -> Trial:
         scene, form = self.scene, self.chance.choice(KINDS[kind])
         ranks = tuple(sorted(self.chance.sample(range(RANKS), 2 if kind == "deadlock" else 1)))
         scene.steady()
@@ -63,7 +62,7 @@ class Hangs:
         scene.alarms()
         with self._inflicted(form, ranks) as at:
             found = self._awaited()
-            stepping = self._stepping(generation) if acted and form in ACTED and found else None
+            stepping = self._stepping(generation) if form in ACTED and found else None
         if stepping is None:
             scene.signal(ranks[0], signal.SIGKILL)
         scene.steady(after=generation)

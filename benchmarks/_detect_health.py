@@ -9,6 +9,7 @@ import msgspec
 
 from benchmarks._detect_hangs import Hangs, Trial
 from benchmarks._detect_hangs import said as trial_said
+from benchmarks._detect_rank import KEEPS
 from benchmarks._detect_scene import RANKS, Named, Scene, at_random
 from benchmarks._harness import Job
 
@@ -81,7 +82,8 @@ def healthy(seconds: float, save_s: float, other_s: Callable[[random.Random], fl
     chance = random.Random(seed)
     with Job(RANKS) as job:
         scene = Scene(job)
-        scene.start("--standbys=1")
+        # A restart must be cheap: where it costs minutes, all pauses are waited for.
+        scene.start("--standbys=1", env={KEEPS: "1"})
         began, first = time.time(), scene.step()
         stalls: list[Stall] = []
         while not stalls or time.time() < began + seconds:
@@ -89,7 +91,7 @@ def healthy(seconds: float, save_s: float, other_s: Callable[[random.Random], fl
                 at_random(chance, 8.0)
                 stalls.append(stall(scene, which, save_s if which[1] == "save" else other_s(chance), chance))
         took, steps, generation = time.time() - began, scene.step() - first, scene.generation()
-        after = Hangs(scene, chance).trial("user code", acted=False)  # it has half an hour to lose, and so waits longer
+        after = Hangs(scene, chance).trial("user code")
         trial_said(after)
     return Healthy(
         seconds=took, steps=steps, generation=generation, stalls=stalls, load=os.getloadavg()[0], after=after

@@ -32,6 +32,7 @@ import holdfast
 
 STEP_S = 0.2
 FOR_EVER_S = 3600.0
+KEEPS = "BENCH_KEEPS"  # set: the script keeps its states in memory
 SHORT_S = 8.0  # a sleep that is no hang: nobody can tell a longer one from a hang
 WIDTH = 64
 PAGE = struct.Struct("<qqqdd")  # generation, pid, steps in it, when the first and the newest were made
@@ -126,7 +127,8 @@ class Trainer:
         self.model = DistributedDataParallel(nn.Linear(WIDTH, WIDTH).to(self.device))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.batches = iter(DataLoader(Batches(folder, self.rank), batch_size=None, num_workers=1))
-        self.step = 0
+        self.kept = self._keep_states() if os.environ.get(KEEPS) else None
+        self.step = self.kept.restore() if self.kept else 0
         self._spoilt = 0.0
         path = folder / f"page-{self.rank}"
         path.touch()
@@ -149,8 +151,15 @@ class Trainer:
             dist.all_reduce(over)
             self._spoilt = 0.0
             self.step += 1
+            if self.kept:
+                self.kept.save(self.step)
             holdfast.step(self.step, over[0].item())
             self._note()
+
+    def _keep_states(self) -> holdfast.Checkpointer:
+        """A copy in memory of every step, so that a restart costs little."""
+        path = str(self.folder / "states")
+        return holdfast.Checkpointer(model=self.model, optimizer=self.optimizer, path=path, every=1_000_000)
 
     def loss_of(self, batch: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = self.model(batch).square().mean()

@@ -113,7 +113,9 @@ def judge_healthy(run: Healthy, table: Table, findings: Findings) -> None:
         "healthy_acted": len(acted),
     }
     findings.figures |= {"healthy_mistakes": len(mistakes), "hang_after_pauses_named_s": run.after.named_s}
+    findings.figures["hang_after_pauses_stepping_s"] = run.after.stepping_s
     after = f"named after {brief(run.after.named_s)} s" + ("" if run.after.right else ", WRONG")
+    after += f", stepping again after {brief(run.after.stepping_s)} s"
     table.add_row("a hang in user code after all that", after, "")
     findings.goals["healthy: nothing acted on"] = not acted and not restarts
     findings.goals["healthy: nobody named by mistake"] = not mistakes

@@ -19,6 +19,7 @@ _RANK = re.compile(r"(?:^|[-_.])rank[-_.]?(\d{1,6})(?=[-_.]|$)", re.IGNORECASE) 
 _FOLDER = re.compile(r"(?:^|/)(?:rank[-_]?|attempt_\d+/)(\d{1,6})$", re.IGNORECASE)  # rank-3/; torchrun's attempt_0/3/
 _OWN_END = "The script ended the rank itself: look for sys.exit where it stood."
 _FIRST_LINE = "Traceback (most recent call last):"
+_LOST_PEER = "peer_connection_lost"
 _END_BYTES = 1 << 20
 _ENDS = 64  # logs whose ends are read
 _KERNEL = re.compile(r"kernel|dmesg|kern\.log|syslog|^messages", re.IGNORECASE)
@@ -98,6 +99,12 @@ def is_echo(exception: str, catalog: FailureCatalog) -> bool:
     lines = (_FIRST_LINE, '  File "train.py", line 1, in <module>', exception)
     hits = find_hits(parse_lines(list(enumerate(lines)), 0), catalog)
     return bool(hits) and max(hits, key=lambda hit: hit.weight).row.role == "echo"
+
+
+def is_lost_peer(report: Sequence[str], catalog: FailureCatalog) -> bool:
+    """Return whether a report of torch's C++ only says that a peer is gone."""
+    hits = find_hits(parse_lines(list(enumerate(report)), 0), catalog)
+    return any(hit.row.klass == _LOST_PEER for hit in hits) and all(hit.row.role != "cause" for hit in hits)
 
 
 def read_whole(logs: Sequence[RankLog]) -> Iterator[bytes]:

@@ -240,3 +240,17 @@ def test_until_a_rank_has_printed_it_is_looked_at_often(ranks: Ranks) -> None:
     ranks.write(b"first line\n")  # in a folder that was not there: it is found at the very next look
     shown.show_new_output()
     assert shown._files and often_s < 0.05 < shown.pause_s()
+
+
+def test_ranks_that_lost_their_peer_share_a_line(ranks: Ranks, capfd: pytest.CaptureFixture[str]) -> None:
+    shown = ranks.console()
+    echo = 'Traceback (most recent call last):\n  File "train.py", line 1\nRuntimeError: Connection closed by peer'
+    for rank in (0, 1, 3):
+        ranks.write(f"{echo} [127.0.0.1]:{1000 + rank}\nafter {rank}\n".encode(), rank, stream="stderr")
+    ranks.write(b"ValueError: the cause\n", 2, stream="stderr")
+    shown.show_new_output()
+    cause = "[rank 2] ValueError: the cause\n"
+    assert capfd.readouterr().err == f"[rank 0] after 0\n[rank 1] after 1\n{cause}[rank 3] after 3\n"
+    shown.drain_output()
+    where = ranks.folder / "logs" / "gen-1"
+    assert capfd.readouterr().err == f"holdfast: ranks 0-1, 3 lost their peer (9 lines in {where})\n"

@@ -7,7 +7,7 @@ import select
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from string import Template
 
@@ -90,7 +90,7 @@ class Console:
         self._budget = float(style.bytes_s)
         self._pumped_at = time.monotonic()
         self._eager_until = self._pumped_at + _EAGER_S
-        self._folding = TracebackFolding(_is_echo)
+        self._folding = TracebackFolding(_is_echo, _is_lost_peer)
 
     def skip_to_end(self) -> None:
         """Skip everything that was written so far."""
@@ -111,6 +111,7 @@ class Console:
             self._follow_file(file)
         for path in self._folding.ended_paths():
             self._unfold_traceback(self._files[path])
+        self._show_folded()
 
     def pause_s(self) -> float:
         """Return how long to wait before the next look."""
@@ -121,6 +122,7 @@ class Console:
         self._find_files()
         for file in self._files.values():
             self._finish_file(file)
+        self._show_folded(at_once=True)
         self._follow_file(self._said)
 
     def _finish_file(self, file: _FollowedFile) -> None:
@@ -204,6 +206,14 @@ class Console:
     def _unfold_traceback(self, file: _FollowedFile) -> None:
         self._put_lines(file, self._folding.end_traceback(file.path))
 
+    def _show_folded(self, at_once: bool = False) -> None:
+        for path, line in self._folding.take_same(at_once):
+            file = self._files.get(path) if path else None
+            if file:
+                self._put_lines(file, [line])
+            else:
+                say(line.decode("utf-8", "replace"))
+
     def _put_lines(self, file: _FollowedFile, lines: list[bytes]) -> None:
         write_all(file.fd, b"".join(file.prefix + sanitize_line(line) + b"\n" for line in lines))
 
@@ -212,6 +222,13 @@ def _is_echo(exception: bytes) -> bool:
     from holdfast.logs import catalog_files, log_diagnosis  # only when something has failed
 
     return log_diagnosis.is_echo(exception.decode("utf-8", "replace"), catalog_files.load_built_in())
+
+
+def _is_lost_peer(report: Sequence[bytes]) -> bool:
+    from holdfast.logs import catalog_files, log_diagnosis  # only when something has failed
+
+    lines = [line.decode("utf-8", "replace") for line in report]
+    return log_diagnosis.is_lost_peer(lines, catalog_files.load_built_in())
 
 
 def list_generations(log_dir: Path) -> list[int]:

@@ -1,57 +1,103 @@
 """Folds tracebacks on a console that many ranks share: the first cause is shown whole, later ones in one line.
 
-When a rank fails, every other rank prints a traceback that says only this. The line names the log with all of it.
+When a rank fails, every other rank prints a traceback that says only this, or torch's threads report in C++ that a peer
+is gone. All that say the same become one line, which names the logs with all of it.
 """
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
+
+from holdfast.core.diagnose.blocking_ranks import format_ranks
 
 _BEGINS = re.compile(rb"(?:  \+ Exception Group )?Traceback \(most recent call last\):")
 _CHAINED = re.compile(rb"During handling of the above exception|The above exception was the direct cause")
 _FRAME = re.compile(rb"frame #\d+: ")  # of C++, as torch prints them by the dozen
+# How reports of torch's C++ begin, how their stacks do, and the other lines that stand inside of one.
+_REPORT = re.compile(
+    rb"(?:\[rank\d+\]:)?\[[EF]\d+ [\d:.]+ (?:ProcessGroup\w*|NCCL\w*|TCPStore|socket|Backend)\.[ch]pp:\d+\] "
+    rb"|terminate called after throwing an instance of "
+)
+_STACK = re.compile(rb"Exception raised from \S+ at |frame #\d+: ")
+_INSIDE = re.compile(
+    rb'\s*$|  what\(\):  |nccl\w+Error: |Last error:|Fatal Python error: Aborted|(?:Current t|T)hread 0x|  File "'
+    rb"|Extension modules: "
+)
+_NCCL = re.compile(rb"nccl\w+Error: |Last error:")  # what follows an exception of NCCL; after this one line of any kind
+_LAST = b"Last error:"
+_NUMBERS = re.compile(rb"0x[0-9a-f]+|\d+")
 _MOST_LINES = 2_000
+_MESSAGE_LINES = 12  # of a report, between its first line and its frames
 _HELD_S = 0.5  # for the rest of a traceback: another may follow from it
+_GATHER_S, _LATEST_S = 1.0, 5.0  # for other ranks that say the same: since the last, and since the first
 _LINE_BYTES = 400
 
 
 class PrintedTraceback:
-    """A traceback that is being printed."""
+    """A traceback of Python, or a report of C++, that is being printed."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, native: bool) -> None:
+        self.native = native
         self.lines: list[bytes] = []
+        self.message: list[bytes] = []  # of a report: the newest lines, which belong to it if more of it follows
         self.last = b""  # which exception it was
         self.at = now
 
     def accepts_line(self, line: bytes) -> bool:
-        """Whether this line belongs to the traceback."""
-        if self.is_native:
-            return _FRAME.match(line) is not None
-        if self.last:
-            return not line.strip() or _CHAINED.match(line) is not None
+        """Whether this line belongs to the traceback, or may."""
+        if self.native and _REPORT.match(line):
+            return not self.message
+        if self.native and not (_STACK.match(line) or _INSIDE.match(line)):
+            return self.speaks and not _BEGINS.match(line) and len(self.message) < _MESSAGE_LINES
+        if self.last and not self.native:
+            more = _CHAINED.match(line) or _NCCL.match(line) or self.lines[-1].rstrip() == _LAST
+            return not line.strip() or bool(more)
         return True
 
     @property
-    def is_native(self) -> bool:
-        return bool(self.lines) and _FRAME.match(self.lines[0]) is not None
+    def speaks(self) -> bool:
+        """Whether a report is in its message, which may be any lines, and not past its stack."""
+        told = next((line for line in reversed(self.lines) if line.strip()), b"")
+        return not _FRAME.match(told)
 
     def add_line(self, line: bytes, now: float) -> None:
-        self.lines.append(line)
         self.at = now
-        if self.is_native:
+        told = any(rule.match(line) for rule in (_REPORT, _STACK, _INSIDE))
+        if self.native and (not told or (self.message and not line.strip())):
+            self.message.append(line)
             return
-        if _CHAINED.match(line):
+        self.lines += [*self.message, line]
+        self.message = []
+        if self.native:
+            self.last = self.lines[0]
+        elif _CHAINED.match(line):
             self.last = b""
+        elif self.last:
+            return
         elif len(self.lines) > 1 and line.strip() and not line[:1].isspace() and not _BEGINS.match(line):
             self.last = line
 
 
+class SameReports:
+    """Tracebacks of several ranks that one line can stand for."""
+
+    def __init__(self, now: float, says: bytes) -> None:
+        self.says = says
+        self.first_at = self.at = now
+        self.paths: dict[Path, int] = {}  # log -> lines in it
+        self.line = b""  # for one rank alone
+
+
 class TracebackFolding:
-    def __init__(self, is_echo: Callable[[bytes], bool]) -> None:
+    def __init__(self, is_echo: Callable[[bytes], bool], is_lost_peer: Callable[[Sequence[bytes]], bool]) -> None:
         self._is_echo = is_echo
+        self._is_lost_peer = is_lost_peer
+        self._echoes: dict[bytes, bool] = {}  # by what was said, without its numbers
         self._open: dict[Path, PrintedTraceback] = {}
         self._first: dict[tuple[Path, bytes], str] = {}  # by generation and exception: whose was shown
+        self._same: dict[tuple[Path, bytes], SameReports] = {}  # by generation and exception
 
     def fold_lines(self, path: Path, lines: list[bytes]) -> list[bytes]:
         """Return the lines to show now; lines of a traceback are held back until it ends."""
@@ -66,9 +112,9 @@ class TracebackFolding:
         done: list[bytes] = []
         if held is not None and (not held.accepts_line(line) or len(held.lines) >= _MOST_LINES):
             done, held = self.end_traceback(path), None
-        if held is None and not (_BEGINS.match(line) or _FRAME.match(line)):
+        if held is None and not (_BEGINS.match(line) or _REPORT.match(line) or _STACK.match(line)):
             return [*done, line]
-        self._open.setdefault(path, held or PrintedTraceback(now)).add_line(line, now)
+        self._open.setdefault(path, held or PrintedTraceback(now, not _BEGINS.match(line))).add_line(line, now)
         return done
 
     def ended_paths(self) -> list[Path]:
@@ -76,21 +122,68 @@ class TracebackFolding:
         return [path for path, held in self._open.items() if time.monotonic() > held.at + _HELD_S]
 
     def end_traceback(self, path: Path) -> list[bytes]:
-        """End the open traceback of this file and return it, whole or folded into one line; empty if there is none."""
+        """End the open traceback of this file and return what is to be shown of it now; empty if there is none, or if
+        it says what other ranks say, too."""
         held = self._open.pop(path, None)
         if held is None:
             return []
         generation, rank = path.parent.parent, path.parent.name.replace("-", " ")
-        if not any(other != path.parent for other in generation.glob("rank-*")):
-            return held.lines
-        where = b"%d lines in %s" % (len(held.lines), bytes(path))
-        if held.is_native:
-            return [b"(frames of C++: " + where + b")"]
-        if not held.last:
-            return held.lines
-        if self._is_echo(held.last):
-            return [held.last[:_LINE_BYTES] + b" (of a rank that lost another; " + where + b")"]
-        first = self._first.setdefault((generation, held.last), rank)
+        if not any(other != path.parent for other in generation.glob("rank-*")) or not held.last:
+            return held.lines + held.message
+        if self._says_of_another(held):
+            self._gather(path, held, SameReports(time.monotonic(), b"lost their peer"), b"of a rank that lost another")
+            return held.message
+        # Reports of C++ have the rank's number, times and addresses in them.
+        key = _NUMBERS.sub(b"N", held.last) if held.native else held.last
+        first = self._first.setdefault((generation, key), rank)
         if first != rank:
-            return [held.last[:_LINE_BYTES] + b" (as " + first.encode() + b"; " + where + b")"]
-        return held.lines
+            same = SameReports(time.monotonic(), b"say the same as %s: %s" % (first.encode(), held.last[:_LINE_BYTES]))
+            self._gather(path, held, same, b"as " + first.encode(), key)
+            return held.message
+        return [*(_fold_frames(held.lines, path) if held.native else held.lines), *held.message]
+
+    def _says_of_another(self, held: PrintedTraceback) -> bool:
+        """Whether this only says that another rank failed; a thousand ranks that say the same are judged once."""
+        told = [line for line in held.lines if not _FRAME.match(line)] if held.native else [held.last]
+        key = _NUMBERS.sub(b"N", b"\n".join(told))
+        if key not in self._echoes:
+            if len(self._echoes) >= _MOST_LINES:
+                self._echoes.clear()
+            self._echoes[key] = self._is_lost_peer(told) if held.native else self._is_echo(held.last)
+        return self._echoes[key]
+
+    def _gather(self, path: Path, held: PrintedTraceback, new: SameReports, alone: bytes, key: bytes = b"") -> None:
+        same = self._same.setdefault((path.parent.parent, key), new)
+        same.at = new.at
+        same.paths[path] = same.paths.get(path, 0) + len(held.lines)
+        same.line = b"%s (%s; %s)" % (held.last[:_LINE_BYTES], alone, _where(same.paths[path], path))
+
+    def take_same(self, at_once: bool = False) -> list[tuple[Path | None, bytes]]:
+        """Return a line for tracebacks that say the same, once no more of them come; with its log if it is of one rank
+        alone."""
+        now = time.monotonic()
+        found: list[tuple[Path | None, bytes]] = []
+        for (generation, key), same in list(self._same.items()):
+            if not at_once and now < min(same.at + _GATHER_S, same.first_at + _LATEST_S):
+                continue
+            del self._same[generation, key]
+            if len(same.paths) == 1:
+                found.append((next(iter(same.paths)), same.line))
+                continue
+            ranks = format_ranks([int(path.parent.name.removeprefix("rank-")) for path in same.paths])
+            where = _where(sum(same.paths.values()), generation)
+            found.append((None, b"%s %s (%s)" % (ranks.encode(), same.says, where)))
+        return found
+
+
+def _where(lines: int, path: Path) -> bytes:
+    return b"%d lines in %s" % (lines, bytes(path))
+
+
+def _fold_frames(lines: list[bytes], path: Path) -> list[bytes]:
+    """Return a report with one line for each of its stacks."""
+    found: list[bytes] = []
+    for are_frames, part in groupby(lines, lambda line: _FRAME.match(line) is not None):
+        some = list(part)
+        found += [b"(frames of C++: " + _where(len(some), path) + b")"] if are_frames else some
+    return found
