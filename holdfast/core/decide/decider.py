@@ -63,7 +63,7 @@ def _look_after_standbys(state: JobState, now: float) -> None:
         leaving = len(nodes.out) + len(state.requests.draining)  # each needs somebody in its place
         state.emit(*standbys.request_missing(len(nodes.seats) - leaving))
     if state.phase in (Phase.TRAINING, Phase.WAITING):
-        state.emit(*standbys.examine_evicted(state.links.nodes))
+        state.emit(*standbys.examine_evicted(nodes.links.nodes))
     if state.phase is Phase.TRAINING:
         state.emit(*standbys.recheck_due(now))
 
@@ -170,9 +170,9 @@ def _wake_at(state: JobState) -> float | None:
         waits.append(state.requests.asks_until)
     if state.phase in (Phase.STARTING, Phase.TRAINING):
         waits.append(state.releases.wake_at())
-    if state.phase is Phase.TRAINING and state.nodes.may_grow(state.links.nodes):
+    if state.phase is Phase.TRAINING and state.nodes.may_grow():
         waits.append(state.grow_at)
     if state.phase is Phase.WAITING:
         waits += [state.wait_until, state.last_call_at, state.not_before or None, state.fence.until or None]
-        waits.append(state.links.until or None)
+        waits.append(state.nodes.links.until or None)
     return min((at for at in waits if at is not None), default=None)

@@ -102,7 +102,7 @@ def evict_nodes(
     at_once = len(leaving) > 1 and set(leaving) <= set(silent)  # one cause took them: a switch, or power
     state.failures.count_evictions(now, 1 if at_once else len(leaving))
     state.requests.on_nodes_left(tuple(leaving))
-    state.links.forget_nodes(leaving, kept=state.nodes.standbys.suspects.keys())
+    state.nodes.links.forget_nodes(leaving, kept=state.nodes.standbys.suspects.keys())
     if state.interruption:
         state.interruption.evicted += tuple(leaving)
     return f"evicted {', '.join(leaving)}"
@@ -141,7 +141,7 @@ def on_wait_tick(state: JobState, now: float) -> str:
     if state.phase is not Phase.WAITING or state.wait_until is None or now < state.wait_until:
         return f"{late}; {reason}" if late else reason
     short = f"{state.nodes.node_count} of {state.job.min_nodes} nodes after {state.limits.wait_s:g} s"
-    blocked = state.nodes.standbys.faults.wait_clause
+    blocked = state.nodes.wait_clause
     told = f"not enough nodes: {short}{blocked}; start more nodes or lower --nnodes"
     if state.limits.ask_s and not state.requests.asking:
         state.wait_until = now + state.limits.ask_s
@@ -179,22 +179,22 @@ def _launch_or_wait(state: JobState, now: float) -> str:
     if state.not_before:
         state.enter(Phase.WAITING)
         return f"waiting for {state.not_before - now:.0f} s"
-    if state.links.blocks_launch(now, state.nodes.active):
+    if state.nodes.links.blocks_launch(now, state.nodes.active):
         state.enter(Phase.WAITING)
-        return state.links.describe_wait(now, state.nodes.active)
+        return state.nodes.links.describe_wait(now, state.nodes.active)
     _part_with_late(state, now)
     if state.requests.evicting or state.requests.draining:
-        leaving = state.requests.nodes_to_leave(state.nodes.active, len(state.nodes.pool))
+        leaving = state.requests.nodes_to_leave(state.nodes.active, len(state.nodes.usable_pool))
         evict_nodes(state, now, leaving, (), examine=False)  # nothing is wrong with them: a person wants them gone
     # The first generation leaves torchrun's last call open for more nodes; a recovery does not wait for them.
     called = any(at is not None and at <= now for at in (state.last_call_at, state.wait_until))
-    seats = state.nodes.propose_seats(may_shrink=state.generation > 0 or called, without=state.links.nodes)
+    seats = state.nodes.propose_seats(may_shrink=state.generation > 0 or called)
     return wait_for_nodes(state, now) if seats is None else launch_generation(state, now, seats)
 
 
 def _part_with_late(state: JobState, now: float) -> None:
     """Part with nodes whose links did not come back in time, as far as the job can do without them."""
-    late, standbys = sorted(state.links.take_late(now)), state.nodes.standbys
+    late, standbys = sorted(state.nodes.links.take_late(now)), state.nodes.standbys
     seated, beside = state.nodes.active.intersection(late), standbys.beside_job(late)
     names = ", ".join(node for node in late if node in seated or node in beside)
     for node in beside:
@@ -236,7 +236,7 @@ def wait_for_nodes(state: JobState, now: float) -> str:
     elif state.last_call_at is None:
         state.last_call_at = now + state.limits.last_call_s
     state.enter(Phase.WAITING)
-    blocked = state.nodes.standbys.faults.wait_clause
+    blocked = state.nodes.wait_clause
     return f"waiting for nodes: {state.nodes.node_count} of {state.job.max_nodes}{blocked}"
 
 

@@ -10,7 +10,7 @@ from holdfast.model.event import LinksDown, LinksUp, Phase
 def on_links_lost(state: JobState, now: float, alarm: Alarm) -> str:
     """Note which links are down, so that no launch comes before they are back. Stop a job that uses them."""
     seated = state.nodes.active.intersection(alarm.suspects)
-    state.links.begin_wait(now, (*seated, *state.nodes.standbys.beside_job(alarm.suspects)), state.limits.wait_s)
+    state.nodes.links.begin_wait(now, (*seated, *state.nodes.standbys.beside_job(alarm.suspects)), state.limits.wait_s)
     used = seated - state.nodes.ended
     if state.phase in (Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING) and used:
         return incident_course.open_trouble(state, now, alarm)
@@ -23,11 +23,11 @@ def on_links_lost(state: JobState, now: float, alarm: Alarm) -> str:
 
 def on_links_down(state: JobState, event: LinksDown) -> str:
     """Note which nodes must not be admitted. A seated node keeps its seat until an alarm proves that it must go."""
-    return f"a link of {', '.join(lost)} is down" if (lost := state.links.on_lost(event.nodes)) else ""
+    return f"a link of {', '.join(lost)} is down" if (lost := state.nodes.links.on_lost(event.nodes)) else ""
 
 
 def on_links_up(state: JobState, now: float, event: LinksUp) -> str:
-    back = state.links.on_back(now, event.nodes)
+    back = state.nodes.links.on_back(now, event.nodes)
     if not back:
         return ""
     reason = f"{', '.join(back)} {'has its link' if len(back) == 1 else 'have their links'} back"
