@@ -180,6 +180,8 @@ def _launch_or_wait(state: JobState, now: float) -> str:
         state.enter(Phase.WAITING)
         return f"waiting for {state.not_before - now:.0f} s"
     if state.nodes.links.blocks_launch(now, state.nodes.active):
+        state.wait_until = state.last_call_at = None  # nodes are waited for anew, once links are back
+        state.requests.clear_question()
         state.enter(Phase.WAITING)
         return state.nodes.links.describe_wait(now, state.nodes.active)
     _part_with_late(state, now)
