@@ -11,10 +11,10 @@ def on_links_lost(state: JobState, now: float, alarm: Alarm) -> str:
     """Note which links are down, so that no launch comes before they are back. Stop a job that uses them."""
     seated = state.nodes.active.intersection(alarm.suspects)
     state.nodes.links.begin_wait(now, (*seated, *state.nodes.standbys.beside_job(alarm.suspects)), state.limits.wait_s)
-    used = seated - state.nodes.ended
+    used = seated - state.nodes.ended  # standbys without links are no cause of what happens to ranks
     if state.phase in (Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING) and used:
         return incident_course.open_trouble(state, now, alarm)
-    if state.phase is Phase.STOPPING:
+    if state.phase is Phase.STOPPING and used:
         state.current_incident.add_alarm(alarm)
         return f"incident {state.current_incident.number}: noted while stopping: {alarm.reason}"
     state.emit(Say(text=alarm.reason))
