@@ -173,6 +173,7 @@ def _wake_at(state: JobState) -> float | None:
     if state.phase is Phase.TRAINING and state.nodes.may_grow():
         waits.append(state.grow_at)
     if state.phase is Phase.WAITING:
-        waits += [state.wait_until, state.last_call_at, state.not_before or None, state.fence.until or None]
-        waits.append(state.nodes.links.until or None)
+        waits += [state.wait_until, state.last_call_at or None, state.not_before or None, state.fence.until or None]
+        if not (state.fence.until or state.not_before):  # else nobody asks for links before these are over
+            waits.append(state.nodes.links.until or None)
     return min((at for at in waits if at is not None), default=None)

@@ -66,7 +66,7 @@ class JobState:
         self.not_before = 0.0  # when the next generation may be launched
         self.grow_at = 0.0  # when a job that is smaller than it wants may be stopped to grow
         self.wait_until: float | None = None
-        self.last_call_at: float | None = None
+        self.last_call_at: float | None = None  # 0: it is over
         self.summary = ""  # the part of the newest reason that says what the job does now
         self.begin_step()
 

@@ -190,8 +190,11 @@ def _launch_or_wait(state: JobState, now: float) -> str:
         evict_nodes(state, now, leaving, (), examine=False)  # nothing is wrong with them: a person wants them gone
     # The first generation leaves torchrun's last call open for more nodes; a recovery does not wait for them.
     called = any(at is not None and at <= now for at in (state.last_call_at, state.wait_until))
-    seats = state.nodes.propose_seats(may_shrink=state.generation > 0 or called)
-    return wait_for_nodes(state, now) if seats is None else launch_generation(state, now, seats)
+    if seats := state.nodes.propose_seats(may_shrink=state.generation > 0 or called):
+        return launch_generation(state, now, seats)
+    if state.last_call_at is not None and state.last_call_at <= now:
+        state.last_call_at = 0.0  # it is over, and nodes are too few for a replica: only another one changes that
+    return wait_for_nodes(state, now)
 
 
 def _part_with_late(state: JobState, now: float) -> None:
