@@ -83,12 +83,15 @@ def on_outside_alarm(state: JobState, now: float, alarm: Alarm) -> str:
     if not is_node_loss(alarm):
         return ""
     lost = state.nodes.standbys.beside_job(alarm.suspects)
+    evicted = state.nodes.standbys.under_examination.intersection(lost)  # before, which was told
     state.nodes.standbys.faults.on_evicted(lost, machine_faults(alarm, {}, lost), 0)
     for node in lost:
-        state.emit(*state.nodes.standbys.dismiss_node(node, alarm.kind, incident_text.describe_lost_standby(alarm)))
+        what = "evicted node" if node in evicted else "standby"
+        state.emit(*state.nodes.standbys.dismiss_node(node, alarm.kind, incident_text.describe_lost(what, alarm)))
     if lost:
-        said = incident_text.lost_standby_sentence(lost, alarm)
-        state.emit(Say(text=said, standbys=tuple(lost)))
+        waiting = tuple(node for node in lost if node not in evicted)
+        said = incident_text.lost_beside_sentence(waiting, sorted(evicted), alarm)
+        state.emit(Say(text=said, standbys=waiting))
         return f"{said}; {launch_or_wait(state, now)}" if state.phase is Phase.WAITING else said
     finished = state.nodes.ended.intersection(alarm.suspects)
     return f"{evict_nodes(state, now, finished, finished)} after its ranks had ended well" if finished else ""

@@ -86,12 +86,14 @@ def _list_some(names: Sequence[str]) -> str:
     return " and ".join((", ".join(shown[:-1]), shown[-1])) if len(shown) > 1 else shown[0]
 
 
-def lost_standby_sentence(nodes: Iterable[str], alarm: Alarm) -> str:
-    return f"standby {', '.join(nodes)} lost: {alarm.reason}"
+def lost_beside_sentence(standbys: Sequence[str], evicted: Sequence[str], alarm: Alarm) -> str:
+    """Return a sentence about nodes that had no seat and are lost: standbys, and evicted nodes that might come back."""
+    who = [f"{what} {', '.join(nodes)}" for what, nodes in (("standby", standbys), ("evicted node", evicted)) if nodes]
+    return f"{' and '.join(who)} lost: {alarm.reason}"
 
 
-def describe_lost_standby(alarm: Alarm) -> str:
-    return "standby fell silent" if alarm.kind is Kind.SILENCE else f"standby {alarm.reason}"
+def describe_lost(what: str, alarm: Alarm) -> str:
+    return f"{what} fell silent" if alarm.kind is Kind.SILENCE else f"{what} {alarm.reason}"
 
 
 def incident_sentence(record: Record) -> str:
