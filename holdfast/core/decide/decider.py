@@ -120,10 +120,10 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
         case _, Alarm() if not launching.concerns_generation(state, event):
             return launching.on_outside_alarm(state, now, event)
         case Phase.WAITING, Alarm():
-            evicted = launching.evict_nodes(state, now, event.suspects, event.suspects)
+            evicted = launching.evict_lost(state, now, event.suspects, event.kind)
             return f"{evicted}; {launching.launch_or_wait(state, now)}"
         case Phase.HELD, Alarm():
-            return launching.evict_nodes(state, now, event.suspects, event.suspects)
+            return launching.evict_lost(state, now, event.suspects, event.kind)
         case Phase.WAITING, Tick():
             return launching.on_wait_tick(state, now)
         case Phase.HELD, Tick():

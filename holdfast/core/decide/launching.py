@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Iterable
 
+import msgspec
+
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.planned_pause import Pause, resumed_step
 from holdfast.core.incident import incident_text
@@ -109,6 +111,16 @@ def evict_nodes(
     if state.interruption:
         state.interruption.evicted += tuple(leaving)
     return f"evicted {', '.join(leaving)}"
+
+
+def evict_lost(state: JobState, now: float, nodes: Collection[str], kind: Kind) -> str:
+    """Evict nodes that are lost while the job stands. The verdict to restart in place becomes one to evict them."""
+    told = evict_nodes(state, now, nodes, nodes if kind is Kind.SILENCE else ())
+    if state.incident and state.verdict and state.verdict.remedy is Remedy.RESTART:
+        state.incident.last_kind = kind.value
+        gone, reason = state.incident.evicted, f"{state.verdict.reason}; then {told}"
+        state.verdict = msgspec.structs.replace(state.verdict, remedy=Remedy.EVICT, nodes=gone, reason=reason)
+    return told
 
 
 def make_stop(state: JobState, lost: Collection[str] = ()) -> Stop:
