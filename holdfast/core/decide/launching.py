@@ -85,18 +85,25 @@ def on_outside_alarm(state: JobState, now: float, alarm: Alarm) -> str:
     if not is_node_loss(alarm):
         return ""
     lost = state.nodes.standbys.beside_job(alarm.suspects)
-    evicted = state.nodes.standbys.under_examination.intersection(lost)  # before, which was told
     state.nodes.standbys.faults.on_evicted(lost, machine_faults(alarm, {}, lost), 0)
-    for node in lost:
-        what = "evicted node" if node in evicted else "standby"
-        state.emit(*state.nodes.standbys.dismiss_node(node, alarm.kind, incident_text.describe_lost(what, alarm)))
     if lost:
-        waiting = tuple(node for node in lost if node not in evicted)
-        said = incident_text.lost_beside_sentence(waiting, sorted(evicted), alarm)
-        state.emit(Say(text=said, standbys=waiting))
+        said = _part_with_beside(state, lost, alarm.kind, alarm.reason)
         return f"{said}; {launch_or_wait(state, now)}" if state.phase is Phase.WAITING else said
     finished = state.nodes.ended.intersection(alarm.suspects)
     return f"{evict_nodes(state, now, finished, finished)} after its ranks had ended well" if finished else ""
+
+
+def _part_with_beside(state: JobState, nodes: Iterable[str], kind: Kind, why: str) -> str:
+    """Part with nodes that have no seat, and tell standbys from nodes that were evicted before. Return the sentence."""
+    evicted = state.nodes.standbys.under_examination.intersection(nodes)
+    lost = {"standby": tuple(node for node in nodes if node not in evicted), "evicted node": tuple(sorted(evicted))}
+    for what, those in lost.items():
+        for node in those:
+            state.emit(*state.nodes.standbys.dismiss_node(node, kind, f"{what} {why}"))
+    who = " and ".join(f"{what} {', '.join(those)}" for what, those in lost.items() if those)
+    said = f"{who} lost: {why}"
+    state.emit(Say(text=said, standbys=lost["standby"]))
+    return said
 
 
 def evict_nodes(
@@ -214,16 +221,16 @@ def _launch_or_wait(state: JobState, now: float) -> str:
 
 def _part_with_late(state: JobState, now: float) -> None:
     """Part with nodes whose links did not come back in time, as far as the job can do without them."""
-    late, standbys = sorted(state.nodes.links.take_late(now)), state.nodes.standbys
-    seated, beside = state.nodes.active.intersection(late), standbys.beside_job(late)
-    names = ", ".join(node for node in late if node in seated or node in beside)
-    for node in beside:
-        state.emit(*standbys.dismiss_node(node, Kind.HEALTH, "its link stays down"))
-    if seated and not state.nodes.can_do_without(seated):
-        state.emit(Say(text=f"{names} still without a link, and no standby can replace them: restarted in place"))
-    elif names:
-        evict_nodes(state, now, seated, ())
-        state.emit(Say(text=f"{names} still without a link after the wait: evicted"))
+    late = sorted(state.nodes.links.take_late(now))
+    seated, beside = sorted(state.nodes.active.intersection(late)), state.nodes.standbys.beside_job(late)
+    if beside:
+        _part_with_beside(state, beside, Kind.HEALTH, "still without a link after the wait")
+    if seated and state.nodes.can_do_without(seated):
+        evict_lost(state, now, seated, Kind.HEALTH)
+        state.emit(Say(text=f"{', '.join(seated)} still without a link after the wait: evicted"))
+    elif seated:
+        kept = f"{', '.join(seated)} still without a link, and no standby can replace"
+        state.emit(Say(text=f"{kept} {'them' if len(seated) > 1 else 'it'}: restarted in place"))
 
 
 def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> str:

@@ -86,16 +86,6 @@ def _list_some(names: Sequence[str]) -> str:
     return " and ".join((", ".join(shown[:-1]), shown[-1])) if len(shown) > 1 else shown[0]
 
 
-def lost_beside_sentence(standbys: Sequence[str], evicted: Sequence[str], alarm: Alarm) -> str:
-    """Return a sentence about nodes that had no seat and are lost: standbys, and evicted nodes that might come back."""
-    who = [f"{what} {', '.join(nodes)}" for what, nodes in (("standby", standbys), ("evicted node", evicted)) if nodes]
-    return f"{' and '.join(who)} lost: {alarm.reason}"
-
-
-def describe_lost(what: str, alarm: Alarm) -> str:
-    return f"{what} fell silent" if alarm.kind is Kind.SILENCE else f"{what} {alarm.reason}"
-
-
 def incident_sentence(record: Record) -> str:
     """Return the sentence that sums up a closed incident."""
     return f"{_describe_recovery(record)}{describe_new_release(record)}"
