@@ -4,9 +4,13 @@ from holdfast.model.alarm import SWITCH, Alarm, Kind
 from holdfast.model.event import Outcome
 from holdfast.model.job_and_seats import Seat
 
-# Classes that a rank shows because another one failed: its peer went away, or somebody stopped it.
 TIMED_OUT = "nccl_timeout"
-ECHOES = frozenset({"peer_connection_lost", TIMED_OUT, "preempted_cancelled"})
+# Classes that a rank shows because another one failed, and what happened to the rank itself.
+ECHOES = {
+    "peer_connection_lost": "lost its peer",
+    TIMED_OUT: "waited for its peers in vain",
+    "preempted_cancelled": "was told to stop",
+}
 NOT_STARTED = "dns_ssh_launch"  # the taxonomy's class for a node on which ranks could not be started
 
 # A silence alarm is dated at the last word heard, up to one beat before the death itself: a crash counts as earlier
