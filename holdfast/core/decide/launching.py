@@ -208,7 +208,8 @@ def _launch_or_wait(state: JobState, now: float) -> str:
         return state.nodes.links.describe_wait(now, state.nodes.active)
     _part_with_late(state, now)
     if state.requests.evicting or state.requests.draining:
-        leaving = state.requests.nodes_to_leave(state.nodes.active, len(state.nodes.usable_pool))
+        spare = len(state.nodes.usable_pool) - len(state.nodes.out)  # seats that are empty come first
+        leaving = state.requests.nodes_to_leave(state.nodes.active, spare)
         evict_nodes(state, now, leaving, (), examine=False)  # nothing is wrong with them: a person wants them gone
     # The first generation leaves torchrun's last call open for more nodes; a recovery does not wait for them.
     called = any(at is not None and at <= now for at in (state.last_call_at, state.wait_until))
