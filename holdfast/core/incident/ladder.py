@@ -281,7 +281,7 @@ def _keep_bad_node(case: IncidentCase) -> Verdict:
     """Return the verdict on a bad node that cannot be replaced: restart on it once, then give up."""
     if case.is_capped:
         return _restarts_used_up(case)
-    if case.recent_failures:
+    if any(set(past.nodes) & set(case.cause.suspects) for past in case.recent_failures):
         return _give_up("same failure again on a node that cannot be replaced")
     return Verdict(remedy=Remedy.RESTART, reason="no standby can replace it: restarted in place")
 

@@ -42,6 +42,13 @@ def test_a_switch_that_is_down_again_is_waited_for_again(changes: dict[str, obje
     assert again.remedy is Remedy.RESTART, "pairs of nodes would fail their probes, and no other release has links"
 
 
+def test_a_link_of_another_node_is_not_the_same_failure_again() -> None:
+    down = Alarm(kind=Kind.HEALTH, at=100.0, suspects=("n1",), reason="has no link", signature="net.down", hard=True)
+    for node, remedy in (("n2", Remedy.RESTART), ("n1", Remedy.GIVE_UP)):
+        verdict = find_verdict(case(down, past=past(40, node=node, at=90.0), replaceable=False))
+        assert verdict.remedy is remedy, f"{node} had it before"
+
+
 def test_nodes_that_fall_silent_at_once_are_one_loss() -> None:
     verdict = find_verdict(case(SILENCE, together=NODES, may_lose=1))
     assert (verdict.remedy, verdict.nodes) == (Remedy.EVICT, NODES)
