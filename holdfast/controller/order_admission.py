@@ -139,7 +139,7 @@ def _leave_refusal(view: JobView, order: Order) -> OrderRefusal | None:
     if node in told:
         text = f"{told[node]} has already ordered that; {node} leaves as soon as it can"
         return OrderRefusal(OrderFault.ORDERED_ALREADY, text)
-    left = len(active | set(view.pool)) - 1
+    left = len(active | set(view.usable_pool)) - 1
     if node in active and not view.job.can_acquire and left < view.job.min_nodes and order.verb == "evict":
         short = f"without {node} the job has {left} of the {view.job.min_nodes} nodes that it needs"
         text = f"{short}; start another host first, or use holdfast drain"
@@ -171,8 +171,8 @@ def describe_effect(view: JobView, order: Order) -> str:
 
 
 def _describe_standbys(view: JobView) -> str:
-    if view.pool:
-        return f"{len(view.pool)} {'standby waits' if len(view.pool) == 1 else 'standbys wait'}"
-    if view.coming or view.under_check or view.job.standbys:
+    if usable := len(view.usable_pool):
+        return f"{usable} {'standby waits' if usable == 1 else 'standbys wait'}"
+    if view.pool or view.coming or view.under_check or view.job.standbys:
         return "none is ready yet"
     return "this job keeps none, and holdfast evict waits for none"

@@ -38,6 +38,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     generation: int  # the generation it ended
     cause: str
     kind: str  # of the first alarm
+    last_kind: str = ""  # of what the verdict is on, where there were several failures; "": journals did not tell
     klass: str  # of the failure taxonomy, "" where unknown
     verdict: Verdict
     good_step: int  # last step before the trouble, -1: none was made

@@ -26,6 +26,7 @@ class Invariant(StrEnum):
     ONE_SEAT_PER_NODE = "a node has one seat"
     RANKS_WITHOUT_GAPS = "ranks are numbered without gaps"
     NO_LOST_NODE = "no rank is launched on a node known as lost"
+    ADMITTED_HAS_LINKS = "no standby whose link is down is admitted"
     ONE_PLACE_PER_NODE = "a node is standby, coming or gone, but one of these"
     ACTIVE_IS_NOTHING_ELSE = "who is active is nothing else"
     MISSING_IS_REQUESTED = "whoever is missing has been asked for"
@@ -37,6 +38,8 @@ class Invariant(StrEnum):
     END_NEEDS_NO_CLOCK = "the end needs no clock"
     TICK_MOVES_ON = "a tick is not answered by a wish for the same tick"
     INCIDENT_CLOSED_ONCE = "every incident is closed once, in order"
+    EVICTS_REPLACEABLE = "a node that answers is evicted only if the job can do without it"
+    ENOUGH_IS_ENOUGH = "a job that has enough nodes does not give up for want of nodes"
     GIVES_UP_LATE = "the job does not give up too early"
     TRAINS_AGAIN = "the job trains again soon after the last fault"
     ENDS_WHEN_ORDERED = "the job ends soon after the order"
@@ -110,6 +113,9 @@ class InvariantWatch:
         self._asked: dict[int, int] = {}  # Acquire without outcome: how many
         self._stops: dict[int, int] = {}  # Stop id -> generation
         self._down: set[str] = set()  # fell silent or were released, and have not reported since
+        self._phase = Phase.NEW
+        self._out: frozenset[str] = frozenset()
+        self._excused: set[str] = set()  # silent since the last launch, back or not, or sent away by a person
 
     def check_entry(self, entry: Entry, view: JobView) -> None:
         try:
@@ -122,12 +128,16 @@ class InvariantWatch:
                     self._asked[action.id] = action.count
                 elif isinstance(action, Launch):
                     self._check_launch(action)
+                    admitted = {seat.node for seat in action.seats} - (self._seated - self._out)
+                    cut_off = ", ".join(sorted(admitted & view.without_links))
+                    _require(not cut_off, Invariant.ADMITTED_HAS_LINKS, cut_off)
                 elif isinstance(action, Stop):
                     self._stops[action.id] = action.generation
                 elif isinstance(action, Dismiss):
                     self._down.add(action.node)
             self._check_nodes(view)
             self._check_refill(entry, view)
+            self._check_count(entry, view)
             self._check_state(entry, view)
         except UnsafeError as e:
             raise UnsafeError(e.invariant, e.detail, _entry_place(entry)) from None
@@ -148,8 +158,11 @@ class InvariantWatch:
                     self.running = 0
             case Alarm(kind=Kind.SILENCE, suspects=suspects):
                 self._down.update(suspects)
+                self._excused.update(suspects)
             case Ready(node=node):
                 self._down.discard(node)  # put back at once if the answer is to release it
+            case Order(verb="evict" | "drain", node=node):
+                self._excused.add(node)
 
     def _check_action(self, entry: Entry, id: int) -> None:
         _require(id > self._id, Invariant.ACTION_IDS_GROW, f"{id} came after {self._id}")
@@ -161,6 +174,7 @@ class InvariantWatch:
         running = f"{self.running} runs when {launch.generation} is launched"
         _require(self.running == 0, Invariant.STOPPED_BEFORE_LAUNCH, running)
         self.generation = self.running = launch.generation
+        self._excused.clear()
         nodes = [seat.node for seat in launch.seats]
         _require(len(nodes) == len(set(nodes)) > 0, Invariant.ONE_SEAT_PER_NODE)
         rank = 0
@@ -187,6 +201,18 @@ class InvariantWatch:
         enough = have + sum(self._asked.values()) >= job.max_nodes + job.standbys
         asks_soon = wake_at is not None and wake_at <= entry.at + RETRY_S
         _require(enough or asks_soon, Invariant.MISSING_IS_REQUESTED)
+
+    def _check_count(self, entry: Entry, view: JobView) -> None:
+        """Check that a job neither parts with nodes that it needs nor ends while it has enough of them."""
+        job, event, left = view.job, entry.event, view.out - self._out
+        enough = len(view.active) + len(view.pool.keys() - view.without_links) >= job.min_nodes
+        lost = {*self._excused, *(event.failed if isinstance(event, Outcome) else ())}
+        stands = view.phase is Phase.WAITING and not job.can_acquire
+        _require(enough or not stands or not left or bool(left & lost), Invariant.EVICTS_REPLACEABLE, ", ".join(left))
+        gives_up = any(isinstance(action, Finish) and action.code == GAVE_UP for action in entry.decision.actions)
+        in_vain = gives_up and self._phase is Phase.WAITING and isinstance(event, Tick)
+        _require(not (in_vain and enough) or bool(job.mesh), Invariant.ENOUGH_IS_ENOUGH)  # too few for a replica
+        self._phase, self._out = view.phase, view.out
 
     def _check_state(self, entry: Entry, view: JobView) -> None:
         decision = entry.decision

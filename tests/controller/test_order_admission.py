@@ -10,13 +10,15 @@ from rich.console import Console
 
 from holdfast.cli.commands.status import render_status
 from holdfast.config import Settings
-from holdfast.controller.order_admission import OrderFault, order_refusal
+from holdfast.controller.order_admission import OrderFault, describe_effect, order_refusal
+from holdfast.core.decide.decider import Decider
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.errand import Errand, LaunchHere, Leave, StopHere
 from holdfast.model.event import Entry, Limits, Order, OrderVerb, Phase
 from holdfast.model.job_and_seats import Job
 from tests.controller.conftest import HEADERS, Agent, Desk, Open
+from tests.core.transcript import parse
 
 PAIR = Job(run_id="r", min_nodes=2, max_nodes=2, can_acquire=False)
 
@@ -244,6 +246,16 @@ async def test_drain_waits_for_a_standby(desk_of: Open) -> None:
         await steps(desk, a, c, step=2)
         assert isinstance(await b.errand(), Leave)
         assert desk.controller.ledger.changes[0].admitted == ("c",)
+
+
+def test_a_standby_whose_link_is_down_takes_no_seat() -> None:
+    decider = Decider()
+    for line in ("begin nnodes 2 join", "ready a", "ready b", "outcome 1 ok", "progress 1", "ready c", "cut c"):
+        decider.step(1.0, parse(line, 1.0, decider.view.generation))
+    found = order_refusal(decider.view, Order(verb="evict", who="Ada", node="b"))
+    assert found is not None and found.fault is OrderFault.TOO_FEW_NODES
+    effect = describe_effect(decider.view, Order(verb="drain", who="Ada", node="b"))
+    assert effect == "b leaves when a standby can take its seat; none is ready yet"
 
 
 async def test_a_person_who_knows_that_a_node_is_dead_ends_the_wait_for_its_ranks(desk_of: Open) -> None:

@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.ledger import fold_entries
 from holdfast.model.action import Acquire, Action, Launch, Say, Stop
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.alarm import SWITCH, Alarm, Kind
 from holdfast.model.event import (
     Begin,
     Ended,
     Entry,
     Event,
     Limits,
+    LinksDown,
+    LinksUp,
     MeshReport,
     Order,
     OrderVerb,
@@ -70,12 +72,17 @@ class Run:
         self.now += self.rng.choice((0.0, 0.0, 0.1, 0.1, 3.0, 3.0, 50.0, 700.0))
         likely = 3 * (self.outcome,) + 2 * (self.ready, self.alarm)
         event: Callable[[], Event] = self.rng.choice(
-            (*likely, self.progress, self.ended, self.tick, self.order, self.mesh)
+            (*likely, self.progress, self.ended, self.tick, self.order, self.mesh, self.links, self.links)
         )
         self.hear(event())
 
+    def one_node(self) -> str:
+        """Mostly one that the job knows, or hardly any would be struck twice."""
+        known = sorted({*self.decider.view.active, *self.decider.view.pool})
+        return self.rng.choice(known if known and self.rng.random() < 0.7 else NODES)
+
     def some_nodes(self) -> tuple[str, ...]:
-        return tuple({self.rng.choice(NODES): None for _ in range(self.rng.choice((0, 1, 2, 3)))})
+        return tuple({self.one_node(): None for _ in range(self.rng.choice((0, 1, 2, 3)))})
 
     def generation(self) -> int:
         return self.decider.view.generation - self.rng.choice((0, 0, 0, 1))
@@ -89,7 +96,7 @@ class Run:
         return Outcome(action=id, ok=ok, nodes=nodes, failed=failed)
 
     def alarm(self) -> Event:
-        node, at = self.rng.choice(NODES), self.now - self.rng.choice((0.0, 1.5))
+        node, at = self.one_node(), self.now - self.rng.choice((0.0, 1.5))
         if self.rng.choice((True, False)):
             return Alarm(kind=Kind.SILENCE, at=at, suspects=(node,), reason="silent", signature=f"silence {node}")
         klass, group, code = self.rng.choice(CLASSES)
@@ -123,8 +130,22 @@ class Run:
         return Ended(node=self.rng.choice(NODES), generation=self.generation())
 
     def order(self) -> Event:
-        verbs: tuple[OrderVerb, ...] = ("update", "evict", "hold", "resume", "stop")  # the first without a release
-        return Order(verb=self.rng.choice(verbs), who="ann", node=self.rng.choice(NODES))
+        verbs: tuple[OrderVerb, ...] = (
+            "update",
+            "evict",
+            "drain",
+            "hold",
+            "resume",
+            "stop",
+        )  # the first without a release
+        return Order(verb=self.rng.choice(verbs), who="ann", node=self.one_node())
+
+    def links(self) -> Event:
+        """A link goes down or comes up, or several do at once; or a machine is proven bad."""
+        nodes, suspects = self.some_nodes() or ("n0",), (self.one_node(),)
+        bad = Alarm(kind=Kind.HEALTH, at=self.now, suspects=suspects, reason="is bad", signature="bad", hard=True)
+        switch = msgspec.structs.replace(bad, suspects=nodes, signature=SWITCH)
+        return self.rng.choice((LinksDown(nodes=nodes), LinksUp(nodes=nodes), LinksUp(nodes=tuple(NODES)), switch, bad))
 
     def mesh(self) -> Event:
         return MeshReport(mesh=self.rng.choice(((("dp", 2),), (("pp", 2), ("dp", 2)))))
@@ -179,3 +200,14 @@ def test_what_people_read_is_there_before_anything_happened() -> None:
     view = Decider().view
     assert (view.phase, view.generation, view.seats, view.pool) == (Phase.NEW, 0, (), {})
     assert (view.open_incident, view.progress, view.coming, view.gone) == (0, None, {}, {})
+
+
+def test_a_last_call_that_leaves_too_few_for_a_replica_is_made_once() -> None:
+    """Or a job whose nodes do not make up a replica would ask for the same tick, again and again."""
+    decider = Decider()
+    job = Job(run_id="r", min_nodes=1, max_nodes=4, can_acquire=False, mesh=(("pp", 4), ("dp", 2)))
+    decider.step(0.0, Begin(job=job, limits=Limits(wait_s=600.0, last_call_s=30.0)))
+    assert decider.step(1.0, Ready(node="a", host="a", nproc=2)).wake_at == 31.0
+    assert decider.step(31.0, Tick()).wake_at == 600.0
+    launched = decider.step(40.0, Ready(node="b", host="b", nproc=2))
+    assert launched.phase is Phase.LAUNCHING, "the last call is over: nobody else is waited for"

@@ -4,6 +4,7 @@ import itertools
 
 import msgspec
 
+from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import ECHOES, first_cause, is_echo
 from holdfast.core.incident.open_incident import KEPT_ALARMS, Incident
 from holdfast.model.alarm import Alarm, Kind
@@ -47,6 +48,12 @@ def test_echoes_count_only_among_themselves() -> None:
 def test_among_echoes_a_timeout_comes_before_the_peers_that_it_leaves_behind() -> None:
     timeout = crash(10.0, "n1", 1, klass="nccl_timeout")
     assert first_cause([echo(9.9, "n0"), timeout, echo(10.1, "n2")]) is timeout
+
+
+def test_every_echo_is_told_in_words_of_its_own() -> None:
+    said = {incident_text.describe_echo(crash(1.0, klass=klass)) for klass in ECHOES}
+    assert said == {f"rank 0 on n0 {words}: looking for the first cause" for words in ECHOES.values()}
+    assert len(said) == len(ECHOES)
 
 
 def test_silence_beats_the_crashes_it_caused() -> None:

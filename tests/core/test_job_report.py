@@ -6,6 +6,7 @@ import pytest
 from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import fold_entries
+from holdfast.model.action import Say
 from holdfast.model.incident_record import Remedy
 from tests.core.transcript import Scenario
 
@@ -26,3 +27,16 @@ def test_report_of_a_job(name: str) -> None:
         assert sum(restart.phases_s.values()) == pytest.approx(restart.lost_s)
     assert sum(ran.generations for ran in report.releases) == report.generation
     assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
+
+
+def test_an_older_journal_tells_of_a_lost_standby_by_words_alone() -> None:
+    scenario = Scenario("standby_lost")
+    scenario.play()
+    found = fold_entries(scenario.entries).lost_standbys
+    assert found == ("standby n2 lost: has been silent for 3 s",)
+    older = []
+    for entry in scenario.entries:
+        says = (Say(text=action.text) if isinstance(action, Say) else action for action in entry.decision.actions)
+        decision = msgspec.structs.replace(entry.decision, actions=tuple(says))
+        older.append(msgspec.structs.replace(entry, decision=decision))
+    assert fold_entries(older).lost_standbys == found

@@ -2,10 +2,11 @@
 
 import pytest
 
+from holdfast.core.decide.decider import Decider
 from holdfast.core.record.job_report import report_of
 from holdfast.core.record.ledger import fold_entries
-from holdfast.core.record.solving_rungs import count_rungs, describe_rungs
-from tests.core.transcript import Scenario
+from holdfast.core.record.solving_rungs import Rung, count_rungs, describe_rungs, rung_of
+from tests.core.transcript import Scenario, parse
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,39 @@ def test_what_ended_it(name: str, ended: dict[str, int]) -> None:
     scenario = Scenario(name)
     scenario.play()
     assert report_of(fold_entries(scenario.entries)).rungs == ended
+
+
+BEGUN = (
+    "begin nnodes 2 standbys 2 join",
+    "ready a",
+    "ready b",
+    "ready c",
+    "ready d",
+    "outcome 1 ok",
+    "progress 1 backed",
+)
+CRASH, HANG = "alarm crash a rank 0 code -11", "alarm hang b rank 2 hard said is stopped"
+
+
+@pytest.mark.parametrize(
+    ("lines", "rung"),
+    [
+        (("alarm silence b", "outcome 2 ok", "outcome 3 ok", CRASH, "outcome 4 ok", "outcome 5 ok"), Rung.RESTART),
+        ((CRASH, "outcome 2 ok", "outcome 3 ok", HANG, "outcome 4 ok", "outcome 6 ok"), Rung.HANG),
+        ((HANG, "outcome 2 ok", "outcome 4 ok", "alarm silence a", "outcome 5 ok", "outcome 6 ok"), Rung.EVICTION),
+        ((CRASH, "order evict node b by ann", "outcome 2 ok", "outcome 4 ok"), Rung.RESTART),
+        (
+            (CRASH, "order hold by ann", "outcome 2 ok", "alarm silence b", "order resume", "outcome 3 ok"),
+            Rung.EVICTION,
+        ),
+    ],
+)
+def test_of_several_the_last_counts(lines: tuple[str, ...], rung: Rung) -> None:
+    decider, closed = Decider(), []
+    for at, line in enumerate((*BEGUN, *lines, "progress 2")):
+        decision = decider.step(at, parse(line, at, decider.view.generation))
+        closed += [decision.closed] if decision.closed else []
+    assert [rung_of(record) for record in closed] == [rung], closed
 
 
 def test_in_words() -> None:

@@ -42,7 +42,7 @@ ACTIONS = {"evict_and_restart", "retry", "rollback_or_fix_code", "fix_config", "
 
 
 def test_the_echoes_are_known_classes() -> None:
-    assert {row.klass for row in CATALOG.rows} >= ECHOES
+    assert {row.klass for row in CATALOG.rows} >= ECHOES.keys()
 
 
 def refused(kind: str, text: str, tmp_path: Path) -> str:

@@ -13,6 +13,7 @@ from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.incident.incident_case import IncidentCase
 from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.incident.open_incident import Incident
+from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.membership.standbys import Standbys
 from holdfast.model.action import Action, Dismiss, Finish, Launch, Stop
 from holdfast.model.alarm import Alarm, Kind
@@ -201,6 +202,29 @@ def test_a_launch_beside_ranks_that_nobody_has_ended_is_seen(monkeypatch: pytest
     with pytest.raises(UnsafeError) as caught:
         looks()
     assert caught.value.invariant is Invariant.NO_RANKS_LEFT and caught.value.detail == "n0 at generation 2"
+
+
+def test_an_eviction_for_a_standby_without_a_link_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(JobNodes, "can_do_without", lambda self, nodes: True)
+        assert doctored(lambda action: action, "standbys_without_links") is Invariant.EVICTS_REPLACEABLE
+    monkeypatch.setattr(JobNodes, "usable_pool", property(lambda self: self.pool))
+    assert doctored(lambda action: action, "standbys_without_links") is Invariant.ADMITTED_HAS_LINKS
+
+
+def test_a_job_that_has_enough_nodes_and_gives_up_for_want_of_them_is_seen() -> None:
+    played = Scenario("switch_amid_a_wait_for_nodes")
+    played.play()
+    decider, watch = Decider(), InvariantWatch()
+    for entry in played.entries:
+        decider.step(entry.at, entry.event)
+        if entry.at == 911.0:
+            entry = _with(entry, (Finish(id=3, code=GAVE_UP, grace_s=1.0, reason="not enough nodes"),))
+            with pytest.raises(UnsafeError) as caught:
+                watch.check_entry(entry, decider.view)
+            assert caught.value.invariant is Invariant.ENOUGH_IS_ENOUGH
+            return
+        watch.check_entry(entry, decider.view)
 
 
 def test_a_tick_that_asks_for_itself_is_seen() -> None:

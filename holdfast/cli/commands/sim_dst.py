@@ -79,10 +79,12 @@ def _play_parts(process: AgentProcess, events: AgentEvents) -> AgentParts:
     transport = SimTransport(process)
     to_disk = bool(world.setup.settings.disk.path)
     sender = PeerSender(snapshots, transport, machine.clock, events.say, events.on_copies, to_disk=to_disk)
+    controller_clock = ControllerClock(machine.clock)
+    process.health = SimHealth(machine, events.on_alarm, lambda: machine.clock.monotonic() + controller_clock.offset_s)
     keeper = SimBackup(process, process.open_keeper(snapshots, sender))
     return AgentParts(
         clock=machine.clock,
-        controller_clock=ControllerClock(machine.clock),
+        controller_clock=controller_clock,
         dialer=SimDialer(process),
         notes=SimNotes(process),
         ranks=process.open_holder(events.on_rank_exit),
@@ -90,7 +92,7 @@ def _play_parts(process: AgentProcess, events: AgentEvents) -> AgentParts:
         keeper=keeper,
         staging=SimStaging(world),
         diagnosis=SimDiagnosis(world),
-        health=SimHealth(),
+        health=process.health,
         judge=process.judge_exit,
         reach=transport.try_peers,
         background=(keeper.send_copies,),

@@ -63,7 +63,7 @@ def _look_after_standbys(state: JobState, now: float) -> None:
         leaving = len(nodes.out) + len(state.requests.draining)  # each needs somebody in its place
         state.emit(*standbys.request_missing(len(nodes.seats) - leaving))
     if state.phase in (Phase.TRAINING, Phase.WAITING):
-        state.emit(*standbys.examine_evicted(state.links.nodes))
+        state.emit(*standbys.examine_evicted(nodes.links.nodes))
     if state.phase is Phase.TRAINING:
         state.emit(*standbys.recheck_due(now))
 
@@ -120,10 +120,10 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
         case _, Alarm() if not launching.concerns_generation(state, event):
             return launching.on_outside_alarm(state, now, event)
         case Phase.WAITING, Alarm():
-            evicted = launching.evict_nodes(state, now, event.suspects, event.suspects)
+            evicted = launching.evict_lost(state, now, event.suspects, event.kind)
             return f"{evicted}; {launching.launch_or_wait(state, now)}"
         case Phase.HELD, Alarm():
-            return launching.evict_nodes(state, now, event.suspects, event.suspects)
+            return launching.evict_lost(state, now, event.suspects, event.kind)
         case Phase.WAITING, Tick():
             return launching.on_wait_tick(state, now)
         case Phase.HELD, Tick():
@@ -170,9 +170,10 @@ def _wake_at(state: JobState) -> float | None:
         waits.append(state.requests.asks_until)
     if state.phase in (Phase.STARTING, Phase.TRAINING):
         waits.append(state.releases.wake_at())
-    if state.phase is Phase.TRAINING and state.nodes.may_grow(state.links.nodes):
+    if state.phase is Phase.TRAINING and state.nodes.may_grow():
         waits.append(state.grow_at)
     if state.phase is Phase.WAITING:
-        waits += [state.wait_until, state.last_call_at, state.not_before or None, state.fence.until or None]
-        waits.append(state.links.until or None)
+        waits += [state.wait_until, state.last_call_at or None, state.not_before or None, state.fence.until or None]
+        if not (state.fence.until or state.not_before):  # else nobody asks for links before these are over
+            waits.append(state.nodes.links.until or None)
     return min((at for at in waits if at is not None), default=None)

@@ -6,7 +6,6 @@ phase may follow the old one, and that the invariant of the new phase holds. Que
 
 from holdfast.core.decide.action_ids import ActionIds
 from holdfast.core.decide.launch_fence import Fence
-from holdfast.core.decide.lost_links import LostLinks
 from holdfast.core.decide.open_operator_requests import OpenRequests
 from holdfast.core.decide.planned_pause import Interruption, Pause
 from holdfast.core.decide.resume_adjustments import ResumePoint
@@ -64,11 +63,10 @@ class JobState:
         self.ids = ActionIds()
         self._make_parts(Release(number=1))
         self.fence = Fence()
-        self.links = LostLinks()
         self.not_before = 0.0  # when the next generation may be launched
         self.grow_at = 0.0  # when a job that is smaller than it wants may be stopped to grow
         self.wait_until: float | None = None
-        self.last_call_at: float | None = None
+        self.last_call_at: float | None = None  # 0: it is over
         self.summary = ""  # the part of the newest reason that says what the job does now
         self.begin_step()
 
@@ -125,7 +123,7 @@ class JobState:
         incident = self.incident
         match self.phase:
             case Phase.WAITING:
-                ends = (self.wait_until, self.not_before, self.fence.until, self.links.until)
+                ends = (self.wait_until, self.not_before, self.fence.until, self.nodes.links.until)
                 assert any(ends), "no wait is without end"
             case Phase.LAUNCHING:
                 assert not self.fence.until, "behind the fence ranks of an older generation may still train"

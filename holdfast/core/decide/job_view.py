@@ -132,6 +132,11 @@ class JobView:
         return MappingProxyType(self._state.nodes.pool)
 
     @property
+    def usable_pool(self) -> Mapping[str, Ready]:
+        """The standbys that can get ranks: all but those whose links are down."""
+        return MappingProxyType(dict(self._state.nodes.usable_pool))
+
+    @property
     def coming(self) -> Mapping[str, float]:
         """The nodes that the fleet has promised, and since when."""
         return MappingProxyType(self._state.nodes.standbys.coming)
@@ -159,7 +164,7 @@ class JobView:
     @property
     def without_links(self) -> frozenset[str]:
         """The nodes whose links are down, as far as the decider was told."""
-        return frozenset(self._state.links.nodes)
+        return frozenset(self._state.nodes.links.nodes)
 
     def may_return(self, node: str) -> bool:
         """Return whether this node may join the job, or join it again."""

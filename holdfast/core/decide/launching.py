@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Iterable
 
+import msgspec
+
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.planned_pause import Pause, resumed_step
 from holdfast.core.incident import incident_text
@@ -84,14 +86,24 @@ def on_outside_alarm(state: JobState, now: float, alarm: Alarm) -> str:
         return ""
     lost = state.nodes.standbys.beside_job(alarm.suspects)
     state.nodes.standbys.faults.on_evicted(lost, machine_faults(alarm, {}, lost), 0)
-    for node in lost:
-        state.emit(*state.nodes.standbys.dismiss_node(node, alarm.kind, incident_text.describe_lost_standby(alarm)))
     if lost:
-        said = incident_text.lost_standby_sentence(lost, alarm)
-        state.emit(Say(text=said, standbys=tuple(lost)))
+        said = _part_with_beside(state, lost, alarm.kind, alarm.reason)
         return f"{said}; {launch_or_wait(state, now)}" if state.phase is Phase.WAITING else said
     finished = state.nodes.ended.intersection(alarm.suspects)
     return f"{evict_nodes(state, now, finished, finished)} after its ranks had ended well" if finished else ""
+
+
+def _part_with_beside(state: JobState, nodes: Iterable[str], kind: Kind, why: str) -> str:
+    """Part with nodes that have no seat, and tell standbys from nodes that were evicted before. Return the sentence."""
+    evicted = state.nodes.standbys.under_examination.intersection(nodes)
+    lost = {"standby": tuple(node for node in nodes if node not in evicted), "evicted node": tuple(sorted(evicted))}
+    for what, those in lost.items():
+        for node in those:
+            state.emit(*state.nodes.standbys.dismiss_node(node, kind, f"{what} {why}"))
+    who = " and ".join(f"{what} {', '.join(those)}" for what, those in lost.items() if those)
+    said = f"{who} lost: {why}"
+    state.emit(Say(text=said, standbys=lost["standby"]))
+    return said
 
 
 def evict_nodes(
@@ -102,10 +114,20 @@ def evict_nodes(
     at_once = len(leaving) > 1 and set(leaving) <= set(silent)  # one cause took them: a switch, or power
     state.failures.count_evictions(now, 1 if at_once else len(leaving))
     state.requests.on_nodes_left(tuple(leaving))
-    state.links.forget_nodes(leaving, kept=state.nodes.standbys.suspects.keys())
+    state.nodes.links.forget_nodes(leaving, kept=state.nodes.standbys.suspects.keys())
     if state.interruption:
         state.interruption.evicted += tuple(leaving)
     return f"evicted {', '.join(leaving)}"
+
+
+def evict_lost(state: JobState, now: float, nodes: Collection[str], kind: Kind) -> str:
+    """Evict nodes that are lost while the job stands. The verdict to restart in place becomes one to evict them."""
+    told = evict_nodes(state, now, nodes, nodes if kind is Kind.SILENCE else ())
+    if state.incident and state.verdict and state.verdict.remedy is Remedy.RESTART:
+        state.incident.last_kind = kind.value
+        gone, reason = state.incident.evicted, f"{state.verdict.reason}; then {told}"
+        state.verdict = msgspec.structs.replace(state.verdict, remedy=Remedy.EVICT, nodes=gone, reason=reason)
+    return told
 
 
 def make_stop(state: JobState, lost: Collection[str] = ()) -> Stop:
@@ -141,7 +163,7 @@ def on_wait_tick(state: JobState, now: float) -> str:
     if state.phase is not Phase.WAITING or state.wait_until is None or now < state.wait_until:
         return f"{late}; {reason}" if late else reason
     short = f"{state.nodes.node_count} of {state.job.min_nodes} nodes after {state.limits.wait_s:g} s"
-    blocked = state.nodes.standbys.faults.wait_clause
+    blocked = state.nodes.wait_clause
     told = f"not enough nodes: {short}{blocked}; start more nodes or lower --nnodes"
     if state.limits.ask_s and not state.requests.asking:
         state.wait_until = now + state.limits.ask_s
@@ -179,31 +201,37 @@ def _launch_or_wait(state: JobState, now: float) -> str:
     if state.not_before:
         state.enter(Phase.WAITING)
         return f"waiting for {state.not_before - now:.0f} s"
-    if state.links.blocks_launch(now, state.nodes.active):
+    if state.nodes.links.blocks_launch(now, state.nodes.active):
+        state.wait_until = state.last_call_at = None  # nodes are waited for anew, once links are back
+        state.requests.clear_question()
         state.enter(Phase.WAITING)
-        return state.links.describe_wait(now, state.nodes.active)
+        return state.nodes.links.describe_wait(now, state.nodes.active)
     _part_with_late(state, now)
     if state.requests.evicting or state.requests.draining:
-        leaving = state.requests.nodes_to_leave(state.nodes.active, len(state.nodes.pool))
+        spare = len(state.nodes.usable_pool) - len(state.nodes.out)  # seats that are empty come first
+        leaving = state.requests.nodes_to_leave(state.nodes.active, spare)
         evict_nodes(state, now, leaving, (), examine=False)  # nothing is wrong with them: a person wants them gone
     # The first generation leaves torchrun's last call open for more nodes; a recovery does not wait for them.
     called = any(at is not None and at <= now for at in (state.last_call_at, state.wait_until))
-    seats = state.nodes.propose_seats(may_shrink=state.generation > 0 or called, without=state.links.nodes)
-    return wait_for_nodes(state, now) if seats is None else launch_generation(state, now, seats)
+    if seats := state.nodes.propose_seats(may_shrink=state.generation > 0 or called):
+        return launch_generation(state, now, seats)
+    if state.last_call_at is not None and state.last_call_at <= now:
+        state.last_call_at = 0.0  # it is over, and nodes are too few for a replica: only another one changes that
+    return wait_for_nodes(state, now)
 
 
 def _part_with_late(state: JobState, now: float) -> None:
     """Part with nodes whose links did not come back in time, as far as the job can do without them."""
-    late, standbys = sorted(state.links.take_late(now)), state.nodes.standbys
-    seated, beside = state.nodes.active.intersection(late), standbys.beside_job(late)
-    names = ", ".join(node for node in late if node in seated or node in beside)
-    for node in beside:
-        state.emit(*standbys.dismiss_node(node, Kind.HEALTH, "its link stays down"))
-    if seated and not state.nodes.can_do_without(seated):
-        state.emit(Say(text=f"{names} still without a link, and no standby can replace them: restarted in place"))
-    elif names:
-        evict_nodes(state, now, seated, ())
-        state.emit(Say(text=f"{names} still without a link after the wait: evicted"))
+    late = sorted(state.nodes.links.take_late(now))
+    seated, beside = sorted(state.nodes.active.intersection(late)), state.nodes.standbys.beside_job(late)
+    if beside:
+        _part_with_beside(state, beside, Kind.HEALTH, "still without a link after the wait")
+    if seated and state.nodes.can_do_without(seated):
+        evict_lost(state, now, seated, Kind.HEALTH)
+        state.emit(Say(text=f"{', '.join(seated)} still without a link after the wait: evicted"))
+    elif seated:
+        kept = f"{', '.join(seated)} still without a link, and no standby can replace"
+        state.emit(Say(text=f"{kept} {'them' if len(seated) > 1 else 'it'}: restarted in place"))
 
 
 def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> str:
@@ -236,7 +264,7 @@ def wait_for_nodes(state: JobState, now: float) -> str:
     elif state.last_call_at is None:
         state.last_call_at = now + state.limits.last_call_s
     state.enter(Phase.WAITING)
-    blocked = state.nodes.standbys.faults.wait_clause
+    blocked = state.nodes.wait_clause
     return f"waiting for nodes: {state.nodes.node_count} of {state.job.max_nodes}{blocked}"
 
 

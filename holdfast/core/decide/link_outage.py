@@ -10,11 +10,11 @@ from holdfast.model.event import LinksDown, LinksUp, Phase
 def on_links_lost(state: JobState, now: float, alarm: Alarm) -> str:
     """Note which links are down, so that no launch comes before they are back. Stop a job that uses them."""
     seated = state.nodes.active.intersection(alarm.suspects)
-    state.links.begin_wait(now, (*seated, *state.nodes.standbys.beside_job(alarm.suspects)), state.limits.wait_s)
-    used = seated - state.nodes.ended
+    state.nodes.links.begin_wait(now, (*seated, *state.nodes.standbys.beside_job(alarm.suspects)), state.limits.wait_s)
+    used = seated - state.nodes.ended  # standbys without links are no cause of what happens to ranks
     if state.phase in (Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING) and used:
         return incident_course.open_trouble(state, now, alarm)
-    if state.phase is Phase.STOPPING:
+    if state.phase is Phase.STOPPING and used:
         state.current_incident.add_alarm(alarm)
         return f"incident {state.current_incident.number}: noted while stopping: {alarm.reason}"
     state.emit(Say(text=alarm.reason))
@@ -23,11 +23,11 @@ def on_links_lost(state: JobState, now: float, alarm: Alarm) -> str:
 
 def on_links_down(state: JobState, event: LinksDown) -> str:
     """Note which nodes must not be admitted. A seated node keeps its seat until an alarm proves that it must go."""
-    return f"a link of {', '.join(lost)} is down" if (lost := state.links.on_lost(event.nodes)) else ""
+    return f"a link of {', '.join(lost)} is down" if (lost := state.nodes.links.on_lost(event.nodes)) else ""
 
 
 def on_links_up(state: JobState, now: float, event: LinksUp) -> str:
-    back = state.links.on_back(now, event.nodes)
+    back = state.nodes.links.on_back(now, event.nodes)
     if not back:
         return ""
     reason = f"{', '.join(back)} {'has its link' if len(back) == 1 else 'have their links'} back"

@@ -17,10 +17,10 @@ def start_if_wanted(state: JobState, now: float) -> str:
         return pause_job(state, now, f"{', '.join(leaving)} evicted by {state.requests.evicting[leaving[0]]}")
     if state.releases.is_due(now) and state.releases.waiting is not None:
         return pause_job(state, now, f"release {state.releases.waiting.number}", state.releases.waiting.number)
-    if drained and len(state.nodes.pool) >= len(drained):
+    if drained and len(state.nodes.usable_pool) >= len(drained):
         return pause_job(state, now, f"{', '.join(drained)} drained by {state.requests.draining[drained[0]]}")
-    if state.phase is Phase.TRAINING and now >= state.grow_at and state.nodes.may_grow(state.links.nodes):
-        return pause_job(state, now, f"{len(state.nodes.pool.keys() - state.links.nodes)} more nodes are there")
+    if state.phase is Phase.TRAINING and now >= state.grow_at and state.nodes.may_grow():
+        return pause_job(state, now, f"{len(state.nodes.usable_pool)} more nodes are there")
     return ""
 
 

@@ -45,11 +45,11 @@ def tell_present(state: JobState, now: float, step: int, ending: str) -> str:
 def _waited_for(state: JobState, now: float) -> str:
     if state.fence.until > now:
         return state.fence.describe_wait(now)
-    if state.links.blocks_launch(now, state.nodes.active):
-        return state.links.describe_wait(now, state.nodes.active)
+    if state.nodes.links.blocks_launch(now, state.nodes.active):
+        return state.nodes.links.describe_wait(now, state.nodes.active)
     if state.not_before > now:
         return f"the next launch waits for another {state.not_before - now:.0f} s"
-    blocked = state.nodes.standbys.faults.wait_clause
+    blocked = state.nodes.wait_clause
     return f"the job waits for nodes: {state.nodes.node_count} of {state.job.max_nodes} are there{blocked}"
 
 

@@ -54,10 +54,13 @@ class CoincidenceDetector:
             for nodes, strains in every.items()
             if (hot := [strain for strain in strains if -_EARLY_S <= lost.since - strain.since <= late_s])
         ]
-        times = f"steps take {lost.ratio:.2f} times as long since then"
+        longer = f"steps take {lost.ratio:.2f} times as long"
+        times = f"{longer} since then"
         if len(found) > 1 or (found and len(every) > 1 and 2 * sum(map(len, every)) > len(self._seats)):
-            names = ", ".join(sorted(node for nodes in every for node in nodes))
-            reason = f"{names} slow down for heat or power at once, and {times}"
+            together = len(found) > 1  # else most are strained, and one began when the job lost its pace
+            names = ", ".join(sorted(node for nodes in (dict(found) if together else every) for node in nodes))
+            what = f"{names} slow down for heat or power"
+            reason = f"{what} at once, and {times}" if together else f"{what}, and {longer}"
             why = "cooling, power or the work itself is the reason, and no node"
             return self._make_alarm(now, (), f"{reason}: {why}", Stance.NOTIFY)
         if not found or (lost.named and lost.named not in found[0][0]):

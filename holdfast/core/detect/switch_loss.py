@@ -17,7 +17,7 @@ class SwitchDetector:
     def __init__(self, network_s: float) -> None:
         self._apart_s = _APART * network_s
         self._strains: dict[str, tuple[Strain, ...]] = {}  # by who tells, of links alone
-        self._told: set[str] = set()  # nodes whose links were told to be lost together, in this generation
+        self._told: set[str] = set()  # nodes whose links were told to be lost together, and have not been up since
 
     def on_launch(self) -> None:
         self._told = set()
@@ -26,7 +26,12 @@ class SwitchDetector:
         if own := tuple(strain for strain in beat.strains if strain.kind in _LINKS):
             self._strains[beat.node] = own
         else:
+            self._told.difference_update(self._nodes_told_by(beat.node))  # what they lose next is another outage
             self._strains.pop(beat.node, None)
+
+    def _nodes_told_by(self, teller: str) -> set[str]:
+        """Return the nodes of whose links this one has told: all of its machine, of which one alone tells."""
+        return {node for strain in self._strains.get(teller, ()) for node in strain.nodes}
 
     def forget_node(self, node: str) -> None:
         self._strains.pop(node, None)

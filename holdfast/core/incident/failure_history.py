@@ -97,7 +97,7 @@ class FailureHistory:
             restarts=self.restarts,
             max_restarts=self.job.max_restarts,
             nodes=self.job.max_nodes,
-            standbys=len(nodes.pool.keys() - set(cause.suspects)),
+            standbys=len(nodes.usable_pool.keys() - set(cause.suspects)),
             seated=tuple(sorted(nodes.active.intersection(cause.suspects))),
             together=incident.silent_together(nodes.hosts) if cause.kind is Kind.SILENCE else (),
             replaceable=nodes.can_do_without(cause.suspects),

@@ -1,12 +1,16 @@
 """Triage of the alarms of one incident: which alarm is the first cause, and which are only echoes of it."""
 
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.alarm import SWITCH, Alarm, Kind
 from holdfast.model.event import Outcome
 from holdfast.model.job_and_seats import Seat
 
-# Classes that a rank shows because another one failed: its peer went away, or somebody stopped it.
 TIMED_OUT = "nccl_timeout"
-ECHOES = frozenset({"peer_connection_lost", TIMED_OUT, "preempted_cancelled"})
+# Classes that a rank shows because another one failed, and what happened to the rank itself.
+ECHOES = {
+    "peer_connection_lost": "lost its peer",
+    TIMED_OUT: "waited for its peers in vain",
+    "preempted_cancelled": "was told to stop",
+}
 NOT_STARTED = "dns_ssh_launch"  # the taxonomy's class for a node on which ranks could not be started
 
 # A silence alarm is dated at the last word heard, up to one beat before the death itself: a crash counts as earlier
@@ -20,7 +24,12 @@ def is_echo(alarm: Alarm) -> bool:
 
 def is_node_proof(alarm: Alarm) -> bool:
     """Return whether the alarm is proof against a machine, so that it holds whichever generation runs there."""
-    return alarm.hard and alarm.kind in (Kind.HEALTH, Kind.LINES, Kind.REPLICA)
+    return alarm.hard and alarm.kind in (Kind.HEALTH, Kind.LINES, Kind.REPLICA) and not is_switch_loss(alarm)
+
+
+def is_switch_loss(alarm: Alarm) -> bool:
+    """Return whether several machines lost their links together, which is no fault of any of them."""
+    return alarm.signature == SWITCH
 
 
 def is_node_loss(alarm: Alarm) -> bool:
@@ -36,7 +45,7 @@ def first_cause(alarms: list[Alarm]) -> Alarm:
     collective timed out closes its connections, and a peer that loses them may end before it does.
     """
     told = [a for a in alarms if not is_echo(a)] or [a for a in alarms if a.klass == TIMED_OUT] or alarms
-    causes = [a for a in alarms if is_node_proof(a)] or told
+    causes = [a for a in alarms if is_node_proof(a) or is_switch_loss(a)] or told
     first = min(causes, key=lambda a: (a.at, a.ranks))
     if first.kind in (Kind.LOSS, Kind.REDONE):  # the earliest step counts: by the next sum all others have it too
         first = min((a for a in causes if a.kind is first.kind), key=_spoilt_at)

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from holdfast.core.incident.first_cause import NOT_STARTED, TIMED_OUT, is_node_proof
+from holdfast.core.incident.first_cause import NOT_STARTED, TIMED_OUT, is_node_proof, is_switch_loss
 from holdfast.core.snapshots.node_eviction_bonds import Bonds
-from holdfast.model.alarm import GPU_HANG, SWITCH, UNNAMED, Alarm, Kind
+from holdfast.model.alarm import GPU_HANG, UNNAMED, Alarm, Kind
 
 SURE = 0.9  # confidence of last words that stands as proof against a node
 TOLD = 0.7  # and that explains a failure; an exit code alone does not
@@ -156,7 +156,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_switch(self) -> bool:
         """Return whether several machines lost their links together."""
-        return self.cause.signature == SWITCH
+        return is_switch_loss(self.cause)
 
     @property
     def is_unwitnessed(self) -> bool:
@@ -183,6 +183,11 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
     def is_proof(self) -> bool:
         """Return whether the cause names a node beyond doubt."""
         return self.cause.kind is Kind.SILENCE or is_machine_proof(self.cause)
+
+    @property
+    def is_witnessed(self) -> bool:
+        """Return whether somebody else than the ranks has seen the cause, so that no other code would avert it."""
+        return self.is_proof or self.is_switch
 
     @property
     def is_guess(self) -> bool:
@@ -245,7 +250,8 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether a machine may be at fault but the evidence does not say which one."""
         cause = self.cause
         told = cause.action in (CODE, SETTING, EXTERNAL) and cause.confidence >= TOLD
-        return not (cause.group == "script" or told) and cause.kind is not Kind.LINES and cause.klass != NOT_STARTED
+        known = cause.group == "script" or told or self.is_switch
+        return not known and cause.kind is not Kind.LINES and cause.klass != NOT_STARTED
 
 
 def is_machine_proof(alarm: Alarm) -> bool:

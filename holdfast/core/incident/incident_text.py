@@ -4,8 +4,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from holdfast.core.incident.first_cause import ECHOES, is_switch_loss
+from holdfast.core.incident.incident_case import TOLD
 from holdfast.core.sum_preserving_rounding import share_tenths
-from holdfast.model.alarm import SWITCH, Alarm, Kind
+from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.incident_record import Change, Record, Remedy
 from holdfast.model.release import Skip
 
@@ -20,7 +22,6 @@ FAILED_START = "ended by an incident before its first step"  # of a planned rest
 _BEFORE_START_UP = ("detect", "silence", "last step", "stop", "probe", "held", "wait", "launch")
 _OPTIONAL = ("silence", "probe", "held", "wait", "last step")  # told of only if they took time
 SHOWN_S = 0.05  # which is more than nothing in tenths
-_TOLD = 0.7  # confidence from which a class is no guess
 _NAMED = 4  # of ranks or nodes that share a cause
 
 
@@ -34,7 +35,7 @@ def describe_exit(code: int) -> str:
 def describe_cause(alarm: Alarm) -> str:
     """Return in words which rank or node failed, and how."""
     where = ", ".join(alarm.suspects)
-    if not where or alarm.signature == SWITCH:  # whose reason names all of them
+    if not where or is_switch_loss(alarm):  # whose reason names all of them
         return alarm.reason
     if alarm.kind in (Kind.HEALTH, Kind.LINES) and len(alarm.suspects) > 1:
         where = f"the host of {where}"
@@ -49,8 +50,7 @@ def describe_cause(alarm: Alarm) -> str:
 
 def describe_echo(alarm: Alarm) -> str:
     """Return in words an alarm that only shows that another rank has failed, or that somebody stops the job."""
-    saw = {"peer_connection_lost": "lost its peer", "nccl_timeout": "waited for its peers in vain"}
-    who = msgspec.structs.replace(alarm, reason=saw.get(alarm.klass, "was told to stop"))
+    who = msgspec.structs.replace(alarm, reason=ECHOES[alarm.klass])
     return f"{describe_cause(who)}: looking for the first cause"
 
 
@@ -68,7 +68,7 @@ def cause_label(alarm: Alarm) -> str:
 
 def is_guessed_kill(alarm: Alarm) -> bool:
     """Return whether words only guess that the OOM killer was it; the kernel itself does not guess."""
-    return alarm.klass == "host_oom_kill" and 0.0 < alarm.confidence < _TOLD
+    return alarm.klass == "host_oom_kill" and 0.0 < alarm.confidence < TOLD
 
 
 def record_label(record: Record) -> str:
@@ -84,14 +84,6 @@ def _list_some(names: Sequence[str]) -> str:
     """Return names as a phrase; of many, the first few and how many more there are."""
     shown = [*names[:_NAMED], f"{len(names) - _NAMED} more"] if len(names) > _NAMED + 1 else list(names)
     return " and ".join((", ".join(shown[:-1]), shown[-1])) if len(shown) > 1 else shown[0]
-
-
-def lost_standby_sentence(nodes: Iterable[str], alarm: Alarm) -> str:
-    return f"standby {', '.join(nodes)} lost: {alarm.reason}"
-
-
-def describe_lost_standby(alarm: Alarm) -> str:
-    return "standby fell silent" if alarm.kind is Kind.SILENCE else f"standby {alarm.reason}"
 
 
 def incident_sentence(record: Record) -> str:

@@ -45,7 +45,7 @@ def find_verdict(case: IncidentCase) -> Verdict:
     verdict = _first_remedy(case)
     if verdict.remedy is Remedy.EVICT and len(verdict.nodes) > case.may_lose and not case.together:
         return _give_up("more nodes were lost within the hour than the job has")
-    if verdict.remedy is Remedy.EVICT and not case.is_proof:
+    if verdict.remedy is Remedy.EVICT and not case.is_witnessed:
         verdict = _spare_last_copies(case, verdict)
     if verdict.remedy is Remedy.EVICT and case.is_guess and len(verdict.nodes) > case.may_evict:
         verdict = _limit_evictions(case, verdict)
@@ -87,7 +87,7 @@ def _is_probed_first(case: IncidentCase) -> bool:
 def _is_code_suspect(case: IncidentCase, verdict: Verdict) -> bool:
     """Return whether to roll the newest release back instead of evicting a node; a rollback is cheaper."""
     cause = case.cause
-    if case.is_proof or cause.klass == NOT_STARTED or (cause.action == EXTERNAL and cause.confidence >= TOLD):
+    if case.is_witnessed or cause.klass == NOT_STARTED or (cause.action == EXTERNAL and cause.confidence >= TOLD):
         return False
     if case.trial:
         hangs = cause.kind in (Kind.HANG, Kind.SLOW) and not cause.hard
@@ -283,7 +283,7 @@ def _keep_bad_node(case: IncidentCase) -> Verdict:
     """Return the verdict on a bad node that cannot be replaced: restart on it once, then give up."""
     if case.is_capped:
         return _restarts_used_up(case)
-    if case.recent_failures:
+    if any(set(past.nodes) & set(case.cause.suspects) for past in case.recent_failures):
         return _give_up("same failure again on a node that cannot be replaced")
     return Verdict(remedy=Remedy.RESTART, reason="no standby can replace it: restarted in place")
 

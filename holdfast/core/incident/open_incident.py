@@ -39,6 +39,7 @@ class Incident(msgspec.Struct, kw_only=True):
     forgiven: int = 0  # of these, before a person let it go on
     judged: bool = False  # whether this round is among them
     first: Alarm | None = None  # the cause of the first round
+    last_kind: str = ""  # as in Record
     stopped_at: float = 0.0
     probed_s: float = 0.0
     lost: dict[str, Alarm] = {}  # nodes that fell silent or were found bad by others while nodes were tried
@@ -153,6 +154,7 @@ class Incident(msgspec.Struct, kw_only=True):
         self.alarms.insert(0, cause)
         self.rounds += 1
         self.judged = True
+        self.last_kind = cause.kind.value
         self.first = self.first or self.shared_cause
         return cause
 
@@ -215,6 +217,7 @@ class Incident(msgspec.Struct, kw_only=True):
             generation=self.generation,
             cause=incident_text.describe_cause(cause),
             kind=cause.kind.value,
+            last_kind=self.last_kind,
             klass=cause.klass,
             verdict=verdict,
             good_step=self._good_step(resumed_from),

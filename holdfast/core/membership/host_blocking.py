@@ -77,8 +77,9 @@ class HostFaults:
         self._refused: set[str] = set()  # of these, those that the console was told of
 
     def on_evicted(self, nodes: Iterable[str], faults: Mapping[str, str], incident: int) -> None:
-        """Note which of these nodes leave for faults of their machines."""
-        self._evicted |= {node: (faults.get(node, ""), incident) for node in nodes}
+        """Note which of these nodes leave for faults of their machines. A fault that was found before stands."""
+        known = {node for node, (fault, _) in self._evicted.items() if fault}
+        self._evicted |= {node: (faults.get(node, ""), incident) for node in nodes if node not in known}
 
     def on_examined(self, node: str, fault: str) -> None:
         """Take in an examination of an evicted node: what it finds counts, and if it finds nothing, nothing counts."""

@@ -1,7 +1,8 @@
 """The nodes of a job: which are seated, which wait as standbys, and which leave."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from holdfast.core.membership.lost_links import LostLinks
 from holdfast.core.membership.seating import growth_unit, next_seats
 from holdfast.core.membership.standbys import Standbys
 from holdfast.core.snapshots.node_eviction_bonds import Bonds, copy_bonds
@@ -18,6 +19,7 @@ class JobNodes:
         self.job = job
         self.standbys = Standbys(job, limits, ids)
         self.pool = self.standbys.pool
+        self.links = LostLinks()
         self.reported_mesh: Dims = ()
         self.seats: tuple[Seat, ...] = ()
         self.out: set[str] = set()  # seated, but not in the next generation
@@ -45,8 +47,21 @@ class JobNodes:
         return node in self.seated and node not in self.out
 
     @property
+    def usable_pool(self) -> Mapping[str, Ready]:
+        """Return the standbys that can get ranks: all but those whose links are down."""
+        down = self.links.nodes
+        return {node: ready for node, ready in self.pool.items() if node not in down} if down else self.pool
+
+    @property
     def node_count(self) -> int:
-        return len(self.seats) - len(self.out) + len(self.pool)
+        """Return how many nodes can get ranks in the next generation."""
+        return len(self.seats) - len(self.out) + len(self.usable_pool)
+
+    @property
+    def wait_clause(self) -> str:
+        """Return what a job that waits for nodes has to say about those that it cannot use; "" if there are none."""
+        cut_off = ", ".join(sorted(self.pool.keys() & self.links.nodes))
+        return (f"; without a link: {cut_off}" if cut_off else "") + self.standbys.faults.wait_clause
 
     @property
     def hosts(self) -> dict[str, str]:
@@ -68,7 +83,7 @@ class JobNodes:
 
     def can_do_without(self, nodes: Iterable[str]) -> bool:
         left = self.active.difference(nodes)
-        return bool(left) and (self.job.can_acquire or len(left) + len(self.pool) >= self.job.min_nodes)
+        return bool(left) and (self.job.can_acquire or len(left) + len(self.usable_pool) >= self.job.min_nodes)
 
     def nodes_of_ranks(self, ranks: Collection[int]) -> tuple[str, ...]:
         """Return the seated nodes that run at least one of these ranks."""
@@ -97,13 +112,11 @@ class JobNodes:
         gone = set(nodes)
         self.back = {node: ready for node, ready in self.back.items() if node not in gone}
 
-    def propose_seats(self, *, may_shrink: bool, without: Collection[str] = ()) -> tuple[Seat, ...] | None:
-        """Return the seats of a generation launched now; None while nodes are missing. `without` names standbys that
-        cannot be used."""
+    def propose_seats(self, *, may_shrink: bool) -> tuple[Seat, ...] | None:
+        """Return the seats of a generation launched now; None while nodes are missing."""
         if self.node_count < (self.job.min_nodes if may_shrink else self.job.max_nodes):
             return None  # without looking at thousands of them for each one that comes
-        pool = {node: ready for node, ready in self.pool.items() if node not in without} if without else self.pool
-        return next_seats(self.job, self.seats, self.out, pool, may_shrink)
+        return next_seats(self.job, self.seats, self.out, self.usable_pool, may_shrink)
 
     def take_seats(self, seats: tuple[Seat, ...]) -> tuple[str, ...]:
         """Make these the current seats and return the newly admitted nodes."""
@@ -115,10 +128,9 @@ class JobNodes:
         self.out, self.ended = set(), set()
         return admitted
 
-    def may_grow(self, without: Collection[str]) -> bool:
-        """Return whether the job runs on fewer nodes than wanted and enough standbys wait for one more replica, not
-        counting those in `without`."""
-        missing, usable = self.job.max_nodes - len(self.seats), len(self.pool.keys() - set(without))
+    def may_grow(self) -> bool:
+        """Return whether the job runs on fewer nodes than wanted and enough standbys wait for one more replica."""
+        missing, usable = self.job.max_nodes - len(self.seats), len(self.usable_pool)
         if missing <= 0 or not usable:
             return False
         return min(missing, usable) >= growth_unit(self.job, self.seats[0].nproc if self.seats else 1)

@@ -44,9 +44,14 @@ class Standbys:
         return self.job.checks and self._failed < _IN_A_ROW
 
     @property
+    def under_examination(self) -> set[str]:
+        """Return the evicted nodes that are being examined or are about to be."""
+        return {*self.suspects, *self.examined.values()}
+
+    @property
     def under_probe(self) -> set[str]:
         """Return the unseated nodes that are being probed or are about to be."""
-        return {*self.suspects, *self.examined.values(), *self.checking.values()}
+        return self.under_examination.union(self.checking.values())
 
     @property
     def hosts(self) -> dict[str, str]:

@@ -113,7 +113,7 @@ class Ledger:
         for action in decision.actions:
             if isinstance(action, Finish):
                 self.finish = action
-            elif isinstance(action, Say) and action.standbys:
+            elif isinstance(action, Say) and (action.standbys or action.text.startswith("standby ")):  # older journals
                 self._lost_standbys.append(action.text)
             elif isinstance(action, Launch):
                 self._on_launch(action)

@@ -22,15 +22,18 @@ class Rung(StrEnum):
 
 def rung_of(record: Record) -> Rung:
     """Return the rung that ended an incident: of several in one incident, the last."""
-    if record.verdict.remedy is Remedy.GIVE_UP:
-        return Rung.PERSON
-    if record.rolled_back:
-        return Rung.ROLLBACK
-    if record.evicted and record.probed_s:
-        return Rung.EXAMINED
-    if record.evicted:
-        return Rung.HANG if record.kind in (Kind.HANG, Kind.SLOW) else Rung.EVICTION
-    return Rung.SKIP if record.skipped else Rung.RESTART
+    match record.verdict.remedy:
+        case Remedy.GIVE_UP:
+            return Rung.PERSON
+        case Remedy.ROLLBACK:
+            return Rung.ROLLBACK
+        case Remedy.EVICT if record.probed_s:
+            return Rung.EXAMINED
+        case Remedy.EVICT:
+            return Rung.HANG if (record.last_kind or record.kind) in (Kind.HANG, Kind.SLOW) else Rung.EVICTION
+        case Remedy.SKIP if record.verdict.skips:
+            return Rung.SKIP
+    return Rung.RESTART  # whom a person evicts meanwhile says nothing about the failure
 
 
 def rung_of_change(change: Change) -> Rung | None:

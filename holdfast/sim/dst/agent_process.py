@@ -10,6 +10,7 @@ from holdfast.core.detect.crash import alarm_of
 from holdfast.model.alarm import Alarm
 from holdfast.model.observation import Exit
 from holdfast.sim.dst.agent_interface import AgentCrashed
+from holdfast.sim.dst.simulated_errands import SimHealth
 from holdfast.sim.dst.simulated_link import SimLink
 from holdfast.sim.dst.simulated_rank_holder import SimHolder
 from holdfast.sim.dst.simulated_snapshot_keeper import CopySender, SimKeeper, SimOwnSnapshots
@@ -32,6 +33,7 @@ class AgentProcess:
         self.link: SimLink | None = None
         self.holder: SimHolder
         self.keeper: SimKeeper
+        self.health: SimHealth
         self.agent = self.world.build_agent(self)
         if machine.leaves:
             self.world.call_later(LEAVE_S, self._check_left)

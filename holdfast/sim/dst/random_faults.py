@@ -43,6 +43,7 @@ class RandomFaults:
         self._armed: dict[str, str] = {}  # machine -> where its agent will die
         self._aside = Random(f"aside {world.setup.seed}")  # so that all else of a seed stays as it was
         self._stranding = Random(f"stranded {world.setup.seed}")  # for the same reason
+        self._links = Random(f"links {world.setup.seed}")  # and this
         # Of each seed only some kinds: those that are left come often enough to meet one another.
         kinds = [kind for kind in _KINDS if world.rng.random() < 0.6] or list(_KINDS)
         self._weights = {kind: _KINDS[kind] * world.rng.choice((1, 1, 3)) for kind in kinds}
@@ -53,6 +54,8 @@ class RandomFaults:
             self.world.call_later(self._aside.uniform(5.0, 25.0), self._fill_disk)
         if self._stranding.random() < 0.15:
             self.world.call_later(self._stranding.uniform(5.0, self.world.setup.faults_s), self._strand_machine)
+        if self.world.setup.loses_links:
+            self._plan_outage()
         self._plan_next()
 
     def stop_faults(self) -> None:
@@ -64,6 +67,7 @@ class RandomFaults:
         for machine in self.world.machines.values():
             self._heal_machine(machine)
             self._make_room(machine)
+            machine.link_is_down = False
             for held in list(machine.held.values()):
                 self._make_killable(held)
 
@@ -104,6 +108,34 @@ class RandomFaults:
         lasts_s = fence_s(self.world.setup.settings.node)
         self.world.call_later(lasts_s, self.world.truth.check_fence, machine, lasts_s)
         self.world.call_later(lasts_s + 30.0, self._reconnect_machine, machine)
+
+    def _plan_outage(self) -> None:
+        self.world.call_later(self._links.uniform(3.0, 30.0), self._cut_links)
+
+    def _cut_links(self) -> None:
+        """Take the links of some machines, of several by a switch; and often drain a node meanwhile."""
+        up = [machine for machine in self.world.machines.values() if machine.alive]
+        if not self.on or self.world.over or not up:
+            return
+        struck = self._links.sample(up, min(len(up), self._links.choice((1, 2, 3))))
+        self.world.log_line(f"fault: no link at {', '.join(machine.name for machine in struck)}")
+        self._count_fault("links")
+        for machine in struck:
+            machine.link_is_down = True
+            self.world.call_later(self._links.uniform(2.0, 3.0), self._read_link, machine)
+            self.world.call_later(self._links.choice((1.0, 10.0, 40.0, 250.0)), self._restore_link, machine)
+        if self._links.random() < 0.4:
+            self.world.office.give_order(Order(verb="drain", who="somebody", node=self._links.choice(up).name))
+        self._plan_outage()
+
+    @staticmethod
+    def _read_link(machine: "SimMachine") -> None:
+        if machine.agent:
+            machine.agent.health.read_again()
+
+    @staticmethod
+    def _restore_link(machine: "SimMachine") -> None:
+        machine.link_is_down = False
 
     def _strand_machine(self) -> None:
         """Cut a machine off whose ranks cannot be killed either, as if its kernel were stuck."""

@@ -1,11 +1,13 @@
 """Errands of a simulated node other than launches: staged releases, probes and stacks, on a healthy machine."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from holdfast.core.agent_state_machine import ErrandDone
+from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.errand import PairTestHere, ProbeHere, ReplayHere, StageHere
+from holdfast.model.observation import Strain, StrainKind
 from holdfast.model.probe import Finding
 from holdfast.model.release import Release
 from holdfast.model.stacks import Arrival, Frame, Process, Thread, Trace
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from holdfast.sim.dst.simulated_machine import SimMachine
 
 _TRACE_S = 0.2
+_LINK = "net.down eth0"
 _WAITING = (Thread(main=True, frames=(Frame("all_reduce", "distributed_c10d.py", 7),)),)
 
 
@@ -97,10 +100,37 @@ class SimTracer:
 
 
 class SimHealth:
-    """Health readings that never explain why a rank ended: no OOM kill, no shortage."""
+    """Health readings: of the machine's link alone. They never explain why a rank ended: no OOM kill, no shortage."""
 
     peak_flops = 0.0
-    strains = ()
+
+    def __init__(self, machine: "SimMachine", on_alarm: Callable[[Alarm], None], now: Callable[[], float]) -> None:
+        self._machine, self._on_alarm, self._now = machine, on_alarm, now
+        self._since = 0.0  # 0: the link is up
+
+    @property
+    def strains(self) -> tuple[Strain, ...]:
+        self._since = (self._since or self._now()) if self._machine.link_is_down else 0.0
+        nodes = (self._machine.name,)
+        strain = Strain(kind=StrainKind.CUT, sign=_LINK, nodes=nodes, since=self._since, text="has no link at eth0")
+        return (strain,) if self._since else ()
+
+    def read_again(self) -> None:
+        """Raise the alarm about a link that the second reading in a row finds down, at most once an hour."""
+        for strain in self.strains:
+            if self._machine.link_alarms.is_repeat(self._now(), strain.sign):
+                continue
+            found = Alarm(
+                kind=Kind.HEALTH,
+                at=self._now(),
+                suspects=strain.nodes,
+                reason=strain.text,
+                klass="ib_rdma_error",
+                group="infrastructure",
+                signature=strain.sign,
+                hard=True,
+            )
+            self._on_alarm(found)
 
     def on_rank_exit(self, at: float) -> None:
         pass

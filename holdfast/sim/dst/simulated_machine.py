@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.core.agent_state_machine import OWN
+from holdfast.core.incident.alarm_rate_limit import RepeatFilter
 from holdfast.model.errand import LaunchHere
 from holdfast.sim.dst.agent_process import AgentProcess
 from holdfast.sim.dst.simulated_node_disk import NodeDisk
@@ -126,6 +127,10 @@ class SimMachine:
         self.alive = True
         self.cut = False  # the controller cannot be reached
         self.apart = False  # nor can other machines
+        self.link_is_down = False  # to the ranks of others: agents still reach the controller
+        self.link_alarms = (
+            RepeatFilter()
+        )  # kept beyond an agent: the second one would rightly end a job without standbys
         self.buried = False  # cut off, with a full disk, for longer than any fence stands
         self.warm = False
         self.agent: AgentProcess | None = None

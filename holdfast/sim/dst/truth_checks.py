@@ -7,7 +7,7 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.record.ledger import fold_entries
 from holdfast.model.action import Finish, Say
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.alarm import SWITCH, Alarm, Kind, Stance
 from holdfast.model.event import Ended, Entry, Progress, Tick
 from holdfast.sim.dst.controller_disk import SimDisk
 from holdfast.sim.dst.simulated_snapshot_keeper import SimSnapshot
@@ -106,8 +106,13 @@ class TruthChecks:
         self._read_new_entries()
         body = post.body if post else None
         acted = isinstance(body, Ended) or (isinstance(body, Alarm) and body.stance is Stance.ACT)
-        if acted and body not in self._kept:
+        if acted and body not in self._kept and not self._is_told_of_a_switch(body):
             self.report_broken(f"{life.node}'s {type(body).__name__} was acknowledged and is not on disk: {body}")
+
+    def _is_told_of_a_switch(self, body: object) -> bool:
+        """Return whether this alarm about a link is on disk as part of one about links that were lost together."""
+        switches = (kept for kept in self._kept if isinstance(kept, Alarm) and kept.signature == SWITCH)
+        return isinstance(body, Alarm) and any(set(body.suspects) <= set(kept.suspects) for kept in switches)
 
     def on_errand(self, id: int) -> None:
         """Check that the action behind an errand is in the journal on disk before a node gets the errand."""

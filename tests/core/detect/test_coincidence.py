@@ -74,10 +74,21 @@ def test_several_machines_at_once_are_a_matter_of_cooling() -> None:
     assert act_at(made, lost()) is None
 
 
+def test_only_those_that_became_hot_then_are_told_to_have() -> None:
+    made = detector(strain("n1", since=100.0), strain("n3", since=895.0), strain("n4", since=905.0))
+    alarm = made.check_pace(1000.0, lost())
+    assert alarm is not None and alarm.reason.startswith(
+        "n3, n4 slow down for heat or power at once, and steps take 1.31 times as long since then: cooling"
+    )
+
+
 def test_one_more_where_most_are_hot_already() -> None:
     hot = [strain(f"n{i}", since=100.0) for i in (1, 2, 4)]
     alarm = act_at(detector(*hot, strain("n3", since=895.0)), lost())
     assert alarm is not None and alarm.suspects == ()
+    assert alarm.reason.startswith(
+        "n1, n2, n3, n4 slow down for heat or power, and steps take 1.31 times as long: cooling"
+    )
 
 
 def test_one_that_has_always_been_hot_clears_nobody() -> None:

@@ -45,6 +45,19 @@ def test_links_of_several_machines_are_a_switch() -> None:
     assert made.judge_alarm(alarm("n5"), 5) is not None
 
 
+def test_a_second_outage_is_told_too() -> None:
+    lost = [cut("n1", "n2", since=100.0), cut("n3", since=100.0)]
+    made = detector(*lost)
+    assert made.judge_alarm(alarm("n1", "n2"), 4) is not None
+    assert made.judge_alarm(alarm("n3"), 4) is None, "it was told"
+    for node in ("n1", "n3"):
+        made.on_beat(Beat(node=node, generation=1, step=1, at=0.0))
+    for one in (cut("n1", "n2", since=500.0), cut("n3", since=500.0)):
+        made.on_beat(Beat(node=one.nodes[0], generation=1, step=1, at=0.0, strains=(one,)))
+    again = made.judge_alarm(alarm("n3"), 4)
+    assert again is not None and (again.suspects, again.at) == (("n1", "n2", "n3"), 500.0)
+
+
 def test_a_link_that_was_lost_long_before_is_another_matter() -> None:
     own = alarm("n1")
     assert detector(cut("n1", since=100.0), cut("n2", since=40.0)).judge_alarm(own, 4) is own

@@ -7,7 +7,7 @@ from holdfast.core.incident.ladder import GAVE_UP, find_verdict
 from holdfast.model.alarm import SWITCH, Alarm, Kind
 from holdfast.model.event import Phase
 from holdfast.model.incident_record import Remedy
-from tests.core.diagnose.test_ladder import SILENCE, case
+from tests.core.diagnose.test_ladder import SILENCE, case, past
 from tests.core.transcript import parse
 
 NODES = ("n1", "n2")
@@ -32,6 +32,21 @@ def test_a_switch_is_not_waited_for_for_ever() -> None:
 
 def test_a_release_on_trial_is_not_suspected_of_a_switch() -> None:
     assert find_verdict(case(CUT, seated=NODES, trial=True, back_to=1)).remedy is Remedy.RESTART
+
+
+@pytest.mark.parametrize(
+    "changes", [{"may_probe": True, "may_replay": True}, {"trial": True, "back_to": 1, "rounds": 1}]
+)
+def test_a_switch_that_is_down_again_is_waited_for_again(changes: dict[str, object]) -> None:
+    again = find_verdict(case(CUT, seated=NODES, past=past(50, 50, at=90.0), **changes))
+    assert again.remedy is Remedy.RESTART, "pairs of nodes would fail their probes, and no other release has links"
+
+
+def test_a_link_of_another_node_is_not_the_same_failure_again() -> None:
+    down = Alarm(kind=Kind.HEALTH, at=100.0, suspects=("n1",), reason="has no link", signature="net.down", hard=True)
+    for node, remedy in (("n2", Remedy.RESTART), ("n1", Remedy.GIVE_UP)):
+        verdict = find_verdict(case(down, past=past(40, node=node, at=90.0), replaceable=False))
+        assert verdict.remedy is remedy, f"{node} had it before"
 
 
 def test_nodes_that_fall_silent_at_once_are_one_loss() -> None:

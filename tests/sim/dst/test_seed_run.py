@@ -104,6 +104,14 @@ def test_seeds_with_states_on_disks(forgets: bool) -> None:
         assert play_seed(with_disks(seed, forgets=forgets), REAL_PARTS, known()).failure == "", f"seed {seed}"
 
 
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in (12, 24, 36, 48))])
+def test_seeds_that_lose_links(first: int) -> None:
+    """Of seats and of standbys, while nodes are drained: no job gives up that has enough nodes, and all heals."""
+    for seed in range(first, first + 12):
+        setup = msgspec.structs.replace(draw_setup(seed), loses_links=True)
+        assert play_seed(setup, REAL_PARTS, known()).failure == "", f"seed {seed}"
+
+
 @pytest.mark.parametrize("seed", FORGOT_ONCE)
 def test_seeds_that_failed_once_with_such_a_journal(seed: int) -> None:
     forgetful(seed)
