@@ -1,7 +1,7 @@
 """Faults of a job over NCCL: who is named, how soon, and when it steps again. Four ranks, each on a node of its own.
 
 One GPU is enough: ranks share it. `make gpu-lab` runs this on a machine with a GPU that has nothing but its own Python
-and torch. BENCH_PARTS=faults,gpus,calm chooses parts; BENCH_ROUNDS is how often each is done.
+and torch. BENCH_PARTS=faults,gpus,calm,exact,torchrun chooses parts; BENCH_ROUNDS is how often each is done.
 """
 
 import os
@@ -16,11 +16,12 @@ from rich.table import Table
 
 from benchmarks._detect_scene import RANKS, Failed, Named, Scene, at_random
 from benchmarks._harness import Job
+from benchmarks._nccl_exactness import KINDS, by_torchrun, exactness
 from benchmarks._report import FULL, Findings, median, report
 from holdfast.model.alarm import Kind, Stance
 
 SCRIPT = Path(__file__).with_name("_nccl_rank.py")
-PARTS = os.environ.get("BENCH_PARTS", "faults,gpus,calm").split(",")
+PARTS = os.environ.get("BENCH_PARTS", "faults,gpus,calm,exact,torchrun").split(",")
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "4" if FULL else "1"))
 CALM_S = float(os.environ.get("BENCH_CALM_S", "600" if FULL else "60"))
 SEED = int(os.environ.get("BENCH_SEED", "1"))
@@ -176,6 +177,18 @@ def main() -> int:
         table.add_row("calm", f"{CALM_S:g} s with pauses", f"{len(false)} false, {len(acted)} acted on", "", "")
         findings.figures |= {"calm_s": CALM_S, "calm false alarms": len(false), "calm false actions": len(acted)}
         findings.goals["no_false_action"] = not acted
+    if "exact" in PARTS:
+        whole = [exactness(kind, on_gpu=True, env=paths(), seed=SEED) for kind in KINDS]
+        for one in whole:
+            equal = "weights equal" if one.equal else "WEIGHTS DIFFER"
+            table.add_row("exact", f"{one.kind}, struck {len(one.strikes)} times", equal, "", f"{one.median_s} s")
+            findings.figures[f"{one.kind} struck stepping_s"] = one.median_s
+        findings.goals["bit_exact"] = all(one.equal for one in whole)
+    if "torchrun" in PARTS:
+        theirs = by_torchrun(("killed", "exception", "stopped"), on_gpu=True, env=paths(), limit_s=LIMIT_S)
+        for name, took_s in theirs.items():
+            table.add_row("torchrun", name, "", "", f"{took_s} s" if took_s else f"not within {LIMIT_S:g} s")
+            findings.figures[f"torchrun {name} stepping_s"] = took_s
     report("nccl", table, findings)
     return 0
 
