@@ -118,7 +118,7 @@ class SimHealth:
     def read_again(self) -> None:
         """Raise the alarm about a link that the second reading in a row finds down, at most once an hour."""
         for strain in self.strains:
-            if self._machine.link_alarms.is_repeat(self._now(), strain.sign):
+            if self._machine.link_alarms.is_repeat(self._machine.world.now(), strain.sign):
                 continue
             found = Alarm(
                 kind=Kind.HEALTH,
