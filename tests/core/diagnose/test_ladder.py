@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from holdfast.core.incident.first_cause import NOT_STARTED
-from holdfast.core.incident.incident_case import CODE, IncidentCase, PastFailure
+from holdfast.core.incident.incident_case import IncidentCase, PastFailure
 from holdfast.core.incident.ladder import GAVE_UP, find_verdict, verdict_after_probe
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.incident_record import Remedy
@@ -335,19 +335,6 @@ def test_guesses_are_bounded_and_proof_is_not() -> None:
 
 NAN = Alarm(kind=Kind.LOSS, at=100.0, suspects=("n1",), ranks=(2,), reason="nan", signature="s", not_after=50)
 HANG = Alarm(kind=Kind.HANG, at=100.0, suspects=("n1",), ranks=(2,), reason="stands", signature="s")
-
-
-def test_ranks_in_different_collectives_are_no_fault_of_a_node() -> None:
-    deadlock = msgspec.structs.replace(HANG, action=CODE, confidence=1.0)
-    assert find_verdict(case(HANG, standbys=1)).remedy is Remedy.EVICT
-    first = find_verdict(case(deadlock, standbys=1))
-    assert (first.remedy, first.nodes) == (Remedy.RESTART, ())
-    assert first.reason == (
-        "the script has ranks wait for each other for ever, after steps were made: restarted in place"
-    )
-    again = find_verdict(case(deadlock, standbys=1, past=past(50, at=90.0)))
-    assert (again.remedy, again.code) == (Remedy.GIVE_UP, GAVE_UP)
-    assert find_verdict(case(deadlock, standbys=1, back_to=1, trial=True)).remedy is Remedy.ROLLBACK
 
 
 def test_code_on_trial_goes_back_before_any_machine_goes() -> None:
