@@ -194,6 +194,16 @@ async def test_states_of_a_line_that_the_job_leaves_go_at_the_launch(fleet: Flee
     await until(lambda: [job.states(name) for name in "abc"] == [[5]] * 3)
 
 
+async def test_a_launch_without_sources_removes_nothing(fleet: Fleet) -> None:
+    """It may fail, and then there is nothing else."""
+    job = Disked(fleet)
+    await job.start()
+    await job.write(5)
+    before = threading.active_count()
+    fleet.launch(2, *"abc", restore=Restore())
+    assert threading.active_count() == before and [job.states(name) for name in "abc"] == [[5]] * 3
+
+
 async def test_a_write_of_a_generation_that_is_over_counts_for_nothing(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

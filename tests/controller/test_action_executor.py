@@ -332,7 +332,10 @@ async def test_storage_that_gave_nothing_is_not_tried_again_where_memory_holds_a
     bench.registry.record_beat(
         0.0, Beat(node="a", generation=bench.decider.view.generation, step=15, at=0.0, stored=15)
     )
-    plans = [bench.executor._choose_restore(LAUNCH) for _ in range(2)]
+    plans = []
+    for _ in range(2):
+        plans.append(bench.executor._choose_restore(LAUNCH))
+        bench.executor._count_try(plans[-1])
     assert [(bool(plan.sources), plan.step, plan.stored) for plan in plans] == [(False, 0, 15), (True, 9, -1)]
     bench = Bench()
     bench.registry.record_beat(

@@ -39,12 +39,13 @@ class Lives:
     def __init__(self) -> None:
         self.notes = MemoryNotes()
 
-    def plan(self, launch: Launch, *states: tuple[int, int], stored: int = -1) -> Restore:
+    def plan(self, launch: Launch, *states: tuple[int, int], stored: int = -1, steps: bool = True) -> Restore:
         bench = Bench(notes=self.notes)
         bench.hold(on_disks(*states))
         plan = bench.executor._recall_or_plan(launch)
         if stored >= 0:
             bench.registry.record_beat(0.0, Beat(node="a", generation=0, step=stored, at=0.0, stored=stored))
+        if steps:
             bench.executor.on_step()
         return plan
 
@@ -110,6 +111,49 @@ def test_a_newer_checkpoint_comes_before_the_disks_even_if_only_a_note_knows_of_
     assert not plan.sources and plan.stored == 50
     job.notes.put_note("plan.json", before)
     assert job.plan(launch(2), (1, 55)).step == 55
+
+
+def test_a_launch_that_makes_no_step_leaves_no_line() -> None:
+    """After a loss of power one host comes up without its disk, or storage that should be newer cannot be read."""
+    job = Lives()
+    job.plan(launch(1), stored=50)
+    assert job.plan(launch(2), (1, 45), steps=False).stored == 50
+    assert not job.plan(launch(3), steps=False).sources
+    assert job.plan(launch(4), (1, 55), steps=False).step == 55
+    assert job.plan(launch(5), (1, 55)).step == 55
+    assert not job.plan(launch(6), (1, 56)).sources, "the line of generation 1 was left at step 55"
+
+
+async def test_a_launch_that_finds_no_store_costs_no_disk_its_belief() -> None:
+    job = Lives()
+    job.plan(launch(1))
+    bench = Bench(notes=job.notes)
+    bench.hold(on_disks((1, 40)))
+    bench.store.error = OSError("no store")
+    for generation in (2, 3, 4):
+        await bench.carry_out(launch(generation))
+    assert [outcome.ok for outcome in bench.outcomes] == [False] * 3
+    bench.store.error = None
+    await bench.carry_out(launch(5))
+    assert bench.said == ["resuming from step 40 from the disks of 2 nodes"]
+    assert job.plan(launch(6), (1, 40)).step == 40
+
+
+def test_checkpoints_are_noted_again_after_a_return_to_an_older_step() -> None:
+    job = Lives()
+    job.plan(launch(1), stored=50)
+    bench = Bench(notes=job.notes)
+    bench.hold(on_disks((1, 60)))
+    bench.executor._recall_or_plan(launch(2))
+    bench.executor.on_step()
+    bench.registry.record_beat(0.0, Beat(node="a", generation=0, step=70, at=0.0, stored=70))
+    bench.executor.on_step()
+    bench.hold(on_disks((1, 40)))
+    assert bench.executor._recall_or_plan(msgspec.structs.replace(launch(3), not_after=45)).step == 40
+    bench.registry.record_beat(0.0, Beat(node="a", generation=0, step=42, at=0.0, stored=42))
+    bench.executor.on_step()
+    kept = bench.executor.newest_plan()
+    assert kept and kept.stored == 42
 
 
 async def test_a_restore_from_disks_is_said() -> None:

@@ -35,10 +35,19 @@ def test_what_is_held_is_of_the_line_up_to_the_restored_step() -> None:
     assert read_launch(msgspec.structs.replace(LAUNCH, restore=Restore(step=7))).shared_step == -1, "from storage"
 
 
-def test_states_on_disk_tell_their_own_line() -> None:
+def test_which_states_on_disk_a_launch_gives_up() -> None:
+    """A node that was away keeps its own, which tell their generation."""
+    doubts = (Doubt(generation=2, not_after=9),)
     astray = msgspec.structs.replace(LAUNCH, astray=True)
-    assert read_launch(LAUNCH).disk_step == read_launch(astray).disk_step == 7
-    assert read_launch(msgspec.structs.replace(LAUNCH, restore=Restore(step=7))).disk_step == -1, "from storage"
+    doubted = msgspec.structs.replace(LAUNCH, restore=Restore(doubts=doubts))
+    for launch, given_up in (
+        (LAUNCH, [(2, 8), (2, 10)]),
+        (astray, [(2, 8), (2, 10)]),
+        (msgspec.structs.replace(LAUNCH, restore=Restore(step=7)), []),  # from storage, which may fail
+        (doubted, [(1, 10), (2, 10)]),
+    ):
+        told = read_launch(launch)
+        assert [(g, s) for g in (1, 2) for s in (7, 8, 10) if told.gives_up(g, s)] == given_up
 
 
 def test_lines_that_were_left() -> None:

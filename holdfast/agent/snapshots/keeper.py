@@ -223,7 +223,7 @@ class Keeper:
         self._seen.clear()
         self._shelf.begin_launch(errand.generation, self._launch.shared_step)
         self._arenas.drop_after(self._launch.shared_step)
-        self.disk.remove_after(self._launch.disk_step)
+        self.disk.remove_given_up(self._launch)
         try:
             run_and_node_specs.write_json(self._notes / "launch.json", errand)
         except OSError as e:

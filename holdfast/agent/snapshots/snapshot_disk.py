@@ -27,6 +27,7 @@ from holdfast.checkpoint.writable_check import look_in_time, try_write
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
 from holdfast.core.decoding import from_msgpack
 from holdfast.core.snapshots.disk_floor import DiskLimits
+from holdfast.core.snapshots.keeper_launch import KeeperLaunch
 from holdfast.linux import process_attributes
 from holdfast.model.state_copy import Aim, Copy
 from holdfast.wire.rank_keeper_messages import layout_file_name
@@ -311,9 +312,9 @@ class SnapshotDisk:
         """Remove this run's states before this step: every disk holds enough later ones."""
         self._remove_states([one for one in self.list_states() if one.step < step])
 
-    def remove_after(self, step: int) -> None:
-        """Remove this run's states after this step: they belong to an abandoned lineage."""
-        if states := [one for one in self.list_states() if one.step > step]:
+    def remove_given_up(self, launch: KeeperLaunch) -> None:
+        """Remove the states of this run that are of no use since this launch."""
+        if states := [one for one in self.list_states() if launch.gives_up(one.author.generation, one.step)]:
             threading.Thread(target=self._remove_states, args=(states,), daemon=True).start()  # no launch waits for it
 
     def remove_run(self) -> None:

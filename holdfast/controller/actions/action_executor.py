@@ -45,7 +45,13 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()  # that are told
     release: int = 0
     left: tuple[Doubt, ...] = ()  # states of lineages that the job has left; on disks they outlive their nodes
+    left_before: tuple[Doubt, ...] = ()  # the same, as long as this generation has made no step
+    begun: bool = True  # it may have made one
     stored: int = -1  # newest checkpoint on storage, as far as nodes have reported
+
+    @property
+    def left_lines(self) -> tuple[Doubt, ...]:
+        return self.left if self.begun else self.left_before
 
 
 _PLANNED = make_decoder(msgspec.json.Decoder(LaunchPlan))
@@ -77,7 +83,7 @@ class ActionExecutor:
         self.admission = admission
         self._stepping = asyncio.Event()
         self._launched: frozenset[str] = frozenset()  # nodes of the newest generation
-        self._noted_stored = -1
+        self._noted: LaunchPlan | None = None  # the newest, as far as this controller has read or written it
         self._tries: Counter[int] = Counter()  # restores from a step since the last step was made
         self._stored_tried: set[int] = (
             set()
@@ -167,24 +173,27 @@ class ActionExecutor:
         self._stepping.set()
         self._tries.clear()
         self._stored_tried.clear()
-        self._note_stored()
+        self._note_step()
         # What others hold is of a line that the job has left, or will be told anew when they are seated. A controller
         # that has just come back knows of no launch, and forgets nothing: a step may be told late, amid a stop.
         if self._launched:
             self.registry.keep_copies_on(self._launched)
 
-    def _note_stored(self) -> None:
-        """Note the newest checkpoint. Nodes that have lost their memory know only of the states on their disks."""
-        stored = self.registry.stored
-        if self.aims.floor.disk.limits.path and stored > self._noted_stored and (kept := self.newest_plan()):
+    def _note_step(self) -> None:
+        """Note that the job has left its older lines by a step, and its newest checkpoint: nodes that have lost their
+        memory know only of the states on their disks."""
+        if not self.aims.floor.disk.limits.path:
+            return
+        kept, stored = self._noted or self.newest_plan(), self.registry.stored
+        if kept and (not kept.begun or stored > kept.stored):
             with contextlib.suppress(OSError):  # tried again at the next step
-                self._note_plan(msgspec.structs.replace(kept, stored=stored))
-                self._noted_stored = stored
+                self._note_plan(msgspec.structs.replace(kept, begun=True, stored=max(stored, kept.stored)))
 
     async def _launch_ranks(self, action: Launch) -> Outcome:
+        plan = self._recall_or_plan(action)  # first: without the plan of a launch that fails no disk would be believed
         port = await self.store.open(action.generation)
         self._launched = frozenset(seat.node for seat in action.seats)
-        plan = self._recall_or_plan(action)
+        self._count_try(plan)
         # What came after it is of a line that the job leaves: seated nodes drop it, others may never be asked again.
         self.registry.drop_copies_after(plan.step)
         self.aims.floor.disk.drop_after(plan.step if plan.sources else -1)
@@ -229,6 +238,7 @@ class ActionExecutor:
         if plan.sources and kept and kept.release not in (0, number) and plan.step > self.registry.stored:
             plan = msgspec.structs.replace(plan, store=True)
         step = plan.step if plan.sources else -1
+        left = kept.left_lines if kept else ()
         self._note_plan(
             LaunchPlan(
                 id=launch.id,
@@ -236,14 +246,17 @@ class ActionExecutor:
                 generation=launch.generation,
                 nodes=nodes,
                 release=number,
-                left=leave_line(kept.left if kept else (), launch.generation, step),
-                stored=max(self.registry.stored, min(kept.stored, step) if kept else -1),
+                left=leave_line(left, launch.generation, step),
+                left_before=left,
+                begun=False,
+                stored=max(self.registry.stored, min(kept.stored, max(step, plan.stored)) if kept else -1),
             )
         )
         return plan
 
     def _note_plan(self, planned: LaunchPlan) -> None:
         self.notes.put_note("plan.json", msgspec.json.encode(planned))
+        self._noted = planned
 
     def newest_plan(self) -> LaunchPlan | None:
         """Return the plan of the newest launch that a node may have received; None if there is none."""
@@ -259,7 +272,7 @@ class ActionExecutor:
         held = [c for node, copies in self.registry.copies.items() for c in copies if node not in away or c.disk]
         # Without the plan of the last launch nobody knows which lines the job has left, and no disk is believed.
         known = kept is not None and kept.generation >= launch.generation - 1
-        left = kept.left if kept and known else (Doubt(generation=launch.generation, not_after=-1),)
+        left = kept.left_lines if kept and known else (Doubt(generation=launch.generation, not_after=-1),)
         held = leave_out_disks(held, (*left, *launch.doubts))
         usable = [copy for copy in held if copy.step <= least and self._tries[copy.step] < _TRIES]
         plan = choose_restore(launch.seats, usable, least if launch.verified else None)
@@ -268,13 +281,16 @@ class ActionExecutor:
         if kept and any(source.disk for source in plan.sources):  # all memory was lost, so nobody may know but the note
             stored = max(stored, kept.stored)
         if least >= stored > plan.step and not (plan.sources and stored in self._stored_tried):
-            self._stored_tried.add(stored)
             reason = f"step {stored} on storage is newer than any step that memory holds for every rank"
             return Restore(doubts=launch.doubts, stored=stored, reason=reason)
         self.registry.lower_stored(plan.step)
+        return plan
+
+    def _count_try(self, plan: Restore) -> None:
         if plan.sources:
             self._tries[plan.step] += 1
-        return plan
+        elif plan.stored >= 0:
+            self._stored_tried.add(plan.stored)
 
     def _node_restore(self, seat: Seat, plan: Restore) -> Restore:
         """Return one node's part of the plan; if the node must fetch state, with the copies and keepers to use."""

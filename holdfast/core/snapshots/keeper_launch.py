@@ -17,11 +17,13 @@ class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):
     restore: Restore = Restore()
     shared_step: int = -1  # last step that it shares with the snapshots held here: later ones are dropped; -1: all are
 
-    @property
-    def disk_step(self) -> int:
-        """The last step that it shares with states on disk. Those tell their generation, so a node that was away keeps
-        its own, and the controller tells which of them are of another lineage."""
-        return self.restore.step if self.restore.sources else -1
+    def gives_up(self, generation: int, step: int) -> bool:
+        """Return whether a state on disk is of no use since this launch: it is in doubt, or the last generation made it
+        after the step that this one resumes from. Older lineages stay until every disk holds a later step: the launch
+        may fail, and without sources there may be nothing else. The controller tells which may be used."""
+        if any(doubt.bans_state(generation, step) for doubt in self.restore.doubts):
+            return True
+        return bool(self.restore.sources) and generation == self.generation - 1 and step > self.restore.step
 
     def refuse_request(self, generation: int) -> str:
         """Return why a rank of this generation is not served; empty if it is."""

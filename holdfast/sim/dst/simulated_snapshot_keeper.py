@@ -211,7 +211,7 @@ class SimKeeper:
         for arena in (*self.memory.own.values(), *self.memory.shelf.values()):
             arena.drop_after(last)
         self._kept_floor = {rank: snap for rank, snap in self._kept_floor.items() if snap.step <= last}
-        self.states.remove_outside(0, self.launch.disk_step)
+        self.states.kept = [one for one in self.states.kept if not self.launch.gives_up(one[2].label, one[2].step)]
 
     def _begin_generation(self, errand: LaunchHere) -> None:
         launch = self.launch = read_launch(errand)
