@@ -244,7 +244,7 @@ async def test_finish() -> None:
     bench = Bench("a", "b")
     carried = asyncio.create_task(bench.carry_out(FINISH))
     await settle()
-    leave = Leave(id=9, code=3, grace_s=0.0, reason="enough", disk_over=True, ended=True)
+    leave = Leave(id=9, code=3, grace_s=0.0, reason="enough", ended=True)
     assert bench.told == [(node, leave) for node in ("a", "b")]
     assert not bench.store.over
     bench.done("a", 9)

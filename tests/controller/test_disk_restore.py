@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from holdfast.controller.actions.action_executor import EVICTED
-from holdfast.model.action import Dismiss, Launch
+from holdfast.model.action import Dismiss, Finish, Launch
 from holdfast.model.errand import Leave
+from holdfast.model.event import Limits
 from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Copy, Doubt, Restore
 from holdfast.wire.agent_messages import Hello
@@ -163,6 +164,36 @@ async def test_a_restore_from_disks_is_said() -> None:
     bench.hold(on_disks((1, 40)))
     await bench.carry_out(launch(2))
     assert bench.said == ["resuming from step 40 from the disks of 2 nodes"] and bench.outcomes[-1].disks == 2
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_an_evicted_node_keeps_its_disk_until_the_others_have_made_a_step(ends: bool) -> None:
+    """The job may end before, and then that is the only state of its ranks."""
+    bench = Bench("a", "b", limits=Limits(wait_s=60.0 if ends else 0.01, stop_s=0.05))
+    for node in "ab":
+        hello = Hello(node=node, host=f"host of {node}", nproc=1, order=0, generation=0, ready=True)
+        bench.registry.record_hello(0.0, hello)
+    bench.hold(on_disks((1, 40)))
+    carried = asyncio.create_task(bench.carry_out(Dismiss(id=4, node="a", reason="evicted")))
+    await settle()
+    if ends:
+        await bench.carry_out(Finish(id=9, code=93, grace_s=0.0, reason="no node is left"))
+    await carried
+    [leave] = [errand for _, errand in bench.told if errand.id == 4]
+    assert isinstance(leave, Leave) and not leave.disk_over
+    assert "what lies on the disk of a stays there: no later generation has made a step yet" in bench.said
+
+
+@pytest.mark.parametrize(("not_after", "stored"), [(None, 50), (50, 50), (49, -1)])
+async def test_nodes_that_leave_are_told_what_storage_has_even_if_only_a_note_knows(
+    not_after: int | None, stored: int
+) -> None:
+    job = Lives()
+    job.plan(launch(1), stored=50)
+    bench = Bench(notes=job.notes)
+    await bench.carry_out(Finish(id=9, code=93, grace_s=0.0, reason="no node is left", not_after=not_after))
+    leaves = [errand for _, errand in bench.told if isinstance(errand, Leave)]
+    assert [leave.stored for leave in leaves] == [stored] * 2
 
 
 @pytest.mark.parametrize(("other", "over"), [("h", False), ("elsewhere", True)])

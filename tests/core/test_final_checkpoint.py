@@ -40,6 +40,12 @@ def test_state_in_doubt_goes_apart_and_a_good_one_goes_first() -> None:
     assert choose_final(held, -1, 39)["n0"] == (bad,)
 
 
+def test_a_checkpoint_in_doubt_does_not_stand_for_the_good_state_before_it() -> None:
+    held = {"n0": (copy(0, 14),), "n1": (copy(1, 14),)}
+    assert choose_final(held, 20, None) == {}
+    assert set(choose_final(held, 20, 15)) == {"n0", "n1"}
+
+
 def test_where_only_verified_states_are_believed() -> None:
     held = {f"n{r}": (copy(r, 41), copy(r, 30, verified=True)) for r in (0, 1)}
     assert choose_final(held, -1, 50, verified=True)["n1"] == (

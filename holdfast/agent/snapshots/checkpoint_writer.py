@@ -69,12 +69,13 @@ class CheckpointWriter:
         return want.storage.url if want and want.storage else ""
 
     def is_published(self, rank: int, step: int) -> bool:
-        """Return whether this run has published this step at the rank's storage; False if that fails or hangs."""
-        url, run = self.storage_url(rank), self._author.run
+        """Return whether this generation has published this step at the rank's storage; False if that fails or hangs."""
+        url, author = self.storage_url(rank), self._author
 
         def look() -> str:
             with suppress(StorageError):
-                return next((one.url for one in retention.find_checkpoints(url, step) if one.author.run == run), "")
+                found = retention.find_checkpoints(url, step)
+                return next((one.url for one in found if one.ok and one.author == author), "")
             return ""
 
         return bool(look_in_time(look, _LOOK_S))

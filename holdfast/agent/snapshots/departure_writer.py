@@ -14,6 +14,7 @@ from holdfast.model.errand import FinalState, Leave
 
 _LOOK_S = 0.02
 _PUBLISHED_S = 0.2
+_STORAGE = 0.5  # of the time storage has alone; from then on the disk gets the final state as well
 _OLDER = 0.5  # of the time an older write that is under way may have: it may be what there is in the end
 
 
@@ -28,29 +29,39 @@ class FinalWriter:
         self._disk = disk
         self._clock = ports.clock
         self._say = ports.say
+        self._not_after = sys.maxsize  # later steps are in doubt, wherever they are
 
     async def leave_job(self, errand: Leave, ranks: Sequence[int]) -> None:
         """Write the final states, and remove from this node's disk what storage has.
 
-        The disk keeps a state that no storage has, because there is no other copy of it. Nodes of one host share a
-        folder there, so a node without ranks, such as a standby, removes nothing at the end of the job.
+        The disk keeps a state that no storage has, because there is no other copy of it. If storage is slow, or rank 0
+        does not publish, the disk gets the final state meanwhile: both are to be done within the same time.
         """
         until = self._clock.monotonic() + errand.last_s
+        self._not_after = min((doubt.not_after for doubt in errand.doubts), default=sys.maxsize)
+        storing = asyncio.create_task(self._store_last(errand, ranks, until))
+        if not self._disk.limits.path or not errand.ended:
+            await storing
+            if errand.disk_over:
+                await asyncio.to_thread(self._disk.remove_run)
+            return
+        good = next((last for last in errand.last if not last.doubted), None)
+        done, _ = await asyncio.wait([storing], timeout=errand.last_s * _STORAGE)
+        if good and not (done and storing.result() >= good.step):
+            await self._disk.write_final(good.step, good.ranks, until - self._clock.monotonic())
+        stored = await storing
+        if good and good.step > max(stored, self._disk.final):
+            self._say(f"neither storage nor the disk at {self._disk.limits.path} has step {good.step}")
+        await self._disk.leave_job(ranks, stored, errand.spared, self._not_after)
+
+    async def _store_last(self, errand: Leave, ranks: Sequence[int], until: float) -> int:
+        """Write the final states to storage; return the newest step that is published there and not in doubt."""
         await self.write_last(errand.last, errand.last_s)
         if 0 in ranks and errand.ended:
             await self._persisting.mark_doubts(errand.doubts)
-        if errand.disk_over and not errand.ended:
-            await asyncio.to_thread(self._disk.remove_run)
-        if not self._disk.limits.path or not errand.ended or not ranks:
-            return
-        good = next((last for last in errand.last if not last.doubted), None)
-        stored = -1
-        if all(map(self._persisting.storage_url, ranks)):
-            doubted = errand.last and not good  # then storage has what is good
-            stored = sys.maxsize if doubted else await self._await_published(ranks, errand.stored, until)
-        if good and good.step > stored:
-            await self._disk.write_final(good.step, good.ranks, errand.last_s)
-        await self._disk.leave_job(ranks, stored, errand.spared)
+        if not ranks or not all(map(self._persisting.storage_url, ranks)):
+            return errand.stored
+        return await self._await_published(ranks, errand.stored, until)
 
     async def write_last(self, lasts: tuple[FinalState, ...], within_s: float) -> None:
         """Write the final states in order, a good one before a doubted one, as far as time allows."""
@@ -98,13 +109,15 @@ class FinalWriter:
         return None if found is None or found.flags & STORED else pin_snapshot(own.arena, found)
 
     def stored_step(self, rank: int) -> int:
-        """Return the newest step of which storage has the rank's state, written or read from there; -1: none."""
+        """Return the newest step, none in doubt, of which storage has the rank's state, written or read from there; -1:
+        none."""
         written = self._persisting.stored if rank == 0 else self._persisting.done.get(rank, -1)
-        return max(written, self._read_step(rank))
+        return max(written if written <= self._not_after else -1, self._read_step(rank))
 
     def _read_step(self, rank: int) -> int:
         own = self._arenas.find_arena(rank)
-        return max((one.step for one in own.arena.list_sealed() if one.flags & STORED), default=-1) if own else -1
+        sealed = own.arena.list_sealed() if own else ()
+        return max((one.step for one in sealed if one.flags & STORED and one.step <= self._not_after), default=-1)
 
     async def _await_published(self, ranks: Sequence[int], stored: int, until: float) -> int:
         """Return the newest step of these ranks that is published on storage, `stored` at least. The node of rank 0

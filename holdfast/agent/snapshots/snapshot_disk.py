@@ -111,6 +111,7 @@ class SnapshotDisk:
         self.unseen = bool(limits.path)  # nobody has tried yet whether anything can be written
         self.written = -1  # newest that is on disk
         self.tried = -1  # newest that is, or could not be written
+        self.final = -1  # that was written when the node left the job
 
     def begin_generation(self, author: Author) -> None:
         self._lane.give_up()  # of a generation that is over
@@ -269,7 +270,7 @@ class SnapshotDisk:
 
     def write_state(self, author: Author, pin: SnapshotPin, verified: bool, pulse: WritePulse) -> None:
         """Write one rank's image to stable storage and publish it. Raises StorageError."""
-        arena, pulse = pin.arena, PacedPulse(pulse, self._ports.clock)
+        arena, pulse = pin.arena, pulse if self._leaving else PacedPulse(pulse, self._ports.clock)
         base = str(self._make_folder(arena.rank))
         try:
             plan = (self._notes / layout_file_name(arena.rank, arena.layout.hex())).read_bytes()
@@ -324,45 +325,55 @@ class SnapshotDisk:
                 LocalStorage(self.limits.path).remove_folder(self._folder.name)
 
     async def write_final(self, step: int, ranks: Sequence[int], within_s: float) -> None:
-        """Write the final states of these ranks, which no storage has."""
-        if not self.limits.path:
-            return
+        """Write the final states of these ranks, and note it if they are there within this time."""
         self._leaving = True
         self._lane.give_up()
-        outcome = None
-        if not self._hangs:
-            await asyncio.to_thread(self._lane.wait_idle, within_s)  # or the final state finds no room in the lane
-            writing = asyncio.create_task(self._write_step(step, ranks, verified=False))
-            done, _ = await asyncio.wait([writing], timeout=within_s)
-            outcome = writing.result() if done else None
-            self._lane.give_up()  # if it is still under way
-        if not outcome or not outcome.ok:
-            why = outcome.detail if outcome else f"step {step} was not written within {within_s:.0f} s"
-            self._ports.say(f"{why}: neither storage nor the disk at {self.limits.path} has this state")
-
-    async def leave_job(self, ranks: Sequence[int], stored: int, spared: Sequence[int]) -> None:
-        """Say where the newest states of this node's ranks lie if storage has no newer ones; else remove this run's
-        states from this host, without those of spared ranks: these are of other nodes, which may need them."""
-        if not self.limits.path:
+        if self._hangs:
             return
-        self._leaving = True
-        self._lane.give_up()
-        states = self.list_states()
-        steps = [{one.step for one in states if one.note.layout.rank == rank} for rank in ranks]
-        kept = max(set.intersection(*steps), default=-1)
-        if kept > stored:
-            self._ports.say(f"step {kept} stays on disk in {self._folder}: no storage has this state")
+        until = self._ports.clock.monotonic() + within_s
+        await asyncio.to_thread(self._lane.wait_idle, within_s)  # or the final state finds no room in the lane
+        writing = asyncio.create_task(self._write_step(step, ranks, verified=False))
+        done, _ = await asyncio.wait([writing], timeout=max(0.0, until - self._ports.clock.monotonic()))
+        self._lane.give_up()  # if it is still under way
+        outcome = writing.result() if done else None
+        if outcome and outcome.ok:
+            self.final = step
         else:
-            await asyncio.to_thread(self._remove_ranks, spared)
+            why = outcome.detail if outcome else f"step {step} was not written to {self.limits.path} in time"
+            self._ports.say(why)
 
-    def _remove_ranks(self, spared: Sequence[int]) -> None:
-        """Remove what lies here of all ranks but the spared ones, and the run's folder if nothing is left there."""
+    async def leave_job(self, ranks: Sequence[int], stored: int, spared: Sequence[int], not_after: int) -> None:
+        """Remove what lies on this host of this run, without states after the stored step, which no storage has, and of
+        spared ranks: these are of other nodes, which may need them. Say what stays; after `not_after` it is in doubt."""
+        self._leaving = True
+        self._lane.give_up()
+
+        def clear() -> str:
+            newer = [one for one in self.list_states() if one.step > stored and one.note.layout.rank not in spared]
+            self._remove_ranks(stored, spared)
+            held = {rank: {one.step for one in newer if one.note.layout.rank == rank} for rank in ranks}
+            whole = set.intersection(*held.values()) if held else set()
+            steps = whole or {one.step for one in newer}
+            good = {step for step in steps if step <= not_after}
+            named = f"step {max(good)}" if good else f"step {max(steps, default=-1)} (in doubt)"
+            return f"{named} stays on disk in {self._folder}: no storage has this state" if newer else ""
+
+        if stays := await asyncio.to_thread(look_in_time, clear, _STALL_S):
+            self._ports.say(stays)
+
+    def _remove_ranks(self, stored: int, spared: Sequence[int]) -> None:
+        """Remove the folders of ranks that have no state after the stored step, but for the spared ones, and the run's
+        folder if nothing is left there."""
         names = {f"{_RANK}{rank}" for rank in spared}
-        with contextlib.suppress(StorageError, OSError):
-            if self._author.run and not _refuse_folder(self._folder):
-                for at in [at for at in self._folder.iterdir() if at.name not in names]:
-                    LocalStorage(str(self._folder)).remove_folder(at.name)
-                self._folder.rmdir()
+        with contextlib.suppress(OSError):
+            if not self._author.run or _refuse_folder(self._folder):
+                return
+            for at in [at for at in self._folder.iterdir() if at.name not in names]:
+                with contextlib.suppress(StorageError, OSError):
+                    steps = [step for one in at.iterdir() if (step := step_of(one.name)) is not None]
+                    if max(steps, default=-1) <= stored:
+                        LocalStorage(str(self._folder)).remove_folder(at.name)
+            self._folder.rmdir()
 
     def _remove_states(self, states: Sequence[DiskState]) -> None:
         for state in states:

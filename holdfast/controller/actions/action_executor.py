@@ -82,6 +82,7 @@ class ActionExecutor:
         self.dispatch, self.probing, self.replaying, self.staging = dispatch, probing, replaying, staging
         self.admission = admission
         self._stepping = asyncio.Event()
+        self._ending = False
         self._launched: frozenset[str] = frozenset()  # nodes of the newest generation
         self._noted: LaunchPlan | None = None  # the newest, as far as this controller has read or written it
         self._tries: Counter[int] = Counter()  # restores from a step since the last step was made
@@ -124,6 +125,7 @@ class ActionExecutor:
 
     async def end_at_once(self) -> None:
         """End every node at once, and stop waiting for any answer."""
+        self._ending = True
         self.dispatch.hurry()
         self._stepping.set()
         await self._give_back_all(WITHOUT_GRACE)
@@ -145,13 +147,15 @@ class ActionExecutor:
         return Outcome(action=action.id, ok=True, nodes=(*here, *more))
 
     async def _dismiss_node(self, action: Dismiss) -> Outcome:
-        if self.registry.copies.get(action.node):
-            await self._wait_until_unneeded()
+        unneeded = not self.registry.copies.get(action.node) or await self._wait_until_unneeded()
         host, hosts = self.registry.hosts.get(action.node), self.registry.hosts
         alone = host is not None and not any(
             hosts.get(node) == host for node in self.registry.present_nodes() if node != action.node
         )
-        leave = Leave(id=action.id, code=action.code, grace_s=0.0, reason=action.reason, disk_over=alone)
+        if alone and not unneeded and self.aims.floor.disk.limits.path:
+            self.say(f"what lies on the disk of {action.node} stays there: no later generation has made a step yet")
+        over = alone and unneeded
+        leave = Leave(id=action.id, code=action.code, grace_s=0.0, reason=action.reason, disk_over=over)
         self.links.send_errand(action.node, leave)
         self._forget_node(action.node)
         await self.fleet.give_back(action.node, action.reason)
@@ -161,12 +165,15 @@ class ActionExecutor:
         self.registry.record_departure(node)
         self.aims.on_departure(node)
 
-    async def _wait_until_unneeded(self) -> None:
-        """Wait for the next generation's first step: until then its restore may need copies on the evicted node."""
+    async def _wait_until_unneeded(self) -> bool:
+        """Wait for the next generation's first step: until then its restore may need copies on the evicted node. Return
+        whether it was made; the job may end before."""
         self._stepping.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.view.limits.wait_s):
                 await self._stepping.wait()
+                return not self._ending
+        return False
 
     def on_step(self) -> None:
         """Note that every rank has made a step, which means that every rank has its state."""
@@ -309,31 +316,16 @@ class ActionExecutor:
         )
 
     async def _finish_job(self, action: Finish) -> Outcome:
+        self._ending = True
         self._stepping.set()
-        bad = action.not_after
-        doubts = (Doubt(generation=self.view.generation, not_after=bad),) if bad is not None else ()
-        leave = Leave(
-            id=action.id,
-            code=action.code,
-            grace_s=action.grace_s,
-            reason=action.reason,
-            disk_over=True,
-            ended=True,
-            stored=self.registry.stored,
-            doubts=doubts,
-        )
-        leaves = {
-            node: msgspec.structs.replace(leave, spared=self.registry.ranks_beside(node))
-            for node in self.registry.present_nodes()
-        }
-        last_s = 0.0
-        if action.last_s > 0 and (kept := self.newest_plan()):
+        found: dict[str, tuple[FinalState, ...]] = {}
+        last_s, kept = 0.0, self.newest_plan()
+        if action.last_s > 0 and kept:
             clock = asyncio.get_running_loop().time
             began_at = clock()
             found = await self._final_copies(action, kept)
             last_s = final_checkpoint.storage_time_s(action.last_s, clock() - began_at) if found else 0.0
-            for node in found:
-                leaves[node] = msgspec.structs.replace(leaves.get(node, leave), last=found[node], last_s=last_s)
+        leaves = self._leave_errands(action, kept, found, last_s)
         errands: dict[str, Errand] = dict(leaves)
         outcome = await self._gather_outcome(action.id, errands, action.grace_s + last_s + self.view.limits.stop_s)
         promised = max((state.step for one in leaves.values() for state in one.last if not state.doubted), default=-1)
@@ -343,6 +335,30 @@ class ActionExecutor:
         failed = outcome.failed | stuck
         await self.store.quit()
         return Outcome(action=action.id, ok=not failed, failed=failed, storage=self.registry.storage.close(promised))
+
+    def _leave_errands(
+        self, action: Finish, kept: LaunchPlan | None, found: dict[str, tuple[FinalState, ...]], last_s: float
+    ) -> dict[str, Leave]:
+        bad = action.not_after
+        stored = max(self.registry.stored, kept.stored if kept else -1)
+        leave = Leave(
+            id=action.id,
+            code=action.code,
+            grace_s=action.grace_s,
+            reason=action.reason,
+            ended=True,
+            stored=stored if bad is None or stored <= bad else -1,
+            doubts=(Doubt(generation=self.view.generation, not_after=bad),) if bad is not None else (),
+        )
+        return {
+            node: msgspec.structs.replace(
+                leave,
+                spared=self.registry.ranks_beside(node),
+                last=found.get(node, ()),
+                last_s=last_s if node in found else 0.0,
+            )
+            for node in sorted({*self.registry.present_nodes(), *found})
+        }
 
     async def _final_copies(self, action: Finish, kept: LaunchPlan) -> dict[str, tuple[FinalState, ...]]:
         """End all ranks, then choose the copies for a last checkpoint: only stopped ranks hold stable state."""

@@ -22,6 +22,8 @@ def choose_final(
     whole = [(step, ranks) for (step, world), ranks in sorted(held.items()) if ranks.keys() == set(range(world))]
     good = [one for one in whole if not any(_is_doubted(copy, not_after, verified) for copy in one[1].values())]
     found: dict[str, tuple[FinalState, ...]] = {}
+    if not_after is not None and stored > not_after:
+        stored = -1  # it is in doubt itself, and nobody knows what was stored before it
     if good and good[-1][0] > stored:
         _add_step(found, *good[-1], doubted=False)
     if whole and whole[-1] not in good:
