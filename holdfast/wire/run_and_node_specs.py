@@ -90,14 +90,10 @@ def write_json(path: Path, value: msgspec.Struct) -> None:
     publish_file(path, msgspec.json.format(msgspec.json.encode(value)))
 
 
-def publish_file(path: Path, content: bytes, *, sync: bool = False) -> None:
-    """Write a file whole or not at all. With `sync`, its content survives a loss of power."""
+def publish_file(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
     whole = path.with_name(f".{path.name}.{os.getpid()}")
-    with whole.open("wb") as file:
-        file.write(content)
-        file.flush()
-        if sync:
-            os.fsync(file.fileno())
+    whole.write_bytes(content)
     whole.replace(path)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli.launch.controller_main import NotesFolder
 from holdfast.cli.run_dirs import run_directory, run_liveness
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
@@ -142,3 +143,11 @@ def test_how_a_run_has_ended() -> None:
 def test_addresses() -> None:
     assert run_directory.web_address("host", 1) == "http://host:1"
     assert run_directory.web_address("::1", 1) == "http://[::1]:1"
+
+
+def test_a_note_is_on_disk_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a loss of power a file whose folder was not synced may be the one before."""
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    NotesFolder(tmp_path).put_note("plan.json", b"{}")
+    assert len(synced) == 2 and synced[-1] == str(tmp_path) and NotesFolder(tmp_path).get_note("plan.json") == b"{}"

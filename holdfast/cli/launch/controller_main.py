@@ -77,7 +77,7 @@ class NotesFolder:
         self._dir = run_dir
 
     def put_note(self, name: str, content: bytes) -> None:
-        run_and_node_specs.publish_file(self._dir / name, content, sync=True)  # it counts after a loss of power, too
+        mutual_tls.write_secret(self._dir / name, content, durable=True)  # it counts after a loss of power, too
 
     def get_note(self, name: str) -> bytes:
         path = self._dir / name
