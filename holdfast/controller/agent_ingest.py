@@ -163,7 +163,7 @@ class AgentIngest:
             releases=(self.view.running_release, *((waiting,) if waiting else ())),
             revoked=self.certificates.revoked_ids(),
             epoch=self.links.epoch,
-            run=f"{self.view.job.run_id}.{self.view.job.mark}",
+            run=self.view.job.marked_id,
         )
 
     def _on_imports(self, node: str, told: ScriptImports) -> None:

@@ -24,6 +24,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     parity: bool = False  # copies are laid over one another, so that more depends on each node
     blocks: bool = False  # whether a host whose machine is at fault is blocked, for this job and for others
 
+    @property
+    def marked_id(self) -> str:
+        """The run's name as checkpoints and states on disk carry it; no other run has the same."""
+        return marked_run_id(self.run_id, self.mark)
+
+
+def marked_run_id(run_id: str, mark: str) -> str:
+    return f"{run_id}.{mark}"
+
 
 _Name = Annotated[str, msgspec.Meta(max_length=100)]
 

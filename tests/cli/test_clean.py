@@ -227,7 +227,7 @@ def test_states_on_disk_are_kept_and_named(home: Path, capfd: Capture) -> None:
     disk = DiskLimits(path=str(home / "disk"))
     kept = msgspec.structs.replace(run, settings=msgspec.structs.replace(run.settings, disk=disk))
     run_and_node_specs.write_json(run_dir / "run.json", kept)
-    folder = Path(disk.run_folder(f"{run.job.run_id}.{run.job.mark}"))
+    folder = Path(disk.run_folder(run.job.marked_id))
     folder.mkdir(parents=True)
     (folder / "state").write_bytes(bytes(1000))
     [found] = clean(capfd, run_dir)

@@ -147,7 +147,7 @@ def _checkpoint_urls(run_dir: Path) -> Iterator[str]:
 
 def _kept_states(run: RunSpec, ended: bool) -> Iterator[Kept]:
     """Yield the run's states on this host's disk; on other hosts lie those of their ranks."""
-    folder = Path(run.settings.disk.run_folder(f"{run.job.run_id}.{run.job.mark}"))
+    folder = Path(run.settings.disk.run_folder(run.job.marked_id))
     if run.settings.disk.path and folder.exists():
         why = "no storage has them" if ended else "holdfast run --resume goes on from them"
         yield Kept(f"states on disk in {folder}", _size(folder), why)

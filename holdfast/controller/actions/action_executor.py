@@ -288,7 +288,7 @@ class ActionExecutor:
         if kept and any(source.disk for source in plan.sources):  # all memory was lost, so nobody may know but the note
             stored = max(stored, kept.stored)
         if least >= stored > plan.step and not (plan.sources and stored in self._stored_tried):
-            reason = f"step {stored} on storage is newer than any step that memory holds for every rank"
+            reason = f"step {stored} on storage is newer than any step that memory or disks hold for every rank"
             return Restore(doubts=launch.doubts, stored=stored, reason=reason)
         self.registry.lower_stored(plan.step)
         return plan

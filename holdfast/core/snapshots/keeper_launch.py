@@ -3,6 +3,7 @@
 import msgspec
 
 from holdfast.model.errand import LaunchHere
+from holdfast.model.job_and_seats import marked_run_id
 from holdfast.model.state_copy import Doubt, Restore, Source
 
 _LINES = 64
@@ -41,7 +42,7 @@ def read_launch(errand: LaunchHere) -> KeeperLaunch:
     seat, restore = errand.seat, errand.restore
     return KeeperLaunch(
         generation=errand.generation,
-        run=f"{errand.run_id}.{errand.mark}",
+        run=marked_run_id(errand.run_id, errand.mark),
         ranks=tuple(range(seat.first_rank, seat.first_rank + seat.nproc)),
         restore=restore,
         shared_step=restore.step if restore.sources and not errand.astray else -1,
