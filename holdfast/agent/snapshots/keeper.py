@@ -335,7 +335,7 @@ class Keeper:
     async def _disk_state(self, source: Source) -> StateGrant | KeeperRefusal:
         """Read a rank's state from this node's disk into its arena, and verify it."""
         launch, began_at = self._launch, self._ports.clock.monotonic()
-        state = self.disk.find_state(source.rank, "", launch.restore.step)
+        state = await asyncio.to_thread(self.disk.find_state, source.rank, "", launch.restore.step)
         if state is None:
             return KeeperRefusal(why=f"this disk has no state of rank {source.rank} at step {launch.restore.step}")
         try:

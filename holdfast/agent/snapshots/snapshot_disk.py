@@ -33,6 +33,7 @@ from holdfast.model.state_copy import Aim, Copy
 from holdfast.wire.rank_keeper_messages import layout_file_name
 
 _STALL_S = 15.0  # a disk that takes nothing for so long is given up for this step
+_LOOK_S = 5.0  # to list what lies there; half of what makes a node silent
 _REST_S = 1.0  # after one block at most
 _RANK = "rank-"
 _IMAGE = "__0_0.distcp"  # of a checkpoint that has one part
@@ -103,7 +104,8 @@ class SnapshotDisk:
         self._trouble = self._hangs = False
         self._leaving = False  # the final state is written in place of what the aim names
         self._read: dict[tuple[str, int], DiskState] = {}  # by URL, and when that came to be there
-        self._left_out: set[str] = set()
+        self._left_out: set[tuple[str, int]] = set()  # the same
+        self._looking = threading.Thread()  # that takes too long
         self._loaded: tuple[str, memoryview] | None = None  # what was last read for others, and is whole
         self._loading = threading.Lock()
         self._removed = -1  # all before this step
@@ -126,9 +128,21 @@ class SnapshotDisk:
     # --- what lies there ---------------------------------------------------------------------------------------
 
     def list_states(self) -> list[DiskState]:
-        """Return this run's whole states, those of later generations first."""
-        if not self.limits.path or not self._author.run or self._hangs:  # what hangs would hold up the agent
+        """Return this run's whole states, those of later generations first; none of a disk that hangs, which would hold
+        up the agent."""
+        if not self.limits.path or not self._author.run or self._hangs or self._looking.is_alive():
             return []
+        found: list[DiskState] = []
+        looking = threading.Thread(target=lambda: found.extend(self._look_at_states()), daemon=True)
+        looking.start()
+        looking.join(_LOOK_S)
+        if looking.is_alive():
+            self._looking = looking
+            self._ports.say(f"the disk at {self.limits.path} does not answer: nothing is read from it until it does")
+            return []
+        return found
+
+    def _look_at_states(self) -> list[DiskState]:
         try:
             if why := _refuse_folder(self._folder):
                 self._leave_out(str(self._folder), why)
@@ -141,8 +155,9 @@ class SnapshotDisk:
             self._leave_out(str(self._folder), e.strerror or str(e))
             return []
         before = self._read
-        self._read = {one: state for one in urls.items() if (state := before.get(one) or self._read_state(one[0]))}
-        return sorted(self._read.values(), key=lambda one: (-one.author.generation, -one.step, one.note.layout.rank))
+        now = {one: state for one in urls.items() if (state := before.get(one) or self._read_state(*one))}
+        self._read = now
+        return sorted(now.values(), key=lambda one: (-one.author.generation, -one.step, one.note.layout.rank))
 
     @property
     def _folder(self) -> Path:
@@ -154,8 +169,8 @@ class SnapshotDisk:
     def find_state(self, rank: int, layout: str, step: int | None = None) -> DiskState | None:
         return next((one for one in self.list_states() if one.matches(rank, layout, step)), None)
 
-    def _read_state(self, url: str) -> DiskState | None:
-        if url in self._left_out:
+    def _read_state(self, url: str, came_at: int) -> DiskState | None:
+        if (url, came_at) in self._left_out:
             return None
         try:
             manifest = checkpoint_load.read_manifest(url)
@@ -163,7 +178,7 @@ class SnapshotDisk:
             size = LocalStorage(url).file_size(_IMAGE)
         except (StorageError, msgspec.DecodeError) as e:
             if os.path.exists(url):  # else another node of this host has just removed it
-                self._leave_out(url, str(e))
+                self._leave_out(url, str(e), came_at)
             return None
         plan, place = note.layout, os.path.basename(os.path.dirname(url))
         if manifest.author.run != self._author.run or place != f"{_RANK}{plan.rank}":
@@ -172,12 +187,12 @@ class SnapshotDisk:
             why = f"it has {size or 0} bytes instead of {plan.image_bytes}"
         else:
             return DiskState(url=url, step=manifest.step, author=manifest.author, note=note, bytes=manifest.bytes)
-        self._leave_out(url, why)
+        self._leave_out(url, why, came_at)
         return None
 
-    def _leave_out(self, url: str, why: str) -> None:
-        if url not in self._left_out:
-            self._left_out.add(url)
+    def _leave_out(self, url: str, why: str, came_at: int = 0) -> None:
+        if (url, came_at) not in self._left_out:
+            self._left_out.add((url, came_at))
             self._ports.say(f"the state at {url} is left out: {why}")
 
     # --- reading -----------------------------------------------------------------------------------------------
@@ -226,11 +241,13 @@ class SnapshotDisk:
 
     async def follow_aim(self, aim: Aim, ranks: Sequence[int]) -> None:
         """Write the floor that the aim names, and remove what is older than the steps that every disk holds."""
+        if not self.limits.path or aim.generation != self._author.generation:
+            return
         self._loaded = None  # the job trains: every rank has its state
-        if self.limits.path and aim.disk_from > self._removed:
+        if aim.disk_from > self._removed:
             self._removed = aim.disk_from
             await asyncio.to_thread(self.remove_before, aim.disk_from)
-        if self.limits.path and aim.disk > self._aimed:
+        if aim.disk > self._aimed and aim.generation == self._author.generation:  # another may have begun meanwhile
             await self._write_floor(aim.disk, ranks, verified=aim.verified >= aim.disk)
 
     async def _write_floor(self, step: int, ranks: Sequence[int], *, verified: bool) -> None:
@@ -314,9 +331,14 @@ class SnapshotDisk:
         self._remove_states([one for one in self.list_states() if one.step < step])
 
     def remove_given_up(self, launch: KeeperLaunch) -> None:
-        """Remove the states of this run that are of no use since this launch."""
-        if states := [one for one in self.list_states() if launch.gives_up(one.author.generation, one.step)]:
-            threading.Thread(target=self._remove_states, args=(states,), daemon=True).start()  # no launch waits for it
+        """Remove the states of this run that are of no use since this launch, which does not wait for it."""
+
+        def remove() -> None:
+            states = self.list_states()
+            self._remove_states([one for one in states if launch.gives_up(one.author.generation, one.step)])
+
+        if self.limits.path:
+            threading.Thread(target=remove, name="holdfast-remove", daemon=True).start()
 
     def remove_run(self) -> None:
         """Remove all of this run on this host's disk."""
