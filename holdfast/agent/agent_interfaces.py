@@ -143,8 +143,8 @@ class SnapshotKeeper(Protocol):
     def complete_beat(self, beat: Beat) -> Beat:
         """Return the beat, completed with the progress of snapshots, copies and checkpoints."""
 
-    def use_run(self, run: str) -> None:
-        """Learn of which run states on this host's disk may be used."""
+    async def use_run(self, run: str) -> None:
+        """Learn of which run states on this host's disk may be used, and read what they are."""
 
     async def leave_job(self, errand: Leave) -> None:
         """Write the final states before the node leaves, as far as time allows; remove what nobody needs any more."""

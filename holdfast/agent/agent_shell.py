@@ -188,11 +188,10 @@ class Agent:
         match message:
             case Welcome(at=at, beat_s=beat_s, releases=releases, revoked=revoked, epoch=epoch):
                 self.keeper.revoked = frozenset(revoked)
-                self.keeper.use_run(message.run)  # before the hello that says that this node is ready
                 self.beat_s, self._told_imports = beat_s, ()
                 self.controller_clock.on_welcome(at)
                 if not self._staged:
-                    self._tasks.create_task(self._stage_releases(releases))
+                    self._tasks.create_task(self._stage_releases(message.run, releases))
                 self._send_beat()  # the newest step, before posts tell how ranks ended
                 self._step(LinkOpened(epoch))
                 self.notes.clear_alone()
@@ -250,8 +249,9 @@ class Agent:
             _log.warning("%s: %s", COLD_START, self.ranks.cold)
         self._queue_packet(self._make_hello())
 
-    async def _stage_releases(self, releases: tuple[Release, ...]) -> None:
+    async def _stage_releases(self, run: str, releases: tuple[Release, ...]) -> None:
         """Stage these releases, retrying until all are here. Then send another hello: the node is ready now."""
+        await self.keeper.use_run(run)  # that hello tells of states on disk
         told = ""
         while error := await self.staging.stage_all(releases):
             if error != told:

@@ -140,7 +140,7 @@ class Fleet:
         said = node.said
         node = await self.add(name)
         node.said[:] = said
-        node.keeper.use_run("r.")
+        await node.keeper.use_run("r.")
 
     async def restart(self, name: str) -> None:
         """As after the death of an agent: memory and notes are there, all else is not."""

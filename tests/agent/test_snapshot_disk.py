@@ -139,7 +139,7 @@ async def test_only_this_run_in_a_folder_of_its_owner_counts(fleet: Fleet) -> No
     await job.lose_memory()
     keeper = fleet.nodes["a"].keeper
     assert job.states("a") == [5]
-    keeper.use_run("r.other")
+    await keeper.use_run("r.other")
     assert job.states("a") == []
     (job.root / "a" / "r.").rename(job.root / "a" / "r.other")
     assert job.states("a") == [] and "of run r." in fleet.nodes["a"].said[-1], "its manifest tells"
@@ -474,7 +474,7 @@ class OneHost(Disked):
 async def test_a_standby_removes_nothing_of_the_nodes_beside_it(fleet: Fleet) -> None:
     job = OneHost(fleet)
     await job.begin()
-    fleet.nodes["d"].keeper.use_run("r.")
+    await fleet.nodes["d"].keeper.use_run("r.")
     for name in "adbc":
         await job.leave(name, LEAVE)
     assert job.ranks() == {0, 1, 2} and fleet.nodes["d"].said == []

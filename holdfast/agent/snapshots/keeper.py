@@ -205,9 +205,9 @@ class Keeper:
             compares=self.hashing.is_comparing,
         )
 
-    def use_run(self, run: str) -> None:
-        """Learn of which run states on this host's disk may be used."""
-        self.disk.use_run(run)
+    async def use_run(self, run: str) -> None:
+        """Learn of which run states on this host's disk may be used, and read what they are."""
+        await self.disk.use_run(run)
 
     async def leave_job(self, errand: Leave) -> None:
         """Write the final states before the node leaves, as far as time allows; remove what nobody needs any more."""

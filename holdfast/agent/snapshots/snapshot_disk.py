@@ -33,7 +33,8 @@ from holdfast.model.state_copy import Aim, Copy
 from holdfast.wire.rank_keeper_messages import layout_file_name
 
 _STALL_S = 15.0  # a disk that takes nothing for so long is given up for this step
-_LOOK_S = 5.0  # to list what lies there; half of what makes a node silent
+_FIRST_S = 30.0  # to read for the first time what lies there; a node is not ready before
+_LOOK_S = 1.0  # to list it again: the agent waits for it, and must not fall silent
 _REST_S = 1.0  # after one block at most
 _RANK = "rank-"
 _IMAGE = "__0_0.distcp"  # of a checkpoint that has one part
@@ -120,10 +121,12 @@ class SnapshotDisk:
         self._author = author
         self.written = self.tried = self._aimed = self._removed = -1
 
-    def use_run(self, run: str) -> None:
-        """Read states of this run from now on."""
+    async def use_run(self, run: str) -> None:
+        """Read states of this run from now on. What lies there is read once, so that to list it is quick."""
         if run != self._author.run:
             self._author = Author(0, run)
+        if self.limits.path:
+            await asyncio.to_thread(look_in_time, lambda: str(self._look_at_states()), _FIRST_S)
 
     # --- what lies there ---------------------------------------------------------------------------------------
 

@@ -74,7 +74,7 @@ class SimBackup:
             verifies=sender.wants_verification(),
         )
 
-    def use_run(self, run: str) -> None:
+    async def use_run(self, run: str) -> None:
         pass
 
     async def leave_job(self, errand: Leave) -> None:
