@@ -140,6 +140,21 @@ async def test_a_launch_that_finds_no_store_costs_no_disk_its_belief() -> None:
     assert job.plan(launch(6), (1, 40)).step == 40
 
 
+async def test_a_launch_counts_the_steps_that_the_disks_of_its_nodes_hold() -> None:
+    job = Lives()
+    job.plan(launch(1))
+    bench = Bench(notes=job.notes)
+    bench.hold(on_disks((1, 40), (1, 45), (1, 50)))
+    moved = tuple(msgspec.structs.replace(copy, node="c") for copy in on_disks((1, 50))["b"])
+    bench.hold({"b": on_disks((1, 40), (1, 45))["b"], "c": moved})
+    await bench.carry_out(launch(2))
+    floor = bench.executor.aims.floor.disk
+    assert (floor.oldest_kept, floor.newest_kept) == (40, 45)
+    bench.hold({"b": (), "c": moved})  # another node in its place
+    await bench.carry_out(launch(3))
+    assert floor.newest_kept == -1
+
+
 def test_checkpoints_are_noted_again_after_a_return_to_an_older_step() -> None:
     job = Lives()
     job.plan(launch(1), stored=50)

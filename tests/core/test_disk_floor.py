@@ -53,15 +53,33 @@ def test_a_disk_that_fails_costs_no_older_state() -> None:
     assert (floor.aim, floor.oldest_kept, floor.newest_kept) == (-1, 17, 27)
 
 
-def test_a_later_launch_keeps_what_is_of_its_line() -> None:
+def test_a_later_launch_counts_what_the_disks_of_its_nodes_hold() -> None:
     floor = DiskFloor(LIMITS)
     for number, step in enumerate((7, 17)):
         written(floor, 100.0 * number, step)
     assert floor.tick(300.0, 27, beats((17, 17), (17, 17)))
     floor.on_launch()
-    floor.drop_after(10)
-    assert (floor.aim, floor.newest_kept, floor.oldest_kept) == (-1, 7, -1), (
-        "older ones stay until two are on all disks"
-    )
+    floor.hold_steps({7})
+    assert (floor.aim, floor.newest_kept, floor.oldest_kept) == (-1, 7, 7), "17 is on some disks only, if at all"
     written(floor, 400.0, 12)
     assert (floor.oldest_kept, floor.newest_kept) == (7, 12)
+
+
+def test_where_a_new_node_has_nothing_the_next_step_takes_the_place_of_all_before() -> None:
+    """Or disks that have room for one step more than they keep would never take another."""
+    floor = DiskFloor(LIMITS)
+    for number, step in enumerate((7, 17)):
+        written(floor, 100.0 * number, step)
+    floor.on_launch()
+    floor.hold_steps(())
+    assert (floor.newest_kept, floor.oldest_kept) == (-1, -1)
+    written(floor, 400.0, 27)
+    assert (floor.newest_kept, floor.oldest_kept) == (27, 27)
+
+
+def test_a_controller_that_comes_back_amid_training_knows_not_what_disks_hold() -> None:
+    floor = DiskFloor(LIMITS)
+    written(floor, 0.0, 7)
+    assert floor.oldest_kept == -1
+    written(floor, 100.0, 17)
+    assert floor.oldest_kept == 7

@@ -22,7 +22,7 @@ from holdfast.core.incident import incident_text
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.snapshots import final_checkpoint
 from holdfast.core.snapshots.keeper_launch import leave_line
-from holdfast.core.snapshots.restore_choice import choose_restore, count_disks, leave_out_disks
+from holdfast.core.snapshots.restore_choice import choose_restore, count_disks, leave_out_disks, steps_on_disks
 from holdfast.model.action import Acquire, Action, Block, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
 from holdfast.model.errand import Errand, FinalState, LaunchHere, Leave, StopHere
 from holdfast.model.event import Outcome
@@ -203,7 +203,7 @@ class ActionExecutor:
         self._count_try(plan)
         # What came after it is of a line that the job leaves: seated nodes drop it, others may never be asked again.
         self.registry.drop_copies_after(plan.step)
-        self.aims.floor.disk.drop_after(plan.step if plan.sources else -1)
+        self.aims.floor.disk.hold_steps(self._steps_on_disks(action, plan))
         disks = count_disks(plan)
         if disks:
             self.say(f"resuming from step {plan.step}{incident_text.describe_disks(disks)}")
@@ -234,6 +234,12 @@ class ActionExecutor:
         outcome = msgspec.structs.replace(outcome, disks=disks)
         worth_telling = plan.sources or self.registry.stored >= 0 or plan.doubts
         return msgspec.structs.replace(outcome, detail=plan.reason) if worth_telling else outcome
+
+    def _steps_on_disks(self, launch: Launch, plan: Restore) -> set[int]:
+        """Return the steps of the launch's line that all of its nodes have told to be on their disks."""
+        held = [copy for copies in self.registry.copies.values() for copy in copies]
+        left = (*(self._noted.left if self._noted else ()), *launch.doubts)
+        return steps_on_disks(launch.seats, leave_out_disks(held, left), plan.step if plan.sources else -1)
 
     def _recall_or_plan(self, launch: Launch) -> Restore:
         """Return the launch's plan, or make it if there is none. An earlier controller may have sent it to nodes."""

@@ -30,6 +30,7 @@ class DiskFloor:
         self.limits = limits
         self.aim = -1  # the step that is being written; -1: none
         self._kept: tuple[int, ...] = ()  # steps that every disk holds, the newest last
+        self._is_known = False  # whether all that every disk holds is among these
         self._newest = -1  # that was aimed at in this generation
         self._not_before = 0.0
 
@@ -41,14 +42,14 @@ class DiskFloor:
     @property
     def oldest_kept(self) -> int:
         """The step before which states on disk may be removed; -1 while not enough later ones are on every disk."""
-        return self._kept[0] if len(self._kept) >= self.limits.keep else -1
+        return self._kept[0] if self._kept and (self._is_known or len(self._kept) >= self.limits.keep) else -1
 
     def on_launch(self) -> None:
         self.aim = self._newest = -1
 
-    def drop_after(self, step: int) -> None:
-        """Count no state after this step: it belongs to a lineage that the job leaves."""
-        self._kept = tuple(kept for kept in self._kept if kept <= step)
+    def hold_steps(self, steps: Collection[int]) -> None:
+        """Count these steps, which the disks of all nodes of a launch hold, and none besides."""
+        self._kept, self._is_known = tuple(sorted(steps))[-self.limits.keep :], True
 
     def tick(self, now: float, floor: int, beats: Collection[Beat]) -> bool:
         """Take in the nodes' progress and their newest good floor. Return whether nodes must be sent a new aim."""

@@ -89,6 +89,14 @@ def leave_out_disks(copies: Iterable[Copy], left: Collection[Doubt]) -> list[Cop
     return [c for c in copies if not (c.disk and any(doubt.bans_state(c.generation, c.step) for doubt in left))]
 
 
+def steps_on_disks(seats: Collection[Seat], copies: Iterable[Copy], not_after: int) -> set[int]:
+    """Return the steps, up to this one, that every node of these seats holds for its own ranks on its own disk."""
+    world = sum(seat.nproc for seat in seats)
+    found = {(c.node, c.rank, c.step) for c in copies if c.disk and c.world == world and c.step <= not_after}
+    own = [(seat.node, seat.first_rank + local) for seat in seats for local in range(seat.nproc)]
+    return {step for _, _, step in found if all((node, rank, step) in found for node, rank in own)}
+
+
 def count_disks(plan: Restore) -> int:
     """Return the number of nodes from whose disks ranks get their states."""
     return len({source.nodes[0] for source in plan.sources if source.disk})
