@@ -15,7 +15,7 @@ from holdfast.checkpoint import checkpoint_save
 from holdfast.checkpoint.manifest import Author
 from holdfast.cli import main
 from holdfast.cli.run_dirs import run_directory, run_liveness
-from holdfast.cli.run_dirs.leftovers import RunLeftovers
+from holdfast.cli.run_dirs.leftovers import Kept, RunLeftovers
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
 from holdfast.core.snapshots.disk_floor import DiskLimits
@@ -228,11 +228,29 @@ def test_states_on_disk_are_kept_and_named(home: Path, capfd: Capture) -> None:
     kept = msgspec.structs.replace(run, settings=msgspec.structs.replace(run.settings, disk=disk))
     run_and_node_specs.write_json(run_dir / "run.json", kept)
     folder = Path(disk.run_folder(run.job.marked_id))
-    folder.mkdir(parents=True)
-    (folder / "state").write_bytes(bytes(1000))
-    [found] = clean(capfd, run_dir)
-    [one] = [one for one in found.kept if "disk" in one.what]
-    assert (one.what, one.bytes) == (f"states on disk in {folder}", 1000) and (folder / "state").exists()
+    state = folder / "rank-0" / "step-00000007" / "state"
+    state.parent.mkdir(parents=True)
+    state.write_bytes(bytes(1000))
+
+    def kept_states(stored: int = 0) -> Kept:
+        if stored:
+            author, base = Author(1, run.job.marked_id), str(home / "ckpt")
+            folder_there = checkpoint_save.staging_folder(base, stored, author)
+            part = checkpoint_save.write_part(folder_there, 0, [memoryview(b"some")])
+            checkpoint_save.publish_checkpoint(base, stored, (part,), b"", author=author, layout="")
+        [found] = clean(capfd, "--dry-run", run_dir)
+        [one] = [one for one in found.kept if one.what.startswith("states")]
+        assert (one.what, one.bytes) == (f"states on disk in {folder}", 1000) and state.exists()
+        return one
+
+    assert kept_states().why == "holdfast run --resume goes on from them"
+    run_and_node_specs.write_json(run_dir / "exit.json", RunEnd(code=93, reason="enough"))
+    storage = CheckpointPolicy(url=str(home / "ckpt"), every_steps=1)
+    want = ArenaRequest(rank=0, world=1, generation=1, layout="", image_bytes=1, slots=2, share=(), storage=storage)
+    (run_dir / "nodes" / "n0").mkdir(parents=True, exist_ok=True)
+    run_and_node_specs.write_json(run_dir / "nodes" / "n0" / "want-0.json", want)
+    assert kept_states().why == kept_states(6).why == "no storage is known to have them"
+    assert kept_states(8).why == "a node that was away at the end has left them; storage has step 8"
 
 
 def test_a_rank_does_not_clean_its_own_run(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.checkpoint import retention
-from holdfast.checkpoint.manifest import StorageError
+from holdfast.checkpoint.manifest import StorageError, step_of
 from holdfast.checkpoint.storage_opener import open_storage
 from holdfast.cli.run_dirs import run_directory, run_liveness
 from holdfast.cli.terminal.quantity_text import counted_noun
@@ -111,7 +111,7 @@ def _find_leftovers(run_dir: Path) -> RunLeftovers:
         state="dead",
         why=ending or f"was killed; holdfast run --resume {run_dir} continues it",
         left=(*processes, *writes, *files),
-        kept=(*_kept_items(run_dir, Path(run.log_dir), bool(ending), urls), *_kept_states(run, bool(ending))),
+        kept=(*_kept_items(run_dir, Path(run.log_dir), bool(ending), urls), *_kept_states(run, bool(ending), urls)),
         failed=tuple(failed),
     )
 
@@ -145,12 +145,25 @@ def _checkpoint_urls(run_dir: Path) -> Iterator[str]:
                 yield want.storage.url
 
 
-def _kept_states(run: RunSpec, ended: bool) -> Iterator[Kept]:
+def _kept_states(run: RunSpec, ended: bool, urls: list[str]) -> Iterator[Kept]:
     """Yield the run's states on this host's disk; on other hosts lie those of their ranks."""
     folder = Path(run.settings.disk.run_folder(run.job.marked_id))
     if run.settings.disk.path and folder.exists():
-        why = "no storage has them" if ended else "holdfast run --resume goes on from them"
+        why = _lasting_reason(run, folder, urls) if ended else "holdfast run --resume goes on from them"
         yield Kept(f"states on disk in {folder}", _size(folder), why)
+
+
+def _lasting_reason(run: RunSpec, folder: Path, urls: list[str]) -> str:
+    """Return why states of an ended run lie on disk: storage has no newer ones, or a node could not remove them."""
+    newest = max((step for at in folder.glob("*/*") if (step := step_of(at.name)) is not None), default=-1)
+    try:
+        found = [one for url in urls for one in retention.find_checkpoints(url)]
+    except StorageError:
+        return "storage cannot be read, so nobody knows whether it has them"
+    stored = max((one.step for one in found if one.ok and one.author.run == run.job.marked_id), default=-1)
+    if newest > stored:
+        return "no storage is known to have them"
+    return f"a node that was away at the end has left them; storage has step {stored}"
 
 
 def _kept_items(run_dir: Path, log_dir: Path, ended: bool, urls: list[str]) -> Iterator[Kept]:
