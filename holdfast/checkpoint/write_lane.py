@@ -20,6 +20,7 @@ class WriteOutcome(msgspec.Struct, frozen=True, kw_only=True):
     url: str = ""  # of the checkpoint, where one was published
     bytes: int = 0
     took_s: float = 0.0
+    behind: bool = False  # it was left out, because the one before it is still being written
 
 
 class WritePulse:
@@ -84,7 +85,7 @@ class WriteLane:
             self._last[1].join(_LOOK_S)
         if self._last and self.is_held_up:
             why = f"storage at {self._url} still holds up the write of step {self._last[0]}, so step {step} is left out"
-            return WriteOutcome(step=step, ok=False, detail=why)
+            return WriteOutcome(step=step, ok=False, detail=why, behind=True)
         began_at = time.monotonic()
         pulse = self._pulse = WritePulse()
         found: list[WriteOutcome] = []

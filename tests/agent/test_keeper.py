@@ -15,6 +15,7 @@ from holdfast.agent.snapshots.keeper import Keeper, KeeperIdentity
 from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention
 from holdfast.checkpoint.arena import DUE, Arena
 from holdfast.checkpoint.manifest import Author, PartFailedError
+from holdfast.checkpoint.write_lane import WriteOutcome
 from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.state_copy import Restore, Source
@@ -321,3 +322,30 @@ async def test_what_a_killed_agent_has_not_written_is_not_waited_for(bench: Benc
     assert [part.rank for part in checkpoint_save.collect_parts(four, 2, 20.0)] == [0, 1]
     await writing
     assert bench.said == [] and successor._missed == {1: set()}
+
+
+def test_storage_that_is_slow_on_and_off_is_said_to_be_slow_once() -> None:
+    said: list[str] = []
+    writer = CheckpointWriter(said.append)
+
+    def tell(step: int, *, ok: bool, behind: bool = False) -> None:
+        url = f"/s/{step}" if ok else ""
+        outcome = WriteOutcome(step=step, ok=ok, detail=f"step {step}", url=url, behind=behind)
+        writer._report_outcome(0, "/s", outcome)
+
+    for step in (2, 6, 10):
+        tell(step + 2, ok=False, behind=True)
+        tell(step, ok=True)  # late
+    tell(14, ok=True)
+    tell(18, ok=False, behind=True)
+    for step in (20, 22):
+        tell(step, ok=True)
+    assert len(said) == 1 and said[0].startswith("rank 0: step 4; training goes on")
+    tell(24, ok=True)
+    assert said[1:] == ["checkpoints are written again: step 24"]
+    tell(26, ok=False)  # it is away
+    tell(28, ok=True)
+    assert said[2:] == [
+        "rank 0: step 26; training goes on, snapshots stay in memory",
+        "checkpoints are written again: step 28",
+    ]

@@ -20,6 +20,7 @@ from holdfast.wire.rank_keeper_messages import ArenaRequest
 _PARTS_S = 60.0  # for the slowest rank's part; one that missed the step has none
 _STALL_S = 15.0  # storage that takes nothing for so long is given up for this step, and the snapshot is free again
 _LOOK_S = 5.0  # for a look at what is published
+_WELL = 3  # checkpoints in a row: storage that is slow on and off is said to be slow once
 _MISSED = 4  # steps that are remembered as missing: rank 0 waits for one at a time
 DOUBTED = "doubted"
 _log = logging.getLogger("holdfast.keeper")
@@ -40,7 +41,7 @@ class CheckpointWriter:
         self.under_way: dict[tuple[int, int], asyncio.Event] = {}  # rank and step -> set when it is over
         self.stored = -1  # newest step that was published
         self.missed: MissedCheckpoint | None = None  # that should have been published since
-        self._trouble: set[str] = set()  # storages
+        self._trouble: dict[str, tuple[int, int]] = {}  # storage -> step that failed, and how many must go well
         self.wanted = -1  # this step is due as well
         self._owned: set[tuple[str, Author]] = set()  # storages, and for whom they were taken: each once
 
@@ -195,12 +196,15 @@ class CheckpointWriter:
     def _report_outcome(self, rank: int, url: str, outcome: WriteOutcome) -> None:
         """Report trouble with a storage when it begins and when it ends, not once for every rank and step."""
         _log.info("rank %d: %s", rank, outcome.detail)
-        if not outcome.ok and url not in self._trouble:
-            self._trouble.add(url)
-            self._say(f"rank {rank}: {outcome.detail}; training goes on, snapshots stay in memory")
-        elif outcome.ok and outcome.url and url in self._trouble:
-            self._trouble.discard(url)
-            self._say(f"checkpoints are written again: {outcome.detail}")
+        step, more = self._trouble.get(url, (-1, 0))
+        if not outcome.ok:
+            self._trouble[url] = (outcome.step, _WELL if outcome.behind else 1)
+            if not more:
+                self._say(f"rank {rank}: {outcome.detail}; training goes on, snapshots stay in memory")
+        elif outcome.url and more and outcome.step > step:  # what was left out meanwhile is no better for an older one
+            self._trouble[url] = (outcome.step, more - 1)
+            if more == 1:
+                self._say(f"checkpoints are written again: {outcome.detail}")
 
 
 class PartWrite:
