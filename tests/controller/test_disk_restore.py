@@ -217,7 +217,12 @@ async def test_the_last_node_of_a_host_leaves_nothing_on_its_disk(other: str, ov
     for node, host in (("a", "h"), ("b", other)):
         hello = Hello(node=node, host=host, nproc=1, order=0, generation=0, ready=True)
         bench.registry.record_hello(0.0, hello)
-    carried = asyncio.create_task(bench.carry_out(Dismiss(id=4, node="a", reason="evicted")))
-    await settle()
-    await carried
-    assert bench.told == [("a", Leave(id=4, code=EVICTED, grace_s=0.0, reason="evicted", disk_over=over))]
+    seats = LAUNCH.seats
+    for id, launched in ((1, seats), (2, seats[1:])):  # another would take its place
+        await bench.carry_out(msgspec.structs.replace(LAUNCH, id=id, generation=id, seats=launched))
+        await bench.carry_out(Dismiss(id=3, node="a", reason="evicted"))
+        bench.executor.on_step()
+    await bench.carry_out(Dismiss(id=4, node="a", reason="evicted"))
+    leaves = [errand for node, errand in bench.told if isinstance(errand, Leave)]
+    assert [leave.disk_over for leave in leaves] == [False, False, over]
+    assert leaves[-1] == Leave(id=4, code=EVICTED, grace_s=0.0, reason="evicted", disk_over=over)

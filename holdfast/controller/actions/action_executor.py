@@ -82,8 +82,8 @@ class ActionExecutor:
         self.dispatch, self.probing, self.replaying, self.staging = dispatch, probing, replaying, staging
         self.admission = admission
         self._stepping = asyncio.Event()
-        self._ending = False
         self._launched: frozenset[str] = frozenset()  # nodes of the newest generation
+        self._has_stepped = False  # that generation
         self._noted: LaunchPlan | None = None  # the newest, as far as this controller has read or written it
         self._tries: Counter[int] = Counter()  # restores from a step since the last step was made
         self._stored_tried: set[int] = (
@@ -125,7 +125,6 @@ class ActionExecutor:
 
     async def end_at_once(self) -> None:
         """End every node at once, and stop waiting for any answer."""
-        self._ending = True
         self.dispatch.hurry()
         self._stepping.set()
         await self._give_back_all(WITHOUT_GRACE)
@@ -147,14 +146,15 @@ class ActionExecutor:
         return Outcome(action=action.id, ok=True, nodes=(*here, *more))
 
     async def _dismiss_node(self, action: Dismiss) -> Outcome:
-        unneeded = not self.registry.copies.get(action.node) or await self._wait_until_unneeded()
+        if held := bool(self.registry.copies.get(action.node)):
+            await self._wait_until_unneeded()
         host, hosts = self.registry.hosts.get(action.node), self.registry.hosts
         alone = host is not None and not any(
             hosts.get(node) == host for node in self.registry.present_nodes() if node != action.node
         )
-        if alone and not unneeded and self.aims.floor.disk.limits.path:
+        over = alone and self._has_stepped and action.node not in self._launched
+        if alone and not over and self.aims.floor.disk.limits.path and (held or action.node in self._launched):
             self.say(f"what lies on the disk of {action.node} stays there: no later generation has made a step yet")
-        over = alone and unneeded
         leave = Leave(id=action.id, code=action.code, grace_s=0.0, reason=action.reason, disk_over=over)
         self.links.send_errand(action.node, leave)
         self._forget_node(action.node)
@@ -165,15 +165,12 @@ class ActionExecutor:
         self.registry.record_departure(node)
         self.aims.on_departure(node)
 
-    async def _wait_until_unneeded(self) -> bool:
-        """Wait for the next generation's first step: until then its restore may need copies on the evicted node. Return
-        whether it was made; the job may end before."""
+    async def _wait_until_unneeded(self) -> None:
+        """Wait for the next generation's first step: until then its restore may need copies on the evicted node."""
         self._stepping.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.view.limits.wait_s):
                 await self._stepping.wait()
-                return not self._ending
-        return False
 
     def on_step(self) -> None:
         """Note that every rank has made a step, which means that every rank has its state."""
@@ -184,6 +181,7 @@ class ActionExecutor:
         # What others hold is of a line that the job has left, or will be told anew when they are seated. A controller
         # that has just come back knows of no launch, and forgets nothing: a step may be told late, amid a stop.
         if self._launched:
+            self._has_stepped = True
             self.registry.keep_copies_on(self._launched)
 
     def _note_step(self) -> None:
@@ -199,7 +197,7 @@ class ActionExecutor:
     async def _launch_ranks(self, action: Launch) -> Outcome:
         plan = self._recall_or_plan(action)  # first: without the plan of a launch that fails no disk would be believed
         port = await self.store.open(action.generation)
-        self._launched = frozenset(seat.node for seat in action.seats)
+        self._launched, self._has_stepped = frozenset(seat.node for seat in action.seats), False
         self._count_try(plan)
         # What came after it is of a line that the job leaves: seated nodes drop it, others may never be asked again.
         self.registry.drop_copies_after(plan.step)
@@ -322,7 +320,6 @@ class ActionExecutor:
         )
 
     async def _finish_job(self, action: Finish) -> Outcome:
-        self._ending = True
         self._stepping.set()
         found: dict[str, tuple[FinalState, ...]] = {}
         last_s, kept = 0.0, self.newest_plan()
