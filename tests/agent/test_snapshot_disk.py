@@ -351,7 +351,10 @@ async def test_a_final_state_on_storage_is_told_once_and_leaves_nothing_on_disk(
     assert [one.step for one in retention.find_checkpoints(url)] == [8]
     assert not any((job.root / name / "r.").exists() for name in "abc")
     told = [said.split(" in ")[0] for name in "abc" for said in fleet.nodes[name].said]
-    assert told == [f"writing step 8 to {url} before the job ends, for 60 s at most", f"step 8 was written to {url}/step-00000008"]
+    assert told == [
+        f"writing step 8 to {url} before the job ends, for 60 s at most",
+        f"step 8 was written to {url}/step-00000008",
+    ]
 
 
 async def test_a_final_state_that_rank_0_cannot_publish_stays_on_all_disks(fleet: Fleet) -> None:
@@ -418,7 +421,7 @@ async def test_the_final_state_goes_to_disk_in_time_when_storage_hangs(fleet: Fl
     job.save(8)
     url = give_storage(job, 0)
     folder = checkpoint_save.staging_folder(url, 8, Author(1, "r."))
-    Path(folder).mkdir(parents=True)
+    os.makedirs(folder)
     os.mkfifo(fifo := f"{folder}/{part_name(0)}")  # whoever opens it waits for a writer
     last = (FinalState(step=8, ranks=(0,)),)
     leaving = asyncio.create_task(

@@ -26,7 +26,7 @@ from holdfast.checkpoint.manifest import Author, CorruptError, StorageError, ste
 from holdfast.checkpoint.writable_check import look_in_time, try_write
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
 from holdfast.core.decoding import from_msgpack
-from holdfast.core.snapshots.disk_floor import DiskLimits
+from holdfast.core.snapshots.disk_floor import DiskLimits, list_stored_ranks
 from holdfast.core.snapshots.keeper_launch import KeeperLaunch
 from holdfast.linux import process_attributes
 from holdfast.model.state_copy import Aim, Copy
@@ -389,15 +389,16 @@ class SnapshotDisk:
     def _remove_ranks(self, stored: int, spared: Sequence[int]) -> None:
         """Remove the folders of ranks that have no state after the stored step, but for the spared ones, and the run's
         folder if nothing is left there."""
-        names = {f"{_RANK}{rank}" for rank in spared}
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, StorageError):
             if not self._author.run or _refuse_folder(self._folder):
                 return
-            for at in [at for at in self._folder.iterdir() if at.name not in names]:
-                with contextlib.suppress(StorageError, OSError):
+            newest: dict[int, int] = {}
+            for at in self._folder.glob(f"{_RANK}*"):
+                if (told := at.name.removeprefix(_RANK)).isdecimal():
                     steps = [step for one in at.iterdir() if (step := step_of(one.name)) is not None]
-                    if max(steps, default=-1) <= stored:
-                        LocalStorage(str(self._folder)).remove_folder(at.name)
+                    newest[int(told)] = max(steps, default=-1)
+            for rank in list_stored_ranks(newest, stored, spared):
+                LocalStorage(str(self._folder)).remove_folder(f"{_RANK}{rank}")
             self._folder.rmdir()
 
     def _remove_states(self, states: Sequence[DiskState]) -> None:

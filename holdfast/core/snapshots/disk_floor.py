@@ -5,7 +5,7 @@ a time. When every node has written it, it is kept, and only then may an older o
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -65,3 +65,9 @@ class DiskFloor:
         self.aim = self._newest = floor
         self._not_before = now + self.limits.every_s
         return True
+
+
+def list_stored_ranks(newest: Mapping[int, int], stored: int, spared: Collection[int]) -> list[int]:
+    """Return the ranks whose states a node removes from its disk when the job ends: storage has their newest one, and
+    they are of no other node of its host."""
+    return [rank for rank, step in newest.items() if step <= stored and rank not in spared]

@@ -1,7 +1,6 @@
 """The keeper of one simulated agent as the agent sees it, and the transport of copies to other machines."""
 
 import asyncio
-import sys
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -45,6 +44,11 @@ class SimBackup:
         """Begin a launch in the keeper and note it on disk; return why it cannot be noted, empty if it was."""
         self._process.check_alive()
         self._keeper.begin_launch(errand)
+        told = self._keeper.launch.restore
+        if told.sources or told.doubts:  # what it gives up is of no use
+            self._keeper.states.kept = self._keeper.list_wanted()
+        else:
+            self._process.world.truth.on_disk_removal(self._machine, self._keeper.list_wanted())
         return self._machine.disk.write_launch(errand)
 
     async def apply_aim(self, aim: Aim) -> None:
@@ -56,7 +60,8 @@ class SimBackup:
             self._process.check_alive()
             self._keeper.end_disk_write(aim, states, full=self._machine.disk.full)
         if aim.disk_from >= 0 and aim.generation == self._keeper.launch.generation:
-            self._keeper.states.remove_outside(aim.disk_from, sys.maxsize)
+            later = [one for one in self._keeper.states.kept if one[2].step >= aim.disk_from]
+            self._process.world.truth.on_disk_removal(self._machine, later)
 
     def list_copies(self) -> tuple[Copy, ...]:
         return self._keeper.list_copies()
@@ -78,7 +83,12 @@ class SimBackup:
         pass
 
     async def leave_job(self, errand: Leave) -> None:
-        pass
+        self._process.check_alive()
+        states, truth = self._keeper.states, self._process.world.truth
+        if errand.ended:
+            truth.on_disk_removal(self._machine, states.list_unstored(errand.stored, errand.spared))
+        elif errand.disk_over:
+            truth.on_disk_eviction(self._machine, self._keeper.launch.generation)
 
     async def send_copies(self) -> None:
         """Send snapshots to the peer as soon as they are ready, for as long as the agent lives."""

@@ -3,12 +3,13 @@
 Every record says which generation really made the snapshot. Keepers cannot know that, so only the checks may read it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 import msgspec
 
 from holdfast.core.snapshots.copy_intake import CopyName, Intake, judge_copy, refuse_generation
+from holdfast.core.snapshots.disk_floor import list_stored_ranks
 from holdfast.core.snapshots.floor_pins_and_copies import OwnSnapshot, Sealed
 from holdfast.core.snapshots.keeper_launch import KeeperLaunch, read_launch
 from holdfast.core.snapshots.slot_pin_limit import can_spare_slot
@@ -92,19 +93,27 @@ class HolderMemory:
         return self.fit_arena(self.own, rank, world, _SLOTS).put_snapshot(snap, pinned)
 
 
+DiskEntry = tuple[int, int, SimSnapshot]  # rank, world, state
+
+
 class SimStates:
     """States on a machine's disk, which outlive its memory; each with the size of its world."""
 
     def __init__(self) -> None:
-        self.kept: list[tuple[int, int, SimSnapshot]] = []  # rank, world, state
+        self.kept: list[DiskEntry] = []
 
     def find_step(self, rank: int, step: int) -> SimSnapshot | None:
         """Return the rank's state of this step that the latest generation has written; None if there is none."""
         found = [snap for of, _, snap in self.kept if (of, snap.step) == (rank, step)]
         return max(found, key=lambda snap: snap.label, default=None)
 
-    def remove_outside(self, first: int, last: int) -> None:
-        self.kept = [one for one in self.kept if first <= one[2].step <= last]
+    def list_unstored(self, stored: int, spared: Collection[int]) -> list[DiskEntry]:
+        """Return the states that stay on disk at the end of the job."""
+        newest: dict[int, int] = {}
+        for rank, _, snap in self.kept:
+            newest[rank] = max(newest.get(rank, -1), snap.step)
+        gone = list_stored_ranks(newest, stored, spared)
+        return [one for one in self.kept if one[0] not in gone]
 
 
 class SimOwnSnapshots:
@@ -211,7 +220,10 @@ class SimKeeper:
         for arena in (*self.memory.own.values(), *self.memory.shelf.values()):
             arena.drop_after(last)
         self._kept_floor = {rank: snap for rank, snap in self._kept_floor.items() if snap.step <= last}
-        self.states.kept = [one for one in self.states.kept if not self.launch.gives_up(one[2].label, one[2].step)]
+
+    def list_wanted(self) -> list[DiskEntry]:
+        """Return the states on disk that the launch does not give up."""
+        return [one for one in self.states.kept if not self.launch.gives_up(one[2].label, one[2].step)]
 
     def _begin_generation(self, errand: LaunchHere) -> None:
         launch = self.launch = read_launch(errand)
@@ -272,7 +284,7 @@ class SimKeeper:
 
     # --- this node's disk --------------------------------------------------------------------------------------
 
-    def begin_disk_write(self, aim: Aim) -> list[tuple[int, int, SimSnapshot]] | None:
+    def begin_disk_write(self, aim: Aim) -> list[DiskEntry] | None:
         """Return the states that are to be written now; None if that was begun before."""
         if aim.generation != self.launch.generation or aim.disk <= self._disk_aimed:
             return None
@@ -282,7 +294,7 @@ class SimKeeper:
         verified = aim.verified >= aim.disk
         return [(rank, world, msgspec.structs.replace(snap, verified=verified)) for rank, world, snap in found if snap]
 
-    def end_disk_write(self, aim: Aim, states: list[tuple[int, int, SimSnapshot]], *, full: bool) -> None:
+    def end_disk_write(self, aim: Aim, states: list[DiskEntry], *, full: bool) -> None:
         """Put the states on disk, unless it is full, not all ranks have one, or another generation has begun."""
         if aim.generation != self.launch.generation:
             return

@@ -10,7 +10,7 @@ from holdfast.model.action import Finish, Say
 from holdfast.model.alarm import SWITCH, Alarm, Kind, Stance
 from holdfast.model.event import Ended, Entry, Progress, Tick
 from holdfast.sim.dst.controller_disk import SimDisk
-from holdfast.sim.dst.simulated_snapshot_keeper import SimSnapshot
+from holdfast.sim.dst.simulated_snapshot_keeper import DiskEntry, SimSnapshot
 from holdfast.sim.invariants import InvariantWatch, RecoveryEffort, UnsafeError
 
 if TYPE_CHECKING:
@@ -218,6 +218,30 @@ class TruthChecks:
         while generation and step <= self._from[generation][0]:
             generation = self._from[generation][1]
         return generation
+
+    # --- states on disks ---------------------------------------------------------------------------------------
+
+    def on_disk_removal(self, machine: "SimMachine", kept: list[DiskEntry]) -> None:
+        """Keep only these states on a machine's disk. Check that the newest step that lies whole on disks stays there,
+        unless storage has one that is at least as new."""
+        before, stored = self._newest_on_disks(), max(self.world.storage.kept, default=-1)
+        machine.states.kept = kept
+        if self._newest_on_disks() < before and stored < before:
+            self.report_broken(f"{machine.name} removes step {before} from its disk, and storage has step {stored}")
+
+    def on_disk_eviction(self, machine: "SimMachine", generation: int) -> None:
+        """Remove all states of an evicted machine. Check that a later generation has made a step without them."""
+        if machine.states.kept and self._newest_generation() <= generation:
+            self.report_broken(f"{machine.name} removes its states, and nobody has made a step since")
+        machine.states.kept = []
+
+    def _newest_on_disks(self) -> int:
+        """Return the newest step of which disks have the state of every rank, made by one generation; -1: none."""
+        held: dict[tuple[int, int, int], set[int]] = {}
+        for machine in self.world.machines.values():
+            for rank, world, snap in machine.states.kept:
+                held.setdefault((snap.step, snap.made, world), set()).add(rank)
+        return max((step for (step, _, world), ranks in held.items() if len(ranks) == world), default=-1)
 
     def on_step(self, team: "RankTeam") -> None:
         self.steps += 1

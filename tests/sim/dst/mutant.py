@@ -6,6 +6,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
+from holdfast.core.snapshots.disk_floor import DiskLimits
 from holdfast.sim.dst.seed_setup import SeedSetup, draw_setup
 
 Patch = pytest.MonkeyPatch
@@ -19,6 +20,14 @@ def draw_rough(seed: int) -> SeedSetup:
 def draw_forgetful(seed: int) -> SeedSetup:
     """The same, with a journal that loses its end."""
     return msgspec.structs.replace(draw_rough(seed), forgets=True)
+
+
+def draw_with_disks(seed: int) -> SeedSetup:
+    """Machines keep states on their disks, and often lose all their memory."""
+    setup = draw_setup(seed)
+    settings = msgspec.structs.replace(setup.settings, disk=DiskLimits(path="/disk", every_s=2.0 + seed % 5))
+    job = msgspec.structs.replace(setup.job, can_acquire=False)  # the machine that was lost comes back with its disk
+    return msgspec.structs.replace(setup, settings=settings, job=job)
 
 
 class Mutant(NamedTuple):

@@ -24,7 +24,7 @@ from holdfast.sim.dst.seed_setup import draw_setup
 from holdfast.sim.dst.simulated_node_disk import SimNotes
 from holdfast.sim.dst.simulated_snapshot_keeper import SimKeeper
 from holdfast.wire import agent_messages
-from tests.sim.dst.mutant import Mutant, Patch
+from tests.sim.dst.mutant import Mutant, Patch, draw_with_disks
 
 
 def no_fence(patch: Patch) -> None:
@@ -235,6 +235,32 @@ def not_refilled(patch: Patch) -> None:
     patch.setattr("holdfast.core.membership.standbys.RETRY_S", 1e9)
 
 
+def disks_are_cleared_at_the_end(patch: Patch) -> None:
+    """Whatever storage has, the end of the job removes all from the disks."""
+    patch.setattr("holdfast.sim.dst.simulated_snapshot_keeper.list_stored_ranks", lambda newest, stored, spared: newest)
+
+
+def disks_are_cleared_by_a_launch_without_sources(patch: Patch) -> None:
+    """A launch that goes on from nothing, or from storage, gives up all that lies on disks."""
+    gives_up = KeeperLaunch.gives_up
+
+    def given_up(self: KeeperLaunch, generation: int, step: int) -> bool:
+        return not self.restore.sources or gives_up(self, generation, step)
+
+    patch.setattr(KeeperLaunch, "gives_up", given_up)
+
+
+def disks_are_cleared_by_eviction(patch: Patch) -> None:
+    """An evicted node removes its states at once."""
+    told = NodeLinks.send_errand
+
+    def sends(self: NodeLinks, node: str, errand: Any) -> None:
+        leaves = isinstance(errand, Leave) and not errand.ended
+        told(self, node, msgspec.structs.replace(errand, disk_over=True) if leaves else errand)
+
+    patch.setattr(NodeLinks, "send_errand", sends)
+
+
 PLANTED = (
     Mutant(no_fence, 1),
     Mutant(launch_under_way_untold, 197),
@@ -258,4 +284,7 @@ PLANTED = (
     Mutant(old_ranks_stay, 94, draw_setup),
     Mutant(silence_unheard, 68),
     Mutant(not_refilled, 2),
+    Mutant(disks_are_cleared_at_the_end, 2, draw_with_disks),
+    Mutant(disks_are_cleared_by_a_launch_without_sources, 42, draw_with_disks),
+    Mutant(disks_are_cleared_by_eviction, 22, draw_with_disks),
 )

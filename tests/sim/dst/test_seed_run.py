@@ -11,10 +11,10 @@ import pytest
 
 from holdfast.cli.commands.sim_dst import REAL_PARTS, repeat_command
 from holdfast.core.detect.crash import FailureCatalog
-from holdfast.core.snapshots.disk_floor import DiskLimits
 from holdfast.logs import catalog_files
 from holdfast.sim.dst.seed_run import SeedResult, play_seed
-from holdfast.sim.dst.seed_setup import SeedSetup, draw_setup
+from holdfast.sim.dst.seed_setup import draw_setup
+from tests.sim.dst.mutant import draw_with_disks
 
 ROOT = Path(__file__).parents[3]
 
@@ -90,18 +90,11 @@ def test_a_journal_that_loses_its_end(first: int) -> None:
     assert sum(result.lives for result in results) > 20 and sum(result.steps for result in results) > 100
 
 
-def with_disks(seed: int, **change: bool) -> SeedSetup:
-    """The setup of a seed whose machines keep states on their disks, and often lose all their memory."""
-    setup = draw_setup(seed)
-    settings = msgspec.structs.replace(setup.settings, disk=DiskLimits(path="/disk", every_s=2.0 + seed % 5))
-    job = msgspec.structs.replace(setup.job, can_acquire=False)  # the machine that was lost comes back with its disk
-    return msgspec.structs.replace(setup, settings=settings, job=job, **change)
-
-
 @pytest.mark.parametrize("forgets", [False, True])
 def test_seeds_with_states_on_disks(forgets: bool) -> None:
     for seed in range(24):
-        assert play_seed(with_disks(seed, forgets=forgets), REAL_PARTS, known()).failure == "", f"seed {seed}"
+        setup = msgspec.structs.replace(draw_with_disks(seed), forgets=forgets)
+        assert play_seed(setup, REAL_PARTS, known()).failure == "", f"seed {seed}"
 
 
 @pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in (12, 24, 36, 48))])
