@@ -329,18 +329,15 @@ async def test_storage_that_gave_nothing_is_not_tried_again_where_memory_holds_a
         for seat in LAUNCH.seats
     }
     bench.hold(held)
-    bench.registry.record_beat(
-        0.0, Beat(node="a", generation=bench.decider.view.generation, step=15, at=0.0, stored=15)
-    )
+    beat = Beat(node="a", generation=bench.decider.view.generation, step=15, at=0.0, stored=15)
+    bench.registry.record_beat(0.0, beat)
     plans = []
     for _ in range(2):
         plans.append(bench.executor._choose_restore(LAUNCH))
         bench.executor._count_try(plans[-1])
     assert [(bool(plan.sources), plan.step, plan.stored) for plan in plans] == [(False, 0, 15), (True, 9, -1)]
     bench = Bench()
-    bench.registry.record_beat(
-        0.0, Beat(node="a", generation=bench.decider.view.generation, step=15, at=0.0, stored=15)
-    )
+    bench.registry.record_beat(0.0, beat)
     assert {bench.executor._choose_restore(LAUNCH).stored for _ in range(5)} == {15}, "there is nothing else"
 
 

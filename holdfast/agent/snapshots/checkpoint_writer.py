@@ -70,7 +70,7 @@ class CheckpointWriter:
         return want.storage.url if want and want.storage else ""
 
     def is_published(self, rank: int, step: int) -> bool:
-        """Return whether this generation has published this step at the rank's storage; False if that fails or hangs."""
+        """Return whether this generation has published this step at the rank's storage; False if that fails."""
         url, author = self.storage_url(rank), self._author
 
         def look() -> str:

@@ -18,6 +18,7 @@ import msgspec
 
 from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.snapshots.arena_table import ArenaTable, SnapshotPin, pin_snapshot
+from holdfast.agent.snapshots.disk_state import DiskNote, DiskState
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
 from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention, storage_owner
 from holdfast.checkpoint.image_layout import ImageLayout
@@ -38,42 +39,6 @@ _LOOK_S = 1.0  # to list it again: the agent waits for it, and must not fall sil
 _REST_S = 1.0  # after one block at most
 _RANK = "rank-"
 _IMAGE = "__0_0.distcp"  # of a checkpoint that has one part
-
-
-class DiskNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What a state on disk tells of itself beside its manifest."""
-
-    layout: ImageLayout
-    verified: bool
-
-
-class DiskState(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's state of one step on this disk."""
-
-    url: str
-    step: int
-    author: Author
-    note: DiskNote
-    bytes: int
-
-    def matches(self, rank: int, layout: str, step: int | None = None) -> bool:
-        """Return whether this is a state of the rank, of a layout that begins so, and of the step if one is given."""
-        plan = self.note.layout
-        return plan.rank == rank and plan.digest.hex().startswith(layout) and step in (None, self.step)
-
-    def describe_copy(self, node: str) -> Copy:
-        plan = self.note.layout
-        return Copy(
-            rank=plan.rank,
-            step=self.step,
-            node=node,
-            layout=plan.digest.hex(),
-            world=plan.world,
-            whole=True,
-            verified=self.note.verified,
-            disk=True,
-            generation=self.author.generation,
-        )
 
 
 class PacedPulse(WritePulse):
@@ -369,7 +334,7 @@ class SnapshotDisk:
 
     async def leave_job(self, ranks: Sequence[int], stored: int, spared: Sequence[int], not_after: int) -> None:
         """Remove what lies on this host of this run, without states after the stored step, which no storage has, and of
-        spared ranks: these are of other nodes, which may need them. Say what stays; after `not_after` it is in doubt."""
+        spared ranks: these are of other nodes, which may need them. Say what stays, in doubt after `not_after`."""
         self._leaving = True
         self._lane.give_up()
 

@@ -1,0 +1,43 @@
+"""One rank's state on a node's local disk, and what it tells of itself."""
+
+import msgspec
+
+from holdfast.checkpoint.image_layout import ImageLayout
+from holdfast.checkpoint.manifest import Author
+from holdfast.model.state_copy import Copy
+
+
+class DiskNote(msgspec.Struct, frozen=True, kw_only=True):
+    """What a state on disk tells of itself beside its manifest."""
+
+    layout: ImageLayout
+    verified: bool
+
+
+class DiskState(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's state of one step on this disk."""
+
+    url: str
+    step: int
+    author: Author
+    note: DiskNote
+    bytes: int
+
+    def matches(self, rank: int, layout: str, step: int | None = None) -> bool:
+        """Return whether this is a state of the rank, of a layout that begins so, and of the step if one is given."""
+        plan = self.note.layout
+        return plan.rank == rank and plan.digest.hex().startswith(layout) and step in (None, self.step)
+
+    def describe_copy(self, node: str) -> Copy:
+        plan = self.note.layout
+        return Copy(
+            rank=plan.rank,
+            step=self.step,
+            node=node,
+            layout=plan.digest.hex(),
+            world=plan.world,
+            whole=True,
+            verified=self.note.verified,
+            disk=True,
+            generation=self.author.generation,
+        )
