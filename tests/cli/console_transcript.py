@@ -1,5 +1,6 @@
 """Transcripts of the console: the one place where tests compare what holdfast says word for word."""
 
+import difflib
 import os
 import re
 from pathlib import Path
@@ -33,4 +34,5 @@ def assert_screens(name: str, screens: dict[str, str]) -> None:
         told += "\n".join([f"--- {case}", *lines, "", ""])
     if os.environ.get("PYTEST_HOLDFAST_REWRITE"):
         path.write_text(told)
-    assert told == path.read_text()
+    differs = [*difflib.unified_diff(path.read_text().splitlines(), told.splitlines(), str(path), "shown", lineterm="")]
+    assert not differs, "\n".join(differs)
