@@ -29,11 +29,6 @@ TORCH = (
     "chaos/inrank/",
 )
 
-# Folders whose files still import each other in circles, and why. Take one out when its circle is gone.
-BEING_SPLIT = {
-    "sim.dst": "machines, agents and ranks reach one another through the world that they are in",
-}
-
 
 def allowed() -> dict[str, set[str]]:
     """For every place, the places it may import from."""
@@ -115,17 +110,7 @@ def test_layers() -> None:
 def test_no_circle_between_modules_or_rooms() -> None:
     found = arrows(ROOT / "holdfast")
     assert not circle(room_arrows(found))
-    for module, targets in found.items():
-        folder = module.rpartition(".")[0]
-        targets -= {target for target in targets if folder in BEING_SPLIT and target.rpartition(".")[0] == folder}
     assert not circle(found)
-
-
-@pytest.mark.parametrize("folder", BEING_SPLIT)
-def test_what_is_being_split_still_has_its_circle(folder: str) -> None:
-    found = arrows(ROOT / "holdfast")
-    inside = {m: {t for t in found[m] if t.startswith(f"{folder}.")} for m in found if m.startswith(f"{folder}.")}
-    assert circle(inside), f"{folder} has no circle any more: take it out of BEING_SPLIT"
 
 
 def test_the_rest_starts_without_torch() -> None:

@@ -1,5 +1,7 @@
 """Transcripts of the console: the one place where tests compare what holdfast says word for word."""
 
+import difflib
+import os
 import re
 from pathlib import Path
 
@@ -22,3 +24,15 @@ def assert_transcript(job: Job, name: str) -> None:
     left = iter(said)
     missed = [line for line in wanted if line not in left]
     assert not missed, "\n".join([f"not said: {missed[0]}", *said])
+
+
+def assert_screens(name: str, screens: dict[str, str]) -> None:
+    """What a command shows in each case is what the transcript has; `PYTEST_HOLDFAST_REWRITE=1` writes it anew."""
+    path, told = FOLDER / f"{name}.txt", ""
+    for case, screen in screens.items():
+        lines = (" ".join(line.split()) for line in re.sub(r"\d\d:\d\d:\d\d", "CLOCK", screen).splitlines())
+        told += "\n".join([f"--- {case}", *lines, "", ""])
+    if os.environ.get("PYTEST_HOLDFAST_REWRITE"):
+        path.write_text(told)
+    differs = [*difflib.unified_diff(path.read_text().splitlines(), told.splitlines(), str(path), "shown", lineterm="")]
+    assert not differs, "\n".join(differs)

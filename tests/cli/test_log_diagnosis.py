@@ -25,6 +25,7 @@ from holdfast.model.job_and_seats import Job
 from holdfast.model.observation import Exit
 from holdfast.wire.run_and_node_specs import EntryPoint as What
 from holdfast.wire.run_and_node_specs import RunSpec
+from tests.cli.console_transcript import assert_screens
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB"
 BOOM = f"""[rank3]: Traceback (most recent call last):
@@ -78,17 +79,15 @@ def test_one_screen_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "job.log").write_text(BOOM)
     assert main(["diagnose", str(tmp_path / "job.log")]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("GPU out of memory  (gpu_oom, ") and "% sure" in text
-    for part in ("whose fault   framework", "fix_config: ", "rank 3 train.py:88", f"[rank3]: {OOM[:60]}"):
-        assert part in text
     assert text.count("\n") < 24
+    assert_screens("diagnose", {"the log of a rank that had no memory left": text})
 
 
 def test_the_log_of_a_survivor_blames_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rank1.log").write_text(BOOM.splitlines()[-1])
     assert main(["diagnose", str(tmp_path / "rank1.log")]) == 0
     text = capsys.readouterr().out
-    assert "not known from this log: look at the log of the peer [127.0.0.1]:24017" in text
+    assert "[127.0.0.1]:24017" in text
     assert "infrastructure" not in text
     assert told(capsys, str(tmp_path / "rank1.log"))["fault_known"] is False
 
@@ -206,10 +205,11 @@ def test_the_verdict_of_the_run_comes_before_the_words_of_survivors(
     run_dir = made_run(tmp_path)
     write(run_dir, msgspec.structs.replace(crash(1, 1, 3, 5.0), group="script"), crash(1, 0, 1, 5.1))
     write_peer_lost(tmp_path, 0)
-    close_incident(run_dir, 3, judged(1, "rank 1 on n0 exited with code 3 (SystemExit: 3)", ranks=(1,)))
+    cause = "rank 1 on n0 exited with code 3 (SystemExit: 3)"
+    close_incident(run_dir, 3, judged(1, cause, ranks=(1,)))
     found = told(capsys)
     assert (found["root_rank"], found["group"], found["action"]) == (1, "script", "rollback_or_fix_code")
-    assert found["explanation"] == "The run found: rank 1 on n0 exited with code 3 (SystemExit: 3)."
+    assert cause in str(found["explanation"])
     assert "Connection closed" not in str(found)
 
 
@@ -259,9 +259,11 @@ def test_the_headline_of_a_lost_node_of_which_no_rank_spoke(tmp_path: Path, caps
     journal.append(Entry(seq=1, at=5.0, event=silence, decision=stop), durable=True)
     journal.close()
     sentence = "n1 has been silent for 3 s at step 14; evicted n1, admitted n2 and resumed from step 10, lost 4.0 s"
-    close_incident(run_dir, 2, judged(3, "n1 has been silent for 3 s", kind="silence", sentence=sentence))
+    over = judged(3, "n1 has been silent for 3 s", kind="silence", sentence=sentence)
+    close_incident(run_dir, 2, over)
     assert main(["diagnose"]) == 0
-    assert capsys.readouterr().out.startswith("n1 has been silent for 3 s  (Node lost: node_failure)")
+    headline = capsys.readouterr().out.splitlines()[0]
+    assert headline.startswith(over.cause) and "node_failure" in headline
 
 
 def test_a_rank_that_left_early_has_no_last_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -328,14 +330,15 @@ def test_a_run_that_went_on_after_a_restart(tmp_path: Path, capsys: pytest.Captu
     run_dir = made_run(tmp_path)
     write(run_dir, crash(1, 0, 1, 5.0, "ValueError: bad batch"))
     assert main(["diagnose"]) == 0
-    assert "a restart alone would fail again" in capsys.readouterr().out
+    screens = {"it stands still": capsys.readouterr().out}
+    assert told(capsys)["went_on"] is False
     journal = SqliteJournal(run_dir / "journal.db")
     step = Progress(generation=2, step=3, at=9.0, first_step=1, first_at=8.0, counted=False)
     journal.append(Entry(seq=2, at=9.0, event=step, decision=Decision(phase=Phase.TRAINING)), durable=True)
     journal.close()
+    assert told(capsys)["went_on"] is True
     assert main(["diagnose"]) == 0
-    said = capsys.readouterr().out
-    assert "would fail again" not in said and "the job has gone on since" in said
+    assert_screens("diagnose_run", screens | {"it has gone on": capsys.readouterr().out})
 
 
 def test_a_run_in_which_a_rank_was_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -351,9 +354,10 @@ def test_a_run_in_which_a_rank_was_stopped(tmp_path: Path, capsys: pytest.Captur
     journal.close()
     found = told(capsys)
     assert (found["class"], found["root_rank"], found["node"], found["went_on"]) == ("process_hang", 1, "n1", True)
+    assert found["group"] == "unknown"
     assert main(["diagnose"]) == 0
     said = capsys.readouterr().out
-    assert "whose fault   not known" in said and "rank 1 on n1" in said and "probe" not in said
+    assert "rank 1 on n1" in said and "probe" not in said and "unknown" not in said
 
 
 def test_a_run_in_which_nothing_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """What the console of a resumed run says about ranks of which its controller has not heard."""
 
+import re
 from pathlib import Path
 
 from holdfast.cli.launch import controller_main
@@ -7,10 +8,12 @@ from holdfast.cli.terminal import quantity_text
 from holdfast.model.action import Finish
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Decision, Ended, Entry, Phase, Progress, Successor
+from tests.cli.console_transcript import assert_screens
 
 
 def told_by(folder: Path, *entries: Entry) -> str:
     """Return what a controller that has taken over says on the console about these entries."""
+    folder.mkdir()
     console = controller_main.SaidLog(folder)
     teller = controller_main.ConsoleTeller(folder, console)
     taken_over = Successor(epoch=2, alone_since=50.0)
@@ -29,17 +32,21 @@ def test_a_resumed_console_stops_no_ranks_of_which_nobody_has_heard(tmp_path: Pa
     lost = Alarm(kind=Kind.SILENCE, at=103.0, suspects=("n0",), reason="has been silent for 3 s")
     stop = Decision(phase=Phase.STOPPING, reason="incident 1: n0 has been silent for 3 s")
     incident = Entry(seq=3, at=103.0, event=lost, decision=stop)
-    assert "silent for 3 s; stopping any ranks that are left" in told_by(tmp_path, step_at(40.0), incident)
-    assert "silent for 3 s; stopping all ranks" in told_by(tmp_path, step_at(101.0), incident)
+    screens = {
+        "nobody has heard of ranks": told_by(tmp_path / "a", step_at(40.0), incident),
+        "ranks have made a step": told_by(tmp_path / "b", step_at(101.0), incident),
+    }
+    assert_screens("resumed", screens)
 
 
 def test_a_resumed_console_says_that_the_script_had_ended(tmp_path: Path) -> None:
     finish = Decision(phase=Phase.ENDING, actions=(Finish(id=5, code=0, reason="all ranks ended well", grace_s=0.0),))
     ended = Entry(seq=3, at=103.0, event=Ended(node="n0", generation=1), decision=finish)
-    for name in "abc":
-        (tmp_path / name).mkdir()
     assert told_by(tmp_path / "a", step_at(101.0), ended) == ""
-    nobody = f"while nobody watched, from {quantity_text.clock_text(50.0)} to {quantity_text.clock_text(100.0)}"
-    assert f"the script had ended by itself {nobody}; when is not known" in told_by(tmp_path / "b", ended)
-    last = f"{nobody}; its last step was made at {quantity_text.clock_text(70.0)}"
-    assert last in told_by(tmp_path / "c", step_at(70.0), ended)
+    screens = {
+        "nobody knows when": told_by(tmp_path / "b", ended),
+        "its last step is known": told_by(tmp_path / "c", step_at(70.0), ended),
+    }
+    assert_screens("resumed_end", screens)
+    for screen, instants in zip(screens.values(), ((50.0, 100.0), (50.0, 100.0, 70.0)), strict=True):
+        assert re.findall(r"\d\d:\d\d:\d\d", screen)[-len(instants) :] == [*map(quantity_text.clock_text, instants)]

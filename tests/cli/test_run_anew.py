@@ -61,4 +61,4 @@ def test_a_script_with_its_own_resume_is_seen_to_go_on(start: Start) -> None:
     job.ends(0)
     [record] = job.report().incidents
     assert record.resumed_from is not None and 0 <= record.good_step - record.resumed_from <= 1
-    assert f"restarted in place from step {record.resumed_from}, lost " in record.sentence
+    assert record.evicted == () and f" step {record.resumed_from}, " in record.sentence

@@ -108,7 +108,7 @@ def test_now(code: Code) -> None:
         "--now", "--message", "a better one", "--env", "LR=2", "--", "train.py", str(code.folder), "more"
     )
     assert done.returncode == 0, done.stderr
-    assert "1 file changed, " in done.stdout and "since release 1" in done.stdout
+    assert "1 file " in done.stdout and "release 1" in done.stdout
     assert "release 2 runs" in done.stdout
     newest = code.notes()[-1]
     assert (newest["name"], newest["release"], newest["lr"], newest["argv"]) == ("two", "2", "2", ["more"])
@@ -135,7 +135,8 @@ def test_now(code: Code) -> None:
     job.check_replay()
     [change, _] = job.report().changes
     assert change.resumed_from is None or change.good_step - change.resumed_from <= 1, "no step is lost beyond one"
-    assert "rolled back" in holdfast("releases", "run", folder=code.folder).stdout, "from the journal, too"
+    told = json.loads(holdfast("releases", "run", "--json", folder=code.folder).stdout)
+    assert [one["fate"] for one in told["releases"]] == ["ended", "rolled back"], "from the journal, too"
 
 
 def test_the_file_that_the_console_goes_to_is_no_part_of_a_release(code: Code) -> None:
@@ -149,7 +150,7 @@ def test_the_file_that_the_console_goes_to_is_no_part_of_a_release(code: Code) -
     assert (nothing.returncode, fates(job)) == (0, {1: "running"}), nothing.stdout
     code.write("two")
     done = code.update()
-    assert "1 file changed since release 1" in done.stdout
+    assert "1 file " in done.stdout and "release 1" in done.stdout
     job.finish()
     job.ends(0)
 
@@ -192,7 +193,7 @@ def test_a_lazy_one_rides_on_a_crash(code: Code) -> None:
     job.trains(generation=2)
     assert {note["name"] for note in code.notes()} == {"one", "three"}
     assert fates(job) == {1: "replaced", 2: "merged", 3: "running"}
-    assert "release 3 came in with this restart" in job.status()["last_incident"]
+    assert "release 3 " in job.status()["last_incident"]
     job.finish()
     job.ends(0)
     [incident] = job.report().incidents
@@ -279,7 +280,7 @@ def test_ranks_are_forked_from_the_zygote_that_is_there(code: Code) -> None:
 def test_a_job_in_place_gets_a_release_later(code: Code) -> None:
     job = code.run("--no-release", nodes=1)
     job.trains()
-    assert job.says("--no-release was given")
+    assert job.says("--no-release")
     assert code.notes()[0]["file"] == str(code.root / "train.py")
     code.write("two")
     done = code.update("--now")

@@ -23,10 +23,9 @@ from holdfast.sim.dst.controller_interface import DstController
 from holdfast.sim.dst.dst_world import RealParts
 from holdfast.sim.dst.seed_run import SeedResult, play_seed
 from holdfast.sim.dst.seed_setup import draw_setup
+from holdfast.sim.dst.simulated_agent_notes import SimNotes
 from holdfast.sim.dst.simulated_copy_transport import SimBackup, SimTransport
-from holdfast.sim.dst.simulated_errands import SimDiagnosis, SimHealth, SimStaging, SimTracer
-from holdfast.sim.dst.simulated_link import SimDialer
-from holdfast.sim.dst.simulated_node_disk import SimNotes
+from holdfast.sim.dst.simulated_errands import SimDiagnosis, SimStaging, SimTracer
 from holdfast.sim.dst.simulated_snapshot_keeper import SimOwnSnapshots
 
 BROKEN = 1
@@ -61,7 +60,7 @@ def build_controller(settings: Settings, ports: ControllerPorts) -> DstControlle
 
 def build_agent(process: AgentProcess) -> DstAgent:
     """Make the real agent of a simulated machine."""
-    setup, machine = process.world.setup, process.machine
+    setup, machine = process.scene.setup, process.machine
     identity = AgentIdentity(
         node=machine.name,
         host=machine.name,
@@ -74,25 +73,24 @@ def build_agent(process: AgentProcess) -> DstAgent:
 
 
 def _play_parts(process: AgentProcess, events: AgentEvents) -> AgentParts:
-    machine, world = process.machine, process.world
+    machine, scene = process.machine, process.scene
     snapshots = SimOwnSnapshots(machine.memory)
     transport = SimTransport(process)
-    to_disk = bool(world.setup.settings.disk.path)
+    to_disk = bool(scene.setup.settings.disk.path)
     sender = PeerSender(snapshots, transport, machine.clock, events.say, events.on_copies, to_disk=to_disk)
     controller_clock = ControllerClock(machine.clock)
-    process.health = SimHealth(machine, events.on_alarm, lambda: machine.clock.monotonic() + controller_clock.offset_s)
     keeper = SimBackup(process, process.open_keeper(snapshots, sender))
     return AgentParts(
         clock=machine.clock,
         controller_clock=controller_clock,
-        dialer=SimDialer(process),
+        dialer=process,
         notes=SimNotes(process),
         ranks=process.open_holder(events.on_rank_exit),
         tracer=SimTracer(machine),
         keeper=keeper,
-        staging=SimStaging(world),
-        diagnosis=SimDiagnosis(world),
-        health=process.health,
+        staging=SimStaging(process.chances),
+        diagnosis=SimDiagnosis(scene),
+        health=process.open_health(events.on_alarm, lambda: machine.clock.monotonic() + controller_clock.offset_s),
         judge=process.judge_exit,
         reach=transport.try_peers,
         background=(keeper.send_copies,),

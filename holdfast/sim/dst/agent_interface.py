@@ -1,12 +1,8 @@
 """The interface of an agent that a simulated world needs; the caller of a simulation supplies the real one."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from holdfast.core.agent_state_machine import AgentProtocol
-
-if TYPE_CHECKING:
-    from holdfast.sim.dst.agent_process import AgentProcess
 
 
 class AgentCrashed(BaseException):
@@ -19,6 +15,3 @@ class DstAgent(Protocol):
     life: AgentProtocol
 
     async def run(self) -> None: ...
-
-
-BuildAgent = Callable[["AgentProcess"], DstAgent]  # out of the parts that its process plays

@@ -1,67 +1,113 @@
 """An agent's process on a simulated machine: the real agent, killed at any point."""
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import contextlib
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
-from holdfast.core.detect.crash import alarm_of
+from holdfast.core.detect.crash import FailureCatalog, alarm_of
 from holdfast.model.alarm import Alarm
 from holdfast.model.observation import Exit
-from holdfast.sim.dst.agent_interface import AgentCrashed
+from holdfast.sim.dst.agent_interface import AgentCrashed, DstAgent
+from holdfast.sim.dst.controller_process import ControllerProcess
+from holdfast.sim.dst.fault_chances import FaultChances
 from holdfast.sim.dst.simulated_errands import SimHealth
-from holdfast.sim.dst.simulated_link import SimLink
+from holdfast.sim.dst.simulated_link import AgentEnd, SimLink
+from holdfast.sim.dst.simulated_machine import SimMachine
 from holdfast.sim.dst.simulated_rank_holder import SimHolder
 from holdfast.sim.dst.simulated_snapshot_keeper import CopySender, SimKeeper, SimOwnSnapshots
 from holdfast.sim.dst.virtual_loop import describe_error
-from holdfast.wire.holder_messages import HolderRank, RankKey
-
-if TYPE_CHECKING:
-    from holdfast.sim.dst.simulated_machine import SimMachine
+from holdfast.wire import agent_messages
+from holdfast.wire.agent_messages import Ack, ErrandMessage
+from holdfast.wire.holder_messages import HolderRank, RankEnded, RankKey, ZygoteWarmed
 
 LEAVE_S = 20.0  # a node that is to leave has by then, whatever its ranks do
+
+BuildAgent = Callable[["AgentProcess"], DstAgent]  # out of the parts that its process plays
 
 
 class AgentProcess:
     """One process of an agent; once the process is dead, its code that still runs has no effect."""
 
-    def __init__(self, machine: "SimMachine") -> None:
+    def __init__(
+        self,
+        machine: SimMachine,
+        chances: FaultChances,
+        office: ControllerProcess,
+        catalog: FailureCatalog,
+        build_agent: BuildAgent,
+    ) -> None:
         self.machine = machine
-        self.world = machine.world
+        self.scene = machine.scene
+        self.chances = chances
+        self.office = office
+        self._catalog = catalog
         self.alive = True
         self.link: SimLink | None = None
         self.holder: SimHolder
         self.keeper: SimKeeper
         self.health: SimHealth
-        self.agent = self.world.build_agent(self)
+        self.agent = build_agent(self)
         if machine.leaves:
-            self.world.call_later(LEAVE_S, self._check_left)
-        self._task = self.world.loop.create_task(self._run_agent())
+            self.scene.call_later(LEAVE_S, self._check_left)
+        self._task = self.scene.loop.create_task(self._run_agent())
 
     def open_holder(self, on_rank_exit: Callable[[HolderRank], None]) -> SimHolder:
-        self.holder = SimHolder(self, on_rank_exit)
+        self.holder = SimHolder(self.machine, self.chances, self.check_alive, on_rank_exit)
         return self.holder
 
     def open_keeper(self, snapshots: SimOwnSnapshots, sender: CopySender) -> SimKeeper:
-        machine, verifies = self.machine, self.world.setup.verified
+        machine, verifies = self.machine, self.scene.setup.verified
         self.keeper = SimKeeper(
             machine.name, machine.memory, snapshots, sender, verifies=verifies, states=machine.states
         )
         return self.keeper
 
+    def open_health(self, on_alarm: Callable[[Alarm], None], now: Callable[[], float]) -> SimHealth:
+        self.health = SimHealth(self.machine, on_alarm, now)
+        return self.health
+
+    @contextlib.asynccontextmanager
+    async def open_link(self) -> AsyncIterator[AgentEnd]:
+        self.check_alive()
+        link = SimLink(self.scene.loop, self.scene.rng, self._check_promise)
+        if self.machine.cut or self.machine.apart or not self.office.accept_link(link):
+            raise ConnectionRefusedError
+        self.link = link
+        try:
+            yield AgentEnd(link, self.check_alive)
+        finally:
+            self.link = None
+            link.hang_up()
+
+    def _check_promise(self, packet: bytes) -> None:
+        """Check that the journal on disk holds what the controller acknowledges, or the action it sends."""
+        match agent_messages.decode_from_controller(packet):
+            case Ack(seq=seq):
+                self.office.truth.on_ack(self.agent.life, seq)
+            case ErrandMessage(errand=errand):
+                self.scene.log_line(f"{self.machine.name}: is told {type(errand).__name__} {errand.id}")
+                self.office.truth.on_errand(errand.id)
+
     async def judge_exit(self, exit: Exit) -> Alarm:
         """Return the alarm for a rank's last words, after a random delay."""
         told = msgspec.structs.replace(exit, words=self.machine.held[RankKey(exit.generation, exit.rank)].words)
-        await asyncio.sleep(self.world.rng.uniform(0.01, 0.3))
-        return alarm_of(told, self.world.catalog)
+        await asyncio.sleep(self.scene.rng.uniform(0.01, 0.3))
+        return alarm_of(told, self._catalog)
 
     async def _run_agent(self) -> None:
         try:
             await self.agent.run()
         except BaseException as e:
             if self.alive:
-                self.world.report_failure(f"the agent of {self.machine.name} fails: {describe_error(e)}")
+                self.scene.report_failure(f"the agent of {self.machine.name} fails: {describe_error(e)}")
+
+    def hear_holder(self, message: RankEnded | ZygoteWarmed) -> None:
+        self.holder.send_agent(message)
+
+    def read_health(self) -> None:
+        self.health.read_again()
 
     def check_alive(self) -> None:
         """Called just before this process changes the world; raises AgentCrashed if it is dead."""
@@ -71,7 +117,7 @@ class AgentProcess:
     def strike_point(self, point: str) -> None:
         """Called at a point where a crash matters; raises AgentCrashed if the process is dead or dies now."""
         self.check_alive()
-        if self.world.faults.kills_agent_at(self.machine, point):
+        if self.chances.kills_agent_at(self.machine, point):
             raise AgentCrashed
 
     def end_process(self) -> None:
@@ -83,4 +129,4 @@ class AgentProcess:
 
     def _check_left(self) -> None:
         if self.alive:
-            self.world.truth.on_stay(self.machine.name)
+            self.office.truth.on_stay(self.machine.name)

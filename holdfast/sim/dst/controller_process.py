@@ -5,20 +5,17 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 from holdfast.core.decide.job_view import JobView
 from holdfast.model.event import Entry, Order, Phase
 from holdfast.ports import ControllerPorts
 from holdfast.sim.dst.controller_disk import DiskJournal, DiskNotes, EmptyBlockList, SimDisk
 from holdfast.sim.dst.controller_interface import BuildController, ControllerCrashed, DstController
-from holdfast.sim.dst.machine_pool import SimFleet, SimStore
+from holdfast.sim.dst.machine_pool import MachinePool, SimFleet, SimStore
+from holdfast.sim.dst.seed_scene import SeedScene
 from holdfast.sim.dst.simulated_link import ControllerEnd, SimLink
+from holdfast.sim.dst.truth_checks import TruthChecks
 from holdfast.sim.dst.virtual_loop import describe_error
-
-if TYPE_CHECKING:
-    from holdfast.sim.dst.dst_world import DstWorld
-
 
 _FORGETS = 0.5
 _NO_FILES = Path("/nonexistent")  # nobody asks for archives of releases
@@ -31,13 +28,12 @@ class ControllerLife:
         self.office = office
         self.dead = False
         self.links: list[SimLink] = []
-        world = office.world
         self.tasks: list[asyncio.Task[None]] = []
         self.brain: DstController = office.build(
-            world.setup.settings,
+            office.scene.setup.settings,
             ControllerPorts(
                 journal=DiskJournal(office.disk, self.strike_point),
-                fleet=SimFleet(world, self.strike_point),
+                fleet=SimFleet(office.cloud, self.strike_point),
                 store=SimStore(),
                 notes=DiskNotes(office.disk, self.strike_point),
                 archives=_NO_FILES,
@@ -59,59 +55,63 @@ class ControllerLife:
             raise ControllerCrashed
 
     def _on_entry(self, entry: Entry, view: JobView) -> None:
-        world = self.office.world
-        world.log_line(f"{entry.seq} {type(entry.event).__name__} -> {entry.decision.phase}: {entry.decision.reason}")
+        scene = self.office.scene
+        scene.log_line(f"{entry.seq} {type(entry.event).__name__} -> {entry.decision.phase}: {entry.decision.reason}")
         for action in entry.decision.actions:
-            world.log_line(f"    {action}")
-        world.truth.on_entry(entry, view)
+            scene.log_line(f"    {action}")
+        self.office.truth.on_entry(entry, view)
 
 
 class ControllerProcess:
-    def __init__(self, world: "DstWorld", build: BuildController) -> None:
-        self.world = world
+    def __init__(
+        self, scene: SeedScene, build: BuildController, disk: SimDisk, truth: TruthChecks, cloud: MachinePool
+    ) -> None:
+        self.scene = scene
         self.build = build
-        self.disk = SimDisk()
+        self.disk = disk
+        self.truth = truth
+        self.cloud = cloud
         self.life: ControllerLife | None = None
         self.armed = ""  # where it will die
         self.lives = 0
         self.ended = False
-        self._chance = Random(f"loss {world.setup.seed}")  # of its own: seeds without it are played as before
+        self._chance = Random(f"loss {scene.setup.seed}")  # of its own: seeds without it are played as before
 
     @property
     def brain(self) -> DstController | None:
         return self.life.brain if self.life else None
 
     def make_clock(self, not_before: float) -> Callable[[], float]:
-        loop, first = self.world.loop, max(self.world.loop.time(), not_before)
+        loop, first = self.scene.loop, max(self.scene.loop.time(), not_before)
         began_at = loop.time()
         return lambda: first + loop.time() - began_at
 
     def start(self) -> None:
-        if self.life or self.ended or self.world.over:
+        if self.life or self.ended or self.scene.over:
             return
         self.lives += 1
-        if self.world.setup.forgets and self.disk.entries and self._chance.random() < _FORGETS:
+        if self.scene.setup.forgets and self.disk.entries and self._chance.random() < _FORGETS:
             kept = self._chance.randrange(len(self.disk.entries))
-            self.world.log_line(f"the journal has lost its entries after {kept}, of {len(self.disk.entries)}")
+            self.scene.log_line(f"the journal has lost its entries after {kept}, of {len(self.disk.entries)}")
             self.disk.lose_entries(kept)
-        self.world.truth.on_restart()
+        self.truth.on_restart()
         self.life = ControllerLife(self)
-        self.world.log_line(f"the controller starts, for the {self.lives}. time")
+        self.scene.log_line(f"the controller starts, for the {self.lives}. time")
         self._spawn_task(self.life, self._run_life(self.life))
 
     def _spawn_task(self, life: ControllerLife, work: Coroutine[None, None, None]) -> None:
-        life.tasks.append(self.world.loop.create_task(work))
+        life.tasks.append(self.scene.loop.create_task(work))
 
     async def _run_life(self, life: ControllerLife) -> None:
         try:
-            await life.brain.run(self.world.setup.job)
+            await life.brain.run(self.scene.setup.job)
         except BaseException as e:
             if not life.dead:
-                self.world.report_failure(f"the controller fails: {describe_error(e)}")
+                self.scene.report_failure(f"the controller fails: {describe_error(e)}")
             return
         if not life.dead:
             self.ended = True
-            self.world.log_line("the controller has ended")
+            self.scene.log_line("the controller has ended")
             self.crash_controller("for good")
 
     def accept_link(self, link: SimLink) -> bool:
@@ -128,7 +128,7 @@ class ControllerProcess:
             await life.brain.serve_agent(end)
         except BaseException as e:
             if not life.dead:
-                self.world.report_failure(f"the controller fails at a link: {describe_error(e)}")
+                self.scene.report_failure(f"the controller fails at a link: {describe_error(e)}")
 
     def is_fenced(self, node: str) -> bool:
         """Whether launches wait because ranks of this node may still live."""
@@ -139,18 +139,18 @@ class ControllerProcess:
         if self.life and self.life.brain.view.phase is not Phase.NEW:
             with contextlib.suppress(ControllerCrashed):
                 refused = self.life.brain.give_order(order)
-                self.world.log_line(f"{order.who} orders {order.verb} {order.node}: {refused or 'taken'}")
+                self.scene.log_line(f"{order.who} orders {order.verb} {order.node}: {refused or 'taken'}")
 
     def crash_controller(self, how: str) -> None:
         """Kill the controller: all its memory is lost and links to agents break. Its front restarts it later."""
         life, self.life, self.armed = self.life, None, ""
         if life is None:
             return
-        self.world.log_line(f"the controller is gone, {how}")
+        self.scene.log_line(f"the controller is gone, {how}")
         life.dead = True
         for link in life.links:
-            link.break_link(self.world.rng.uniform(0.0, 1.0), 0.0)
+            link.break_link(self.scene.rng.uniform(0.0, 1.0), 0.0)
         for task in life.tasks:
             task.cancel()
         if not self.ended:
-            self.world.call_later(self.world.rng.choice((0.3, 1.0, 3.0, 8.0)), self.start)
+            self.scene.call_later(self.scene.rng.choice((0.3, 1.0, 3.0, 8.0)), self.start)

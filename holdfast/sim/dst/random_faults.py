@@ -1,16 +1,15 @@
 """Random faults of a simulated job, drawn from a seed until they are switched off."""
 
 from random import Random
-from typing import TYPE_CHECKING
 
 from holdfast.core.agent_state_machine import fence_s
 from holdfast.model.event import Order, OrderVerb
 from holdfast.model.release import Release
+from holdfast.sim.dst.controller_process import ControllerProcess
+from holdfast.sim.dst.fault_chances import FaultChances
 from holdfast.sim.dst.seed_setup import NOTICE_S
-
-if TYPE_CHECKING:
-    from holdfast.sim.dst.dst_world import DstWorld
-    from holdfast.sim.dst.simulated_machine import SimMachine, SimRank
+from holdfast.sim.dst.simulated_machine import SimMachine, SimRank
+from holdfast.sim.dst.simulated_ranks import RankTeams
 
 _ORDERS: tuple[OrderVerb, ...] = ("update", "update", "rollback", "hold", "evict", "drain", "approve")
 _KINDS = {
@@ -36,150 +35,117 @@ _CODES = (-11, -9, -6, 1)
 
 
 class RandomFaults:
-    def __init__(self, world: "DstWorld") -> None:
-        self.world = world
-        self.on = False
-        self.struck: dict[str, int] = {}
-        self._armed: dict[str, str] = {}  # machine -> where its agent will die
-        self._aside = Random(f"aside {world.setup.seed}")  # so that all else of a seed stays as it was
-        self._stranding = Random(f"stranded {world.setup.seed}")  # for the same reason
-        self._links = Random(f"links {world.setup.seed}")  # and this
+    def __init__(self, chances: FaultChances, teams: RankTeams, office: ControllerProcess) -> None:
+        scene = self.scene = chances.scene
+        self._chances, self._teams, self._office = chances, teams, office
+        self._machines, self._truth = teams.machines, teams.truth
+        self._stranding = Random(f"stranded {scene.setup.seed}")  # so that all else of a seed stays as it was
+        self._links = Random(f"links {scene.setup.seed}")  # for the same reason
         # Of each seed only some kinds: those that are left come often enough to meet one another.
-        kinds = [kind for kind in _KINDS if world.rng.random() < 0.6] or list(_KINDS)
-        self._weights = {kind: _KINDS[kind] * world.rng.choice((1, 1, 3)) for kind in kinds}
+        kinds = [kind for kind in _KINDS if scene.rng.random() < 0.6] or list(_KINDS)
+        self._weights = {kind: _KINDS[kind] * scene.rng.choice((1, 1, 3)) for kind in kinds}
 
     def start_faults(self) -> None:
-        self.on = True
-        if self._aside.random() < 0.15:
-            self.world.call_later(self._aside.uniform(5.0, 25.0), self._fill_disk)
+        self._chances.on = True
+        if self._chances.aside.random() < 0.15:
+            self.scene.call_later(self._chances.aside.uniform(5.0, 25.0), self._fill_disk)
         if self._stranding.random() < 0.15:
-            self.world.call_later(self._stranding.uniform(5.0, self.world.setup.faults_s), self._strand_machine)
-        if self.world.setup.loses_links:
+            self.scene.call_later(self._stranding.uniform(5.0, self.scene.setup.faults_s), self._strand_machine)
+        if self.scene.setup.loses_links:
             self._plan_outage()
         self._plan_next()
 
     def stop_faults(self) -> None:
         """Stop injecting faults, and heal everything that can be healed."""
-        self.on = False
-        self._armed.clear()
-        self.world.office.armed = ""
-        self.world.call_later(21.0, self.world.office.give_order, Order(verb="resume", who="somebody"))
-        for machine in self.world.machines.values():
+        self._chances.on = False
+        self._chances.armed.clear()
+        self._office.armed = ""
+        self.scene.call_later(21.0, self._office.give_order, Order(verb="resume", who="somebody"))
+        for machine in self._machines.values():
             self._heal_machine(machine)
             self._make_room(machine)
             machine.link_is_down = False
             for held in list(machine.held.values()):
                 self._make_killable(held)
 
-    def draw_chance(self, probability: float) -> bool:
-        return self.on and self.world.rng.random() < probability
-
-    def launch_error(self) -> str:
-        return "its log folder cannot be made" if self.draw_chance(0.04) else ""
-
-    def launch_delay_s(self) -> float:
-        """Return how long a node takes before it starts ranks: now and then seconds, as when torch is imported anew."""
-        slow = self.on and self._aside.random() < 0.1
-        return self._aside.uniform(0.5, 4.0) if slow else 0.0
-
-    def kills_agent_at(self, machine: "SimMachine", point: str) -> bool:
-        """Kill the machine's agent if it is due to die at this point; return whether it was."""
-        if self._armed.get(machine.name) != point:
-            return False
-        del self._armed[machine.name]
-        machine.kill_agent()
-        return True
-
     def _fill_disk(self) -> None:
         """Fill a machine's disk; in half of the cases also cut the machine off for longer than a fence lasts."""
-        up = [machine for machine in self.world.machines.values() if machine.alive and machine.running_ranks()]
-        if not self.on or not up:
+        up = [machine for machine in self._machines.values() if machine.alive and machine.running_ranks()]
+        if not self._chances.on or not up:
             return
-        machine = self._aside.choice(up)
-        self.world.log_line(f"fault: full disk on {machine.name}")
-        self._count_fault("full")
+        machine = self._chances.aside.choice(up)
+        self.scene.log_line(f"fault: full disk on {machine.name}")
+        self._chances.count_fault("full")
         machine.disk.full = True
-        if self._aside.random() < 0.5:
-            self.world.call_later(self._aside.choice((5.0, 40.0)), self._make_room, machine)
+        if self._chances.aside.random() < 0.5:
+            self.scene.call_later(self._chances.aside.choice((5.0, 40.0)), self._make_room, machine)
             return
         machine.cut = machine.buried = True
         if machine.agent and machine.agent.link:
             machine.agent.link.break_link(0.0, 0.0)
-        lasts_s = fence_s(self.world.setup.settings.node)
-        self.world.call_later(lasts_s, self.world.truth.check_fence, machine, lasts_s)
-        self.world.call_later(lasts_s + 30.0, self._reconnect_machine, machine)
+        lasts_s = fence_s(self.scene.setup.settings.node)
+        self.scene.call_later(lasts_s, self._truth.check_fence, machine, lasts_s)
+        self.scene.call_later(lasts_s + 30.0, self._reconnect_machine, machine)
 
     def _plan_outage(self) -> None:
-        self.world.call_later(self._links.uniform(3.0, 30.0), self._cut_links)
+        self.scene.call_later(self._links.uniform(3.0, 30.0), self._cut_links)
 
     def _cut_links(self) -> None:
         """Take the links of some machines, of several by a switch; and often drain a node meanwhile."""
-        up = [machine for machine in self.world.machines.values() if machine.alive]
-        if not self.on or self.world.over or not up:
+        up = [machine for machine in self._machines.values() if machine.alive]
+        if not self._chances.on or self.scene.over or not up:
             return
         struck = self._links.sample(up, min(len(up), self._links.choice((1, 2, 3))))
-        self.world.log_line(f"fault: no link at {', '.join(machine.name for machine in struck)}")
-        self._count_fault("links")
+        self.scene.log_line(f"fault: no link at {', '.join(machine.name for machine in struck)}")
+        self._chances.count_fault("links")
         for machine in struck:
             machine.link_is_down = True
-            self.world.call_later(self._links.uniform(2.0, 3.0), self._read_link, machine)
-            self.world.call_later(self._links.choice((1.0, 10.0, 40.0, 250.0)), self._restore_link, machine)
+            self.scene.call_later(self._links.uniform(2.0, 3.0), self._read_link, machine)
+            self.scene.call_later(self._links.choice((1.0, 10.0, 40.0, 250.0)), self._restore_link, machine)
         if self._links.random() < 0.4:
-            self.world.office.give_order(Order(verb="drain", who="somebody", node=self._links.choice(up).name))
+            self._office.give_order(Order(verb="drain", who="somebody", node=self._links.choice(up).name))
         self._plan_outage()
 
     @staticmethod
-    def _read_link(machine: "SimMachine") -> None:
+    def _read_link(machine: SimMachine) -> None:
         if machine.agent:
-            machine.agent.health.read_again()
+            machine.agent.read_health()
 
     @staticmethod
-    def _restore_link(machine: "SimMachine") -> None:
+    def _restore_link(machine: SimMachine) -> None:
         machine.link_is_down = False
 
     def _strand_machine(self) -> None:
         """Cut a machine off whose ranks cannot be killed either, as if its kernel were stuck."""
-        up = [machine for machine in self.world.machines.values() if machine.alive and machine.running_ranks()]
-        if not self.on or not up:
+        up = [machine for machine in self._machines.values() if machine.alive and machine.running_ranks()]
+        if not self._chances.on or not up:
             return
         machine = self._stranding.choice(up)
-        self.world.log_line(f"fault: stranded {machine.name}")
-        self._count_fault("stranded")
+        self.scene.log_line(f"fault: stranded {machine.name}")
+        self._chances.count_fault("stranded")
         for held in machine.running_ranks():
             held.unkillable = True
-            self.world.call_later(40.0, self._make_killable, held)
+            self.scene.call_later(40.0, self._make_killable, held)
         self._cut_machine(machine, apart=False)
 
-    def _reconnect_machine(self, machine: "SimMachine") -> None:
+    def _reconnect_machine(self, machine: SimMachine) -> None:
         machine.buried = False
         self._heal_machine(machine)
         self._make_room(machine)
 
     @staticmethod
-    def _make_room(machine: "SimMachine") -> None:
+    def _make_room(machine: SimMachine) -> None:
         machine.disk.full = machine.buried
 
-    def on_leaving(self, machine: "SimMachine") -> None:
-        """With chance one half, kill the agent while its node leaves, which random timing would rarely hit."""
-        if self.on and self._aside.random() < 0.5:
-            self._count_fault("kill_leaving")
-            self.world.call_later(self._aside.uniform(0.0, 1.0), machine.kill_agent)
-
-    def on_noted(self, machine: "SimMachine", *, busy: bool) -> None:
-        """With chance one half, cut the power of a machine that has noted one errand and is busy with another."""
-        if self.on and busy and not self.world.setup.job.can_acquire and self._aside.random() < 0.5:
-            self._count_fault("lose_noted")
-            machine.reboot()
-
     def _plan_next(self) -> None:
-        self.world.call_later(self.world.rng.expovariate(1 / self.world.setup.pause_s), self._strike_any)
+        self.scene.call_later(self.scene.rng.expovariate(1 / self.scene.setup.pause_s), self._strike_any)
 
     def _strike_any(self) -> None:
-        if not self.on or self.world.over:
+        if not self._chances.on or self.scene.over:
             return
-        rng = self.world.rng
+        rng = self.scene.rng
         (kind,) = rng.choices(list(self._weights), list(self._weights.values()))
-        up = [machine for machine in self.world.machines.values() if machine.alive]
+        up = [machine for machine in self._machines.values() if machine.alive]
         if kind == "crash_controller":
             self._crash_controller()
         elif up:
@@ -187,20 +153,17 @@ class RandomFaults:
         self._plan_next()
 
     def _crash_controller(self) -> None:
-        office, rng = self.world.office, self.world.rng
-        self._count_fault("crash_controller")
+        office, rng = self._office, self.scene.rng
+        self._chances.count_fault("crash_controller")
         if rng.random() < 0.4:
             office.crash_controller("killed")
         else:
             office.armed = rng.choice(_POINTS)
 
-    def _count_fault(self, kind: str) -> None:
-        self.struck[kind] = self.struck.get(kind, 0) + 1
-
-    def _hit_machine(self, kind: str, machine: "SimMachine") -> None:
-        rng, ranks = self.world.rng, machine.running_ranks()
-        self.world.log_line(f"fault: {kind} on {machine.name}")
-        self._count_fault(kind)
+    def _hit_machine(self, kind: str, machine: SimMachine) -> None:
+        rng, ranks = self.scene.rng, machine.running_ranks()
+        self.scene.log_line(f"fault: {kind} on {machine.name}")
+        self._chances.count_fault(kind)
         link = machine.agent.link if machine.agent else None
         match kind:
             case "break" if link:
@@ -228,60 +191,60 @@ class RandomFaults:
             case "jump":
                 machine.clock.jump_wall(rng.choice((-3600.0, -40.0, 40.0, 3600.0)))
 
-    def _hang_rank(self, held: "SimRank") -> None:
+    def _hang_rank(self, held: SimRank) -> None:
         """Hang a rank, unless it is the job's only one or another one hangs. A rank that hangs already goes on."""
-        team = self.world.teams.all[held.generation]
+        team = self._teams.all[held.generation]
         held.hung = team.size > 1 and not any(other.hung for other in team.members.values())
 
     def _give_order(self, node: str) -> None:
-        rng, office = self.world.rng, self.world.office
+        rng, office = self.scene.rng, self._office
         verb = rng.choice(_ORDERS)
-        if verb == "evict" and office.is_fenced(node) and self.world.machines[node].running_ranks():
+        if verb == "evict" and office.is_fenced(node) and self._machines[node].running_ranks():
             return  # to say so would be to say that they are dead
         release = Release(number=0, digest=f"{rng.randrange(1 << 30):x}") if verb == "update" else None
         office.give_order(
             Order(verb=verb, who="somebody", node=node, release=release, now=rng.random() < 0.5, window_s=20.0)
         )
         if verb == "hold":
-            self.world.call_later(rng.choice((1.0, 5.0, 20.0)), office.give_order, Order(verb="resume", who="somebody"))
+            self.scene.call_later(rng.choice((1.0, 5.0, 20.0)), office.give_order, Order(verb="resume", who="somebody"))
 
-    def _make_unkillable(self, held: "SimRank") -> None:
+    def _make_unkillable(self, held: SimRank) -> None:
         """Make a rank immune to signals for a while, as if stuck in the kernel, and hang it."""
         held.unkillable = True
         self._hang_rank(held)
-        self.world.call_later(self.world.rng.choice((5.0, 40.0, 80.0)), self._make_killable, held)
+        self.scene.call_later(self.scene.rng.choice((5.0, 40.0, 80.0)), self._make_killable, held)
 
     @staticmethod
-    def _make_killable(held: "SimRank") -> None:
+    def _make_killable(held: SimRank) -> None:
         held.unkillable = False
         if held.killed and held.machine.alive:  # the signal was waiting for this
             held.machine.end_rank(held, -9)
 
-    def _kill_agent(self, machine: "SimMachine") -> None:
-        if self.world.rng.random() < 0.5:
+    def _kill_agent(self, machine: SimMachine) -> None:
+        if self.scene.rng.random() < 0.5:
             machine.kill_agent()
         else:
-            self._armed[machine.name] = self.world.rng.choice(("carried", "remembered"))
+            self._chances.armed[machine.name] = self.scene.rng.choice(("carried", "remembered"))
 
-    def _cut_machine(self, machine: "SimMachine", *, apart: bool) -> None:
-        rng = self.world.rng
+    def _cut_machine(self, machine: SimMachine, *, apart: bool) -> None:
+        rng = self.scene.rng
         machine.cut, machine.apart = True, machine.apart or apart
         if machine.agent and machine.agent.link:
             machine.agent.link.break_link(rng.choice((0.0, 2.0, NOTICE_S)), rng.choice((0.0, 2.0, NOTICE_S)))
-        self.world.call_later(rng.choice((1.0, 4.0, 9.0, 30.0)), self._heal_machine, machine)
+        self.scene.call_later(rng.choice((1.0, 4.0, 9.0, 30.0)), self._heal_machine, machine)
 
     @staticmethod
-    def _heal_machine(machine: "SimMachine") -> None:
+    def _heal_machine(machine: SimMachine) -> None:
         machine.cut, machine.apart = machine.buried, False
 
     def _spoil_loss(self) -> None:
-        for team in self.world.teams.training_teams():
+        for team in self._teams.training_teams():
             if team.nan_at < 0:
-                team.nan_at = team.step + 1 + self.world.rng.randrange(3)
-                team.spoilt_at = team.nan_at - self.world.rng.choice((0, 0, 1, 2))
+                team.nan_at = team.step + 1 + self.scene.rng.randrange(3)
+                team.spoilt_at = team.nan_at - self.scene.rng.choice((0, 0, 1, 2))
 
-    def _lose_machine(self, machine: "SimMachine") -> None:
-        if self.world.setup.job.can_acquire:
+    def _lose_machine(self, machine: SimMachine) -> None:
+        if self.scene.setup.job.can_acquire:
             machine.end_machine("it is lost")
         else:
             machine.reboot()

@@ -35,42 +35,42 @@ def play_seed(
 ) -> SeedResult:
     logging.getLogger("holdfast").setLevel(logging.CRITICAL)
     world = DstWorld(setup, real, catalog, say)
-    asyncio.set_event_loop(world.loop)
+    asyncio.set_event_loop(world.scene.loop)
     ended = ""
     try:
         world.start_world()
-        world.run(world.now() + setup.faults_s)
+        world.scene.run(world.scene.now() + setup.faults_s)
         world.faults.stop_faults()
-        world.log_line("no more faults")
+        world.scene.log_line("no more faults")
         _await_healing(world)
         ended = _ending_reason(world)
         _end_job(world)
         _check_record(world)
     except StuckError as e:
-        world.report_failure(str(e))
+        world.scene.report_failure(str(e))
     finally:
         world.close()
     return SeedResult(
         seed=setup.seed,
-        failure=world.failure,
+        failure=world.scene.failure,
         entries=len(world.office.disk.entries),
         steps=world.truth.steps,
         lives=world.office.lives,
         generations=max(world.teams.all, default=0),
-        struck=dict(sorted(world.faults.struck.items())),
+        struck=dict(sorted(world.chances.struck.items())),
         ended=ended,
-        virtual_s=world.now(),
+        virtual_s=world.scene.now(),
     )
 
 
 def _run_until(world: DstWorld, within_s: float, reached: Callable[[DstWorld], str]) -> None:
     """Let time pass until `reached` returns an empty string. If time runs out first, report its text as a failure."""
-    until = world.now() + within_s
-    while not world.failure and (wrong := reached(world)):
-        if world.now() >= until:
-            world.report_failure(f"{wrong}, {within_s:g} s after the last fault")
+    until = world.scene.now() + within_s
+    while not world.scene.failure and (wrong := reached(world)):
+        if world.scene.now() >= until:
+            world.scene.report_failure(f"{wrong}, {within_s:g} s after the last fault")
             return
-        world.run(min(until, world.now() + _LOOK_S))
+        world.scene.run(min(until, world.scene.now() + _LOOK_S))
 
 
 def _await_healing(world: DstWorld) -> None:
@@ -113,15 +113,15 @@ def _ending_reason(world: DstWorld) -> str:
 
 def _end_job(world: DstWorld) -> None:
     """Order the job to stop, and check that it ends and that no rank lives on."""
-    if not world.office.ended and not world.failure:
+    if not world.office.ended and not world.scene.failure:
         world.office.give_order(Order(verb="stop", who="the simulation"))
-    limits = world.setup.settings
+    limits = world.scene.setup.settings
     _run_until(world, END_S, lambda world: "" if world.office.ended else "the job has not ended")
-    world.over = True
+    world.scene.over = True
     _run_until(world, limits.node.lost_s + NOTICE_S + END_S, lambda world: _stray_ranks(world, 0))
 
 
 def _check_record(world: DstWorld) -> None:
-    if not world.failure:
+    if not world.scene.failure:
         world.truth.check_rebuild()
         world.truth.check_spans()

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from holdfast.core.agent_state_machine import ErrandDone
 from holdfast.model.alarm import Alarm, Kind
@@ -11,12 +10,11 @@ from holdfast.model.observation import Strain, StrainKind
 from holdfast.model.probe import Finding
 from holdfast.model.release import Release
 from holdfast.model.stacks import Arrival, Frame, Process, Thread, Trace
+from holdfast.sim.dst.fault_chances import FaultChances
+from holdfast.sim.dst.seed_scene import SeedScene
+from holdfast.sim.dst.simulated_machine import SimMachine
 from holdfast.wire.agent_messages import TraceRequest
 from holdfast.wire.holder_messages import HolderRank
-
-if TYPE_CHECKING:
-    from holdfast.sim.dst.dst_world import DstWorld
-    from holdfast.sim.dst.simulated_machine import SimMachine
 
 _TRACE_S = 0.2
 _LINK = "net.down eth0"
@@ -24,17 +22,18 @@ _WAITING = (Thread(main=True, frames=(Frame("all_reduce", "distributed_c10d.py",
 
 
 class SimStaging:
-    def __init__(self, world: "DstWorld") -> None:
-        self._world = world
+    def __init__(self, chances: FaultChances) -> None:
+        self._chances = chances
+        self._rng = chances.scene.rng
 
     async def stage_all(self, releases: tuple[Release, ...]) -> str:
-        await asyncio.sleep(self._world.rng.uniform(0.01, 0.5))
+        await asyncio.sleep(self._rng.uniform(0.01, 0.5))
         return ""
 
     async def stage_and_check(self, errand: StageHere) -> tuple[str, bool]:
-        await asyncio.sleep(self._world.rng.uniform(0.1, 2.0))
-        refused = errand.check and self._world.faults.draw_chance(0.1)
-        full = not refused and self._world.faults.draw_chance(0.05)
+        await asyncio.sleep(self._rng.uniform(0.1, 2.0))
+        refused = errand.check and self._chances.draw_chance(0.1)
+        full = not refused and self._chances.draw_chance(0.05)
         return "it does not compile" if refused else "no room" if full else "", refused
 
     async def begin_launch(self, release: Release, *, first: bool) -> str:
@@ -50,15 +49,15 @@ class SimStaging:
 class SimDiagnosis:
     """Passes every probe and pair test; refuses replays."""
 
-    def __init__(self, world: "DstWorld") -> None:
-        self._world = world
+    def __init__(self, scene: SeedScene) -> None:
+        self._rng = scene.rng
         self._interrupted = asyncio.Event()
 
     async def run_errand(self, errand: ProbeHere | PairTestHere | ReplayHere) -> ErrandDone:
         await self.stop()
         stopped = self._interrupted = asyncio.Event()
         try:
-            async with asyncio.timeout(self._world.rng.uniform(0.5, 4.0)):
+            async with asyncio.timeout(self._rng.uniform(0.5, 4.0)):
                 await stopped.wait()
         except TimeoutError:
             if isinstance(errand, ReplayHere):
@@ -73,7 +72,7 @@ class SimDiagnosis:
 class SimTracer:
     """Reports every rank as waiting in the same collective, stopped, or ended."""
 
-    def __init__(self, machine: "SimMachine") -> None:
+    def __init__(self, machine: SimMachine) -> None:
         self._machine = machine
 
     def watch_ranks(self, ranks: Iterable[HolderRank]) -> None:
@@ -104,7 +103,7 @@ class SimHealth:
 
     peak_flops = 0.0
 
-    def __init__(self, machine: "SimMachine", on_alarm: Callable[[Alarm], None], now: Callable[[], float]) -> None:
+    def __init__(self, machine: SimMachine, on_alarm: Callable[[Alarm], None], now: Callable[[], float]) -> None:
         self._machine, self._on_alarm, self._now = machine, on_alarm, now
         self._since = 0.0  # 0: the link is up
 
@@ -118,7 +117,7 @@ class SimHealth:
     def read_again(self) -> None:
         """Raise the alarm about a link that the second reading in a row finds down, at most once an hour."""
         for strain in self.strains:
-            if self._machine.link_alarms.is_repeat(self._machine.world.now(), strain.sign):
+            if self._machine.link_alarms.is_repeat(self._machine.scene.now(), strain.sign):
                 continue
             found = Alarm(
                 kind=Kind.HEALTH,

@@ -5,19 +5,12 @@ when the controller still reads from an old link while a new one is up.
 """
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from aiohttp import WSMsgType
-
-from holdfast.wire import agent_messages
-from holdfast.wire.agent_messages import Ack, ErrandMessage
-
-if TYPE_CHECKING:
-    from holdfast.sim.dst.agent_process import AgentProcess
 
 _BINARY = WSMsgType.BINARY
 _SLOW, _SLOW_S = 0.02, 1.5  # now and then a message takes this long
@@ -67,8 +60,9 @@ class LinkInbox:
 class AgentEnd:
     """The agent's end of a link."""
 
-    def __init__(self, link: "SimLink") -> None:
+    def __init__(self, link: "SimLink", check_alive: Callable[[], None]) -> None:
         self._link = link
+        self._check_alive = check_alive
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
@@ -77,39 +71,19 @@ class AgentEnd:
         return await self._link.inbox_here.next_packet()
 
     async def send_bytes(self, packet: bytes) -> None:
-        self._link.process.check_alive()
+        self._check_alive()
         if not self._link.open_here:
             raise ConnectionResetError
         self._link.send_up(packet)
 
 
-class SimDialer:
-    """Opens one agent's links to the controller."""
-
-    def __init__(self, process: "AgentProcess") -> None:
-        self._process = process
-
-    @contextlib.asynccontextmanager
-    async def open_link(self) -> AsyncIterator[AgentEnd]:
-        self._process.check_alive()
-        link = self._process.world.dial_controller(self._process)
-        if link is None:
-            raise ConnectionRefusedError
-        self._process.link = link
-        try:
-            yield AgentEnd(link)
-        finally:
-            self._process.link = None
-            link.hang_up()
-
-
 class SimLink:
     """One WebSocket between an agent and the controller; the two ends notice at different times that it is dead."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, rng: Random, process: "AgentProcess") -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, rng: Random, check_promise: Callable[[bytes], None]) -> None:
         self.loop = loop
         self.rng = rng
-        self.process = process
+        self._check_promise = check_promise
         self.open_here = True  # the agent believes in it
         self.open_there = True  # the controller does
         self.dead = False  # nothing gets through any more
@@ -138,16 +112,6 @@ class SimLink:
             if _ACK in packet[:_HEAD] or _TELL in packet[:_HEAD]:
                 self._check_promise(packet)
             self.inbox_here.put_packet(packet)
-
-    def _check_promise(self, packet: bytes) -> None:
-        """Check that the journal on disk holds what the controller acknowledges, or the action it sends."""
-        world, machine = self.process.world, self.process.machine
-        match agent_messages.decode_from_controller(packet):
-            case Ack(seq=seq):
-                world.truth.on_ack(self.process.agent.life, seq)
-            case ErrandMessage(errand=errand):
-                world.log_line(f"{machine.name}: is told {type(errand).__name__} {errand.id}")
-                world.truth.on_errand(errand.id)
 
     def hang_up(self) -> None:
         """Close the link on the agent's side; the controller learns of it a moment later, if the link still works."""

@@ -1,20 +1,19 @@
 """A simulated machine: its clock, disk, snapshot memory, ranks, and the agent that comes and goes."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
 from holdfast.core.agent_state_machine import OWN
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter
 from holdfast.model.errand import LaunchHere
-from holdfast.sim.dst.agent_process import AgentProcess
+from holdfast.sim.dst.seed_scene import SeedScene
+from holdfast.sim.dst.simulated_link import SimLink
 from holdfast.sim.dst.simulated_node_disk import NodeDisk
-from holdfast.sim.dst.simulated_snapshot_keeper import HolderMemory, SimStates
+from holdfast.sim.dst.simulated_snapshot_keeper import HolderMemory, SimKeeper, SimStates
 from holdfast.wire.holder_messages import HolderRank, RankEnded, RankKey, ZygoteWarmed
 from holdfast.wire.rank_memory.slot_reader import SlotReading
-
-if TYPE_CHECKING:
-    from holdfast.sim.dst.dst_world import DstWorld
 
 _AGENT_S = 0.3  # until the holder has a new one
 
@@ -94,12 +93,34 @@ class SimRank(msgspec.Struct, kw_only=True):
         return self.code is None and not (self.hung or self.killed) and self.machine.is_connected
 
 
+class RankListener(Protocol):
+    """Hears of ranks that start and end."""
+
+    def on_rank_start(self, held: SimRank) -> None: ...
+
+    def on_rank_end(self, held: SimRank) -> None: ...
+
+
+class MachineAgent(Protocol):
+    """An agent's process, as its machine and other machines see it."""
+
+    alive: bool
+    link: SimLink | None
+    keeper: SimKeeper
+
+    def hear_holder(self, message: RankEnded | ZygoteWarmed) -> None: ...
+
+    def read_health(self) -> None: ...
+
+    def end_process(self) -> None: ...
+
+
 class MachineClock:
     """A machine's monotonic and wall clocks. Both drift at the same rate, and the wall clock can jump."""
 
-    def __init__(self, world: "DstWorld") -> None:
-        rng = world.rng
-        self._loop = world.loop
+    def __init__(self, scene: SeedScene) -> None:
+        rng = scene.rng
+        self._loop = scene.loop
         self._rate = 1.0 + rng.uniform(-1e-3, 1e-3)
         self._boot = rng.uniform(0.0, 1e5)
         self._set = rng.uniform(-50.0, 50.0)
@@ -115,11 +136,20 @@ class MachineClock:
 
 
 class SimMachine:
-    def __init__(self, world: "DstWorld", name: str, order: int) -> None:
-        self.world = world
+    def __init__(
+        self,
+        scene: SeedScene,
+        name: str,
+        order: int,
+        ranks: RankListener,
+        make_agent: Callable[["SimMachine"], MachineAgent],
+    ) -> None:
+        self.scene = scene
+        self._ranks = ranks
+        self._make_agent = make_agent
         self.name = name
         self.order = order
-        self.clock = MachineClock(world)
+        self.clock = MachineClock(scene)
         self.disk = NodeDisk()
         self.memory = HolderMemory()
         self.states = SimStates()
@@ -128,12 +158,10 @@ class SimMachine:
         self.cut = False  # the controller cannot be reached
         self.apart = False  # nor can other machines
         self.link_is_down = False  # to the ranks of others: agents still reach the controller
-        self.link_alarms = (
-            RepeatFilter()
-        )  # kept beyond an agent: the second one would rightly end a job without standbys
+        self.link_alarms = RepeatFilter()  # beyond an agent: a second alarm would rightly end a job without standbys
         self.buried = False  # cut off, with a full disk, for longer than any fence stands
         self.warm = False
-        self.agent: AgentProcess | None = None
+        self.agent: MachineAgent | None = None
         self.lives = 0  # agents so far
         self.leaves = False  # one of them has begun to
         self.left_by = 0  # the errand by which it has left
@@ -151,7 +179,7 @@ class SimMachine:
     def boot(self) -> None:
         if self.alive:
             self.start_agent()
-            self.world.call_later(self.world.rng.uniform(0.1, 2.0), self._on_warm)
+            self.scene.call_later(self.scene.rng.uniform(0.1, 2.0), self._on_warm)
 
     def _on_warm(self) -> None:
         if self.alive and not self.warm:
@@ -160,24 +188,19 @@ class SimMachine:
 
     def _tell_agent(self, message: RankEnded | ZygoteWarmed) -> None:
         if self.agent:
-            self.agent.holder.send_agent(message)
+            self.agent.hear_holder(message)
 
     def start_agent(self) -> None:
         if self.alive and self.agent is None:
             self.lives += 1
-            self.agent = AgentProcess(self)
+            self.agent = self._make_agent(self)
 
     def kill_agent(self) -> None:
         if self.agent:
-            self.world.log_line(f"{self.name}: the agent is killed")
+            self.scene.log_line(f"{self.name}: the agent is killed")
             self.agent.end_process()
             self.agent = None
-            self.world.call_later(_AGENT_S + self.world.rng.random(), self.start_agent)
-
-    def on_leaving(self) -> None:
-        """Called when the agent has noted on disk, unless the disk is full, that its node leaves."""
-        self.leaves = not self.disk.full  # or the next agent cannot know
-        self.world.faults.on_leaving(self)
+            self.scene.call_later(_AGENT_S + self.scene.rng.random(), self.start_agent)
 
     def start_rank(self, errand: LaunchHere, key: RankKey) -> SimRank:
         """Fork a rank's process."""
@@ -188,16 +211,15 @@ class SimMachine:
             world=errand.world_size,
             release=errand.release.number,
         )
-        self.world.truth.on_rank_start(held, self.running_ranks())
         self.held[key] = held
-        self.world.teams.on_rank_start(held, errand)
+        self._ranks.on_rank_start(held)
         return held
 
     def end_rank(self, held: SimRank, code: int, words: tuple[str, ...] = ()) -> None:
         if held.code is None:
             held.code, held.words = code, words
             held.ended_mono = self.clock.monotonic()
-            self.world.teams.on_rank_end(held)
+            self._ranks.on_rank_end(held)
             self._tell_agent(RankEnded(rank=held.describe_rank()))
 
     def forget_ranks(self, below: int) -> None:
@@ -208,32 +230,32 @@ class SimMachine:
     def end_holder(self) -> None:
         """End the holder and all processes below it. A machine that left by itself and has no fleet is booted again."""
         self.end_machine("it leaves")
-        if self.left_by == OWN and not self.world.setup.job.can_acquire:  # it found nobody; a person starts it again
+        if self.left_by == OWN and not self.scene.setup.job.can_acquire:  # it found nobody; a person starts it again
             self.disk.lose_power()
             self.memory, self.held, self.warm = HolderMemory(), {}, False
-            self.world.call_later(self.world.rng.uniform(2.0, 20.0), self._boot_again)
+            self.scene.call_later(self.scene.rng.uniform(2.0, 20.0), self._boot_again)
 
     def end_machine(self, why: str) -> None:
         if not self.alive:
             return
-        self.world.log_line(f"{self.name}: {why}")
+        self.scene.log_line(f"{self.name}: {why}")
         self.alive = self.leaves = False
         if self.agent:
             self.agent.end_process()
             self.agent = None
         for held in list(self.running_ranks()):
             held.code = -9
-            self.world.teams.on_rank_end(held)
+            self._ranks.on_rank_end(held)
 
     def reboot(self) -> None:
         """Lose power and boot again: nothing in memory survives."""
         self.end_machine("it loses power")
         self.disk.lose_power()
         self.memory, self.held, self.warm = HolderMemory(), {}, False
-        self.world.call_later(self.world.rng.choice((0.3, 1.0, 5.0, 30.0)), self._boot_again)
+        self.scene.call_later(self.scene.rng.choice((0.3, 1.0, 5.0, 30.0)), self._boot_again)
 
     def _boot_again(self) -> None:
-        if not self.alive and not self.world.over:
-            self.world.log_line(f"{self.name}: it is started anew")
+        if not self.alive and not self.scene.over:
+            self.scene.log_line(f"{self.name}: it is started anew")
             self.alive = True
             self.boot()

@@ -2,17 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Dims
 from holdfast.model.observation import Mark, StepValues
+from holdfast.sim.dst.fault_chances import FaultChances
+from holdfast.sim.dst.simulated_machine import SimMachine
 from holdfast.wire.holder_messages import HolderListing, HolderRank, KeptArena, RankEnded, RankKey, ZygoteWarmed
 from holdfast.wire.rank_memory.slot_reader import SlotReading
-
-if TYPE_CHECKING:
-    from holdfast.sim.dst.agent_process import AgentProcess
-    from holdfast.sim.dst.simulated_machine import SimMachine
 
 _UNKILLABLE_S = 10.0
 
@@ -20,7 +17,7 @@ _UNKILLABLE_S = 10.0
 class SimSlots:
     """The progress slots of a machine's ranks."""
 
-    def __init__(self, machine: "SimMachine") -> None:
+    def __init__(self, machine: SimMachine) -> None:
         self._machine = machine
 
     def read_slots(self) -> list[tuple[int, SlotReading]]:
@@ -33,10 +30,17 @@ class SimSlots:
 class SimHolder:
     """One agent's link to the holder; messages from the holder wait here until the agent reads them."""
 
-    def __init__(self, process: "AgentProcess", on_rank_exit: Callable[[HolderRank], None]) -> None:
-        self._process = process
-        self._machine = process.machine
-        self._world = process.world
+    def __init__(
+        self,
+        machine: SimMachine,
+        chances: FaultChances,
+        check_alive: Callable[[], None],
+        on_rank_exit: Callable[[HolderRank], None],
+    ) -> None:
+        self._machine = machine
+        self._scene = machine.scene
+        self._chances = chances
+        self._check_alive = check_alive
         self._on_rank_exit = on_rank_exit
         self._stopped = 0  # ranks of generations up to this one may not start any more
         self._sent: asyncio.Queue[HolderListing | RankEnded | ZygoteWarmed] = asyncio.Queue()
@@ -68,14 +72,14 @@ class SimHolder:
             self._sent.task_done()
 
     async def launch_ranks(self, errand: LaunchHere) -> str:
-        self._process.check_alive()
+        self._check_alive()
         self._machine.forget_ranks(errand.generation)
         self.held = {k: r for k, r in self.held.items() if r.code is None or k.generation >= errand.generation}
-        error = self._world.faults.launch_error()
-        await asyncio.sleep(self._world.faults.launch_delay_s())
+        error = self._chances.launch_error()
+        await asyncio.sleep(self._chances.launch_delay_s())
         for local in range(errand.seat.nproc - bool(error)):
-            await asyncio.sleep(self._world.rng.uniform(0.01, 0.3))
-            self._process.check_alive()
+            await asyncio.sleep(self._scene.rng.uniform(0.01, 0.3))
+            self._check_alive()
             key = RankKey(errand.generation, errand.seat.first_rank + local)
             if errand.generation <= self._stopped:
                 error = error or "it was told to stop before it had started"
@@ -86,7 +90,7 @@ class SimHolder:
     async def stop_ranks(self, up_to: int, grace_s: float) -> str:
         self._stopped = max(self._stopped, up_to)
         until = self._machine.clock.monotonic() + _UNKILLABLE_S
-        await asyncio.sleep(0.02 + self._world.rng.random() * min(1.0, grace_s + 0.1))
+        await asyncio.sleep(0.02 + self._scene.rng.random() * min(1.0, grace_s + 0.1))
         left = self._kill_ranks(up_to)
         while left and self._machine.clock.monotonic() < until:
             await asyncio.sleep(1.0)
@@ -96,7 +100,7 @@ class SimHolder:
 
     def _kill_ranks(self, up_to: int) -> int:
         """Kill ranks; return how many still live."""
-        self._process.check_alive()
+        self._check_alive()
         for held in self._machine.running_ranks(up_to):
             held.killed = True
             if not held.unkillable:
@@ -104,7 +108,7 @@ class SimHolder:
         return len(self._machine.running_ranks(up_to))
 
     def quit_holder(self, code: int) -> None:
-        self._process.check_alive()
+        self._check_alive()
         self._machine.end_holder()
 
     proven_imports: tuple[str, ...] = ()
@@ -116,9 +120,8 @@ class SimHolder:
         pass
 
     def read_mesh(self) -> Dims:
-        sizes = [self._world.teams.all[held.generation].size for held in self._machine.held.values()]
-        ranks = max(sizes, default=0)
-        return (("pp", 2), ("dp", ranks // 2)) if self._world.setup.reports_mesh and ranks and not ranks % 2 else ()
+        ranks = max((held.world for held in self._machine.held.values()), default=0)
+        return (("pp", 2), ("dp", ranks // 2)) if self._scene.setup.reports_mesh and ranks and not ranks % 2 else ()
 
     def read_replayable(self) -> str:
         return ""

@@ -1,15 +1,11 @@
 """The simulated ranks of each generation: they meet, restore state, and make steps together while all are healthy."""
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
-from holdfast.model.errand import LaunchHere
+from holdfast.sim.dst.seed_scene import SeedScene
+from holdfast.sim.dst.simulated_machine import SimMachine, SimRank
 from holdfast.sim.dst.simulated_snapshot_keeper import SimKeeper, SimSnapshot
-
-if TYPE_CHECKING:
-    from holdfast.sim.dst.dst_world import DstWorld
-    from holdfast.sim.dst.simulated_machine import SimRank
+from holdfast.sim.dst.truth_checks import TruthChecks
 
 ECHO = "RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.7]:24017"
 _GROUP_S = 0.5
@@ -34,12 +30,12 @@ class SimStorage:
 class RankTeam:
     """The ranks of one generation."""
 
-    def __init__(self, world: "DstWorld", generation: int, size: int) -> None:
-        self.world = world
+    def __init__(self, teams: "RankTeams", generation: int, size: int) -> None:
+        self.teams = teams
+        self.scene = teams.scene
         self.generation = generation
         self.size = size
         self.members: dict[int, SimRank] = {}
-        self.launches: dict[int, LaunchHere] = {}
         self.step = -1  # the last that all ranks have made
         self.spoilt_at = -1  # the first step of a state that leads to NaN
         self.nan_at = -1  # the step at which the loss shows it
@@ -58,7 +54,7 @@ class RankTeam:
             return
         agents = [held.machine.agent for held in self.members.values()]
         if not all(held.is_healthy for held in self.members.values()) or None in agents:
-            self.world.call_later(_AGAIN_S, self.meet_ranks)
+            self.scene.call_later(_AGAIN_S, self.meet_ranks)
             return
         picks = {rank: self._resume_rank(held) for rank, held in self.members.items()}
         denied = [rank for rank, pick in picks.items() if isinstance(pick, str)]
@@ -70,21 +66,21 @@ class RankTeam:
 
     def _begin_steps(self, picks: dict[int, SimSnapshot | None]) -> None:
         memory = any(self._rank_keeper(held).launch.find_source(held.rank) for held in self.members.values())
-        self.world.truth.on_restore(self, picks, memory)
+        self.teams.truth.on_restore(self.generation, list(self.members.values()), picks, memory)
         snap = next(iter(picks.values()))
         self.step = snap.step if snap else 0
         if snap and snap.nan_at >= 0:
             self.spoilt_at, self.nan_at = snap.step, snap.nan_at
         for held in self.members.values():
             self._rank_keeper(held).grant_arena(held.rank, self.size)
-        self.world.call_later(self.world.setup.step_s, self.advance_step)
+        self.scene.call_later(self.scene.setup.step_s, self.advance_step)
 
     @staticmethod
-    def _rank_keeper(held: "SimRank") -> SimKeeper:
+    def _rank_keeper(held: SimRank) -> SimKeeper:
         assert held.machine.agent is not None
         return held.machine.agent.keeper
 
-    def _resume_rank(self, held: "SimRank") -> SimSnapshot | str | None:
+    def _resume_rank(self, held: SimRank) -> SimSnapshot | str | None:
         """Return the snapshot that a rank resumes from, None for a fresh start, or a string that says why it cannot."""
         keeper, rank = self._rank_keeper(held), held.rank
         if why := keeper.launch.refuse_request(self.generation):
@@ -102,9 +98,9 @@ class RankTeam:
         held.machine.memory.own[rank].drop_after(step)
         return snap
 
-    def _fetch_copy(self, held: "SimRank", nodes: tuple[str, ...], step: int) -> SimSnapshot | None:
+    def _fetch_copy(self, held: SimRank, nodes: tuple[str, ...], step: int) -> SimSnapshot | None:
         for name in nodes:
-            there = self.world.machines.get(name)
+            there = self.teams.machines.get(name)
             if (
                 there
                 and there.is_connected
@@ -120,7 +116,7 @@ class RankTeam:
         doubts = self._rank_keeper(first).launch.restore.doubts
         sound = [
             snap
-            for snap in self.world.storage.kept.values()
+            for snap in self.teams.storage.kept.values()
             if not any(snap.label <= doubt.generation and snap.step > doubt.not_after for doubt in doubts)
         ]
         return max(sound, key=lambda snap: snap.step, default=None)
@@ -128,21 +124,22 @@ class RankTeam:
     # --- steps -------------------------------------------------------------------------------------------------
 
     def advance_step(self) -> None:
-        if self.broken or self.ending or self.world.over:
+        if self.broken or self.ending or self.scene.over:
             return
         if all(held.is_healthy for held in self.members.values()):
-            last = self.world.setup.last_step
+            last = self.scene.setup.last_step
             if not last or self.step < last:
                 self._make_step(self.step + 1, list(self.members.values()))
                 self.step += 1
-                self.world.truth.on_step(self)
+                training = [team.generation for team in self.teams.training_teams()]
+                self.teams.truth.on_step(self.generation, self.step, training)
                 self._plan_checkpoint()
             if last and self.step >= last:
                 self._end_well()
                 return
-        self.world.call_later(self.world.setup.step_s * self.world.rng.uniform(0.9, 1.1), self.advance_step)
+        self.scene.call_later(self.scene.setup.step_s * self.scene.rng.uniform(0.9, 1.1), self.advance_step)
 
-    def _make_step(self, step: int, who: "list[SimRank]") -> None:
+    def _make_step(self, step: int, who: list[SimRank]) -> None:
         for held in who:
             held.make_step(step, held.machine.clock.monotonic(), finite=not 0 <= self.nan_at <= step)
             if held.nan_since < 0:
@@ -157,36 +154,36 @@ class RankTeam:
         return SimSnapshot(step=step, label=self.generation, made=self.generation, nan_at=nan_at)
 
     def _plan_checkpoint(self) -> None:
-        every = self.world.setup.save_steps
+        every = self.scene.setup.save_steps
         if every and self.step % every == 0 and not 0 <= self.nan_at <= self.step:
-            self.world.call_later(
-                self.world.rng.uniform(0.2, 3.0), self._publish_snapshot, self._make_snapshot(self.step)
+            self.scene.call_later(
+                self.scene.rng.uniform(0.2, 3.0), self._publish_snapshot, self._make_snapshot(self.step)
             )
 
     def _publish_snapshot(self, snap: SimSnapshot) -> None:
         agents = [held.machine.agent for held in self.members.values()]
         together = all(agent and agent.keeper.launch.generation == self.generation for agent in agents)
-        if together and self.world.storage.publish_checkpoint(self.generation, snap):
+        if together and self.teams.storage.publish_checkpoint(self.generation, snap):
             keeper = self._rank_keeper(self.members[0])
             keeper.stored = max(keeper.stored, snap.step)
 
     def _end_well(self) -> None:
         self.ending = True
         for held in self.members.values():
-            self.world.call_later(self.world.rng.uniform(0.0, 1.0), held.machine.end_rank, held, 0)
+            self.scene.call_later(self.scene.rng.uniform(0.0, 1.0), held.machine.end_rank, held, 0)
 
-    def on_rank_end(self, held: "SimRank") -> None:
+    def on_rank_end(self, held: SimRank) -> None:
         """A rank has ended: some others may still make one more step, and some fail as an echo."""
         if self.broken or (self.ending and held.code == 0):
             return
         self.broken = True
-        rng = self.world.rng
+        rng = self.scene.rng
         left = [other for other in self.members.values() if other.is_healthy]
         if self.is_formed and left and rng.random() < 0.4 and not self.ending:
             self._make_step(self.step + 1, rng.sample(left, rng.randint(1, len(left))))
         for other in left:
             if rng.random() < 0.6:
-                self.world.call_later(rng.uniform(0.05, 2.0), self._end_as_echo, other)
+                self.scene.call_later(rng.uniform(0.05, 2.0), self._end_as_echo, other)
 
     def on_rank_restart(self) -> None:
         """A rank was started again, since its machine had lost power amid the launch. All ranks meet it, or fail if
@@ -195,32 +192,38 @@ class RankTeam:
             self.broken = any(held.code is not None for held in self.members.values())
             return
         for held in self.members.values():
-            self.world.call_later(self.world.rng.uniform(0.05, 2.0), self._end_as_echo, held)
+            self.scene.call_later(self.scene.rng.uniform(0.05, 2.0), self._end_as_echo, held)
 
     @staticmethod
-    def _end_as_echo(held: "SimRank") -> None:
+    def _end_as_echo(held: SimRank) -> None:
         if held.machine.alive:
             held.machine.end_rank(held, 1, (ECHO,))
 
 
 class RankTeams:
-    def __init__(self, world: "DstWorld") -> None:
-        self.world = world
+    def __init__(
+        self, scene: SeedScene, truth: TruthChecks, machines: dict[str, SimMachine], storage: SimStorage
+    ) -> None:
+        self.scene = scene
+        self.truth = truth
+        self.machines = machines
+        self.storage = storage
         self.all: dict[int, RankTeam] = {}
 
-    def on_rank_start(self, held: "SimRank", errand: LaunchHere) -> None:
+    def on_rank_start(self, held: SimRank) -> None:
+        self.truth.on_rank_start(held)
         team = self.all.get(held.generation)
         if team is None:
-            team = self.all[held.generation] = RankTeam(self.world, held.generation, errand.world_size)
+            team = self.all[held.generation] = RankTeam(self, held.generation, held.world)
         again, team.members[held.rank] = held.rank in team.members, held
         if again:
             team.on_rank_restart()
         if len(team.members) == team.size:
-            self.world.call_later(_GROUP_S * self.world.rng.uniform(0.5, 2.0), team.meet_ranks)
+            self.scene.call_later(_GROUP_S * self.scene.rng.uniform(0.5, 2.0), team.meet_ranks)
 
-    def on_rank_end(self, held: "SimRank") -> None:
+    def on_rank_end(self, held: SimRank) -> None:
         self.all[held.generation].on_rank_end(held)
 
-    def training_teams(self) -> "list[RankTeam]":
+    def training_teams(self) -> list[RankTeam]:
         """Return the generations that could make a step now."""
         return [t for t in self.all.values() if t.is_formed and not t.broken and not t.ending]

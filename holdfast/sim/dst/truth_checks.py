@@ -1,6 +1,6 @@
 """Safety checks from outside of the system; they use facts of the simulated world that no part of the system knows."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from holdfast.core.agent_state_machine import AgentProtocol
 from holdfast.core.decide.decider import Decider
@@ -10,21 +10,22 @@ from holdfast.model.action import Finish, Say
 from holdfast.model.alarm import SWITCH, Alarm, Kind, Stance
 from holdfast.model.event import Ended, Entry, Progress, Tick
 from holdfast.sim.dst.controller_disk import SimDisk
+from holdfast.sim.dst.seed_scene import SeedScene
+from holdfast.sim.dst.simulated_machine import SimMachine, SimRank
 from holdfast.sim.dst.simulated_snapshot_keeper import DiskEntry, SimSnapshot
 from holdfast.sim.invariants import InvariantWatch, RecoveryEffort, UnsafeError
-
-if TYPE_CHECKING:
-    from holdfast.sim.dst.dst_world import DstWorld
-    from holdfast.sim.dst.simulated_machine import SimMachine, SimRank
-    from holdfast.sim.dst.simulated_ranks import RankTeam
 
 _TOLD_S = 6.0  # times that agents tell may be off by what a message takes, and by their clocks' drift
 
 
 class TruthChecks:
-    def __init__(self, world: "DstWorld", disk: SimDisk) -> None:
-        self.world = world
+    def __init__(
+        self, scene: SeedScene, disk: SimDisk, machines: dict[str, SimMachine], stored: Mapping[int, SimSnapshot]
+    ) -> None:
+        self.scene = scene
         self.disk = disk
+        self._machines = machines
+        self._stored = stored  # checkpoints, by step
         self.effort = RecoveryEffort()
         self.steps = 0
         self.finish = ""  # why the job ended
@@ -40,7 +41,7 @@ class TruthChecks:
         self._doubts: list[tuple[int, int]] = []  # by alarms: generation, last good step
 
     def report_broken(self, what: str) -> None:
-        self.world.report_failure(what)
+        self.scene.report_failure(what)
 
     # --- the journal -------------------------------------------------------------------------------------------
 
@@ -80,7 +81,7 @@ class TruthChecks:
     def idle_nodes(self, view: JobView) -> list[str]:
         """Return the nodes that have a link and may join, but are neither seated nor standbys nor under probe."""
         used = {*view.active, *view.pool, *view.coming, *view.under_probe}
-        linked = [name for name, machine in self.world.machines.items() if machine.agent and machine.agent.link]
+        linked = [name for name, machine in self._machines.items() if machine.agent and machine.agent.link]
         return [name for name in linked if name not in used and view.gone.get(name, Kind.SILENCE) is Kind.SILENCE]
 
     def _check_date(self, entry: Entry, at: float, generation: int) -> None:
@@ -124,7 +125,7 @@ class TruthChecks:
         """Report a node as unsafe that began to leave, and so ended ranks, but stays after its agent restarted."""
         self.report_broken(f"{node} has begun to leave, and its next agent stays")
 
-    def check_fence(self, machine: "SimMachine", for_s: float) -> None:
+    def check_fence(self, machine: SimMachine, for_s: float) -> None:
         """Check that a node has ended its ranks when it was cut off for a fence's duration. Launches rely on that."""
         left = [held for held in machine.running_ranks() if not held.unkillable]
         if left and machine.buried:
@@ -157,56 +158,58 @@ class TruthChecks:
 
     # --- ranks -------------------------------------------------------------------------------------------------
 
-    def on_rank_start(self, held: "SimRank", running: "list[SimRank]") -> None:
-        self._begun_at.setdefault(held.generation, self.world.now())
-        others = sorted({other.generation for other in running} - {held.generation})
+    def on_rank_start(self, held: SimRank) -> None:
+        self._begun_at.setdefault(held.generation, self.scene.now())
+        others = sorted({other.generation for other in held.machine.running_ranks()} - {held.generation})
         if others:
             self.report_broken(
                 f"generation {others[0]} lives on {held.machine.name} when {held.generation} starts there"
             )
 
-    def on_restore(self, team: "RankTeam", picks: dict[int, SimSnapshot | None], memory: bool) -> None:
+    def on_restore(
+        self, generation: int, members: list[SimRank], picks: dict[int, SimSnapshot | None], memory: bool
+    ) -> None:
         """Check the states that a generation resumes from: one step, one lineage, complete and not in doubt."""
-        releases = sorted({held.release for held in team.members.values()})
+        releases = sorted({held.release for held in members})
         if len(releases) > 1:
-            self.report_broken(f"generation {team.generation} runs releases {releases} at once")
+            self.report_broken(f"generation {generation} runs releases {releases} at once")
         found = {(snap.step, snap.made) if snap else (0, 0) for snap in picks.values()}
-        self.world.log_line(
-            f"generation {team.generation} goes on from {sorted(found)}, {'memory' if memory else 'storage'}"
+        self.scene.log_line(
+            f"generation {generation} goes on from {sorted(found)}, {'memory' if memory else 'storage'}"
         )
         if len(found) > 1:
-            self.report_broken(f"generation {team.generation} mixes states: (step, made by) {sorted(found)}")
+            self.report_broken(f"generation {generation} mixes states: (step, made by) {sorted(found)}")
             return
         ((step, made),) = found
-        self._from[team.generation], self._complete[team.generation] = (step, made), step
+        self._from[generation], self._complete[generation] = (step, made), step
         if made and step > self._complete[made]:
-            self.report_broken(f"generation {team.generation} goes on from step {step}, which {made} never completed")
-        for generation, not_after in self._doubts:
-            if 0 < made <= generation and step > not_after:
+            self.report_broken(f"generation {generation} goes on from step {step}, which {made} never completed")
+        for doubted, not_after in self._doubts:
+            if 0 < made <= doubted and step > not_after:
                 self.report_broken(
-                    f"generation {team.generation} goes on from step {step} of {made}, in doubt after {not_after}"
+                    f"generation {generation} goes on from step {step} of {made}, in doubt after {not_after}"
                 )
-        self._check_lineage(team, step, made, memory)
-        self._check_held(team)
+        self._check_lineage(generation, step, made, memory)
+        self._check_held(generation, {held.machine.name for held in members})
 
-    def _check_lineage(self, team: "RankTeam", step: int, made: int, memory: bool) -> None:
+    def _check_lineage(self, generation: int, step: int, made: int, memory: bool) -> None:
         """Check that a state from memory is of the line that the journal knows, or of a newer one that it missed."""
         newest = self._newest_generation()
-        told = newest if self.world.setup.forgets else self._told
+        told = newest if self.scene.setup.forgets else self._told
         if memory and told and made not in {self._step_maker(step, told), self._step_maker(step, newest)}:
             self.report_broken(
-                f"generation {team.generation} goes on from step {step} of {made}, a line that was left: "
+                f"generation {generation} goes on from step {step} of {made}, a line that was left: "
                 f"that of {told} has the step from {self._step_maker(step, told)}"
             )
 
-    def _check_held(self, team: "RankTeam") -> None:
+    def _check_held(self, generation: int, nodes: set[str]) -> None:
         """Check that a generation's nodes hold only states of its lineage, since later launches may take up any."""
-        for node in sorted({held.machine.name for held in team.members.values()}):
-            for rank, snap in self.world.machines[node].memory.list_snapshots():
-                if snap.made != (line := self._step_maker(snap.step, team.generation)):
+        for node in sorted(nodes):
+            for rank, snap in self._machines[node].memory.list_snapshots():
+                if snap.made != (line := self._step_maker(snap.step, generation)):
                     self.report_broken(
                         f"{node} holds step {snap.step} of rank {rank} from {snap.made}, a line that was left: "
-                        f"that of {team.generation} has the step from {line}"
+                        f"that of {generation} has the step from {line}"
                     )
 
     def _newest_generation(self) -> int:
@@ -221,15 +224,15 @@ class TruthChecks:
 
     # --- states on disks ---------------------------------------------------------------------------------------
 
-    def on_disk_removal(self, machine: "SimMachine", kept: list[DiskEntry]) -> None:
+    def on_disk_removal(self, machine: SimMachine, kept: list[DiskEntry]) -> None:
         """Keep only these states on a machine's disk. Check that the newest step that lies whole on disks stays there,
         unless storage has one that is at least as new."""
-        before, stored = self._newest_on_disks(), max(self.world.storage.kept, default=-1)
+        before, stored = self._newest_on_disks(), max(self._stored, default=-1)
         machine.states.kept = kept
         if self._newest_on_disks() < before and stored < before:
             self.report_broken(f"{machine.name} removes step {before} from its disk, and storage has step {stored}")
 
-    def on_disk_eviction(self, machine: "SimMachine", generation: int) -> None:
+    def on_disk_eviction(self, machine: SimMachine, generation: int) -> None:
         """Remove all states of an evicted machine. Check that a later generation has made a step without them."""
         if machine.states.kept and self._newest_generation() <= generation:
             self.report_broken(f"{machine.name} removes its states, and nobody has made a step since")
@@ -238,14 +241,15 @@ class TruthChecks:
     def _newest_on_disks(self) -> int:
         """Return the newest step of which disks have the state of every rank, made by one generation; -1: none."""
         held: dict[tuple[int, int, int], set[int]] = {}
-        for machine in self.world.machines.values():
+        for machine in self._machines.values():
             for rank, world, snap in machine.states.kept:
                 held.setdefault((snap.step, snap.made, world), set()).add(rank)
         return max((step for (step, _, world), ranks in held.items() if len(ranks) == world), default=-1)
 
-    def on_step(self, team: "RankTeam") -> None:
+    def on_step(self, generation: int, step: int, training: list[int]) -> None:
+        """Check that no newer generation is among those that could make a step now."""
         self.steps += 1
-        self._complete[team.generation] = team.step
-        newer = [other.generation for other in self.world.teams.training_teams() if other.generation > team.generation]
+        self._complete[generation] = step
+        newer = [other for other in training if other > generation]
         if newer:
-            self.report_broken(f"generation {team.generation} makes step {team.step} while {newer[0]} trains")
+            self.report_broken(f"generation {generation} makes step {step} while {newer[0]} trains")

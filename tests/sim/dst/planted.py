@@ -21,7 +21,7 @@ from holdfast.model.state_copy import Copy, Restore, Source
 from holdfast.sim.dst.agent_interface import AgentCrashed
 from holdfast.sim.dst.controller_disk import DiskJournal
 from holdfast.sim.dst.seed_setup import draw_setup
-from holdfast.sim.dst.simulated_node_disk import SimNotes
+from holdfast.sim.dst.simulated_agent_notes import SimNotes
 from holdfast.sim.dst.simulated_snapshot_keeper import SimKeeper
 from holdfast.wire import agent_messages
 from tests.sim.dst.mutant import Mutant, Patch, draw_with_disks

@@ -14,7 +14,7 @@ from holdfast.sim.dst.agent_interface import AgentCrashed
 from holdfast.sim.dst.agent_process import AgentProcess
 from holdfast.sim.dst.dst_world import DstWorld
 from holdfast.sim.dst.seed_setup import draw_setup
-from holdfast.sim.dst.simulated_node_disk import SimNotes
+from holdfast.sim.dst.simulated_agent_notes import SimNotes
 from holdfast.wire.holder_messages import RankEnded
 
 DONE = Done(id=7, node="n0", ok=True)
@@ -28,25 +28,25 @@ def world() -> Iterator[DstWorld]:
     made = DstWorld(
         msgspec.structs.replace(setup, job=job, last_step=0), REAL_PARTS, catalog_files.load_failures(), None
     )
-    asyncio.set_event_loop(made.loop)
+    asyncio.set_event_loop(made.scene.loop)
     made.start_world()
     made.faults.stop_faults()
-    made.run(made.now() + 60.0)
-    assert not made.failure and made.truth.steps > 10
+    made.scene.run(made.scene.now() + 60.0)
+    assert not made.scene.failure and made.truth.steps > 10
     yield made
     made.close()
 
 
 def agent_of(world: DstWorld, name: str = "n0") -> AgentProcess:
     process = world.machines[name].agent
-    assert process is not None
+    assert isinstance(process, AgentProcess)
     return process
 
 
 @pytest.mark.parametrize(("point", "written"), [("carried", False), ("remembered", True)])
 def test_it_dies_just_before_or_just_after_it_writes(world: DstWorld, point: str, written: bool) -> None:
     process, disk = agent_of(world), world.machines["n0"].disk
-    world.faults._armed["n0"] = point
+    world.chances.armed["n0"] = point
     with pytest.raises(AgentCrashed):
         SimNotes(process).write_deed(RememberDone(DONE))
     assert (DONE in disk.done) == written
@@ -67,11 +67,11 @@ def test_who_is_dead_changes_nothing(world: DstWorld) -> None:
 def test_the_next_one_goes_on_and_its_ranks_did_not_notice(world: DstWorld) -> None:
     first, steps = agent_of(world), world.truth.steps
     world.machines["n0"].kill_agent()
-    world.run(world.now() + 60.0)
+    world.scene.run(world.scene.now() + 60.0)
     second = agent_of(world)
     assert second is not first and second.link is not None, "it has a link of its own"
     assert second.agent.life.generation == first.agent.life.generation > 0
-    assert world.truth.steps > steps + 10 and not world.failure
+    assert world.truth.steps > steps + 10 and not world.scene.failure
 
 
 def test_an_end_that_nobody_heard_is_told_by_the_next_one(world: DstWorld) -> None:
@@ -80,12 +80,12 @@ def test_an_end_that_nobody_heard_is_told_by_the_next_one(world: DstWorld) -> No
     generation = agent_of(world).agent.life.generation
     machine.end_rank(machine.running_ranks()[0], -11)
     machine.kill_agent()
-    world.run(world.now() + 120.0)
-    assert not world.failure
+    world.scene.run(world.scene.now() + 120.0)
+    assert not world.scene.failure
     assert agent_of(world).agent.life.generation > generation, "all ranks were started again"
 
 
 def test_an_agent_that_fails_is_a_finding(world: DstWorld) -> None:
     agent_of(world).holder.send_agent(RankEnded(rank=None))  # type: ignore[arg-type]
-    world.run(world.now() + 10.0)
-    assert "the agent of n0 fails: AttributeError" in world.failure
+    world.scene.run(world.scene.now() + 10.0)
+    assert "the agent of n0 fails: AttributeError" in world.scene.failure

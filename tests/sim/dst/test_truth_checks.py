@@ -9,7 +9,7 @@ from holdfast.logs import catalog_files
 from holdfast.model.event import Decision, Entry, Phase, Progress
 from holdfast.sim.dst.dst_world import DstWorld
 from holdfast.sim.dst.seed_setup import draw_setup
-from holdfast.sim.dst.simulated_machine import SimMachine, SimRank
+from holdfast.sim.dst.simulated_machine import SimRank
 from holdfast.sim.dst.simulated_ranks import RankTeam
 from holdfast.sim.dst.simulated_snapshot_keeper import SimSnapshot
 
@@ -19,23 +19,22 @@ class History:
 
     def __init__(self) -> None:
         self.world = DstWorld(draw_setup(1), REAL_PARTS, catalog_files.load_failures(), None)
-        self.machine = self.world.machines["n0"] = SimMachine(self.world, "n0", 0)
+        self.machine = self.world.machines[self.world.cloud.make_machine()]
 
     def resume(self, generation: int, snap: SimSnapshot | None) -> str:
         """Let a generation go on from a state in memory, or begin anew; return the promise that this breaks."""
-        self.team = RankTeam(self.world, generation, 1)
+        self.team = RankTeam(self.world.teams, generation, 1)
         held = SimRank(generation=generation, rank=0, machine=self.machine, world=1, release=1)
-        self.team.members[0] = held
-        self.world.truth.on_restore(self.team, {0: snap}, memory=snap is not None)
-        return self.world.failure
+        self.world.truth.on_restore(generation, [held], {0: snap}, memory=snap is not None)
+        return self.world.scene.failure
 
     def make_steps(self, last: int) -> None:
         for step in range(self.team.step + 1, last + 1):
             self.team.step = step
-            self.world.truth.on_step(self.team)
+            self.world.truth.on_step(self.team.generation, step, [])
 
     def journal_step(self, generation: int) -> None:
-        at = self.world.now()
+        at = self.world.scene.now()
         event = Progress(generation=generation, step=3, at=at, first_step=1, first_at=at, counted=False)
         decision = Decision(actions=(), wake_at=None, reason="", phase=Phase.TRAINING)
         self.world.truth._remember_entry(Entry(seq=1, at=at, event=event, decision=decision))

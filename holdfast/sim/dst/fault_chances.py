@@ -1,0 +1,49 @@
+"""Faults that strike at a moment which a part of the world names: it asks whether one strikes now."""
+
+from random import Random
+
+from holdfast.sim.dst.seed_scene import SeedScene
+from holdfast.sim.dst.simulated_machine import SimMachine
+
+
+class FaultChances:
+    def __init__(self, scene: SeedScene) -> None:
+        self.scene = scene
+        self.on = False
+        self.struck: dict[str, int] = {}
+        self.armed: dict[str, str] = {}  # machine -> where its agent will die
+        self.aside = Random(f"aside {scene.setup.seed}")  # so that all else of a seed stays as it was
+
+    def count_fault(self, kind: str) -> None:
+        self.struck[kind] = self.struck.get(kind, 0) + 1
+
+    def draw_chance(self, probability: float) -> bool:
+        return self.on and self.scene.rng.random() < probability
+
+    def launch_error(self) -> str:
+        return "its log folder cannot be made" if self.draw_chance(0.04) else ""
+
+    def launch_delay_s(self) -> float:
+        """Return how long a node takes before it starts ranks: now and then seconds, as when torch is imported anew."""
+        slow = self.on and self.aside.random() < 0.1
+        return self.aside.uniform(0.5, 4.0) if slow else 0.0
+
+    def kills_agent_at(self, machine: SimMachine, point: str) -> bool:
+        """Kill the machine's agent if it is due to die at this point; return whether it was."""
+        if self.armed.get(machine.name) != point:
+            return False
+        del self.armed[machine.name]
+        machine.kill_agent()
+        return True
+
+    def on_leaving(self, machine: SimMachine) -> None:
+        """With chance one half, kill the agent while its node leaves, which random timing would rarely hit."""
+        if self.on and self.aside.random() < 0.5:
+            self.count_fault("kill_leaving")
+            self.scene.call_later(self.aside.uniform(0.0, 1.0), machine.kill_agent)
+
+    def on_noted(self, machine: SimMachine, *, busy: bool) -> None:
+        """With chance one half, cut the power of a machine that has noted one errand and is busy with another."""
+        if self.on and busy and not self.scene.setup.job.can_acquire and self.aside.random() < 0.5:
+            self.count_fault("lose_noted")
+            machine.reboot()
