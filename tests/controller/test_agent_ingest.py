@@ -45,7 +45,7 @@ async def test_from_hello_to_the_end(desk_of: Open) -> None:
         assert isinstance(stop, StopHere) and stop.generation == 1
         await agent.answer(stop)
         leave = await agent.errand()
-        told = Leave(id=leave.id, code=0, grace_s=2.0, reason="all ranks ended well", disk_over=True, ended=True)
+        told = Leave(id=leave.id, code=0, grace_s=2.0, reason="all ranks ended well", ended=True)
         assert leave == told
         await agent.answer(leave)
         await desk.phase(Phase.DONE)

@@ -71,7 +71,8 @@ class SnapshotDisk:
         self._leaving = False  # the final state is written in place of what the aim names
         self._read: dict[tuple[str, int], DiskState] = {}  # by URL, and when that came to be there
         self._left_out: set[tuple[str, int]] = set()  # the same
-        self._looking = threading.Thread()  # that takes too long
+        self._listed: list[DiskState] = []  # when the agent looked last
+        self._looking = threading.Thread()  # that lists what lies there; it may hang
         self._loaded: tuple[str, memoryview] | None = None  # what was last read for others, and is whole
         self._loading = threading.Lock()
         self._removed = -1  # all before this step
@@ -91,26 +92,14 @@ class SnapshotDisk:
         if run != self._author.run:
             self._author = Author(0, run)
         if self.limits.path:
-            await asyncio.to_thread(look_in_time, lambda: str(self._look_at_states()), _FIRST_S)
+            await asyncio.to_thread(look_in_time, self._look, _FIRST_S)
 
     # --- what lies there ---------------------------------------------------------------------------------------
 
     def list_states(self) -> list[DiskState]:
-        """Return this run's whole states, those of later generations first; none of a disk that hangs, which would hold
-        up the agent."""
-        if not self.limits.path or not self._author.run or self._hangs or self._looking.is_alive():
+        """Return this run's whole states, those of later generations first. A disk that hangs holds up the caller."""
+        if not self.limits.path or not self._author.run or self._hangs:
             return []
-        found: list[DiskState] = []
-        looking = threading.Thread(target=lambda: found.extend(self._look_at_states()), daemon=True)
-        looking.start()
-        looking.join(_LOOK_S)
-        if looking.is_alive():
-            self._looking = looking
-            self._ports.say(f"the disk at {self.limits.path} does not answer: nothing is read from it until it does")
-            return []
-        return found
-
-    def _look_at_states(self) -> list[DiskState]:
         try:
             if why := _refuse_folder(self._folder):
                 self._leave_out(str(self._folder), why)
@@ -127,12 +116,24 @@ class SnapshotDisk:
         self._read = now
         return sorted(now.values(), key=lambda one: (-one.author.generation, -one.step, one.note.layout.rank))
 
+    def _look(self) -> str:
+        self._listed = self.list_states()
+        return ""
+
+    def _list_in_time(self) -> list[DiskState]:
+        """Return the states soon: if the disk takes too long, what was there when it was last looked at."""
+        if not self._looking.is_alive():
+            self._looking = threading.Thread(target=self._look, name="holdfast-list", daemon=True)
+            self._looking.start()
+            self._looking.join(_LOOK_S)
+        return [] if self._hangs else [one for one in self._listed if one.author.run == self._author.run]
+
     @property
     def _folder(self) -> Path:
         return Path(self.limits.run_folder(self._author.run))
 
     def list_copies(self, node: str) -> list[Copy]:
-        return [state.describe_copy(node) for state in self.list_states()]
+        return [state.describe_copy(node) for state in self._list_in_time()]
 
     def find_state(self, rank: int, layout: str, step: int | None = None) -> DiskState | None:
         return next((one for one in self.list_states() if one.matches(rank, layout, step)), None)
