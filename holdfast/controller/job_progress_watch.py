@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-import msgspec
-
 from holdfast.config import Settings
 from holdfast.controller.stack_tracing import StackTracing
 from holdfast.core.decide.job_view import JobView
@@ -50,12 +48,11 @@ class StallWatch:
         alarm = self.slow.on_beat(now, beat, beat.arrivals)
         if not self.is_under_way() or self._view.some_ended:
             return None
-        if not self.coincidence.has_strains:
-            return alarm
-        if alarm is None or not alarm.suspects:
-            return self.coincidence.check_pace(now, self.slow.find_lost_pace(now)) or alarm
-        said = self.coincidence.describe_strains(now, *alarm.suspects)
-        return msgspec.structs.replace(alarm, reason=f"{alarm.reason}; its machine {said}") if said else alarm
+        if alarm is not None and alarm.suspects:
+            return self.coincidence.add_strains(now, alarm)
+        if self.coincidence.has_strains:
+            alarm = self.coincidence.check_pace(now, self.slow.find_lost_pace(now)) or alarm
+        return alarm
 
     def check_drivers(self, now: float) -> tuple[Alarm, ...]:
         """Return alarms about drivers that do not answer while the job stands."""
