@@ -19,10 +19,11 @@ from holdfast.model.errand import Done, LaunchHere, Leave, PairTestHere, ProbeHe
 from holdfast.model.job_and_seats import Dims, HostIdentity
 from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Mark, Reach, StepValues, Strain
 from holdfast.model.release import Release
-from holdfast.model.stacks import Arrival, Trace
+from holdfast.model.stacks import Trace
 from holdfast.model.state_copy import Address, Aim, Copy, MissedCheckpoint
 from holdfast.wire.agent_messages import TraceRequest
 from holdfast.wire.holder_messages import HolderRank, KeptArena, RankKey
+from holdfast.wire.rank_memory.flight_log_reader import FlightReport
 from holdfast.wire.rank_memory.slot_reader import SlotReading
 
 
@@ -120,7 +121,7 @@ class RankTracer(Protocol):
 
     def watch_ranks(self, ranks: Iterable[HolderRank]) -> None: ...
     async def trace_ranks(self, ranks: tuple[HolderRank, ...], look: TraceRequest, offset_s: float) -> Trace: ...
-    def read_arrivals(self, generation: int, offset_s: float) -> dict[int, tuple[Arrival, ...]]: ...
+    def read_reports(self, generation: int, offset_s: float) -> dict[int, FlightReport]: ...
 
 
 class SnapshotKeeper(Protocol):

@@ -368,10 +368,12 @@ class Agent:
         if generation == 0 or len(readings) < self.identity.nproc:
             return Beat(node=self.node, generation=generation, step=-1, at=0.0, loss_source=source)
         offset_s = self.controller_clock.offset_s
+        reports = self.tracer.read_reports(generation, self.controller_clock.wall_s())
         beat = msgspec.structs.replace(
             make_beat(self.node, readings, offset_s),
             sent=self.clock.monotonic() + offset_s,
-            arrivals=self.tracer.read_arrivals(generation, self.controller_clock.wall_s()),
+            arrivals={rank: told.arrivals for rank, told in reports.items()},
+            gpus={rank: told.gpu for rank, told in reports.items() if told.gpu},
             mesh=self.ranks.read_mesh(),
             replayable=self.ranks.read_replayable(),
             peak_flops=self.health.peak_flops,

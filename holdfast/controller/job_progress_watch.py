@@ -48,8 +48,9 @@ class StallWatch:
         alarm = self.slow.on_beat(now, beat, beat.arrivals)
         if not self.is_under_way() or self._view.some_ended:
             return None
-        named = alarm is not None and alarm.suspects
-        if self.coincidence.has_strains and not named:
+        if alarm is not None and alarm.suspects:
+            return self.coincidence.add_strains(now, alarm)
+        if self.coincidence.has_strains:
             alarm = self.coincidence.check_pace(now, self.slow.find_lost_pace(now)) or alarm
         return alarm
 

@@ -95,6 +95,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     loss_source: str = ""  # where losses are read from, if the script does not report them itself
     phase: str = ""
     arrivals: dict[int, tuple[Arrival, ...]] = {}  # by rank: when it came to its newest collectives
+    gpus: dict[int, str] = {}  # by rank: the UUID of its GPU, where the rank tells it
     sealed: int = -1  # newest snapshot that every rank of the node has taken
     backed: int = -1  # newest that was wanted as a floor, and now is held here and by the peer
     kept: int = -1  # with parity: newest of which this node keeps all that it is to keep for others

@@ -71,6 +71,9 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True):
     group: str
     seq: int
     at: float  # on the controller's clock
+    # For how long its GPU was in it: it waited for the last one, and then moved bytes. 0: an operation in which not all
+    # wait for all. None: not known, and processes are compared.
+    held_s: float | None = None
 
 
 class Flight(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,16 +1,19 @@
 """How far the GPU has come, from entries as torch's recorder has them."""
 
 import mmap
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from holdfast.client.training.gpu_progress import GpuProgress, last_completed
+from holdfast.client.training.gpu_progress import GpuProgress, find_gpu, held_gpu_s, last_completed
+from holdfast.client.training.message_progress import find_groups_across
 from holdfast.client.training.rank_flight_recorder import FlightRecorder
 from holdfast.model.stacks import Collective
 from holdfast.wire.rank_memory import flight_log_reader
-from holdfast.wire.rank_memory.flight_log_writer import FlightLog, flight_log_offset, slot_memory_bytes
+from holdfast.wire.rank_memory.flight_log_writer import ChannelState, FlightLog, flight_log_offset, slot_memory_bytes
 
 AT = flight_log_offset(1, 0)
 
@@ -133,3 +136,98 @@ def test_a_status_that_counts_messages_too_is_not_believed(memory: mmap.mmap) ->
     recorder.note_collectives([{"entries": ahead, "pg_status": {"0": status(160, 159)}}], {"0": "0"}, 2.0)
     one = told_groups(memory)["0"]
     assert (one.entered, one.completed, one.started) == (213, 149, None)
+
+
+@pytest.mark.parametrize(
+    ("op", "took_ms", "held_s"),
+    [
+        ("nccl:all_reduce", 250.0, 0.25),
+        ("nccl:_all_gather_base", 250.0, 0.25),
+        ("nccl:reduce_scatter_tensor_coalesced", 0.0234567, 0.000023),
+        ("nccl:all_reduce", 0.0, None),
+        ("nccl:all_reduce", None, None),
+        ("nccl:broadcast", 250.0, 0.0),  # its root waits for nobody
+        ("nccl:reduce", 250.0, 0.0),
+        ("nccl:all_to_all", 250.0, 0.0),  # who gets nothing neither
+        ("nccl:coalesced", 250.0, 0.0),
+    ],
+)
+def test_how_long_a_collective_held_the_gpu(op: str, took_ms: float | None, held_s: float | None) -> None:
+    assert held_gpu_s({"profiling_name": op, "duration_ms": took_ms}) == held_s
+
+
+def told_arrivals(memory: mmap.mmap) -> dict[tuple[str, int], float | None]:
+    told = flight_log_reader.read_flight(memory, AT, "n0")
+    assert told is not None
+    return {(one.group, one.seq): one.held_s for one in told.arrivals}
+
+
+def test_a_collective_is_told_of_once_it_is_known_how_long_it_held_the_gpu(memory: mmap.mmap) -> None:
+    recorder = FlightRecorder(FlightLog(memory, AT, generation=1, rank=3), 0)
+    unknown = {key: value for key, value in entry(41).items() if key != "duration_ms"}  # completed, and not yet retired
+    gloo = without_timing(entry(7, group="1")) | {"profiling_name": "gloo:all_reduce"}
+    for ahead in (
+        [entry(40, took_s=0.25), unknown, entry(42, "started")],
+        [entry(seq, "scheduled") for seq in (44, 45)],
+    ):
+        recorder.note_collectives([{"entries": [*ahead, gloo]}], {"0": "0", "1": "1"}, 8.0, [])
+        assert told_arrivals(memory) == {("0", 40): 0.25, ("1", 7): None}
+    recorder.note_collectives([{"entries": [entry(41), entry(42, took_s=0.1)]}], {"0": "0"}, 9.0, [])
+    assert told_arrivals(memory) == {("0", 40): 0.25, ("0", 41): 0.5, ("0", 42): 0.1, ("1", 7): None}
+
+
+def test_stages_of_a_pipeline_are_not_compared_by_their_gpus(memory: mmap.mmap) -> None:
+    """The first stage is the last one to end a step, by design. Ranks of one stage are alike."""
+    members = {"0": {rank: rank for rank in range(4)}, "1": {0: 0, 1: 2}, "2": {0: 2, 1: 3}}
+    names = {"0": "0", "1": "1 from rank 0", "2": "2 from rank 2"}
+    channels: list[ChannelState] = [("1 from rank 0", 0, 2, 9, 9, 9, 0, 64), ("1 from rank 0", 2, 0, 9, 9, 9, 0, 64)]
+    assert find_groups_across(channels, members, names) == {"0", "1 from rank 0"}
+    assert find_groups_across([], members, names) == frozenset()
+    recorder = FlightRecorder(FlightLog(memory, AT, generation=1, rank=2), 0)
+    recorder._across = find_groups_across(channels, members, names)
+    entries = [entry(5), entry(6, "started"), entry(5, group="2"), entry(6, "started", group="2")]
+    recorder.note_collectives([{"entries": entries}], names, 8.0, channels)
+    assert told_arrivals(memory) == {("0", 5): None, ("0", 6): None, ("2 from rank 2", 5): 0.5}
+
+
+def test_who_has_messages_that_nobody_counts_may_be_in_a_pipeline(memory: mmap.mmap) -> None:
+    recorder = FlightRecorder(FlightLog(memory, AT, generation=1, rank=3), 0)
+    recorder.note_collectives([{"entries": [entry(5)]}], {"0": "0"}, 8.0)
+    assert told_arrivals(memory) == {("0", 5): 0.5}
+    message = entry(3) | {"is_p2p": True, "profiling_name": "nccl:send 0->1", "p2p_seq_id": 160}
+    recorder.note_collectives([{"entries": [message, entry(6)]}], {"0": "0"}, 9.0)
+    assert told_arrivals(memory) == {("0", 5): 0.5, ("0", 6): None}
+
+
+class Cuda(SimpleNamespace):
+    """As `torch.cuda` answers in a process that has touched the GPUs `used`."""
+
+    def as_torch(self, used: tuple[int, ...]) -> SimpleNamespace:
+        return SimpleNamespace(cuda=self, _C=SimpleNamespace(_cuda_hasPrimaryContext=lambda number: number in used))
+
+    def is_initialized(self) -> bool:
+        return bool(self.begun)
+
+    def device_count(self) -> int:
+        return 4
+
+    def get_device_properties(self, number: int) -> SimpleNamespace:
+        return SimpleNamespace(uuid=f"0b6f-{number}") if self.tells else SimpleNamespace()
+
+
+@pytest.mark.parametrize(
+    ("used", "begun", "tells", "found"),
+    [
+        ((3,), True, True, "0b6f-3"),
+        ((0, 2), True, True, "0b6f-2"),  # many scripts touch the first GPU by mistake
+        ((0, 3), True, True, ""),
+        ((), True, True, ""),
+        ((3,), False, True, ""),
+        ((3,), True, False, ""),
+    ],
+)
+def test_which_gpu_it_is(
+    monkeypatch: pytest.MonkeyPatch, used: tuple[int, ...], begun: bool, tells: bool, found: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", Cuda(begun=begun, tells=tells).as_torch(used))
+    assert find_gpu("2") == found

@@ -107,3 +107,19 @@ def test_what_torch_records_for_a_batch_of_messages_is_no_collective() -> None:
     coalesced = {**cut[0], "collective_seq_id": 5, "record_id": 200}
     single = {**SCENES["ring"][0]["dump"]["entries"][-2], "collective_seq_id": 4, "p2p_seq_id": 22}
     assert leave_batches_out([single, coalesced]) == [coalesced], "collectives that were coalesced, after one message"
+
+
+def test_how_long_collectives_held_each_gpu() -> None:
+    """Four ranks take turns on one GPU here, so that now one and now another is the last."""
+    held = {}
+    for rank in range(4):
+        with mmap.mmap(-1, slot_memory_bytes(1)) as memory:
+            recorder = FlightRecorder(FlightLog(memory, AT, generation=1, rank=rank), 0)
+            recorder.note_collectives([SCENES["backward"][rank]["dump"]], NAMES, 1.0, [])
+            report = flight_log_reader.read_flight(memory, AT, "n0")
+        assert report is not None
+        held[rank] = {one.seq: one.held_s for one in report.arrivals}
+    assert {frozenset(one) for one in held.values()} == {frozenset({82, 83, 84})}, "85 has not ended"
+    assert held[2] == {82: 0.007653, 83: 0.009242, 84: 0.017805}
+    shortest = [min(held, key=lambda rank: held[rank][seq] or 0.0) for seq in (82, 83, 84)]
+    assert shortest == [2, 3, 1]

@@ -50,7 +50,8 @@ def test_logs_lie_behind_the_slots_and_apart() -> None:
 def test_what_is_told_is_read(memory: mmap.mmap) -> None:
     assert flight_log_reader.read_flight(memory, AT, "n0") is None
     log = FlightLog(memory, AT, generation=3, rank=7)
-    log.write_flight(101.0, [GROUP], [("0", 4, 100.0)])
+    log.gpu = "GPU-7"
+    log.write_flight(101.0, [GROUP], [("0", 4, 100.0, 0.25), ("1", 5, 99.0, None)])
     told = flight_log_reader.read_flight(memory, AT, "n0", offset_s=10.0)
     assert told is not None
     assert (told.generation, told.pid, told.at) == (3, os.getpid(), 111.0)
@@ -60,7 +61,7 @@ def test_what_is_told_is_read(memory: mmap.mmap) -> None:
     )
     expected = msgspec.structs.replace(expected, started=4, started_op="broadcast", unbegun_since=110.25, unbegun_s=2.5)
     assert told.flight.groups == (expected,)
-    assert told.arrivals == (Arrival("0", 4, 110.0),)
+    assert told.arrivals == (Arrival("0", 4, 110.0, 0.25), Arrival("1", 5, 109.0)) and told.gpu == "GPU-7"
     assert flight_log_reader.read_flight(memory, flight_log_offset(2, 0), "n0") is None  # another's place
     flight_log_reader.clear_flight(memory, AT)
     assert flight_log_reader.read_flight(memory, AT, "n0") is None
@@ -91,7 +92,7 @@ def test_too_much_is_cut_the_oldest_first(memory: mmap.mmap) -> None:
     groups: list[GroupState] = [
         (f"{n}" * 12, 1 << 60, 1 << 60, "x" * 48, "x" * 48, 1e9 + n, 0.0, None) for n in range(200)
     ]
-    came: list[GroupArrival] = [("g" * 48, 1 << 60, 1e9 + n / 7) for n in range(5000)]
+    came: list[GroupArrival] = [("g" * 48, 1 << 60, 1e9 + n / 7, 1 / 7) for n in range(5000)]
     log.write_flight(1.0, groups, came)
     told = flight_log_reader.read_flight(memory, AT, "n0")
     assert told is not None and 0 < len(told.flight.groups) <= GROUPS and len(told.arrivals) <= ARRIVALS

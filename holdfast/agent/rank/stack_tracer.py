@@ -27,11 +27,12 @@ from holdfast.agent.system.procfs import ProcessStat
 from holdfast.core.decoding import make_decoder
 from holdfast.core.diagnose.stack_folding import shorten_path
 from holdfast.core.incident.incident_text import describe_exit
-from holdfast.model.stacks import Arrival, Flight, Frame, Process, Thread, Trace
+from holdfast.model.stacks import Flight, Frame, Process, Thread, Trace
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import TraceRequest
 from holdfast.wire.holder_messages import HolderRank
 from holdfast.wire.rank_memory import flight_log_reader, slot_reader
+from holdfast.wire.rank_memory.flight_log_reader import FlightReport
 from holdfast.wire.rank_memory.flight_log_writer import flight_log_offset
 
 TRACED = 256  # processes of a node
@@ -204,15 +205,13 @@ class StackTracer:
 
     # --- asking the ranks themselves ---------------------------------------------------------------------------
 
-    def read_arrivals(
-        self, arena: mmap.mmap | memoryview, generation: int, offset_s: float
-    ) -> dict[int, tuple[Arrival, ...]]:
-        """Return when each rank of a generation arrived at its newest collectives."""
+    def read_reports(self, arena: mmap.mmap | memoryview, generation: int, offset_s: float) -> dict[int, FlightReport]:
+        """Return what each rank of a generation last wrote about its collectives."""
         logs = [
             flight_log_reader.read_flight(arena, flight_log_offset(self._nproc, i), self._node, offset_s)
             for i in range(self._nproc)
         ]
-        return {told.flight.rank: told.arrivals for told in logs if told and told.generation == generation}
+        return {told.flight.rank: told for told in logs if told and told.generation == generation}
 
     def _read_flights(self, arena: mmap.mmap | memoryview, asked: StackRequest) -> dict[int, Flight]:
         pids = {held.pid for held in asked.ranks}
@@ -268,10 +267,10 @@ class NodeTracer:
             trace = await asyncio.to_thread(self._tracer.take_trace, asked, self._slots.arena)
         return fit_trace(trace, agent_messages.MAX_BYTES - _ENVELOPE)
 
-    def read_arrivals(self, generation: int, offset_s: float) -> dict[int, tuple[Arrival, ...]]:
-        """Return when each rank of a generation arrived at its newest collectives."""
+    def read_reports(self, generation: int, offset_s: float) -> dict[int, FlightReport]:
+        """Return what each rank of a generation last wrote about its collectives."""
         arena = self._slots.arena
-        return {} if arena is None else self._tracer.read_arrivals(arena, generation, offset_s)
+        return {} if arena is None else self._tracer.read_reports(arena, generation, offset_s)
 
 
 def _log_owner(arena: mmap.mmap | memoryview, at: int) -> int:

@@ -5,6 +5,7 @@ the recorder tells which of them have begun on the GPU. Other backends, and NCCL
 stays unknown.
 """
 
+import sys
 from typing import Any
 
 from holdfast.wire.rank_memory.flight_log_writer import NAME_CHARS, GpuState
@@ -15,6 +16,7 @@ PgStatus = dict[str, int]  # last_enqueued_collective, last_started_collective, 
 
 
 _STARTED = "last_started_collective"  # -1 until one has told that it has begun
+_ALL_WAIT = ("all_reduce", "all_gather", "reduce_scatter")  # in whose names; a root, or who gets nothing, does not wait
 
 
 class GpuProgress:
@@ -98,3 +100,26 @@ def has_ended(entry: Entry) -> bool:
 
 def is_of_nccl(entry: Entry) -> bool:
     return str(entry["profiling_name"]).startswith("nccl:")
+
+
+def held_gpu_s(entry: Entry) -> float | None:
+    """Return for how long a collective held the GPU; None if that is not known, 0 if not all ranks wait for all."""
+    took_ms = entry.get("duration_ms")
+    if not took_ms:
+        return None
+    return round(took_ms / 1e3, 6) if any(op in entry["profiling_name"] for op in _ALL_WAIT) else 0.0
+
+
+def find_gpu(local_rank: str) -> str:
+    """Return the UUID of the GPU that this process uses; "" if that is not known, as before it uses one. If it has
+    touched several, it is the one of its local rank."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if torch is None or cuda is None or not cuda.is_initialized():
+        return ""
+    try:
+        used = [number for number in range(cuda.device_count()) if torch._C._cuda_hasPrimaryContext(number)]
+        found = used if len(used) == 1 else [number for number in used if str(number) == local_rank]
+        return str(cuda.get_device_properties(found[0]).uuid)[:NAME_CHARS] if found else ""
+    except (AttributeError, RuntimeError):  # of a torch that does not tell, or a broken driver
+        return ""

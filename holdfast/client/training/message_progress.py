@@ -53,6 +53,16 @@ class MessageProgress:
         return None, None
 
 
+def find_groups_across(channels: list[ChannelState], members: Members, names: Mapping[str, str]) -> frozenset[str]:
+    """Return our names of the groups that have both ends of a channel: in a pipeline, ranks of several stages."""
+    ends = [{source, target} for _, source, target, *_ in channels]
+    return frozenset(
+        names.get(group, group[:NAME_CHARS])
+        for group, ranks in members.items()
+        if any(both <= set(ranks.values()) for both in ends)
+    )
+
+
 def sort_messages(entries: list[Entry]) -> dict[ChannelKey, list[tuple[bool, bool]]]:
     """Return by channel whether each message that the recorder of NCCL holds has begun, and has ended, oldest first."""
     batches = {_batch_of(e): e for e in entries if e["profiling_name"] == _BATCH}

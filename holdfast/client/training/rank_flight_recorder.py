@@ -18,14 +18,16 @@ from holdfast.client.training.gpu_progress import (
     Entry,
     GpuProgress,
     PgStatus,
+    find_gpu,
     has_ended,
+    held_gpu_s,
     idle_gpu,
     is_of_nccl,
     last_completed,
     operation_name,
 )
 from holdfast.client.training.message_counts import find_counts
-from holdfast.client.training.message_progress import MessageProgress, leave_batches_out
+from holdfast.client.training.message_progress import MessageProgress, find_groups_across, leave_batches_out
 from holdfast.linux import process_attributes
 from holdfast.wire.rank_memory.flight_log_writer import NAME_CHARS, ChannelState, FlightLog, GroupArrival, GroupState
 from holdfast.wire.rank_memory.slot_writer import open_slot_memory
@@ -62,7 +64,8 @@ class FlightRecorder:
         self._on_gpus: set[str] = set()  # torch's names of groups that speak over NCCL
         self._pg_ids: dict[str, str] = {}  # torch's number of each group
         self._with_messages: set[str] = set()  # groups whose status counts messages and collectives alike
-        self._arrivals: dict[str, dict[int, float]] = {}
+        self._across: frozenset[str] = frozenset()  # our names of groups that have both ends of a message
+        self._arrivals: dict[str, dict[int, tuple[float, float | None]]] = {}
         self._answered = log.newest_question()
 
     def run(self) -> None:
@@ -89,9 +92,10 @@ class FlightRecorder:
         if counts is None or not counts.complete:
             self.note_collectives(dumps, names, time.time())
             return
-        posted = dict(counts.posted)
+        posted, members = dict(counts.posted), _group_members()
         entries = [e for dump in dumps for e in dump.get("entries", ())] if posted == before else []  # else they move
-        channels = self._messages.list_channels(posted, entries, _group_members(), names, self._log.rank)
+        channels = self._messages.list_channels(posted, entries, members, names, self._log.rank)
+        self._across = find_groups_across(channels, members, names)
         self.note_collectives(dumps, names, time.time(), channels, self._main in counts.waiting)
 
     def note_collectives(
@@ -117,12 +121,14 @@ class FlightRecorder:
             gpu = self._gpus.setdefault(name, GpuProgress()).on_entries(found, status, timed)
             self._groups[name] = (*newest_collective(name, found, status if gpu else None), gpu)
             kept = self._arrivals.setdefault(name, {})
-            kept.update(sample_arrivals(found))
+            kept.update(self._choose_arrivals(name, found, channels))
             for seq in sorted(kept)[:-_KEEP]:
                 del kept[seq]
         came: list[GroupArrival] = [
-            (name, seq, at) for name, kept in self._arrivals.items() for seq, at in kept.items()
+            (name, seq, *told) for name, kept in self._arrivals.items() for seq, told in kept.items()
         ]
+        if timed and not self._log.gpu:  # the driver has answered
+            self._log.gpu = find_gpu(os.environ.get("LOCAL_RANK", ""))
         self._log.write_flight(now, list(self._groups.values()), came, channels, waits)
 
     def _sort_entries(self, dumps: list[Dump], names: dict[str, str]) -> dict[str, list[Entry]]:
@@ -143,6 +149,24 @@ class FlightRecorder:
             elif id(entry) in collectives:
                 found.setdefault(name, []).append(entry)
         return found
+
+    def _choose_arrivals(
+        self, name: str, entries: list[Entry], channels: list[ChannelState] | None
+    ) -> dict[int, tuple[float, float | None]]:
+        """Return when the process entered a sample of collectives and how long these held the GPU. Where that is told
+        at all, a collective is told of once it is known.
+
+        The GPUs of a pipeline come to collectives of several stages one after the other, by design. There it is left
+        out, so that processes are compared.
+        """
+        staged = name in self._across or (channels is None and self._with_messages)
+        if staged or not self._gpus[name].timed or not is_of_nccl(entries[-1]):
+            return {seq: (at, None) for seq, at in sample_arrivals(entries).items()}
+        held = {e["collective_seq_id"]: held_s for e in entries if (held_s := held_gpu_s(e)) is not None}
+        return {
+            seq: (at, held[seq])
+            for seq, at in sample_arrivals([e for e in entries if e["collective_seq_id"] in held]).items()
+        }
 
     def _find_status(self, statuses: dict[str, PgStatus], name: str) -> PgStatus | None:
         return None if name in self._with_messages else statuses.get(self._pg_ids.get(name, ""))
@@ -187,6 +211,8 @@ def sample_arrivals(entries: list[Entry]) -> dict[int, float]:
     same collectives and a slow rank is late to some of them, so different steps must sample different collectives.
     """
     times = {e["collective_seq_id"]: e["time_created_ns"] / 1e9 for e in reversed(entries)}
+    if not times:
+        return {}
     places = {seq: seq * _SPREAD % _WHOLE for seq in times}
     span_s = max(times.values()) - min(times.values())
     room = _WHOLE

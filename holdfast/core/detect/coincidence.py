@@ -43,6 +43,12 @@ class CoincidenceDetector:
     def has_strains(self) -> bool:
         return bool(self._strains)
 
+    def add_strains(self, now: float, alarm: Alarm) -> Alarm:
+        """Return an alarm about a slow rank with what slows its machine down, if anything is known to."""
+        found = [s for nodes, s in self._strained_machines(now, StrainKind.SLOWS) if set(nodes) & set(alarm.suspects)]
+        said = " and ".join(strain.text for strains in found for strain in strains)
+        return msgspec.structs.replace(alarm, reason=f"{alarm.reason}; its machine {said}") if said else alarm
+
     def check_pace(self, now: float, lost: LostPace | None) -> Alarm | None:
         """Return an alarm about machines that have slowed themselves down since the job lost its pace."""
         if lost is None:

@@ -4,6 +4,10 @@ All ranks leave a collective together, so a rank that arrives late at the next o
 several steps shows for how much of the time the others waited for each rank. A rank is named only if ranks of the
 same node are the latest in most of five rounds, by more than noise produces. Usually no rank is named.
 
+Where torch's recorder tells how long collectives held each GPU, GPUs are compared, else processes. Communication that
+overlaps with computing waits in the background, so the sum of its waits shows which GPU is the last, and at most how
+much that costs; the longest single wait shows the least. Ranks that share a GPU slow each other down and are not named.
+
 The detector judges no rank until its whole group has reported collectives, and no pace before it has seen a better one.
 
 A named rank is reported only if it costs something: the job is slower than it was, or the others wait for that rank
@@ -13,6 +17,7 @@ ever, that rank has more work, as rank 0 often has; it is not a slow machine.
 """
 
 from collections import Counter, deque
+from math import inf, isfinite
 from statistics import median, mode
 
 import msgspec
@@ -41,12 +46,14 @@ class SlowLimits(msgspec.Struct, frozen=True, kw_only=True):
     pace: float = 1.25  # steps that take so many times as long as they did
     pace_s: float = 30.0  # for so long
     again_s: float = 600.0  # the same is not told again before
+    shared_gpus: bool = False  # ranks that share a GPU are judged too
 
 
 class SlowRound(msgspec.Struct, frozen=True):
     rank: int  # the latest
     node: str  # where it is
     ahead: float  # part of the time that the others waited for it alone: ranks of a slow host are slow together
+    longest: float = inf  # single wait for its GPU, as part of a step; inf: processes were compared
 
 
 class LostPace(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +75,9 @@ class SlowDetector:
         self.generation = 0
         self.rounds: deque[SlowRound] = deque(maxlen=limits.rounds)
         self._node_of: dict[int, str] = {}
-        self._heard: dict[int, float] = {}  # rank -> when it came to the newest collective that it told of
+        self._gpu_of: dict[int, str] = {}
+        # Rank and group -> when it came to the newest collective that it told of. Groups are told of in any order.
+        self._heard: dict[tuple[int, str], float] = {}
         self._groups: dict[str, CollectiveLateness] = {}
         self._roads: dict[str, deque[float]] = {}  # node -> seconds that beats took to come, by its clock and ours
         self._round_at = 0.0
@@ -83,7 +92,7 @@ class SlowDetector:
         compare with."""
         former_s = self._pace.release_best_s if crew == self._crew else 0.0
         self.generation, self._crew = generation, crew
-        for kept in (self._node_of, self._heard, self._groups, self._told):
+        for kept in (self._node_of, self._gpu_of, self._heard, self._groups, self._told):
             kept.clear()
         self.rounds.clear()
         self._round_at = now
@@ -95,12 +104,14 @@ class SlowDetector:
             return None
         self._pace.on_beat(now, beat)
         off_s = self._clock_offset_s(now, beat)
+        self._gpu_of.update(beat.gpus)
         for rank, came in arrivals.items():
             self._node_of[rank] = beat.node
-            heard_at = self._heard.get(rank, 0.0)
-            for one in sorted([one for one in came if one.at > heard_at], key=lambda a: a.at):  # most are told again
-                self._groups.setdefault(one.group, CollectiveLateness()).on_arrival(rank, one.seq, one.at + off_s)
-                self._heard[rank] = one.at
+            fresh = [one for one in came if one.at > self._heard.get((rank, one.group), 0.0)]  # most are told again
+            for one in sorted(fresh, key=lambda a: a.at):
+                group = self._groups.setdefault(one.group, CollectiveLateness())
+                group.on_arrival(rank, one.seq, one.at + off_s, one.held_s)
+                self._heard[rank, one.group] = one.at
         return self._close_round(now) or self._check_pace(now)
 
     def find_lost_pace(self, now: float) -> LostPace | None:
@@ -133,13 +144,25 @@ class SlowDetector:
             return None
         took_s, self._round_at = min(now - self._round_at, 2 * least_s), now  # a long pause is no slow step
         late: Counter[int] = Counter()
+        on_gpus: Counter[int] = Counter()
+        longest_s: dict[int, float] = {}
         for group in ready:
-            late.update(group.take_shares())
+            waits = group.longest_s
+            longest_s.update({rank: max(wait_s, longest_s.get(rank, 0.0)) for rank, wait_s in waits.items()})
+            shares = group.take_shares()
+            late.update(shares)
+            on_gpus.update({rank: share for rank, share in shares.items() if rank in waits})
         [(rank, most)] = late.most_common(1)
         node = self._node_of[rank]
         second = max((share for other, share in late.items() if self._node_of[other] != node), default=most)
-        self.rounds.append(SlowRound(rank, node, most - second))
+        longest = longest_s[rank] / step_s if 2 * on_gpus[rank] > max(most, 0.0) else inf
+        alone = self.limits.shared_gpus or not self._shares_gpu(rank)
+        self.rounds.append(SlowRound(rank, node, most - second, longest) if alone else SlowRound(rank, "", 0.0))
         return self._vote_rounds(now, took_s)
+
+    def _shares_gpu(self, rank: int) -> bool:
+        gpu = self._gpu_of.get(rank)
+        return gpu is not None and sum(other == gpu for other in self._gpu_of.values()) > 1
 
     def _vote_rounds(self, now: float, took_s: float) -> Alarm | None:
         if len(self.rounds) < self.limits.rounds:
@@ -153,12 +176,15 @@ class SlowDetector:
             return None
         rank, ratio = mode(one.rank for one in own), self._pace.slowdown_ratio
         self._toll.add_round(node, took_s, ratio, ahead)
+        longest = median(one.longest for one in own)
+        others = "the other GPUs wait for its GPU" if isfinite(longest) else "they wait for it"
         reason = (
-            f"makes the others wait: for {100 * ahead:.0f} % of the time they wait for it alone in collectives, "
+            f"makes the others wait: for {100 * ahead:.0f} % of the time {others} alone in collectives, "
             f"latest in {votes} of {len(self.rounds)} rounds"
         )
-        lost = 1 - 1 / ratio if ratio > 1 + self.limits.margin else 1.0  # of the time, since the job was faster
-        if not self._toll.is_due and ahead < min(WORTH_TELLING, lost / 2):
+        lost = 1 - 1 / ratio if ratio > 1 + self.limits.margin else inf  # of the time, since the job was faster
+        is_much = ahead >= WORTH_TELLING and longest >= self.limits.margin
+        if not self._toll.is_due and not is_much and ahead < lost / 2:
             return None  # somebody is always the last, and now one, now another; a busy machine is slow as a whole
         if not self._toll.is_due:
             return self._make_alarm(now, (rank,), reason)

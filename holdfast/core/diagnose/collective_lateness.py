@@ -1,4 +1,8 @@
-"""Measures how late the ranks of one group arrive at collectives, when only some collectives are reported."""
+"""Measures how late the ranks of one group arrive at collectives, when only some collectives are reported.
+
+Where all ranks tell how long a collective held their GPUs, GPUs are compared: all leave it together, so whoever it held
+for the shortest time came last. That needs no clock. Otherwise the times are compared at which processes entered it.
+"""
 
 from statistics import median
 
@@ -13,10 +17,11 @@ class CollectiveLateness:
         self.sums: dict[int, float] = {}
         self.count = 0
         self.first = self.last = (0, 0.0)  # collectives of the round: number, when the latest came
-        self._open: dict[int, dict[int, float]] = {}
+        self.longest_s: dict[int, float] = {}  # the longest single wait of the round for a rank's GPU
+        self._open: dict[int, dict[int, tuple[float, float | None]]] = {}
         self._judged = 0  # newest
 
-    def on_arrival(self, rank: int, seq: int, at: float) -> None:
+    def on_arrival(self, rank: int, seq: int, at: float, held_s: float | None = None) -> None:
         """Record that a rank arrived at a collective. Arrivals may be repeated and out of order."""
         if rank not in self.ranks:  # whoever was judged without it was judged too soon
             self.ranks.add(rank)
@@ -24,19 +29,25 @@ class CollectiveLateness:
         if seq <= self._judged and seq not in self._open:
             return
         came = self._open.setdefault(seq, {})
-        came[rank] = at
+        came[rank] = (at, held_s)
         if len(came) == len(self.ranks) > 1:
             self._add_collective(seq, self._open.pop(seq))
         while len(self._open) > _OPEN:
             del self._open[next(iter(self._open))]
 
-    def _add_collective(self, seq: int, came: dict[int, float]) -> None:
-        usual = median(came.values())
-        for rank, at in came.items():
+    def _add_collective(self, seq: int, came: dict[int, tuple[float, float | None]]) -> None:
+        entered = {rank: at for rank, (at, _) in came.items()}
+        on_gpus = {rank: -held_s for rank, (_, held_s) in came.items() if held_s is not None}
+        compares_gpus = len(on_gpus) == len(came)
+        late = on_gpus if compares_gpus else entered
+        usual = median(late.values())
+        for rank, at in late.items():
             self.sums[rank] = self.sums.get(rank, 0.0) + at - usual
+            if compares_gpus:
+                self.longest_s[rank] = max(self.longest_s.get(rank, 0.0), at - usual)
         self.count += 1
         self._judged = max(self._judged, seq)
-        here = (seq, max(came.values()))
+        here = (seq, max(entered.values()))
         self.first, self.last = min(self.first, here) if self.first[0] else here, max(self.last, here)
 
     def take_shares(self) -> dict[int, float]:
@@ -48,4 +59,4 @@ class CollectiveLateness:
         return found
 
     def _begin_round(self) -> None:
-        self.sums, self.count, self.first = {}, 0, self.last
+        self.sums, self.longest_s, self.count, self.first = {}, {}, 0, self.last

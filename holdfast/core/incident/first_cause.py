@@ -11,6 +11,7 @@ ECHOES = {
     TIMED_OUT: "waited for its peers in vain",
     "preempted_cancelled": "was told to stop",
 }
+_NCCL_ERROR = "nccl_init_config"  # NCCL's general error, whatever happened to it
 NOT_STARTED = "dns_ssh_launch"  # the taxonomy's class for a node on which ranks could not be started
 
 # A silence alarm is dated at the last word heard, up to one beat before the death itself: a crash counts as earlier
@@ -42,9 +43,12 @@ def first_cause(alarms: list[Alarm]) -> Alarm:
 
     Neighbours of a vanished node report closed connections before the silence detector reports the node. The gauges of
     a bad machine are read only after its ranks fail. So the kind of an alarm counts before its time. A rank whose
-    collective timed out closes its connections, and a peer that loses them may end before it does.
+    collective timed out closes its connections, and a peer that loses them may end before it does; NCCL may call that a
+    general error.
     """
-    told = [a for a in alarms if not is_echo(a)] or [a for a in alarms if a.klass == TIMED_OUT] or alarms
+    timed_out = any(a.klass == TIMED_OUT for a in alarms)
+    told = [a for a in alarms if not is_echo(a) and not (timed_out and a.klass == _NCCL_ERROR)]
+    told = told or [a for a in alarms if a.klass == TIMED_OUT] or alarms
     causes = [a for a in alarms if is_node_proof(a) or is_switch_loss(a)] or told
     first = min(causes, key=lambda a: (a.at, a.ranks))
     if first.kind in (Kind.LOSS, Kind.REDONE):  # the earliest step counts: by the next sum all others have it too

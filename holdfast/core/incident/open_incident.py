@@ -115,8 +115,8 @@ class Incident(msgspec.Struct, kw_only=True):
             self.silent_at = self.silent_at or now
 
     def on_timeout(self, named: Alarm | None) -> None:
-        """Add the alarm that named the rank others waited for, if a collective timed out and all alarms are echoes."""
-        waited = any(a.klass == TIMED_OUT for a in self.alarms) and all(is_echo(a) for a in self.alarms)
+        """Add the alarm that named the rank others waited for, if a collective timed out and no alarm tells why."""
+        waited = any(a.klass == TIMED_OUT for a in self.alarms) and is_echo(first_cause(self.alarms))
         if named is not None and waited:
             self.add_alarm(named)
 

@@ -12,7 +12,8 @@ _WRAPPER = re.compile(
 )
 _LAST = re.compile(r"\bLast error:?\s*(?P<words>.*)$")
 _GONE = re.compile(
-    r"[Cc]onnection (?:closed|reset) by (?:remote )?peer|[Rr]emote process (?:has )?exited|ncclRemoteError"
+    r"[Cc]onnection (?:closed|reset) by (?:remote )?peer|failed : Broken pipe|[Rr]emote process (?:has )?exited|"
+    r"ncclRemoteError"
 )
 _NEAR = 12  # lines from the wrapper to the last error, where ranks write into one another
 _MUTE = 1.0

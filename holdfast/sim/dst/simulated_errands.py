@@ -9,12 +9,13 @@ from holdfast.model.errand import PairTestHere, ProbeHere, ReplayHere, StageHere
 from holdfast.model.observation import Strain, StrainKind
 from holdfast.model.probe import Finding
 from holdfast.model.release import Release
-from holdfast.model.stacks import Arrival, Frame, Process, Thread, Trace
+from holdfast.model.stacks import Frame, Process, Thread, Trace
 from holdfast.sim.dst.fault_chances import FaultChances
 from holdfast.sim.dst.seed_scene import SeedScene
 from holdfast.sim.dst.simulated_machine import SimMachine
 from holdfast.wire.agent_messages import TraceRequest
 from holdfast.wire.holder_messages import HolderRank
+from holdfast.wire.rank_memory.flight_log_reader import FlightReport
 
 _TRACE_S = 0.2
 _LINK = "net.down eth0"
@@ -94,7 +95,7 @@ class SimTracer:
         )
         return Trace(node=node, at=at, processes=tuple(found))
 
-    def read_arrivals(self, generation: int, offset_s: float) -> dict[int, tuple[Arrival, ...]]:
+    def read_reports(self, generation: int, offset_s: float) -> dict[int, FlightReport]:
         return {}
 
 

@@ -32,6 +32,7 @@ class _FlightRecord(msgspec.Struct, array_like=True):
     arrivals: list[GroupArrival]
     channels: list[ChannelState] | None
     waits: bool
+    gpu: str
 
 
 class FlightReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +43,7 @@ class FlightReport(msgspec.Struct, frozen=True, kw_only=True):
     at: float  # when it told it
     flight: Flight
     arrivals: tuple[Arrival, ...]  # the newest of those that other ranks tell of too
+    gpu: str  # UUID of the rank's GPU; "": not known
 
 
 def read_flight(buf: Buffer, at: int, node: str, offset_s: float = 0.0) -> FlightReport | None:
@@ -67,7 +69,8 @@ def _make_report(body: _FlightRecord, node: str, offset_s: float) -> FlightRepor
             channels=None if body.channels is None else tuple(_make_channel(*one) for one in body.channels),
             waits=body.waits,
         ),
-        arrivals=tuple(Arrival(group, seq, at + offset_s) for group, seq, at in body.arrivals),
+        arrivals=tuple(Arrival(group, seq, at + offset_s, held_s) for group, seq, at, held_s in body.arrivals),
+        gpu=body.gpu,
     )
 
 

@@ -33,7 +33,7 @@ GpuState = tuple[int, str, float, float]
 GroupState = tuple[str, int, int, str, str, float, float, GpuState | None]
 # Group, source, target, posted, begun and ended on the GPU (None: not known), tag and bytes of the newest.
 ChannelState = tuple[str, int, int, int, int | None, int | None, int, int]
-GroupArrival = tuple[str, int, float]  # group, sequence number, when
+GroupArrival = tuple[str, int, float, float | None]  # group, sequence number, when, how long it held the GPU
 
 
 def slot_memory_bytes(nproc: int) -> int:
@@ -56,6 +56,7 @@ class FlightLog:
         self._at = at
         self._seq = 0
         self.rank = rank
+        self.gpu = ""  # UUID of the rank's GPU; "": not known
         self._owner = (generation, rank, os.getpid())
 
     def write_flight(
@@ -71,7 +72,8 @@ class FlightLog:
         channels = channels if channels is None or len(channels) <= CHANNELS else None
         groups = sorted(groups, key=lambda group: -group[5])[:GROUPS]
         arrivals = sorted(arrivals, key=lambda came: -came[2])[:ARRIVALS]
-        while len(body := _encode_body(*self._owner, at, groups, arrivals, channels, waits)) > HALF_BYTES - HEAD.size:
+        most = HALF_BYTES - HEAD.size
+        while len(body := _encode_body(*self._owner, at, groups, arrivals, channels, waits, self.gpu)) > most:
             channels = channels if len(groups) > 1 or arrivals else None
             groups, arrivals = groups[: max(1, len(groups) // 2)], arrivals[: len(arrivals) // 2]
         self._seq += 1

@@ -1,0 +1,40 @@
+"""What is said of a slow rank: who, and what is known of its machine."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.config import Settings
+from holdfast.controller.job_progress_watch import StallWatch
+from holdfast.model.action import Launch
+from holdfast.model.event import Phase
+from holdfast.model.job_and_seats import Seat
+from holdfast.model.observation import Beat, Strain, StrainKind
+from holdfast.model.stacks import Arrival
+
+SLOWED = "slows GPU 2 down for heat or power at 88 °C"
+
+
+@pytest.mark.parametrize(("hot", "said"), [("n2", f"; its machine {SLOWED}"), ("n1", ""), ("", "")])
+def test_a_slow_gpu_is_named_with_what_slows_its_machine_down(hot: str, said: str) -> None:
+    view: Any = SimpleNamespace(phase=Phase.TRAINING, some_ended=False)
+    tracing: Any = None
+    watch = StallWatch(Settings(), view, tracing, lambda: 0.0)
+    seats = tuple(Seat(node=f"n{rank}", group_rank=rank, first_rank=rank, nproc=1) for rank in range(4))
+    watch.on_launch(0.0, Launch(id=1, generation=1, seats=seats))
+    strains = (Strain(kind=StrainKind.SLOWS, sign="gpu.slowed GPU 2", nodes=(hot,), since=1.0, text=SLOWED),)
+    told: list[Arrival] = []
+    alarms = []
+    for step in range(1, 60):
+        now = 0.26 * step
+        told = [*told[-15:], Arrival("0", step, now)]
+        for rank in range(4):
+            held = tuple(Arrival(one.group, one.seq, one.at, 0.002 if rank == 2 else 0.062) for one in told)
+            beat = Beat(node=f"n{rank}", generation=1, step=step, at=now, sent=now, arrivals={rank: held})
+            beat = msgspec.structs.replace(beat, strains=strains if beat.node == hot else ())
+            alarm = watch.on_beat(now, beat)
+            alarms += [alarm] if alarm else []
+    [alarm] = alarms
+    assert alarm.ranks == (2,) and alarm.reason.endswith(f" rounds{said}")
