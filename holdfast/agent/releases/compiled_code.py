@@ -53,10 +53,10 @@ class CompiledCode:
             await asyncio.sleep(_LOOK_S)
             trouble = ""
             try:
-                if not self._has_ranks():
-                    await self.bring_archive(self._folder)
-                elif self._archives:
+                if self._has_ranks() and self._archives:
                     await asyncio.to_thread(self.pack_folder, self._folder, self._archives)
+                elif not self._has_ranks() and not self._archives:
+                    await self.bring_archive(self._folder)
             except (OSError, ArchiveError, aiohttp.ClientError, TimeoutError) as e:
                 trouble = str(e) or type(e).__name__
             if trouble and trouble != self._trouble:
