@@ -26,7 +26,8 @@ class Block(nn.Module):
         q, k, v = (part.view(batch, length, HEADS, -1).transpose(1, 2) for part in parts)
         seen = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.joined(seen.transpose(1, 2).reshape(batch, length, WIDTH))
-        return x + self.narrow(nn.functional.gelu(self.wide(self.between(x))))
+        added: torch.Tensor = self.narrow(nn.functional.gelu(self.wide(self.between(x))))
+        return x + added
 
 
 def main() -> None:
