@@ -59,6 +59,7 @@ class ReleaseLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Rules on which releases the job accepts."""
 
     signers: str = ""  # an OpenSSH file of allowed signers; empty: signatures are not asked for
+    compiled_mb: int = 512  # MiB of compiled code that standbys on other hosts get; 0: none
 
 
 class DoorLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,6 +183,7 @@ def _release_rules(r: ReleaseLimits) -> tuple[tuple[bool, str], ...]:
     return (
         (not r.signers or absolute, "release.signers must be an absolute path"),
         (not absolute or Path(r.signers).is_file(), f"release.signers: there is no file {r.signers!r}"),
+        (r.compiled_mb >= 0, "release.compiled_mb must be 0 or more"),
     )
 
 

@@ -23,6 +23,7 @@ from holdfast.agent.rank.last_words_judge_client import JudgeClient
 from holdfast.agent.rank.log_rotation import LogRotation
 from holdfast.agent.rank.rank_processes import RankProcesses
 from holdfast.agent.rank.stack_tracer import NodeTracer, StackTracer
+from holdfast.agent.releases.compiled_code import CompiledCode
 from holdfast.agent.releases.release_stager import ReleaseStager
 from holdfast.agent.snapshots.keeper import Keeper
 from holdfast.agent.snapshots.keeper_address import make_keeper_identity
@@ -91,6 +92,7 @@ def _assemble_parts(
             keeper.hashing.run,
             health.run,
             staging.watch,
+            CompiledCode(spec, dialer, lambda: bool(ranks.running_ranks()), events.say).run,
             partial(LogRotation(spec).run, ranks.running_ranks),
             partial(_heed_interrupt, events.on_leave_request),
         ),

@@ -1,5 +1,6 @@
 """The controller's HTTP API: WebSocket for agents, JSON for people, text for Prometheus."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
@@ -209,6 +210,7 @@ def make_api(built: BuiltController, door: ApiEntrance) -> web.Application:
     app.router.add_get("/api/v1/entries", entries)
     app.router.add_post("/api/v1/orders", _order_route(controller, door.audit))
     app.router.add_get("/api/v1/releases", _releases_route(controller))
+    app.router.add_get(f"{_ARCHIVES}{release_api.COMPILED}", _compiled_route(controller))
     app.router.add_get(f"{_ARCHIVES}{{digest}}", _archive_route(controller))
     app.router.add_post("/api/v1/trace", _trace_route(controller, built.tracing))
     app.router.add_get("/metrics", metrics)
@@ -270,6 +272,14 @@ def _archive_route(controller: Controller) -> Answer:
         return found or _error_response(404, "no release has this digest; GET /api/v1/releases lists all releases")
 
     return archive
+
+
+def _compiled_route(controller: Controller) -> Answer:
+    async def compiled(request: web.Request) -> web.Response:
+        digest = await asyncio.to_thread(release_api.compiled_digest, controller)
+        return web.Response(text=digest) if digest else _error_response(404, "no rank of this host has compiled code")
+
+    return compiled
 
 
 def _trace_route(controller: Controller, tracing: StackTracing) -> Answer:
@@ -390,6 +400,8 @@ def describe_api() -> dict[str, Any]:
     digest = {"name": "digest", "in": "path", "required": True, "schema": {"type": "string"}}
     archive = {"200": {"description": "the tree", "content": {"application/x-tar": {}}}, "404": {"description": "none"}}
     paths["/api/v1/releases/{digest}"] = {"get": {"parameters": [digest], "responses": archive}}
+    told = {"200": {"description": "the digest of its archive", "content": {"text/plain": {}}}, "404": archive["404"]}
+    paths["/api/v1/releases/compiled"] = {"get": {"responses": told}}
     paths["/metrics"] = {"get": {"responses": {"200": {"description": "Prometheus text"}}}}
     key = {"type": "apiKey", "in": "header", "name": TOKEN_HEADER}
     return {

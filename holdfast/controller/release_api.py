@@ -10,6 +10,8 @@ from holdfast.model.event import Order
 from holdfast.model.release import Fate, Release
 from holdfast.wire.releases import release_signature, tree_archive
 
+COMPILED = "compiled"  # the folder of archives of what ranks of this host have compiled; no other host writes there
+
 
 def release_overview(controller: Controller) -> ReleaseOverview:
     view = controller.view
@@ -50,7 +52,14 @@ def _launch_key(release: Release) -> tuple[object, ...]:
 
 def release_archive(controller: Controller, digest: str) -> web.StreamResponse | None:
     """Return the archive of a release as nodes fetch it, or None if there is none."""
-    path = controller.archives / f"{digest}.tar"
-    if not tree_archive.DIGEST.fullmatch(digest) or not path.is_file():
+    if not tree_archive.DIGEST.fullmatch(digest):
         return None
-    return web.FileResponse(path, headers={"Content-Type": "application/x-tar"})
+    for folder in (controller.archives, controller.archives / COMPILED):
+        if (path := folder / f"{digest}.tar").is_file():
+            return web.FileResponse(path, headers={"Content-Type": "application/x-tar"})
+    return None
+
+
+def compiled_digest(controller: Controller) -> str:
+    """Return the digest of the archive of compiled code; empty if there is none."""
+    return max((path.stem for path in (controller.archives / COMPILED).glob("*.tar")), default="")

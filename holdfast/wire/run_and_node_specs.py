@@ -11,6 +11,8 @@ from holdfast.core.decoding import from_json
 from holdfast.model.job_and_seats import HostIdentity, Job
 from holdfast.model.release import Release
 
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # where torch.compile keeps what it has compiled
+
 
 class EntryPoint(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank runs: a script, a module or a program, and how it is started."""
@@ -80,6 +82,8 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     host_nodes: int = 1  # nodes of this run that share the host, and so its memory
     learned: str = ""  # a file that they share: modules that the script imports up to its first step
     releases: str = ""  # a folder that they share: staged trees of the user's code
+    compiled: str = ""  # a folder for what ranks compile; "": torch chooses one, as all nodes are on this host
+    compiled_archives: str = ""  # the controller's folder for archives of it; "": that is on another host
     stdin: str = ""  # the note of the process whose standard input rank 0 reads; "": that is on another host
 
 

@@ -45,7 +45,7 @@ from holdfast.wire.holder_zygote_messages import ForkRank
 from holdfast.wire.inherited_environment import make_rank_environment
 from holdfast.wire.rank_memory import flight_log_writer
 from holdfast.wire.releases.staged_release import StagedRelease, skip_variables, staged_entry, staged_environment
-from holdfast.wire.run_and_node_specs import EntryPoint, NodeSpec
+from holdfast.wire.run_and_node_specs import CACHE_VARIABLE, EntryPoint, NodeSpec
 
 _log = logging.getLogger("holdfast.agent")
 # Together less than recovery.stop_s, so that our answer comes before nobody waits for it any more.
@@ -323,7 +323,10 @@ class RankProcesses:
     def environment_for(self, errand: LaunchHere, local: int) -> dict[str, str]:
         """Return the whole environment of a rank."""
         staged = self._staged(errand.release)
-        own = staged_environment(make_rank_environment(os.environ), self.spec.entry, errand.release, staged)
+        given = make_rank_environment(os.environ)
+        if self.spec.compiled and not given.get(CACHE_VARIABLE):
+            given[CACHE_VARIABLE] = self.spec.compiled
+        own = staged_environment(given, self.spec.entry, errand.release, staged)
         return own | self._rank_env(errand, local) | skip_variables(errand.skips, errand.eases)
 
     def learn_imports(self, trains: bool = True) -> None:

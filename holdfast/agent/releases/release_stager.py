@@ -191,7 +191,7 @@ class ReleaseStager:
             archive = self._folder / f"{release.digest}.tar"
             try:
                 if not archive.exists():
-                    await self._fetch_archive(release.digest, fetched)
+                    await fetch_archive(self._dialing, self._kept, release.digest, fetched)
                     archive = fetched
                 await asyncio.to_thread(self._kept.put_release, release, archive)
             finally:
@@ -201,17 +201,6 @@ class ReleaseStager:
             return str(e) or type(e).__name__
         _log.info("release %d staged in %.2f s", release.number, self._clock.monotonic() - began)
         return ""
-
-    async def _fetch_archive(self, digest: str, to: Path) -> None:
-        timeout = aiohttp.ClientTimeout(total=_FETCH_S, sock_read=_STALLED_S)
-        url = self._dialing.url_for(f"/api/v1/releases/{digest}")
-        async with self._dialing.open_session(timeout) as session, session.get(url) as answer:
-            if answer.status != 200:
-                raise ArchiveError(f"the controller answers HTTP {answer.status} when asked for its archive")
-            await asyncio.to_thread(self._kept.check_room, 2 * (answer.content_length or 0))
-            with to.open("wb") as file:
-                async for chunk in answer.content.iter_chunked(_CHUNK):
-                    await asyncio.to_thread(file.write, chunk)
 
     def _prune_trees(self) -> None:
         """Remove unneeded trees except the newest few, and the drafts of agents that have died."""
@@ -224,6 +213,19 @@ class ReleaseStager:
             owner = path.name.rpartition(".")[2].split("-")[1]
             if owner.isdigit() and not Path(f"/proc/{owner}").exists():
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+async def fetch_archive(dialing: ControllerDialer, kept: ReleaseFolder, digest: str, to: Path) -> None:
+    """Fetch an archive from the controller, if the folder's disk has room for it."""
+    timeout = aiohttp.ClientTimeout(total=_FETCH_S, sock_read=_STALLED_S)
+    url = dialing.url_for(f"/api/v1/releases/{digest}")
+    async with dialing.open_session(timeout) as session, session.get(url) as answer:
+        if answer.status != 200:
+            raise ArchiveError(f"the controller answers HTTP {answer.status} when asked for its archive")
+        await asyncio.to_thread(kept.check_room, 2 * (answer.content_length or 0))
+        with to.open("wb") as file:
+            async for chunk in answer.content.iter_chunked(_CHUNK):
+                await asyncio.to_thread(file.write, chunk)
 
 
 def _is_own(index: user_tree_sync.TreeIndex, release: Release) -> bool:

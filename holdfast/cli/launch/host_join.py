@@ -119,6 +119,7 @@ class HostJoin:
             keys=str(keys),
             run_id=self.meant or node.run_id,
             on_host=self._on_host,
+            compiled_archives=str(self.run_dir / run_directory.COMPILED_ARCHIVES) if leads else "",
         )
         try:
             return start_node(self.node_dir, own, dict(os.environ))

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _OLD_S = 60.0  # of a process that only now starts a job
 NO_RUN = "there is no run yet"
+COMPILED = "torchinductor_cache"  # in files of such names no rank finds what it resumes from
+COMPILED_ARCHIVES = "releases/compiled"
 STDIN = "stdin"  # the note of the front, whose standard input rank 0 reads
 CONTROLLER = "holdfast.cli.launch.controller_main"  # the module, and the word that its command line has
 
@@ -204,10 +206,10 @@ def write_secret(run_dir: Path, told: str) -> None:
 
 
 def forget_secrets(run_dir: Path) -> None:
-    """Remove the secrets of an ended run; it cannot be resumed, so nobody needs them."""
+    """Remove secrets and compiled code of an ended run; it cannot be resumed, so nobody needs them."""
     for name in ("token", "env.json"):
         (run_dir / name).unlink(missing_ok=True)
-    for name in ("door", "keys"):
+    for name in ("door", "keys", COMPILED, COMPILED_ARCHIVES):
         shutil.rmtree(run_dir / name, ignore_errors=True)
 
 
@@ -259,6 +261,7 @@ def door_path(run_dir: Path) -> Path:
 
 
 def make_node_spec(run: RunSpec, run_dir: Path) -> NodeSpec:
+    shares = run.fleet == "join" and run.settings.release.compiled_mb > 0
     return NodeSpec(
         node="",
         order=0,
@@ -271,5 +274,6 @@ def make_node_spec(run: RunSpec, run_dir: Path) -> NodeSpec:
         host_nodes=run.job.max_nodes if run.fleet == "local" else 1,
         learned=str(run_dir / "imports.json"),
         releases=str(run_dir / "releases"),
+        compiled=str(run_dir / COMPILED) if shares else "",
         stdin=str(run_dir / STDIN) if run.fleet == "local" else "",
     )

@@ -1,0 +1,133 @@
+"""What ranks have compiled (the caches of torch.compile): one folder for each host of a job, brought to standbys."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import aiohttp
+
+from holdfast.agent.connection.controller_dialer import ControllerDialer
+from holdfast.agent.releases.release_stager import fetch_archive
+from holdfast.wire.releases import tree_archive
+from holdfast.wire.releases.host_release_copies import ReleaseFolder
+from holdfast.wire.releases.tree_archive import MIB, ArchiveError, ArchiveLimits
+from holdfast.wire.run_and_node_specs import CACHE_VARIABLE, NodeSpec
+
+_LOOK_S = 5.0  # files that stay the same for so long are whole
+_FILE_BYTES = 4096  # that each file takes beside its content
+_ASK_S = 10.0
+_UNSHARED = ("locks", ".lock", ".tmp")  # how the names of files end, or of their folder: nobody reads these
+_log = logging.getLogger("holdfast.agent")
+
+
+class _CachedFile(NamedTuple):
+    path: str  # in the folder
+    bytes: int
+    mtime_ns: int
+
+
+class CompiledCode:
+    """Packs the folder for others where the controller's archives are; unpacks that archive where no ranks run."""
+
+    def __init__(
+        self, node: NodeSpec, dialing: ControllerDialer, has_ranks: Callable[[], bool], say: Callable[[str], None]
+    ) -> None:
+        mine = node.compiled and not os.environ.get(CACHE_VARIABLE)  # another folder is the user's own business
+        self._folder = Path(node.compiled) if mine else None
+        self._archives = Path(node.compiled_archives) if node.compiled_archives else None
+        self._limit = ArchiveLimits(bytes=node.settings.release.compiled_mb * MIB)
+        self._dialing, self._has_ranks, self._say = dialing, has_ranks, say
+        self._seen: tuple[_CachedFile, ...] = ()
+        self._done: tuple[_CachedFile, ...] = ()  # packed, or found to be too large
+        self._brought = ""  # the digest of what was last brought here
+        self._trouble = ""
+
+    async def run(self) -> None:
+        """Share what ranks compile, for as long as the agent runs; returns at once if there is nothing to share."""
+        while self._folder:
+            await asyncio.sleep(_LOOK_S)
+            trouble = ""
+            try:
+                if self._has_ranks() and self._archives:
+                    await asyncio.to_thread(self.pack_folder, self._folder, self._archives)
+                elif not self._has_ranks() and not self._archives:
+                    await self.bring_archive(self._folder)
+            except (OSError, ArchiveError, aiohttp.ClientError, TimeoutError) as e:
+                trouble = str(e) or type(e).__name__
+            if trouble and trouble != self._trouble:
+                _log.warning("compiled code is not shared: %s", trouble)
+            self._trouble = trouble
+
+    def pack_folder(self, folder: Path, archives: Path) -> None:
+        """Pack the folder if it has changed and now stands still, in place of the archive that was there."""
+        before, self._seen = self._seen, _list_files(folder)
+        if not self._seen or self._seen != before or self._seen == self._done:
+            return
+        self._done = self._seen
+        total = sum(file.bytes + _FILE_BYTES for file in self._seen)
+        if total > self._limit.bytes:
+            self._say(
+                f"standbys do not get what ranks have compiled: it takes {total / MIB:.0f} MiB, "
+                f"and release.compiled_mb allows {self._limit.bytes // MIB}"
+            )
+            return
+        packed = tree_archive.pack_files(folder, [file.path for file in self._seen], archives, self._limit)
+        for old in archives.glob("*.tar"):
+            if old.stem != packed.digest:
+                old.unlink(missing_ok=True)
+        _log.info("compiled code: packed %d files as %s", packed.files, packed.digest[:12])
+
+    async def bring_archive(self, folder: Path) -> None:
+        """Put what other ranks have compiled into the folder, unless it was brought before."""
+        digest = await self._ask_digest()
+        if not digest or digest == self._brought:
+            return
+        kept = ReleaseFolder(folder.with_name(f"{folder.name}.coming"))
+        await asyncio.to_thread(kept.path.mkdir, mode=0o700, exist_ok=True)
+        try:
+            archive = kept.draft_path(digest, "fetched")
+            await fetch_archive(self._dialing, kept, digest, archive)
+            count = await asyncio.to_thread(self._merge_archive, archive, digest, folder)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, kept.path, ignore_errors=True)
+        self._brought = digest
+        _log.info("compiled code: brought %d files of %s", count, digest[:12])
+
+    async def _ask_digest(self) -> str:
+        timeout, url = aiohttp.ClientTimeout(total=_ASK_S), self._dialing.url_for("/api/v1/releases/compiled")
+        async with self._dialing.open_session(timeout) as session, session.get(url) as answer:
+            text = (await answer.content.read(65)).decode("ascii", "replace") if answer.status == 200 else ""
+        return text if tree_archive.DIGEST.fullmatch(text) else ""
+
+    def _merge_archive(self, archive: Path, digest: str, folder: Path) -> int:
+        """Verify and unpack the archive, then move what the folder lacks into it, file by file; return their number."""
+        if tree_archive.unpacked_bytes(archive) > self._limit.bytes:
+            raise ArchiveError(f"it is above release.compiled_mb={self._limit.bytes // MIB}")
+        whole = archive.with_suffix(".tree")
+        tree_archive.unpack_archive(archive, whole, digest)
+        count = 0
+        for file in _list_files(whole):
+            if not (to := folder / file.path).exists():
+                to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                (whole / file.path).rename(to)
+                count += 1
+        return count
+
+
+def _list_files(folder: Path) -> tuple[_CachedFile, ...]:
+    """Return the files that others can use. A name says what was compiled, so files of one name are the same."""
+    found = []
+    for at, _, names in os.walk(folder):
+        for name in names:
+            if name.endswith(_UNSHARED) or at.endswith(_UNSHARED):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                path = Path(at, name)
+                seen = path.lstat()
+                found.append(_CachedFile(str(path.relative_to(folder)), seen.st_size, seen.st_mtime_ns))
+    return tuple(sorted(found))
