@@ -216,6 +216,9 @@ class AgentIngest:
             self.controller.process_event(links)
         if alarm := self.detectors.stalls.on_beat(now, beat):
             self.controller.announce_news(alarm)
+        # What was no training ends with the first step, not with the next report.
+        if self.detectors.stalls.hang.resumed and (progress := self.detectors.pace.flush_progress(now)):
+            self.controller.process_event(progress)
 
     def _look_for_ranks(self, now: float, beat: Beat) -> None:
         view = self.view

@@ -9,6 +9,7 @@ from holdfast.core.detect.coincidence import CoincidenceDetector
 from holdfast.core.detect.hang import HangDetector
 from holdfast.core.detect.hang_at_exit import ExitHangDetector
 from holdfast.core.detect.slow import SlowDetector
+from holdfast.core.detect.standstill import StandstillDetector
 from holdfast.core.diagnose.blocking_ranks import find_blocking
 from holdfast.model.action import Launch
 from holdfast.model.alarm import Alarm
@@ -28,6 +29,7 @@ class StallWatch:
         now: Callable[[], float],
     ) -> None:
         self.hang, self.ending = HangDetector(settings.hang), ExitHangDetector(settings.hang)
+        self.standstill = StandstillDetector(self.hang)
         self.slow = SlowDetector(settings.slow)
         self.coincidence = CoincidenceDetector(settings.slow, settings.health)
         self._view = view
@@ -78,8 +80,10 @@ class StallWatch:
             self._looking = False
         if self._view.generation != generation or not self.is_under_way():
             return ()
-        alarm = self.hang.on_traces(self._now(), traces, find_blocking(traces, seats, self._view.mesh))
-        over, found = self.ending.on_traces(self._now(), traces, seats)
+        now, blocking = self._now(), find_blocking(traces, seats, self._view.mesh)
+        alarm = self.hang.on_traces(now, traces, blocking)
+        stands = self.standstill.on_traces(now, traces, blocking)
+        over, found = self.ending.on_traces(now, traces, seats)
         # At the end ranks wait for each other, and nobody is named for that.
-        named = (alarm,) if alarm and not over and not self._view.some_ended else ()
+        named = tuple(one for one in (alarm or stands,) if one and not over and not self._view.some_ended)
         return (*named, *found)

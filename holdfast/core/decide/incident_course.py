@@ -134,7 +134,8 @@ def on_stopped(state: JobState, now: float, event: Outcome) -> str:
     if event.departed:
         incident.on_departed(event.departed, state.nodes.seats)
     else:
-        incident.on_timeout(state.named if state.named and state.named.generation == state.generation else None)
+        named = state.named if state.named and state.named.suspects else None
+        incident.on_timeout(named if named and named.generation == state.generation else None)
     state.named = None
     incident.name_cause()
     if incident.not_after is not None:

@@ -13,7 +13,7 @@ from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.incident.open_incident import Incident
 from holdfast.core.membership.standbys import BRIEF, CHECK
 from holdfast.model.action import Action, Finish, Say, Stop
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.alarm import STANDS, Alarm, Kind, Stance
 from holdfast.model.event import Begin, Ended, MeshReport, Outcome, Phase, Progress, Ready
 from holdfast.model.incident_record import Remedy, Verdict
 from holdfast.model.job_and_seats import Seat
@@ -57,8 +57,10 @@ def on_side_probe(state: JobState, now: float, found: tuple[str, tuple[Action, .
 
 
 def tell_alarm(state: JobState, alarm: Alarm, more: str = "") -> str:
-    """Report an alarm that does not stop the job. Remember it if it names the ranks that make the others wait."""
-    if alarm.kind is Kind.HANG and alarm.suspects and alarm.generation == state.generation:
+    """Report an alarm that does not stop the job. Remember it if it says that the job stands."""
+    named = state.named is not None and state.named.suspects and state.named.generation == state.generation
+    stands = alarm.signature == STANDS and not named
+    if alarm.kind is Kind.HANG and (alarm.suspects or stands) and alarm.generation == state.generation:
         state.named = alarm
     if alarm.stance is not Stance.OBSERVE:
         state.emit(Say(text=incident_text.describe_cause(alarm) + more))
@@ -315,9 +317,12 @@ def on_stall_over(state: JobState, named: Alarm, event: Progress) -> None:
     if state.phase is not Phase.TRAINING:
         return
     state.stood_since = named.at
+    if named.stance is Stance.OBSERVE:
+        return
     who = f"rank {', '.join(map(str, named.ranks))}" if named.ranks else "the job"
-    place = incident_text.describe_place(event.step, counted=event.counted)
-    state.emit(Say(text=f"{who} went on after {event.at - state.stood_since:.0f} s, {place}"))
+    stood = state.progress or event
+    place = incident_text.describe_place(stood.step, counted=stood.counted)
+    state.emit(Say(text=f"{who} went on after {event.at - state.stood_since:.0f} s {place}"))
 
 
 def on_node_ended(state: JobState, now: float, event: Ended) -> str:

@@ -67,5 +67,7 @@ def _named_ranks(state: JobState, now: float) -> str:
     named = state.named
     if named is None or named.generation != state.generation:
         return ""
+    if not named.ranks:
+        return f"; no step for {now - named.at:.0f} s: {named.reason.partition(': ')[2]}"
     who = f"rank {', '.join(map(str, named.ranks))} on {', '.join(named.suspects)}"
     return f"; {who} keeps the others waiting for {now - named.at:.0f} s"

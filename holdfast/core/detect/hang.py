@@ -27,6 +27,7 @@ from holdfast.core.diagnose.named_hang import (
     find_outside_waits,
     hang_terms,
     is_certain_deadlock,
+    is_other_phase,
 )
 from holdfast.core.diagnose.stack_folding import main_frames
 from holdfast.core.diagnose.unnamed_hang import Standstill, do_most_wait, find_reason, first_expiry, next_look_at
@@ -118,9 +119,11 @@ class HangDetector:
         self._beats: dict[str, Beat] = {}
         self._order: dict[str, int] = {}  # in which they came first
         self._slowest = ""
-        self._step = -1
-        self._moved_at = 0.0  # when the job's step last rose
+        self.step = -1
+        self.moved_at = 0.0  # when the job's step last rose
         self._trained_at = 0.0  # since when steps are made that were not saved: the first step, or the newest saved one
+        self.resumed = False  # the newest beat has ended a pause that was looked at
+        self.paused_s = 0.0  # the newest pause that was looked at and ended by itself
         self._start_s = 0.0  # from launch to first step
         self._quiet_s = 0.0  # for how long most ranks had not moved at the last look, with nobody named
         self._usual_s = 0.0  # the most of it after which the job went on by itself
@@ -145,11 +148,12 @@ class HangDetector:
         self._beats.clear()
         self._order.clear()
         self._slowest = ""
-        self._step, self._phase = -1, ""
+        self.step, self._phase = -1, ""
         self._trained_at, self._start_s = now, 0.0
         self._reset_looks(now)
 
     def on_beat(self, now: float, beat: Beat) -> None:
+        self.resumed = False
         if beat.generation != self.generation or beat.node not in self._nodes:
             return
         before = self._beats.get(beat.node)
@@ -160,7 +164,7 @@ class HangDetector:
         if len(self._beats) < len(self._nodes):
             return
         slowest = self._find_slowest(before, beat)
-        if slowest.step > self._step:
+        if slowest.step > self.step:
             self._on_step(now, slowest)
         self._phase = slowest.phase or self._phase
 
@@ -176,17 +180,18 @@ class HangDetector:
         return known
 
     def _on_step(self, now: float, beat: Beat) -> None:
-        pause_s = now - self._moved_at
-        if self._step < 0:
+        pause_s = now - self.moved_at
+        if self.step < 0:
             self._start_s, self._trained_at = pause_s, now
         else:
-            self._took = [*self._took, pause_s / (beat.step - self._step)][-_STEPS:]
+            self._took = [*self._took, pause_s / (beat.step - self.step)][-_STEPS:]
             if self._looks:  # it was suspect, and came back: its like will be waited for
                 self._remember_pause(now, pause_s)
-        self._step, self._phase = beat.step, beat.phase
+        self.step, self._phase = beat.step, beat.phase
         self._reset_looks(now)
 
     def _remember_pause(self, now: float, pause_s: float) -> None:
+        self.resumed, self.paused_s = True, pause_s
         self._usual_s = max(self._usual_s, self._quiet_s)
         if self._seen.ranks:
             self._slept_s = max(self._slept_s, self._stillness.asleep_s(now, self._seen.ranks))
@@ -196,7 +201,7 @@ class HangDetector:
             _remember_place(self._places, self._place, pause_s)
 
     def _reset_looks(self, now: float) -> None:
-        self._moved_at, self._looks, self._look_at = now, 0, 0.0
+        self.moved_at, self._looks, self._look_at = now, 0, 0.0
         self._stillness = Stillness()
         self._seen, self._named = BlockingRanks(), ()
         self._stuck = (inf, ())
@@ -206,32 +211,37 @@ class HangDetector:
     @property
     def patience_s(self) -> float:
         """How many seconds this job may go without a step before its processes are inspected."""
-        if self._step < 0:
+        if self.step < 0:
             return self.limits.start_s
         typical_s = sorted(self._took)[len(self._took) // 2] if self._took else 0.0
         learned_s = self.limits.pause * self._phases.get(self._phase, 0.0)
         return max(self.limits.least_s, self.limits.steps * typical_s, learned_s)
 
+    @property
+    def is_in_named_phase(self) -> bool:
+        """Whether the script says that it does something else than training."""
+        return is_other_phase(self._phase)
+
     def stands_since(self, now: float) -> float | None:
         """Return since when the job stands, if that is longer than it usually pauses here; None if it is not."""
-        usual_until = max(self._moved_at + self.patience_s, self._usual_until)
-        return self._moved_at if self._nodes and now >= usual_until else None
+        usual_until = max(self.moved_at + self.patience_s, self._usual_until)
+        return self.moved_at if self._nodes and now >= usual_until else None
 
     def should_look(self, now: float) -> bool:
         """Return whether all processes should be inspected now. Call this several times a second."""
         asked_at, self._asked_at = self._asked_at, now
         if asked_at and now - asked_at > self.limits.least_s / 2:
-            self._moved_at += now - asked_at  # we stood still, not they
-        patience_s = min(self.patience_s, _EARLY_S) if self._step < 0 else self.patience_s
-        return bool(self._nodes) and now >= max(self._moved_at + patience_s, self._look_at)
+            self.moved_at += now - asked_at  # we stood still, not they
+        patience_s = min(self.patience_s, _EARLY_S) if self.step < 0 else self.patience_s
+        return bool(self._nodes) and now >= max(self.moved_at + patience_s, self._look_at)
 
     def on_traces(self, now: float, traces: Sequence[Trace], named: BlockingRanks) -> Alarm | None:
         """Judge one inspection of all processes; return an alarm or None. The intervals between inspections grow."""
         motions = self._stillness.on_traces(now, traces, find_outside_waits(traces, self._phase))
         goes_on = any(motions[rank].collectives for rank in named.ranks or motions if rank in motions)
-        if self._step < 0 and goes_on:  # no step is counted, as in an evaluation: collectives tell that it moves
-            self._moved_at, self._looks, self._named = now, 0, ()
-        early = self._step < 0 and now < self._moved_at + self.limits.start_s
+        if self.step < 0 and goes_on:  # no step is counted, as in an evaluation: collectives tell that it moves
+            self.moved_at, self._looks, self._named = now, 0, ()
+        early = self.step < 0 and now < self.moved_at + self.limits.start_s
         self._plan_look(now, early)
         if not named.ranks:
             self._seen, self._named = named, ()
@@ -272,11 +282,11 @@ class HangDetector:
         hang = NamedStandstill(
             deadlock=named.deadlock if again else "",
             certain=is_certain_deadlock(named, traces, still_s > 0),
-            stood_s=now - self._moved_at,
+            stood_s=now - self.moved_at,
             quiet_s=stillness.quiet_s(now, ranks),
             still_s=still_s,
             asleep_s=stillness.asleep_s(now, ranks) if do_most_wait(traces) else 0.0,
-            restart_s=self._restart_s if self._step >= 0 else inf,  # how long a start takes is not known
+            restart_s=self._restart_s if self.step >= 0 else inf,  # how long a start takes is not known
             usual_s=self.limits.pause * max([*self._phases.values(), *self._places.values()], default=0.0),
             slept_s=self.limits.pause * max(self._slept_s, here_s),
             tried_s=self._longest_at_place(self._tried),
@@ -302,14 +312,14 @@ class HangDetector:
     def _judge_standstill(self, now: float, traces: Sequence[Trace], named: BlockingRanks, early: bool) -> Alarm | None:
         """Return an alarm without suspects if the job has stood for longer than a restart would cost. Early, before
         the first step, only a collective that is about to time out counts."""
-        expires_at = first_expiry(traces, self._moved_at)
+        expires_at = first_expiry(traces, self.moved_at)
         self._look_at = next_look_at(self._look_at, now, expires_at)
         seen = [rank for rank, process in training_processes(traces).items() if main_frames(process)]
         self._quiet_s = self._stillness.most_quiet_s(now, seen)  # where no stack could be read, nobody knows
         stall = Standstill(
             quiet_s=self._quiet_s,
             waits=do_most_wait(traces),
-            stepped=self._step >= 0,
+            stepped=self.step >= 0,
             restart_s=self._restart_s,
             usual_s=self.limits.pause * max(self._usual_s, self._phases.get(self._phase, 0.0)),
             expires_s=None if expires_at is None else expires_at - now,
@@ -337,7 +347,7 @@ class HangDetector:
     @property
     def _usual_until(self) -> float:
         """The time until which the blocking rank may stay at this place, derived from earlier pauses at that place."""
-        return self._moved_at + self.limits.pause * self._longest_at_place(self._places)
+        return self.moved_at + self.limits.pause * self._longest_at_place(self._places)
 
     def _longest_at_place(self, places: Mapping[Place, float]) -> float:
         """Return the longest time that is remembered for the place where the blocking rank stands."""
@@ -346,15 +356,15 @@ class HangDetector:
     @property
     def _restart_s(self) -> float:
         """What a restart costs at most: the start, and the steps since the last state that is known to be saved."""
-        return self._start_s + max(0.0, self._moved_at - self._trained_at)
+        return self._start_s + max(0.0, self.moved_at - self._trained_at)
 
-    def _where(self) -> str:
+    def describe_step(self) -> str:
         """Return text with the job's current step. If its number is unknown, the text counts steps since the launch."""
-        if self._step < 0:
+        if self.step < 0:
             return ", no step seen yet,"
         counted = self._beats[self._slowest].counted
         origin = agreed_origin(beat.origin if beat.counted else -1 for beat in self._beats.values()) if counted else 0
-        return f" at step {self._step + origin}" if origin >= 0 else f" {count_steps(self._step)} after its launch"
+        return f" at step {self.step + origin}" if origin >= 0 else f" {count_steps(self.step)} after its launch"
 
     def _make_alarm(
         self, now: float, named: BlockingRanks, stance: Stance, reason: str, *, hard: bool = False
@@ -365,11 +375,11 @@ class HangDetector:
         what = "has stood" if seen else "keeps the others waiting" if named.ranks else "the job has stood"
         return Alarm(
             kind=Kind.HANG,
-            at=self._moved_at,
+            at=self.moved_at,
             suspects=named.wide or named.nodes,
             ranks=named.ranks,
             generation=self.generation,
-            reason=f"{what}{self._where()} for {now - self._moved_at:.0f} s: {reason}",
+            reason=f"{what}{self.describe_step()} for {now - self.moved_at:.0f} s: {reason}",
             signature=signature if named.ranks else UNNAMED,
             stance=min(stance, Stance(self.limits.stance), key=order.index),
             hard=seen or hard,

@@ -95,10 +95,15 @@ def is_certain_deadlock(named: BlockingRanks, traces: Sequence[Trace], still: bo
     )
 
 
+def is_other_phase(phase: str) -> bool:
+    """Return whether a phase has a name, and another one than training."""
+    return bool(phase) and not phase.lower().startswith(_TRAINING)
+
+
 def find_outside_waits(traces: Sequence[Trace], phase: str) -> set[int]:
     """Return the ranks that may wait for something outside the job, or do what may take long."""
     mains = training_processes(traces)
-    if phase and not phase.lower().startswith(_TRAINING):
+    if is_other_phase(phase):
         return set(mains)
     below: dict[int, list[Process]] = {}
     for process in (p for trace in traces for p in trace.processes if p is not mains.get(p.rank)):

@@ -9,6 +9,7 @@ from holdfast.core.incident import incident_text
 from holdfast.core.record.job_account import FROM_START, Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.job_ending import describe_end, is_given_up, read_storage
 from holdfast.core.record.release_pace import ReleasePaces
+from holdfast.core.record.span_cuts import ALONE, TRAINED, OpenStandstill, find_first_cut
 from holdfast.model.action import Finish, Launch, Say
 from holdfast.model.alarm import LEFT, OPINION, Alarm
 from holdfast.model.event import Begin, Ended, Entry, Phase, Progress, StorageReport, Successor
@@ -26,9 +27,7 @@ _USES = {
     Phase.HELD: TimeUse.HOLD,
     Phase.ENDING: TimeUse.STOP,
 }
-_TRAINED = (TimeUse.TRAIN, TimeUse.REDO, TimeUse.END)  # uses of the training phase
-_ALONE = (TimeUse.UNWATCHED, TimeUse.UNKNOWN)  # uses of time without a controller
-_OF_NONE = (TimeUse.END, *_ALONE)  # uses that no incident or planned restart costs
+_OF_NONE = (TimeUse.END, *ALONE)  # uses that no incident or planned restart costs
 
 
 class Ledger:
@@ -70,6 +69,7 @@ class Ledger:
         self._alone_since = 0.0
         self._is_over = False  # the script had ended by itself before somebody took over
         self._told = False  # since then somebody said how far ranks had come
+        self._standstill = OpenStandstill()
         self._cut: tuple[int, Span] | None = None  # the span that a stop ended, by its index, and what came instead
 
     def add(self, entry: Entry) -> None:
@@ -81,6 +81,8 @@ class Ledger:
         self._paces.add(entry)
         decision, event = entry.decision, entry.event
         before = self.progress
+        if self.phase is Phase.TRAINING or isinstance(event, Progress):
+            self._standstill.add(event, self.generation)
         if isinstance(event, Begin):
             self._set_release(event.release)
         if isinstance(event, Progress) and event.generation == self.generation:
@@ -141,7 +143,7 @@ class Ledger:
         """Divide time that is booked as unknown, because ranks now tell that they made their newest step at `at`."""
         for index, (trained, alone) in enumerate(pairwise(self._spans)):
             ends_now = alone.use is TimeUse.UNKNOWN and alone.end_at == self._taken_over_at
-            if ends_now and trained.use in _TRAINED:
+            if ends_now and trained.use in TRAINED:
                 at = alone.clip_end(at).end_at
                 unwatched = msgspec.structs.replace(alone, use=TimeUse.UNWATCHED, start_at=at)
                 self._spans[index : index + 2] = [msgspec.structs.replace(trained, end_at=at), unwatched]
@@ -162,9 +164,10 @@ class Ledger:
         """Return the account so far; `now` extends it beyond the last entry of a job that still runs."""
         start_at = self._start_at if self._start_at is not None else 0.0
         end_at = self._last_at if self.phase is Phase.DONE or now is None else max(now, self._last_at)
-        spans = list(self._spans)
+        # The record of an incident says when it is closed what it cost; that a stand was no training is known before.
+        spans = list(self._spans) if self._standstill.since is None else self._spans_cut_at(self._standstill.since)
         if end_at > self._at and self.phase in _USES:
-            spans += self._current_spans(end_at)
+            spans += self._standstill.split_newest(self._current_spans(end_at))
         elif self._start_at is not None:
             end_at = self._at
         if not self._stepped_ever:  # ranks that make no steps restore nothing that we know of
@@ -217,7 +220,7 @@ class Ledger:
             return account
         spans = list(self._spans)
         if self._cut is not None:
-            first = self._first_cut(self._cut[0], self._good_at)
+            first = find_first_cut(self._spans, self._cut[0], self._good_at)
             spans[first : self._cut[0] + 1] = [spans[first].clip_end(self._good_at)]
         if self.phase in _USES and self.phase not in (Phase.LAUNCHING, Phase.STARTING, Phase.PAUSING):
             until = self._good_at if self.phase is Phase.TRAINING else account.end_at
@@ -296,7 +299,7 @@ class Ledger:
             stopping, self._redo_to = phase is Phase.STOPPING, None
             trouble = stopping or mending
             self._incident, self._change = (len(self.incidents) + 1, 0) if trouble else (0, len(self.changes) + 1)
-            uses = (TimeUse.START_UP,) if ran else (*_TRAINED, *_ALONE) if self.phase is Phase.TRAINING else ()
+            uses = (TimeUse.START_UP,) if ran else (*TRAINED, *ALONE) if self.phase is Phase.TRAINING else ()
             if self._spans and self._spans[-1].use in uses:
                 use = TimeUse.DETECT if stopping else TimeUse.PAUSE
                 self._cut = len(self._spans) - 1, self._make_span(use, self._at, self._at)
@@ -372,20 +375,24 @@ class Ledger:
 
     def _backdate_span(self, record: Record | Change) -> None:
         """Move the end of the training span back from the alarm or the order to the last good step."""
+        if self._cut is None or record.good_at > self._spans[self._cut[0]].end_at:
+            return  # of a later generation, which a planned restart had started
+        self._spans = self._spans_cut_at(record.good_at, ends=self.phase is Phase.ENDING and not is_given_up(record))
+        self._cut = None
+
+    def _spans_cut_at(self, good_at: float, *, ends: bool = False) -> list[Span]:
+        """Return the spans so far, with what a stop has cost from the last good step on; `ends`: that was the last."""
         if self._cut is None:
-            return
+            return list(self._spans)
         index, instead = self._cut
         end_at = self._spans[index].end_at
-        if record.good_at > end_at:
-            return  # of a later generation, which a planned restart had started
-        first = self._first_cut(index, record.good_at)
-        good_at = max(record.good_at, self._spans[first].start_at)
+        first = find_first_cut(self._spans, index, good_at)
+        good_at = min(max(good_at, self._spans[first].start_at), end_at)
         kept = [span.clip_end(good_at) for span in self._spans[first : index + 1] if span.start_at < good_at]
-        if self.phase is Phase.ENDING and not is_given_up(record) and kept and kept[-1].use in _TRAINED:
+        if ends and kept and kept[-1].use in TRAINED:
             kept[-1:] = self._split_end(kept[-1])
         lost = msgspec.structs.replace(instead, start_at=good_at, end_at=end_at)
-        self._spans[first : index + 1] = [*kept, lost] if lost.seconds else kept
-        self._cut = None
+        return [*self._spans[:first], *kept, *([lost] if lost.seconds else []), *self._spans[index + 1 :]]
 
     def _split_end(self, span: Span) -> list[Span]:
         """Divide the last training span of a job at its newest step: the next generation found nothing left to do."""
@@ -393,16 +400,6 @@ class Ledger:
         trained = span.clip_end(at)
         ended = Span(use=TimeUse.END, start_at=trained.end_at, end_at=span.end_at)
         return [part for part in (trained, ended) if part.seconds]
-
-    def _first_cut(self, index: int, good_at: float) -> int:
-        """Return the index of the span in which a stop at this index finds its last good step. A rank may have failed
-        while there was no controller."""
-        while index and self._spans[index].start_at > good_at:
-            before, use = self._spans[index - 1].use, self._spans[index].use
-            if before not in _ALONE and not (use in _ALONE and before in _TRAINED):
-                break
-            index -= 1
-        return index
 
 
 def fold_entries(entries: Iterable[Entry], now: float | None = None) -> Account:

@@ -164,7 +164,7 @@ def pauses(made: HangDetector, now: float, seconds: float, line: int = 7, phase:
         now += 0.25
         if made.should_look(now) and made.on_traces(now, seen(now, cpu_s=now, line=line), NAMED):
             named.append(now - began)
-    step = made._step + 1
+    step = made.step + 1
     for node in ("n0", "n1"):
         made.on_beat(now, beat(node, step, phase))
     return now, named

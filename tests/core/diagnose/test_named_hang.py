@@ -63,7 +63,7 @@ def acted_after(made: HangDetector, now: float, seconds: float, traces: Look) ->
 
 def goes_on(made: HangDetector, now: float) -> None:
     """It makes a step, and keeps its state."""
-    step = made._step + 1
+    step = made.step + 1
     for node in ("n0", "n1"):
         made.on_beat(now, msgspec.structs.replace(beat(node, step), sealed=step))
 

@@ -1,0 +1,50 @@
+"""Standstill detector: tells that the job makes no step, whether or not a rank is named for it.
+
+The account needs to know at once, because a stand is no training: the journal gets an alarm at the second look. A
+person is told when the job has stood for ten seconds, nobody is named, and no stand that a person was told of lasted
+as long. Ranks that still enter collectives do not stand, and neither do those in a phase that the script has named.
+"""
+
+from collections.abc import Sequence
+
+from holdfast.core.detect.hang import HangDetector
+from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_motion
+from holdfast.core.diagnose.unnamed_hang import SETTLED_S
+from holdfast.model.alarm import STANDS, Alarm, Kind, Stance
+from holdfast.model.stacks import Trace
+
+
+class StandstillDetector:
+    def __init__(self, hang: HangDetector) -> None:
+        self._hang = hang
+        self._stand = (0, -1)  # the generation and the step at which the job stood at the last look
+        self._last: Sequence[Trace] = ()  # of that stand
+        self._told: Stance | None = None  # of that stand
+        self._usual_s = 0.0  # so long stands lasted that a person was told of
+
+    def on_traces(self, now: float, traces: Sequence[Trace], named: BlockingRanks) -> Alarm | None:
+        """Judge one inspection of all processes, after the hang detector has."""
+        hang = self._hang
+        if self._stand != (hang.generation, hang.step):
+            if self._told is Stance.NOTIFY:
+                self._usual_s = max(self._usual_s, hang.paused_s)
+            self._stand, self._last, self._told = (hang.generation, hang.step), (), None
+        last, self._last = self._last, traces
+        moving = any(motion.collectives for motion in find_motion(last, traces).values())
+        if not last or moving or hang.step < 0 or hang.is_in_named_phase or self._told is Stance.NOTIFY:
+            return None
+        stood_s = now - hang.moved_at
+        long = stood_s >= max(SETTLED_S, hang.limits.pause * self._usual_s)
+        stance = Stance.NOTIFY if long and not named.ranks and hang.limits.stance != "observe" else Stance.OBSERVE
+        if stance is self._told:
+            return None
+        self._told = stance
+        return Alarm(
+            kind=Kind.HANG,
+            at=hang.moved_at,
+            suspects=(),
+            generation=hang.generation,
+            reason=f"no step for {stood_s:.0f} s{hang.describe_step()}: {named.reason}",
+            signature=STANDS,
+            stance=stance,
+        )

@@ -1,0 +1,47 @@
+"""Where a span of the account is cut: at the last good step before a stop, and where a job began to stand."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.core.record.job_account import Span, TimeUse
+from holdfast.model.alarm import STANDS, Alarm, Kind
+from holdfast.model.event import Event, Progress
+
+TRAINED = (TimeUse.TRAIN, TimeUse.REDO, TimeUse.END)  # uses of the training phase
+ALONE = (TimeUse.UNWATCHED, TimeUse.UNKNOWN)  # uses of time without a controller
+
+
+class OpenStandstill:
+    """Since when a job stands, up to the next step that it makes, in whichever generation."""
+
+    def __init__(self) -> None:
+        self.since: float | None = None  # None: it does not, as far as anybody has told
+
+    def add(self, event: Event, generation: int) -> None:
+        """Take in an event of a job that trains in this generation."""
+        match event:
+            case Alarm(kind=Kind.HANG, at=at) if event.suspects or event.signature == STANDS:
+                self.since = at if event.generation == generation else self.since
+            case Progress(at=at) if self.since is not None and at > self.since:
+                self.since = None
+
+    def split_newest(self, spans: list[Span]) -> list[Span]:
+        """Book as a stall what the newest span has since the job stands."""
+        if self.since is None or spans[-1].use not in (TimeUse.TRAIN, TimeUse.REDO):
+            return spans
+        *before, last = spans
+        trained = last.clip_end(self.since)
+        stall = msgspec.structs.replace(last, use=TimeUse.STALL, start_at=trained.end_at)
+        return [*before, *(part for part in (trained, stall) if part.seconds)]
+
+
+def find_first_cut(spans: Sequence[Span], index: int, good_at: float) -> int:
+    """Return the index of the span in which a stop at this index finds its last good step. A rank may have failed
+    while there was no controller."""
+    while index and spans[index].start_at > good_at:
+        before, use = spans[index - 1].use, spans[index].use
+        if before not in ALONE and not (use in ALONE and before in TRAINED):
+            break
+        index -= 1
+    return index

@@ -1,0 +1,63 @@
+"""A job that stands does not train, whoever is named for it: in the account of a live job and afterwards."""
+
+import pytest
+
+from holdfast.core.decide.decider import Decider
+from holdfast.core.record.ledger import fold_entries
+from holdfast.model.action import Say
+from holdfast.model.alarm import STANDS, Alarm, Kind, Stance
+from holdfast.model.event import Entry, Event, Progress
+from tests.core.test_ledger import START, account, spans
+from tests.core.transcript import parse
+
+
+def entries(*heard: tuple[float, Event]) -> list[Entry]:
+    """A job that has made step 16 at 20, and what it hears afterwards, as a journal."""
+    decider, journal = Decider(), []
+    for line in (*START, "20 progress 16 at 20"):
+        at, text = line.split(" ", 1)
+        event = parse(text, float(at), decider.view.generation)
+        journal.append(Entry(seq=len(journal) + 1, at=float(at), event=event, decision=decider.step(float(at), event)))
+    for heard_at, event in heard:
+        decision = decider.step(heard_at, event)
+        journal.append(Entry(seq=len(journal) + 1, at=heard_at, event=event, decision=decision))
+    return journal
+
+
+def stands(since: float, stance: Stance) -> Alarm:
+    why = "no step for 12 s at step 16: all 2 ranks are in load (train.py)"
+    return Alarm(
+        kind=Kind.HANG,
+        at=since,
+        suspects=(),
+        reason=why,
+        signature=STANDS,
+        stance=stance,
+        generation=1,
+    )
+
+
+@pytest.mark.parametrize("stance", [Stance.OBSERVE, Stance.NOTIFY])
+def test_a_stand_for_which_nobody_is_named_is_no_training(stance: Stance) -> None:
+    """Neither in the account of a job that still stands, nor when it has gone on."""
+    told = entries((25.0, stands(20.0, stance)))
+    assert spans(fold_entries(told, 60.0))[-2:] == [("train", 5, 20, 0), ("stall", 20, 60, 0)]
+    assert fold_entries(told, 60.0).ettr == pytest.approx(15 / 60)
+    went = Progress(generation=1, step=17, at=440.0, first_step=1, first_at=5.0, counted=False)
+    told = entries((25.0, stands(20.0, stance)), (440.5, went))
+    found = fold_entries(told, 450.0)
+    assert spans(found)[-3:] == [("train", 5, 20, 0), ("stall", 20, 440, 0), ("train", 440, 450, 0)]
+    said = [action.text for entry in told for action in entry.decision.actions if isinstance(action, Say)]
+    expected = [stands(20.0, stance).reason, "the job went on after 420 s at step 16"]
+    assert said[-2:] == expected if stance is Stance.NOTIFY else not set(said) & set(expected)
+
+
+def test_a_stand_that_is_named_does_not_count_as_training_while_it_lasts() -> None:
+    """Nor while the ranks are stopped for it, though nobody has closed the incident yet."""
+    named = ("20 progress 16 at 20", "24 alarm hang n1 since 20 stance notify said standing")
+    assert account(*START, *named, now=33.0).ettr == pytest.approx(15 / 33)
+    acted = (*named, "34 alarm hang n0 since 20 said standing")
+    found = account(*START, *acted, now=36.0)
+    assert spans(found)[-3:] == [("train", 5, 20, 0), ("detect", 20, 34, 1), ("stop", 34, 36, 1)]
+    back = account(*START, *acted, "36 outcome 3 ok", "38 outcome 4 ok", "41 progress 17 at 40", now=42.0)
+    assert spans(back)[3:5] == spans(found)[3:5]
