@@ -13,7 +13,8 @@ from tests.core.transcript import parse
 
 def entries(*heard: tuple[float, Event]) -> list[Entry]:
     """A job that has made step 16 at 20, and what it hears afterwards, as a journal."""
-    decider, journal = Decider(), []
+    decider = Decider()
+    journal: list[Entry] = []
     for line in (*START, "20 progress 16 at 20"):
         at, text = line.split(" ", 1)
         event = parse(text, float(at), decider.view.generation)

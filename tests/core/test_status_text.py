@@ -90,7 +90,7 @@ def test_each_phase_says_what_is_so() -> None:
         (Phase.TRAINING, "training; every rank has made step 7"),
         (Phase.STOPPING, f"all ranks are being stopped, as {killed}"),
         (Phase.LAUNCHING, f"generation 2 is being launched on a, b, as {killed}"),
-        (Phase.STARTING, f"the ranks of generation 2 run; no step was seen yet, as {killed}"),
+        (Phase.STARTING, f"the ranks of generation 2 run; no step was seen yet, after incident 1: {killed}"),
         (Phase.TRAINING, "training; every rank has made step 7"),
     ]
 

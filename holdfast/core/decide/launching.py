@@ -6,6 +6,7 @@ import msgspec
 
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.planned_pause import Pause, resumed_step
+from holdfast.core.diagnose.blocking_ranks import format_ranks
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import is_node_loss, is_node_proof
 from holdfast.core.incident.incident_case import machine_faults
@@ -319,7 +320,7 @@ def on_stall_over(state: JobState, named: Alarm, event: Progress) -> None:
     state.stood_since = named.at
     if named.stance is Stance.OBSERVE:
         return
-    who = f"rank {', '.join(map(str, named.ranks))}" if named.ranks else "the job"
+    who = format_ranks(named.ranks) if named.ranks else "the job"
     stood = state.progress or event
     place = incident_text.describe_place(stood.step, counted=stood.counted)
     state.emit(Say(text=f"{who} went on after {event.at - state.stood_since:.0f} s {place}"))

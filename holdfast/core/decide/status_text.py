@@ -2,6 +2,7 @@
 
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.planned_pause import Pause
+from holdfast.core.diagnose.blocking_ranks import format_ranks
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.open_incident import Incident
 from holdfast.model.event import Phase
@@ -56,6 +57,8 @@ def _waited_for(state: JobState, now: float) -> str:
 def _interruption_text(state: JobState) -> str:
     """Return a clause about the open incident or the planned restart under way; "" if there is neither."""
     match state.interruption:
+        case Incident(alarms=[first, *_]) as incident if state.phase is Phase.STARTING:  # what was so of other ranks
+            return f", after incident {incident.number}: {incident_text.describe_cause(first)}"
         case Incident(alarms=[first, *_]):
             return f", as {incident_text.describe_cause(first)}"
         case Pause(why=why):
@@ -69,5 +72,6 @@ def _named_ranks(state: JobState, now: float) -> str:
         return ""
     if not named.ranks:
         return f"; no step for {now - named.at:.0f} s: {named.reason.partition(': ')[2]}"
-    who = f"rank {', '.join(map(str, named.ranks))} on {', '.join(named.suspects)}"
-    return f"; {who} keeps the others waiting for {now - named.at:.0f} s"
+    who = f"{format_ranks(named.ranks)} on {', '.join(named.suspects)}"
+    keep = "keeps" if len(named.ranks) == 1 else "keep"
+    return f"; {who} {keep} the others waiting for {now - named.at:.0f} s"

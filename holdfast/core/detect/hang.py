@@ -372,7 +372,7 @@ class HangDetector:
         order = [Stance.OBSERVE, Stance.NOTIFY, Stance.ACT]
         seen = named.how in ("stopped", "gone")  # by the kernel's word, whether or not anybody waits for it
         signature = f"{GPU_HANG if named.how == 'gpu' else 'hang'} {named.ranks}"
-        what = "has stood" if seen else "keeps the others waiting" if named.ranks else "the job has stood"
+        what = "has stood" if seen or named.all else "keeps the others waiting" if named.ranks else "the job has stood"
         return Alarm(
             kind=Kind.HANG,
             at=self.moved_at,

@@ -27,6 +27,7 @@ from holdfast.core.diagnose.stack_folding import (
 )
 from holdfast.core.diagnose.wait_graph import (
     MissingAtCollective,
+    MixedOperations,
     PassedCollective,
     UnlikeMessage,
     WaitGraph,
@@ -53,6 +54,7 @@ class BlockingRanks(msgspec.Struct, frozen=True, kw_only=True):
     # Of crossed ranks: "circle" (of waits), "orders" (the few of a larger one that most wait for), "operations" (they
     # differ under one number), "passed" (they have ended what most are still in); "": unknown.
     deadlock: str = ""
+    all: bool = False  # nobody else waits for them
     reason: str = ""
     hard: bool = False  # stopped or gone, missing from a collective while outside of any, or a GPU that is surely stuck
     clusters: tuple[StackCluster, ...] = ()
@@ -243,12 +245,14 @@ def _by_waits(
         return BlockingRanks(ranks=tuple(free), how="missing", hard=True, reason=reason)
     # Whoever waits for somebody, but nobody knows for whom, is a part of the trouble if nobody else is.
     deadlock = "circle" if waiting.circle else "operations" if waiting.mixed else ""
-    crossed = waiting.circle or waiting.mixed or (() if free else waiting.outside)
+    mixed = tuple(sorted({rank for m in waiting.mixed for rank in m.ranks}))
+    crossed = waiting.circle or mixed or (() if free else waiting.outside)
     if 2 * len(crossed) > waiting.told > 2 and waiting.circle:
         crossed, deadlock = _waited_for_by_most(waiting) or crossed, "orders"
     if crossed and (2 * len(crossed) <= waiting.told or len(crossed) == 2):
         reason = _describe_crossed(waiting, crossed, mains)
-        return BlockingRanks(ranks=crossed, how="crossed", deadlock=deadlock, reason=reason)
+        everybody = len(crossed) == waiting.told
+        return BlockingRanks(ranks=crossed, how="crossed", deadlock=deadlock, all=everybody, reason=reason)
     if waiting.passed:
         return _by_passing(waiting.passed[0])
     if waiting.unlike and not crossed:
@@ -335,7 +339,7 @@ def _describe_crossed(waiting: WaitGraph, crossed: Sequence[int], mains: dict[in
         theirs.sort(key=lambda m: -len(m.inside))
         return "; ".join(_describe_missing(m, m.ranks) for m in theirs[:4])
     if waiting.mixed:
-        return f"{format_ranks(crossed)} entered another collective than the others under the same number"
+        return _describe_mixed(waiting.mixed[0])
     awaited = [m for m in waiting.missing if set(m.ranks) & set(crossed)]
     first, groups = awaited[0], len({m.group for m in awaited})
     where = f"group {first.group}" if groups == 1 else f"{groups} groups"
@@ -344,6 +348,16 @@ def _describe_crossed(waiting: WaitGraph, crossed: Sequence[int], mains: dict[in
     told = f"{format_ranks(crossed)} {verb} not come to {first.op or 'collective'} {first.seq} of {where}; {waits} wait"
     places = cluster_ranks([mains[rank] for rank in crossed if rank in mains])
     return f"{told}; themselves waiting: {_describe_waits(places)}" if places else told
+
+
+def _describe_mixed(m: MixedOperations) -> str:
+    """Text about ranks in different operations: each of a few is named, and where most are in one, the others."""
+    number = f"under number {m.seq} of group {m.group}"
+    (most, many), *others = m.ops
+    if set(many) <= set(m.ranks):
+        return f"different collectives {number}: " + ", ".join(f"{op} on {format_ranks(r)}" for op, r in m.ops[:4])
+    apart = ", ".join(f"{format_ranks(ranks)} in {op}" for op, ranks in others[:4])
+    return f"{apart}, {len(many)} others in {most}, {number}"
 
 
 def _describe_unlike(m: UnlikeMessage) -> str:

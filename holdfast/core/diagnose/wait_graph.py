@@ -10,7 +10,6 @@ on their GPUs, these are compared and not the processes: a GPU waits in a collec
 it. If the process of such a rank has entered it (`queued`), the others wait for its GPU and not for its process.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -44,6 +43,20 @@ class PassedCollective(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...]  # who have gone on
 
 
+class MixedOperations(msgspec.Struct, frozen=True, kw_only=True):
+    """Different operations that ranks of a group have entered under one number."""
+
+    group: str
+    seq: int
+    ops: tuple[tuple[str, tuple[int, ...]], ...]  # and who is in each, the commonest first
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Return who is in another operation than most; all if two are as common."""
+        tied = len(self.ops[0][1]) == len(self.ops[1][1])
+        return tuple(sorted(rank for _, ranks in self.ops[0 if tied else 1 :] for rank in ranks))
+
+
 class UnlikeMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message of which both ends have other ideas."""
 
@@ -56,7 +69,7 @@ class WaitGraph(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[MissingAtCollective, ...] = ()
     outside: tuple[int, ...] = ()  # waited for, and waiting for nobody
     circle: tuple[int, ...] = ()  # without such: who wait for one another
-    mixed: tuple[int, ...] = ()  # in another operation than most, under the same number
+    mixed: tuple[MixedOperations, ...] = ()
     passed: tuple[PassedCollective, ...] = ()
     unended: tuple[MissingAtCollective, ...] = ()  # begun by all GPUs of a group, and ended by none; nobody is missing
     unlike: tuple[UnlikeMessage, ...] = ()  # messages that both ends wait in
@@ -88,7 +101,7 @@ def build_wait_graph(flights: Sequence[Flight], blocked: Iterable[int] = ()) -> 
         missing=missing,
         outside=outside,
         circle=() if outside else _find_circle(waits_for),
-        mixed=() if missing else tuple(sorted({r for group in groups for r in _mixed_operations(group)})),
+        mixed=() if missing else tuple(m for group in groups for m in _find_mixed(group)),
         unlike=tuple(m for one, other in ends for m in _find_unlike(one, other, waits)),
         passed=tuple(p for group in groups for p in _find_passed(group)),
         unended=tuple(m for group in groups for m in _find_unended(group)),
@@ -209,14 +222,18 @@ def _find_unlike(
         yield UnlikeMessage(number=sent.posted, sent=sent, awaited=awaited)
 
 
-def _mixed_operations(group: dict[int, Collective]) -> Iterable[int]:
-    """Yield the ranks whose operation is not the commonest one under the same sequence number; all if two are tied."""
+def _find_mixed(group: dict[int, Collective]) -> Iterable[MixedOperations]:
+    """Yield the different operations that ranks are in under the same sequence number."""
     inside = {rank: one for rank, one in group.items() if one.entered > one.completed and one.op}
-    for seq in {one.entered for one in inside.values()}:
-        here = {rank: one.op for rank, one in inside.items() if one.entered == seq}
-        (most, count), *others = Counter(here.values()).most_common(2)
-        if others:
-            yield from (rank for rank, op in here.items() if op != most or others[0][1] == count)
+    for seq in sorted({one.entered for one in inside.values()}):
+        here: dict[str, list[int]] = {}
+        for rank, one in sorted(inside.items()):
+            if one.entered == seq:
+                here.setdefault(one.op, []).append(rank)
+        if len(here) > 1:
+            ops = sorted(here.items(), key=lambda item: (-len(item[1]), item[1]))
+            some = next(iter(inside.values()))
+            yield MixedOperations(group=some.group, seq=seq, ops=tuple((op, tuple(ranks)) for op, ranks in ops))
 
 
 def _find_circle(waits_for: dict[int, set[int]]) -> tuple[int, ...]:

@@ -44,6 +44,9 @@ def describe_cause(alarm: Alarm) -> str:
     if alarm.kind is Kind.LOSS and len(alarm.ranks) > 1:
         have = alarm.reason.replace("has ", "have ", 1)
         return f"ranks {_list_some([str(rank) for rank in alarm.ranks])} on {_list_some(alarm.suspects)} {have}"
+    if alarm.kind is Kind.HANG and len(alarm.ranks) > 1:
+        stand = alarm.reason.replace("has stood", "have stood", 1).replace("keeps ", "keep ", 1)
+        return f"ranks {_list_some([str(rank) for rank in alarm.ranks])} on {where} {stand}"
     ranks = ", ".join(str(r) for r in alarm.ranks)
     return f"rank {ranks} on {where} {alarm.reason}"
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from holdfast.core.diagnose.named_hang import ENDLESS
+from holdfast.core.incident.incident_case import CODE
 from holdfast.core.log_analysis.line_prefixes import LogLine
 from holdfast.model.diagnosis import Diagnosis
 
@@ -14,7 +16,9 @@ _CAUSE = re.compile(  # ends before the step at which it happened, what came aft
     r"^holdfast: (?:incident \d+[^:]*: )?(?P<cause>.*?)(?: at step \d+| before any step was seen| \d+ steps? after its "
     r"launch)?(?:, then failed [^;]*)?; (?:stopping |restarted in place|evicted |gave up: |release \d+ was rolled back)"
 )
-_HUNG = re.compile(r"^rank (?P<ranks>[\d, ]+) on (?P<nodes>[\w., -]+?) (?:has stood|keeps the others waiting)\b")
+_HUNG = re.compile(
+    r"^ranks? (?P<ranks>[\d, andmore]+?) on (?P<nodes>[\w., -]+?) (?:ha(?:s|ve) stood|keeps? the others waiting)\b"
+)
 _STOPPED = re.compile(r"\b(?:is|are) stopped\b")
 _AFTER_CAUSE = r"(?:[;,]| at step | before any step | \d+ steps? after )"
 _RAISED = re.compile(
@@ -70,15 +74,17 @@ def is_own_sentence(said: LogLine) -> bool:
 def retell_incident(found: Diagnosis, told: ConsoleIncident) -> Diagnosis:
     """Return the diagnosis with what holdfast knew: who hung, what was before, and whether the job went on.
 
-    Holdfast has looked at all ranks when it names one that hangs. Why it hangs, nobody has told.
+    Holdfast has looked at all ranks when it names one that hangs. Why it hangs, nobody has told; but only code can make
+    a deadlock.
     """
     hung = _HUNG.search(told.cause) if found.klass == "process_hang" else None
     if hung:
         one = hung["ranks"].isdecimal()
+        group, action = ("script", CODE) if ENDLESS in told.cause else ("unknown", "retry")
         found = msgspec.structs.replace(
             found,
-            group="unknown",
-            action="retry",
+            group=group,
+            action=action,
             explanation=f"Holdfast said: {told.cause}.",
             root_rank=int(hung["ranks"]) if one else None,
             node=hung["nodes"] if one else "",

@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.core.detect.hang import HangDetector, HangLimits
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks
+from holdfast.core.incident.incident_text import describe_cause
 from holdfast.model.alarm import GPU_HANG, Stance
 from holdfast.model.observation import Beat
 from holdfast.model.stacks import Collective, Flight, Frame, Process, Thread, Trace
@@ -110,6 +111,16 @@ def test_the_step_has_the_number_that_the_script_gives_it(origins: tuple[int, in
     now = passes(made, now, 10.0)
     alarm = made.on_traces(now, seen(now), STOPPED)
     assert alarm is not None and alarm.reason.startswith(said)
+
+
+def test_ranks_that_all_wait_for_one_another_keep_no_others_waiting() -> None:
+    made, now = trained()
+    both = msgspec.structs.replace(NAMED, ranks=(0, 1), nodes=("n0", "n1"), wide=("n0", "n1"), how="crossed", all=True)
+    now = passes(made, now, 10.0)
+    made.on_traces(now, seen(now), both)
+    alarm = made.on_traces(now + 1.1, seen(now + 1.1), both)
+    assert alarm is not None
+    assert describe_cause(alarm) == f"ranks 0 and 1 on n0, n1 have stood at step 40 for 4 s: {NAMED.reason}"
 
 
 def test_a_stopped_rank_is_acted_on_at_once() -> None:

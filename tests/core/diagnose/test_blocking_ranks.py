@@ -98,6 +98,20 @@ def test_a_deadlock_is_a_set() -> None:
     assert all(part in found.reason for part in ("rank 0 ", "rank 1 ", "all_reduce 6"))
 
 
+def test_different_operations_are_told_with_their_names() -> None:
+    """Of two ranks there are no others that wait for them."""
+    ranks = [process(rank) for rank in range(4)]
+    two = (flight(0, ("0", 12, 11), op="broadcast"), flight(1, ("0", 12, 11)))
+    found = find_blocking(trace(*ranks[:2], flights=two))
+    assert (found.ranks, found.deadlock, found.all) == ((0, 1), "operations", True)
+    said = "different collectives under number 12 of group 0: broadcast on rank 0, all_reduce on rank 1"
+    assert found.reason == said
+    four = [flight(rank, ("0", 20, 19), op="all_gather" if rank == 2 else "all_reduce") for rank in range(4)]
+    found = find_blocking(trace(*ranks, flights=tuple(four)))
+    assert (found.ranks, found.deadlock, found.all) == ((2,), "operations", False)
+    assert found.reason == "rank 2 in all_gather, 3 others in all_reduce, under number 20 of group 0"
+
+
 def test_without_a_recorder_stacks_speak() -> None:
     found = find_blocking(trace(process(0), process(1, SLEEP), process(2), process(3)))
     assert (found.ranks, found.how, found.hard) == ((1,), "apart", False)

@@ -48,9 +48,11 @@ def test_a_circle_is_a_set() -> None:
 
 def test_another_operation_under_the_same_number() -> None:
     others = [flight(rank, ("0", 6, 5)) for rank in (0, 1, 3)]
-    assert build_wait_graph([*others, flight(2, ("0", 6, 5), op="broadcast")]).mixed == (2,)
+    [few] = build_wait_graph([*others, flight(2, ("0", 6, 5), op="broadcast")]).mixed
+    assert (few.ranks, few.ops) == ((2,), (("all_reduce", (0, 1, 3)), ("broadcast", (2,))))
     pair = [flight(0, ("0", 6, 5)), flight(1, ("0", 6, 5), op="barrier")]
-    assert build_wait_graph(pair).mixed == (0, 1)
+    [tied] = build_wait_graph(pair).mixed
+    assert (tied.ranks, tied.group, tied.seq) == ((0, 1), "0", 6)
 
 
 def test_who_never_came_to_the_world_is_missing_from_it() -> None:

@@ -106,6 +106,21 @@ def test_several_hung_ranks_are_all_named() -> None:
     assert "rank 1, 2 on n1, n2" in found.explanation
 
 
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "ranks 0 and 1 on n0, n1 have stood at step 11 for 4 s: different collectives under number 12 of group 0: "
+        "broadcast on rank 0, all_reduce on rank 1, which cannot end by itself",
+        "rank 2 on n1 keeps the others waiting at step 19 for 5 s: rank 2 in all_gather, 3 others in all_reduce, under "
+        "number 20 of group 0, which cannot end by itself",
+    ],
+)
+def test_a_deadlock_is_the_scripts_fault(cause: str) -> None:
+    found = diagnosis(console(cause))
+    assert (found.klass, found.group, found.action) == ("process_hang", "script", "rollback_or_fix_code")
+    assert found.explanation == f"Holdfast said: {cause}."
+
+
 def test_a_job_that_gave_up_did_not_go_on() -> None:
     error = "rank 0 on n0 exited with code 1 (ValueError: bad batch)"
     assert diagnosis(console(error)).went_on
