@@ -236,6 +236,22 @@ def test_a_script_without_steps(run_dir: Path, capsys: pytest.CaptureFixture[str
     assert json.loads(capsys.readouterr().out)["ettr"] is None
 
 
+def test_ranks_that_have_just_started_are_not_blamed_for_having_no_step(run_dir: Path) -> None:
+    write(run_dir, *LINES[:6])
+    young = msgspec.structs.replace(report.load_report(run_dir), absence="")
+    young.spent_s[TimeUse.RUN] = 1.5
+    shown = printed(report.render_report(young))
+    assert "no step was seen yet: the ranks have run for 1.5 s" in shown and NO_STEP not in shown
+    young.spent_s[TimeUse.RUN] = 90.0
+    assert NO_STEP in printed(report.render_report(young))
+    bare = {"phase": "starting", "generation": 1, "step": -1, "ettr": None, "wall_s": 40, "incidents": 0, "run_id": "r"}
+    bare |= {"now": "the ranks run", "nodes": [], "last_incident": "", "release": 1, "source": "s"}
+    shown = printed(status.render_status(bare))
+    assert NO_STEP not in shown and "release 1 (s) runs" in shown
+    waiting = printed(status.render_status(bare | {"phase": "waiting", "generation": 0}))
+    assert "release 1 (s) has not been launched yet" in waiting
+
+
 def test_an_end_without_steps(tmp_path: Path) -> None:
     told = account(*START[:4], "30 ended n0", "31 outcome 3 ok")
     console = controller_main.SaidLog(tmp_path)

@@ -15,13 +15,13 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_output import make_output
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import (
-    NO_STEP,
     clock_text,
     counted_noun,
     duration_text,
     ettr_of,
     hour_ettr_of,
     incidents_text,
+    no_step_said,
     step_said,
     storage_said,
 )
@@ -146,7 +146,8 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
     parts.append(
         Text(storage_said(report.storage), style="bold" if report.storage and report.storage.missed else "dim")
     )
-    parts += [Text(NO_STEP)] if report.spent_s[TimeUse.RUN] else []
+    over = report.code is not None or bool(report.absence)
+    parts += [Text(said)] if (said := no_step_said(report.spent_s[TimeUse.RUN], over=over)) else []
     parts += [Text(_unwatched_text(one)) for one in report.unwatched]
     parts += [Text(UNKNOWN_TIME)] if report.spent_s.get(TimeUse.UNKNOWN) else []
     parts.append(_standbys_text(report))

@@ -19,6 +19,7 @@ from holdfast.cli.terminal.command_output import make_output
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import (
     NO_STEP,
+    START_S,
     counted_noun,
     duration_text,
     ettr_of,
@@ -95,7 +96,7 @@ def render_status(status: dict[str, Any]) -> Group:
         traffic = (_traffic_text(node),) if carries else ()
         table.add_row(node["node"], node["role"], node["ranks"], step, loss, node["phase"], *traffic)
     lines: list[Text | Table] = [head, Text(f"now: {status['now']}", style="dim"), *_people_lines(status), table]
-    if status["ettr"] is None and phase == "starting":
+    if status["ettr"] is None and phase == "starting" and status["wall_s"] >= START_S:  # `now` tells of younger ones
         lines.append(Text(NO_STEP, style="dim"))
     if release := _release_text(status):
         lines.append(Text(release, style="dim"))
@@ -145,7 +146,8 @@ def _release_text(status: dict[str, Any]) -> str:
     if not status.get("release"):
         return ""
     source = f" ({status['source']})" if status.get("source") else ""
-    text = f"release {status['release']}{source} runs"
+    verb = "runs" if status.get("generation", 1) else "has not been launched yet"
+    text = f"release {status['release']}{source} {verb}"
     if not status.get("waiting"):
         return text
     until = f", at the latest in {_time_left(status['waiting_until'])}" if status.get("waiting_until") else ""

@@ -20,6 +20,14 @@ def clock_text(at: float) -> str:
 
 FIRST_STEP = "training: first step"
 NO_STEP = "no step was seen: no torch optimizer made one, and the script never called holdfast.step"
+START_S = 60.0  # ranks that have run for less may not have come to their first step
+
+
+def no_step_said(run_s: float, *, over: bool) -> str:
+    """Say why no step was seen in so many seconds; "" before ranks run, and it is too early to say while they start."""
+    if over or run_s >= START_S:
+        return NO_STEP if run_s else ""
+    return f"no step was seen yet: the ranks have run for {duration_text(run_s)}" if run_s else ""
 
 
 def ettr_said(ettr: float | None, at_most: str = "") -> str:
