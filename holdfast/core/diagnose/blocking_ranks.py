@@ -91,7 +91,7 @@ def find_blocking(traces: Sequence[Trace], seats: tuple[Seat, ...] = (), mesh: D
         or _by_gpus(waiting, flights)
         or _by_waits(waiting, blocked, mains, children)
         or (None if _all_on_gpus(waiting, mains) else _by_place(places, len(mains)))
-        or BlockingRanks(reason=_nobody_reason(places, waiting, mains))
+        or BlockingRanks(reason=_nobody_reason(places, waiting, mains, children))
     )
     found = msgspec.structs.replace(found, clusters=places)
     return _widen_suspects(found, node_of, seats, mesh) if found.ranks else found
@@ -241,7 +241,10 @@ def _by_waits(
     if free and 2 * len(free) <= waiting.told:
         first = next(m for m in waiting.missing if set(free) & set(m.ranks))
         absent = tuple(r for r in free if r in first.ranks)
-        reason = f"{_describe_missing(first, absent)}{_describe_place(free, mains, children)}"
+        held = ({rank for m in waiting.missing for rank in m.inside} | blocked) - set(
+            free
+        )  # some wait for others of them
+        reason = f"{_describe_missing(first, absent, len(held))}{_describe_place(free, mains, children)}"
         return BlockingRanks(ranks=tuple(free), how="missing", hard=True, reason=reason)
     # Whoever waits for somebody, but nobody knows for whom, is a part of the trouble if nobody else is.
     deadlock = "circle" if waiting.circle else "operations" if waiting.mixed else ""
@@ -303,7 +306,9 @@ def _by_place(places: tuple[StackCluster, ...], world: int) -> BlockingRanks | N
     return BlockingRanks(ranks=apart, how="apart", reason=f"{format_ranks(apart)} in {where}, {others}")
 
 
-def _nobody_reason(places: tuple[StackCluster, ...], waiting: WaitGraph, mains: dict[int, Process]) -> str:
+def _nobody_reason(
+    places: tuple[StackCluster, ...], waiting: WaitGraph, mains: dict[int, Process], children: list[Process]
+) -> str:
     world = len(mains)
     if on_gpus := _all_on_gpus(waiting, mains):
         what = f"{on_gpus.op or 'collective'} {on_gpus.seq} of group {on_gpus.group}"
@@ -311,14 +316,18 @@ def _nobody_reason(places: tuple[StackCluster, ...], waiting: WaitGraph, mains: 
     if waiting.outside and 2 * len(waiting.outside) > waiting.told:
         return f"most have not come yet: {_describe_missing(waiting.missing[0], waiting.missing[0].ranks)}"
     if len(places) == 1 and len(places[0].ranks) == world:
-        return f"all {world} ranks are in {places[0].frames[-1]}"
+        below = next((p for p in children if p.rank in mains and main_frames(p)), None)  # such as a worker that loads
+        child = f", a child {below.name or below.pid} of rank {below.rank} in " if below else ""
+        inner = fold_stack(main_frames(below)[-1:])[0] if below else ""
+        return f"all {world} ranks are in {places[0].frames[-1]}{child}{inner}"
     return f"{world} ranks are at {len(places)} places, and no place has most of them" if places else "no stacks"
 
 
 # --- words and width -------------------------------------------------------------------------------------------------
 
 
-def _describe_missing(m: MissingAtCollective, ranks: Sequence[int]) -> str:
+def _describe_missing(m: MissingAtCollective, ranks: Sequence[int], held: int = 0) -> str:
+    """Text about a collective to which ranks have not come; `held` ranks wait for them, directly or not."""
     verb = "has" if len(ranks) == 1 else "have"
     what = f"{m.op or 'collective'} {m.seq} of group {m.group}"
     if ranks and set(m.queued).issuperset(ranks):
@@ -328,7 +337,7 @@ def _describe_missing(m: MissingAtCollective, ranks: Sequence[int]) -> str:
             others = f"which {format_ranks(m.inside)} waits for"
         own = "its process has" if len(ranks) == 1 else "their processes have"
         return f"{whose} not begun {what}, {others}; {own} entered it"
-    return f"{format_ranks(ranks)} {verb} not come to {what}; {len(m.inside)} wait"
+    return f"{format_ranks(ranks)} {verb} not come to {what}; {held or len(m.inside)} wait"
 
 
 def _describe_crossed(waiting: WaitGraph, crossed: Sequence[int], mains: dict[int, Process]) -> str:

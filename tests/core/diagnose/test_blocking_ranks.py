@@ -121,6 +121,8 @@ def test_without_a_recorder_stacks_speak() -> None:
 def test_nobody_is_an_answer() -> None:
     same = find_blocking(trace(*(process(rank) for rank in range(4))))
     assert same.ranks == () and "all_reduce (torch/distributed/distributed_c10d.py)" in same.reason
+    loading = find_blocking(trace(*(process(rank) for rank in range(4)), process(1, SLEEP, child=True)))
+    assert loading.ranks == () and loading.reason.endswith(", a child 1501 of rank 1 in load (run/train.py)")
     scattered = [(("<module>", "a.py", 1), (f"f{rank}", "a.py", 1)) for rank in range(4)]
     assert find_blocking(trace(*(process(rank, at) for rank, at in enumerate(scattered)))).ranks == ()
     assert find_blocking([]).ranks == ()

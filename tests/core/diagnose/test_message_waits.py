@@ -43,7 +43,7 @@ PIPELINE = (
 def test_the_stage_that_stands_is_named_and_not_its_neighbours() -> None:
     found = name_blocking(*PIPELINE, at={2: SLEEP})
     assert (found.ranks, found.how, found.hard) == ((2,), "missing", True)
-    assert found.reason == "rank 2 has not come to send 1 of group 0 (2 -> 1); 1 wait; it is in load (run/train.py)"
+    assert found.reason == "rank 2 has not come to send 1 of group 0 (2 -> 1); 3 wait; it is in load (run/train.py)"
 
 
 def test_a_stage_that_has_posted_a_receive_and_then_stands_does_not_wait_for_it() -> None:
