@@ -311,7 +311,7 @@ def test_what_status_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     asks = held | {"asking": "rank 0 failed; nothing helps", "asks_until": 1090.0, "release": 1, "waiting": 2}
     screens = {
         "nodes and failures": trains | {"failures": 5},
-        "no step": trains | {"phase": "starting", "step": -1, "ettr": None, "wall_s": 40},
+        "no step": trains | {"phase": "starting", "step": -1, "ettr": None, "wall_s": 80},
         "steps are counted": trains | {"since": "the last launch"},
         "held by a person": held | {"held": "ann (holdfast hold)", "release": 2, "source": "git 1a2b", "waiting": 0},
         "a question, and a release that waits": asks | {"waiting_until": 1060.0},
