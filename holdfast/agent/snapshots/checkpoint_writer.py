@@ -43,7 +43,7 @@ class CheckpointWriter:
         self.missed: MissedCheckpoint | None = None  # that should have been published since
         self._trouble: dict[str, tuple[int, int]] = {}  # storage -> step that failed, and how many must go well
         self.wanted = -1  # this step is due as well
-        self._owned: set[tuple[str, Author]] = set()  # storages, and for whom they were taken: each once
+        self._owned = storage_owner.OwnedStorages()
 
     def begin_generation(self, author: Author, doubts: tuple[Doubt, ...] = (), wanted: int = -1) -> None:
         """Begin a generation and forget the last one's requests; the step `wanted` becomes a checkpoint as well."""
@@ -215,7 +215,7 @@ class PartWrite:
         want: ArenaRequest,
         author: Author,
         pinned: SnapshotPin,
-        owned: set[tuple[str, Author]],
+        owned: storage_owner.OwnedStorages,
         *,
         doubts: tuple[Doubt, ...],
         begun_s: float,  # for rank 0 to begin
@@ -249,10 +249,8 @@ class PartWrite:
         want = self.want
         assert want.storage is not None
         base = want.storage.url
-        fresh = want.rank == 0 and (base, self.author) not in self._owned
-        if fresh:
-            storage_owner.take_ownership(base, self.author)  # from here on no older generation can publish
-            self._owned.add((base, self.author))
+        # From here on no older generation can publish.
+        fresh = want.rank == 0 and self._owned.take(base, self.author, self.step, pulse.notes)
         if fresh or (want.rank == 0 and self._cleans):  # what is left of a failure may be why there is no room
             with suppress(StorageError):
                 retention.clean_unpublished(base, self.author, before=self.step)
