@@ -13,20 +13,22 @@ from holdfast.model.state_copy import MissedCheckpoint
 MISSED = MissedCheckpoint(step=30, why="step 30 was not written: it is full")
 
 
-def test_the_journal_gets_trouble_at_once_and_the_rest_now_and_then() -> None:
+def test_the_journal_gets_trouble_at_once_and_the_rest_every_ten_seconds() -> None:
     watch = StorageWatch()
-    assert watch.take_news() is None
+    assert watch.take_news(0.5) is None
     watch.on_told(1.0, 1, 10, None)
-    assert watch.take_news() == StorageReport(step=10, at=1.0)
+    assert watch.take_news(1.0) == StorageReport(step=10, at=1.0)
     watch.on_told(2.0, 1, 10, None)  # another beat
     watch.on_told(3.0, 1, 20, None)
-    assert watch.take_news() is None and watch.newest == StorageReport(step=20, at=3.0)
+    assert watch.take_news(3.0) is None and watch.newest == StorageReport(step=20, at=3.0)
     watch.on_told(4.0, 1, 20, MISSED)
-    assert watch.take_news() == StorageReport(step=20, at=3.0, missed=MISSED)
+    assert watch.take_news(4.0) == StorageReport(step=20, at=3.0, missed=MISSED)
     watch.on_told(5.0, 1, 40, None)
-    assert watch.take_news() == StorageReport(step=40, at=5.0)
-    watch.on_told(36.0, 1, 50, None)
-    assert watch.take_news() == StorageReport(step=50, at=36.0)
+    assert watch.take_news(5.0) == StorageReport(step=40, at=5.0)
+    watch.on_told(6.0, 1, 50, None)
+    assert watch.take_news(14.0) is None
+    assert watch.take_news(15.0) == StorageReport(step=50, at=6.0), "though nothing was written since"
+    assert watch.take_news(99.0) is None
 
 
 def test_what_was_written_last_may_be_an_older_step_of_a_later_launch() -> None:

@@ -144,7 +144,10 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
         _by_cause(bill),
     ]
     parts.append(
-        Text(storage_said(report.storage), style="bold" if report.storage and report.storage.missed else "dim")
+        Text(
+            storage_said(report.storage, unwatched=bool(report.absence)),
+            style="bold" if report.storage and report.storage.missed else "dim",
+        )
     )
     parts += [Text(NO_STEP)] if report.spent_s[TimeUse.RUN] else []
     parts += [Text(_unwatched_text(one)) for one in report.unwatched]

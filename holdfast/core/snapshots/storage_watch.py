@@ -5,7 +5,7 @@ import msgspec
 from holdfast.model.event import StorageReport
 from holdfast.model.state_copy import MissedCheckpoint
 
-_NEWS_S = 30.0  # from one entry in the journal to the next at least, while all goes well
+_NEWS_S = 10.0  # from one entry in the journal to the next at least, while all goes well; as for steps
 
 
 class StorageWatch:
@@ -13,6 +13,7 @@ class StorageWatch:
         self.newest: StorageReport | None = None  # None: no node has told of any storage
         self._written = (0, -1)  # generation and step
         self._told: StorageReport | None = None
+        self._told_at = 0.0
 
     def continue_from(self, report: StorageReport | None) -> None:
         """Go on with what an earlier controller has written to the journal."""
@@ -26,15 +27,15 @@ class StorageWatch:
         if missed:
             self.newest = msgspec.structs.replace(self.newest or StorageReport(), missed=missed)
 
-    def take_news(self) -> StorageReport | None:
+    def take_news(self, now: float) -> StorageReport | None:
         """Return what is worth an entry in the journal: trouble that begins or ends, and now and then what is there."""
         newest, told = self.newest, self._told
         if newest is None or newest == told:
             return None
         turned = told is None or bool(newest.missed) != bool(told.missed)
-        if not turned and newest.at < (told.at if told else 0.0) + _NEWS_S:
+        if not turned and now < self._told_at + _NEWS_S:
             return None
-        self._told = newest
+        self._told, self._told_at = newest, now
         return newest
 
     def close(self, promised: int) -> StorageReport | None:
