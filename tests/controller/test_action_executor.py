@@ -299,6 +299,21 @@ async def test_hurry() -> None:
     await carried
     assert {reason for _, reason in bench.fleet.released} == {WITHOUT_GRACE}
     assert bench.outcomes == [Outcome(action=9, ok=True)]
+    await bench.executor.end_at_once()
+    assert bench.said == ["ending at once, without grace and without a last checkpoint"], "once"
+
+
+async def test_hurry_tells_what_is_on_storage() -> None:
+    bench = Bench("a", "b", limits=Limits())
+    bench.registry.storage.on_told(1.0, 3, 4, None)
+    carried = asyncio.create_task(bench.carry_out(FINISH))
+    await settle()
+    await bench.executor.end_at_once(6)
+    await carried
+    [said] = bench.said
+    assert said.endswith("a last checkpoint: the job is at step 6, and step 4 was last written to storage in this run")
+    [outcome] = bench.outcomes
+    assert outcome.storage and outcome.storage.missed and outcome.storage.missed.step == 6
 
 
 async def test_hurry_amid_the_stop_that_an_end_begins_with() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from holdfast.cli.terminal.quantity_text import storage_said
 from holdfast.core.record.job_ending import UNSTORED
 from holdfast.core.record.ledger import fold_entries
 from holdfast.core.snapshots.storage_watch import StorageWatch
@@ -49,6 +50,20 @@ def test_a_final_step_that_nobody_tells_of_is_missed() -> None:
     assert last and last.missed and last.missed.step == 60
     watch.on_told(2.0, 1, 60, None)
     assert watch.close(60) == StorageReport(step=60, at=2.0)
+
+
+def test_a_job_that_is_ended_at_once_tells_which_step_is_on_storage() -> None:
+    watch = StorageWatch()
+    assert watch.cut_short(-1) == "" and watch.close(-1) is None, "no step with a number"
+    assert watch.cut_short(106) == "the job is at step 106, and nothing was written to storage in this run"
+    why = "the job was ended at once, at step 106, without a last checkpoint"
+    assert storage_said(watch.close(-1)) == f"nothing was written to storage: {why}"
+    watch.on_told(1.0, 1, 100, None)
+    assert watch.cut_short(106) == "the job is at step 106, and step 100 was last written to storage in this run"
+    last = watch.close(-1)
+    assert last and last.step == 100 and last.missed == MissedCheckpoint(step=106, why=why)
+    watch.on_told(2.0, 1, 106, None)  # its write was under way
+    assert watch.cut_short(106) == "" and watch.close(-1) == StorageReport(step=106, at=2.0)
 
 
 @pytest.mark.parametrize(

@@ -123,9 +123,11 @@ class ActionExecutor:
             case Finish():
                 return await self._finish_job(action)
 
-    async def end_at_once(self) -> None:
-        """End every node at once, and stop waiting for any answer."""
-        self.dispatch.hurry()
+    async def end_at_once(self, reached: int = -1) -> None:
+        """End every node at once, at this step (-1: its number is not known), and stop waiting for any answer."""
+        lost = self.registry.storage.cut_short(reached)
+        if self.dispatch.hurry():
+            self.say(f"ending at once, without grace and without a last checkpoint{f': {lost}' if lost else ''}")
         self._stepping.set()
         await self._give_back_all(WITHOUT_GRACE)
         self.dispatch.drop_waiting()

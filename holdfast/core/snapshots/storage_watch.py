@@ -38,6 +38,17 @@ class StorageWatch:
         self._told, self._told_at = newest, now
         return newest
 
+    def cut_short(self, reached: int) -> str:
+        """Take in that the job ends at once, at this step (-1: not known); return in words what storage lacks."""
+        newest = self.newest or StorageReport()
+        if reached <= newest.step:
+            return ""
+        why = f"the job was ended at once, at step {reached}, without a last checkpoint"
+        missed = newest.missed or MissedCheckpoint(step=reached, why=why)
+        self.newest = msgspec.structs.replace(newest, missed=missed)
+        there = f"step {newest.step} was last" if newest.step >= 0 else "nothing was"
+        return f"the job is at step {reached}, and {there} written to storage in this run"
+
     def close(self, promised: int) -> StorageReport | None:
         """Return what is there at the end of the job, in which nodes were to write this step; -1: none."""
         newest = self.newest
