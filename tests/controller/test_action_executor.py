@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
+from holdfast.cli.terminal.quantity_text import storage_said
 from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.actions.action_executor import EVICTED, WITHOUT_GRACE, ActionExecutor, LaunchPlan
 from holdfast.controller.actions.errand_dispatch import FELL_SILENT, SILENT, ErrandDispatch
@@ -25,7 +26,7 @@ from holdfast.core.snapshots.disk_floor import DiskFloor, DiskLimits
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits, RecoveryFloor
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Say, Stop
 from holdfast.model.errand import Done, Errand, FinalState, LaunchHere, Leave, StopHere
-from holdfast.model.event import Begin, Limits, Outcome, Ready
+from holdfast.model.event import Begin, Limits, Outcome, Ready, StorageReport
 from holdfast.model.job_and_seats import Job, Seat
 from holdfast.model.observation import Beat
 from holdfast.model.release import Release
@@ -252,6 +253,22 @@ async def test_finish() -> None:
     await carried
     assert bench.outcomes == [Outcome(action=9, ok=True)]
     assert bench.fleet.here == [] and bench.store.over
+
+
+async def test_the_end_tells_which_step_only_disks_have() -> None:
+    bench = Bench("a", "b")
+    bench.registry.storage.on_told(1.0, 1, 30, None)
+    carried = asyncio.create_task(bench.carry_out(FINISH))
+    await settle()
+    for rank, (node, steps) in enumerate((("a", (50, 40)), ("b", (40, 20)))):
+        held = tuple(Copy(rank=rank, step=s, node=node, layout="l", world=2, whole=True, disk=True) for s in steps)
+        bench.dispatch.on_done(Done(id=9, node=node, ok=True, copies=held))
+    await carried
+    [outcome] = bench.outcomes
+    assert outcome.storage == StorageReport(step=30, at=1.0, disk=40)
+    assert storage_said(outcome.storage).endswith("; step 40 lies on the disks of the nodes, in disk.path")
+    bench.registry.storage.on_told(2.0, 1, 40, None)
+    assert bench.registry.storage.close(-1, 40) == StorageReport(step=40, at=2.0), "storage has it"
 
 
 async def test_the_end_puts_the_newest_common_step_on_storage() -> None:

@@ -49,9 +49,12 @@ class StorageWatch:
         there = f"step {newest.step} was last" if newest.step >= 0 else "nothing was"
         return f"the job is at step {reached}, and {there} written to storage in this run"
 
-    def close(self, promised: int) -> StorageReport | None:
-        """Return what is there at the end of the job, in which nodes were to write this step; -1: none."""
+    def close(self, promised: int, disk: int = -1) -> StorageReport | None:
+        """Return what is there at the end of the job, in which nodes were to write the step `promised`, and in which
+        the step `disk` lies on their disks; -1: none."""
         newest = self.newest
+        if disk > (newest.step if newest else -1):
+            newest = msgspec.structs.replace(newest or StorageReport(), disk=disk)
         if newest is None or newest.missed or newest.step >= promised:
             return newest
         why = f"nobody has told that step {promised} was written"
