@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -89,6 +90,19 @@ class CheckpointWriter:
             told = await asyncio.to_thread(look_in_time, lambda: _mark_doubts(url, run, doubts), _LOOK_S)
             if told:
                 self._say(told)
+
+    async def clean_up(self) -> None:
+        """Remove what failed writes have left at rank 0's storage, since this run publishes nothing more."""
+        url, author = self.storage_url(0), self._author
+
+        def clean() -> str:
+            with suppress(StorageError):
+                retention.clean_unpublished(url, author, before=sys.maxsize)
+            return ""
+
+        hangs = any(lane.is_held_up for lane in self._lanes.values())  # then a removal would hang as well
+        if url and self.missed and not hangs:
+            await asyncio.to_thread(look_in_time, clean, _LOOK_S)
 
     def mark_recalled(self) -> None:
         """Mark all wants as an earlier agent's. That agent may have been killed while it wrote an unknown step."""
