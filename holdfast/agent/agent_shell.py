@@ -294,7 +294,9 @@ class Agent:
             await self.staging.gather_outputs()
         if isinstance(errand, Leave):
             await self.keeper.leave_job(errand)
-        copies = self.keeper.list_copies() if isinstance(errand, StopHere) else ()
+        copies = () if isinstance(errand, LaunchHere) else self.keeper.list_copies()
+        if isinstance(errand, Leave):  # what the job's end leaves
+            copies = tuple(one for one in copies if one.disk)
         stored, missed = self.keeper.stored, self.keeper.missed
         self._step(ErrandDone(errand, not error, error, copies, stored=stored, missed=missed))
         if isinstance(errand, Leave):

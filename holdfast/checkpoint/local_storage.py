@@ -31,6 +31,15 @@ class LocalStorage:
     def url(self, name: str = "") -> str:
         return os.path.join(self._path, name) if name else self._path
 
+    def read_identity(self) -> tuple[int, int] | None:
+        """Return the file system and the inode of this folder; None if it does not exist."""
+        with _as_storage_error(f"{self._path} cannot be looked at"):
+            try:
+                found = os.stat(self._path)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            return found.st_dev, found.st_ino
+
     def staging_name(self, step: int, tag: str) -> str:
         return staged_name(step, tag)
 

@@ -36,6 +36,10 @@ class RemoteStorage:
     def url(self, name: str = "") -> str:
         return str(self._fs.unstrip_protocol(self._path_of(name)))
 
+    def read_identity(self) -> tuple[int, int] | None:
+        """Return None: a folder is only a name there."""
+        return None
+
     def staging_name(self, step: int, tag: str) -> str:
         # Nothing can be renamed here. With its author in the name nobody else ever writes into this folder.
         return step_name(step, tag)

@@ -42,6 +42,41 @@ def take_ownership(url: str, author: Author) -> None:
         storage.sync_folder()
 
 
+class OwnedStorages:
+    """The storages that this process has taken, for whom, and which folder each was: it may be replaced meanwhile."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, tuple[Author, tuple[int, int] | None]] = {}
+
+    def take(self, url: str, author: Author, step: int, notes: list[str]) -> bool:
+        """Take a storage before this step is written, if this author has not taken it yet, or if its folder is another
+        one by now, which the notes get to know; return whether that was so. Raises what `take_ownership` raises."""
+        storage = open_storage(url)
+        held, folder = self._taken.get(url, (None, None))
+        there = storage.read_identity()
+        replaced = held is not None and (there != folder or read_owner(storage) is None)
+        if held == author and not replaced:
+            return False
+        take_ownership(url, author)
+        self._taken[url] = (author, storage.read_identity())
+        if replaced:
+            notes.append(f"before step {step} was written, {_describe_replaced(url, folder, there)}")
+        return True
+
+    def forget(self, url: str) -> None:
+        self._taken.pop(url, None)
+
+
+def _describe_replaced(url: str, before: tuple[int, int] | None, there: tuple[int, int] | None) -> str:
+    """Return in words what has become of a folder of checkpoints, of which a remote one has no identity."""
+    if before and there is None:
+        return f"{url} was removed; it is made anew, without the checkpoints that were there"
+    if before and there and before != there:
+        what = "folder" if there[0] == before[0] else "file system"
+        return f"another {what} was put in place of {url}; checkpoints go there now, and earlier ones are not there"
+    return f"{url} lost its file {_FENCE}, which is written again: were checkpoints removed there?"
+
+
 def release_ownership(url: str, author: Author) -> None:
     """Let other runs of this host take the storage, because this author publishes nothing more."""
     storage = open_storage(url)

@@ -210,7 +210,7 @@ class AgentIngest:
             self.executor.on_step()
             self.controller.process_event(progress)
         self.aims.on_beat(now, beat)
-        if written := self.registry.storage.take_news():
+        if written := self.registry.storage.take_news(now):
             self.controller.process_event(written)
         if links := self.detectors.network.on_beat(beat):
             self.controller.process_event(links)

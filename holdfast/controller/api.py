@@ -66,7 +66,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     last_incident: str
     floor: int  # newest step that the job can go back to after the loss of a node; -1: none is on peers
     disk: int  # newest step that lies on the disks of all nodes; -1: none does
-    behind: str  # why copies on peers do not keep up
+    behind: str  # why copies on peers do not keep up, and which nodes cannot write to their disks
     storage: StorageReport | None = None  # what was last written there; None: no node has told of any
     nodes: tuple[NodeView, ...]
     seq: int = 0  # of the journal's newest entry
@@ -133,7 +133,7 @@ def status_of(controller: Controller) -> Status:
         last_incident=account.incidents[-1].sentence if account.incidents else "",
         floor=floor.floor,
         disk=floor.disk.newest_kept,
-        behind=floor.behind,
+        behind="; ".join(filter(None, (floor.behind, floor.disk.missed))),
         storage=controller.registry.storage.newest,
         mesh=",".join(f"{name}={size}" for name, size in view.mesh),
         nodes=tuple(views),

@@ -218,7 +218,8 @@ class Controller:
     def end_at_once(self) -> None:
         """End all nodes without grace, because a stop was ordered twice; nothing is left to do once the job is over."""
         if not self._done.is_set():
-            self._spawn_task(self.executor.end_at_once())
+            counted = self.ledger.make_account().since  # such a number says nothing about checkpoints
+            self._spawn_task(self.executor.end_at_once(-1 if counted else self.reached_step))
 
     def on_store_lost(self) -> None:
         """React to the loss of the store. Ranks that are starting would wait for it until torch's timeout."""

@@ -62,7 +62,7 @@ class ErrandDone(msgspec.Struct, frozen=True):
     errand: Errand
     ok: bool
     detail: str = ""
-    copies: tuple[Copy, ...] = ()  # after a stop: the snapshots that the node holds
+    copies: tuple[Copy, ...] = ()  # after a stop: the snapshots that the node holds; at the end: those on its disk
     findings: tuple[Finding, ...] = ()
     played: tuple[ReplayResult, ...] = ()
     refused: bool = False

@@ -103,7 +103,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     node: str
     ok: bool
     detail: str = ""
-    copies: tuple[Copy, ...] = ()  # after a stop: the snapshots that the node holds
+    copies: tuple[Copy, ...] = ()  # after a stop: the snapshots that the node holds; at the end: those on its disk
     departed: tuple[int, ...] = ()  # and its ranks that had ended well by then
     findings: tuple[Finding, ...] = ()  # of probes
     played: tuple[ReplayResult, ...] = ()  # by ranks of a replay

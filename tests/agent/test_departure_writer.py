@@ -127,6 +127,21 @@ def staged(url: str, step: int, author: Author) -> str:
     return os.path.basename(folder)
 
 
+async def test_what_a_full_disk_leaves_goes_at_the_end(stored: Stored) -> None:
+    snapshot(await stored.arena(), 7)
+    other = staged(stored.storage.url, 5, Author(1, "other"))  # of a run that lives
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (IMAGE_BYTES // 2, limits[1]))
+    try:
+        await stored.keeper.leave_job(
+            Leave(id=1, code=0, grace_s=0.0, reason="enough", ended=True, last=last(7), last_s=30.0)
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert stored.keeper.missed and stored.keeper.missed.step == 7
+    assert [name for name in os.listdir(stored.storage.url) if name.startswith(".step-")] == [os.path.basename(other)]
+
+
 async def test_what_came_from_storage_is_not_written_there_again(stored: Stored) -> None:
     arena = await stored.arena()
     slot = arena.begin_slot(9, 0, STORED)

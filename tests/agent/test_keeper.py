@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from functools import partial
@@ -252,6 +253,22 @@ async def test_due_steps_become_checkpoints(bench: Bench, tmp_path: Path) -> Non
     into = bytearray(IMAGE_BYTES)
     checkpoint_load.read_part(found.url, 0, memoryview(into))
     assert bytes(into) == content
+
+
+async def test_a_folder_that_is_removed_is_made_anew_and_guarded_again(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "metadata").write_bytes(b"blob")
+    storage = CheckpointPolicy(url=str(tmp_path / "ckpt"), every_steps=1)
+    bench.keeper.begin_launch(launch(1))
+    arena = await bench.arena(want(1, storage, str(tmp_path / "metadata")))
+    for step in (1, 2):
+        snapshot(arena, step)
+        await until(partial(published, storage.url, step))
+        await until(lambda: not bench.keeper._persisting.under_way)
+        if step == 1:
+            shutil.rmtree(storage.url)
+    assert (tmp_path / "ckpt" / ".holdfast-author.json").exists()
+    await until(lambda: bench.said)
+    assert bench.said[0].startswith(f"before step 2 was written, {storage.url} was removed; it is made anew")
 
 
 async def test_a_step_that_is_forced_becomes_a_checkpoint_too(bench: Bench, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from holdfast.agent.agent_clock import SystemClock
+from holdfast.agent.rank import rank_processes
 from holdfast.agent.rank.rank_processes import RankProcesses
 from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Seat
@@ -189,6 +190,23 @@ async def test_stop_sends_sigterm_then_sigkill_and_sweeps(bench: Bench) -> None:
     await bench.say(SweepDone(left=(77,)))
     assert (await stopping).startswith("pid 77, ")
     assert [rank.key for rank in bench.over] == ["1:4", "1:5"]
+
+
+async def test_a_rank_that_ignores_sigterm_is_named_before_it_is_killed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_processes, "_SLOW_END_S", 0.05)
+    await bench.begin()
+    await bench.start_all(launch_of(1), first_pid=os.getpid())
+    stopping = asyncio.create_task(bench.ranks.stop_ranks(1, 0.4))
+    await bench.hear(), await bench.hear()
+    await bench.say(RankEnded(rank=HolderRank(key="1:4", pid=1, code=-15)))
+    assert await bench.hear() == KillRank(key="1:5", signal=signal.SIGKILL)
+    assert bench.said.get_nowait() == "rank 5 has not ended on SIGTERM; it is killed in 0 s" and bench.said.empty()
+    await bench.say(RankEnded(rank=HolderRank(key="1:5", pid=2, code=-9)))
+    assert await bench.hear() == SweepLeftovers()
+    await bench.say(SweepDone())
+    assert await stopping == ""
 
 
 async def test_a_rank_that_is_being_born_is_stopped_too(bench: Bench) -> None:

@@ -2,8 +2,10 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -197,6 +199,33 @@ def test_of_another_run_only_what_a_dead_process_wrote_is_removed(tmp_path: Path
     written_by(WriterProcess(host, os.getpid(), 1))  # the number is in use again, by another process
     assert clean_unpublished(str(tmp_path), ME) == (str(folder),)
     assert names(tmp_path) == []
+
+
+def test_a_folder_that_is_replaced_is_taken_again_and_said(tmp_path: Path) -> None:
+    base, fence = tmp_path / "ckpt", tmp_path / "ckpt" / ".holdfast-author.json"
+    owned, notes = storage_owner.OwnedStorages(), list[str]()
+
+    def take(step: int, author: Author = ME) -> str:
+        notes.clear()
+        assert owned.take(str(base), author, step, notes) and fence.exists()
+        return "; ".join(notes)
+
+    assert take(1) == "" and not owned.take(str(base), ME, 2, notes) and not notes
+    shutil.rmtree(base)
+    assert take(3).startswith(f"before step 3 was written, {base} was removed; it is made anew")
+    base.rename(tmp_path / "gone")
+    base.mkdir()  # the old folder is still there, so this one has another inode
+    assert "another folder was put in place of" in take(4)
+    fence.unlink()
+    assert "lost its file .holdfast-author.json, which is written again" in take(5)
+    shutil.rmtree(base)
+    assert "was removed" in take(6, Author(3, "run")), "between two generations too"
+    base.rename(tmp_path / "gone2")
+    base.symlink_to(tempfile.mkdtemp(dir="/dev/shm"))
+    try:
+        assert "another file system was put in place of" in take(7, Author(3, "run"))
+    finally:
+        shutil.rmtree(base.resolve())
 
 
 def test_a_run_that_lives_keeps_its_path_and_what_it_writes_there(tmp_path: Path) -> None:

@@ -56,6 +56,17 @@ def test_ls(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert str(base / "nowhere") in capsys.readouterr().out
 
 
+def test_ls_of_what_a_run_has_left_on_a_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in (0, 1):
+        save(tmp_path / f"rank-{rank}", 40)
+    assert ckpt.main(["ls", str(tmp_path)]) == 1, "no checkpoint"
+    out = capsys.readouterr().out
+    assert "states that a run has left on this host's disk" in out and out.count("\n") == 3
+    assert f"        40  {tmp_path}/rank-1/step-00000040  1 kB\n" in out
+    assert ckpt.main(["ls", str(tmp_path), "--json"]) == 1
+    assert [one["step"] for one in json.loads(capsys.readouterr().out)["states"]] == [40, 40]
+
+
 def test_verify(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ckpt.main(["verify", str(base)]) == 0
     assert capsys.readouterr().out.count(": sound\n") == 3

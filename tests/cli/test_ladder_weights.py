@@ -130,7 +130,7 @@ def test_storage_is_gone(case: Case, calm: set[str]) -> None:
     lost = next(view["node"] for view in job.status()["nodes"] if view["ranks"] == "2-3")
     lose(job, lost)
     case.opens()
-    job.ends(0)
+    job.ends(94)  # the final state is not where the script wanted it
     found = climbed(job)
     if found.path != "launch stop evict launch stop restart launch end":  # storage had a newer state: tried, in vain
         assert found.path == "launch stop evict launch end"

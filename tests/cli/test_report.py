@@ -19,7 +19,7 @@ from holdfast.config import Settings
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.job_account import Span, TimeUse
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.event import Entry, Phase
+from holdfast.model.event import Entry, Phase, StorageReport
 from holdfast.model.job_and_seats import Job
 from holdfast.wire import controller_request, run_and_node_specs
 from holdfast.wire.run_and_node_specs import ControllerAddress, RunSpec
@@ -216,6 +216,11 @@ def test_a_job_that_has_not_ended(run_dir: Path) -> None:
     shown = " ".join(printed(report.render_report(found), width=400).split())
     assert "holdfast run --resume" in found.absence
     assert found.absence in shown, "what status says of it"
+    told = msgspec.structs.replace(found, storage=StorageReport(step=90, at=110.0))
+    shown = " ".join(printed(report.render_report(told), width=400).split())
+    assert "as far as the journal tells: later ones may be there (holdfast ckpt ls)" in shown
+    watched = msgspec.structs.replace(told, absence="")
+    assert "later ones may be there" not in printed(report.render_report(watched), width=400)
 
 
 def test_a_share_after_the_start_counts_unknown_time_as_the_whole_does(run_dir: Path) -> None:

@@ -173,7 +173,8 @@ def test_holdfast_stop(start: Start, tmp_path: Path, capsys: pytest.CaptureFixtu
     job = start(script=CLEAN)
     job.trains()
     assert main(["stop"]) == 0  # the newest run
-    assert capsys.readouterr().out == "stopped\n"
+    out, err = capsys.readouterr()
+    assert out == "stopped\n" and err.startswith("holdfast: ending: stopped by "), "and what the job says meanwhile"
     job.ends(143)
     assert (tmp_path / "clean-0-15").exists()
     assert any(f"stopped by {run_directory.user_name()}" in line for line in job.sentences())

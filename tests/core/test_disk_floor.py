@@ -51,6 +51,9 @@ def test_a_disk_that_fails_costs_no_older_state() -> None:
     assert floor.tick(400.0, 37, beats((27, 27), (27, 27)))
     assert floor.tick(401.0, 38, beats((37, 37), (27, 37))), "the second could not write it"
     assert (floor.aim, floor.oldest_kept, floor.newest_kept) == (-1, 17, 27)
+    assert floor.missed == "step 37 is not on the disks of all nodes: n1 could not write it"
+    written(floor, 500.0, 47)
+    assert floor.missed == ""
 
 
 def test_a_later_launch_counts_what_the_disks_of_its_nodes_hold() -> None:

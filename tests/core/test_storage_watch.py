@@ -2,6 +2,7 @@
 
 import pytest
 
+from holdfast.cli.terminal.quantity_text import storage_said
 from holdfast.core.record.job_ending import UNSTORED
 from holdfast.core.record.ledger import fold_entries
 from holdfast.core.snapshots.storage_watch import StorageWatch
@@ -13,20 +14,22 @@ from holdfast.model.state_copy import MissedCheckpoint
 MISSED = MissedCheckpoint(step=30, why="step 30 was not written: it is full")
 
 
-def test_the_journal_gets_trouble_at_once_and_the_rest_now_and_then() -> None:
+def test_the_journal_gets_trouble_at_once_and_the_rest_every_ten_seconds() -> None:
     watch = StorageWatch()
-    assert watch.take_news() is None
+    assert watch.take_news(0.5) is None
     watch.on_told(1.0, 1, 10, None)
-    assert watch.take_news() == StorageReport(step=10, at=1.0)
+    assert watch.take_news(1.0) == StorageReport(step=10, at=1.0)
     watch.on_told(2.0, 1, 10, None)  # another beat
     watch.on_told(3.0, 1, 20, None)
-    assert watch.take_news() is None and watch.newest == StorageReport(step=20, at=3.0)
+    assert watch.take_news(3.0) is None and watch.newest == StorageReport(step=20, at=3.0)
     watch.on_told(4.0, 1, 20, MISSED)
-    assert watch.take_news() == StorageReport(step=20, at=3.0, missed=MISSED)
+    assert watch.take_news(4.0) == StorageReport(step=20, at=3.0, missed=MISSED)
     watch.on_told(5.0, 1, 40, None)
-    assert watch.take_news() == StorageReport(step=40, at=5.0)
-    watch.on_told(36.0, 1, 50, None)
-    assert watch.take_news() == StorageReport(step=50, at=36.0)
+    assert watch.take_news(5.0) == StorageReport(step=40, at=5.0)
+    watch.on_told(6.0, 1, 50, None)
+    assert watch.take_news(14.0) is None
+    assert watch.take_news(15.0) == StorageReport(step=50, at=6.0), "though nothing was written since"
+    assert watch.take_news(99.0) is None
 
 
 def test_what_was_written_last_may_be_an_older_step_of_a_later_launch() -> None:
@@ -47,6 +50,20 @@ def test_a_final_step_that_nobody_tells_of_is_missed() -> None:
     assert last and last.missed and last.missed.step == 60
     watch.on_told(2.0, 1, 60, None)
     assert watch.close(60) == StorageReport(step=60, at=2.0)
+
+
+def test_a_job_that_is_ended_at_once_tells_which_step_is_on_storage() -> None:
+    watch = StorageWatch()
+    assert watch.cut_short(-1) == "" and watch.close(-1) is None, "no step with a number"
+    assert watch.cut_short(106) == "the job is at step 106, and nothing was written to storage in this run"
+    why = "the job was ended at once, at step 106, without a last checkpoint"
+    assert storage_said(watch.close(-1)) == f"nothing was written to storage: {why}"
+    watch.on_told(1.0, 1, 100, None)
+    assert watch.cut_short(106) == "the job is at step 106, and step 100 was last written to storage in this run"
+    last = watch.close(-1)
+    assert last and last.step == 100 and last.missed == MissedCheckpoint(step=106, why=why)
+    watch.on_told(2.0, 1, 106, None)  # its write was under way
+    assert watch.cut_short(106) == "" and watch.close(-1) == StorageReport(step=106, at=2.0)
 
 
 @pytest.mark.parametrize(

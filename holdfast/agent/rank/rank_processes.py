@@ -18,6 +18,7 @@ from holdfast.agent.rank import last_words
 from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.agent.rank.zygote_preload import ZygotePreload
 from holdfast.core.decoding import from_json
+from holdfast.core.diagnose.blocking_ranks import format_ranks
 from holdfast.linux import process_attributes
 from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Dims
@@ -50,6 +51,7 @@ from holdfast.wire.run_and_node_specs import CACHE_VARIABLE, EntryPoint, NodeSpe
 _log = logging.getLogger("holdfast.agent")
 # Together less than recovery.stop_s, so that our answer comes before nobody waits for it any more.
 _UNKILLABLE_S = 10.0
+_SLOW_END_S = 5.0  # after SIGTERM: then a person who waits learns for whom, and for how long
 _SOURCE_BYTES = 200  # of the file in which a rank says where its losses are read from
 _SWEPT_S = 8.0  # the holder takes less
 _EXECUTED = str(Path(__file__).parents[2] / "client" / "boot" / "executed_rank.py")
@@ -364,6 +366,9 @@ class RankProcesses:
             self._send_holder(
                 KillRank(key=rank.key, signal=signal.SIGKILL if stopped or grace_s <= 0 else signal.SIGTERM)
             )
+        if grace_s > 2 * _SLOW_END_S:
+            await self._wait_ended(up_to, grace_until - grace_s + _SLOW_END_S)
+            self._say_unended(up_to, grace_until)
         await self._wait_ended(up_to, grace_until)
         for rank in self.running_ranks(up_to):
             self._send_holder(KillRank(key=rank.key, signal=signal.SIGKILL))
@@ -371,6 +376,12 @@ class RankProcesses:
         undead = [f"rank {r.rank_key.rank} (pid {r.pid}) outlives SIGKILL" for r in self.running_ranks(up_to)]
         undead += [f"rank {key.rank} is still starting" for key in self._starting_keys(up_to)]
         return "; ".join([*undead, *await self._sweep_orphans()])
+
+    def _say_unended(self, up_to: int, grace_until: float) -> None:
+        left_s = grace_until - self._clock.monotonic()
+        if ranks := [rank.rank_key.rank for rank in self.running_ranks(up_to)]:
+            not_ended, doomed = ("has not ended", "it is") if len(ranks) == 1 else ("have not ended", "they are")
+            self._say(f"{format_ranks(ranks)} {not_ended} on SIGTERM; {doomed} killed in {left_s:.0f} s")
 
     def _starting_keys(self, up_to: int) -> list[RankKey]:
         return [key for key in self._started if key.generation <= up_to]

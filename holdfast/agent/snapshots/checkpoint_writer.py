@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -43,7 +44,7 @@ class CheckpointWriter:
         self.missed: MissedCheckpoint | None = None  # that should have been published since
         self._trouble: dict[str, tuple[int, int]] = {}  # storage -> step that failed, and how many must go well
         self.wanted = -1  # this step is due as well
-        self._owned: set[tuple[str, Author]] = set()  # storages, and for whom they were taken: each once
+        self._owned = storage_owner.OwnedStorages()
 
     def begin_generation(self, author: Author, doubts: tuple[Doubt, ...] = (), wanted: int = -1) -> None:
         """Begin a generation and forget the last one's requests; the step `wanted` becomes a checkpoint as well."""
@@ -89,6 +90,19 @@ class CheckpointWriter:
             told = await asyncio.to_thread(look_in_time, lambda: _mark_doubts(url, run, doubts), _LOOK_S)
             if told:
                 self._say(told)
+
+    async def clean_up(self) -> None:
+        """Remove what failed writes have left at rank 0's storage, since this run publishes nothing more."""
+        url, author = self.storage_url(0), self._author
+
+        def clean() -> str:
+            with suppress(StorageError):
+                retention.clean_unpublished(url, author, before=sys.maxsize)
+            return ""
+
+        hangs = any(lane.is_held_up for lane in self._lanes.values())  # then a removal would hang as well
+        if url and self.missed and not hangs:
+            await asyncio.to_thread(look_in_time, clean, _LOOK_S)
 
     def mark_recalled(self) -> None:
         """Mark all wants as an earlier agent's. That agent may have been killed while it wrote an unknown step."""
@@ -215,7 +229,7 @@ class PartWrite:
         want: ArenaRequest,
         author: Author,
         pinned: SnapshotPin,
-        owned: set[tuple[str, Author]],
+        owned: storage_owner.OwnedStorages,
         *,
         doubts: tuple[Doubt, ...],
         begun_s: float,  # for rank 0 to begin
@@ -249,10 +263,8 @@ class PartWrite:
         want = self.want
         assert want.storage is not None
         base = want.storage.url
-        fresh = want.rank == 0 and (base, self.author) not in self._owned
-        if fresh:
-            storage_owner.take_ownership(base, self.author)  # from here on no older generation can publish
-            self._owned.add((base, self.author))
+        # From here on no older generation can publish.
+        fresh = want.rank == 0 and self._owned.take(base, self.author, self.step, pulse.notes)
         if fresh or (want.rank == 0 and self._cleans):  # what is left of a failure may be why there is no room
             with suppress(StorageError):
                 retention.clean_unpublished(base, self.author, before=self.step)

@@ -59,6 +59,7 @@ class FinalWriter:
         await self.write_last(errand.last, errand.last_s)
         if 0 in ranks and errand.ended:
             await self._persisting.mark_doubts(errand.doubts)
+            await self._persisting.clean_up()
         if not ranks or not all(map(self._persisting.storage_url, ranks)):
             return errand.stored
         return await self._await_published(ranks, errand.stored, until)

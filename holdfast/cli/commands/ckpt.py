@@ -1,6 +1,7 @@
 """`holdfast ckpt`: lists, verifies, exports and removes checkpoints."""
 
 import argparse
+import re
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from holdfast.cli.terminal.quantity_text import counted_noun
 
 BROKEN = 1
 NONE = 1  # there is no checkpoint
+_RANK_FOLDER = re.compile(r"rank-\d+")
 
 
 def main(argv: list[str]) -> int:
@@ -64,13 +66,18 @@ def _make_parser() -> argparse.ArgumentParser:
 def _list_checkpoints(args: argparse.Namespace) -> int:
     found = find_checkpoints(args.base)
     storage = open_storage(args.base)
+    ranks = [] if found else [name for name in storage.list_names() if _RANK_FOLDER.fullmatch(name)]
+    states = [one for name in ranks for one in find_checkpoints(storage.url(name))]  # as a run leaves them in disk.path
     unfinished = [storage.url(attempt.name) for attempt in storage.list_unpublished()]
     if args.json:
-        print(msgspec.json.encode({"checkpoints": found, "unfinished": unfinished}).decode())
+        print(msgspec.json.encode({"checkpoints": found, "unfinished": unfinished, "states": states}).decode())
         return 0 if found else NONE
     for one in found:
         print(_checkpoint_line(one))
-    if not found:
+    if states:
+        print(f"{args.base} holds no checkpoint, but states that a run has left on this host's disk, rank by rank:")
+        print(*map(_state_line, sorted(states, key=lambda one: one.step, reverse=True)), sep="\n")
+    elif not found:
         print(f"there is no checkpoint in {args.base}")
     for url in unfinished:
         print(f"unfinished, or being written: {url}")
@@ -87,6 +94,10 @@ def _checkpoint_line(one: StoredCheckpoint) -> str:
     return (
         f"{one.step:>10}  {one.url}  {when}, {_size_text(one.bytes)}, {ranks}, generation {one.author.generation}{run}"
     )
+
+
+def _state_line(one: StoredCheckpoint) -> str:
+    return f"{one.step:>10}  {one.url}  {_size_text(one.bytes) if one.ok else f'broken: {one.why}'}"
 
 
 def _size_text(size: float) -> str:

@@ -144,7 +144,10 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
         _by_cause(bill),
     ]
     parts.append(
-        Text(storage_said(report.storage), style="bold" if report.storage and report.storage.missed else "dim")
+        Text(
+            storage_said(report.storage, unwatched=bool(report.absence)),
+            style="bold" if report.storage and report.storage.missed else "dim",
+        )
     )
     over = report.code is not None or bool(report.absence)
     parts += [Text(said)] if (said := no_step_said(report.spent_s[TimeUse.RUN], over=over)) else []

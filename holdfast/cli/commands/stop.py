@@ -2,6 +2,7 @@
 
 import sys
 import time
+from pathlib import Path
 
 from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
@@ -20,6 +21,8 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     try:
         run_dir = run_selection.run_to_change(args)
+        said = run_dir / "said.log"
+        shown = said.stat().st_size if said.exists() else 0
         order = {"verb": "stop", "code": 143, "now": args.now}
         ask_controller(run_dir, "/api/v1/orders", order)
     except (UsageError, ControllerNotRunning) as e:
@@ -31,10 +34,25 @@ def main(argv: list[str]) -> int:
     seen_at = time.monotonic()
     while not (run_dir / "exit.json").exists():
         time.sleep(0.1)
+        shown = _show_said(said, shown)
         if run_directory.find_controller(run_dir):
             seen_at = time.monotonic()
         elif time.monotonic() > seen_at + _GONE_S:
             print(f"holdfast stop: the run in {run_dir} {run_liveness.ending_text(run_dir)}", file=sys.stderr)
             return 2
+    _show_said(said, shown)
     print("stopped")
     return 0
+
+
+def _show_said(said: Path, shown: int) -> int:
+    """Show what the run has said from this byte on, such as for whom it waits; return where that ends."""
+    try:
+        with said.open("rb") as file:
+            file.seek(shown)
+            new = file.read()
+    except FileNotFoundError:
+        return 0
+    sys.stderr.write(new.decode(errors="replace"))
+    sys.stderr.flush()
+    return shown + len(new)

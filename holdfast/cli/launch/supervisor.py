@@ -240,6 +240,8 @@ def watch_node(folder: Path, pid: int, console: Console) -> int:
         if passed < len(asked.numbers):
             if passed == 0:
                 say("leaving the job; a second Ctrl-C or SIGTERM leaves without grace")
+            else:
+                say("leaving at once, without grace")
             os.kill(pid, signal.SIGINT if passed == 0 else signal.SIGTERM)
             passed += 1
         time.sleep(_LOOK_S)

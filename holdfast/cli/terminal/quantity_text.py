@@ -57,14 +57,23 @@ def step_said(step: int, since: str = "") -> str:
     return f"{counted_noun(step, 'step')} since {since}" if since else f"step {step}"
 
 
-def storage_said(storage: StorageReport | None) -> str:
-    """Return in words what was last written to storage, and why later checkpoints were not; "" if nobody told."""
+def storage_said(storage: StorageReport | None, *, unwatched: bool = False) -> str:
+    """Return in words what was last written to storage, and why later checkpoints were not; "" if nobody told.
+
+    Of a job that has not ended and that nobody watches, later checkpoints may be there.
+    """
     if storage is None:
         return ""
+    why = storage.missed.why if storage.missed else ""
     if storage.step < 0:
-        return f"nothing was written to storage: {storage.missed.why}" if storage.missed else ""
-    newest = f"step {storage.step} was last written to storage, at {clock_text(storage.at)}"
-    return f"{newest}; later ones were not: {storage.missed.why}" if storage.missed else newest
+        newest = f"nothing was written to storage: {why}" if why else ""
+    else:
+        newest = f"step {storage.step} was last written to storage, at {clock_text(storage.at)}"
+        if unwatched:
+            newest = f"{newest}, as far as the journal tells: later ones may be there (holdfast ckpt ls)"
+        newest = f"{newest}; later ones were not: {why}" if why else newest
+    on_disk = f"step {storage.disk} lies on the disks of the nodes, in disk.path" if storage.disk >= 0 else ""
+    return "; ".join(part for part in (newest, on_disk) if part)
 
 
 def incidents_text(count: int, failures: int) -> str:

@@ -18,7 +18,7 @@ from holdfast.checkpoint.checkpoint_save import (
 )
 from holdfast.checkpoint.manifest import Author, CheckpointPart, StorageError
 from holdfast.checkpoint.retention import clean_unpublished, retain_checkpoints
-from holdfast.checkpoint.storage_owner import release_ownership, take_ownership
+from holdfast.checkpoint.storage_owner import OwnedStorages, release_ownership
 from holdfast.checkpoint.write_lane import WriteLane, WritePulse
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
@@ -72,6 +72,7 @@ class LocalWriter:
         self._lane = WriteLane(storage.url, say)
         self._thread: threading.Thread | None = None
         self._taken = False
+        self._owned = OwnedStorages()
         self.offered = -1  # newest step that was taken on
 
     def offer_snapshot(self, snapshots: RankSnapshots, metadata: bytes, sealed: SealedSnapshot) -> bool:
@@ -91,6 +92,7 @@ class LocalWriter:
         """Let another run take the path, unless a write is under way."""
         if self._taken and self.wait(0.0):
             self._taken = False
+            self._owned.forget(self._storage.url)
             with suppress(StorageError):  # then it waits for the end of this process
                 release_ownership(self._storage.url, self._author)
 
@@ -114,8 +116,8 @@ class LocalWriter:
         self, snapshots: RankSnapshots, metadata: bytes, sealed: SealedSnapshot, pulse: WritePulse
     ) -> str:
         base, step, world = self._storage.url, sealed.step, self._world
-        if world.rank == 0 and not self._taken:
-            take_ownership(base, self._author)
+        if world.rank == 0:
+            self._owned.take(base, self._author, step, pulse.notes)
             self._taken = True
         folder = staging_folder(base, step, self._author)
         if world.rank and not wait_until_begun(folder, pulse):

@@ -123,9 +123,11 @@ class ActionExecutor:
             case Finish():
                 return await self._finish_job(action)
 
-    async def end_at_once(self) -> None:
-        """End every node at once, and stop waiting for any answer."""
-        self.dispatch.hurry()
+    async def end_at_once(self, reached: int = -1) -> None:
+        """End every node at once, at this step (-1: its number is not known), and stop waiting for any answer."""
+        lost = self.registry.storage.cut_short(reached)
+        if self.dispatch.hurry():
+            self.say(f"ending at once, without grace and without a last checkpoint{f': {lost}' if lost else ''}")
         self._stepping.set()
         await self._give_back_all(WITHOUT_GRACE)
         self.dispatch.drop_waiting()
@@ -330,14 +332,17 @@ class ActionExecutor:
             last_s = final_checkpoint.storage_time_s(action.last_s, clock() - began_at) if found else 0.0
         leaves = self._leave_errands(action, kept, found, last_s)
         errands: dict[str, Errand] = dict(leaves)
-        outcome = await self._gather_outcome(action.id, errands, action.grace_s + last_s + self.view.limits.stop_s)
+        within_s = action.grace_s + last_s + self.view.limits.stop_s
+        answered = await self.dispatch.send_errands(action.id, errands, within_s)
+        on_disks = final_checkpoint.newest_on_disks({node: done.copies for node, done in answered.answers.items()})
         promised = max((state.step for one in leaves.values() for state in one.last if not state.doubted), default=-1)
         stuck = await self._give_back_all("the job has ended")
         for node, why in stuck.items():
             self.say(f"cannot end {node}: {why}")
-        failed = outcome.failed | stuck
+        failed = dict(sorted(answered.failed.items())) | stuck
         await self.store.quit()
-        return Outcome(action=action.id, ok=not failed, failed=failed, storage=self.registry.storage.close(promised))
+        storage = self.registry.storage.close(promised, on_disks)
+        return Outcome(action=action.id, ok=not failed, failed=failed, storage=storage)
 
     def _leave_errands(
         self, action: Finish, kept: LaunchPlan | None, found: dict[str, tuple[FinalState, ...]], last_s: float

@@ -94,9 +94,10 @@ class ErrandDispatch:
         """From now on, repeat no launch errand of this generation or an earlier one."""
         self._stopping = max(self._stopping, generation)
 
-    def hurry(self) -> None:
-        """From now on, send errands without waiting for answers."""
-        self._hurried = True
+    def hurry(self) -> bool:
+        """From now on, send errands without waiting for answers; return whether this is new."""
+        hurried, self._hurried = self._hurried, True
+        return not hurried
 
     def drop_waiting(self) -> None:
         """Stop waiting for answers to errands that were sent."""

@@ -31,6 +31,7 @@ class DiskFloor:
         self.aim = -1  # the step that is being written; -1: none
         self._kept: tuple[int, ...] = ()  # steps that every disk holds, the newest last
         self._is_known = False  # whether all that every disk holds is among these
+        self.missed = ""  # who could not write the newest step that all nodes have tried, in words
         self._newest = -1  # that was aimed at in this generation
         self._not_before = 0.0
 
@@ -56,7 +57,10 @@ class DiskFloor:
         if not self.limits.path:
             return False
         if self.aim >= 0 and all(beat.disk_tried >= self.aim for beat in beats):
-            if all(beat.disked == self.aim for beat in beats):
+            failed = ", ".join(sorted(beat.node for beat in beats if beat.disked != self.aim))
+            where = f"step {self.aim} is not on the disks of all nodes"
+            self.missed = f"{where}: {failed} could not write it" if failed else ""
+            if not failed:
                 self._kept = (*self._kept, self.aim)[-self.limits.keep :]
             self.aim = -1
             return True

@@ -16,10 +16,7 @@ def choose_final(
     copies: Mapping[str, Collection[Copy]], stored: int, not_after: int | None, *, verified: bool = False
 ) -> dict[str, tuple[FinalState, ...]]:
     """Return the states that each node must write, the good state first. Good steps up to `stored` are on storage."""
-    held: dict[tuple[int, int], dict[int, Copy]] = {}  # by step and world
-    for one in (copy for node in sorted(copies) for copy in copies[node] if copy.whole and not copy.disk):
-        held.setdefault((one.step, one.world), {})[one.rank] = one
-    whole = [(step, ranks) for (step, world), ranks in sorted(held.items()) if ranks.keys() == set(range(world))]
+    whole = _find_whole(copies, disk=False)
     good = [one for one in whole if not any(_is_doubted(copy, not_after, verified) for copy in one[1].values())]
     found: dict[str, tuple[FinalState, ...]] = {}
     if not_after is not None and stored > not_after:
@@ -29,6 +26,19 @@ def choose_final(
     if whole and whole[-1] not in good:
         _add_step(found, *whole[-1], doubted=True)
     return found
+
+
+def newest_on_disks(copies: Mapping[str, Collection[Copy]]) -> int:
+    """Return the newest step of which the nodes' disks hold every rank's state; -1: none."""
+    return max((step for step, _ in _find_whole(copies, disk=True)), default=-1)
+
+
+def _find_whole(copies: Mapping[str, Collection[Copy]], *, disk: bool) -> list[tuple[int, dict[int, Copy]]]:
+    """Return the steps, oldest first, that all ranks hold in memory or on disk, with their copies by rank."""
+    held: dict[tuple[int, int], dict[int, Copy]] = {}  # by step and world
+    for one in (copy for node in sorted(copies) for copy in copies[node] if copy.whole and copy.disk is disk):
+        held.setdefault((one.step, one.world), {})[one.rank] = one
+    return [(step, ranks) for (step, world), ranks in sorted(held.items()) if ranks.keys() == set(range(world))]
 
 
 def describe_doubt(found: Mapping[str, Collection[FinalState]], not_after: int) -> str:

@@ -5,7 +5,7 @@ import msgspec
 from holdfast.model.event import StorageReport
 from holdfast.model.state_copy import MissedCheckpoint
 
-_NEWS_S = 30.0  # from one entry in the journal to the next at least, while all goes well
+_NEWS_S = 10.0  # from one entry in the journal to the next at least, while all goes well; as for steps
 
 
 class StorageWatch:
@@ -13,6 +13,7 @@ class StorageWatch:
         self.newest: StorageReport | None = None  # None: no node has told of any storage
         self._written = (0, -1)  # generation and step
         self._told: StorageReport | None = None
+        self._told_at = 0.0
 
     def continue_from(self, report: StorageReport | None) -> None:
         """Go on with what an earlier controller has written to the journal."""
@@ -26,20 +27,34 @@ class StorageWatch:
         if missed:
             self.newest = msgspec.structs.replace(self.newest or StorageReport(), missed=missed)
 
-    def take_news(self) -> StorageReport | None:
+    def take_news(self, now: float) -> StorageReport | None:
         """Return what is worth an entry in the journal: trouble that begins or ends, and now and then what is there."""
         newest, told = self.newest, self._told
         if newest is None or newest == told:
             return None
         turned = told is None or bool(newest.missed) != bool(told.missed)
-        if not turned and newest.at < (told.at if told else 0.0) + _NEWS_S:
+        if not turned and now < self._told_at + _NEWS_S:
             return None
-        self._told = newest
+        self._told, self._told_at = newest, now
         return newest
 
-    def close(self, promised: int) -> StorageReport | None:
-        """Return what is there at the end of the job, in which nodes were to write this step; -1: none."""
+    def cut_short(self, reached: int) -> str:
+        """Take in that the job ends at once, at this step (-1: not known); return in words what storage lacks."""
+        newest = self.newest or StorageReport()
+        if reached <= newest.step:
+            return ""
+        why = f"the job was ended at once, at step {reached}, without a last checkpoint"
+        missed = newest.missed or MissedCheckpoint(step=reached, why=why)
+        self.newest = msgspec.structs.replace(newest, missed=missed)
+        there = f"step {newest.step} was last" if newest.step >= 0 else "nothing was"
+        return f"the job is at step {reached}, and {there} written to storage in this run"
+
+    def close(self, promised: int, disk: int = -1) -> StorageReport | None:
+        """Return what is there at the end of the job, in which nodes were to write the step `promised`, and in which
+        the step `disk` lies on their disks; -1: none."""
         newest = self.newest
+        if disk > (newest.step if newest else -1):
+            newest = msgspec.structs.replace(newest or StorageReport(), disk=disk)
         if newest is None or newest.missed or newest.step >= promised:
             return newest
         why = f"nobody has told that step {promised} was written"
