@@ -89,3 +89,13 @@ def test_only_a_script_that_ended_well_ends_with_another_code(
     assert fold_entries(entries[:3]).code == code, "the final state is still being written"
     account = fold_entries(entries)
     assert account.code == ends and (MISSED.why in account.ending) is (ends == UNSTORED)
+
+
+def test_a_job_without_storage_owes_it_nothing() -> None:
+    """A Checkpointer without a path: the final state is on the disks alone, and the job has ended well."""
+    watch = StorageWatch()
+    assert watch.close(8) is None
+    assert watch.close(8, disk=8) == StorageReport(disk=8)
+    watch.on_told(1.0, 1, 5, None)
+    owed = watch.close(8, disk=8)
+    assert owed is not None and owed.missed is not None and (owed.step, owed.disk) == (5, 8)

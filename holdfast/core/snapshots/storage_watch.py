@@ -53,9 +53,9 @@ class StorageWatch:
         """Return what is there at the end of the job, in which nodes were to write the step `promised`, and in which
         the step `disk` lies on their disks; -1: none."""
         newest = self.newest
+        if newest and not newest.missed and newest.step < promised:
+            why = f"nobody has told that step {promised} was written"
+            newest = msgspec.structs.replace(newest, missed=MissedCheckpoint(step=promised, why=why))
         if disk > (newest.step if newest else -1):
             newest = msgspec.structs.replace(newest or StorageReport(), disk=disk)
-        if newest is None or newest.missed or newest.step >= promised:
-            return newest
-        why = f"nobody has told that step {promised} was written"
-        return msgspec.structs.replace(newest, missed=MissedCheckpoint(step=promised, why=why))
+        return newest
