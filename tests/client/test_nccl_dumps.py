@@ -66,7 +66,7 @@ def name_ranks(scene: str) -> BlockingRanks:
         ("backward", "gpu", True, "rank 2's GPU has not begun all_reduce 85 of group 0, which 3 others have begun"),
         ("groups", "crossed", False, "rank 2's GPU has not begun all_reduce 21 of group 1, which 3 others have begun"),
         ("ring", "gpu", True, "rank 2's GPU has not begun all_reduce 21 of group 0, which another one has begun"),
-        ("ring_host", "missing", True, "rank 2 has not come to all_reduce 21 of group 0; 1 wait; it is in load"),
+        ("ring_host", "missing", True, "rank 2 has not come to all_reduce 21 of group 0; 3 wait; it is in load"),
         ("batch", "gpu", False, "rank 2's GPU has not begun send 21 of group 0 (2 -> 1), which rank 1 waits for"),
         ("batch_host", "missing", True, "rank 2 has not come to send 21 of group 0 (2 -> 1)"),
     ],
