@@ -128,12 +128,13 @@ def end_node(folder: Path, grace_s: float = 5.0) -> None:
             _reap_children()
             time.sleep(0.01)
     _reap_children()
-    until = time.monotonic() + _KILL_S
-    while left := [
-        p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if _signal_marked(p, signal.SIGKILL, mark)
-    ]:
-        if time.monotonic() > until:
+    until, none_found = time.monotonic() + _KILL_S, 0
+    while none_found < 2:  # amid an exec a process shows no environment, and so no mark: look again
+        pids = map(int, filter(str.isdigit, os.listdir("/proc")))
+        left = [pid for pid in pids if _signal_marked(pid, signal.SIGKILL, mark)]
+        if left and time.monotonic() > until:
             raise OSError(f"processes of {folder.name} outlive SIGKILL: pid {', '.join(map(str, left))}")
+        none_found = 0 if left else none_found + 1
         _reap_children()
         time.sleep(0.01)
     (folder / "holder.pid").unlink(missing_ok=True)
