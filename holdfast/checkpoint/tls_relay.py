@@ -7,6 +7,7 @@ library alone, so that it starts quickly.
 
 import contextlib
 import json
+import os
 import select
 import socket
 import ssl
@@ -22,7 +23,7 @@ _WAIT_S = 30.0  # for a keeper that says nothing
 
 def main() -> None:
     number, host, port, *files = sys.argv[1:]
-    near = socket.socket(fileno=int(number))
+    near = socket.socket(fileno=os.dup(int(number)))  # the lowest number that is free: select() takes none above 1023
     try:
         far = _dial_keeper((host, int(port)), KeyFiles(*map(Path, files)))
     except OSError as e:

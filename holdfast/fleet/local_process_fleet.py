@@ -46,6 +46,7 @@ def start_node(node_dir: Path, node: NodeSpec, env: dict[str, str], server: Path
 
 
 _holders: dict[int, ProgramProcess] = {}  # those we started; polled so that none stays a zombie
+_reaping = threading.Lock()  # nodes are ended in threads: one must not close what another looks at
 
 
 class LocalFleet:
@@ -147,10 +148,11 @@ def node_processes(folder: Path) -> list[int]:
 
 
 def _reap_children() -> None:
-    for pid, process in list(_holders.items()):
-        if process.is_over():
-            _holders.pop(pid, None)
-            process.close()
+    with _reaping:
+        for pid, process in list(_holders.items()):
+            if process.is_over():
+                del _holders[pid]
+                process.close()
 
 
 def _read_pid(path: Path) -> int:

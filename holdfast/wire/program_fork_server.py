@@ -119,7 +119,11 @@ class ProgramProcess:
     def is_over(self) -> bool:
         if self._child is not None:
             return self._child.poll() is not None
-        return self._fd < 0 or bool(select.select([self._fd], [], [], 0)[0])
+        if self._fd < 0:
+            return True
+        poll = select.poll()  # select() takes no file above 1023, and a controller has one for every node
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def send_signal(self, number: int) -> None:
         try:

@@ -1,10 +1,14 @@
 """What is the local fleet's own: process trees, found by the mark that all of them carry."""
 
+import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ import pytest
 from holdfast.fleet import local_process_fleet
 from holdfast.fleet.local_process_fleet import MARK, end_node
 from holdfast.linux import process_attributes
+from holdfast.wire.program_fork_server import ProgramProcess
 from tests.cli.driver import below, gone, until
 from tests.fleet import places
 
@@ -106,3 +111,54 @@ async def test_a_node_that_was_never_started_is_none(tmp_path: Path) -> None:
     until(lambda: (folder / "agent.log").exists(), "its agent")
     assert places.local(tmp_path).nodes() == ("n0",), "one that lives is left alone"
     await fleet.give_back("n0", "done")
+
+
+class WatchedProcess(ProgramProcess):
+    """Fails where one thread looks at it while another closes it."""
+
+    def __init__(self) -> None:
+        self.pid, self.lookers, self.most, self.closed = 1, 0, 0, 0
+
+    def is_over(self) -> bool:
+        self.lookers += 1
+        self.most = max(self.most, self.lookers)
+        time.sleep(0.05)
+        self.lookers -= 1
+        return True
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_nodes_that_are_ended_at_once_close_a_holder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = WatchedProcess()
+    monkeypatch.setattr(local_process_fleet, "_holders", {1: process})
+    threads = [threading.Thread(target=end_node, args=(tmp_path / f"n{n}",)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert (process.most, process.closed) == (1, 1)
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    process_attributes.raise_file_limit()
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("many_files")
+def test_a_process_whose_file_has_a_high_number_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    low = os.pidfd_open(child.pid)
+    high = fcntl.fcntl(low, fcntl.F_DUPFD, 1500)
+    os.close(low)
+    monkeypatch.setattr(os, "pidfd_open", lambda pid: high)
+    process = ProgramProcess(child.pid)
+    assert not process.is_over()
+    child.kill()
+    child.wait()
+    assert process.is_over()
+    process.close()
