@@ -75,6 +75,13 @@ async def test_state_in_doubt_is_written_apart_and_retires_nothing(stored: Store
     assert f"{stored.storage.url}/doubted/" in stored.said[-1]
 
 
+async def test_what_goes_on_from_a_folder_of_doubted_states_counts_like_any_other(stored: Stored) -> None:
+    stored.storage = msgspec.structs.replace(stored.storage, url=f"{stored.storage.url}/doubted")
+    snapshot(await stored.arena(), 7)
+    await stored.keeper.parting.write_last(last(7), 30)
+    assert stored.steps() == [7] and stored.keeper.stored == 7
+
+
 async def test_checkpoints_in_doubt_are_marked_at_the_end_and_at_the_next_launch(bench: Bench, tmp_path: Path) -> None:
     stored = Stored(bench, tmp_path, every=10)
     stored.storage = msgspec.structs.replace(stored.storage, keep=5)

@@ -168,7 +168,7 @@ class CheckpointWriter:
             self.under_way.pop((rank, job.step), None)
             over.set()
             job.pinned.release()
-        if job.author == self._author and not job.apart:
+        if job.author == self._author and not job.doubted:
             if job.step in job.told:
                 self.done[rank] = max(self.done.get(rank, -1), job.step)
             if outcome.ok and outcome.url:
@@ -205,6 +205,7 @@ class CheckpointWriter:
             begun_s=begun_s,
             cleans=self.missed is not None,
             checked=True,
+            doubted=doubted,
         )
 
     def _report_outcome(self, rank: int, url: str, outcome: WriteOutcome) -> None:
@@ -236,11 +237,13 @@ class PartWrite:
         missed: frozenset[int] = frozenset(),  # steps before this one whose part will not come
         cleans: bool = False,  # after a write that failed
         checked: bool = False,  # whether the snapshot is to be compared with its checksums first
+        doubted: bool = False,  # then it counts for nobody
     ) -> None:
         self.want = want
         self.author = author
         self.pinned = pinned
         self.step = pinned.step
+        self.doubted = doubted
         self.told: set[int] = set()  # of the missed, and of this one if it is written: nobody waits for them
         self._doubts = doubts
         self._missed = missed
@@ -252,11 +255,6 @@ class PartWrite:
     @property
     def url(self) -> str:
         return self.want.storage.url if self.want.storage else ""
-
-    @property
-    def apart(self) -> bool:
-        """Whether this is a state in doubt, which counts for nobody."""
-        return self.url.endswith(f"/{DOUBTED}")
 
     def write_and_publish(self, pulse: WritePulse) -> str:
         """Write the part; rank 0 also waits for all parts, publishes, and returns the checkpoint's URL (others "")."""
