@@ -196,6 +196,14 @@ async def test_a_step_that_was_left_out_stays_missed_when_the_one_before_it_is_w
     assert stored.keeper.stored == 7 and stored.keeper.missed == MissedCheckpoint(step=9, why="step 9 is left out")
 
 
+async def test_of_missed_steps_the_latest_is_told(stored: Stored) -> None:
+    """A write that is left out is told at once, and the one that holds it up only when that has failed."""
+    await stored.arena()
+    stored.keeper._persisting.note_missed(0, 9, "step 9 is left out")
+    stored.keeper._persisting.note_missed(0, 7, "step 7 was given up")
+    assert stored.keeper.missed == MissedCheckpoint(step=9, why="step 9 is left out")
+
+
 async def test_storage_that_hangs_does_not_hold_up_the_end(stored: Stored) -> None:
     arena = await stored.arena()
     snapshot(arena, 7)

@@ -124,7 +124,7 @@ async def test_a_published_step_of_another_generation_or_in_doubt_is_not_the_fin
     retention.mark_doubts(url, "r.", (Doubt(generation=1, not_after=7),))
     assert not b.is_published(1, 8)
     (fleet.folder / "ckpt" / ".holdfast-doubts.json").unlink()
-    b._author = Author(2, "r.")
+    b.author = Author(2, "r.")
     assert not b.is_published(1, 8)
 
 

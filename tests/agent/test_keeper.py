@@ -338,7 +338,7 @@ async def test_what_a_killed_agent_has_not_written_is_not_waited_for(bench: Benc
     checkpoint_save.write_part(four, 0, [memoryview(b"rank 0's")])
     assert [part.rank for part in checkpoint_save.collect_parts(four, 2, 20.0)] == [0, 1]
     await writing
-    assert bench.said == [] and successor._missed == {1: set()}
+    assert bench.said == [] and successor._unwritten == {1: set()}
 
 
 def test_storage_that_is_slow_on_and_off_is_said_to_be_slow_once() -> None:

@@ -29,32 +29,32 @@ _log = logging.getLogger("holdfast.keeper")
 
 class CheckpointWriter:
     def __init__(self, say: Callable[[str], None]) -> None:
-        self._author = Author(0)
-        self._doubts: tuple[Doubt, ...] = ()
+        self.author = Author(0)
+        self.doubts: tuple[Doubt, ...] = ()
         self.unmarked = False  # nobody has noted yet at the storage what is in doubt
         self._say = say
         self._wants: dict[int, ArenaRequest] = {}  # of this generation
         self._latest: dict[int, ArenaRequest] = {}  # rank -> what it asked for last, in whichever generation
         self._lanes: dict[tuple[int, str], WriteLane] = {}  # one each: a rank whose storage hangs holds up no other
-        self._written: dict[int, int] = {}  # rank -> newest step that was taken on
-        self._missed: dict[int, set[int]] = {}  # rank -> steps whose part is not written, and rank 0 may wait for it
+        self._taken_on: dict[int, int] = {}  # rank -> newest step that was taken on
+        self._unwritten: dict[int, set[int]] = {}  # rank -> steps whose part is not there, and rank 0 may wait for it
         self.done: dict[int, int] = {}  # rank -> newest step of which its part is on storage
         self.under_way: dict[tuple[int, int], asyncio.Event] = {}  # rank and step -> set when it is over
         self.stored = -1  # newest step that was published
-        self.missed: MissedCheckpoint | None = None  # that should have been published since
+        self.missed_checkpoint: MissedCheckpoint | None = None  # that should have been published since
         self._trouble: dict[str, tuple[int, int]] = {}  # storage -> step that failed, and how many must go well
         self.wanted = -1  # this step is due as well
-        self._owned = storage_owner.OwnedStorages()
+        self.owned = storage_owner.OwnedStorages()
 
     def begin_generation(self, author: Author, doubts: tuple[Doubt, ...] = (), wanted: int = -1) -> None:
         """Begin a generation and forget the last one's requests; the step `wanted` becomes a checkpoint as well."""
-        self._author, self._doubts, self.wanted = author, doubts, wanted
+        self.author, self.doubts, self.wanted = author, doubts, wanted
         self.unmarked = bool(doubts)
         for lane in self._lanes.values():
             lane.give_up()  # of a generation that is over: a part that is missing will not come
         self._wants.clear()
-        self._written.clear()
-        self._missed.clear()
+        self._taken_on.clear()
+        self._unwritten.clear()
         self.done.clear()
         self.stored = -1
 
@@ -72,7 +72,7 @@ class CheckpointWriter:
 
     def is_published(self, rank: int, step: int) -> bool:
         """Return whether this generation has published this step at the rank's storage; False if that fails."""
-        url, author = self.storage_url(rank), self._author
+        url, author = self.storage_url(rank), self.author
 
         def look() -> str:
             with suppress(StorageError):
@@ -84,8 +84,8 @@ class CheckpointWriter:
 
     async def mark_doubts(self, more: tuple[Doubt, ...] = ()) -> None:
         """Note at rank 0's storage which checkpoints are in doubt: the next run is not to go on from them."""
-        self.unmarked, self._doubts = False, (*self._doubts, *more)
-        url, run, doubts = self.storage_url(0), self._author.run, self._doubts
+        self.unmarked, self.doubts = False, (*self.doubts, *more)
+        url, run, doubts = self.storage_url(0), self.author.run, self.doubts
         if url and doubts:
             told = await asyncio.to_thread(look_in_time, lambda: _mark_doubts(url, run, doubts), _LOOK_S)
             if told:
@@ -93,7 +93,7 @@ class CheckpointWriter:
 
     async def clean_up(self) -> None:
         """Remove what failed writes have left at rank 0's storage, since this run publishes nothing more."""
-        url, author = self.storage_url(0), self._author
+        url, author = self.storage_url(0), self.author
 
         def clean() -> str:
             with suppress(StorageError):
@@ -101,27 +101,27 @@ class CheckpointWriter:
             return ""
 
         hangs = any(lane.is_held_up for lane in self._lanes.values())  # then a removal would hang as well
-        if url and self.missed and not hangs:
+        if url and self.missed_checkpoint and not hangs:
             await asyncio.to_thread(look_in_time, clean, _LOOK_S)
 
     def mark_recalled(self) -> None:
         """Mark all wants as an earlier agent's. That agent may have been killed while it wrote an unknown step."""
-        self._missed.update({rank: {checkpoint_save.UNKNOWN} for rank in self._wants})
+        self._unwritten.update({rank: {checkpoint_save.UNKNOWN} for rank in self._wants})
 
     def is_due(self, rank: int, sealed: SealedSnapshot) -> bool:
         """Return whether to write this snapshot. Its step or a flag decides, so that all ranks write the same steps."""
         want = self._wants.get(rank)
-        if want is None or want.storage is None or sealed.step <= self._written.get(rank, -1):
+        if want is None or want.storage is None or sealed.step <= self._taken_on.get(rank, -1):
             return False
         every = want.storage.every_steps
         return (every > 0 and sealed.step % every == 0) or bool(sealed.flags & DUE) or sealed.step == self.wanted
 
     async def write_snapshot(self, rank: int, arena: Arena, sealed: SealedSnapshot) -> None:
-        want, author = self._wants[rank], self._author
+        want, author = self._wants[rank], self.author
         assert want.storage is not None
-        self._written[rank] = sealed.step
-        before = frozenset(sorted(self._missed.get(rank, ()))[-_MISSED:])
-        missed = self._missed[rank] = {*before, sealed.step}  # until it is written
+        self._taken_on[rank] = sealed.step
+        before = frozenset(sorted(self._unwritten.get(rank, ()))[-_MISSED:])
+        missed = self._unwritten[rank] = {*before, sealed.step}  # until it is written
         pinned = pin_snapshot(arena, sealed)
         if pinned is None:
             why = f"step {sealed.step} was overwritten before it could be written to storage"
@@ -131,20 +131,11 @@ class CheckpointWriter:
         url, every = want.storage.url, want.storage.every_steps
         alone = sealed.step == self.wanted or bool(every and sealed.step % every)  # somebody wants just this one
         begun_s = _PARTS_S if alone else checkpoint_save.BEGUN_S
-        job = PartWrite(
-            want,
-            author,
-            pinned,
-            self._owned,
-            doubts=self._doubts,
-            missed=before,
-            begun_s=begun_s,
-            cleans=self.missed is not None,  # which only rank 0's keeper knows of
-        )
+        job = PartWrite(self, want, pinned, begun_s, missed=before)
         if alone:
             await self._wait_idle(rank)
         outcome = await self.run_write(job)
-        if author != self._author:  # of a generation that is over: no trouble of the storage
+        if author != self.author:  # of a generation that is over: no trouble of the storage
             _log.info("rank %d: %s", rank, outcome.detail)
             return
         missed -= job.told
@@ -168,19 +159,20 @@ class CheckpointWriter:
             self.under_way.pop((rank, job.step), None)
             over.set()
             job.pinned.release()
-        if job.author == self._author and not job.doubted:
+        if job.author == self.author and not job.doubted:
             if job.step in job.told:
                 self.done[rank] = max(self.done.get(rank, -1), job.step)
             if outcome.ok and outcome.url:
                 self.stored = max(self.stored, job.step)
-                if self.missed and self.missed.step <= job.step:  # a later one may have been left out meanwhile
-                    self.missed = None
+                missed = self.missed_checkpoint
+                if missed and missed.step <= job.step:  # a later one may have been left out meanwhile
+                    self.missed_checkpoint = None
         return outcome
 
     def note_missed(self, rank: int, step: int, why: str) -> None:
         """Note that a step was not written. Rank 0 publishes, so what others cannot write it hears of, or waits for."""
-        if rank == 0:
-            self.missed = MissedCheckpoint(step=step, why=why)
+        if rank == 0 and (self.missed_checkpoint is None or step >= self.missed_checkpoint.step):
+            self.missed_checkpoint = MissedCheckpoint(step=step, why=why)
 
     def give_up(self, rank: int) -> None:
         """Give up all writes of this rank that are under way."""
@@ -196,17 +188,7 @@ class CheckpointWriter:
         if doubted:  # in a folder of its own: nobody finds it who does not look for it, and nothing is retired for it
             apart = msgspec.structs.replace(want.storage, url=f"{want.storage.url}/{DOUBTED}", keep=0)
             want = msgspec.structs.replace(want, storage=apart)
-        return PartWrite(
-            want,
-            self._author,
-            pinned,
-            self._owned,
-            doubts=self._doubts,
-            begun_s=begun_s,
-            cleans=self.missed is not None,
-            checked=True,
-            doubted=doubted,
-        )
+        return PartWrite(self, want, pinned, begun_s, checked=True, doubted=doubted)
 
     def _report_outcome(self, rank: int, url: str, outcome: WriteOutcome) -> None:
         """Report trouble with a storage when it begins and when it ends, not once for every rank and step."""
@@ -227,29 +209,26 @@ class PartWrite:
 
     def __init__(
         self,
+        writer: CheckpointWriter,
         want: ArenaRequest,
-        author: Author,
         pinned: SnapshotPin,
-        owned: storage_owner.OwnedStorages,
-        *,
-        doubts: tuple[Doubt, ...],
         begun_s: float,  # for rank 0 to begin
+        *,
         missed: frozenset[int] = frozenset(),  # steps before this one whose part will not come
-        cleans: bool = False,  # after a write that failed
         checked: bool = False,  # whether the snapshot is to be compared with its checksums first
         doubted: bool = False,  # then it counts for nobody
     ) -> None:
         self.want = want
-        self.author = author
+        self.author = writer.author
         self.pinned = pinned
         self.step = pinned.step
         self.doubted = doubted
         self.told: set[int] = set()  # of the missed, and of this one if it is written: nobody waits for them
-        self._doubts = doubts
+        self._doubts = writer.doubts
         self._missed = missed
-        self._owned = owned
+        self._owned = writer.owned
         self._begun_s = begun_s
-        self._cleans = cleans
+        self._cleans = writer.missed_checkpoint is not None  # after a write that failed, as rank 0's keeper knows
         self._checked = checked
 
     @property

@@ -152,7 +152,7 @@ class Keeper:
     @property
     def missed(self) -> MissedCheckpoint | None:
         """The newest checkpoint that this node could not publish; None if it has published a later one since."""
-        return self._persisting.missed
+        return self._persisting.missed_checkpoint
 
     @property
     def address(self) -> tuple[str, int]:
