@@ -206,8 +206,7 @@ def clean_unpublished(base: str, author: Author | None, *, before: int = -1, for
     that it has published, or before the step `before`, which it begins to write. With `force` all are removed.
     """
     storage = open_storage(base)
-    last = max((one.step for one in _find_published(storage) if one.author == author), default=before)
-    last = max(last, before)
+    last = max((before, *(one.step for one in _find_published(storage) if one.author == author)))
     attempts = storage.list_unpublished()
     dead = [one.name for one in attempts if force or _is_dead(storage, one, author, last)]
     for name in dead:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.checkpoint.manifest import Author, TakenOverError, WriterProcess
+from holdfast.checkpoint.manifest import Author, TakenOverError, WriterProcess, step_of
 from holdfast.checkpoint.storage_opener import Storage, open_storage
 from holdfast.core.decoding import from_json
 
@@ -53,27 +53,32 @@ class OwnedStorages:
         one by now, which the notes get to know; return whether that was so. Raises what `take_ownership` raises."""
         storage = open_storage(url)
         held, folder = self._taken.get(url, (None, None))
-        there = storage.read_identity()
-        replaced = held is not None and (there != folder or read_owner(storage) is None)
+        there, holder = storage.read_identity(), read_owner(storage)
+        ours = held is not None and holder is not None and (holder.run, holder.generation) == (held.run, held.generation)
+        replaced = held is not None and (holder is None or (there != folder and not ours))
         if held == author and not replaced:
+            self._taken[url] = (author, there)  # a network's file system that is mounted anew has another device number
             return False
         take_ownership(url, author)
         self._taken[url] = (author, storage.read_identity())
         if replaced:
-            notes.append(f"before step {step} was written, {_describe_replaced(url, folder, there)}")
+            notes.append(f"before step {step} was written, {_describe_replaced(storage, folder, there)}")
         return True
 
     def forget(self, url: str) -> None:
         self._taken.pop(url, None)
 
 
-def _describe_replaced(url: str, before: tuple[int, int] | None, there: tuple[int, int] | None) -> str:
+def _describe_replaced(storage: Storage, before: tuple[int, int] | None, there: tuple[int, int] | None) -> str:
     """Return in words what has become of a folder of checkpoints, of which a remote one has no identity."""
+    url = storage.url()
     if before and there is None:
         return f"{url} was removed; it is made anew, without the checkpoints that were there"
     if before and there and before != there:
         what = "folder" if there[0] == before[0] else "file system"
-        return f"another {what} was put in place of {url}; checkpoints go there now, and earlier ones are not there"
+        empty = not any(step_of(name) is not None for name in storage.list_names())
+        lacks = ", and earlier ones are not there" if empty else ""
+        return f"another {what} was put in place of {url}; checkpoints go there now{lacks}"
     return f"{url} lost its file {_FENCE}, which is written again: were checkpoints removed there?"
 
 

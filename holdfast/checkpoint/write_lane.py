@@ -56,8 +56,9 @@ class WritePulse:
 class WriteLane:
     """Runs the writes to one storage, one at a time. `say` gets each message for the user only once."""
 
-    def __init__(self, url: str, say: Callable[[str], None], stall_s: float = 60.0) -> None:
+    def __init__(self, url: str, say: Callable[[str], None], stall_s: float = 60.0, kind: str = "storage") -> None:
         self._url = url
+        self._place = f"{kind} at {url}"
         self._say = say
         self._stall_s = stall_s
         self._said: set[str] = set()
@@ -84,7 +85,7 @@ class WriteLane:
             self._pulse.passed_over = True  # or ranks would wait for different steps, and none would ever be whole
             self._last[1].join(_LOOK_S)
         if self._last and self.is_held_up:
-            why = f"storage at {self._url} still holds up the write of step {self._last[0]}, so step {step} is left out"
+            why = f"{self._place} still holds up the write of step {self._last[0]}, so step {step} is left out"
             return WriteOutcome(step=step, ok=False, detail=why, behind=True)
         began_at = time.monotonic()
         pulse = self._pulse = WritePulse()
@@ -110,7 +111,7 @@ class WriteLane:
         if found:
             return found[0]
         if thread.is_alive():
-            why = f"storage at {self._url} has taken nothing for {self._stall_s:g} s, so step {step} was given up"
+            why = f"{self._place} has taken nothing for {self._stall_s:g} s, so step {step} was given up"
         else:
             why = f"step {step} was not written: the writer crashed"
         return WriteOutcome(step=step, ok=False, detail=why)

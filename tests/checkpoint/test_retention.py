@@ -228,6 +228,32 @@ def test_a_folder_that_is_replaced_is_taken_again_and_said(tmp_path: Path) -> No
         shutil.rmtree(base.resolve())
 
 
+def test_a_folder_that_is_mounted_anew_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a network's file system is mounted again, the folder has another device number, and all that it had."""
+    base, notes = str(tmp_path / "ckpt"), list[str]()
+    owned = storage_owner.OwnedStorages()
+    assert owned.take(base, ME, 1, notes)
+    device, inode = LocalStorage(base).read_identity() or (0, 0)
+    monkeypatch.setattr(LocalStorage, "read_identity", lambda _: (device + 1, inode))
+    assert not owned.take(base, ME, 2, notes) and notes == []
+    (tmp_path / "ckpt" / ".holdfast-author.json").unlink()
+    assert owned.take(base, ME, 3, notes) and "lost its file" in notes.pop()
+
+
+def test_a_folder_with_checkpoints_that_is_put_in_place_is_not_said_to_lack_them(tmp_path: Path) -> None:
+    base, notes = tmp_path / "ckpt", list[str]()
+    owned = storage_owner.OwnedStorages()
+    assert owned.take(str(base), ME, 1, notes)
+    base.rename(tmp_path / "gone")
+    base.mkdir()
+    assert owned.take(str(base), ME, 2, notes) and notes.pop().endswith("and earlier ones are not there")
+    (tmp_path / "gone" / ".holdfast-author.json").unlink()
+    (tmp_path / "gone" / "step-00000001").mkdir()
+    base.rename(tmp_path / "empty")
+    (tmp_path / "gone").rename(base)
+    assert owned.take(str(base), ME, 3, notes) and notes.pop().endswith("checkpoints go there now")
+
+
 def test_a_run_that_lives_keeps_its_path_and_what_it_writes_there(tmp_path: Path) -> None:
     """Another one is told, takes the path when the first has ended, and removes nothing that is not of its line."""
     base, other = str(tmp_path), Author(1, "other.1")

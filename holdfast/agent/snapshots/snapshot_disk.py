@@ -66,7 +66,7 @@ class SnapshotDisk:
         self._arenas = arenas
         self._ports = ports
         self._author = Author(0)  # without a run nothing is read or written
-        self._lane = WriteLane(limits.path, ports.say, _STALL_S)
+        self._lane = WriteLane(limits.path, ports.say, _STALL_S, "the disk")
         self._trouble = self._hangs = False
         self._leaving = False  # the final state is written in place of what the aim names
         self._read: dict[tuple[str, int], DiskState] = {}  # by URL, and when that came to be there
