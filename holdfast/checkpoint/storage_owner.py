@@ -54,7 +54,9 @@ class OwnedStorages:
         storage = open_storage(url)
         held, folder = self._taken.get(url, (None, None))
         there, holder = storage.read_identity(), read_owner(storage)
-        ours = held is not None and holder is not None and (holder.run, holder.generation) == (held.run, held.generation)
+        ours = (
+            held is not None and holder is not None and (holder.run, holder.generation) == (held.run, held.generation)
+        )
         replaced = held is not None and (holder is None or (there != folder and not ours))
         if held == author and not replaced:
             self._taken[url] = (author, there)  # a network's file system that is mounted anew has another device number

@@ -216,7 +216,7 @@ class NetworkPort:
         self.minting = TokenMinting(audit, tokens)
         return NodeEnrolment(
             run_directory.open_authority(run_dir),
-            run_directory.read_secret(run_dir),
+            run_directory.read_door_secret(run_dir),
             run_id,
             audit=audit,
             tokens=tokens,

@@ -140,7 +140,7 @@ class HostJoin:
         if self.given:
             self._copy_keys(self.given, run_directory.door_keys_folder(self.run_dir), self._keys_folder)
         else:
-            run_directory.write_secret(self.run_dir, self.token)
+            run_directory.write_door_secret(self.run_dir, self.token)
             certificate_authority.enrol_local_node(
                 run_directory.open_authority(self.run_dir), self.name, self._keys_folder
             )

@@ -195,12 +195,12 @@ def is_certified(run_dir: Path) -> bool:
     return not (door_keys_folder(run_dir) / mutual_tls.SIGNING).exists()
 
 
-def read_secret(run_dir: Path) -> str:
+def read_door_secret(run_dir: Path) -> str:
     """Return the secret that joining hosts must know."""
     return (door_keys_folder(run_dir) / "secret").read_text(encoding="utf-8").strip()
 
 
-def write_secret(run_dir: Path, told: str) -> None:
+def write_door_secret(run_dir: Path, told: str) -> None:
     door_keys_folder(run_dir).mkdir(mode=0o700, exist_ok=True)
     mutual_tls.write_secret(door_keys_folder(run_dir) / "secret", told.encode())
 

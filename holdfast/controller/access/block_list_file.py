@@ -65,7 +65,7 @@ class BlockListFile:
             try:
                 left = rewrite(tuple(entry for entry in self.read_entries() if entry.until > now))
                 content = msgspec.json.format(msgspec.json.encode(left))
-                mutual_tls.write_secret(self.path, content, durable=True, mode=self._present_mode())
+                mutual_tls.write_file_of_mode(self.path, content, self._present_mode(), durable=True)
             finally:
                 os.close(lock)
         except BlockListError:

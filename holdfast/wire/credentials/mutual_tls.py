@@ -30,11 +30,14 @@ class KeyFiles(NamedTuple):
         return cls(folder / "key.pem", folder / "certificate.pem", folder / "authority.pem")
 
 
-def write_secret(path: Path, content: bytes, durable: bool = False, mode: int = 0o600) -> None:
-    """Write a file that only its owner can read, whole or not at all; never writes through a symbolic link.
+def write_secret(path: Path, content: bytes, durable: bool = False) -> None:
+    """Write a file that only its owner can read, in the way of `write_file_of_mode`."""
+    write_file_of_mode(path, content, 0o600, durable=durable)
 
-    With `durable`, the content is on disk when this returns. With another `mode`, it is no secret.
-    """
+
+def write_file_of_mode(path: Path, content: bytes, mode: int, *, durable: bool) -> None:
+    """Write a file of this mode, whole or not at all; never writes through a symbolic link. With `durable`, the
+    content is on disk when this returns."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.unlink(missing_ok=True)
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
