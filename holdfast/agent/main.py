@@ -92,7 +92,7 @@ def _assemble_parts(
             keeper.hashing.run,
             health.run,
             staging.watch,
-            CompiledCode(spec, dialer, lambda: bool(ranks.running_ranks()), events.say).run,
+            CompiledCode(spec, dialer, lambda: bool(ranks.held), events.say).run,
             partial(LogRotation(spec).run, ranks.running_ranks),
             partial(_heed_interrupt, events.on_leave_request),
         ),

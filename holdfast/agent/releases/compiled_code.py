@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -32,7 +33,7 @@ class _CachedFile(NamedTuple):
 
 
 class CompiledCode:
-    """Packs the folder for others where the controller's archives are; unpacks that archive where no ranks run."""
+    """Packs the folder for others where the controller's archives are; unpacks that archive where no rank has run."""
 
     def __init__(
         self, node: NodeSpec, dialing: ControllerDialer, has_ranks: Callable[[], bool], say: Callable[[str], None]
@@ -42,6 +43,7 @@ class CompiledCode:
         self._archives = Path(node.compiled_archives) if node.compiled_archives else None
         self._limit = ArchiveLimits(bytes=node.settings.release.compiled_mb * MIB)
         self._dialing, self._has_ranks, self._say = dialing, has_ranks, say
+        self._had_ranks = False
         self._seen: tuple[_CachedFile, ...] = ()
         self._done: tuple[_CachedFile, ...] = ()  # packed, or found to be too large
         self._brought = ""  # the digest of what was last brought here
@@ -53,9 +55,10 @@ class CompiledCode:
             await asyncio.sleep(_LOOK_S)
             trouble = ""
             try:
-                if self._has_ranks() and self._archives:
+                self._had_ranks |= self._has_ranks()  # between a stop and a launch there are none
+                if self._had_ranks and self._archives:
                     await asyncio.to_thread(self.pack_folder, self._folder, self._archives)
-                elif not self._has_ranks() and not self._archives:
+                elif not self._had_ranks and not self._archives:
                     await self.bring_archive(self._folder)
             except (OSError, ArchiveError, aiohttp.ClientError, TimeoutError) as e:
                 trouble = str(e) or type(e).__name__
@@ -68,15 +71,16 @@ class CompiledCode:
         before, self._seen = self._seen, _list_files(folder)
         if not self._seen or self._seen != before or self._seen == self._done:
             return
-        self._done = self._seen
         total = sum(file.bytes + _FILE_BYTES for file in self._seen)
         if total > self._limit.bytes:
             self._say(
                 f"standbys do not get what ranks have compiled: it takes {total / MIB:.0f} MiB, "
                 f"and release.compiled_mb allows {self._limit.bytes // MIB}"
             )
+            self._done = self._seen
             return
         packed = tree_archive.pack_files(folder, [file.path for file in self._seen], archives, self._limit)
+        self._done = self._seen
         for old in archives.glob("*.tar"):
             if old.stem != packed.digest:
                 old.unlink(missing_ok=True)
@@ -87,8 +91,8 @@ class CompiledCode:
         digest = await self._ask_digest()
         if not digest or digest == self._brought:
             return
-        kept = ReleaseFolder(folder.with_name(f"{folder.name}.coming"))
-        await asyncio.to_thread(kept.path.mkdir, mode=0o700, exist_ok=True)
+        # Its own: other nodes of this host may fetch it, too.
+        kept = ReleaseFolder(Path(tempfile.mkdtemp(prefix=f"{folder.name}.coming-", dir=folder.parent)))
         try:
             archive = kept.draft_path(digest, "fetched")
             await fetch_archive(self._dialing, kept, digest, archive)

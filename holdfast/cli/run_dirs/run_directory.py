@@ -209,8 +209,8 @@ def forget_secrets(run_dir: Path) -> None:
     """Remove secrets and compiled code of an ended run; it cannot be resumed, so nobody needs them."""
     for name in ("token", "env.json"):
         (run_dir / name).unlink(missing_ok=True)
-    for name in ("door", "keys", COMPILED, COMPILED_ARCHIVES):
-        shutil.rmtree(run_dir / name, ignore_errors=True)
+    for path in (run_dir / "door", run_dir / "keys", run_dir / COMPILED_ARCHIVES, *run_dir.glob(f"{COMPILED}*")):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def people_path() -> Path:
