@@ -4,7 +4,7 @@ import asyncio
 import os
 import threading
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from holdfast.agent.snapshots.arena_table import SnapshotPin
 from holdfast.agent.snapshots.snapshot_disk import SnapshotDisk
 from holdfast.checkpoint import checkpoint_save, retention
-from holdfast.checkpoint.manifest import Author, part_name
+from holdfast.checkpoint.manifest import Author, StorageError, part_name
 from holdfast.checkpoint.write_lane import WritePulse
 from holdfast.model.errand import FinalState, Leave
 from holdfast.model.state_copy import Doubt
@@ -171,7 +171,8 @@ async def test_the_final_state_goes_to_disk_in_time_when_storage_hangs(fleet: Fl
     await until(lambda: job.states("a") == [8])
     assert len(fleet.nodes["a"].said) == 1, "storage may still take it"
     await leaving
-    assert fleet.nodes["a"].said[-1].startswith("step 8 stays on disk in ")
+    unknown = f"step 8 stays on disk in {job.root / 'a' / 'r.'}: whether storage has this state is not known"
+    assert fleet.nodes["a"].said[-1] == unknown
     os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))  # lets the thread go
 
 
@@ -242,7 +243,9 @@ async def test_a_node_removes_its_own_states_and_the_last_one_the_folder(fleet: 
     assert not (job.root / "r.").exists()
 
 
-async def test_a_part_on_storage_is_no_checkpoint_before_rank_0_has_published_it(fleet: Fleet) -> None:
+async def test_a_part_on_storage_is_no_checkpoint_before_rank_0_has_published_it(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = Disked(fleet)
     await job.start()
     job.save(8)
@@ -253,4 +256,51 @@ async def test_a_part_on_storage_is_no_checkpoint_before_rank_0_has_published_it
     keeper = fleet.nodes["b"].keeper
     await keeper.leave_job(last)
     assert keeper._persisting.done == {1: 8} and retention.find_checkpoints(url) == ()
-    assert job.states("b") == [8] and "step 8 stays on disk" in fleet.nodes["b"].said[-1]
+    assert job.states("b") == [8] and fleet.nodes["b"].said[-1].endswith(": no storage has this state")
+
+    def fail(url: str, step: int) -> NoReturn:
+        raise StorageError(f"{url} does not answer")
+
+    monkeypatch.setattr(retention, "find_checkpoints", fail)
+    await keeper.leave_job(last)
+    assert fleet.nodes["b"].said[-1].endswith(": whether storage has this state is not known")
+
+
+async def test_a_state_stays_that_a_line_before_has_a_later_step_of_on_storage(fleet: Fleet) -> None:
+    """The controller names a final state only where storage has none as new, whatever it remembers."""
+    job = Disked(fleet)
+    await job.start()
+    job.save(8)
+    last = msgspec.structs.replace(LEAVE, last=(FinalState(step=8, ranks=(0,)),), last_s=60.0, stored=100)
+    await fleet.nodes["a"].keeper.leave_job(last)
+    assert job.states("a") == [8]
+
+
+async def test_a_final_state_that_memory_lacks_is_not_said_to_be_late(fleet: Fleet) -> None:
+    job = Disked(fleet)
+    await job.start()
+    job.save(8)
+    last = msgspec.structs.replace(LEAVE, last=(FinalState(step=9, ranks=(0,)),), last_s=60.0)
+    await fleet.nodes["a"].keeper.leave_job(last)
+    path = job.root / "a"
+    assert fleet.nodes["a"].said == [
+        f"step 9 was not written to {path}: memory does not hold it for all ranks of this node",
+        f"neither storage nor the disk at {path} has step 9",
+    ]
+
+
+async def test_a_node_that_has_left_tells_what_stays_without_another_look(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Disked(fleet)
+    await job.start()
+    await job.write(5)
+    job.save(8)
+    keeper = fleet.nodes["a"].keeper
+    await keeper.leave_job(msgspec.structs.replace(LEAVE, last=(FinalState(step=8, ranks=(0,)),), last_s=60.0))
+
+    def hang(_: SnapshotDisk) -> NoReturn:
+        raise AssertionError("the event loop would wait for it")
+
+    monkeypatch.setattr(SnapshotDisk, "list_states", hang)
+    assert job.states("a") == [5, 8]

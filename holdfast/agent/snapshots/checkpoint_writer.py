@@ -70,17 +70,23 @@ class CheckpointWriter:
         want = self._latest.get(rank)
         return want.storage.url if want and want.storage else ""
 
-    def is_published(self, rank: int, step: int) -> bool:
-        """Return whether this generation has published this step at the rank's storage; False if that fails."""
+    @property
+    def is_held_up(self) -> bool:
+        """Whether a write is still under way somewhere, also one that was given up."""
+        return any(lane.is_held_up for lane in self._lanes.values())
+
+    def is_published(self, rank: int, step: int) -> bool | None:
+        """Return whether this generation has published this step at the rank's storage; None if that does not tell."""
         url, author = self.storage_url(rank), self.author
 
         def look() -> str:
             with suppress(StorageError):
                 found = retention.find_checkpoints(url, step)
-                return next((one.url for one in found if one.ok and one.author == author), "")
+                return str(any(one.ok and one.author == author for one in found))
             return ""
 
-        return bool(look_in_time(look, _LOOK_S))
+        told = look_in_time(look, _LOOK_S)
+        return told == str(True) if told else None
 
     async def mark_doubts(self, more: tuple[Doubt, ...] = ()) -> None:
         """Note at rank 0's storage which checkpoints are in doubt: the next run is not to go on from them."""
@@ -100,8 +106,7 @@ class CheckpointWriter:
                 retention.clean_unpublished(url, author, before=sys.maxsize)
             return ""
 
-        hangs = any(lane.is_held_up for lane in self._lanes.values())  # then a removal would hang as well
-        if url and self.missed_checkpoint and not hangs:
+        if url and self.missed_checkpoint and not self.is_held_up:  # else a removal would hang as well
             await asyncio.to_thread(look_in_time, clean, _LOOK_S)
 
     def mark_recalled(self) -> None:

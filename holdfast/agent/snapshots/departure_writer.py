@@ -4,6 +4,8 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
+import msgspec
+
 from holdfast.agent.snapshots.arena_table import ArenaTable, SnapshotPin, pin_snapshot
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
@@ -30,6 +32,7 @@ class FinalWriter:
         self._clock = ports.clock
         self._say = ports.say
         self._not_after = sys.maxsize  # later steps are in doubt, wherever they are
+        self._answered = True  # storage has told what is published there
 
     async def leave_job(self, errand: Leave, ranks: Sequence[int]) -> None:
         """Write the final states, and remove from this node's disk what storage has.
@@ -39,20 +42,23 @@ class FinalWriter:
         """
         until = self._clock.monotonic() + errand.last_s
         self._not_after = min((doubt.not_after for doubt in errand.doubts), default=sys.maxsize)
+        good = next((last for last in errand.last if not last.doubted), None)
+        if good:  # so storage had none as new: what is remembered as later is of a line that was left
+            errand = msgspec.structs.replace(errand, stored=min(errand.stored, good.step - 1))
         storing = asyncio.create_task(self._store_last(errand, ranks, until))
         if not self._disk.limits.path or not errand.ended:
             await storing
             if errand.disk_over:
                 await asyncio.to_thread(self._disk.remove_run)
             return
-        good = next((last for last in errand.last if not last.doubted), None)
         done, _ = await asyncio.wait([storing], timeout=errand.last_s * _STORAGE)
         if good and not (done and storing.result() >= good.step):
             await self._disk.write_final(good.step, good.ranks, until - self._clock.monotonic())
         stored = await storing
         if good and good.step > max(stored, self._disk.final):
             self._say(f"neither storage nor the disk at {self._disk.limits.path} has step {good.step}")
-        await self._disk.leave_job(ranks, stored, errand.spared, self._not_after)
+        answered = self._answered and not self._persisting.is_held_up
+        await self._disk.leave_job(ranks, stored, errand.spared, self._not_after, answered=answered)
 
     async def _store_last(self, errand: Leave, ranks: Sequence[int], until: float) -> int:
         """Write the final states to storage; return the newest step that is published there and not in doubt."""
@@ -125,7 +131,9 @@ class FinalWriter:
         publishes, and may be slower than this one."""
         parts, read = min(map(self.stored_step, ranks)), min(map(self._read_step, ranks))
         while parts > max(stored, read) and 0 not in ranks:
-            if await asyncio.to_thread(self._persisting.is_published, ranks[0], parts):
+            published = await asyncio.to_thread(self._persisting.is_published, ranks[0], parts)
+            self._answered = published is not None
+            if published:
                 break
             if self._clock.monotonic() > until:
                 return max(stored, read)

@@ -69,6 +69,7 @@ class SnapshotDisk:
         self._lane = WriteLane(limits.path, ports.say, _STALL_S, "the disk")
         self._trouble = self._hangs = False
         self._leaving = False  # the final state is written in place of what the aim names
+        self._left = False  # and nothing changes any more
         self._read: dict[tuple[str, int], DiskState] = {}  # by URL, and when that came to be there
         self._left_out: set[tuple[str, int]] = set()  # the same
         self._listed: list[DiskState] = []  # when the agent looked last
@@ -122,7 +123,7 @@ class SnapshotDisk:
 
     def _list_in_time(self) -> list[DiskState]:
         """Return the states soon: if the disk takes too long, what was there when it was last looked at."""
-        if not self._looking.is_alive():
+        if not self._left and not self._looking.is_alive():
             self._looking = threading.Thread(target=self._look, name="holdfast-list", daemon=True)
             self._looking.start()
             self._looking.join(_LOOK_S)
@@ -330,26 +331,34 @@ class SnapshotDisk:
         if outcome and outcome.ok:
             self.final = step
         else:
-            why = outcome.detail if outcome else f"step {step} was not written to {self.limits.path} in time"
+            lacks = ": memory does not hold it for all ranks of this node" if done else " in time"
+            why = outcome.detail if outcome else f"step {step} was not written to {self.limits.path}{lacks}"
             self._ports.say(why)
 
-    async def leave_job(self, ranks: Sequence[int], stored: int, spared: Sequence[int], not_after: int) -> None:
-        """Remove what lies on this host of this run, without states after the stored step, which no storage has, and of
-        spared ranks: these are of other nodes, which may need them. Say what stays, in doubt after `not_after`."""
+    async def leave_job(
+        self, ranks: Sequence[int], stored: int, spared: Sequence[int], not_after: int, *, answered: bool
+    ) -> None:
+        """Remove what lies on this host of this run, without states after the stored step, which no storage has if it
+        has answered, and of spared ranks: these are of other nodes, which may need them. Say what stays, in doubt after
+        `not_after`."""
         self._leaving = True
         self._lane.give_up()
 
         def clear() -> str:
             newer = [one for one in self.list_states() if one.step > stored and one.note.layout.rank not in spared]
             self._remove_ranks(stored, spared)
+            self._look()
             held = {rank: {one.step for one in newer if one.note.layout.rank == rank} for rank in ranks}
             whole = set.intersection(*held.values()) if held else set()
             steps = whole or {one.step for one in newer}
             good = {step for step in steps if step <= not_after}
             named = f"step {max(good)}" if good else f"step {max(steps, default=-1)} (in doubt)"
-            return f"{named} stays on disk in {self._folder}: no storage has this state" if newer else ""
+            why = "no storage has this state" if answered else "whether storage has this state is not known"
+            return f"{named} stays on disk in {self._folder}: {why}" if newer else ""
 
-        if stays := await asyncio.to_thread(look_in_time, clear, _STALL_S):
+        stays = await asyncio.to_thread(look_in_time, clear, _STALL_S)
+        self._left = True
+        if stays:
             self._ports.say(stays)
 
     def _remove_ranks(self, stored: int, spared: Sequence[int]) -> None:
