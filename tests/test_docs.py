@@ -28,7 +28,7 @@ SPAN = re.compile(r"`([^`\n]+)`")
 VERBS = {  # of commands that have some; each has flags of its own
     "catalog": ("add", "check", "correct", "ls", "past", "propose", "reject"),
     "chaos": ("list", "random", "run"),
-    "ckpt": ("export", "ls", "rm", "verify"),
+    "ckpt": ("export", "gather", "ls", "rm", "verify"),
     "sim": ("dst", "replay", "run", "validate"),
     "token": ("add", "node", "revoke"),
 }

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from holdfast.agent.snapshots.arena_table import SnapshotPin
-from holdfast.agent.snapshots.snapshot_disk import SnapshotDisk
+from holdfast.agent.snapshots.snapshot_disk import _MEND, SnapshotDisk
 from holdfast.checkpoint import checkpoint_save, retention
 from holdfast.checkpoint.manifest import Author, StorageError, part_name
 from holdfast.checkpoint.write_lane import WritePulse
@@ -33,7 +33,7 @@ async def test_the_final_state_stays_where_no_storage_has_it(fleet: Fleet) -> No
         await fleet.nodes[name].keeper.leave_job(msgspec.structs.replace(LEAVE, last=last, last_s=60.0))
         folder = job.root / name / "r."
         assert job.states(name) == [5, 8]
-        assert fleet.nodes[name].said[-1] == f"step 8 stays on disk in {folder}: no storage has this state"
+        assert fleet.nodes[name].said[-1] == f"step 8 stays on disk in {folder}: no storage has this state ({_MEND})"
 
 
 async def test_the_final_state_waits_for_a_write_that_is_given_up(
@@ -59,7 +59,9 @@ async def test_the_final_state_waits_for_a_write_that_is_given_up(
     await keeper.leave_job(msgspec.structs.replace(LEAVE, last=last, last_s=60.0))
     await writing
     assert job.states("a") == [8]
-    assert fleet.nodes["a"].said == [f"step 8 stays on disk in {job.root / 'a' / 'r.'}: no storage has this state"]
+    assert fleet.nodes["a"].said == [
+        f"step 8 stays on disk in {job.root / 'a' / 'r.'}: no storage has this state ({_MEND})"
+    ]
 
 
 def give_storage(job: Disked, *ranks: int) -> str:
@@ -109,7 +111,7 @@ async def test_a_final_state_that_rank_0_cannot_publish_stays_on_all_disks(fleet
     assert retention.find_checkpoints(url) == ()
     assert [job.states(name) for name in "abc"] == [[5, 8]] * 3
     for name in "abc":
-        stays = f"step 8 stays on disk in {job.root / name / 'r.'}: no storage has this state"
+        stays = f"step 8 stays on disk in {job.root / name / 'r.'}: no storage has this state ({_MEND})"
         assert fleet.nodes[name].said[-1] == stays
 
 
@@ -153,7 +155,9 @@ async def test_a_host_that_came_back_and_got_no_launch_says_what_lies_on_its_dis
     for stored in (4, 5):
         await keeper.leave_job(msgspec.structs.replace(LEAVE, code=93, stored=stored))
         assert job.states("a") == [5] * (stored == 4)
-    assert fleet.nodes["a"].said == [f"step 5 stays on disk in {job.root / 'a' / 'r.'}: no storage has this state"]
+    assert fleet.nodes["a"].said == [
+        f"step 5 stays on disk in {job.root / 'a' / 'r.'}: no storage has this state ({_MEND})"
+    ]
 
 
 async def test_the_final_state_goes_to_disk_in_time_when_storage_hangs(fleet: Fleet) -> None:
@@ -171,7 +175,7 @@ async def test_the_final_state_goes_to_disk_in_time_when_storage_hangs(fleet: Fl
     await until(lambda: job.states("a") == [8])
     assert len(fleet.nodes["a"].said) == 1, "storage may still take it"
     await leaving
-    unknown = f"step 8 stays on disk in {job.root / 'a' / 'r.'}: whether storage has this state is not known"
+    unknown = f"step 8 stays on disk in {job.root / 'a' / 'r.'}: whether storage has this state is not known ({_MEND})"
     assert fleet.nodes["a"].said[-1] == unknown
     os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))  # lets the thread go
 
@@ -256,14 +260,14 @@ async def test_a_part_on_storage_is_no_checkpoint_before_rank_0_has_published_it
     keeper = fleet.nodes["b"].keeper
     await keeper.leave_job(last)
     assert keeper._persisting.done == {1: 8} and retention.find_checkpoints(url) == ()
-    assert job.states("b") == [8] and fleet.nodes["b"].said[-1].endswith(": no storage has this state")
+    assert job.states("b") == [8] and fleet.nodes["b"].said[-1].endswith(f": no storage has this state ({_MEND})")
 
     def fail(url: str, step: int) -> NoReturn:
         raise StorageError(f"{url} does not answer")
 
     monkeypatch.setattr(retention, "find_checkpoints", fail)
     await keeper.leave_job(last)
-    assert fleet.nodes["b"].said[-1].endswith(": whether storage has this state is not known")
+    assert fleet.nodes["b"].said[-1].endswith(f": whether storage has this state is not known ({_MEND})")
 
 
 async def test_a_state_stays_that_a_line_before_has_a_later_step_of_on_storage(fleet: Fleet) -> None:

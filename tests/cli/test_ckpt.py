@@ -4,17 +4,22 @@ import dataclasses
 import json
 import os
 import pickle  # noqa: TID251  # torch's metadata is one, and this test's own
+import random
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from holdfast.agent.snapshots.disk_state import DiskNote
 from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.retention import find_checkpoints
 from holdfast.cli import main
 from holdfast.cli.commands import ckpt
+from tests.agent.peers import layout
 from tests.checkpoint.making import save
 
 
@@ -65,6 +70,41 @@ def test_ls_of_what_a_run_has_left_on_a_disk(tmp_path: Path, capsys: pytest.Capt
     assert f"        40  {tmp_path}/rank-1/step-00000040  1 kB\n" in out
     assert ckpt.main(["ls", str(tmp_path), "--json"]) == 1
     assert [one["step"] for one in json.loads(capsys.readouterr().out)["states"]] == [40, 40]
+
+
+def leave_states(folder: Path, step: int, ranks: Sequence[int], generation: int = 1) -> dict[int, bytes]:
+    """Leave states of a world of two there, as a run does that has no storage; return the image of each rank."""
+    images, author = {}, Author(generation, "r.")
+    for rank in ranks:
+        plan = layout(rank, 2, shared=True)
+        images[rank] = random.Random(step * 10 + rank).randbytes(plan.image_bytes)
+        base = str(folder / f"rank-{rank}")
+        part = write_part(staging_folder(base, step, author), 0, [memoryview(images[rank])])
+        note = msgspec.msgpack.encode(DiskNote(layout=plan, verified=False))
+        publish_checkpoint(base, step, (part,), note, author=author)
+    return images
+
+
+def test_gather(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    disks, to = [tmp_path / "a", tmp_path / "b"], tmp_path / "to"
+    images = leave_states(disks[0], 40, [0]) | leave_states(disks[1], 40, [1])
+    leave_states(disks[0], 50, [0])
+    ask = ["gather", *map(str, disks), str(to), "--step"]
+    for step, said in (("60", "there is no state of step 60 in "), ("50", "rank 1 of 2 lacks step 50: give the ")):
+        assert ckpt.main([*ask, step]) == 2
+        assert said in capsys.readouterr().err and not to.exists()
+    assert ckpt.main([*ask, "40"]) == 0
+    assert capsys.readouterr().out == f"step 40 of 2 ranks -> {to}/step-00000040\n"
+    assert ckpt.main(["verify", str(to)]) == 0
+    for rank, image in images.items():
+        owned = b"".join(image[one.start : one.end] for one in layout(rank, 2, shared=True).owned_ranges())
+        assert (to / "step-00000040" / f"__{rank}_0.distcp").read_bytes() == owned
+    state = disks[1] / "rank-1" / "step-00000040" / "__0_0.distcp"
+    content = bytearray(state.read_bytes())
+    content[5000] ^= 1
+    state.write_bytes(content)
+    assert ckpt.main([*ask[:-2], str(tmp_path / "again"), "--step", "40"]) == 2
+    assert "__0_0.distcp" in capsys.readouterr().err and steps(tmp_path / "again") == []
 
 
 def test_verify(base: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli.commands import ckpt
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
 from tests.cli.test_run_state import TRAIN, said
@@ -39,7 +40,10 @@ def test_all_memory_is_lost_and_the_disks_have_it(start: Start) -> None:
     assert f"resumed from step {record.resumed_from} from the disks of 2 nodes, lost " in record.sentence
     assert {words[0] for words in said(job, "weights")} == {words[0] for words in said(calm, "weights")}
     [folder] = disk.iterdir()
-    assert f"step 120 stays on disk in {folder}: no storage has this state" in job.text()
+    assert (
+        f"step 120 stays on disk in {folder}: no storage has this state (holdfast ckpt gather brings it to one)"
+        in job.text()
+    )
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in folder.glob("rank-*/step-*/*")} == {0o600}
 
@@ -57,8 +61,27 @@ def test_a_standby_leaves_the_final_state_of_the_nodes_beside_it(start: Start, t
     job.ends(0)
     [folder] = (tmp_path / "disk").iterdir()
     step = job.report().step
-    assert f"step {step} stays on disk in {folder}: no storage has this state" in job.text()
+    assert (
+        f"step {step} stays on disk in {folder}: no storage has this state (holdfast ckpt gather brings it to one)"
+        in job.text()
+    )
     assert {path.parts[-3] for path in folder.glob(f"rank-*/step-{step:08d}/.metadata")} == {"rank-0", "rank-1"}
+
+
+def test_a_final_state_that_only_disks_have_is_gathered_and_gone_on_from(start: Start, tmp_path: Path) -> None:
+    calm = start("--nproc-per-node", "2", script=TRAIN, name="calm", HOLDFAST_STEPS="40")
+    calm.ends(0)
+    calm.run_dir.rename(calm.folder / "calm-run")
+    disk, store = tmp_path / "disk", tmp_path / "ckpt"
+    job = start("--nnodes", "2", "--set", f"disk.path={disk}", script=TRAIN, name="first", HOLDFAST_STEPS="20")
+    job.ends(0)
+    job.run_dir.rename(calm.folder / "first-run")
+    [folder] = disk.iterdir()
+    assert ckpt.main(["gather", str(folder), str(store), "--step", "20"]) == 0
+    job = start("--nnodes", "2", script=TRAIN, HOLDFAST_STEPS="40", HOLDFAST_STORE=str(store))
+    job.ends(0)
+    assert said(job, "from") == [["20", "storage"]] * 2
+    assert {words[0] for words in said(job, "weights")} == {words[0] for words in said(calm, "weights")}
 
 
 @pytest.mark.slow

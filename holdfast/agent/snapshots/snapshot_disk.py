@@ -38,6 +38,7 @@ _FIRST_S = 30.0  # to read for the first time what lies there; a node is not rea
 _LOOK_S = 1.0  # to list it again: the agent waits for it, and must not fall silent
 _REST_S = 1.0  # after one block at most
 _RANK = "rank-"
+_MEND = "holdfast ckpt gather brings it to one"
 _IMAGE = "__0_0.distcp"  # of a checkpoint that has one part
 
 
@@ -354,7 +355,7 @@ class SnapshotDisk:
             good = {step for step in steps if step <= not_after}
             named = f"step {max(good)}" if good else f"step {max(steps, default=-1)} (in doubt)"
             why = "no storage has this state" if answered else "whether storage has this state is not known"
-            return f"{named} stays on disk in {self._folder}: {why}" if newer else ""
+            return f"{named} stays on disk in {self._folder}: {why} ({_MEND})" if newer else ""
 
         stays = await asyncio.to_thread(look_in_time, clear, _STALL_S)
         self._left = True

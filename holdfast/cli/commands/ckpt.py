@@ -1,7 +1,6 @@
-"""`holdfast ckpt`: lists, verifies, exports and removes checkpoints."""
+"""`holdfast ckpt`: lists, verifies, exports, gathers and removes checkpoints."""
 
 import argparse
-import re
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,13 +11,13 @@ from holdfast.checkpoint.checkpoint_load import verify_checkpoint
 from holdfast.checkpoint.manifest import MANIFEST, StorageError
 from holdfast.checkpoint.retention import StoredCheckpoint, clean_unpublished, find_checkpoints
 from holdfast.checkpoint.storage_opener import open_storage
+from holdfast.cli.commands.ckpt_gather import find_states, gather_states
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import counted_noun
 
 BROKEN = 1
 NONE = 1  # there is no checkpoint
-_RANK_FOLDER = re.compile(r"rank-\d+")
 
 
 def main(argv: list[str]) -> int:
@@ -27,6 +26,7 @@ def main(argv: list[str]) -> int:
         "ls": _list_checkpoints,
         "verify": _verify_checkpoints,
         "export": _export_weights,
+        "gather": gather_states,
         "rm": _remove_checkpoints,
     }
     try:
@@ -54,6 +54,11 @@ def _make_parser() -> argparse.ArgumentParser:
     export.add_argument("--step", type=int, help="this one of several")
     export.add_argument("--prefix", default="model.", help="of tensors to export; it is stripped (default model.)")
     export.add_argument("--file-gb", type=float, default=5.0, help="largest size of a file (default 5; 0: one file)")
+    what = "Make a checkpoint of the states that a run has left on the disks of its nodes (disk.path)."
+    gather = verbs.add_parser("gather", help="make a checkpoint of states on disks", description=what)
+    gather.add_argument("folders", nargs="+", metavar="folder", help="of the run on a disk, as the console named it")
+    gather.add_argument("to", help="the folder or URL that the checkpoint goes to")
+    gather.add_argument("--step", type=int, required=True, help="that lies there of every rank")
     what = "Remove checkpoints, or the remains of unfinished writes."
     rm = verbs.add_parser("rm", help="remove checkpoints", description=what)
     rm.add_argument("base", help="the folder or URL that checkpoints go to")
@@ -66,8 +71,7 @@ def _make_parser() -> argparse.ArgumentParser:
 def _list_checkpoints(args: argparse.Namespace) -> int:
     found = find_checkpoints(args.base)
     storage = open_storage(args.base)
-    ranks = [] if found else [name for name in storage.list_names() if _RANK_FOLDER.fullmatch(name)]
-    states = [one for name in ranks for one in find_checkpoints(storage.url(name))]  # as a run leaves them in disk.path
+    states = [] if found else find_states(args.base)
     unfinished = [storage.url(attempt.name) for attempt in storage.list_unpublished()]
     if args.json:
         print(msgspec.json.encode({"checkpoints": found, "unfinished": unfinished, "states": states}).decode())

@@ -1,0 +1,68 @@
+"""`holdfast ckpt gather`: makes a checkpoint of the states that a run has left on the disks of its nodes."""
+
+import argparse
+import re
+
+import msgspec
+
+from holdfast.agent.snapshots.disk_state import DiskNote
+from holdfast.checkpoint import checkpoint_load, checkpoint_save, storage_owner
+from holdfast.checkpoint.image_layout import ImageLayout
+from holdfast.checkpoint.manifest import CheckpointPart, StorageError
+from holdfast.checkpoint.retention import StoredCheckpoint, find_checkpoints
+from holdfast.checkpoint.storage_opener import open_storage
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.terminal.quantity_text import counted_noun
+from holdfast.core.decoding import from_msgpack
+
+_RANK_FOLDER = re.compile(r"rank-(\d+)")
+
+
+def find_states(folder: str) -> list[StoredCheckpoint]:
+    """Return the states in a run's folder of `disk.path`, rank by rank."""
+    storage = open_storage(folder)
+    ranks = [name for name in storage.list_names() if _RANK_FOLDER.fullmatch(name)]
+    return [one for name in ranks for one in find_checkpoints(storage.url(name))]
+
+
+def gather_states(args: argparse.Namespace) -> int:
+    """Write every rank's share of one step to a storage, and publish it there as the run itself would have."""
+    from holdfast.checkpoint.dcp import encode_metadata  # torch, which takes seconds
+
+    found = [one for folder in args.folders for one in find_states(folder) if one.step == args.step and one.ok]
+    if not found:
+        raise UsageError(f"there is no state of step {args.step} in {', '.join(args.folders)}")
+    newest = max(found, key=lambda one: (one.author.generation, one.at)).author
+    states = {(layout := _read_layout(one)).rank: (layout, one) for one in found if one.author == newest}
+    world = next(iter(states.values()))[0].world
+    if missing := sorted(set(range(world)) - states.keys()):
+        lacking = (
+            f"rank {missing[0]} of {world} lacks" if len(missing) == 1 else f"{len(missing)} of {world} ranks lack"
+        )
+        raise UsageError(f"{lacking} step {args.step}: give the folders of all nodes' disks")
+    layouts = [states[rank][0] for rank in range(world)]
+    storage_owner.take_ownership(args.to, newest)
+    folder = checkpoint_save.staging_folder(args.to, args.step, newest)
+    parts = [_write_share(folder, *states[rank]) for rank in range(world)]
+    url = checkpoint_save.publish_checkpoint(
+        args.to, args.step, parts, encode_metadata(layouts), author=newest, layout=layouts[0].digest.hex()
+    )
+    storage_owner.release_ownership(args.to, newest)
+    print(f"step {args.step} of {counted_noun(world, 'rank')} -> {url}")
+    return 0
+
+
+def _read_layout(state: StoredCheckpoint) -> ImageLayout:
+    try:
+        return from_msgpack(checkpoint_load.read_metadata(state.url), DiskNote).layout
+    except msgspec.DecodeError as e:
+        raise StorageError(f"{state.url} is no state of a run: {e}") from None
+
+
+def _write_share(folder: str, layout: ImageLayout, state: StoredCheckpoint) -> CheckpointPart:
+    """Read a rank's image, comparing every block with its checksum, and write what the rank owns of it."""
+    image = memoryview(bytearray(layout.image_bytes))
+    checkpoint_load.read_part(state.url, 0, image)
+    return checkpoint_save.write_part(
+        folder, layout.rank, [image[one.start : one.end] for one in layout.owned_ranges()]
+    )
