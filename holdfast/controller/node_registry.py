@@ -26,6 +26,7 @@ class NodeRegistry:
         self.beats: dict[str, Beat] = {}  # the newest of each node, for people
         self.stored = -1  # newest checkpoint of the line that the job is on
         self.storage = StorageWatch()
+        self.made_up = False  # optimizers count one step more than were made, since the job's first one
         self.replayable: str | None = None  # told by the script; "": not at all; None: not heard yet
         self.orphaned = 0  # a generation that the journal has lost: what it left on nodes may be gone on from
         self.imports: tuple[str, ...] = ()  # what the zygote of rank 0's node has for the script
@@ -63,6 +64,7 @@ class NodeRegistry:
         self.beats[beat.node] = beat
         if beat.generation == self._view.generation:
             self.stored = max(self.stored, beat.stored)
+            self.made_up = beat.made_up if beat.step >= 0 else self.made_up
             self.storage.on_told(now, beat.generation, beat.stored, beat.missed)
 
     def record_loss_source(self, source: str) -> bool:

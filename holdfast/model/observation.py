@@ -91,6 +91,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     first_at: float = 0.0
     counted: bool = True  # steps counted by us since launch, not told by the script
     origin: int = -1  # where counted: steps made before the first; -1: nobody knows
+    made_up: bool = False  # optimizers have counted one more
     loss: float | None = None
     loss_source: str = ""  # where losses are read from, if the script does not report them itself
     phase: str = ""

@@ -5,4 +5,5 @@ KEEPER = "HOLDFAST_KEEPER"  # path of the socket of the node's keeper
 GENERATION = "HOLDFAST_GENERATION"
 EVERY = "HOLDFAST_REPLICA_EVERY"  # steps between comparisons of replicas
 FLIGHT = "HOLDFAST_FLIGHT"  # "<path of the arena>:<where the flight log begins>"
+MADE_UP = "HOLDFAST_MADE_UP"  # "1": optimizers that the job has saved have counted a step that was none
 LOSS_SOURCE = "loss-source"  # the file beside the keeper's socket in which a rank says where its losses are read from

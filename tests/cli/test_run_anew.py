@@ -5,6 +5,7 @@ import pytest
 from holdfast.core.incident.incident_text import ADVICE
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
+from tests.cli.test_run_state import said
 
 pytestmark = pytest.mark.e2e
 
@@ -62,3 +63,37 @@ def test_a_script_with_its_own_resume_is_seen_to_go_on(start: Start) -> None:
     [record] = job.report().incidents
     assert record.resumed_from is not None and 0 <= record.good_step - record.resumed_from <= 1
     assert record.evicted == () and f" step {record.resumed_from}, " in record.sentence
+
+
+ASKS = """
+import os, sys, time, torch
+from torch.distributed.checkpoint.state_dict import get_state_dict
+folder, net, made = sys.argv[1], torch.nn.Linear(2, 2), 0
+optimizer = torch.optim.AdamW(net.parameters())
+get_state_dict(net, optimizer)  # torch makes a step, so that there is a state to fill
+kept = f"{folder}/kept.pt"
+if os.path.exists(kept):
+    *states, made = torch.load(kept)
+    for one, state in zip((net, optimizer), states):
+        one.load_state_dict(state)
+print("from", made, flush=True)
+while not os.path.exists(f"{folder}/finish"):
+    net(torch.ones(2)).sum().backward()
+    optimizer.step()
+    made += 1
+    torch.save([net.state_dict(), optimizer.state_dict(), made], kept + ".new")
+    os.replace(kept + ".new", kept)
+    time.sleep(0.02)
+os._exit(0)
+"""
+
+
+def test_a_step_that_torch_made_up_is_not_counted_in_later_generations(start: Start) -> None:
+    job = start("--nnodes", "1", script=ASKS, zygote=True)
+    for generation in (1, 2):
+        steps_made(job, generation)
+        job.kill(job.rank(0, generation=generation))
+    steps_made(job, 3)
+    job.finish()
+    job.ends(0)
+    assert [["0"], *([str(record.resumed_from)] for record in job.report().incidents)] == said(job, "from")

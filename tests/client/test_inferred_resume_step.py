@@ -29,7 +29,9 @@ WEIGHTS = "net.load_state_dict(torch.load('state.pt')[0])\n"
 ALL = WEIGHTS + "optimizer.load_state_dict(torch.load('state.pt')[1])\n"
 
 
-def origin(zygote: Zygote, arena: Arena, script: str, *, generation: int = 2, began_at: float = 0.0) -> int:
+def origin(
+    zygote: Zygote, arena: Arena, script: str, *, generation: int = 2, began_at: float = 0.0, made_up: bool = False
+) -> int:
     (zygote.folder / "trains.py").write_text(script)
     clear_slot(arena[1], 1)  # as an agent does before it starts a rank
     ended = zygote.run(
@@ -37,6 +39,7 @@ def origin(zygote: Zygote, arena: Arena, script: str, *, generation: int = 2, be
         HOLDFAST_SLOT=f"{arena[0]}:1",
         HOLDFAST_GENERATION=str(generation),
         HOLDFAST_BEGAN=str(began_at or time.time()),
+        HOLDFAST_MADE_UP=str(int(made_up)),
         RANK="0",
     )
     assert ended.code == 0, ended.err
@@ -73,13 +76,29 @@ def test_what_is_read_may_have_been_gone_on_from(warm: Zygote, arena: Arena) -> 
     assert origin(warm, arena, script, began_at=later) == 0, "it was there before the job was"
 
 
+ASK = "from torch.distributed.checkpoint.state_dict import get_state_dict\nget_state_dict(net, optimizer)\n"
+
+
+def test_a_state_that_torch_made_and_a_job_goes_on_from_is_no_step_either(warm: Zygote, arena: Arena) -> None:
+    def resumed(before: str, made_up: bool) -> tuple[int, bool]:
+        at = origin(warm, arena, TRAIN.format(optimizer="AdamW", then=before + ALL + "train(2)"), made_up=made_up)
+        now = read_slot(arena[1], 1)
+        assert now
+        return at, now.made_up
+
+    (warm.folder / "state.pt").unlink(missing_ok=True)
+    assert origin(warm, arena, TRAIN.format(optimizer="AdamW", then=ASK + SAVE), generation=1) == 0
+    first = read_slot(arena[1], 1)
+    assert first and first.made_up
+    assert resumed("", made_up=True) == resumed(ASK, made_up=True) == (7, True)
+
+
 def test_a_state_that_torch_made_for_a_save_is_no_step(warm: Zygote, arena: Arena) -> None:
     """FSDP2 scripts ask for the state before they train, to fill it from a checkpoint if there is one."""
-    ask = "from torch.distributed.checkpoint.state_dict import get_state_dict\nget_state_dict(net, optimizer)\n"
-    assert origin(warm, arena, TRAIN.format(optimizer="AdamW", then=f"{ask}train(3)")) == 0
-    assert origin(warm, arena, TRAIN.format(optimizer="SGD", then=f"{ask}train(3)")) == 0
+    assert origin(warm, arena, TRAIN.format(optimizer="AdamW", then=f"{ASK}train(3)")) == 0
+    assert origin(warm, arena, TRAIN.format(optimizer="SGD", then=f"{ASK}train(3)")) == 0
     origin(warm, arena, TRAIN.format(optimizer="AdamW", then=SAVE))
-    assert origin(warm, arena, TRAIN.format(optimizer="AdamW", then=f"{ask}{ALL}train(3)")) == 7
+    assert origin(warm, arena, TRAIN.format(optimizer="AdamW", then=f"{ASK}{ALL}train(3)")) == 7
 
 
 def test_what_is_read_after_the_first_step_is_no_restore(warm: Zygote, arena: Arena) -> None:

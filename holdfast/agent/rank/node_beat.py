@@ -33,6 +33,7 @@ def make_beat(node: str, readings: Sequence[SlotReading], wall_s: float) -> Beat
         first_at=max(r.first_at for r in readings) + wall_s,
         counted=slowest.counted,
         origin=agreed_origin(r.origin if r.counted else -1 for r in readings),
+        made_up=any(r.made_up for r in readings),
         loss=slowest.loss,
         phase=slowest.phase,
         # One rank that does not ask would make the step that all the others leave out, and wait for them in it.

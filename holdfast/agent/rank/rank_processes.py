@@ -289,6 +289,7 @@ class RankProcesses:
             "HOLDFAST_KEEPER": self.keeper_path,
             "HOLDFAST_GENERATION": errand.generation,
             "HOLDFAST_BEGAN": errand.began_at,
+            "HOLDFAST_MADE_UP": int(errand.made_up),
             "HOLDFAST_REPLICA_EVERY": self.spec.settings.replica.every,
             "HOLDFAST_SLOT": f"{self.slots.path}:{local}",
             "HOLDFAST_FLIGHT": f"{self.slots.path}:{flight_log_writer.flight_log_offset(self.spec.nproc, local)}",

@@ -1,5 +1,6 @@
 """Counts optimizer steps through PyTorch hooks, without any call by the script."""
 
+import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from holdfast.client.training import inferred_resume_step, process_group_lifecycle
 from holdfast.client.training.parameter_count import ParameterCount
 from holdfast.client.training.progress import RankProgress
+from holdfast.wire.progress_environment import MADE_UP
 
 _MAKES_STATE = "_init_optim_state"  # of torch.distributed.checkpoint.state_dict
 _FRAMES = 16  # from our hook up to it, profilers and compilers included
@@ -41,7 +43,9 @@ class StepCount:
         self._steps += 1
         if self._steps == 1:
             before = inferred_resume_step.steps_before(optimizer, self._progress.reads, self._made_up)
-            self._progress.goes_on_from(before)
+            # A state that was loaded counts the step that was made up before it was saved.
+            made_up = os.environ.get(MADE_UP) == "1" if before > 0 else self._made_up > 0
+            self._progress.goes_on_from(before - made_up if before > 0 else before, made_up=made_up)
         self._progress.count_steps(self._steps)
 
 

@@ -173,14 +173,15 @@ class RankProgress:
             self._note_values(slot, step, loss, None if self._watching is not None else grad_norm)
             slot.show_values()
 
-    def goes_on_from(self, step: int) -> None:
-        """Set how many steps the job had made before the first counted step, or -1 if unknown.
+    def goes_on_from(self, step: int, *, made_up: bool) -> None:
+        """Set how many steps the job had made before the first counted step, or -1 if unknown; with `made_up`, the
+        optimizer has counted one more.
 
         The next step reports this number. Ignored if another process of this rank has already counted steps.
         """
         slot = self._slot if self._claimed else self._claim_slot()
         if slot is not None and not self._before:
-            slot.resume_from(step)
+            slot.resume_from(step, made_up=made_up)
 
     def phase(self, name: str) -> "PhaseBlock":
         """Report that the rank is in phase `name`; as a context manager, until the block ends.

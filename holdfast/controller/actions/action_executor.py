@@ -221,6 +221,7 @@ class ActionExecutor:
                 mark=job.mark,
                 max_restarts=job.max_restarts or 0,
                 began_at=self.ledger.began_at,
+                made_up=self.registry.made_up,
                 restore=self._node_restore(seat, plan),
                 astray=seat.node in action.astray,
                 aim=self.aims.aim_of(seat.node),

@@ -16,6 +16,7 @@ from holdfast.wire.rank_memory.slot_writer import (
     GRAD_NORM,
     HOT,
     LOSS,
+    MADE_UP,
     MARK,
     MARKED,
     OWN_NORM,
@@ -70,6 +71,7 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
     skipped: int  # batches that it has left out
     skipped_samples: int  # in these, as far as they could be counted
     origin: int  # steps that were made before the first counted one; -1: nobody knows
+    made_up: bool = False  # its optimizer has counted one more, which torch made only to create its state
     tokens: float = 0.0  # that the steps of this generation took, as the script tells it; 0: it does not
     flops: float = 0.0  # and floating-point operations
     parameters: int = 0  # that its optimizers train; 0: not known
@@ -165,6 +167,7 @@ def _parse_reading(body: bytes) -> SlotReading:
         skipped=skipped,
         skipped_samples=skipped_samples,
         origin=origin,
+        made_up=bool(flags & MADE_UP),
         tokens=tokens,
         flops=flops,
         parameters=parameters,

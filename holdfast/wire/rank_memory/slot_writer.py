@@ -34,6 +34,7 @@ COUNTED, LOSS, GRAD_NORM, FAILED = 1, 2, 4, 8
 OWN_NORM, UPDATE, MARKED, SKIPPABLE = 16, 32, 64, 128
 CLAIMED, RETURNED = 256, 512  # somebody makes the rank's steps; its script is over
 PARTING, PARTED = 1024, 2048  # the script destroys its process groups; it has none left
+MADE_UP = 4096  # the optimizer's count has a step that torch made only to create its state
 
 
 class SlotWriter:
@@ -109,9 +110,11 @@ class SlotWriter:
         self._pack_cold_part()
         self._write_record()
 
-    def resume_from(self, step: int) -> None:
-        """Record the number of steps made before the first counted step; the next write shows it."""
+    def resume_from(self, step: int, *, made_up: bool = False) -> None:
+        """Record the number of steps made before the first counted step; the next write shows it. With `made_up`, the
+        optimizer has counted one more."""
         self._origin = step
+        self._flags |= MADE_UP * made_up
         self._pack_cold_part()
 
     def add_work(self, tokens: float, flops: float) -> None:
