@@ -175,10 +175,7 @@ class RankProgress:
 
     def goes_on_from(self, step: int, *, made_up: bool) -> None:
         """Set how many steps the job had made before the first counted step, or -1 if unknown; with `made_up`, the
-        optimizer has counted one more.
-
-        The next step reports this number. Ignored if another process of this rank has already counted steps.
-        """
+        optimizer has counted one more. Ignored if another process of this rank has already counted steps."""
         slot = self._slot if self._claimed else self._claim_slot()
         if slot is not None and not self._before:
             slot.resume_from(step, made_up=made_up)
