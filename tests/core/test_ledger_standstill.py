@@ -6,7 +6,7 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.record.ledger import fold_entries
 from holdfast.model.action import Say
 from holdfast.model.alarm import STANDS, Alarm, Kind, Stance
-from holdfast.model.event import Entry, Event, Progress
+from holdfast.model.event import Entry, Event, Order, Outcome, Progress
 from tests.core.test_ledger import START, account, spans
 from tests.core.transcript import parse
 
@@ -62,3 +62,11 @@ def test_a_stand_that_is_named_does_not_count_as_training_while_it_lasts() -> No
     assert spans(found)[-3:] == [("train", 5, 20, 0), ("detect", 20, 34, 1), ("stop", 34, 36, 1)]
     back = account(*START, *acted, "36 outcome 3 ok", "38 outcome 4 ok", "41 progress 17 at 40", now=42.0)
     assert spans(back)[3:5] == spans(found)[3:5]
+
+
+def test_a_stand_that_a_person_ends_stays_a_stall() -> None:
+    stop = Order(verb="stop", who="a person")
+    told = entries((25.0, stands(20.0, Stance.OBSERVE)), (60.0, stop), (61.0, Outcome(action=3, ok=True)))
+    found = fold_entries(told)
+    assert spans(found)[-3:] == [("train", 5, 20, 0), ("stall", 20, 60, 0), ("stop", 60, 61, 0)]
+    assert found.ettr == pytest.approx(15 / 61)

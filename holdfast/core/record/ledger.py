@@ -309,6 +309,7 @@ class Ledger:
         if phase is Phase.TRAINING:
             self.admitting = frozenset()
         if phase is Phase.ENDING:
+            self._spans[-1:] = self._standstill.split_newest(self._spans[-1:])
             self._incident, self._change, self._redo_to = 0, 0, None
         self.phase = phase
 
