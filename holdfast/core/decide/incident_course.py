@@ -102,6 +102,19 @@ def tolerates_slowness(state: JobState, now: float, alarm: Alarm) -> str:
     return "it was as slow on another node" if case.follows_the_rank else "no standby may replace it"
 
 
+def tolerates_lost_link(state: JobState, alarm: Alarm) -> str:
+    """Return why a job that trains without a link goes on when that is told again; "" if it must stop.
+
+    The alarm comes again each hour, and if another agent of the host comes to speak for it. What has helped once, or
+    nobody needed, need not be done twice; and a job that trains is not given up.
+    """
+    nodes = set(alarm.suspects)
+    known = any(p.signature == alarm.signature and nodes == set(p.nodes) for p in state.failures.past)
+    trains = state.phase is Phase.TRAINING and known and nodes <= state.nodes.links.nodes
+    lone = trains and bool(nodes) and not state.nodes.can_do_without(nodes)
+    return "the job trains without it, and no standby can replace its node" if lone else ""
+
+
 def on_more_alarms(state: JobState, now: float, alarm: Alarm) -> str:
     incident = state.current_incident
     incident.on_more(now, alarm)

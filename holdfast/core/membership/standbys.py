@@ -61,9 +61,10 @@ class Standbys:
     def wanted_nodes(self) -> int:
         return self.job.max_nodes + self.job.standbys
 
-    def request_missing(self, active: int) -> tuple[Acquire, ...]:
-        """Return an action that asks the fleet for missing nodes, in the background; empty if none are missing."""
-        have = active + len(self.pool.keys() | set(self.checking.values()))
+    def request_missing(self, active: int, without_links: Set[str] = frozenset()) -> tuple[Acquire, ...]:
+        """Return an action that asks the fleet for missing nodes, in the background; empty if none are missing. A
+        standby whose link is down replaces nobody."""
+        have = active + len({*self.pool, *self.checking.values()} - without_links)
         have += len(self.coming) + sum(self.acquiring.values())
         if have >= self.wanted_nodes or not self.job.can_acquire or self._retry_at is not None:
             return ()
