@@ -64,6 +64,8 @@ def _look_after_standbys(state: JobState, now: float) -> None:
         state.emit(*standbys.request_missing(len(nodes.seats) - leaving, nodes.links.not_awaited(now)))
     if state.phase in (Phase.TRAINING, Phase.WAITING):
         state.emit(*standbys.examine_evicted(nodes.links.nodes))
+        if late := standbys.linkless_suspects(now, nodes.links.nodes):
+            launching.part_with_beside(state, late, Kind.HEALTH, launching.STILL_CUT_OFF)
     if state.phase is Phase.TRAINING:
         state.emit(*standbys.recheck_due(now))
 

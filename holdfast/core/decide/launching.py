@@ -20,6 +20,7 @@ from holdfast.model.incident_record import Remedy, Verdict
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.release import Fate
 
+STILL_CUT_OFF = "still without a link after the wait"
 _STANDING = (Phase.WAITING, Phase.HELD)  # no generation is on, nor is one being ended
 
 
@@ -90,13 +91,13 @@ def on_outside_alarm(state: JobState, now: float, alarm: Alarm) -> str:
     lost = state.nodes.standbys.beside_job(alarm.suspects)
     state.nodes.standbys.faults.on_evicted(lost, machine_faults(alarm, {}, lost), 0)
     if lost:
-        said = _part_with_beside(state, lost, alarm.kind, alarm.reason)
+        said = part_with_beside(state, lost, alarm.kind, alarm.reason)
         return f"{said}; {launch_or_wait(state, now)}" if state.phase is Phase.WAITING else said
     finished = state.nodes.ended.intersection(alarm.suspects)
     return f"{evict_nodes(state, now, finished, finished)} after its ranks had ended well" if finished else ""
 
 
-def _part_with_beside(state: JobState, nodes: Iterable[str], kind: Kind, why: str) -> str:
+def part_with_beside(state: JobState, nodes: Iterable[str], kind: Kind, why: str) -> str:
     """Part with nodes that have no seat, and tell standbys from nodes that were evicted before. Return the sentence."""
     evicted = state.nodes.standbys.under_examination.intersection(nodes)
     lost = {"standby": tuple(node for node in nodes if node not in evicted), "evicted node": tuple(sorted(evicted))}
@@ -228,10 +229,10 @@ def _part_with_late(state: JobState, now: float) -> None:
     late = sorted(state.nodes.links.take_late(now))
     seated, beside = sorted(state.nodes.active.intersection(late)), state.nodes.standbys.beside_job(late)
     if beside:
-        _part_with_beside(state, beside, Kind.HEALTH, "still without a link after the wait")
+        part_with_beside(state, beside, Kind.HEALTH, STILL_CUT_OFF)
     if seated and state.nodes.can_do_without(seated):
         evict_lost(state, now, seated, Kind.HEALTH)
-        state.emit(Say(text=f"{', '.join(seated)} still without a link after the wait: evicted"))
+        state.emit(Say(text=f"{', '.join(seated)} {STILL_CUT_OFF}: evicted"))
     elif seated:
         kept = f"{', '.join(seated)} still without a link, and no standby can replace"
         state.emit(Say(text=f"{kept} {'them' if len(seated) > 1 else 'it'}: restarted in place"))
