@@ -177,8 +177,7 @@ def apply_verdict(
     if verdict.remedy is Remedy.GIVE_UP:
         if state.limits.ask_s and verdict.code == GAVE_UP:
             state.verdict = verdict
-            launching.evict_nodes(state, now, silent, silent)  # whatever the answer: they are not there
-            state.nodes.back = {}
+            incident.absent = tuple(sorted(silent))
             asked = launching.ask_person(state, now, told)
             state.enter(Phase.HELD)
             return asked

@@ -32,7 +32,8 @@ def on_begin(state: JobState, now: float, event: Begin) -> str:
 def on_ready(state: JobState, now: float, event: Ready) -> str:
     free = state.fence.note_empty(event.node) and state.phase is Phase.WAITING  # nodes that report have no ranks
     if state.nodes.is_active(event.node):
-        if state.phase in (Phase.STOPPING, Phase.PROBING, Phase.PAUSING):
+        absent = state.phase is Phase.HELD and state.incident is not None and event.node in state.incident.silent
+        if absent or state.phase in (Phase.STOPPING, Phase.PROBING, Phase.PAUSING):
             state.nodes.back[event.node] = event
         return f"{event.node} is back; {launch_or_wait(state, now)}" if free else f"{event.node} is back"
     if event.blocked:
