@@ -26,7 +26,7 @@ class StandstillDetector:
         """Judge one inspection of all processes, after the hang detector has."""
         hang = self._hang
         if self._stand != (hang.generation, hang.step):
-            if self._told is Stance.NOTIFY:
+            if self._told is Stance.NOTIFY and self._stand[0] == hang.generation:  # else a restart has ended it
                 self._usual_s = max(self._usual_s, hang.paused_s)
             self._stand, self._last, self._told = (hang.generation, hang.step), (), None
         last, self._last = self._last, traces

@@ -109,3 +109,17 @@ def test_before_the_first_step_nothing_is_told() -> None:
     job.hang.on_launch(job.now, 2, ("n0", "n1"))
     job.standstill = StandstillDetector(job.hang)
     assert not job.stand(60.0)
+
+
+def test_a_stand_that_a_restart_ended_is_not_taken_for_an_earlier_pause() -> None:
+    """The earlier one was longer, and a rank was named for it."""
+    job = Watched()
+    job.stand(100.0, named=NAMED)
+    job.go_on()
+    assert [one.stance for one in job.stand(12.0)] == [Stance.OBSERVE, Stance.NOTIFY]
+    job.hang.on_launch(job.now, 2, ("n0", "n1"))
+    for step in (1, 2):
+        job.now += 0.2
+        for node in ("n0", "n1"):
+            job.hang.on_beat(job.now, beat(node, step, generation=2))
+    assert [one.stance for one in job.stand(20.0)] == [Stance.OBSERVE, Stance.NOTIFY]
