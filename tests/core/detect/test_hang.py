@@ -120,7 +120,7 @@ def test_ranks_that_all_wait_for_one_another_keep_no_others_waiting() -> None:
     made.on_traces(now, seen(now), both)
     alarm = made.on_traces(now + 1.1, seen(now + 1.1), both)
     assert alarm is not None
-    assert describe_cause(alarm) == f"ranks 0 and 1 on n0, n1 have stood at step 40 for 4 s: {NAMED.reason}"
+    assert describe_cause(alarm) == f"ranks 0-1 on n0, n1 have stood at step 40 for 4 s: {NAMED.reason}"
 
 
 def test_a_stopped_rank_is_acted_on_at_once() -> None:
