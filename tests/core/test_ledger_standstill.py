@@ -5,7 +5,7 @@ import pytest
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.ledger import fold_entries
 from holdfast.model.action import Say
-from holdfast.model.alarm import STANDS, Alarm, Kind, Stance
+from holdfast.model.alarm import NO_STEP, Alarm, Kind, Stance
 from holdfast.model.event import Entry, Event, Order, Outcome, Progress
 from tests.core.test_ledger import START, account, spans
 from tests.core.transcript import parse
@@ -32,7 +32,7 @@ def stands(since: float, stance: Stance) -> Alarm:
         at=since,
         suspects=(),
         reason=why,
-        signature=STANDS,
+        signature=NO_STEP,
         stance=stance,
         generation=1,
     )

@@ -147,9 +147,9 @@ def on_stopped(state: JobState, now: float, event: Outcome) -> str:
     if event.departed:
         incident.on_departed(event.departed, state.nodes.seats)
     else:
-        named = state.named if state.named and state.named.suspects else None
+        named = state.standing if state.standing and state.standing.suspects else None
         incident.on_timeout(named if named and named.generation == state.generation else None)
-    state.named = None
+    state.standing = None
     incident.name_cause()
     if incident.not_after is not None:
         incident.doubt_steps(incident.not_after)

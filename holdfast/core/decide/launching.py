@@ -14,7 +14,7 @@ from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.incident.open_incident import Incident
 from holdfast.core.membership.standbys import BRIEF, CHECK
 from holdfast.model.action import Action, Finish, Say, Stop
-from holdfast.model.alarm import STANDS, Alarm, Kind, Stance
+from holdfast.model.alarm import NO_STEP, Alarm, Kind, Stance
 from holdfast.model.event import Begin, Ended, MeshReport, Outcome, Phase, Progress, Ready
 from holdfast.model.incident_record import Remedy, Verdict
 from holdfast.model.job_and_seats import Seat
@@ -61,10 +61,10 @@ def on_side_probe(state: JobState, now: float, found: tuple[str, tuple[Action, .
 
 def tell_alarm(state: JobState, alarm: Alarm, more: str = "") -> str:
     """Report an alarm that does not stop the job. Remember it if it says that the job stands."""
-    named = state.named is not None and state.named.suspects and state.named.generation == state.generation
-    stands = alarm.signature == STANDS and not named
+    named = state.standing is not None and state.standing.suspects and state.standing.generation == state.generation
+    stands = alarm.signature == NO_STEP and not named
     if alarm.kind is Kind.HANG and (alarm.suspects or stands) and alarm.generation == state.generation:
-        state.named = alarm
+        state.standing = alarm
     if alarm.stance is not Stance.OBSERVE:
         state.emit(Say(text=incident_text.describe_cause(alarm) + more))
     return f"{alarm.kind} ({alarm.stance}): {incident_text.describe_cause(alarm)}{more}"
@@ -285,8 +285,8 @@ def on_started(state: JobState, now: float, event: Outcome) -> str:
 def on_progress(state: JobState, now: float, event: Progress) -> str:
     if event.generation != state.generation:
         return ""
-    if state.named is not None and event.at > state.named.at:
-        on_stall_over(state, state.named, event)
+    if state.standing is not None and event.at > state.standing.at:
+        on_stall_over(state, state.standing, event)
     state.progress, state.untold = event, False
     if event.at > state.taken_over_at:
         state.taken_over_at = 0.0
@@ -316,7 +316,7 @@ def _end_interruption(state: JobState, event: Progress) -> str:
 
 def on_stall_over(state: JobState, named: Alarm, event: Progress) -> None:
     """Report that a stalled job has gone on by itself. The stall does not count as training time."""
-    state.named = None
+    state.standing = None
     if state.phase is not Phase.TRAINING:
         return
     state.stood_since = named.at

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from holdfast.core.detect.hang import HangDetector
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_motion
 from holdfast.core.diagnose.unnamed_hang import SETTLED_S
-from holdfast.model.alarm import STANDS, Alarm, Kind, Stance
+from holdfast.model.alarm import NO_STEP, Alarm, Kind, Stance
 from holdfast.model.stacks import Trace
 
 
@@ -45,6 +45,6 @@ class StandstillDetector:
             suspects=(),
             generation=hang.generation,
             reason=f"no step for {stood_s:.0f} s{hang.describe_step()}: {named.reason}",
-            signature=STANDS,
+            signature=NO_STEP,
             stance=stance,
         )

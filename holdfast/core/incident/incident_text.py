@@ -186,9 +186,9 @@ def advice_clause(hint: str) -> str:
     return f"; {hint[0].lower() if hint[1:2].islower() else hint[0]}{hint[1:].removesuffix('.')}" if hint else ""
 
 
-def describe_place(step: int, *, counted: bool) -> str:
-    """Return where a job is: at a step, or so many steps after its launch if nobody knows their numbers."""
-    return f"{count_steps(step)} after its launch" if counted else f"at step {step}"
+def describe_place(step: int, *, counted: bool, relation: str = "at") -> str:
+    """Return where a job is: at or after a step, or so many steps after its launch if nobody knows their numbers."""
+    return f"{count_steps(step)} after its launch" if counted else f"{relation} step {step}"
 
 
 def count_failures(records: Iterable[Record]) -> int:

@@ -129,7 +129,7 @@ class Incident(msgspec.Struct, kw_only=True):
         here = tuple(rank for rank in ranks if rank in nodes)
         if not here or len(here) == len(nodes):
             return
-        made = incident_text.describe_place(self.good_step, counted=self.counted).replace("at step", "after step")
+        made = incident_text.describe_place(self.good_step, counted=self.counted, relation="after")
         when = made if self.good_step >= 0 else "before any step was seen"
         departure = Alarm(
             kind=Kind.CRASH,

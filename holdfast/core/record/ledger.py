@@ -7,13 +7,13 @@ import msgspec
 
 from holdfast.core.incident import incident_text
 from holdfast.core.record.job_account import FROM_START, Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
-from holdfast.core.record.job_ending import describe_end, is_given_up, read_storage
+from holdfast.core.record.job_ending import describe_end, read_storage
 from holdfast.core.record.release_pace import ReleasePaces
 from holdfast.core.record.span_cuts import ALONE, TRAINED, OpenStandstill, find_first_cut
 from holdfast.model.action import Finish, Launch, Say
 from holdfast.model.alarm import LEFT, OPINION, Alarm
 from holdfast.model.event import Begin, Ended, Entry, Phase, Progress, StorageReport, Successor
-from holdfast.model.incident_record import Change, Record
+from holdfast.model.incident_record import Change, Record, is_given_up
 from holdfast.model.release import Release
 
 _USES = {

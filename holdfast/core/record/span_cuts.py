@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.core.record.job_account import Span, TimeUse
-from holdfast.model.alarm import STANDS, Alarm, Kind
+from holdfast.model.alarm import NO_STEP, Alarm, Kind
 from holdfast.model.event import Event, Progress
 
 TRAINED = (TimeUse.TRAIN, TimeUse.REDO, TimeUse.END)  # uses of the training phase
@@ -21,7 +21,7 @@ class OpenStandstill:
     def add(self, event: Event, generation: int) -> None:
         """Take in an event of a job that trains in this generation."""
         match event:
-            case Alarm(kind=Kind.HANG, at=at) if event.suspects or event.signature == STANDS:
+            case Alarm(kind=Kind.HANG, at=at) if event.suspects or event.signature == NO_STEP:
                 self.since = at if event.generation == generation else self.since
             case Progress(at=at) if self.since is not None and at > self.since:
                 self.since = None
