@@ -3,6 +3,7 @@
 import pytest
 
 from holdfast.core.decide.decider import Decider
+from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.ledger import fold_entries
 from holdfast.model.action import Say
 from holdfast.model.alarm import NO_STEP, Alarm, Kind, Stance
@@ -48,6 +49,8 @@ def test_a_stand_for_which_nobody_is_named_is_no_training(stance: Stance) -> Non
     told = entries((25.0, stands(20.0, stance)), (440.5, went))
     found = fold_entries(told, 450.0)
     assert spans(found)[-3:] == [("train", 5, 20, 0), ("stall", 20, 440, 0), ("train", 440, 450, 0)]
+    place = "all 2 ranks are in load (train.py)"
+    assert [span.place for span in found.spans if span.use is TimeUse.STALL] == [place]
     said = [action.text for entry in told for action in entry.decision.actions if isinstance(action, Say)]
     expected = [stands(20.0, stance).reason, "the job went on after 420 s at step 16"]
     assert said[-2:] == expected if stance is Stance.NOTIFY else not set(said) & set(expected)
@@ -70,3 +73,4 @@ def test_a_stand_that_a_person_ends_stays_a_stall() -> None:
     found = fold_entries(told)
     assert spans(found)[-3:] == [("train", 5, 20, 0), ("stall", 20, 60, 0), ("stop", 60, 61, 0)]
     assert found.ettr == pytest.approx(15 / 61)
+    assert found.spans[-2].place == "all 2 ranks are in load (train.py)"

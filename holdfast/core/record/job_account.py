@@ -48,6 +48,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     end_at: float
     incident: int = 0  # 0: none
     change: int = 0  # of a planned restart
+    place: str = ""  # of a stall: where ranks were in their code, in words
 
     @property
     def seconds(self) -> float:

@@ -273,7 +273,8 @@ class Ledger:
     def _add_stall(self, since: float, until: float) -> None:
         self._close_span(since)
         if until > self._at:
-            self._spans.append(self._make_span(TimeUse.STALL, self._at, until))
+            stall = self._make_span(TimeUse.STALL, self._at, until)
+            self._spans.append(msgspec.structs.replace(stall, place=self._standstill.place))
             self._at = until
 
     def _end_failed_change(self, failed_at: float, at: float) -> None:
