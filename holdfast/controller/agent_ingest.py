@@ -244,7 +244,8 @@ class AgentIngest:
     def _on_post(self, now: float, post: Post) -> None:
         match post.body:
             case Done(id=id, node=node) as done:
-                self.registry.storage.on_told(now, self.view.generation, done.stored, done.missed)
+                if self._is_seated(node):  # others tell of a generation that is over
+                    self.registry.storage.on_told(now, self.view.generation, done.stored, done.missed)
                 asked, hello = self._stale.get(node, (0, None))
                 if hello is None or asked != id:
                     self.dispatch.on_done(done)

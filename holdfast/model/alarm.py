@@ -8,10 +8,8 @@ from holdfast.model.loss_response import LossResponse, parse_response
 
 LEFT = "left without a controller"  # the signature of an alarm about a node that said how far its ranks had come
 UNNAMED = "hang, nobody named"  # the signature of a hang for which no rank stands out
-STANDS = "no step"  # the signature of an alarm that only says that the job stands
-GPU_HANG = (
-    "hang of a GPU"  # how the signature of a hang begins in which GPUs, and not processes, keep the others waiting
-)
+NO_STEP = "no step"  # the signature of an alarm that only says that the job stands
+GPU_HANG = "hang of a GPU"  # how the signature of a hang begins in which GPUs keep the others waiting
 SWITCH = "links lost together"  # the signature of an alarm about machines that a switch has cut off
 OPINION = "opinion"  # the signature of an alarm that says what a failure may have been, and no more
 

@@ -95,3 +95,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     ordered_at: float = 0.0  # as in Record
     failed: bool = False  # its ranks made no step: it ended where an incident began
     sentence: str = ""
+
+
+def is_given_up(record: Record | Change) -> bool:
+    """Return whether the job ended because nothing was left to try."""
+    return isinstance(record, Record) and record.verdict.remedy is Remedy.GIVE_UP

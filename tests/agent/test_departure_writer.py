@@ -149,6 +149,16 @@ async def test_what_a_full_disk_leaves_goes_at_the_end(stored: Stored) -> None:
     assert [name for name in os.listdir(stored.storage.url) if name.startswith(".step-")] == [os.path.basename(other)]
 
 
+async def test_what_a_launch_missed_is_not_told_of_the_next_one_and_goes_at_the_end(stored: Stored) -> None:
+    snapshot(await stored.arena(), 7)
+    staged(stored.storage.url, 7, Author(1, "r."))
+    stored.keeper._persisting.note_missed(0, 7, "step 7 is left out")
+    await stored.arena(2)
+    assert stored.keeper.missed is None
+    await stored.keeper.leave_job(Leave(id=1, code=0, grace_s=0.0, reason="enough", ended=True))
+    assert not [name for name in os.listdir(stored.storage.url) if name.startswith(".step-")]
+
+
 async def test_what_came_from_storage_is_not_written_there_again(stored: Stored) -> None:
     arena = await stored.arena()
     slot = arena.begin_slot(9, 0, STORED)

@@ -17,7 +17,7 @@ from holdfast.model.errand import Done, LaunchHere, Leave, StopHere
 from holdfast.model.event import Ended, Limits, Phase, Progress, Ready
 from holdfast.model.job_and_seats import Job
 from holdfast.model.observation import Mark
-from holdfast.model.state_copy import Aim
+from holdfast.model.state_copy import Aim, MissedCheckpoint
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import Ack, AimMessage, ErrandMessage, HashReport, ScriptImports, Welcome
 from tests.controller.conftest import HEADERS, Agent, Desk, Open
@@ -249,6 +249,21 @@ async def _beating(agent: Agent) -> None:
     while True:
         await agent.beat(-1)
         await asyncio.sleep(0.05)
+
+
+async def test_only_nodes_with_ranks_tell_of_storage(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        agent = await desk.train()
+        other = await desk.link("b")
+        await other.hello(ready=False)
+        missed = MissedCheckpoint(step=99, why="step 99 was not written")
+        await other.post(Done(id=7, node="b", ok=True, stored=90, missed=missed))
+        while not isinstance(await other.hear(), Ack):
+            pass
+        await agent.post(Done(id=8, node="a", ok=True, stored=1))
+        storage = desk.controller.registry.storage
+        await desk.until(lambda: storage.newest, "an answer")
+        assert storage.newest and (storage.newest.step, storage.newest.missed) == (1, None)
 
 
 async def test_a_node_told_to_leave_may_be_silent(desk_of: Open) -> None:

@@ -149,7 +149,7 @@ def test_a_bad_loss_that_ranks_report_alike_is_of_all_of_them() -> None:
         case.add_alarm(Alarm(kind=Kind.LOSS, at=3.0, suspects=node, ranks=(rank,), reason=reason, not_after=29))
     case.name_cause()
     record = case.make_record(Verdict(remedy=Remedy.RESTART, reason=""), 15.0, 29)
-    assert record.cause == "ranks 0 and 1 on n0 and n1 have a loss of nan since step 30"
+    assert record.cause == "ranks 0-1 on n0 and n1 have a loss of nan since step 30"
     assert case.alarms[0].suspects == ("n0",), "the ladder judges one alarm"
 
 

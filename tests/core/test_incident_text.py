@@ -97,7 +97,7 @@ def test_endings(code: int, words: str) -> None:
 
 def test_causes() -> None:
     crash = Alarm(kind=Kind.CRASH, at=0.0, suspects=("n1",), ranks=(2, 3), reason="failed")
-    assert incident_text.describe_cause(crash) == "rank 2, 3 on n1 failed"
+    assert incident_text.describe_cause(crash) == "ranks 2-3 on n1 failed"
     assert incident_text.describe_cause(msgspec.structs.replace(crash, ranks=())) == "n1 failed"
     assert (
         incident_text.describe_cause(msgspec.structs.replace(crash, kind=Kind.SILENCE, suspects=("n1", "n2")))
@@ -158,9 +158,9 @@ def test_phases_of_all_rounds_are_told_and_add_up() -> None:
 
 def test_ranks_with_the_same_bad_loss_are_named_together() -> None:
     bad = Alarm(kind=Kind.LOSS, at=1.0, suspects=("n0", "n1"), ranks=(0, 1), reason="has a loss of nan since step 30")
-    assert incident_text.describe_cause(bad) == "ranks 0 and 1 on n0 and n1 have a loss of nan since step 30"
+    assert incident_text.describe_cause(bad) == "ranks 0-1 on n0 and n1 have a loss of nan since step 30"
     many = msgspec.structs.replace(bad, ranks=tuple(range(64)))
-    assert incident_text.describe_cause(many).startswith("ranks 0, 1, 2, 3 and 60 more on n0 and n1 have")
+    assert incident_text.describe_cause(many).startswith("ranks 0-63 on n0 and n1 have")
 
 
 def test_costs_are_booked_by_what_is_known() -> None:

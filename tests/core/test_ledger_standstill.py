@@ -3,10 +3,11 @@
 import pytest
 
 from holdfast.core.decide.decider import Decider
+from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.ledger import fold_entries
 from holdfast.model.action import Say
-from holdfast.model.alarm import STANDS, Alarm, Kind, Stance
-from holdfast.model.event import Entry, Event, Progress
+from holdfast.model.alarm import NO_STEP, Alarm, Kind, Stance
+from holdfast.model.event import Entry, Event, Order, Outcome, Progress
 from tests.core.test_ledger import START, account, spans
 from tests.core.transcript import parse
 
@@ -32,7 +33,7 @@ def stands(since: float, stance: Stance) -> Alarm:
         at=since,
         suspects=(),
         reason=why,
-        signature=STANDS,
+        signature=NO_STEP,
         stance=stance,
         generation=1,
     )
@@ -48,6 +49,8 @@ def test_a_stand_for_which_nobody_is_named_is_no_training(stance: Stance) -> Non
     told = entries((25.0, stands(20.0, stance)), (440.5, went))
     found = fold_entries(told, 450.0)
     assert spans(found)[-3:] == [("train", 5, 20, 0), ("stall", 20, 440, 0), ("train", 440, 450, 0)]
+    place = "all 2 ranks are in load (train.py)"
+    assert [span.place for span in found.spans if span.use is TimeUse.STALL] == [place]
     said = [action.text for entry in told for action in entry.decision.actions if isinstance(action, Say)]
     expected = [stands(20.0, stance).reason, "the job went on after 420 s at step 16"]
     assert said[-2:] == expected if stance is Stance.NOTIFY else not set(said) & set(expected)
@@ -62,3 +65,12 @@ def test_a_stand_that_is_named_does_not_count_as_training_while_it_lasts() -> No
     assert spans(found)[-3:] == [("train", 5, 20, 0), ("detect", 20, 34, 1), ("stop", 34, 36, 1)]
     back = account(*START, *acted, "36 outcome 3 ok", "38 outcome 4 ok", "41 progress 17 at 40", now=42.0)
     assert spans(back)[3:5] == spans(found)[3:5]
+
+
+def test_a_stand_that_a_person_ends_stays_a_stall() -> None:
+    stop = Order(verb="stop", who="a person")
+    told = entries((25.0, stands(20.0, Stance.OBSERVE)), (60.0, stop), (61.0, Outcome(action=3, ok=True)))
+    found = fold_entries(told)
+    assert spans(found)[-3:] == [("train", 5, 20, 0), ("stall", 20, 60, 0), ("stop", 60, 61, 0)]
+    assert found.ettr == pytest.approx(15 / 61)
+    assert found.spans[-2].place == "all 2 ranks are in load (train.py)"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from holdfast.core.decide.decider import Decider
 from holdfast.model.action import Finish, Launch, Stop
-from holdfast.model.alarm import STANDS, Alarm, Kind, Stance
+from holdfast.model.alarm import NO_STEP, Alarm, Kind, Stance
 from holdfast.model.event import Begin, Decision, Event, Limits, Order, Outcome, Phase, Progress, Ready, Tick
 from holdfast.model.job_and_seats import Job
 
@@ -147,7 +147,9 @@ def test_who_keeps_the_others_waiting_is_told_while_it_does() -> None:
 def test_a_job_that_stands_is_not_just_called_training() -> None:
     *_, (told, _) = lives()
     at, why = told.now, "no step for 12 s at step 7: all 2 ranks are in load (s/train.py)"
-    stands = Alarm(kind=Kind.HANG, at=at, suspects=(), reason=why, signature=STANDS, generation=2, stance=Stance.NOTIFY)
+    stands = Alarm(
+        kind=Kind.HANG, at=at, suspects=(), reason=why, signature=NO_STEP, generation=2, stance=Stance.NOTIFY
+    )
     told.now += 84.0
     words = "training; every rank has made step 7; no step for 85 s: all 2 ranks are in load (s/train.py)"
     assert told.hear(stands) == words

@@ -34,11 +34,11 @@ def test_the_journal_gets_trouble_at_once_and_the_rest_every_ten_seconds() -> No
 
 def test_what_was_written_last_may_be_an_older_step_of_a_later_launch() -> None:
     watch = StorageWatch()
-    watch.on_told(1.0, 1, 40, MISSED)
+    watch.on_told(1.0, 1, 20, MISSED)
     watch.on_told(2.0, 2, -1, None)  # nothing yet
-    assert watch.newest == StorageReport(step=40, at=1.0, missed=MISSED)
-    watch.on_told(3.0, 2, 20, None)
-    assert watch.newest == StorageReport(step=20, at=3.0)
+    assert watch.newest == StorageReport(step=20, at=1.0, missed=MISSED)
+    watch.on_told(3.0, 2, 10, None)
+    assert watch.newest == StorageReport(step=10, at=3.0)
 
 
 def test_a_final_step_that_nobody_tells_of_is_missed() -> None:
@@ -99,3 +99,21 @@ def test_a_job_without_storage_owes_it_nothing() -> None:
     watch.on_told(1.0, 1, 5, None)
     owed = watch.close(8, disk=8)
     assert owed is not None and owed.missed is not None and (owed.step, owed.disk) == (5, 8)
+
+
+def test_what_is_older_than_the_newest_checkpoint_is_not_missed() -> None:
+    watch = StorageWatch()
+    watch.on_told(1.0, 1, 40, None)
+    watch.on_told(2.0, 1, -1, MISSED)  # of another node, on which rank 0 was before
+    assert watch.newest == StorageReport(step=40, at=1.0)
+    watch.on_told(3.0, 2, -1, MISSED)  # that launch went back to an older step, and cannot write
+    assert watch.newest == StorageReport(step=40, at=1.0, missed=MISSED)
+
+
+def test_a_new_controller_does_not_date_the_old_checkpoint_anew() -> None:
+    watch = StorageWatch()
+    watch.continue_from(StorageReport(step=40, at=1.0, missed=MISSED))
+    watch.on_told(90.0, 2, 40, None)
+    assert watch.newest == StorageReport(step=40, at=1.0, missed=MISSED) and watch.take_news(90.0) is None
+    watch.on_told(91.0, 3, 40, None)
+    assert watch.newest == StorageReport(step=40, at=91.0), "a later launch has written it again"

@@ -1,6 +1,6 @@
 """The checks see what they are there to see: a decider with a planted bug does not pass."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from itertools import count
 
 import msgspec
@@ -77,8 +77,8 @@ def test_a_job_that_never_comes_back_is_seen(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_pool_that_is_not_refilled_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     refill = Standbys.request_missing
 
-    def only_once(self: Standbys, active: int) -> object:
-        return () if self.gone else refill(self, active)
+    def only_once(self: Standbys, active: int, without_links: Set[str]) -> object:
+        return () if self.gone else refill(self, active, without_links)
 
     assert planted(monkeypatch, Standbys, "request_missing", only_once) is Invariant.MISSING_IS_REQUESTED
 

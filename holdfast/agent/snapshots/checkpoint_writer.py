@@ -56,7 +56,7 @@ class CheckpointWriter:
         self._taken_on.clear()
         self._unwritten.clear()
         self.done.clear()
-        self.stored = -1
+        self.stored, self.missed_checkpoint = -1, None
 
     def note_request(self, want: ArenaRequest) -> None:
         """Remember where to write a rank's final states, even if the rank's generation is over."""
@@ -106,7 +106,8 @@ class CheckpointWriter:
                 retention.clean_unpublished(url, author, before=sys.maxsize)
             return ""
 
-        if url and self.missed_checkpoint and not self.is_held_up:  # else a removal would hang as well
+        may_be_left = self.missed_checkpoint or self.stored < 0  # an earlier generation may have failed to write
+        if url and may_be_left and not self.is_held_up:  # else a removal would hang as well
             await asyncio.to_thread(look_in_time, clean, _LOOK_S)
 
     def mark_recalled(self) -> None:

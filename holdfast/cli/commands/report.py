@@ -52,6 +52,7 @@ from holdfast.model.incident_record import Change, Record
 UNKNOWN_TIME = "what ranks did in the unknown time nobody has told; the ETTR counts it as productive"
 _BAR = 100  # characters
 _START_SHARE = 0.01  # of the time: a start that took less is not worth a word
+_STALLS = 4  # that are told one by one, the longest
 _ALIKE_S = 0.1  # a start-up whose phases miss more of it had several launches
 _COLOURS = {
     TimeUse.TRAIN: "green",
@@ -151,6 +152,7 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
     )
     over = report.code is not None or bool(report.absence)
     parts += [Text(said)] if (said := no_step_said(report.spent_s[TimeUse.RUN], over=over)) else []
+    parts += _stall_texts(report)
     parts += [Text(_unwatched_text(one)) for one in report.unwatched]
     parts += [Text(UNKNOWN_TIME)] if report.spent_s.get(TimeUse.UNKNOWN) else []
     parts.append(_standbys_text(report))
@@ -242,6 +244,17 @@ def _detail_text(seconds: float, parts: dict[str, float]) -> str:
     if len(parts) < 2 or abs(sum(parts.values()) - seconds) >= _ALIKE_S:
         return ""
     return f" = {' + '.join(f'{name} {part_s:.1f}' for name, part_s in share_tenths(parts, seconds).items())}"
+
+
+def _stall_texts(report: Report) -> list[Text]:
+    """Say when and where the job stood still; of many stalls, the longest."""
+    stalls = sorted((span for span in report.spans if span.use is TimeUse.STALL), key=lambda span: -span.seconds)
+    said = [
+        f"no step from {clock_text(span.start_at)} to {clock_text(span.end_at)}: {span.place or 'nobody told why'}"
+        for span in sorted(stalls[:_STALLS], key=lambda span: span.start_at)
+    ]
+    shorter = len(stalls) - len(said)
+    return [Text(text) for text in (*said, *([f"and {counted_noun(shorter, 'shorter stall')}"] if shorter else []))]
 
 
 def _unwatched_text(time: UnwatchedTime) -> str:

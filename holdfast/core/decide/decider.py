@@ -61,9 +61,11 @@ def _look_after_standbys(state: JobState, now: float) -> None:
     nodes, standbys = state.nodes, state.nodes.standbys
     if state.phase not in (Phase.ENDING, Phase.DONE):
         leaving = len(nodes.out) + len(state.requests.draining)  # each needs somebody in its place
-        state.emit(*standbys.request_missing(len(nodes.seats) - leaving))
+        state.emit(*standbys.request_missing(len(nodes.seats) - leaving, nodes.links.not_awaited(now)))
     if state.phase in (Phase.TRAINING, Phase.WAITING):
         state.emit(*standbys.examine_evicted(nodes.links.nodes))
+        if late := standbys.linkless_suspects(now, nodes.links.nodes):
+            launching.part_with_beside(state, late, Kind.HEALTH, launching.STILL_CUT_OFF)
     if state.phase is Phase.TRAINING:
         state.emit(*standbys.recheck_due(now))
 
@@ -116,6 +118,8 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
         case _, LinksUp():
             return link_outage.on_links_up(state, now, event)
         case _, Alarm(kind=Kind.SLOW) if why := incident_course.tolerates_slowness(state, now, event):
+            return launching.tell_alarm(state, event, f"; not acted on, as {why}")
+        case _, Alarm() if why := incident_course.tolerates_lost_link(state, event):
             return launching.tell_alarm(state, event, f"; not acted on, as {why}")
         case _, Alarm() if not launching.concerns_generation(state, event):
             return launching.on_outside_alarm(state, now, event)

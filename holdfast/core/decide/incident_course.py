@@ -102,6 +102,19 @@ def tolerates_slowness(state: JobState, now: float, alarm: Alarm) -> str:
     return "it was as slow on another node" if case.follows_the_rank else "no standby may replace it"
 
 
+def tolerates_lost_link(state: JobState, alarm: Alarm) -> str:
+    """Return why a job that trains without a link goes on when that is told again; "" if it must stop.
+
+    The alarm comes again each hour, and if another agent of the host comes to speak for it. What has helped once, or
+    nobody needed, need not be done twice; and a job that trains is not given up.
+    """
+    nodes = set(alarm.suspects)
+    known = any(p.signature == alarm.signature and nodes == set(p.nodes) for p in state.failures.past)
+    trains = state.phase is Phase.TRAINING and known and nodes <= state.nodes.links.nodes
+    lone = trains and bool(nodes) and not state.nodes.can_do_without(nodes)
+    return "the job trains without it, and no standby can replace its node" if lone else ""
+
+
 def on_more_alarms(state: JobState, now: float, alarm: Alarm) -> str:
     incident = state.current_incident
     incident.on_more(now, alarm)
@@ -134,9 +147,9 @@ def on_stopped(state: JobState, now: float, event: Outcome) -> str:
     if event.departed:
         incident.on_departed(event.departed, state.nodes.seats)
     else:
-        named = state.named if state.named and state.named.suspects else None
+        named = state.standing if state.standing and state.standing.suspects else None
         incident.on_timeout(named if named and named.generation == state.generation else None)
-    state.named = None
+    state.standing = None
     incident.name_cause()
     if incident.not_after is not None:
         incident.doubt_steps(incident.not_after)
@@ -164,8 +177,7 @@ def apply_verdict(
     if verdict.remedy is Remedy.GIVE_UP:
         if state.limits.ask_s and verdict.code == GAVE_UP:
             state.verdict = verdict
-            launching.evict_nodes(state, now, silent, silent)  # whatever the answer: they are not there
-            state.nodes.back = {}
+            incident.absent = tuple(sorted(silent))
             asked = launching.ask_person(state, now, told)
             state.enter(Phase.HELD)
             return asked

@@ -57,7 +57,7 @@ class JobState:
         self.progress: Progress | None = None  # of this generation
         self.taken_over_at = 0.0  # by a new controller, until a rank is known to have made a step since; 0: then
         self.untold = False  # nobody has said yet how far ranks came before that
-        self.named: Alarm | None = None  # that the job stands, and for whom, as it seems
+        self.standing: Alarm | None = None  # that the job stands, and for whom if somebody seems to be the reason
         self.resume_point = ResumePoint()
         self.requests = OpenRequests()
         self.ids = ActionIds()

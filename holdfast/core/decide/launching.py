@@ -14,12 +14,13 @@ from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.incident.open_incident import Incident
 from holdfast.core.membership.standbys import BRIEF, CHECK
 from holdfast.model.action import Action, Finish, Say, Stop
-from holdfast.model.alarm import STANDS, Alarm, Kind, Stance
+from holdfast.model.alarm import NO_STEP, Alarm, Kind, Stance
 from holdfast.model.event import Begin, Ended, MeshReport, Outcome, Phase, Progress, Ready
 from holdfast.model.incident_record import Remedy, Verdict
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.release import Fate
 
+STILL_CUT_OFF = "still without a link after the wait"
 _STANDING = (Phase.WAITING, Phase.HELD)  # no generation is on, nor is one being ended
 
 
@@ -31,7 +32,8 @@ def on_begin(state: JobState, now: float, event: Begin) -> str:
 def on_ready(state: JobState, now: float, event: Ready) -> str:
     free = state.fence.note_empty(event.node) and state.phase is Phase.WAITING  # nodes that report have no ranks
     if state.nodes.is_active(event.node):
-        if state.phase in (Phase.STOPPING, Phase.PROBING, Phase.PAUSING):
+        absent = state.phase is Phase.HELD and state.incident is not None and event.node in state.incident.silent
+        if absent or state.phase in (Phase.STOPPING, Phase.PROBING, Phase.PAUSING):
             state.nodes.back[event.node] = event
         return f"{event.node} is back; {launch_or_wait(state, now)}" if free else f"{event.node} is back"
     if event.blocked:
@@ -59,10 +61,10 @@ def on_side_probe(state: JobState, now: float, found: tuple[str, tuple[Action, .
 
 def tell_alarm(state: JobState, alarm: Alarm, more: str = "") -> str:
     """Report an alarm that does not stop the job. Remember it if it says that the job stands."""
-    named = state.named is not None and state.named.suspects and state.named.generation == state.generation
-    stands = alarm.signature == STANDS and not named
+    named = state.standing is not None and state.standing.suspects and state.standing.generation == state.generation
+    stands = alarm.signature == NO_STEP and not named
     if alarm.kind is Kind.HANG and (alarm.suspects or stands) and alarm.generation == state.generation:
-        state.named = alarm
+        state.standing = alarm
     if alarm.stance is not Stance.OBSERVE:
         state.emit(Say(text=incident_text.describe_cause(alarm) + more))
     return f"{alarm.kind} ({alarm.stance}): {incident_text.describe_cause(alarm)}{more}"
@@ -90,13 +92,13 @@ def on_outside_alarm(state: JobState, now: float, alarm: Alarm) -> str:
     lost = state.nodes.standbys.beside_job(alarm.suspects)
     state.nodes.standbys.faults.on_evicted(lost, machine_faults(alarm, {}, lost), 0)
     if lost:
-        said = _part_with_beside(state, lost, alarm.kind, alarm.reason)
+        said = part_with_beside(state, lost, alarm.kind, alarm.reason)
         return f"{said}; {launch_or_wait(state, now)}" if state.phase is Phase.WAITING else said
     finished = state.nodes.ended.intersection(alarm.suspects)
     return f"{evict_nodes(state, now, finished, finished)} after its ranks had ended well" if finished else ""
 
 
-def _part_with_beside(state: JobState, nodes: Iterable[str], kind: Kind, why: str) -> str:
+def part_with_beside(state: JobState, nodes: Iterable[str], kind: Kind, why: str) -> str:
     """Part with nodes that have no seat, and tell standbys from nodes that were evicted before. Return the sentence."""
     evicted = state.nodes.standbys.under_examination.intersection(nodes)
     lost = {"standby": tuple(node for node in nodes if node not in evicted), "evicted node": tuple(sorted(evicted))}
@@ -228,10 +230,10 @@ def _part_with_late(state: JobState, now: float) -> None:
     late = sorted(state.nodes.links.take_late(now))
     seated, beside = sorted(state.nodes.active.intersection(late)), state.nodes.standbys.beside_job(late)
     if beside:
-        _part_with_beside(state, beside, Kind.HEALTH, "still without a link after the wait")
+        part_with_beside(state, beside, Kind.HEALTH, STILL_CUT_OFF)
     if seated and state.nodes.can_do_without(seated):
         evict_lost(state, now, seated, Kind.HEALTH)
-        state.emit(Say(text=f"{', '.join(seated)} still without a link after the wait: evicted"))
+        state.emit(Say(text=f"{', '.join(seated)} {STILL_CUT_OFF}: evicted"))
     elif seated:
         kept = f"{', '.join(seated)} still without a link, and no standby can replace"
         state.emit(Say(text=f"{kept} {'them' if len(seated) > 1 else 'it'}: restarted in place"))
@@ -283,8 +285,8 @@ def on_started(state: JobState, now: float, event: Outcome) -> str:
 def on_progress(state: JobState, now: float, event: Progress) -> str:
     if event.generation != state.generation:
         return ""
-    if state.named is not None and event.at > state.named.at:
-        on_stall_over(state, state.named, event)
+    if state.standing is not None and event.at > state.standing.at:
+        on_stall_over(state, state.standing, event)
     state.progress, state.untold = event, False
     if event.at > state.taken_over_at:
         state.taken_over_at = 0.0
@@ -314,7 +316,7 @@ def _end_interruption(state: JobState, event: Progress) -> str:
 
 def on_stall_over(state: JobState, named: Alarm, event: Progress) -> None:
     """Report that a stalled job has gone on by itself. The stall does not count as training time."""
-    state.named = None
+    state.standing = None
     if state.phase is not Phase.TRAINING:
         return
     state.stood_since = named.at

@@ -56,7 +56,9 @@ def on_resume_order(state: JobState, now: float, order: Order) -> str:
         state.requests.clear_question()
         state.failures.forgive_all()
         if state.incident is not None:
-            state.incident.forgiven = state.incident.rounds
+            state.incident.forgiven, silent = state.incident.rounds, state.incident.silent
+            launching.evict_nodes(state, now, silent, silent)
+            state.incident.absent, state.nodes.back = (), {}
             reason = f"approved by {order.who}: restarted in place"
             state.verdict = Verdict(remedy=Remedy.RESTART, reason=reason)
     if state.phase is not Phase.HELD:

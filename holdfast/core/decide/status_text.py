@@ -26,7 +26,7 @@ def tell_present(state: JobState, now: float, step: int, ending: str) -> str:
         case Phase.TRAINING if state.progress and state.progress.parted:
             return f"ending: every rank has left its process group, or its script has returned, after {made}"
         case Phase.TRAINING:
-            return f"training; every rank has made {made}{_named_ranks(state, now)}"
+            return f"training; every rank has made {made}{_describe_stand(state, now)}"
         case Phase.STOPPING:
             return f"all ranks are being stopped{why}"
         case Phase.PROBING:
@@ -66,12 +66,12 @@ def _interruption_text(state: JobState) -> str:
     return ""
 
 
-def _named_ranks(state: JobState, now: float) -> str:
-    named = state.named
-    if named is None or named.generation != state.generation:
+def _describe_stand(state: JobState, now: float) -> str:
+    stand = state.standing
+    if stand is None or stand.generation != state.generation:
         return ""
-    if not named.ranks:
-        return f"; no step for {now - named.at:.0f} s: {named.reason.partition(': ')[2]}"
-    who = f"{format_ranks(named.ranks)} on {', '.join(named.suspects)}"
-    keep = "keeps" if len(named.ranks) == 1 else "keep"
-    return f"; {who} {keep} the others waiting for {now - named.at:.0f} s"
+    if not stand.ranks:
+        return f"; no step for {now - stand.at:.0f} s: {stand.reason.partition(': ')[2]}"
+    who = f"{format_ranks(stand.ranks)} on {', '.join(stand.suspects)}"
+    keep = "keeps" if len(stand.ranks) == 1 else "keep"
+    return f"; {who} {keep} the others waiting for {now - stand.at:.0f} s"

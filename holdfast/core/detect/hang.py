@@ -2,10 +2,10 @@
 
 Naming a rank is cheap. When the job has made no step for the time of a few steps, all processes are inspected twice.
 If the others wait for the same rank both times, that rank is named. Acting on a rank is expensive. The job acts at once
-only on a rank that is stopped or gone, and on one whose GPU surely stands at two looks. For all others `named_hang.py`
-says when to act: by how sure it is that they hang, and by what a restart costs. If no rank is named, `unnamed_hang.py`
-does. Only what cannot end by itself is acted on sooner than after the longest pause of its kind that this run has
-recovered from.
+only on a rank that is stopped or gone. One whose GPU surely stands at two looks is waited for as long as a restart
+costs. For all others `named_hang.py` says when to act: by how sure it is that they hang, and by what a restart costs.
+If no rank is named, `unnamed_hang.py` does. Only what cannot end by itself is acted on sooner than after the longest
+pause of its kind that this run has recovered from.
 
 The detector does not judge before the first step of a generation, since compilation and data may take any time
 (`start_s`); until then the job acts only on stopped ranks. A script that makes no steps is judged by its collectives.
@@ -30,7 +30,15 @@ from holdfast.core.diagnose.named_hang import (
     is_other_phase,
 )
 from holdfast.core.diagnose.stack_folding import main_frames
-from holdfast.core.diagnose.unnamed_hang import Standstill, do_most_wait, find_reason, first_expiry, next_look_at
+from holdfast.core.diagnose.unnamed_hang import (
+    SETTLED_S,
+    Standstill,
+    affordable_wait_s,
+    do_most_wait,
+    find_reason,
+    first_expiry,
+    next_look_at,
+)
 from holdfast.core.incident.incident_case import CODE
 from holdfast.core.incident.incident_text import count_steps
 from holdfast.model.alarm import GPU_HANG, UNNAMED, Alarm, Kind, Stance
@@ -267,12 +275,17 @@ class HangDetector:
         return self._make_alarm(now, named, Stance.NOTIFY, named.reason)
 
     def _do_gpus_stand(self, now: float, named: BlockingRanks, goes_on: bool) -> bool:
-        """Return whether this look and one at least a record's age before it say that the same GPUs surely stand."""
-        if named.how != "gpu" or not named.hard or goes_on:
+        """Return whether this look and one at least a record's age before it say that the same GPUs surely stand, and
+        for as long as a restart costs: the first kernel of its kind may be longer than any before it."""
+        if named.how != "gpu" or not named.hard or goes_on or self.is_in_named_phase:
             self._stuck = (inf, ())
         elif self._stuck[1] != named.ranks:
             self._stuck = (now, named.ranks)
-        return now - self._stuck[0] >= _RECORD_S
+        least_s = min(SETTLED_S, self.limits.act_s)
+        affordable_at = self.moved_at + affordable_wait_s(self._restart_s, 0.0, least_s, self.limits.act_s)
+        due_at = max(self._stuck[0] + _RECORD_S, affordable_at, self._usual_until)
+        self._look_at = min(self._look_at, max(due_at, now + self.limits.again_s))
+        return now >= due_at
 
     def _find_reason(self, now: float, traces: Sequence[Trace], named: BlockingRanks, again: bool) -> str:
         """Return why to act on the named ranks now; "" if they are waited for. `again`: the last look saw the same."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from holdfast.core.detect.hang import HangDetector
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_motion
 from holdfast.core.diagnose.unnamed_hang import SETTLED_S
-from holdfast.model.alarm import STANDS, Alarm, Kind, Stance
+from holdfast.model.alarm import NO_STEP, Alarm, Kind, Stance
 from holdfast.model.stacks import Trace
 
 
@@ -26,7 +26,7 @@ class StandstillDetector:
         """Judge one inspection of all processes, after the hang detector has."""
         hang = self._hang
         if self._stand != (hang.generation, hang.step):
-            if self._told is Stance.NOTIFY:
+            if self._told is Stance.NOTIFY and self._stand[0] == hang.generation:  # else a restart has ended it
                 self._usual_s = max(self._usual_s, hang.paused_s)
             self._stand, self._last, self._told = (hang.generation, hang.step), (), None
         last, self._last = self._last, traces
@@ -45,6 +45,6 @@ class StandstillDetector:
             suspects=(),
             generation=hang.generation,
             reason=f"no step for {stood_s:.0f} s{hang.describe_step()}: {named.reason}",
-            signature=STANDS,
+            signature=NO_STEP,
             stance=stance,
         )

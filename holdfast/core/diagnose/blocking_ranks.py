@@ -241,17 +241,16 @@ def _by_waits(
     if free and 2 * len(free) <= waiting.told:
         first = next(m for m in waiting.missing if set(free) & set(m.ranks))
         absent = tuple(r for r in free if r in first.ranks)
-        held = ({rank for m in waiting.missing for rank in m.inside} | blocked) - set(
-            free
-        )  # some wait for others of them
+        held = {rank for m in waiting.missing for rank in m.inside} | blocked
+        held -= set(free)  # of whom some wait for others
         reason = f"{_describe_missing(first, absent, len(held))}{_describe_place(free, mains, children)}"
         return BlockingRanks(ranks=tuple(free), how="missing", hard=True, reason=reason)
     # Whoever waits for somebody, but nobody knows for whom, is a part of the trouble if nobody else is.
     deadlock = "circle" if waiting.circle else "operations" if waiting.mixed else ""
     mixed = tuple(sorted({rank for m in waiting.mixed for rank in m.ranks}))
     crossed = waiting.circle or mixed or (() if free else waiting.outside)
-    if 2 * len(crossed) > waiting.told > 2 and waiting.circle:
-        crossed, deadlock = _waited_for_by_most(waiting) or crossed, "orders"
+    if 2 * len(crossed) > waiting.told > 2 and waiting.circle and (few := _waited_for_by_most(waiting)):
+        crossed, deadlock = few, "orders"
     if crossed and (2 * len(crossed) <= waiting.told or len(crossed) == 2):
         reason = _describe_crossed(waiting, crossed, mains)
         everybody = len(crossed) == waiting.told

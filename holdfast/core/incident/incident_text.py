@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from holdfast.core.diagnose.blocking_ranks import format_ranks
 from holdfast.core.incident.first_cause import ECHOES, is_switch_loss
 from holdfast.core.incident.incident_case import TOLD
 from holdfast.core.sum_preserving_rounding import share_tenths
@@ -22,7 +23,7 @@ FAILED_START = "ended by an incident before its first step"  # of a planned rest
 _BEFORE_START_UP = ("detect", "silence", "last step", "stop", "probe", "held", "wait", "launch")
 _OPTIONAL = ("silence", "probe", "held", "wait", "last step")  # told of only if they took time
 SHOWN_S = 0.05  # which is more than nothing in tenths
-_NAMED = 4  # of ranks or nodes that share a cause
+_NAMED = 4  # of nodes that share a cause
 
 
 def describe_exit(code: int) -> str:
@@ -43,12 +44,11 @@ def describe_cause(alarm: Alarm) -> str:
         return f"{where} {alarm.reason}"
     if alarm.kind is Kind.LOSS and len(alarm.ranks) > 1:
         have = alarm.reason.replace("has ", "have ", 1)
-        return f"ranks {_list_some([str(rank) for rank in alarm.ranks])} on {_list_some(alarm.suspects)} {have}"
+        return f"{format_ranks(alarm.ranks)} on {_list_some(alarm.suspects)} {have}"
     if alarm.kind is Kind.HANG and len(alarm.ranks) > 1:
         stand = alarm.reason.replace("has stood", "have stood", 1).replace("keeps ", "keep ", 1)
-        return f"ranks {_list_some([str(rank) for rank in alarm.ranks])} on {where} {stand}"
-    ranks = ", ".join(str(r) for r in alarm.ranks)
-    return f"rank {ranks} on {where} {alarm.reason}"
+        return f"{format_ranks(alarm.ranks)} on {where} {stand}"
+    return f"{format_ranks(alarm.ranks)} on {where} {alarm.reason}"
 
 
 def describe_echo(alarm: Alarm) -> str:
@@ -186,9 +186,9 @@ def advice_clause(hint: str) -> str:
     return f"; {hint[0].lower() if hint[1:2].islower() else hint[0]}{hint[1:].removesuffix('.')}" if hint else ""
 
 
-def describe_place(step: int, *, counted: bool) -> str:
-    """Return where a job is: at a step, or so many steps after its launch if nobody knows their numbers."""
-    return f"{count_steps(step)} after its launch" if counted else f"at step {step}"
+def describe_place(step: int, *, counted: bool, relation: str = "at") -> str:
+    """Return where a job is: at or after a step, or so many steps after its launch if nobody knows their numbers."""
+    return f"{count_steps(step)} after its launch" if counted else f"{relation} step {step}"
 
 
 def count_failures(records: Iterable[Record]) -> int:

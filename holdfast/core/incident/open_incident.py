@@ -43,6 +43,7 @@ class Incident(msgspec.Struct, kw_only=True):
     stopped_at: float = 0.0
     probed_s: float = 0.0
     lost: dict[str, Alarm] = {}  # nodes that fell silent or were found bad by others while nodes were tried
+    absent: tuple[str, ...] = ()  # silent when a person was asked whether to go on; evicted with the answer
     found: dict[str, str] = {}  # machines that the probe or the replay of this round found bad
     silent_at: float = 0.0  # as in Record, of this round
     ordered_at: float = 0.0
@@ -128,7 +129,7 @@ class Incident(msgspec.Struct, kw_only=True):
         here = tuple(rank for rank in ranks if rank in nodes)
         if not here or len(here) == len(nodes):
             return
-        made = incident_text.describe_place(self.good_step, counted=self.counted).replace("at step", "after step")
+        made = incident_text.describe_place(self.good_step, counted=self.counted, relation="after")
         when = made if self.good_step >= 0 else "before any step was seen"
         departure = Alarm(
             kind=Kind.CRASH,
@@ -198,7 +199,7 @@ class Incident(msgspec.Struct, kw_only=True):
     def silent(self) -> tuple[str, ...]:
         """Return the nodes that have fallen silent; once the round is judged, only those that fell silent since."""
         if self.judged:
-            return tuple(sorted(node for node, alarm in self.lost.items() if alarm.kind is Kind.SILENCE))
+            return tuple(sorted({*self.absent, *(n for n, alarm in self.lost.items() if alarm.kind is Kind.SILENCE)}))
         return tuple(sorted({n for a in self.alarms if a.kind is Kind.SILENCE for n in a.suspects}))
 
     def silent_together(self, hosts: Mapping[str, str]) -> tuple[str, ...]:

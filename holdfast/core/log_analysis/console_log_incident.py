@@ -17,7 +17,7 @@ _CAUSE = re.compile(  # ends before the step at which it happened, what came aft
     r"launch)?(?:, then failed [^;]*)?; (?:stopping |restarted in place|evicted |gave up: |release \d+ was rolled back)"
 )
 _HUNG = re.compile(
-    r"^ranks? (?P<ranks>[\d, andmore]+?) on (?P<nodes>[\w., -]+?) (?:ha(?:s|ve) stood|keeps? the others waiting)\b"
+    r"^ranks? (?P<ranks>[\d, andmore-]+?) on (?P<nodes>[\w., -]+?) (?:ha(?:s|ve) stood|keeps? the others waiting)\b"
 )
 _STOPPED = re.compile(r"\b(?:is|are) stopped\b")
 _AFTER_CAUSE = r"(?:[;,]| at step | before any step | \d+ steps? after )"

@@ -33,6 +33,10 @@ class LostLinks:
         self.forget_nodes(back)
         return back
 
+    def not_awaited(self, now: float) -> Set[str]:
+        """Return the nodes without links for which nobody waits, or waits any longer."""
+        return self.nodes - self._awaited if now < self.until else self.nodes
+
     def forget_nodes(self, nodes: Iterable[str], kept: Set[str] = frozenset()) -> None:
         """Stop waiting for nodes that are back or have left. Those `kept` beside the job still have no link."""
         gone = set(nodes)

@@ -28,6 +28,7 @@ class Standbys:
         self.unseated: set[str] = set()  # of these, who had no seat: standbys, and nodes that came or were coming
         self.examined: dict[int, str] = {}  # Probe without outcome: an evicted node that may come back
         self.suspects: dict[str, int] = {}  # evicted nodes yet to be examined, and the generation they were in
+        self._linkless: dict[str, float] = {}  # of these, who has no link, and until when that is waited for
         self.checking: dict[int, str] = {}  # Probe without outcome: a node that has come, or a standby that waits
         self._failed = 0  # checks in a row
         self._checked: dict[str, float] = {}  # standbys, and when they are to be probed again
@@ -61,9 +62,10 @@ class Standbys:
     def wanted_nodes(self) -> int:
         return self.job.max_nodes + self.job.standbys
 
-    def request_missing(self, active: int) -> tuple[Acquire, ...]:
-        """Return an action that asks the fleet for missing nodes, in the background; empty if none are missing."""
-        have = active + len(self.pool.keys() | set(self.checking.values()))
+    def request_missing(self, active: int, without_links: Set[str] = frozenset()) -> tuple[Acquire, ...]:
+        """Return an action that asks the fleet for missing nodes, in the background; empty if none are missing. A
+        standby whose link is down replaces nobody."""
+        have = active + len({*self.pool, *self.checking.values()} - without_links)
         have += len(self.coming) + sum(self.acquiring.values())
         if have >= self.wanted_nodes or not self.job.can_acquire or self._retry_at is not None:
             return ()
@@ -165,6 +167,12 @@ class Standbys:
             self.examined[actions[-1].id] = node
         return tuple(actions)
 
+    def linkless_suspects(self, now: float, without_links: Set[str]) -> tuple[str, ...]:
+        """Return the evicted nodes that could not be examined for too long, because their links are down."""
+        waiting = [node for node in self.suspects if node in without_links]
+        self._linkless = {node: self._linkless.get(node, now + self.limits.wait_s) for node in waiting}
+        return tuple(sorted(node for node, until in self._linkless.items() if until <= now))
+
     def on_examined(self, now: float, event: Outcome) -> tuple[str, tuple[Dismiss | Say, ...]]:
         """Make an examined node a standby again if nothing is wrong with it and the job needs one; else dismiss it."""
         node = self.examined.pop(event.action)
@@ -188,6 +196,7 @@ class Standbys:
         self.coming.pop(node, None)
         self._checked.pop(node, None)
         self.suspects.pop(node, None)
+        self._linkless.pop(node, None)
         for waiting in (self.examined, self.checking):
             for id in [id for id, other in waiting.items() if other == node]:
                 del waiting[id]
@@ -238,6 +247,8 @@ class Standbys:
         waits = [asked_at + patience_s for asked_at in self.coming.values()] + (
             [self._retry_at] if self._retry_at is not None else []
         )
+        if steady or standing:
+            waits += self._linkless.values()
         if steady and self._is_checking_on and self.limits.recheck_s:
             busy = set(self.checking.values())
             waits += [self._checked.get(node, 0.0) for node in self.pool if node not in busy]

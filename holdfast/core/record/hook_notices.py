@@ -6,7 +6,7 @@ from enum import StrEnum
 import msgspec
 
 from holdfast.core.incident.incident_text import describe_cause
-from holdfast.core.record.job_ending import UNSTORED
+from holdfast.core.record.job_ending import describe_end
 from holdfast.model.action import Finish
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.event import Entry, Order, Outcome, Phase
@@ -77,7 +77,7 @@ class HookNotices:
     def __init__(self, run_id: str = "") -> None:
         self.run_id = run_id
         self._asking = ""
-        self._ended_well = False
+        self._finish: Finish | None = None
         self._fates: dict[int, Fate] = {}
 
     def on_entry(self, entry: Entry, standing: JobStanding) -> tuple[HookNotice, ...]:
@@ -94,12 +94,12 @@ class HookNotices:
                 gave_up = action.code != 0 and not isinstance(entry.event, Order)  # which is no news to who gave it
                 text = f"ended with code {action.code}: {action.reason}"
                 topic = NoticeTopic.GAVE_UP if gave_up else NoticeTopic.ENDED
-                self._ended_well = action.code == 0
+                self._finish = action
                 found.append(self._make_notice(entry, topic, text, code=action.code, incident=closed))
         storage = entry.event.storage if isinstance(entry.event, Outcome) else None
-        if storage and storage.missed and self._ended_well and entry.decision.phase is Phase.DONE:
-            text = f"ended with code {UNSTORED}: {storage.missed.why}"
-            found.append(self._make_notice(entry, NoticeTopic.GAVE_UP, text, code=UNSTORED))
+        code, why = describe_end(self._finish, storage, done=entry.decision.phase is Phase.DONE)
+        if self._finish and code != self._finish.code:
+            found.append(self._make_notice(entry, NoticeTopic.GAVE_UP, f"ended with code {code}: {why}", code=code))
         self._fates, self._asking = dict(standing.fates), standing.asking
         return tuple(found)
 

@@ -30,7 +30,7 @@ class TimeUse(StrEnum):
     WAIT = "wait"
     PAUSE = "pause"  # ranks are being ended on purpose, for a release, a person, or to grow
     HOLD = "hold"
-    STALL = "stall"  # it stood, and went on by itself
+    STALL = "stall"  # it stood, and went on by itself or was ended by a person
     END = "end"  # after the last step ranks save, evaluate or clean up
     UNWATCHED = "unwatched"  # there was no controller, and ranks made no step
     OVER = "over"  # the script had ended, and there was no controller to see it: no time of the job
@@ -48,6 +48,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     end_at: float
     incident: int = 0  # 0: none
     change: int = 0  # of a planned restart
+    place: str = ""  # of a stall: where ranks were in their code, in words
 
     @property
     def seconds(self) -> float:

@@ -2,7 +2,6 @@
 
 from holdfast.model.action import Finish
 from holdfast.model.event import Event, Outcome, StorageReport
-from holdfast.model.incident_record import Change, Record, Remedy
 
 UNSTORED = 94  # exit code: the script ended well, and its final state is not on storage
 
@@ -20,7 +19,3 @@ def describe_end(finish: Finish | None, storage: StorageReport | None, *, done: 
         return None, ""
     missed = storage.missed if storage and done and finish.code == 0 else None
     return (UNSTORED, f"{finish.reason}, but {missed.why}") if missed else (finish.code, finish.reason)
-
-
-def is_given_up(record: Record | Change) -> bool:
-    return isinstance(record, Record) and record.verdict.remedy is Remedy.GIVE_UP

@@ -7,13 +7,13 @@ import msgspec
 
 from holdfast.core.incident import incident_text
 from holdfast.core.record.job_account import FROM_START, Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
-from holdfast.core.record.job_ending import describe_end, is_given_up, read_storage
+from holdfast.core.record.job_ending import describe_end, read_storage
 from holdfast.core.record.release_pace import ReleasePaces
 from holdfast.core.record.span_cuts import ALONE, TRAINED, OpenStandstill, find_first_cut
 from holdfast.model.action import Finish, Launch, Say
 from holdfast.model.alarm import LEFT, OPINION, Alarm
 from holdfast.model.event import Begin, Ended, Entry, Phase, Progress, StorageReport, Successor
-from holdfast.model.incident_record import Change, Record
+from holdfast.model.incident_record import Change, Record, is_given_up
 from holdfast.model.release import Release
 
 _USES = {
@@ -273,7 +273,8 @@ class Ledger:
     def _add_stall(self, since: float, until: float) -> None:
         self._close_span(since)
         if until > self._at:
-            self._spans.append(self._make_span(TimeUse.STALL, self._at, until))
+            stall = self._make_span(TimeUse.STALL, self._at, until)
+            self._spans.append(msgspec.structs.replace(stall, place=self._standstill.place))
             self._at = until
 
     def _end_failed_change(self, failed_at: float, at: float) -> None:
@@ -309,6 +310,7 @@ class Ledger:
         if phase is Phase.TRAINING:
             self.admitting = frozenset()
         if phase is Phase.ENDING:
+            self._spans[-1:] = self._standstill.split_newest(self._spans[-1:])
             self._incident, self._change, self._redo_to = 0, 0, None
         self.phase = phase
 

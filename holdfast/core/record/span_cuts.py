@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.core.record.job_account import Span, TimeUse
-from holdfast.model.alarm import STANDS, Alarm, Kind
+from holdfast.model.alarm import NO_STEP, Alarm, Kind
 from holdfast.model.event import Event, Progress
 
 TRAINED = (TimeUse.TRAIN, TimeUse.REDO, TimeUse.END)  # uses of the training phase
@@ -17,12 +17,15 @@ class OpenStandstill:
 
     def __init__(self) -> None:
         self.since: float | None = None  # None: it does not, as far as anybody has told
+        self.place = ""  # where ranks are, or were when the job last stood, in words
 
     def add(self, event: Event, generation: int) -> None:
         """Take in an event of a job that trains in this generation."""
         match event:
-            case Alarm(kind=Kind.HANG, at=at) if event.suspects or event.signature == STANDS:
-                self.since = at if event.generation == generation else self.since
+            case Alarm(kind=Kind.HANG, generation=of) if of == generation and (
+                event.suspects or event.signature == NO_STEP
+            ):
+                self.since, self.place = event.at, event.reason.partition(": ")[2]
             case Progress(at=at) if self.since is not None and at > self.since:
                 self.since = None
 
@@ -32,7 +35,7 @@ class OpenStandstill:
             return spans
         *before, last = spans
         trained = last.clip_end(self.since)
-        stall = msgspec.structs.replace(last, use=TimeUse.STALL, start_at=trained.end_at)
+        stall = msgspec.structs.replace(last, use=TimeUse.STALL, start_at=trained.end_at, place=self.place)
         return [*before, *(part for part in (trained, stall) if part.seconds)]
 
 

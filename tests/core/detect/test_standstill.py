@@ -7,7 +7,7 @@ import msgspec
 from holdfast.core.detect.hang import HangDetector
 from holdfast.core.detect.standstill import StandstillDetector
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking
-from holdfast.model.alarm import STANDS, Alarm, Stance
+from holdfast.model.alarm import NO_STEP, Alarm, Stance
 from holdfast.model.stacks import Collective, Flight, Frame, Process, Thread, Trace
 from tests.core.detect.test_hang import NAMED, beat, trained
 
@@ -62,7 +62,9 @@ def test_a_stand_in_which_nobody_is_named_is_told() -> None:
     job = Watched()
     began = job.now
     booked, said = job.stand(420.0)
-    assert {(one.at, one.signature, one.suspects, one.generation) for one in (booked, said)} == {(began, STANDS, (), 1)}
+    assert {(one.at, one.signature, one.suspects, one.generation) for one in (booked, said)} == {
+        (began, NO_STEP, (), 1)
+    }
     assert (booked.stance, said.stance) == (Stance.OBSERVE, Stance.NOTIFY)
     assert said.reason == "no step for 10 s at step 40: all 2 ranks are in DS.__getitem__ (s/ld.py)"
     assert job.go_on(), "the account needs the step with which a stand ends at once"
@@ -86,7 +88,7 @@ def test_a_pause_that_the_job_is_used_to_is_booked_all_the_same() -> None:
     job.go_on()
     began = job.now
     [booked] = job.stand(25.0, named=NAMED)
-    assert (booked.stance, booked.signature, booked.at) == (Stance.OBSERVE, STANDS, began)
+    assert (booked.stance, booked.signature, booked.at) == (Stance.OBSERVE, NO_STEP, began)
 
 
 def test_who_comes_to_collectives_or_names_a_phase_does_not_stand() -> None:
@@ -109,3 +111,17 @@ def test_before_the_first_step_nothing_is_told() -> None:
     job.hang.on_launch(job.now, 2, ("n0", "n1"))
     job.standstill = StandstillDetector(job.hang)
     assert not job.stand(60.0)
+
+
+def test_a_stand_that_a_restart_ended_is_not_taken_for_an_earlier_pause() -> None:
+    """The earlier one was longer, and a rank was named for it."""
+    job = Watched()
+    job.stand(100.0, named=NAMED)
+    job.go_on()
+    assert [one.stance for one in job.stand(12.0)] == [Stance.OBSERVE, Stance.NOTIFY]
+    job.hang.on_launch(job.now, 2, ("n0", "n1"))
+    for step in (1, 2):
+        job.now += 0.2
+        for node in ("n0", "n1"):
+            job.hang.on_beat(job.now, beat(node, step, generation=2))
+    assert [one.stance for one in job.stand(20.0)] == [Stance.OBSERVE, Stance.NOTIFY]

@@ -91,6 +91,13 @@ def test_a_rank_that_waits_for_a_message_is_not_certain() -> None:
     assert (found.ranks, found.how, found.hard) == ((3,), "crossed", False)
 
 
+def test_a_circle_of_two_among_three_is_one_though_most_wait_for_nobody() -> None:
+    """The third computes meanwhile."""
+    flights = (flight(0, ("x", 3, 2), ("y", 1, 1)), flight(1, ("x", 2, 2), ("y", 2, 1)), flight(2, ("z", 4, 4)))
+    found = find_blocking(trace(process(0), process(1), process(2, SLEEP), flights=flights))
+    assert (found.ranks, found.how, found.deadlock) == ((0, 1), "crossed", "circle")
+
+
 def test_a_deadlock_is_a_set() -> None:
     flights = (flight(0, IN, ("side", 0, 0)), flight(1, OUT, ("side", 1, 0)), flight(2, IN), flight(3, IN))
     found = find_blocking(trace(*(process(rank) for rank in range(4)), flights=flights))

@@ -109,7 +109,7 @@ def test_several_hung_ranks_are_all_named() -> None:
 @pytest.mark.parametrize(
     "cause",
     [
-        "ranks 0 and 1 on n0, n1 have stood at step 11 for 4 s: different collectives under number 12 of group 0: "
+        "ranks 0-1 on n0, n1 have stood at step 11 for 4 s: different collectives under number 12 of group 0: "
         "broadcast on rank 0, all_reduce on rank 1, which cannot end by itself",
         "rank 2 on n1 keeps the others waiting at step 19 for 5 s: rank 2 in all_gather, 3 others in all_reduce, under "
         "number 20 of group 0, which cannot end by itself",
