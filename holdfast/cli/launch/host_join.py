@@ -158,18 +158,17 @@ class HostJoin:
         return front.run()
 
     def follow_job(self, console: Console) -> int:
-        run_directory.publish_run(self.run_dir, self.run)
-        say(f"join fleet: node {self.name} joins the job at {self.host}:{self.port}; {self._place_text()}")
-        run_directory.lock_run_dir(self.run_dir)
         try:
+            run_directory.publish_run(self.run_dir, self.run)
+            say(f"join fleet: node {self.name} joins the job at {self.host}:{self.port}; {self._place_text()}")
+            run_directory.lock_run_dir(self.run_dir)
             self._await_enrolment()
+            if self.args.detach:
+                leave_terminal(self.run_dir)
+            return watch_node(self.node_dir, self.start_node(self._keys_folder, self.port, leads=False), console)
         except EnrolmentRefusedError as e:
             say(str(e))
             return BLOCKED
-        if self.args.detach:
-            leave_terminal(self.run_dir)
-        try:
-            return watch_node(self.node_dir, self.start_node(self._keys_folder, self.port, leads=False), console)
         finally:
             run_directory.forget_secrets(self.run_dir)
 
