@@ -23,6 +23,7 @@ from holdfast.core.detect.link_traffic import pick_job_links
 from holdfast.core.diagnose import blocking_ranks
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks
 from holdfast.core.incident.incident_text import count_failures
+from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.release_history import ReleaseOverview
 from holdfast.core.record.release_pace import describe_paces
@@ -62,6 +63,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     ettr: float | None  # None: no step was ever seen, so it is not known
     hour_ettr: float | None = None  # of the last hour; None: there was none yet
     wall_s: float
+    run_s: float = 0.0  # in which ranks ran, of a job in which no step was ever seen
     incidents: int  # one that is open included
     last_incident: str
     floor: int  # newest step that the job can go back to after the loss of a node; -1: none is on peers
@@ -128,6 +130,7 @@ def status_of(controller: Controller) -> Status:
         hour_ettr=account.hour_ettr,
         since=account.since,
         wall_s=account.wall_s,
+        run_s=account.spent_s(TimeUse.RUN),
         incidents=view.incidents,
         failures=count_failures(account.incidents) + view.open_failures,
         last_incident=account.incidents[-1].sentence if account.incidents else "",

@@ -249,8 +249,8 @@ def test_ranks_that_have_just_started_are_not_blamed_for_having_no_step(run_dir:
     assert "no step was seen yet: the ranks have run for 1.5 s" in shown and NO_STEP not in shown
     young.spent_s[TimeUse.RUN] = 90.0
     assert NO_STEP in printed(report.render_report(young))
-    bare = {"phase": "starting", "generation": 1, "step": -1, "ettr": None, "wall_s": 40, "incidents": 0, "run_id": "r"}
-    bare |= {"now": "the ranks run", "nodes": [], "last_incident": "", "release": 1, "source": "s"}
+    bare = {"phase": "starting", "generation": 1, "step": -1, "ettr": None, "wall_s": 940, "incidents": 0, "run_id": "r"}
+    bare |= {"run_s": 40.0, "now": "the ranks run", "nodes": [], "last_incident": "", "release": 1, "source": "s"}
     shown = printed(status.render_status(bare))
     assert NO_STEP not in shown and "release 1 (s) runs" in shown
     waiting = printed(status.render_status(bare | {"phase": "waiting", "generation": 0}))
@@ -316,7 +316,7 @@ def test_what_status_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     asks = held | {"asking": "rank 0 failed; nothing helps", "asks_until": 1090.0, "release": 1, "waiting": 2}
     screens = {
         "nodes and failures": trains | {"failures": 5},
-        "no step": trains | {"phase": "starting", "step": -1, "ettr": None, "wall_s": 80},
+        "no step": trains | {"phase": "starting", "step": -1, "ettr": None, "wall_s": 80, "run_s": 60.0},
         "steps are counted": trains | {"since": "the last launch"},
         "held by a person": held | {"held": "ann (holdfast hold)", "release": 2, "source": "git 1a2b", "waiting": 0},
         "a question, and a release that waits": asks | {"waiting_until": 1060.0},
