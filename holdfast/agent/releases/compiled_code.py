@@ -78,12 +78,11 @@ class CompiledCode:
                 f"and release.compiled_mb allows {self._limit.bytes // MIB}"
             )
             self._done = self._seen
+            _remove_archives(archives, but="")  # an older one would lack most of it
             return
         packed = tree_archive.pack_files(folder, [file.path for file in self._seen], archives, self._limit)
         self._done = self._seen
-        for old in archives.glob("*.tar"):
-            if old.stem != packed.digest:
-                old.unlink(missing_ok=True)
+        _remove_archives(archives, but=packed.digest)
         _log.info("compiled code: packed %d files as %s", packed.files, packed.digest[:12])
 
     async def bring_archive(self, folder: Path) -> None:
@@ -121,6 +120,12 @@ class CompiledCode:
                 (whole / file.path).rename(to)
                 count += 1
         return count
+
+
+def _remove_archives(archives: Path, but: str) -> None:
+    for old in archives.glob("*.tar"):
+        if old.stem != but:
+            old.unlink(missing_ok=True)
 
 
 def _list_files(folder: Path) -> tuple[_CachedFile, ...]:
