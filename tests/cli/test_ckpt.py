@@ -37,8 +37,8 @@ def begin(base: Path) -> str:
     return folder
 
 
-def spoil(base: Path, step: int) -> None:
-    (base / f"step-{step:08d}" / "__1_0.distcp").write_bytes(b"short")
+def spoil(base: Path, step: int, part: int = 1) -> None:
+    (base / f"step-{step:08d}" / f"__{part}_0.distcp").write_bytes(b"short")
 
 
 def steps(base: Path) -> list[int]:
@@ -70,6 +70,11 @@ def test_ls_of_what_a_run_has_left_on_a_disk(tmp_path: Path, capsys: pytest.Capt
     assert f"        40  {tmp_path}/rank-1/step-00000040  1 kB\n" in out
     assert ckpt.main(["ls", str(tmp_path), "--json"]) == 1
     assert [one["step"] for one in json.loads(capsys.readouterr().out)["states"]] == [40, 40]
+    assert ckpt.main(["verify", str(tmp_path)]) == 0
+    spoil(tmp_path / "rank-1", 40, part=0)
+    assert ckpt.main(["verify", str(tmp_path)]) == 1
+    assert ckpt.main(["verify", str(tmp_path), "--step", "39"]) == 2
+    assert ckpt.main(["export", str(tmp_path), str(tmp_path / "to")]) == 2, "of one rank alone"
 
 
 def leave_states(folder: Path, step: int, ranks: Sequence[int], generation: int = 1) -> dict[int, bytes]:
