@@ -213,12 +213,18 @@ def test_nobody_moves_in_meanwhile(home: Path) -> None:
 
 def test_secrets_of_a_run_that_cannot_be_resumed(home: Path, capfd: Capture) -> None:
     run_dir, node = made("r"), made("s", fleet="join")
+    folders = ("door", "keys", "torchinductor_cache", "releases/compiled")
+    for path in [place / name for place in (run_dir, node) for name in folders]:
+        path.mkdir(parents=True)
+        (path / "some").touch()
+    [found] = clean(capfd, run_dir)
+    assert set(folders) < {one.what for one in found.kept} and set(folders) < tree(run_dir), "--resume needs them"
     run_and_node_specs.write_json(run_dir / "exit.json", RunEnd(code=93, reason="enough"))
     for place, why in ((run_dir, run_liveness.ending_text(run_dir)), (node, "was a node ")):
         [found] = clean(capfd, place)
         assert found.why.startswith(why)
         assert [one.what for one in found.kept] == ["the journal", "the logs"]
-        assert not {"token", "env.json"} & tree(place)
+        assert not {"token", "env.json", *folders} & tree(place)
 
 
 def test_states_on_disk_are_kept_and_named(home: Path, capfd: Capture) -> None:
@@ -251,6 +257,9 @@ def test_states_on_disk_are_kept_and_named(home: Path, capfd: Capture) -> None:
     run_and_node_specs.write_json(run_dir / "nodes" / "n0" / "want-0.json", want)
     assert kept_states().why == kept_states(6).why == "no storage is known to have them"
     assert kept_states(8).why == "a node that was away at the end has left them; storage has step 8"
+    state = folder / "rank-0" / ".step-00000009.tmp" / "state"
+    (folder / "rank-0" / "step-00000007").rename(state.parent)
+    assert kept_states().why == "no state in it is whole"
 
 
 def test_a_rank_does_not_clean_its_own_run(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:

@@ -249,7 +249,15 @@ def test_ranks_that_have_just_started_are_not_blamed_for_having_no_step(run_dir:
     assert "no step was seen yet: the ranks have run for 1.5 s" in shown and NO_STEP not in shown
     young.spent_s[TimeUse.RUN] = 90.0
     assert NO_STEP in printed(report.render_report(young))
-    bare = {"phase": "starting", "generation": 1, "step": -1, "ettr": None, "wall_s": 940, "incidents": 0, "run_id": "r"}
+    bare = {
+        "phase": "starting",
+        "generation": 1,
+        "step": -1,
+        "ettr": None,
+        "wall_s": 940,
+        "incidents": 0,
+        "run_id": "r",
+    }
     bare |= {"run_s": 40.0, "now": "the ranks run", "nodes": [], "last_incident": "", "release": 1, "source": "s"}
     shown = printed(status.render_status(bare))
     assert NO_STEP not in shown and "release 1 (s) runs" in shown
