@@ -79,7 +79,7 @@ audit: $(READY) ## build/sbom.json (CycloneDX), and known holes in what locked.t
 	@.venv/audit/bin/pip install --quiet pip-audit cyclonedx-bom 2>build/audit.log || { echo "holdfast: pip cannot install pip-audit and cyclonedx-bom here; build/audit.log says why." >&2; exit 1; }
 	.venv/audit/bin/cyclonedx-py requirements locked.txt --pyproject pyproject.toml -o build/sbom.json
 	@.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --require-hashes -r locked.txt -f json -o build/audit.json 2>build/audit.log; code=$$?; \
-	test -s build/audit.json || { echo "holdfast: nobody has looked for known holes, because the database of pip-audit cannot be reached; build/audit.log says why, and build/sbom.json is there." >&2; exit 1; }; \
+	test -s build/audit.json || { echo "holdfast: nobody has looked for known holes: pip-audit did not finish, and it needs a database on the network; build/audit.log says why, and build/sbom.json is there." >&2; exit 1; }; \
 	cat build/audit.log; echo "build/audit.json has what is known of each package"; exit $$code
 
 # Savers and launchers of others, to be measured beside ours. Without what they depend on, as that might be another torch,
