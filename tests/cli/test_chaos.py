@@ -1,10 +1,10 @@
 """`holdfast chaos` says by its code what came of it, and how to have the same once more."""
 
-from pathlib import shlex
+import shlex
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import Path
 import pytest
 
 from holdfast.chaos.fault import FaultResult, InjectedFault, SkippedFault
