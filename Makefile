@@ -7,7 +7,7 @@ PEERS := .venv/peers/.ready
 OLDER := .venv/peers-dlrover/.ready
 SOURCES = $(wildcard holdfast tests examples benchmarks)
 # A name starting with an underscore is a part of other benchmarks, not one itself. Those in SLOW run only by name.
-SLOW ?= torture detect recovery ettr byterobust nccl
+SLOW ?= torture detect recovery ettr byterobust nccl compile
 BENCHES = $(filter-out $(SLOW),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
 
 .DEFAULT_GOAL := help
@@ -74,10 +74,13 @@ lock: $(READY) ## write locked.txt anew: all that we install, by hash
 # Known holes come from a database on the network; the bill of materials does not.
 audit: $(READY) ## build/sbom.json (CycloneDX), and known holes in what locked.txt names
 	@mkdir -p build
+	@rm -f build/audit.json
 	$(PYTHON) -m venv .venv/audit
-	.venv/audit/bin/pip install --quiet pip-audit cyclonedx-bom
+	@.venv/audit/bin/pip install --quiet pip-audit cyclonedx-bom 2>build/audit.log || { echo "holdfast: pip cannot install pip-audit and cyclonedx-bom here; build/audit.log says why." >&2; exit 1; }
 	.venv/audit/bin/cyclonedx-py requirements locked.txt --pyproject pyproject.toml -o build/sbom.json
-	.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --require-hashes -r locked.txt
+	@.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --require-hashes -r locked.txt -f json -o build/audit.json 2>build/audit.log; code=$$?; \
+	test -s build/audit.json || { echo "holdfast: nobody has looked for known holes: pip-audit did not finish, and it needs a database on the network; build/audit.log says why, and build/sbom.json is there." >&2; exit 1; }; \
+	cat build/audit.log; echo "build/audit.json has what is known of each package"; exit $$code
 
 # Savers and launchers of others, to be measured beside ours. Without what they depend on, as that might be another torch,
 # and beside the environment, not in it; one that cannot be had is named in the results.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks._byterobust_part import Part
 from benchmarks._exact_scene import Failed
-from benchmarks._harness import START_LIMIT_S, Job, executable, holdfast
+from benchmarks._harness import START_LIMIT_S, Job, holdfast, holdfast_command
 from holdfast.cli.commands.report import load_report
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.core.record.release_pace import LEAST_STEPS, ReleasePace, describe_paces
@@ -48,7 +48,7 @@ def releases() -> Part:
         script = [str(trees[0] / GPT.name), "--device=cuda", "--size=large", "--steps=1000000"]
         job.spawn([*holdfast(run_dir, "--standalone", "--nproc-per-node=1"), *script])
         steady(job, run_dir, 1)
-        asked = [executable("holdfast"), "update", str(trees[1]), "--now", "--run", str(run_dir)]
+        asked = [*holdfast_command(), "update", str(trees[1]), "--now", "--run", str(run_dir)]
         subprocess.run(asked, stdout=sys.stderr, timeout=START_LIMIT_S, check=True)
         steady(job, run_dir, 2)
         paces = paces_of(run_dir)

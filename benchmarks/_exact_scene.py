@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks._harness import STANDBY_LIMIT_S, START_LIMIT_S, Job, executable, holdfast
+from benchmarks._harness import STANDBY_LIMIT_S, START_LIMIT_S, Job, holdfast, holdfast_command
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.core.decide.node_roles import NodeRole
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
@@ -48,7 +48,7 @@ class Scene:
 
     def command(self, *args: str, limit_s: float = START_LIMIT_S) -> str:
         """What a command of ours prints."""
-        asked = [executable("holdfast"), *args]
+        asked = [*holdfast_command(), *args]
         ended = subprocess.run(asked, capture_output=True, text=True, timeout=limit_s, check=False)
         if ended.returncode:
             raise Failed(f"`holdfast {' '.join(args)}` ended with {ended.returncode}: {ended.stdout}{ended.stderr}")

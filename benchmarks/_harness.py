@@ -181,8 +181,13 @@ class Job:
 
 
 def holdfast(run_dir: Path, *flags: str) -> list[str]:
+    return [*holdfast_command(), "run", f"--run-dir={run_dir}", *flags]
+
+
+def holdfast_command() -> list[str]:
+    """The installed program, or the module where holdfast is only on the path, as on a GPU machine."""
     installed = executable("holdfast")
-    return [*([installed] if installed else [sys.executable, "-m", "holdfast"]), "run", f"--run-dir={run_dir}", *flags]
+    return [installed] if installed else [sys.executable, "-m", "holdfast"]
 
 
 def executable(name: str) -> str:

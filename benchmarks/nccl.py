@@ -16,7 +16,7 @@ from rich.table import Table
 
 from benchmarks._detect_scene import RANKS, Failed, Named, Scene, at_random
 from benchmarks._harness import Job
-from benchmarks._nccl_exactness import KINDS, by_torchrun, exactness
+from benchmarks._nccl_exact_scene import KINDS, by_torchrun, exactness
 from benchmarks._report import FULL, Findings, median, report
 from holdfast.model.alarm import Kind, Stance
 

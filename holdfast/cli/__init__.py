@@ -5,7 +5,7 @@ import difflib
 import importlib
 import sys
 
-from holdfast.cli.terminal.unread_output import drop_output, unread_output
+from holdfast.cli.terminal.closed_pipe_output import drop_output, ignore_closed_pipe
 
 COMMANDS = {
     "run": "run a training script, as torchrun would, and keep it running",
@@ -53,7 +53,7 @@ _FOLLOWING = (["status"], ["logs"], ["attach"])  # may go on for ever; the other
 def main(argv: list[str] | None = None) -> int:
     args = sys.argv[1:] if argv is None else argv
     try:
-        with contextlib.nullcontext() if args[:1] in _FOLLOWING else unread_output():
+        with contextlib.nullcontext() if args[:1] in _FOLLOWING else ignore_closed_pipe():
             try:
                 return _obey(args)
             finally:  # whatever way it ends, argparse's own included

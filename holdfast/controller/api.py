@@ -23,6 +23,7 @@ from holdfast.core.detect.link_traffic import pick_job_links
 from holdfast.core.diagnose import blocking_ranks
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks
 from holdfast.core.incident.incident_text import count_failures
+from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.release_history import ReleaseOverview
 from holdfast.core.record.release_pace import describe_paces
@@ -31,6 +32,7 @@ from holdfast.model.observation import LinkTraffic
 from holdfast.model.stacks import Trace
 from holdfast.wire.agent_messages import TOKEN_HEADER
 from holdfast.wire.credentials import enrolment
+from holdfast.wire.run_and_node_specs import COMPILED_ARCHIVES
 
 _MAX_BODY = 1 << 16
 _MAX_ENTRIES = 1000
@@ -62,6 +64,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     ettr: float | None  # None: no step was ever seen, so it is not known
     hour_ettr: float | None = None  # of the last hour; None: there was none yet
     wall_s: float
+    run_s: float = 0.0  # in which ranks ran, of a job in which no step was ever seen
     incidents: int  # one that is open included
     last_incident: str
     floor: int  # newest step that the job can go back to after the loss of a node; -1: none is on peers
@@ -105,13 +108,12 @@ class JobStacks(msgspec.Struct, frozen=True, kw_only=True):
 def status_of(controller: Controller) -> Status:
     view, account = controller.view, controller.ledger.make_account(controller.clock())
     beats, traffic = controller.registry.beats, controller.detectors.network.list_traffic(controller.clock())
-    roles, views = view.assign_roles(controller.ledger.admitting), []
+    roles, views, pace = view.assign_roles(controller.ledger.admitting), [], controller.detectors.pace
     for seat in view.seats:
         beat, role = beats.get(seat.node), roles.pop(seat.node)
         current = beat if beat and beat.generation == view.generation else None
         ranks = f"{seat.first_rank}-{seat.first_rank + seat.nproc - 1}" if seat.nproc > 1 else str(seat.first_rank)
-        step, loss = (controller.detectors.pace.number_step(current), current.loss) if current else (-1, None)
-        phase = current.phase if current else ""
+        step, loss, phase = (pace.number_step(current), current.loss, current.phase) if current else (-1, None, "")
         shown = NodeView(node=seat.node, role=role, ranks=ranks, step=step, loss=loss, phase=phase)
         views.append(_add_traffic(shown, traffic.get(seat.node, ())))
     views += [NodeView(node=node, role=role) for node, role in roles.items()]
@@ -128,6 +130,7 @@ def status_of(controller: Controller) -> Status:
         hour_ettr=account.hour_ettr,
         since=account.since,
         wall_s=account.wall_s,
+        run_s=account.spent_s(TimeUse.RUN),
         incidents=view.incidents,
         failures=count_failures(account.incidents) + view.open_failures,
         last_incident=account.incidents[-1].sentence if account.incidents else "",
@@ -210,7 +213,7 @@ def make_api(built: BuiltController, door: ApiEntrance) -> web.Application:
     app.router.add_get("/api/v1/entries", entries)
     app.router.add_post("/api/v1/orders", _order_route(controller, door.audit))
     app.router.add_get("/api/v1/releases", _releases_route(controller))
-    app.router.add_get(f"{_ARCHIVES}{release_api.COMPILED}", _compiled_route(controller))
+    app.router.add_get(f"{_ARCHIVES}{COMPILED_ARCHIVES}", _compiled_route(controller))
     app.router.add_get(f"{_ARCHIVES}{{digest}}", _archive_route(controller))
     app.router.add_post("/api/v1/trace", _trace_route(controller, built.tracing))
     app.router.add_get("/metrics", metrics)
@@ -401,7 +404,7 @@ def describe_api() -> dict[str, Any]:
     archive = {"200": {"description": "the tree", "content": {"application/x-tar": {}}}, "404": {"description": "none"}}
     paths["/api/v1/releases/{digest}"] = {"get": {"parameters": [digest], "responses": archive}}
     told = {"200": {"description": "the digest of its archive", "content": {"text/plain": {}}}, "404": archive["404"]}
-    paths["/api/v1/releases/compiled"] = {"get": {"responses": told}}
+    paths[f"{_ARCHIVES}{COMPILED_ARCHIVES}"] = {"get": {"responses": told}}
     paths["/metrics"] = {"get": {"responses": {"200": {"description": "Prometheus text"}}}}
     key = {"type": "apiKey", "in": "header", "name": TOKEN_HEADER}
     return {

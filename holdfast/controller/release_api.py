@@ -9,8 +9,7 @@ from holdfast.core.record.release_history import ReleaseOverview
 from holdfast.model.event import Order
 from holdfast.model.release import Fate, Release
 from holdfast.wire.releases import release_signature, tree_archive
-
-COMPILED = "compiled"  # the folder of archives of what ranks of this host have compiled; no other host writes there
+from holdfast.wire.run_and_node_specs import COMPILED_ARCHIVES
 
 
 def release_overview(controller: Controller) -> ReleaseOverview:
@@ -54,7 +53,7 @@ def release_archive(controller: Controller, digest: str) -> web.StreamResponse |
     """Return the archive of a release as nodes fetch it, or None if there is none."""
     if not tree_archive.DIGEST.fullmatch(digest):
         return None
-    for folder in (controller.archives, controller.archives / COMPILED):
+    for folder in (controller.archives, controller.archives / COMPILED_ARCHIVES):
         if (path := folder / f"{digest}.tar").is_file():
             return web.FileResponse(path, headers={"Content-Type": "application/x-tar"})
     return None
@@ -62,4 +61,4 @@ def release_archive(controller: Controller, digest: str) -> web.StreamResponse |
 
 def compiled_digest(controller: Controller) -> str:
     """Return the digest of the archive of compiled code; empty if there is none."""
-    return max((path.stem for path in (controller.archives / COMPILED).glob("*.tar")), default="")
+    return max((path.stem for path in (controller.archives / COMPILED_ARCHIVES).glob("*.tar")), default="")

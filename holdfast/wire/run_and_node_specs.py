@@ -12,6 +12,7 @@ from holdfast.model.job_and_seats import HostIdentity, Job
 from holdfast.model.release import Release
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # where torch.compile keeps what it has compiled
+COMPILED_ARCHIVES = "compiled"  # folder of its archives, among those of releases; no other host writes there
 
 
 class EntryPoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -71,10 +71,13 @@ async def test_too_much_of_it_is_not_shared(desk: Desk, tmp_path: Path) -> None:
     said: list[str] = []
     trains, made, archives = node(desk, said), tmp_path / "made", tmp_path / "archives" / "compiled"
     fill(made)
+    for _ in range(2):
+        trains.pack_folder(made, archives)
+    assert content_of(archives)
     (made / "large").write_bytes(bytes(1 << 20))
     for _ in range(3):
         trains.pack_folder(made, archives)
-    assert not archives.exists()
+    assert not content_of(archives), "nor what was there before"
     assert said == ["standbys do not get what ranks have compiled: it takes 1 MiB, and release.compiled_mb allows 1"]
     generous = node(desk, said, limit_mb=4)
     for _ in range(2):

@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.cli.driver import Job
 
 FOLDER = Path(__file__).with_name("transcripts")
+_CLOCK = re.compile(r"(\d{4}-\d\d-\d\d )?\b\d\d:\d\d(:\d\d)?\b")
 
 
 def mask_line(line: str, job: Job) -> str:
@@ -30,7 +31,7 @@ def assert_screens(name: str, screens: dict[str, str]) -> None:
     """What a command shows in each case is what the transcript has; `PYTEST_HOLDFAST_REWRITE=1` writes it anew."""
     path, told = FOLDER / f"{name}.txt", ""
     for case, screen in screens.items():
-        lines = (" ".join(line.split()) for line in re.sub(r"\d\d:\d\d:\d\d", "CLOCK", screen).splitlines())
+        lines = (" ".join(line.split()) for line in _CLOCK.sub("CLOCK", screen).splitlines())
         told += "\n".join([f"--- {case}", *lines, "", ""])
     if os.environ.get("PYTEST_HOLDFAST_REWRITE"):
         path.write_text(told)

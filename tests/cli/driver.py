@@ -1,5 +1,6 @@
 """Jobs for end-to-end tests: `holdfast run` as a process of its own, watched through what it leaves on disk."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from holdfast.core.record.job_report import Report
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.linux import process_attributes
 from holdfast.linux.preimported_fork import OpenFiles, Program
+from holdfast.model.alarm import Alarm, Kind
 from holdfast.wire import program_fork_server
 from holdfast.wire.controller_request import ControllerNotRunning
 
@@ -265,6 +267,12 @@ class Job:
         report = load_report(self.run_dir)
         assert abs(sum(span.seconds for span in report.spans) - report.wall_s) < 1e-6
         return report
+
+    def alarms(self, kind: Kind) -> list[Alarm]:
+        """The alarms of this kind in the journal, whatever came of them."""
+        with contextlib.closing(SqliteJournal(self.run_dir / "journal.db", read_only=True)) as journal:
+            events = [entry.event for entry in journal.read()]
+        return [event for event in events if isinstance(event, Alarm) and event.kind is kind]
 
     def check_replay(self) -> int:
         """The journal leads to the same decisions again; how many entries it has."""

@@ -1,7 +1,6 @@
 """`holdfast clean` after real runs and kill -9: what is dead goes, what is alive or worth keeping stays."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -74,13 +73,10 @@ def test_a_run_killed_with_all_its_holders(start: Start, no_orphans: str, capfd:
     job.process.wait()
     job.until(lambda: alive(job) == [litter], "the end of all but the litter")
 
-    assert main(["clean", "--dry-run", str(job.run_dir)]) == 0
-    said = capfd.readouterr().out
-    assert f"; holdfast run --resume {job.run_dir} continues it\n  would remove 1 process, " in said
-    assert f"    process {litter}, " in said and "    nodes/n1/: " in said and "holder.pid" in said
-    kept = re.findall(r"  would keep (.*), [\d.]+ \w+: (.*)", said)
-    assert ("the journal", "holdfast report reads it") in kept
-    assert ("the command line and the environment", "holdfast run --resume needs them") in kept
+    [found] = clean(capfd, "--dry-run", job.run_dir)
+    assert [one.name for one in found.left if one.kind == "process"] == [str(litter)]
+    assert str(job.run_dir / "nodes" / "n1" / "holder.pid") in [one.name for one in found.left]
+    assert {"the journal", "the command line and the environment"} <= {one.what for one in found.kept}
     assert tree(job.run_dir) >= before - {"journal.db-shm", "journal.db-wal"} and not gone(litter)
 
     [found] = clean(capfd, job.run_dir)
@@ -198,8 +194,7 @@ def test_what_is_removed_and_what_is_kept_is_told_with_sizes_and_reasons(home: P
             f"  {stay} the logs, 0 bytes: holdfast logs and holdfast diagnose read them",
             f"  {stay} copies of your code, 1.0 KiB: they are what the ranks ran",
         ]
-    assert main(["clean", "r"]) == 0
-    assert "\n  nothing is left to remove\n" in capfd.readouterr().out
+    assert clean(capfd, "r")[0].left == ()
 
 
 def test_nobody_moves_in_meanwhile(home: Path) -> None:
@@ -213,12 +208,18 @@ def test_nobody_moves_in_meanwhile(home: Path) -> None:
 
 def test_secrets_of_a_run_that_cannot_be_resumed(home: Path, capfd: Capture) -> None:
     run_dir, node = made("r"), made("s", fleet="join")
+    folders = ("door", "keys", "torchinductor_cache", "releases/compiled")
+    for path in [place / name for place in (run_dir, node) for name in folders]:
+        path.mkdir(parents=True)
+        (path / "some").touch()
+    [found] = clean(capfd, run_dir)
+    assert set(folders) < {one.what for one in found.kept} and set(folders) < tree(run_dir), "--resume needs them"
     run_and_node_specs.write_json(run_dir / "exit.json", RunEnd(code=93, reason="enough"))
     for place, why in ((run_dir, run_liveness.ending_text(run_dir)), (node, "was a node ")):
         [found] = clean(capfd, place)
         assert found.why.startswith(why)
         assert [one.what for one in found.kept] == ["the journal", "the logs"]
-        assert not {"token", "env.json"} & tree(place)
+        assert not {"token", "env.json", *folders} & tree(place)
 
 
 def test_states_on_disk_are_kept_and_named(home: Path, capfd: Capture) -> None:
@@ -251,6 +252,9 @@ def test_states_on_disk_are_kept_and_named(home: Path, capfd: Capture) -> None:
     run_and_node_specs.write_json(run_dir / "nodes" / "n0" / "want-0.json", want)
     assert kept_states().why == kept_states(6).why == "no storage is known to have them"
     assert kept_states(8).why == "a node that was away at the end has left them; storage has step 8"
+    state = folder / "rank-0" / ".step-00000009.tmp" / "state"
+    (folder / "rank-0" / "step-00000007").rename(state.parent)
+    assert kept_states().why == "no state in it is whole"
 
 
 def test_a_rank_does_not_clean_its_own_run(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:

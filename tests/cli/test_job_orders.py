@@ -189,8 +189,7 @@ def test_an_order_outlives_the_controller_that_was_to_take_it(start: Start) -> N
     process = command(job, "hold")
     job.kill(controller)
     output, _ = process.communicate(timeout=3 * PATIENCE_S)
-    assert process.returncode == 0, f"{output}\n{job.story()}"
-    assert "held at step" in output
+    assert process.returncode == 0 and "held at step" in output, f"{output}\n{job.story()}"
     job.until(lambda: job.phase() == "held", "the hold")
     job.finish()
     says(job, "resume", "--no-wait")
@@ -202,7 +201,6 @@ def test_an_order_outlives_the_controller_that_was_to_take_it(start: Start) -> N
 def test_a_job_goes_on_with_fewer_nodes_and_grows_back(start: Start) -> None:
     flags = ("--nnodes", "2", "--min-nodes", "1", "--set", "recovery.last_call_s=20", "--set", "silence.silence_s=5")
     job = start(*flags)
-    assert "2 nodes x 1 rank (at least 1)" in job.says("local fleet")
     job.until(lambda: job.phase() == "training" and len(seats(job)) == 2, "all nodes", 2 * PATIENCE_S)
     job.kill(job.holder(seats(job)["1"]))
     job.until(lambda: job.phase() == "training" and len(seats(job)) == 1, "training on one node", 2 * PATIENCE_S)

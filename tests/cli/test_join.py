@@ -217,3 +217,5 @@ def test_a_stranger_at_the_endpoint(
     assert main(["run", "--rdzv-endpoint", f"127.0.0.1:{stranger}", "--nnodes", "2", "ok.py"]) == 2
     *_, last = capfd.readouterr().err.splitlines()
     assert last.startswith("holdfast run: ") and f"127.0.0.1:{stranger}" in last and "--rdzv-endpoint" in last
+    [run_dir] = (tmp_path / "home" / "runs").iterdir()
+    assert not [name for name in ("env.json", "token") if (run_dir / name).exists()], "nobody needs them"

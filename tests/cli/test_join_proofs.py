@@ -152,3 +152,4 @@ def test_a_host_that_may_not_carry_the_controller(start: Start, port: int, tmp_p
     job = start("--rdzv-endpoint", f"127.0.0.2:{port}", "--rdzv-conf", "join_timeout=1", *settings(keys))
     job.ends(2)
     assert " 1 s;" in job.sentences()[-1] and "controller.holdfast" in job.sentences()[-1]
+    assert not list(tmp_path.glob("run/n1-*/keys/*")), "nobody needs them"

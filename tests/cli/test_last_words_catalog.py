@@ -12,6 +12,7 @@ from holdfast.config import WordLimits
 from holdfast.logs import catalog_files, user_rows
 
 LINE = "[rank3]: ZorbError: zorblax 17 is out of phase, reset the fabric"
+NOTE = "the kiln"
 GOOD = """
 [[row]]
 klass = "data_corrupt"
@@ -37,10 +38,8 @@ def test_a_line_becomes_a_row(capsys: pytest.CaptureFixture[str], home: Path) ->
     code, text = said(capsys, "propose", "framework_runtime_error", LINE)
     assert code == 0
     name = text.rsplit(" ", 1)[1].strip()
-    code, text = said(capsys, "ls")
-    assert name in text
-    assert "0 of your own" in text
-    assert "1 proposed" in text
+    tree = json.loads(said(capsys, "ls", "--json")[1])
+    assert tree["own"] == [] and list(tree["proposed"]) == [name]
     assert said(capsys, "check", name)[0] == 0
     assert said(capsys, "add", name)[0] == 0
     code, text = said(capsys, "ls", "--json")
@@ -74,9 +73,8 @@ def test_rows_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert len(user_rows.read_user_rows(mine)) == 1, "it is there once"
     assert said(capsys, "check", str(mine), *where)[0] == 0
     assert said(capsys, "add", str(mine), *where)[0] == 2
-    text = said(capsys, "ls", "--all", *where)[1]
-    assert "own        data_corrupt" in text
-    assert "holdfast   gpu_oom" in text
+    listed = [line.split()[:2] for line in said(capsys, "ls", "--all", *where)[1].splitlines()]
+    assert ["own", "data_corrupt"] in listed and ["holdfast", "gpu_oom"] in listed
 
 
 def test_faulty_rows_are_not_added(capsys: pytest.CaptureFixture[str], tmp_path: Path, home: Path) -> None:
@@ -111,7 +109,7 @@ def test_what_is_refused(capsys: pytest.CaptureFixture[str], argv: list[str], wh
 def test_a_proposal_can_be_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     name = said(capsys, "propose", "framework_runtime_error", LINE)[1].rsplit(" ", 1)[1].strip()
     assert said(capsys, "reject", name)[0] == 0
-    assert "0 proposed" in said(capsys, "ls")[1]
+    assert json.loads(said(capsys, "ls", "--json")[1])["proposed"] == {}
     code, text = said(capsys, "reject", name)
     assert code == 2 and name in text
 
@@ -133,16 +131,16 @@ def test_a_failure_that_was_corrected_is_known_when_it_comes_again(
 
     write_log(17)
     assert diagnosed()["class"] == "unknown_child_failure"
-    code, text = said(capsys, "correct", "gpu_lost_bus", str(log), "--note", "the kiln, password=hunter2")
-    assert code == 0 and "out of phase" in text
+    assert said(capsys, "correct", "gpu_lost_bus", str(log), "--note", f"{NOTE}, password=hunter2")[0] == 0
     write_log(9)
     found = diagnosed()
     assert (found["class"], found["action"]) == ("gpu_lost_bus", "run_diagnostics")
-    assert "the kiln" in str(found["explanation"])
+    assert NOTE in str(found["explanation"])
     stored = (home / "past_cases.json").read_text()
     assert "hunter2" not in stored and "10.0.0" not in stored
-    assert "gpu_lost_bus               person 1x  the kiln" in said(capsys, "past")[1]
-    assert json.loads(said(capsys, "past", "--json")[1])[0]["klass"] == "gpu_lost_bus"
+    [case] = json.loads(said(capsys, "past", "--json")[1])
+    assert (case["klass"], case["said_by"], case["times"]) == ("gpu_lost_bus", "person", 1)
+    assert case["klass"] in said(capsys, "past")[1] and NOTE in case["note"]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 import holdfast
 from holdfast.cli.commands import ckpt, logs, releases, report, status
+from holdfast.cli.run_dirs import run_liveness
 from holdfast.controller.decider_rebuild import rebuild_decider
 from holdfast.core.decide.decider import Decider
 from holdfast.journal.sqlite_journal import SqliteJournal
@@ -72,8 +73,9 @@ def test_its_report(old: Path) -> None:
 def test_what_status_says_of_it(old: Path, capsys: Capture) -> None:
     assert status.main([str(old / "ended")]) == status.main([str(old / "killed")]) == 1
     said = capsys.readouterr().err.splitlines()
-    assert f"{old}/ended has ended with code 0" in said[0] and f"{old}/killed has no controller now" in said[1]
-    assert f"holdfast run --resume {old}/killed" in said[1] and "still run" not in said[1]
+    for name, line in zip(("ended", "killed"), said, strict=True):
+        assert f"{old}/{name} {run_liveness.ending_text(old / name)}; " in line
+    assert f"--resume {old}/killed" in said[1] and run_liveness.find_live_nodes(old / "killed") == []
 
 
 def test_its_releases(old: Path, capsys: Capture) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from holdfast.model.alarm import Kind
 from tests.cli.conftest import Start
 from tests.cli.test_run_state import TRAIN, backed, said
 
@@ -50,7 +51,7 @@ def test_without_snapshots_ranks_compare_their_parameters_themselves(start: Star
     job.until(lambda: job.status()["step"] > 45, "a comparison")
     (job.folder / "strike-2").touch()
     job.until(lambda: "has other parameters than 2 of its 3 replicas" in job.text(), "a word of it")
-    assert "rank 2 on n0 " in job.text()
+    assert {alarm.ranks for alarm in job.alarms(Kind.REPLICA)} == {(2,)}
     job.finish()
     job.ends(0)
     assert job.report().incidents == ()

@@ -34,7 +34,7 @@ def test_a_failure_gives_its_code(start: Start, what: str) -> None:
     job.ends(code)
     said = job.sentences()
     assert any(line.startswith("holdfast: ending: ") and words in line for line in said), job.text()
-    assert said[-1].startswith(f"holdfast: ended with code {code}: 1 incident, ")
+    assert job.report().code == code
     [record] = job.report().incidents
     assert record.verdict.remedy == "give up"
     assert "Traceback" not in "\n".join(said)
@@ -73,7 +73,6 @@ def test_one_rank_that_always_fails_ends_in_giving_up(start: Start) -> None:
     script = "import os; os._exit(3 * int(os.environ['RANK']))"
     job = start("--nnodes", "2", "--standbys", "1", "--nproc-per-node", "1", script=script)
     job.ends(93)
-    assert "1 incident (2 failures)" in job.text()
     [record] = job.report().incidents
     assert (record.failures, record.evicted) == (2, ())
 

@@ -60,4 +60,3 @@ def test_the_node_of_a_gpu_that_stands_is_replaced_within_seconds(start: Start) 
     [record] = job.report().incidents
     assert (record.kind, record.ranks, record.evicted) == ("hang", (2,), (bad,))
     assert "rank 2's GPU has not begun all_reduce 41 of group 0, which " in record.cause, record
-    assert "others have begun; its process has entered it" in record.cause, "those that answered in time"

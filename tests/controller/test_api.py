@@ -100,6 +100,17 @@ async def test_the_step_of_a_node_is_numbered_as_the_jobs_is(desk_of: Open) -> N
         assert (status["step"], status["nodes"][0]["step"]) == (91, 91)
 
 
+async def test_ranks_without_a_step_have_run_for_less_than_the_job(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        assert (await get(desk, "/api/v1/status"))["run_s"] == 0
+        agent = await desk.link("a")
+        await agent.hello()
+        await agent.answer(await agent.errand())
+        await desk.phase(Phase.STARTING)
+        status = await get(desk, "/api/v1/status")
+        assert 0 < status["run_s"] < status["wall_s"]
+
+
 async def test_report_and_entries(desk_of: Open) -> None:
     async with desk_of() as desk:
         await desk.train()

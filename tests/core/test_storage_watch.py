@@ -55,9 +55,9 @@ def test_a_final_step_that_nobody_tells_of_is_missed() -> None:
 def test_a_job_that_is_ended_at_once_tells_which_step_is_on_storage() -> None:
     watch = StorageWatch()
     assert watch.cut_short(-1) == "" and watch.close(-1) is None, "no step with a number"
-    assert watch.cut_short(106) == "the job is at step 106, and nothing was written to storage in this run"
+    assert watch.cut_short(106) == "the job is at step 106, and holdfast has written no checkpoint in this run"
     why = "the job was ended at once, at step 106, without a last checkpoint"
-    assert storage_said(watch.close(-1)) == f"nothing was written to storage: {why}"
+    assert storage_said(watch.close(-1)) == f"holdfast has written no checkpoint: {why}"
     watch.on_told(1.0, 1, 100, None)
     assert watch.cut_short(106) == "the job is at step 106, and step 100 was last written to storage in this run"
     last = watch.close(-1)

@@ -323,7 +323,7 @@ def test_a_blocked_host_keeps_its_token_until_it_may_join(server: Server, tmp_pa
     for _ in range(2):
         with pytest.raises(EnrolmentRefusedError, match=r"this host is blocked .*--lift h1") as refused:
             enrol(server, token, "n7", tmp_path / "n7", lemon)
-        assert refused.value.status == enrolment.BLOCKED
+        assert refused.value.status == enrolment.BLOCKED_STATUS
     assert [(ready.node, ready.identity, bool(ready.blocked)) for ready in server.refused] == [("n7", lemon, True)] * 2
     assert "is blocked" in audited(server)[0][2] and not server.authority.node_serials()
     enrol(server, token, "n7", tmp_path / "n7", HostIdentity(id="id2"))

@@ -17,7 +17,7 @@ from holdfast.agent.releases.release_stager import fetch_archive
 from holdfast.wire.releases import tree_archive
 from holdfast.wire.releases.host_release_copies import ReleaseFolder
 from holdfast.wire.releases.tree_archive import MIB, ArchiveError, ArchiveLimits
-from holdfast.wire.run_and_node_specs import CACHE_VARIABLE, NodeSpec
+from holdfast.wire.run_and_node_specs import CACHE_VARIABLE, COMPILED_ARCHIVES, NodeSpec
 
 _LOOK_S = 5.0  # files that stay the same for so long are whole
 _FILE_BYTES = 4096  # that each file takes beside its content
@@ -78,12 +78,11 @@ class CompiledCode:
                 f"and release.compiled_mb allows {self._limit.bytes // MIB}"
             )
             self._done = self._seen
+            _remove_archives(archives, but="")  # an older one would lack most of it
             return
         packed = tree_archive.pack_files(folder, [file.path for file in self._seen], archives, self._limit)
         self._done = self._seen
-        for old in archives.glob("*.tar"):
-            if old.stem != packed.digest:
-                old.unlink(missing_ok=True)
+        _remove_archives(archives, but=packed.digest)
         _log.info("compiled code: packed %d files as %s", packed.files, packed.digest[:12])
 
     async def bring_archive(self, folder: Path) -> None:
@@ -103,7 +102,10 @@ class CompiledCode:
         _log.info("compiled code: brought %d files of %s", count, digest[:12])
 
     async def _ask_digest(self) -> str:
-        timeout, url = aiohttp.ClientTimeout(total=_ASK_S), self._dialing.url_for("/api/v1/releases/compiled")
+        timeout, url = (
+            aiohttp.ClientTimeout(total=_ASK_S),
+            self._dialing.url_for(f"/api/v1/releases/{COMPILED_ARCHIVES}"),
+        )
         async with self._dialing.open_session(timeout) as session, session.get(url) as answer:
             text = (await answer.content.read(65)).decode("ascii", "replace") if answer.status == 200 else ""
         return text if tree_archive.DIGEST.fullmatch(text) else ""
@@ -121,6 +123,12 @@ class CompiledCode:
                 (whole / file.path).rename(to)
                 count += 1
         return count
+
+
+def _remove_archives(archives: Path, but: str) -> None:
+    for old in archives.glob("*.tar"):
+        if old.stem != but:
+            old.unlink(missing_ok=True)
 
 
 def _list_files(folder: Path) -> tuple[_CachedFile, ...]:

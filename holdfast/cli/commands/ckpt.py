@@ -112,11 +112,12 @@ def _size_text(size: float) -> str:
     return f"{size:.3g} TB"
 
 
-def _chosen_urls(place: str, step: int | None) -> list[str]:
+def _chosen_urls(place: str, step: int | None, *, states: bool = False) -> list[str]:
     """Return the URLs of the chosen checkpoints, newest first, those in doubt last; UsageError if there are none."""
     if open_storage(place).read(MANIFEST) is not None:
         return [place]
-    found = [one for one in find_checkpoints(place) if step in (None, one.step)]
+    stored = find_checkpoints(place) or (find_states(place) if states else ())
+    found = [one for one in stored if step in (None, one.step)]
     if not found:
         which = "checkpoint" if step is None else f"checkpoint of step {step}"
         raise UsageError(f"there is no {which} in {place}")
@@ -125,7 +126,7 @@ def _chosen_urls(place: str, step: int | None) -> list[str]:
 
 def _verify_checkpoints(args: argparse.Namespace) -> int:
     broken = 0
-    for url in _chosen_urls(args.place, args.step):
+    for url in _chosen_urls(args.place, args.step, states=True):
         faults = verify_checkpoint(url)
         broken += bool(faults)
         print(f"{url}: {'broken' if faults else 'sound'}")

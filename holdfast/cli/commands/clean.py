@@ -12,7 +12,7 @@ from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.core.snapshots.memory_grant import format_bytes
 
-_NOUNS = {"process": "process", "write": "unfinished checkpoint", "file": "file"}
+_NOUNS = {"process": "process", "write": "unfinished checkpoint", "folder": "folder", "file": "file"}
 LEFT = 1  # something that was named, or that is dead, is still there
 
 

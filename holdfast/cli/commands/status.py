@@ -96,7 +96,7 @@ def render_status(status: dict[str, Any]) -> Group:
         traffic = (_traffic_text(node),) if carries else ()
         table.add_row(node["node"], node["role"], node["ranks"], step, loss, node["phase"], *traffic)
     lines: list[Text | Table] = [head, Text(f"now: {status['now']}", style="dim"), *_people_lines(status), table]
-    if status["ettr"] is None and phase == "starting" and status["wall_s"] >= START_S:  # `now` tells of younger ones
+    if status.get("run_s", 0.0) >= START_S:  # `now` tells of younger ranks
         lines.append(Text(NO_STEP, style="dim"))
     if release := _release_text(status):
         lines.append(Text(release, style="dim"))

@@ -27,7 +27,7 @@ from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.cli.terminal.rank_console import Console, describe_shape, find_console_files, make_console, say
 from holdfast.config import Settings
-from holdfast.core.membership.host_blocking import BLOCKED
+from holdfast.core.membership.host_blocking import BLOCKED_EXIT
 from holdfast.fleet.local_process_fleet import start_node
 from holdfast.linux import host_identity
 from holdfast.model.job_and_seats import HostIdentity, Job
@@ -42,7 +42,7 @@ from holdfast.wire.credentials import (
 from holdfast.wire.credentials.enrolment_token import NodeToken
 from holdfast.wire.credentials.mutual_tls import KeyFiles
 from holdfast.wire.credentials.organisation_certificates import UserCertificateError, UserCertificates
-from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
+from holdfast.wire.run_and_node_specs import COMPILED_ARCHIVES, EntryPoint, RunSpec
 
 _ANOTHER_PORT = "give another port in --rdzv-endpoint"
 _REFUSED = 5  # times that the controller closed the link at the sight of a certificate
@@ -119,7 +119,7 @@ class HostJoin:
             keys=str(keys),
             run_id=self.meant or node.run_id,
             on_host=self._on_host,
-            compiled_archives=str(self.run_dir / run_directory.COMPILED_ARCHIVES) if leads else "",
+            compiled_archives=str(self.run_dir / "releases" / COMPILED_ARCHIVES) if leads else "",
         )
         try:
             return start_node(self.node_dir, own, dict(os.environ))
@@ -158,18 +158,17 @@ class HostJoin:
         return front.run()
 
     def follow_job(self, console: Console) -> int:
-        run_directory.publish_run(self.run_dir, self.run)
-        say(f"join fleet: node {self.name} joins the job at {self.host}:{self.port}; {self._place_text()}")
-        run_directory.lock_run_dir(self.run_dir)
         try:
+            run_directory.publish_run(self.run_dir, self.run)
+            say(f"join fleet: node {self.name} joins the job at {self.host}:{self.port}; {self._place_text()}")
+            run_directory.lock_run_dir(self.run_dir)
             self._await_enrolment()
+            if self.args.detach:
+                leave_terminal(self.run_dir)
+            return watch_node(self.node_dir, self.start_node(self._keys_folder, self.port, leads=False), console)
         except EnrolmentRefusedError as e:
             say(str(e))
-            return BLOCKED
-        if self.args.detach:
-            leave_terminal(self.run_dir)
-        try:
-            return watch_node(self.node_dir, self.start_node(self._keys_folder, self.port, leads=False), console)
+            return BLOCKED_EXIT
         finally:
             run_directory.forget_secrets(self.run_dir)
 
@@ -223,7 +222,7 @@ class HostJoin:
         except NotControllerError as e:
             raise UsageError(f"{e}; {_ANOTHER_PORT}") from None
         except EnrolmentError as e:
-            if isinstance(e, EnrolmentRefusedError) and e.status == enrolment.BLOCKED:
+            if isinstance(e, EnrolmentRefusedError) and e.status == enrolment.BLOCKED_STATUS:
                 raise
             raise UsageError(str(e)) from None
         return True

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,18 +17,17 @@ from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.fleet.local_process_fleet import MARK, end_node, node_processes
 from holdfast.wire import folder_use_lock, run_and_node_specs
 from holdfast.wire.rank_keeper_messages import ArenaRequest
-from holdfast.wire.run_and_node_specs import RunSpec
+from holdfast.wire.run_and_node_specs import COMPILED_ARCHIVES, RunSpec
 
 _DRAFT = re.compile(r"\..+\.\d+")  # a file that was being written, and by whom
 _WANTS = "nodes/*/want-*.json"
 _NODE_KEPT = ("left", "released", folder_use_lock.NAME)  # why it is gone; a run that is resumed gives no name twice
-_SECRET = ("env.json", "token")  # needed to resume, and by nobody afterwards
 
 
 class Leftover(msgspec.Struct, frozen=True):
-    """One process, file or unfinished checkpoint that nobody will use again."""
+    """One process, file, folder or unfinished checkpoint that nobody will use again."""
 
-    kind: str  # "file", "process", "write": an unfinished checkpoint
+    kind: str  # "file", "folder", "process", "write": an unfinished checkpoint
     name: str  # its path, pid or URL
     bytes: int  # on disk or, for a process, in memory
 
@@ -106,11 +106,14 @@ def _find_leftovers(run_dir: Path) -> RunLeftovers:
         except StorageError as e:
             failed.append(str(e))
     files = [Leftover("file", str(path), path.lstat().st_size) for path in _removable_files(run_dir, bool(ending))]
+    folders = [
+        Leftover("folder", str(path), _size(path)) for path in run_directory.find_resume_folders(run_dir) if ending
+    ]
     return RunLeftovers(
         run=str(run_dir),
         state="dead",
         why=ending or f"was killed; holdfast run --resume {run_dir} continues it",
-        left=(*processes, *writes, *files),
+        left=(*processes, *writes, *folders, *files),
         kept=(*_kept_items(run_dir, Path(run.log_dir), bool(ending), urls), *_kept_states(run, bool(ending), urls)),
         failed=tuple(failed),
     )
@@ -126,7 +129,13 @@ def _ending_text(run_dir: Path) -> str:
 
 
 def _removable_files(run_dir: Path, ended: bool) -> Iterator[Path]:
-    names = {"store.sock", "fork.sock", "controller.json", "imports.json", *(_SECRET if ended else ())}
+    names = {
+        "store.sock",
+        "fork.sock",
+        "controller.json",
+        "imports.json",
+        *(run_directory.SECRET_FILES if ended else ()),
+    }
     for path in sorted(run_dir.iterdir()):
         if path.name in names or _DRAFT.fullmatch(path.name):
             yield path
@@ -156,6 +165,8 @@ def _kept_states(run: RunSpec, ended: bool, urls: list[str]) -> Iterator[Kept]:
 def _lasting_reason(run: RunSpec, folder: Path, urls: list[str]) -> str:
     """Return why states of an ended run lie on disk: storage has no newer ones, or a node could not remove them."""
     newest = max((step for at in folder.glob("*/*") if (step := step_of(at.name)) is not None), default=-1)
+    if newest < 0:
+        return "no state in it is whole"
     try:
         found = [one for url in urls for one in retention.find_checkpoints(url)]
     except StorageError:
@@ -169,11 +180,14 @@ def _lasting_reason(run: RunSpec, folder: Path, urls: list[str]) -> str:
 def _kept_items(run_dir: Path, log_dir: Path, ended: bool, urls: list[str]) -> Iterator[Kept]:
     yield Kept("the journal", sum(_size(path) for path in run_dir.glob("journal.*")), "holdfast report reads it")
     yield Kept("the logs", _size(log_dir), "holdfast logs and holdfast diagnose read them")
-    if copies := _size(run_dir / "releases"):
+    compiled = _size(run_dir / "releases" / COMPILED_ARCHIVES)
+    if copies := _size(run_dir / "releases") - compiled:
         yield Kept("copies of your code", copies, "they are what the ranks ran")
     if not ended:
-        notes = sum(_size(run_dir / name) for name in ("run.json", *_SECRET))
+        notes = sum(_size(run_dir / name) for name in ("run.json", *run_directory.SECRET_FILES))
         yield Kept("the command line and the environment", notes, "holdfast run --resume needs them")
+        for folder in run_directory.find_resume_folders(run_dir):
+            yield Kept(str(folder.relative_to(run_dir)), _size(folder), "holdfast run --resume uses it")
     with contextlib.suppress(StorageError):
         for url in urls:
             if found := retention.find_checkpoints(url):
@@ -212,6 +226,8 @@ def _remove_leftovers(run_dir: Path, found: RunLeftovers) -> RunLeftovers:
                 continue  # by these the next try finds the storage
             if one.kind == "file":
                 Path(one.name).unlink(missing_ok=True)
+            elif one.kind == "folder":
+                shutil.rmtree(one.name)
             elif one.kind == "write":
                 base, _, name = one.name.rpartition("/")
                 open_storage(base).remove_folder(name)

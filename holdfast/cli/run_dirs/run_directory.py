@@ -22,15 +22,16 @@ from holdfast.linux import process_attributes
 from holdfast.wire import controller_request, folder_use_lock, run_and_node_specs
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.inherited_environment import make_rank_environment
-from holdfast.wire.run_and_node_specs import ControllerAddress, NodeSpec, RunSpec
+from holdfast.wire.run_and_node_specs import COMPILED_ARCHIVES, ControllerAddress, NodeSpec, RunSpec
 
 if TYPE_CHECKING:
     from holdfast.wire.credentials.certificate_authority import CertificateAuthority
 
 _OLD_S = 60.0  # of a process that only now starts a job
 NO_RUN = "there is no run yet"
-COMPILED = "torchinductor_cache"  # in files of such names no rank finds what it resumes from
-COMPILED_ARCHIVES = "releases/compiled"
+COMPILED_CODE = "torchinductor_cache"  # in files of such names no rank finds what it resumes from
+SECRET_FILES = ("token", "env.json")  # these and the folders below are needed to resume, and by nobody afterwards
+_RESUME_FOLDERS = ("door", "keys", f"{COMPILED_CODE}*", f"releases/{COMPILED_ARCHIVES}")
 STDIN = "stdin"  # the note of the front, whose standard input rank 0 reads
 CONTROLLER = "holdfast.cli.launch.controller_main"  # the module, and the word that its command line has
 
@@ -207,10 +208,15 @@ def write_door_secret(run_dir: Path, told: str) -> None:
 
 def forget_secrets(run_dir: Path) -> None:
     """Remove secrets and compiled code of an ended run; it cannot be resumed, so nobody needs them."""
-    for name in ("token", "env.json"):
+    for name in SECRET_FILES:
         (run_dir / name).unlink(missing_ok=True)
-    for path in (run_dir / "door", run_dir / "keys", run_dir / COMPILED_ARCHIVES, *run_dir.glob(f"{COMPILED}*")):
+    for path in find_resume_folders(run_dir):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def find_resume_folders(run_dir: Path) -> list[Path]:
+    """Return the folders with secrets and with compiled code, whole or half brought."""
+    return [path for pattern in _RESUME_FOLDERS for path in sorted(run_dir.glob(pattern))]
 
 
 def people_path() -> Path:
@@ -274,6 +280,6 @@ def make_node_spec(run: RunSpec, run_dir: Path) -> NodeSpec:
         host_nodes=run.job.max_nodes if run.fleet == "local" else 1,
         learned=str(run_dir / "imports.json"),
         releases=str(run_dir / "releases"),
-        compiled=str(run_dir / COMPILED) if shares else "",
+        compiled=str(run_dir / COMPILED_CODE) if shares else "",
         stdin=str(run_dir / STDIN) if run.fleet == "local" else "",
     )

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 
 from holdfast.core.record.job_account import FROM_START
+from holdfast.core.snapshots.storage_watch import NO_CHECKPOINT
 from holdfast.model.event import StorageReport
 
 
@@ -66,7 +67,7 @@ def storage_said(storage: StorageReport | None, *, unwatched: bool = False) -> s
         return ""
     why = storage.missed.why if storage.missed else ""
     if storage.step < 0:
-        newest = f"nothing was written to storage: {why}" if why else ""
+        newest = f"{NO_CHECKPOINT}: {why}" if why else ""
     else:
         newest = f"step {storage.step} was last written to storage, at {clock_text(storage.at)}"
         if unwatched:

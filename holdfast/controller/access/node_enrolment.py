@@ -103,7 +103,7 @@ class NodeEnrolment:
             signed = self._sign_certificate(asked, found.token)
         except _RefusedError as e:
             told = self._audit_attempt(asked, found.token, origin, e.why)
-            if told and e.status == enrolment.BLOCKED:
+            if told and e.status == enrolment.BLOCKED_STATUS:
                 self._announce(Ready(node=asked.name, host=asked.host, nproc=0, identity=asked.identity, blocked=e.why))
             return _error_response(e.status, e.why)
         self._audit_attempt(asked, found.token, origin)
@@ -137,7 +137,7 @@ class NodeEnrolment:
         if self._certificates.serial_of(asked.name) is not None:
             raise _RefusedError(409, f"this job already has a node {asked.name}; give this one another name")
         if blocked := self._admission.refusal_of(asked.host, asked.identity):  # its token is for when that is lifted
-            raise _RefusedError(enrolment.BLOCKED, blocked)
+            raise _RefusedError(enrolment.BLOCKED_STATUS, blocked)
         try:
             signed = self._authority.sign_node(asked.name, asked.request.encode())
         except ValueError as e:

@@ -10,7 +10,7 @@ from holdfast.model.event import Outcome, Ready
 from holdfast.model.job_and_seats import HostIdentity
 
 _NAMED = 5  # blocked hosts that one sentence names
-BLOCKED = 93  # exit code of a refused node: the same command would be refused again
+BLOCKED_EXIT = 93  # exit code of a refused node: the same command would be refused again
 
 
 class BlockLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +126,7 @@ class HostFaults:
 
     def refuse(self, ready: Ready) -> tuple[Dismiss | Say, ...]:
         """Return the actions that refuse a node of a blocked host. Of each host the console is told once."""
-        dismiss = Dismiss(id=next(self._ids), node=ready.node, reason=ready.blocked, code=BLOCKED)
+        dismiss = Dismiss(id=next(self._ids), node=ready.node, reason=ready.blocked, code=BLOCKED_EXIT)
         known = ready.identity.id in self._refused
         self._refused.add(ready.identity.id)
         self._blocked[ready.identity.id] = ready.host

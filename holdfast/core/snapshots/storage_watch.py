@@ -5,6 +5,7 @@ import msgspec
 from holdfast.model.event import StorageReport
 from holdfast.model.state_copy import MissedCheckpoint
 
+NO_CHECKPOINT = "holdfast has written no checkpoint"  # the script may have
 _NEWS_S = 10.0  # from one entry in the journal to the next at least, while all goes well; as for steps
 
 
@@ -47,8 +48,8 @@ class StorageWatch:
         why = f"the job was ended at once, at step {reached}, without a last checkpoint"
         missed = newest.missed or MissedCheckpoint(step=reached, why=why)
         self.newest = msgspec.structs.replace(newest, missed=missed)
-        there = f"step {newest.step} was last" if newest.step >= 0 else "nothing was"
-        return f"the job is at step {reached}, and {there} written to storage in this run"
+        last = f"step {newest.step} was last written to storage" if newest.step >= 0 else NO_CHECKPOINT
+        return f"the job is at step {reached}, and {last} in this run"
 
     def close(self, promised: int, disk: int = -1) -> StorageReport | None:
         """Return what is there at the end of the job, in which nodes were to write the step `promised`, and in which

@@ -22,7 +22,7 @@ from holdfast.wire.credentials import job_secret_proof
 
 PATH = "/enrol"
 NAME = re.compile(r"\w[\w.-]{0,199}")
-BLOCKED = 423  # HTTP status of an answer to a host that is on the list of blocked hosts
+BLOCKED_STATUS = 423  # HTTP status of an answer to a host that is on the list of blocked hosts
 NAMES = "a node's name has 1 to 200 letters, digits, dots, dashes and underscores"
 
 

@@ -1,7 +1,8 @@
 """A job over NCCL, or gloo without a GPU, that ends with the same bits whatever befalls it: DDP, FSDP2 or a pipeline.
 
-Ranks may share a GPU, as in _nccl_rank.py. A snapshot of every step stays in memory. A file `strike` beside the events
-has a rank raise, or its GPU stand, once. Events as in _train_ddp.py; at the end every rank adds its part to the digest.
+Ranks may share a GPU, as in _nccl_rank.py. A snapshot of every step stays in memory. A file `strike-RANK` beside the
+events has that rank raise, or its GPU stand, once. Events as in _train_ddp.py; at the end every rank adds its part to
+the digest.
 """
 
 import argparse

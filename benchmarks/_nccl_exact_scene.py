@@ -14,7 +14,7 @@ from benchmarks._exact_scene import Failed
 from benchmarks._harness import Job, holdfast
 from benchmarks._recover_launchers import FRESH_STORE
 
-SCRIPT = Path(__file__).with_name("_nccl_exact.py")
+SCRIPT = Path(__file__).with_name("_nccl_exact_rank.py")
 RANKS = 4
 STEPS, APART = 150, 20  # steps in all, and after how many the next strike comes
 LIMIT_S = 90.0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
 
-class UnreadOutput:
+class ClosedPipeOutput:
     """Standard output that goes nowhere once its reader is gone."""
 
     def __init__(self, out: TextIO) -> None:
@@ -40,6 +40,6 @@ def drop_output(out: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
 
 
-def unread_output() -> contextlib.redirect_stdout[TextIO]:
+def ignore_closed_pipe() -> contextlib.redirect_stdout[TextIO]:
     """Return a context in which commands print without noticing that nobody reads on."""
-    return contextlib.redirect_stdout(cast(TextIO, UnreadOutput(sys.stdout)))
+    return contextlib.redirect_stdout(cast(TextIO, ClosedPipeOutput(sys.stdout)))
