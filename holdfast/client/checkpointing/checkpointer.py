@@ -36,10 +36,10 @@ from holdfast.client.checkpointing.checkpoint_fit import describe_mismatch
 from holdfast.client.checkpointing.checkpointer_args import source_of, storage_of
 from holdfast.client.checkpointing.extra_state import ExtraState, extras_room
 from holdfast.client.checkpointing.model_state import ModelState
+from holdfast.client.checkpointing.optimizer_step_pre_hook import do_nothing
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.checkpointing.rival_run import RivalRun
 from holdfast.client.checkpointing.state_restore import StateRestore
-from holdfast.client.checkpointing.step_announcement import do_nothing
 from holdfast.client.snapshot.live_state_items import ChangedError
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
 from holdfast.client.training import script_replay

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.client.training.gpu_progress import Entry, has_begun, has_ended
+from holdfast.client.training.gpu_collective_progress import Entry, has_begun, has_ended
 from holdfast.client.training.message_counts import ChannelKey
 from holdfast.wire.rank_memory.flight_log_writer import NAME_CHARS, ChannelState
 

@@ -13,7 +13,7 @@ import sys
 import time
 from types import FrameType
 
-from holdfast.client.training.gpu_progress import (
+from holdfast.client.training.gpu_collective_progress import (
     Dump,
     Entry,
     GpuProgress,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.client.training.gpu_progress import GpuProgress, find_gpu, held_gpu_s, last_completed
+from holdfast.client.training.gpu_collective_progress import GpuProgress, find_gpu, held_gpu_s, last_completed
 from holdfast.client.training.message_progress import find_groups_across
 from holdfast.client.training.rank_flight_recorder import FlightRecorder
 from holdfast.model.stacks import Collective

@@ -11,7 +11,7 @@ import torch
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.image_layout import EXTRA, ImageLayout
 from holdfast.client.checkpointing.checkpointer import Checkpointer
-from holdfast.client.checkpointing.step_announcement import announce_steps
+from holdfast.client.checkpointing.optimizer_step_pre_hook import announce_steps
 from holdfast.client.snapshot import side_stream
 from holdfast.client.snapshot.copy_routes import DEVICE, HOST
 from holdfast.client.snapshot.side_stream import SideStream
