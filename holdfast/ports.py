@@ -10,6 +10,7 @@ import msgspec
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.membership.host_blocking import BlockedHost
 from holdfast.model.event import Entry, Lost
+from holdfast.model.fleet_report import FleetNode
 from holdfast.model.observation import Departure
 
 EntryListener = Callable[[Entry, JobView], None]  # gets an entry, and the job as the entry left it
@@ -48,13 +49,19 @@ class Notes(Protocol):
         """Return the content stored under this name; empty bytes if there is none."""
 
 
+class FleetRefusal(OSError):
+    """The fleet will not give nodes, however often it is asked; the text is the cluster's own sentence."""
+
+
 class Fleet(Protocol):
     """The source of nodes."""
 
     can_acquire: bool
+    survey_s: float  # between two surveys; 0: there is nothing to survey
 
     async def acquire(self, count: int) -> tuple[str, ...]:
-        """Start this many nodes and return their names; each dials the controller later. Raise OSError on failure."""
+        """Ask for this many nodes and return their names at once. Each may wait in a queue, and dials the controller
+        later. Raise FleetRefusal if asking again is in vain, and OSError on any other failure."""
 
     async def give_back(self, node: str, reason: str) -> None:
         """End the node and all processes on it; an unknown or ended node is no error.
@@ -62,6 +69,10 @@ class Fleet(Protocol):
         On return, no process of the node is alive: the next generation relies on that. Raise OSError if that is not
         certain. A fleet that cannot acquire cannot end nodes either, so the controller does not rely on its answer.
         """
+
+    async def survey(self) -> dict[str, FleetNode]:
+        """Return all nodes that were acquired and not given back, as the cluster sees them now. Raise OSError if the
+        cluster cannot be asked: then nothing is known."""
 
     def nodes(self) -> tuple[str, ...]:
         """Return the nodes that were acquired and not given back."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.linux.preimported_fork import OpenFiles, Program
+from holdfast.model.fleet_report import FleetNode, FleetState
 from holdfast.model.observation import Departure
 from holdfast.wire import folder_use_lock, program_fork_server, run_and_node_specs
 from holdfast.wire.program_fork_server import ProgramProcess
@@ -51,11 +52,13 @@ _reaping = threading.Lock()  # nodes are ended in threads: one must not close wh
 
 class LocalFleet:
     can_acquire = True
+    survey_s = 1.0
 
     def __init__(self, run_dir: Path, template: NodeSpec, env: dict[str, str], server: Path | None = None) -> None:
         self.template = template
         self._server = server
         self._starting = threading.Lock()
+        self._unstarted: set[str] = set()  # nodes that are about to be started: they have no process yet
         self._dir = run_dir / "nodes"
         self._dir.mkdir(parents=True, exist_ok=True)
         self._env = env
@@ -84,10 +87,15 @@ class LocalFleet:
         """Start nodes and return their names. All folders are made first, so that a call to end all nodes sees them."""
         first = max(self._used_numbers(), default=-1) + 1
         nodes = [msgspec.structs.replace(self.template, node=f"n{n}", order=n) for n in range(first, first + count)]
-        for node in nodes:
-            (self._dir / node.node).mkdir()
-        await asyncio.to_thread(self._start_nodes, nodes)
-        return tuple(node.node for node in nodes)
+        names = tuple(node.node for node in nodes)
+        self._unstarted.update(names)
+        try:
+            for name in names:
+                (self._dir / name).mkdir()
+            await asyncio.to_thread(self._start_nodes, nodes)
+        finally:
+            self._unstarted.difference_update(names)
+        return names
 
     def _start_nodes(self, nodes: list[NodeSpec]) -> None:
         """Start nodes one by one. Runs in a thread, because a new fork server takes seconds to answer."""
@@ -96,6 +104,7 @@ class LocalFleet:
             with self._starting:
                 if not (folder / "released").exists():
                     self._start_first(nodes)
+            self._unstarted.discard(folder.name)
             nodes = nodes[1:]
 
     def _start_first(self, nodes: list[NodeSpec]) -> None:
@@ -112,6 +121,14 @@ class LocalFleet:
             return
         (folder / "released").write_text(f"{reason}\n")
         await asyncio.to_thread(self._end_in_thread, folder)
+
+    async def survey(self) -> dict[str, FleetNode]:
+        return await asyncio.to_thread(self._survey_nodes)
+
+    def _survey_nodes(self) -> dict[str, FleetNode]:
+        starting = FleetNode(state=FleetState.STARTING)
+        nodes = self.nodes()  # before the question who is unstarted: those that come between are none of these
+        return {node: starting if node in self._unstarted else survey_node(self._dir / node) for node in nodes}
 
     def _end_in_thread(self, folder: Path) -> None:
         with self._starting:  # from here on it is there or will never be
@@ -139,6 +156,24 @@ def end_node(folder: Path, grace_s: float = 5.0) -> None:
         _reap_children()
         time.sleep(0.01)
     (folder / "holder.pid").unlink(missing_ok=True)
+
+
+def survey_node(folder: Path) -> FleetNode:
+    """Return where a local node is. One that is up costs one look at its holder; the others, one at all processes."""
+    was_up = (folder / "agent.log").exists()  # asked first: a holder notes its pid before it starts an agent
+    pid = _read_pid(folder / "holder.pid")
+    if pid and _has_mark(pid, _node_mark(folder)):
+        return FleetNode(state=FleetState.UP)
+    left = node_processes(folder)
+    if not left:
+        time.sleep(0.01)  # amid an exec a process shows no environment, and so no mark: look again
+        left = node_processes(folder)
+    if not left:
+        return FleetNode(state=FleetState.GONE, reason="none of its processes is alive")
+    if not pid and not was_up:
+        return FleetNode(state=FleetState.STARTING)
+    pids = ", ".join(map(str, left))
+    return FleetNode(state=FleetState.UNKNOWN, reason=f"its holder has ended, and pid {pids} has not")
 
 
 def node_processes(folder: Path) -> list[int]:

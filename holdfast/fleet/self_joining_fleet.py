@@ -1,10 +1,12 @@
 """Fleet of nodes that others start with `holdfast run`, one per host; they join by themselves."""
 
+from holdfast.model.fleet_report import FleetNode
 from holdfast.model.observation import Departure
 
 
 class JoinFleet:
     can_acquire = False
+    survey_s = 0.0  # only the nodes themselves know of their hosts
 
     def nodes(self) -> tuple[str, ...]:
         return ()
@@ -17,3 +19,6 @@ class JoinFleet:
 
     async def give_back(self, node: str, reason: str) -> None:
         """Do nothing. The node's agent was ordered to leave; an agent that cannot be reached stops by itself."""
+
+    async def survey(self) -> dict[str, FleetNode]:
+        return {}

@@ -6,16 +6,22 @@ from concurrent.futures import Future
 from holdfast.controller.host_admission import HostAdmission
 from holdfast.core.decide.decider import Decider
 from holdfast.core.membership.host_blocking import BlockedHost, BlockLimits
+from holdfast.model.fleet_report import FleetNode, FleetState
 from holdfast.model.observation import Departure
 
 
 class FakeFleet:
+    survey_s = 0.01
+
     def __init__(self, *nodes: str, can_acquire: bool = True) -> None:
         self.can_acquire = can_acquire
         self.here = list(nodes)
         self.released: list[tuple[str, str]] = []
         self.error: OSError | None = None
         self.departed: tuple[Departure, ...] = ()
+        self.seen: dict[str, FleetNode] = {}  # what a survey tells of nodes; the others are up
+        self.surveys = 0
+        self.survey_error: OSError | None = None
 
     def departures(self) -> tuple[Departure, ...]:
         return self.departed
@@ -34,6 +40,13 @@ class FakeFleet:
         self.released.append((node, reason))
         if node in self.here:
             self.here.remove(node)
+
+    async def survey(self) -> dict[str, FleetNode]:
+        self.surveys += 1
+        if self.survey_error:
+            raise self.survey_error
+        up = FleetNode(state=FleetState.UP)
+        return {node: self.seen.get(node, up) for node in self.here}
 
     def nodes(self) -> tuple[str, ...]:
         return tuple(self.here)

@@ -1,10 +1,16 @@
 """Fleets at a place, for tests."""
 
 import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from holdfast.config import Settings
-from holdfast.fleet.local_process_fleet import LocalFleet
+from holdfast.fleet.local_process_fleet import LocalFleet, node_processes
 from holdfast.wire.run_and_node_specs import EntryPoint, NodeSpec
 from tests.cli.driver import ROOT, gone
 
@@ -27,6 +33,22 @@ def local(place: Path) -> LocalFleet:
 
 def local_alive(place: Path, node: str) -> bool:
     return holder(place, node) > 0
+
+
+def lose_local(place: Path, node: str) -> None:
+    """Kill all processes of a node, as the loss of its machine does."""
+    for pid in node_processes(place / "nodes" / node):
+        os.kill(pid, signal.SIGKILL)
+
+
+def hold_local(place: Path, patch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Keep nodes that are asked for from coming up, until the returned function is called."""
+    go, slow = place / "go", place / "slow-python"
+    python = shlex.quote(sys.executable)
+    slow.write_text(f'#!/bin/sh\nwhile [ ! -e {shlex.quote(str(go))} ]; do sleep 0.05; done\nexec {python} "$@"\n')
+    slow.chmod(0o755)
+    patch.setattr(sys, "executable", str(slow))
+    return go.touch
 
 
 def holder(place: Path, node: str) -> int:

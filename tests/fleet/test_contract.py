@@ -1,13 +1,16 @@
 """What every fleet that can acquire must do. A second one joins FLEETS and passes the same tests."""
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from holdfast.ports import Fleet
-from tests.cli.driver import until
+from holdfast.model.fleet_report import FleetNode, FleetState
+from holdfast.ports import Fleet, FleetRefusal
+from tests.cli.driver import PATIENCE_S, until
 from tests.fleet import places
 
 pytestmark = pytest.mark.e2e
@@ -19,9 +22,22 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     open: Callable[[Path], Fleet]
     alive: Callable[[Path, str], bool]
+    lose: Callable[[Path, str], None]  # ends the machine of a node that is up
+    hold: Callable[[Path, pytest.MonkeyPatch], Callable[[], None]]  # keeps new nodes from coming up, until called
+    held: FleetState  # as which they are told
+    refuse: Callable[[Path, pytest.MonkeyPatch], str] | None = None  # forbids all nodes; returns the cluster's sentence
 
 
-FLEETS = (Kind(name="local", open=places.local, alive=places.local_alive),)
+FLEETS = (
+    Kind(
+        name="local",
+        open=places.local,
+        alive=places.local_alive,
+        lose=places.lose_local,
+        hold=places.hold_local,
+        held=FleetState.STARTING,
+    ),
+)
 
 
 class Site:
@@ -38,6 +54,14 @@ class Site:
 
     def alive(self, node: str) -> bool:
         return self.kind.alive(self.place, node)
+
+    async def look_until(self, node: str, state: FleetState) -> FleetNode:
+        """Survey until the fleet sees the node so."""
+        until_at = time.monotonic() + PATIENCE_S
+        while (seen := (await self.fleet.survey())[node]).state is not state:
+            assert time.monotonic() < until_at, f"{node} is not {state} but {seen}"
+            await asyncio.sleep(0.05)
+        return seen
 
 
 @pytest.fixture(params=[kind.name for kind in FLEETS])
@@ -92,3 +116,62 @@ async def test_a_fleet_that_is_opened_anew_knows_its_nodes_and_uses_no_name_twic
     assert new not in (kept, released)
     await fleet.give_back(kept, "not needed")
     assert not site.alive(kept)
+
+
+async def test_a_survey_follows_a_node_through_its_life(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await site.fleet.survey() == {}
+    let_go = site.kind.hold(site.place, monkeypatch)
+    [node] = await site.fleet.acquire(1)
+    for _ in range(2):
+        assert {name: seen.state for name, seen in (await site.fleet.survey()).items()} == {node: site.kind.held}
+    let_go()
+    await site.look_until(node, FleetState.UP)
+    until(lambda: site.alive(node), "the node to be up")
+    site.kind.lose(site.place, node)
+    assert (await site.look_until(node, FleetState.GONE)).reason
+    assert site.fleet.nodes() == (node,), "it is there until it is given back"
+    await site.fleet.give_back(node, "lost")
+    assert await site.fleet.survey() == {}
+
+
+async def test_a_survey_after_the_controller_is_back_tells_of_the_same_nodes(site: Site) -> None:
+    lost, kept, released = await site.fleet.acquire(3)
+    for node in (lost, kept, released):
+        until(lambda node=node: site.alive(node), f"{node} to be up")  # type: ignore[misc]
+    site.kind.lose(site.place, lost)
+    await site.fleet.give_back(released, "not needed")
+    site.reopen()
+    await site.look_until(lost, FleetState.GONE)
+    seen = await site.fleet.survey()
+    assert {node: one.state for node, one in seen.items()} == {lost: FleetState.GONE, kept: FleetState.UP}
+    assert sorted(site.fleet.nodes()) == sorted(seen)
+
+
+async def test_no_node_of_many_is_told_gone_while_it_starts(site: Site) -> None:
+    told: set[FleetState] = set()
+
+    async def look() -> set[FleetState]:
+        now = {seen.state for seen in (await site.fleet.survey()).values()}
+        told.update(now)
+        await asyncio.sleep(0)
+        return now
+
+    asked = asyncio.create_task(site.fleet.acquire(4))
+    while not asked.done():
+        await look()
+    await asked
+    until_at = time.monotonic() + PATIENCE_S
+    while await look() != {FleetState.UP}:
+        assert time.monotonic() < until_at, told
+    assert told <= {FleetState.QUEUED, FleetState.STARTING, FleetState.UP}
+
+
+async def test_what_is_refused_for_good_is_said_in_the_words_of_the_cluster(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if site.kind.refuse is None:
+        pytest.skip(f"{site.kind.name} refuses nobody for good")
+    sentence = site.kind.refuse(site.place, monkeypatch)
+    with pytest.raises(FleetRefusal, match=sentence):
+        await site.fleet.acquire(1)
+    assert site.fleet.nodes() == () and await site.fleet.survey() == {}

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from holdfast.model.fleet_report import FleetNode
 from holdfast.model.observation import Departure
 from holdfast.sim.dst.fault_chances import FaultChances
 from holdfast.sim.dst.simulated_machine import MachineAgent, RankListener, SimMachine
@@ -38,6 +39,8 @@ class MachinePool:
 
 class SimFleet:
     """One controller's access to the machine pool."""
+
+    survey_s = 0.0
 
     def __init__(self, cloud: MachinePool, strike: Callable[[str], None]) -> None:
         self.can_acquire = cloud.scene.setup.job.can_acquire
@@ -77,6 +80,9 @@ class SimFleet:
             await self._end_out_of_reach(machine)
         elif machine:
             machine.end_machine(f"given back: {reason}")
+
+    async def survey(self) -> dict[str, FleetNode]:
+        return {}
 
     async def _end_out_of_reach(self, machine: SimMachine) -> None:
         """End an unreachable machine after a delay; in half of the cases raise OSError instead of waiting for it."""
