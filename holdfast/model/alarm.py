@@ -11,6 +11,7 @@ UNNAMED = "hang, nobody named"  # the signature of a hang for which no rank stan
 NO_STEP = "no step"  # the signature of an alarm that only says that the job stands
 GPU_HANG = "hang of a GPU"  # how the signature of a hang begins in which GPUs keep the others waiting
 SWITCH = "links lost together"  # the signature of an alarm about machines that a switch has cut off
+MACHINE_LOST = "machine lost"  # the signature of an alarm about a node whose machine failed, as its fleet says
 OPINION = "opinion"  # the signature of an alarm that says what a failure may have been, and no more
 
 

@@ -7,6 +7,7 @@ import msgspec
 
 from holdfast.model.action import Action
 from holdfast.model.alarm import Alarm
+from holdfast.model.fleet_report import FleetReport
 from holdfast.model.incident_record import Change, Record
 from holdfast.model.job_and_seats import Dims, HostIdentity, Job
 from holdfast.model.release import Release
@@ -45,6 +46,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     trial_steps: int = 20  # a new release that fails before it has made so many is the first suspect
     ask_s: float = 0.0  # how long an incident that nobody could solve waits for a person; 0: the job ends at once
     recheck_s: float = 3600.0  # a standby is probed again after so long; 0: only when it comes
+    leave_s: float = 120.0  # so long before the fleet takes a node away, its seat moves; or the job ends with all
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
@@ -140,6 +142,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     untested: tuple[str, ...] = ()  # Probe, Replay: of `failed`, those that did not answer or could not be tested
     departed: tuple[int, ...] = ()  # Stop: ranks that had ended well before it
     disks: int = 0  # Launch: nodes from whose disks ranks get their states
+    refused: bool = False  # Acquire: for good; `detail` is the cluster's own sentence
     storage: StorageReport | None = None  # Finish: after it; None: no node has told of any storage
 
 
@@ -213,6 +216,7 @@ Event = (
     | MeshReport
     | LinksDown
     | LinksUp
+    | FleetReport
     | Tick
     | Successor
 )

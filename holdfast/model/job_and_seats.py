@@ -55,6 +55,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     group_rank: int
     first_rank: int
     nproc: int
+    near: tuple[str, ...] = ()  # where its machine is, from wide to narrow, as the fleet says; (): not known
 
     def has_rank(self, rank: int) -> bool:
         return self.first_rank <= rank < self.first_rank + self.nproc

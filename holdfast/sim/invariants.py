@@ -4,10 +4,11 @@ from enum import StrEnum
 
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.ladder import GAVE_UP
-from holdfast.core.membership.standbys import RETRY_S
+from holdfast.core.membership.standbys import LONGEST_RETRY_S
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Say, Stop
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Begin, Entry, Event, Lost, Order, Outcome, Phase, Progress, Ready, Successor, Tick
+from holdfast.model.fleet_report import FleetReport, FleetState
 from holdfast.model.job_and_seats import Seat
 
 _AWAITING = (Phase.LAUNCHING, Phase.STOPPING, Phase.PROBING, Phase.PAUSING, Phase.ENDING)
@@ -73,6 +74,9 @@ class UnconfirmedStop:
                 self._mark_empty(node)
             case Order(verb="evict", node=node):
                 self._mark_empty(node)
+            case FleetReport(nodes=nodes):
+                for node in [node for node, seen in nodes.items() if seen.state is FleetState.GONE]:
+                    self._mark_empty(node)
             case Outcome(action=id, ok=True) if id in self._dismissed:
                 self._mark_empty(self._dismissed[id])
             case Outcome(action=id, failed=failed) if id in self._stops:
@@ -199,7 +203,7 @@ class InvariantWatch:
         beside = {*view.pool, *view.coming, *view.under_check}
         have = len(self._seated) - len(view.out) + len(beside)
         enough = have + sum(self._asked.values()) >= job.max_nodes + job.standbys
-        asks_soon = wake_at is not None and wake_at <= entry.at + RETRY_S
+        asks_soon = wake_at is not None and wake_at <= entry.at + LONGEST_RETRY_S
         _require(enough or asks_soon, Invariant.MISSING_IS_REQUESTED)
 
     def _check_count(self, entry: Entry, view: JobView) -> None:

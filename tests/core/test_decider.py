@@ -29,6 +29,7 @@ from holdfast.model.event import (
     Ready,
     Tick,
 )
+from holdfast.model.fleet_report import FleetNode, FleetReport, FleetState
 from holdfast.model.job_and_seats import Job
 from holdfast.sim.invariants import InvariantWatch
 
@@ -72,7 +73,7 @@ class Run:
         self.now += self.rng.choice((0.0, 0.0, 0.1, 0.1, 3.0, 3.0, 50.0, 700.0))
         likely = 3 * (self.outcome,) + 2 * (self.ready, self.alarm)
         event: Callable[[], Event] = self.rng.choice(
-            (*likely, self.progress, self.ended, self.tick, self.order, self.mesh, self.links, self.links)
+            (*likely, self.progress, self.ended, self.tick, self.order, self.mesh, self.links, self.links, self.fleet)
         )
         self.hear(event())
 
@@ -93,7 +94,8 @@ class Run:
         ok = self.rng.choice((True, True, False))
         nodes = self.some_nodes() if isinstance(action, Acquire) else ()
         failed = dict.fromkeys(self.some_nodes(), "why") if isinstance(action, Launch | Stop) and not ok else {}
-        return Outcome(action=id, ok=ok, nodes=nodes, failed=failed)
+        refused = isinstance(action, Acquire) and not ok and self.rng.random() < 0.3
+        return Outcome(action=id, ok=ok, nodes=nodes, failed=failed, refused=refused)
 
     def alarm(self) -> Event:
         node, at = self.one_node(), self.now - self.rng.choice((0.0, 1.5))
@@ -146,6 +148,20 @@ class Run:
         bad = Alarm(kind=Kind.HEALTH, at=self.now, suspects=suspects, reason="is bad", signature="bad", hard=True)
         switch = msgspec.structs.replace(bad, suspects=nodes, signature=SWITCH)
         return self.rng.choice((LinksDown(nodes=nodes), LinksUp(nodes=nodes), LinksUp(nodes=tuple(NODES)), switch, bad))
+
+    def fleet(self) -> Event:
+        known = sorted({*self.decider.view.coming, *self.decider.view.pool, *self.decider.view.active})
+        nodes = self.rng.sample(known, self.rng.randint(0, len(known))) or [self.one_node()]
+        return FleetReport(nodes={node: self.fleet_node() for node in nodes})
+
+    def fleet_node(self) -> FleetNode:
+        return FleetNode(
+            state=self.rng.choice(list(FleetState)),
+            reason=self.rng.choice(("", "Priority", "Preempted")),
+            failed=self.rng.random() < 0.5,
+            ends_at=self.rng.choice((0.0, 0.0, self.now - 1, self.now + 30, self.now + 900)),
+            near=self.rng.choice(((), ("r1", "s1"), ("r1", "s2"))),
+        )
 
     def mesh(self) -> Event:
         return MeshReport(mesh=self.rng.choice(((("dp", 2),), (("pp", 2), ("dp", 2)))))

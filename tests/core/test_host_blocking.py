@@ -5,7 +5,7 @@ import pytest
 from holdfast.core.incident.incident_case import machine_faults
 from holdfast.core.membership.host_blocking import BlockedHost, HostFaults, lift_entries, matching_entry
 from holdfast.model.action import Block
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.alarm import MACHINE_LOST, Alarm, Kind
 from holdfast.model.event import Ready
 from holdfast.model.job_and_seats import HostIdentity
 
@@ -23,6 +23,7 @@ def alarm(kind: Kind, **more: object) -> Alarm:
         alarm(Kind.LINES, hard=True),
         alarm(Kind.REPLICA, hard=True),
         alarm(Kind.CRASH, action="evict_and_restart", confidence=0.95),
+        alarm(Kind.SILENCE, signature=MACHINE_LOST),
     ],
 )
 def test_proof_against_a_machine_blocks_it(cause: Alarm) -> None:

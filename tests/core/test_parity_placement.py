@@ -7,7 +7,7 @@ import pytest
 from holdfast.core.snapshots.parity_placement import ParityPlacement, place_halves, place_parity
 from holdfast.core.snapshots.peer_placement import Groups, evicted_together, parallel_groups
 from holdfast.model.job_and_seats import Seat
-from tests.core.test_peer_placement import ORDERS, WORLDS, evictable, layouts
+from tests.core.test_peer_placement import ORDERS, WORLDS, evictable, layouts, seats_at
 
 
 def laid_out(world: int) -> Iterator[tuple[int, Groups]]:
@@ -94,3 +94,14 @@ def test_why_it_is_not_done_is_said(nproc: tuple[int, ...], mesh: tuple[tuple[st
     laid, said = place_halves(seats(*nproc), mesh)
     assert laid == {} and why in said
     assert not said or "whole copies are kept" in said
+
+
+def test_halves_lie_behind_three_switches_where_that_is_possible() -> None:
+    halves, why = place_halves(seats_at(*"aabbcc"), ())
+    place = dict(zip((f"n{n}" for n in range(6)), "aabbcc", strict=True))
+    node_at = {n: f"n{n}" for n in range(6)}
+    assert not why
+    for node, two in halves.items():
+        for half in two:
+            assert len({place[node], place[half.keeper], place[node_at[half.beside]]}) == 3
+    assert place_halves(seats_at(*"aab"), ())[0], "else as without places"

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.core.snapshots.peer_placement import Groups, find_exposures, parallel_groups, place_copies
+from holdfast.core.snapshots.peer_placement import Groups, choose_peers, find_exposures, parallel_groups, place_copies
+from holdfast.model.job_and_seats import Seat
 
 # Of all up to 64, the small ones and those with the most divisors; the others are slow.
 QUICK = (*range(2, 17), 24, 27, 36)
@@ -77,3 +78,26 @@ def test_exposure_is_told_in_words() -> None:
     assert find_exposures(3, 1, groups, (1, 2, 0)) == (
         "evicting pp group 0 (nodes [0, 1]) would lose a snapshot and its copy",
     )
+
+
+def seats_at(*places: str, nproc: int = 1) -> tuple[Seat, ...]:
+    """Seats of nodes in these places; "": where its machine is is not known."""
+    return tuple(
+        Seat(node=f"n{n}", group_rank=n, first_rank=n * nproc, nproc=nproc, near=("row", place) if place else ())
+        for n, place in enumerate(places)
+    )
+
+
+@pytest.mark.parametrize("places", ["aabb", "abab", "aaabbb", "aabbcc", "aa..bb", "aab"])
+def test_a_copy_lies_behind_another_switch_where_that_is_known(places: str) -> None:
+    seats = seats_at(*(place.strip(".") for place in places))
+    where = {seat.node: seat.near or (seat.node,) for seat in seats}
+    peers, exposed = choose_peers(seats, ())
+    assert exposed == () and all(where[node] != where[peer] for node, peer in peers.items()), peers
+
+
+def test_groups_that_are_evicted_come_before_places_that_may_be_lost() -> None:
+    seats = seats_at("a", "b", "a", "b")  # each place is a whole group of the other dimension
+    mesh = (("pp", 2), ("dp", 2))
+    assert choose_peers(seats, mesh) == choose_peers(seats_at("", "", "", ""), mesh)
+    assert choose_peers(seats_at("a", "a", "a"), ())[1] == (), "what takes all nodes leaves no copy anyway"

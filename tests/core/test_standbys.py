@@ -181,3 +181,10 @@ def test_who_comes_after_it_was_given_back_tells_of_a_slow_fleet() -> None:
         gone = [*beside.gone][-1]
         beside.on_arrival(expected, gone)
         assert [type(action) for action in beside.on_ready(ready(gone), 0)] == [Dismiss]
+
+
+def test_pauses_between_requests_grow_until_a_node_comes() -> None:
+    beside = standbys()
+    assert [beside.pause_requests(0.0) for _ in range(3)] == [RETRY_S, 2 * RETRY_S, 4 * RETRY_S]
+    beside.on_arrival(1.0, "a")
+    assert beside.pause_requests(1.0) == RETRY_S

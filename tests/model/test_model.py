@@ -28,6 +28,7 @@ from holdfast.model.event import (
     Successor,
     Tick,
 )
+from holdfast.model.fleet_report import FleetNode, FleetReport, FleetState
 from holdfast.model.job_and_seats import HostIdentity, Job, Seat, world_size
 from holdfast.model.probe import PairMeeting
 from holdfast.model.release import Release
@@ -47,6 +48,7 @@ EVENTS: tuple[Event, ...] = (
     MeshReport(mesh=(("pp", 2), ("dp", 4))),
     LinksDown(nodes=("n1",)),
     LinksUp(nodes=("n1",)),
+    FleetReport(nodes={"n1": FleetNode(state=FleetState.QUEUED, reason="Priority", near=("rack", "switch"))}),
     StorageReport(step=5, at=1.5, missed=MissedCheckpoint(step=9, why="step 9 was not written")),
     Tick(),
     Successor(epoch=2, lost=Lost(kept=3, of=5, generation=2, release=1, phase=Phase.TRAINING)),

@@ -4,10 +4,12 @@ This module only dispatches: one `match` over phase and event names the function
 change the job's state; they import it, and one another, in one direction:
 
     job_state <- launching <- incident_course <- planned_restart, controller_takeover, operator_requests <- decider
+    job_state <- launching <- fleet_news <- decider
 """
 
 from holdfast.core.decide import (
     controller_takeover,
+    fleet_news,
     incident_course,
     launching,
     link_outage,
@@ -35,6 +37,7 @@ from holdfast.model.event import (
     Successor,
     Tick,
 )
+from holdfast.model.fleet_report import FleetReport
 
 
 class Decider:
@@ -48,8 +51,9 @@ class Decider:
         state = self._state
         state.begin_step()
         reason = _dispatch(state, now, event)
-        if state.phase in (Phase.STARTING, Phase.TRAINING):
-            reason = "; ".join(part for part in (reason, planned_restart.start_if_wanted(state, now)) if part)
+        for follow in (fleet_news.drain_leaving, planned_restart.start_if_wanted):
+            if state.phase in (Phase.STARTING, Phase.TRAINING):
+                reason = "; ".join(part for part in (reason, follow(state, now)) if part)
         _look_after_standbys(state, now)
         launching.block_hosts(state)
         state.fence.watch_dismissals(state.actions)
@@ -62,6 +66,8 @@ def _look_after_standbys(state: JobState, now: float) -> None:
     if state.phase not in (Phase.ENDING, Phase.DONE):
         leaving = len(nodes.out) + len(state.requests.draining)  # each needs somebody in its place
         state.emit(*standbys.request_missing(len(nodes.seats) - leaving, nodes.links.not_awaited(now)))
+    if state.phase is Phase.WAITING:
+        fleet_news.tell_queue(state)
     if state.phase in (Phase.TRAINING, Phase.WAITING):
         state.emit(*standbys.examine_evicted(nodes.links.nodes))
         if late := standbys.linkless_suspects(now, nodes.links.nodes):
@@ -96,7 +102,9 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
         case _, Ready():
             return launching.on_ready(state, now, event)
         case _, Outcome(action=id) if id in state.nodes.standbys.acquiring:
-            return state.nodes.standbys.on_acquired(now, event, state.nodes.active)
+            return fleet_news.on_acquired(state, now, event)
+        case _, FleetReport():
+            return fleet_news.on_fleet_report(state, now, event)
         case _, Outcome(action=id) if state.fence.awaits_outcome(id):
             return launching.on_dismissed(state, now, event)
         case _, Outcome(action=id) if id in state.nodes.standbys.faults.blocking:
@@ -173,7 +181,7 @@ def _wake_at(state: JobState) -> float | None:
     if state.requests.asking and not state.requests.held:
         waits.append(state.requests.asks_until)
     if state.phase in (Phase.STARTING, Phase.TRAINING):
-        waits.append(state.releases.wake_at())
+        waits += [state.releases.wake_at(), state.nodes.standbys.fleet.wake_at]
     if state.phase is Phase.TRAINING and state.nodes.may_grow():
         waits.append(state.grow_at)
     if state.phase is Phase.WAITING:

@@ -12,6 +12,7 @@ from holdfast.core.decide.node_roles import NodeRole, assign_roles
 from holdfast.core.decide.status_text import tell_present
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Limits, Phase, Progress, Ready
+from holdfast.model.fleet_report import FleetNode
 from holdfast.model.incident_record import Verdict
 from holdfast.model.job_and_seats import Dims, Job, Seat
 from holdfast.model.release import Fate, Release
@@ -140,6 +141,16 @@ class JobView:
     def coming(self) -> Mapping[str, float]:
         """The nodes that the fleet has promised, and since when."""
         return MappingProxyType(self._state.nodes.standbys.coming)
+
+    @property
+    def queued(self) -> Mapping[str, str]:
+        """The nodes that wait in the fleet's queue, each with the cluster's reason."""
+        return MappingProxyType(self._state.nodes.standbys.queued)
+
+    @property
+    def fleet(self) -> Mapping[str, FleetNode]:
+        """What the fleet said last of each node that it has told of."""
+        return MappingProxyType(self._state.nodes.standbys.fleet.nodes)
 
     @property
     def gone(self) -> Mapping[str, Kind | None]:

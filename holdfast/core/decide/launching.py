@@ -143,7 +143,9 @@ def make_stop(state: JobState, lost: Collection[str] = ()) -> Stop:
 
 def fence_unstopped(state: JobState, now: float, nodes: Iterable[str]) -> None:
     """Raise the fence if no active node confirmed the stop, because then the old generation may still be training."""
+    known = state.nodes.standbys.fleet
     unknown = state.nodes.active.intersection(nodes).difference(state.nodes.back)  # who is back has been emptied
+    unknown -= {node for node in unknown if known.is_gone(node)}
     if unknown == state.nodes.active:
         state.emit(*state.fence.raise_fence(now, unknown))
 
@@ -167,6 +169,9 @@ def on_wait_tick(state: JobState, now: float) -> str:
     reason = launch_or_wait(state, now)
     if state.phase is not Phase.WAITING or state.wait_until is None or now < state.wait_until:
         return f"{late}; {reason}" if late else reason
+    if state.nodes.waits_in_queue:
+        state.wait_until = now + state.limits.wait_s
+        return reason
     short = f"{state.nodes.node_count} of {state.job.min_nodes} nodes after {state.limits.wait_s:g} s"
     blocked = state.nodes.wait_clause
     told = f"not enough nodes: {short}{blocked}; start more nodes or lower --nnodes"
@@ -254,6 +259,7 @@ def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> s
     state.progress, state.generation = None, state.generation + 1
     state.taken_over_at, state.untold = 0.0, False
     state.wait_until, state.last_call_at = None, None
+    state.nodes.standbys.fleet.told_queue = ""
     state.grow_at = now + state.limits.last_call_s
     launch = state.resume_point.make_launch(next(state.ids), state.generation, seats, state.nodes.astray, release)
     state.emit(launch)
@@ -362,14 +368,18 @@ def ask_person(state: JobState, now: float, question: str) -> str:
     return state.next_move
 
 
-def finish_job(state: JobState, now: float, code: int, reason: str, grace_s: float | None = None) -> str:
+def finish_job(
+    state: JobState, now: float, code: int, reason: str, grace_s: float | None = None, *, last_s: float | None = None
+) -> str:
+    """End the job. Storage gets `last_s` to take the last state; None: as long as a stop gives ranks."""
     doubts = state.resume_point.doubts
     heard = [alarm.not_after for alarm in state.incident.alarms] if state.incident else []  # perhaps not judged yet
     limits = [step for step in (*heard, doubts.not_after) if step is not None]
     if state.incident is not None:  # it ends with the job, and its record says so
         close_incident(state, Verdict(remedy=Remedy.GIVE_UP, code=code, reason=reason), now)
     state.interruption = None
-    last_s = 0.0 if grace_s == 0 else state.limits.shutdown_grace_s  # who is in a hurry does not wait for storage
+    stop_s = state.limits.shutdown_grace_s if last_s is None else last_s
+    last_s = 0.0 if grace_s == 0 else stop_s  # who is in a hurry does not wait for storage
     finish = Finish(
         id=next(state.ids),
         code=code,

@@ -11,6 +11,7 @@ _TOLD = 16  # of the nodes that have left, the newest are told
 
 class NodeRole(StrEnum):
     ACQUIRING = "acquiring"  # the fleet has named it, and it has not reported yet
+    QUEUED = "queued"  # the fleet has named it, and the cluster has no machine for it yet
     PROBING = "probing"  # it has come, or waits, and is being checked
     READY = "ready"  # a standby
     ADMITTING = "admitting"  # new in a generation that has made no step yet
@@ -29,6 +30,7 @@ def assign_roles(state: JobState, admitting: Set[str]) -> dict[str, NodeRole]:
     checking = standbys.checking.values()
     roles = {node: _role_after(node in standbys.unseated, kind) for node, kind in left[-_TOLD:]}
     roles |= dict.fromkeys(sorted(standbys.coming), NodeRole.ACQUIRING)
+    roles |= dict.fromkeys(sorted(standbys.queued), NodeRole.QUEUED)
     roles |= dict.fromkeys(sorted(nodes.pool), NodeRole.READY)
     roles |= dict.fromkeys(checking, NodeRole.PROBING)
     roles |= dict.fromkeys(sorted(standbys.under_probe.difference(checking)), NodeRole.EXAMINED)

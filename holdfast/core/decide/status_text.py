@@ -50,8 +50,9 @@ def _waited_for(state: JobState, now: float) -> str:
         return state.nodes.links.describe_wait(now, state.nodes.active)
     if state.not_before > now:
         return f"the next launch waits for another {state.not_before - now:.0f} s"
-    blocked = state.nodes.wait_clause
-    return f"the job waits for nodes: {state.nodes.node_count} of {state.job.max_nodes} are there{blocked}"
+    blocked, standbys = state.nodes.wait_clause, state.nodes.standbys
+    queue = f"; of the others: {queue}" if (queue := standbys.fleet.describe_queue(standbys.coming)) else ""
+    return f"the job waits for nodes: {state.nodes.node_count} of {state.job.max_nodes} are there{queue}{blocked}"
 
 
 def _interruption_text(state: JobState) -> str:

@@ -6,7 +6,8 @@ CPU, a suspended laptop), it adds the gap to every node's time, because beats ma
 
 import msgspec
 
-from holdfast.model.alarm import LEFT, Alarm, Kind
+from holdfast.model.alarm import LEFT, MACHINE_LOST, Alarm, Kind
+from holdfast.model.fleet_report import FleetNode
 from holdfast.model.observation import Departure
 
 
@@ -21,6 +22,14 @@ def departure_alarm(departure: Departure) -> Alarm:
     return Alarm(kind=Kind.SILENCE, at=departure.at, suspects=(departure.node,), reason=reason, signature=LEFT)
 
 
+def gone_alarm(at: float, node: str, seen: FleetNode) -> Alarm:
+    """Return the alarm for a node of which the fleet knows that it is gone. If its machine failed, that is proof."""
+    what = "has lost its machine" if seen.failed else "is gone"
+    reason = f"{what}, says its fleet{f': {seen.reason}' if seen.reason else ''}"
+    signature = MACHINE_LOST if seen.failed else f"gone {node}"
+    return Alarm(kind=Kind.SILENCE, at=at, suspects=(node,), reason=reason, signature=signature)
+
+
 class SilenceDetector:
     def __init__(self, limits: SilenceLimits) -> None:
         self.limits = limits
@@ -29,6 +38,9 @@ class SilenceDetector:
 
     def on_message(self, now: float, node: str) -> None:
         self._heard_at[node] = now
+
+    def heard_at(self, node: str) -> float | None:
+        return self._heard_at.get(node)
 
     def forget_node(self, node: str) -> None:
         self._heard_at.pop(node, None)

@@ -82,6 +82,7 @@ class FailureHistory:
         cause = incident.alarms[0]
         several = self.backed and len(lost.union(cause.suspects)) > 1
         past = tuple(p for p in self.past if p.signature == cause.signature)
+        together = incident.silent_together(nodes.hosts) if cause.kind is Kind.SILENCE else ()
         return IncidentCase(
             cause=cause,
             step=incident.good_step,
@@ -99,7 +100,8 @@ class FailureHistory:
             nodes=self.job.max_nodes,
             standbys=len(nodes.usable_pool.keys() - set(cause.suspects)),
             seated=tuple(sorted(nodes.active.intersection(cause.suspects))),
-            together=incident.silent_together(nodes.hosts) if cause.kind is Kind.SILENCE else (),
+            together=together,
+            place=nodes.shared_place(together),
             replaceable=nodes.can_do_without(cause.suspects),
             near=nodes.nodes_of_ranks(cause.ranks),
             lost=tuple(sorted(lost)),

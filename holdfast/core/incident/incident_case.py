@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.core.incident.first_cause import NOT_STARTED, TIMED_OUT, is_node_proof, is_switch_loss
 from holdfast.core.snapshots.node_eviction_bonds import Bonds
-from holdfast.model.alarm import GPU_HANG, UNNAMED, Alarm, Kind
+from holdfast.model.alarm import GPU_HANG, MACHINE_LOST, UNNAMED, Alarm, Kind
 
 SURE = 0.9  # confidence of last words that stands as proof against a node
 TOLD = 0.7  # and that explains a failure; an exit code alone does not
@@ -64,6 +64,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
     replaceable: bool  # whether the job can do without the suspects
     seated: tuple[str, ...] = ()  # suspects with ranks; a switch may cut standbys off too
     together: tuple[str, ...] = ()  # nodes of several hosts that fell silent at the same moment
+    place: str = ""  # where all of these are, as the fleet says; "": not known
     near: tuple[str, ...] = ()  # nodes with the ranks that are named; suspects may be all of their parallel group
     lost: tuple[str, ...] = ()  # nodes that did not answer
     bonds: Bonds = {}  # between nodes that must not leave at once
@@ -257,7 +258,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 def is_machine_proof(alarm: Alarm) -> bool:
     """Return whether the alarm proves a machine bad: a witness has seen it, or last words are beyond doubt."""
     told = alarm.kind is Kind.CRASH and alarm.action == EVICT and alarm.confidence >= SURE
-    return is_node_proof(alarm) or told
+    return is_node_proof(alarm) or told or alarm.signature == MACHINE_LOST
 
 
 def machine_faults(cause: Alarm, found: Mapping[str, str], leaving: Iterable[str]) -> dict[str, str]:

@@ -222,7 +222,8 @@ def _evict_proven(case: IncidentCase) -> Verdict:
     nodes, reason = case.cause.suspects, f"{', '.join(case.cause.suspects)} {case.cause.reason}: evicted"
     if case.together:
         nodes = case.together
-        reason = f"{', '.join(nodes)} fell silent at once: a switch, a cable or their power; evicted"
+        where = f", all of {case.place}" if case.place else ""
+        reason = f"{', '.join(nodes)} fell silent at once{where}: a switch, a cable or their power; evicted"
     return Verdict(remedy=Remedy.EVICT, nodes=nodes, reason=reason)
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+import msgspec
+
 from holdfast.core.membership.lost_links import LostLinks
 from holdfast.core.membership.seating import growth_unit, next_seats
 from holdfast.core.membership.standbys import Standbys
@@ -58,10 +60,18 @@ class JobNodes:
         return len(self.seats) - len(self.out) + len(self.usable_pool)
 
     @property
+    def waits_in_queue(self) -> bool:
+        """Return whether nodes that the job cannot begin without wait in the fleet's queue."""
+        queued, coming = len(self.standbys.queued), len(self.standbys.coming)
+        have = self.node_count + len(self.standbys.checking) + coming - queued
+        return have < self.job.min_nodes <= have + queued
+
+    @property
     def wait_clause(self) -> str:
         """Return what a job that waits for nodes has to say about those that it cannot use; "" if there are none."""
         cut_off = ", ".join(sorted(self.pool.keys() & self.links.nodes))
-        return (f"; without a link: {cut_off}" if cut_off else "") + self.standbys.faults.wait_clause
+        said = {"without a link": cut_off, "the fleet": self.standbys.fleet.last_word}
+        return "".join(f"; {what}: {why}" for what, why in said.items() if why) + self.standbys.faults.wait_clause
 
     @property
     def hosts(self) -> dict[str, str]:
@@ -116,7 +126,18 @@ class JobNodes:
         """Return the seats of a generation launched now; None while nodes are missing."""
         if self.node_count < (self.job.min_nodes if may_shrink else self.job.max_nodes):
             return None  # without looking at thousands of them for each one that comes
-        return next_seats(self.job, self.seats, self.out, self.usable_pool, may_shrink)
+        seats = next_seats(self.job, self.seats, self.out, self.usable_pool, may_shrink)
+        return seats and tuple(self._place_seat(seat) for seat in seats)
+
+    def _place_seat(self, seat: Seat) -> Seat:
+        near = self.standbys.fleet.near(seat.node)
+        return seat if seat.near == near else msgspec.structs.replace(seat, near=near)
+
+    def shared_place(self, nodes: Collection[str]) -> str:
+        """Return the narrowest place in which the machines of all these seated nodes are; "" if none is known."""
+        places = [seat.near for seat in self.seats if seat.node in nodes]
+        shared = [names[0] for names in zip(*places, strict=False) if len(set(names)) == 1]
+        return shared[-1] if shared else ""
 
     def take_seats(self, seats: tuple[Seat, ...]) -> tuple[str, ...]:
         """Make these the current seats and return the newly admitted nodes."""
@@ -124,6 +145,8 @@ class JobNodes:
         admitted = tuple(seat.node for seat in seats if seat.node not in kept)
         for node in admitted:
             self.standbys.admit_node(node)
+        for seat in seats:
+            self.standbys.fleet.doubt_gone(seat.node)
         self.seats, self.seated = seats, frozenset(seat.node for seat in seats)
         self.out, self.ended = set(), set()
         return admitted

@@ -1,17 +1,20 @@
 """The nodes that are not seated: waiting standbys, nodes on their way, and nodes that must not come back."""
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 
+from holdfast.core.membership.fleet_states import FleetStates
 from holdfast.core.membership.host_blocking import HostFaults
 from holdfast.model.action import Acquire, Block, Dismiss, Probe, Say
 from holdfast.model.alarm import Kind
 from holdfast.model.event import Limits, Outcome, Ready
+from holdfast.model.fleet_report import FleetNode, FleetState
 from holdfast.model.job_and_seats import Job
 
 # Levels of the probes: of a node that the job waits for, of a standby, and of an evicted node that may come back.
 BRIEF, CHECK, EXAMINATION = 1, 2, 3
 _IN_A_ROW = 3  # nodes that fail their check, and nobody passes: it is not the nodes
 RETRY_S = 10.0  # before a fleet that gave too few nodes is asked again
+LONGEST_RETRY_S = 300.0  # and at most, if it refuses, or what it gives ends at once: each time twice as long
 _LONGEST = 32  # times ready_s: no fleet is given longer for a node
 
 
@@ -36,7 +39,9 @@ class Standbys:
         self._evicted: set[str] = set()  # once before
         self._ids = ids
         self.faults = HostFaults(ids)
+        self.fleet = FleetStates(limits.leave_s)
         self._retry_at: float | None = None
+        self._pause_s = RETRY_S  # of the next pause that `pause_requests` makes
         self._patience_s = limits.ready_s  # as long as a node that was asked for may take; longer with a slow fleet
         self._came = False  # one that was asked for, since others were last given back as late
 
@@ -57,6 +62,16 @@ class Standbys:
     @property
     def hosts(self) -> dict[str, str]:
         return {node: ready.host for node, ready in self._met.items()}
+
+    @property
+    def queued(self) -> dict[str, str]:
+        """Return the nodes that wait in the fleet's queue, each with the cluster's reason."""
+        return {node: self.fleet.nodes[node].reason for node in self.coming if self.fleet.is_queued(node)}
+
+    @property
+    def patience_s(self) -> float:
+        """Return how long a node that was asked for may take, by what earlier ones took."""
+        return self._patience_s
 
     @property
     def wanted_nodes(self) -> int:
@@ -85,11 +100,26 @@ class Standbys:
             return f"the fleet gave no nodes: {event.detail or 'it did not say why'}"
         return f"the fleet gave {len(event.nodes)} of {asked}" + (f", {', '.join(new)} will come" if new else "")
 
+    def take_report(self, now: float, nodes: Mapping[str, FleetNode]) -> None:
+        """Take in what the fleet says. Who has just got a machine may be late counted from now."""
+        for node, seen in nodes.items():
+            waited = node not in self.fleet.nodes or self.fleet.is_queued(node)
+            if node in self.coming and waited and seen.state is not FleetState.QUEUED:
+                self.coming[node] = now
+        self.fleet.take_report(now, nodes)
+
+    def pause_requests(self, now: float) -> float:
+        """Ask for no nodes for a while, twice as long each time until one comes; return how long."""
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_RETRY_S)
+        self._retry_at = now + pause_s
+        return pause_s
+
     def on_arrival(self, now: float, node: str) -> None:
         """Note how long a new node took to report. Later nodes get twice that time, but at least `ready_s`."""
         if node not in self._met and node not in self.gone:
             took_s = now - self.coming.get(node, now)
             self._came, self._patience_s = True, max(self.limits.ready_s, 2 * took_s)
+            self._pause_s, self.fleet.last_word = RETRY_S, ""
 
     def may_return(self, node: str) -> bool:
         """Return whether this node may join the job. A node that has left may not join again, with one exception: if
@@ -103,6 +133,7 @@ class Standbys:
             return (Dismiss(id=next(self._ids), node=event.node, reason="it had left the job before"),)
         self.gone.pop(event.node, None)
         self._met[event.node] = event
+        self.fleet.doubt_gone(event.node)
         if event.node in self.under_probe:
             return ()
         self.faults.on_accepted(event)
@@ -197,6 +228,7 @@ class Standbys:
         self._checked.pop(node, None)
         self.suspects.pop(node, None)
         self._linkless.pop(node, None)
+        self.fleet.forget_node(node)
         for waiting in (self.examined, self.checking):
             for id in [id for id, other in waiting.items() if other == node]:
                 del waiting[id]
@@ -220,7 +252,7 @@ class Standbys:
         return tuple(n for n in nodes if n in self.pool or n in self.coming or n in self.under_probe)
 
     def tick(self, now: float, *, standing: bool = False) -> tuple[Dismiss, ...]:
-        """Give late nodes back, and allow a fleet that gave too few nodes to be asked again.
+        """Give late nodes back, but none that is queued, and allow a fleet that gave too few nodes to be asked again.
 
         If other nodes came in time, the node was slow. If none came, the fleet gets twice as long: a fleet that needs
         an hour would never deliver if it were asked anew every few minutes.
@@ -228,7 +260,8 @@ class Standbys:
         if self._retry_at is not None and self._retry_at <= now:
             self._retry_at = None
         patience_s = self._arrival_limit_s(standing)
-        late = sorted(node for node, asked_at in self.coming.items() if asked_at + patience_s <= now)
+        awaited = {node: asked_at for node, asked_at in self.coming.items() if not self.fleet.is_queued(node)}
+        late = sorted(node for node, asked_at in awaited.items() if asked_at + patience_s <= now)
         reason = f"not ready within {patience_s:g} s"
         if late and not self._came:
             self._patience_s = min(2 * patience_s, _LONGEST * self.limits.ready_s)
@@ -244,9 +277,8 @@ class Standbys:
         """Return when standbys next need attention: at an arrival deadline, at a retry and, while the job is steady, at
         a new probe. None if never."""
         patience_s = self._arrival_limit_s(standing)
-        waits = [asked_at + patience_s for asked_at in self.coming.values()] + (
-            [self._retry_at] if self._retry_at is not None else []
-        )
+        waits = [at + patience_s for node, at in self.coming.items() if not self.fleet.is_queued(node)]
+        waits += [self._retry_at] if self._retry_at is not None else []
         if steady or standing:
             waits += self._linkless.values()
         if steady and self._is_checking_on and self.limits.recheck_s:

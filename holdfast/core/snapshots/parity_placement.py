@@ -9,7 +9,14 @@ from collections.abc import Iterator
 
 import msgspec
 
-from holdfast.core.snapshots.peer_placement import Groups, dense_mesh, evicted_together, match_owners, parallel_groups
+from holdfast.core.snapshots.peer_placement import (
+    Groups,
+    dense_mesh,
+    evicted_together,
+    match_owners,
+    parallel_groups,
+    place_groups,
+)
 from holdfast.model.job_and_seats import Dims, Seat, world_size
 from holdfast.model.state_copy import Half
 
@@ -33,7 +40,9 @@ def place_halves(seats: tuple[Seat, ...], mesh: Dims) -> tuple[dict[str, tuple[H
         return {}, "backup.parity: nodes have different numbers of ranks, so whole copies are kept"
     if len(seats) < _LEAST:
         return {}, f"backup.parity: it takes {_LEAST} nodes, so whole copies are kept"
-    laid = place_parity(world_size(seats), nproc, parallel_groups(dense_mesh(seats, mesh)))
+    world, groups = world_size(seats), parallel_groups(dense_mesh(seats, mesh))
+    apart = place_parity(world, nproc, (*groups, *places)) if (places := place_groups(seats)) else None
+    laid = apart or place_parity(world, nproc, groups)
     if laid is None:
         return {}, "backup.parity: too many nodes could be evicted together, so whole copies are kept"
     to_first = {owner: keeper for keeper, owner in enumerate(laid.first)}

@@ -43,9 +43,20 @@ def choose_peers(seats: tuple[Seat, ...], mesh: Dims) -> tuple[dict[str, str], t
     if any(seat.nproc != nproc for seat in seats):
         # Nodes of different sizes have no regular place in any group; a neighbour is as good as another.
         return {seat.node: seats[number - 1].node for number, seat in enumerate(seats)}, ()
-    placed = place_copies(world, nproc, parallel_groups(dense_mesh(seats, mesh)))
+    groups = parallel_groups(dense_mesh(seats, mesh))
+    placed = place_copies(world, nproc, (*groups, *place_groups(seats)))
+    if placed.exposed:  # groups are evicted more often than places are lost
+        placed = place_copies(world, nproc, groups)
     kept_by = [placed.partner[seat.first_rank] // nproc for seat in seats]
     return {seat.node: seats[other].node for seat, other in zip(seats, kept_by, strict=True)}, placed.exposed
+
+
+def place_groups(seats: tuple[Seat, ...]) -> Groups:
+    """Return the ranks of nodes in one place, such as behind one switch: they may be lost together."""
+    found: dict[tuple[str, ...], list[int]] = {}
+    for seat in seats if any(seat.near for seat in seats) else ():
+        found.setdefault(seat.near or (seat.node,), []).extend(range(seat.first_rank, seat.first_rank + seat.nproc))
+    return (("place", tuple(tuple(ranks) for ranks in found.values())),) if found else ()
 
 
 def dense_mesh(seats: tuple[Seat, ...], mesh: Dims) -> Dims:

@@ -1,0 +1,131 @@
+"""What follows from the fleet's word on its nodes: who waits in a queue, who is gone, and who will be taken away."""
+
+from collections.abc import Set
+
+from holdfast.core.decide import launching
+from holdfast.core.decide.job_state import JobState
+from holdfast.core.membership.seating import next_seats
+from holdfast.model.action import Say
+from holdfast.model.alarm import Kind
+from holdfast.model.event import Outcome, Phase
+from holdfast.model.fleet_report import FleetNode, FleetReport, FleetState
+
+OUT_OF_TIME = 95  # exit code: the fleet takes all nodes away; the same job can go on from its last checkpoint
+REFUSED = 2  # exit code: as for a setting that is wrong
+_FLEET = "the fleet"  # who wants a node gone
+
+
+def on_fleet_report(state: JobState, now: float, event: FleetReport) -> str:
+    """Take in what the fleet now says differently. The alarm about a seated node that is gone comes beside it."""
+    nodes = state.nodes
+    waited = nodes.waits_in_queue
+    nodes.standbys.take_report(now, event.nodes)
+    gone = {node: seen for node, seen in event.nodes.items() if seen.state is FleetState.GONE}
+    freed = [node for node in gone if state.fence.note_empty(node)]
+    told = [_part_with_gone(state, now, gone)]
+    if state.phase is not Phase.WAITING:
+        return "; ".join(filter(None, told))
+    if (waited or nodes.waits_in_queue) and state.wait_until is not None:
+        state.wait_until = now + state.limits.wait_s  # a job is not ended because a queue is long
+    if freed or told[0]:
+        told.append(launching.launch_or_wait(state, now))
+    return "; ".join(filter(None, told))
+
+
+def _part_with_gone(state: JobState, now: float, gone: dict[str, FleetNode]) -> str:
+    """Part with nodes that are gone and have no seat, and ask for others only after a pause that grows."""
+    standbys = state.nodes.standbys
+    beside = standbys.beside_job(gone)
+    said = []
+    for why in sorted({_reason(gone[node]) for node in beside}):
+        those = [node for node in beside if _reason(gone[node]) == why]
+        if never_up := [node for node in those if node in standbys.coming]:
+            said.append(f"{', '.join(never_up)} ended before the job had it: {why}")
+            state.emit(*(action for node in never_up for action in standbys.dismiss_node(node, None, f"gone: {why}")))
+            state.emit(Say(text=said[-1]))
+            standbys.fleet.last_word = why
+        if was_up := [node for node in those if node not in never_up]:
+            standbys.faults.on_evicted(was_up, {node: why for node in was_up if gone[node].failed}, 0)
+            said.append(launching.part_with_beside(state, was_up, Kind.SILENCE, why))
+    if said:
+        said.append(f"others are asked for in {standbys.pause_requests(now):g} s")
+    return "; ".join(said)
+
+
+def _reason(seen: FleetNode) -> str:
+    return seen.reason or "the fleet does not say why"
+
+
+def tell_queue(state: JobState) -> None:
+    """Say for how many queued nodes the job waits and why, whenever that changes."""
+    standbys = state.nodes.standbys
+    queue, fleet = standbys.fleet.describe_queue(standbys.coming), standbys.fleet
+    count = len(standbys.queued)
+    said = f"waiting for {count} {'node' if count == 1 else 'nodes'}: {queue}" if queue else ""
+    if said and said != fleet.told_queue:
+        state.emit(Say(text=said))
+    fleet.told_queue = said
+
+
+def on_acquired(state: JobState, now: float, event: Outcome) -> str:
+    """Take in which nodes will come. If the fleet refuses nodes for good, a job that has never trained ends."""
+    nodes, standbys = state.nodes, state.nodes.standbys
+    told = standbys.on_acquired(now, event, nodes.active)
+    if not event.refused:
+        return told
+    if state.generation == 0 and nodes.node_count + len(standbys.coming) < state.job.min_nodes:
+        return launching.finish_job(state, now, REFUSED, f"the fleet refuses nodes: {event.detail}")
+    pause_s = standbys.pause_requests(now)
+    if event.detail != standbys.fleet.last_word:
+        state.emit(Say(text=f"the fleet refuses nodes: {event.detail}; it is asked again after growing pauses"))
+    standbys.fleet.last_word = event.detail
+    return f"{told}; asked again in {pause_s:g} s"
+
+
+def drain_leaving(state: JobState, now: float) -> str:
+    """Replace nodes that the fleet will take away, and let them go before their end. Return the reason, if any."""
+    nodes, standbys, requests = state.nodes, state.nodes.standbys, state.requests
+    fleet = standbys.fleet
+    due = fleet.due_nodes(now, standbys.patience_s)
+    for node in [node for node, who in requests.draining.items() if who == _FLEET and node not in due]:
+        del requests.draining[node]  # it may stay for longer
+    for node in sorted(due & nodes.pool.keys()):
+        state.emit(*standbys.dismiss_node(node, None, "the fleet will take it away"))
+    told = _tell_leaving(state, now, {node for node in due & nodes.active if not requests.who_wants_gone(node)})
+    over = {node for node in nodes.active & fleet.ends.keys() if fleet.leave_at(node) <= now}
+    return "; ".join(filter(None, (told, _let_go(state, now, over) if over else "")))
+
+
+def _tell_leaving(state: JobState, now: float, new: Set[str]) -> str:
+    if not new:
+        return ""
+    state.requests.draining |= dict.fromkeys(sorted(new), _FLEET)
+    fleet = state.nodes.standbys.fleet
+    why = ", ".join(sorted({fleet.nodes[node].reason for node in new} - {""}))
+    said = f"the fleet takes {', '.join(sorted(new))} away {_time_left(state, now, new)}{f' ({why})' if why else ''}"
+    state.emit(Say(text=f"{said}: {'another is' if len(new) == 1 else 'others are'} asked for"))
+    return said
+
+
+def _time_left(state: JobState, now: float, nodes: Set[str]) -> str:
+    ends = state.nodes.standbys.fleet.ends
+    left_s = max(0.0, min(ends[node].at for node in nodes) - now)
+    return f"in {left_s:.0f} s" if left_s < 180 else f"in {left_s / 60:.0f} min"
+
+
+def _let_go(state: JobState, now: float, over: Set[str]) -> str:
+    """Evict nodes just before the fleet takes them, if the job can go on without them. If it takes all nodes together,
+    end the job while their states can still be written. Else the job goes on until they are gone."""
+    nodes, fleet = state.nodes, state.nodes.standbys.fleet
+    last_at = max(fleet.ends[node].at for node in over)
+    all_end = all(fleet.ends_by(node, last_at + state.limits.leave_s) for node in nodes.active)
+    if all_end and len(nodes.usable_pool) < state.job.min_nodes:
+        first_s = min(fleet.ends[node].at for node in nodes.active) - now
+        last_s = max(state.limits.shutdown_grace_s, first_s / 2)
+        why = ", ".join(sorted({fleet.nodes[node].reason for node in nodes.active} - {""})) or "time limit"
+        told = f"{why}: the fleet takes all nodes away {_time_left(state, now, nodes.active)}"
+        told += ", and too few others have come; start the job again to go on from its last checkpoint"
+        return launching.finish_job(state, now, OUT_OF_TIME, told, last_s=last_s)
+    if next_seats(state.job, nodes.seats, nodes.out | over, nodes.usable_pool, may_shrink=True):
+        state.requests.evicting |= {node: _FLEET for node in sorted(over) if node not in state.requests.evicting}
+    return ""

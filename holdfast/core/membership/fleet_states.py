@@ -1,0 +1,89 @@
+"""What the fleet said last of each node: who waits in its queue, who is gone, and whom it will take away when."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from holdfast.model.fleet_report import FleetNode, FleetState
+
+
+class NodeEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """When the fleet will take a node away, and when it said so."""
+
+    at: float
+    told_at: float
+    sudden: bool  # it was to stay for longer before: a preemption, and no time limit that was known from the start
+
+    @property
+    def half_at(self) -> float:
+        return (self.told_at + self.at) / 2
+
+
+class FleetStates:
+    """The newest reports of the fleet, as part of the job's state."""
+
+    def __init__(self, leave_s: float) -> None:
+        self.nodes: dict[str, FleetNode] = {}
+        self.last_word = ""  # why nodes that were asked for did not come
+        self.told_queue = ""  # the newest sentence about the queue on the console
+        self.wake_at: float | None = None  # when a node must next be drained or let go
+        self.ends: dict[str, NodeEnd] = {}
+        self._leave_s = leave_s
+
+    def take_report(self, now: float, nodes: Mapping[str, FleetNode]) -> None:
+        for node, seen in nodes.items():
+            before, self.nodes[node] = self.nodes.get(node), seen
+            on_machine = before is not None and before.state is not FleetState.QUEUED
+            if not seen.ends_at or seen.state in (FleetState.QUEUED, FleetState.GONE):
+                self.ends.pop(node, None)
+            elif node not in self.ends or self.ends[node].at != seen.ends_at:
+                later = node in self.ends and self.ends[node].at < seen.ends_at
+                self.ends[node] = NodeEnd(at=seen.ends_at, told_at=now, sudden=on_machine and not later)
+
+    def forget_node(self, node: str) -> None:
+        self.nodes.pop(node, None)
+        self.ends.pop(node, None)
+
+    def doubt_gone(self, node: str) -> None:
+        """Believe no longer that this node is gone, because it reports or gets ranks: the fleet has to say so again."""
+        if self.is_gone(node):
+            self.forget_node(node)
+
+    def is_queued(self, node: str) -> bool:
+        return node in self.nodes and self.nodes[node].state is FleetState.QUEUED
+
+    def is_gone(self, node: str) -> bool:
+        """Return whether the fleet has proof that nothing of this node runs."""
+        return node in self.nodes and self.nodes[node].state is FleetState.GONE
+
+    def near(self, node: str) -> tuple[str, ...]:
+        return self.nodes[node].near if node in self.nodes else ()
+
+    def describe_queue(self, nodes: Iterable[str]) -> str:
+        """Return how many of these nodes are queued and why, in the cluster's words; "" if none is."""
+        reasons = Counter(self.nodes[node].reason for node in nodes if self.is_queued(node))
+        told = {f"queued, {reason}" if reason else "queued": count for reason, count in sorted(reasons.items())}
+        return next(iter(told)) if len(told) == 1 else "; ".join(f"{count} {words}" for words, count in told.items())
+
+    def due_nodes(self, now: float, takes_s: float) -> set[str]:
+        """Return the nodes to replace from now on, if a new node takes this long; note when the next one is due.
+
+        A node is replaced at once if the fleet takes it away earlier than was known. One whose time limit was known is
+        replaced before that ends, but not in the first half of its time: else short limits would only cause restarts.
+        """
+        starts = {node: self._drain_at(end, takes_s) for node, end in self.ends.items()}
+        times = [*starts.values(), *(self.leave_at(node) for node in self.ends)]
+        self.wake_at = min((at for at in times if at > now), default=None)
+        return {node for node, at in starts.items() if at <= now}
+
+    def _drain_at(self, end: NodeEnd, takes_s: float) -> float:
+        return end.told_at if end.sudden else max(end.half_at, end.at - self._leave_s - takes_s)
+
+    def leave_at(self, node: str) -> float:
+        """Return when the node must give up its seat, so that what it holds can be handed over before its end."""
+        end = self.ends[node]
+        return max(end.half_at, end.at - self._leave_s)
+
+    def ends_by(self, node: str, at: float) -> bool:
+        return node in self.ends and self.ends[node].at <= at
