@@ -50,6 +50,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     step: int = -1
     loss: float | None = None
     phase: str = ""
+    reason: str = ""  # why the cluster has it wait, in its own words
     in_bytes_s: float | None = None  # over the links of its machine; None: not known, or another node there tells it
     out_bytes_s: float | None = None
 
@@ -72,6 +73,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     behind: str  # why copies on peers do not keep up, and which nodes cannot write to their disks
     storage: StorageReport | None = None  # what was last written there; None: no node has told of any
     nodes: tuple[NodeView, ...]
+    queued: dict[str, str] = {}  # nodes that wait in the cluster's queue, each with the cluster's reason
     seq: int = 0  # of the journal's newest entry
     failures: int = 0  # of all incidents; one that fails again before its next step is the same incident
     changes: int = 0  # planned restarts
@@ -105,23 +107,30 @@ class JobStacks(msgspec.Struct, frozen=True, kw_only=True):
     traces: tuple[Trace, ...]
 
 
-def status_of(controller: Controller) -> Status:
-    view, account = controller.view, controller.ledger.make_account(controller.clock())
+def _view_nodes(controller: Controller, queued: dict[str, str]) -> tuple[NodeView, ...]:
+    """Return what is shown of each node: those with ranks first."""
+    view, number_step = controller.view, controller.detectors.pace.number_step
     beats, traffic = controller.registry.beats, controller.detectors.network.list_traffic(controller.clock())
-    roles, views, pace = view.assign_roles(controller.ledger.admitting), [], controller.detectors.pace
+    roles, views = view.assign_roles(controller.ledger.admitting), []
     for seat in view.seats:
         beat, role = beats.get(seat.node), roles.pop(seat.node)
         current = beat if beat and beat.generation == view.generation else None
         ranks = f"{seat.first_rank}-{seat.first_rank + seat.nproc - 1}" if seat.nproc > 1 else str(seat.first_rank)
-        step, loss, phase = (pace.number_step(current), current.loss, current.phase) if current else (-1, None, "")
+        step, loss, phase = (number_step(current), current.loss, current.phase) if current else (-1, None, "")
         shown = NodeView(node=seat.node, role=role, ranks=ranks, step=step, loss=loss, phase=phase)
         views.append(_add_traffic(shown, traffic.get(seat.node, ())))
-    views += [NodeView(node=node, role=role) for node, role in roles.items()]
+    return (*views, *(NodeView(node=node, role=role, reason=queued.get(node, "")) for node, role in roles.items()))
+
+
+def status_of(controller: Controller) -> Status:
+    view, account = controller.view, controller.ledger.make_account(controller.clock())
+    queued = dict(view.queued)
     finish, waiting, floor = controller.ledger.finish, view.waiting_release, controller.aims.floor
     return Status(
         run_id=view.job.run_id,
         phase=view.phase,
         reason=controller.reason,
+        queued=queued,
         now=view.describe_present(controller.clock(), controller.reached_step, finish.reason if finish else ""),
         generation=view.generation,
         step=controller.reached_step,
@@ -139,7 +148,7 @@ def status_of(controller: Controller) -> Status:
         behind="; ".join(filter(None, (floor.behind, floor.disk.missed))),
         storage=controller.registry.storage.newest,
         mesh=",".join(f"{name}={size}" for name, size in view.mesh),
-        nodes=tuple(views),
+        nodes=_view_nodes(controller, queued),
         seq=controller.seq,
         changes=len(account.changes),
         last_change=account.changes[-1].sentence if account.changes else "",

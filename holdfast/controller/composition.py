@@ -11,6 +11,7 @@ from holdfast.controller.actions.release_staging import ReleaseStaging
 from holdfast.controller.actions.replay_runs import ReplayRuns
 from holdfast.controller.agent_ingest import AgentIngest
 from holdfast.controller.control_loop import Controller, JobDetectors
+from holdfast.controller.fleet_watch import FleetWatch
 from holdfast.controller.host_admission import HostAdmission
 from holdfast.controller.job_clock import JobClock
 from holdfast.controller.job_progress_watch import StallWatch
@@ -83,6 +84,7 @@ def build_controller(settings: Settings, ports: ControllerPorts) -> BuiltControl
         detectors=detectors,
         dispatch=dispatch,
         executor=executor,
+        fleet_watch=FleetWatch(ports.fleet, view, registry),
     )
     ingest = AgentIngest(controller, settings.silence.beat_s, tracing, certificates, admission=admission, say=ports.say)
     return BuiltController(controller, ingest, tracing, links, certificates)

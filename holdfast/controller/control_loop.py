@@ -10,6 +10,7 @@ from holdfast.config import Settings
 from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.actions.errand_dispatch import ErrandDispatch
 from holdfast.controller.decider_rebuild import rebuild_decider
+from holdfast.controller.fleet_watch import FleetWatch
 from holdfast.controller.job_clock import JobClock
 from holdfast.controller.job_progress_watch import StallWatch
 from holdfast.controller.network_watch import NetworkWatch
@@ -79,6 +80,7 @@ class Controller:
         detectors: JobDetectors,
         dispatch: ErrandDispatch,
         executor: ActionExecutor,
+        fleet_watch: FleetWatch,
     ) -> None:
         self.settings = settings
         self.journal, self.fleet = ports.journal, ports.fleet
@@ -87,6 +89,7 @@ class Controller:
         self.view = decider.view
         self.links, self.registry, self.aims = links, registry, aims
         self.detectors, self.dispatch, self.executor = detectors, dispatch, executor
+        self.fleet_watch = fleet_watch
         self.history = ReleaseHistory()
         self.last = Decision()
         self.reason = ""  # the newest that says something
@@ -121,6 +124,8 @@ class Controller:
             for action in self._unfinished_actions(unanswered):
                 self._spawn_task(self._carry_out(action))
             self._spawn_task(self._tick_forever())
+            if self.fleet.survey_s:
+                self._spawn_task(self._survey_forever())
             if self.view.phase is Phase.DONE:
                 self._done.set()  # an earlier controller got this far
             if on_begun:
@@ -278,6 +283,16 @@ class Controller:
         """Return the actions to carry out again, without launches and stops for which the decider no longer waits."""
         stale = {a.id for a in unanswered.values() if isinstance(a, Launch | Stop) and a.id != self.view.awaited}
         return [action for id, action in unanswered.items() if id not in stale]
+
+    async def _survey_forever(self) -> None:
+        """Survey the fleet again and again, one survey at a time, beside everything else."""
+        while self.view.phase not in (Phase.ENDING, Phase.DONE):  # then nodes go because the job wants them gone
+            seen = await self.fleet_watch.survey_nodes()
+            if report := self.fleet_watch.find_changes(seen):
+                self.process_event(report)
+            for alarm in self.fleet_watch.find_losses(self.clock(), seen):
+                self._on_silence(alarm)
+            await asyncio.sleep(self.fleet.survey_s)
 
     async def _tick_forever(self) -> None:
         tick_s = min(TICK_S, self.settings.silence.beat_s / 4)  # silence wants to be asked several times per beat

@@ -90,7 +90,8 @@ class NodeRegistry:
         self.copies[node] = copies
 
     def record_silence(self, node: str) -> None:
-        """Record that a node fell silent: forget its copies and its last beat."""
+        """Record that a node fell silent or is gone: forget its copies and its last beat."""
+        self._silence.forget_node(node)
         self.copies.pop(node, None)
         self.beats.pop(node, None)
 
@@ -124,6 +125,10 @@ class NodeRegistry:
     def overdue_alarms(self, now: float) -> tuple[Alarm, ...]:
         """Return alarms for nodes that became silent; each node is reported once."""
         return self._silence.overdue_alarms(now)
+
+    def heard_at(self, node: str) -> float | None:
+        """Return when a node was last heard; None if it is not listened to."""
+        return self._silence.heard_at(node)
 
     def may_accuse(self, node: str, suspects: Collection[str]) -> bool:
         """Whether a node may accuse these suspects. A node may accuse itself. A node that connected through this host's

@@ -71,7 +71,7 @@ def test_a_standby_dies_while_it_joins(case: Case) -> None:
     joining = node_of(job, 1)
     assert joining in waiting
     lose(job, joining)
-    job.says(f"{joining} has been silent")  # the phase is another one for an instant only
+    job.says(f"{joining} is gone")  # the phase is another one for an instant only
     job.kill(job.store(), signal.SIGCONT)
     case.opens()
     job.ends(0)

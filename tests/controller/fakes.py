@@ -11,7 +11,7 @@ from holdfast.model.observation import Departure
 
 
 class FakeFleet:
-    survey_s = 0.01
+    survey_s = 0.0  # a test that surveys sets another
 
     def __init__(self, *nodes: str, can_acquire: bool = True) -> None:
         self.can_acquire = can_acquire

@@ -94,7 +94,8 @@ def render_status(status: dict[str, Any]) -> Group:
         loss = f"{node['loss']:.4f}" if node["loss"] is not None else ""
         step = str(node["step"]) if node["step"] >= 0 else ""
         traffic = (_traffic_text(node),) if carries else ()
-        table.add_row(node["node"], node["role"], node["ranks"], step, loss, node["phase"], *traffic)
+        phase = node["phase"] or node.get("reason", "")
+        table.add_row(node["node"], node["role"], node["ranks"], step, loss, phase, *traffic)
     lines: list[Text | Table] = [head, Text(f"now: {status['now']}", style="dim"), *_people_lines(status), table]
     if status.get("run_s", 0.0) >= START_S:  # `now` tells of younger ranks
         lines.append(Text(NO_STEP, style="dim"))

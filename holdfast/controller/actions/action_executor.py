@@ -28,7 +28,7 @@ from holdfast.model.errand import Errand, FinalState, LaunchHere, Leave, StopHer
 from holdfast.model.event import Outcome
 from holdfast.model.job_and_seats import Seat, world_size
 from holdfast.model.state_copy import Doubt, Restore
-from holdfast.ports import Fleet, Notes, Store
+from holdfast.ports import Fleet, FleetRefusal, Notes, Store
 
 _TRIES = 2
 WITHOUT_GRACE = "the job was stopped without grace"
@@ -144,7 +144,10 @@ class ActionExecutor:
         # Nodes that came by an earlier try of this action, of which a crash of ours lost the outcome, count first.
         known = self.registry.known_nodes()
         here = [node for node in self.fleet.nodes() if node not in known][: action.count]
-        more = await self.fleet.acquire(action.count - len(here)) if len(here) < action.count else ()
+        try:
+            more = await self.fleet.acquire(action.count - len(here)) if len(here) < action.count else ()
+        except FleetRefusal as e:
+            return Outcome(action=action.id, ok=False, nodes=tuple(here), detail=str(e), refused=True)
         return Outcome(action=action.id, ok=True, nodes=(*here, *more))
 
     async def _dismiss_node(self, action: Dismiss) -> Outcome:
