@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -103,6 +104,21 @@ def test_seeds_that_lose_links(first: int) -> None:
     for seed in range(first, first + 12):
         setup = msgspec.structs.replace(draw_setup(seed), loses_links=True)
         assert play_seed(setup, REAL_PARTS, known()).failure == "", f"seed {seed}"
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(10, 300, 10))])
+def test_seeds_of_a_fleet_that_tells_of_its_nodes(first: int) -> None:
+    """Nodes wait in queues for longer than others may take, are ended at once, or are taken away with notice."""
+    struck: Counter[str] = Counter()
+    for seed in range(first, first + 10):
+        setup = draw_setup(seed)
+        setup = msgspec.structs.replace(
+            setup, surveys=True, forgets=seed % 3 == 0, job=msgspec.structs.replace(setup.job, can_acquire=True)
+        )
+        result = play_seed(setup, REAL_PARTS, known())
+        assert result.failure == "", f"seed {seed}"
+        struck.update(result.struck)
+    assert struck["end_queued"] and struck["preempt"]
 
 
 @pytest.mark.parametrize("seed", FORGOT_ONCE)
