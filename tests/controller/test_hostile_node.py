@@ -176,6 +176,25 @@ def bounded(kind: msgspec.inspect.Type, at: str, seen: set[type]) -> Iterator[st
             yield from bounded(value, at, seen)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"verb":"resume","number":18446744073709551616}',
+        '{"verb":"rollback","number":9223372036854775807}',
+        '{"verb":"hold","code":9223372036854775808}',
+        '{"verb":"hold","window_s":1e308}',
+        '{"verb":"update","release":{"number":18446744073709551616}}',
+    ],
+)
+async def test_orders_with_absurd_numbers_are_refused_and_leave_no_trace(desk_of: Open, body: str) -> None:
+    async with desk_of(port=port, settings=PATIENT) as desk:
+        await trains(desk)
+        before = len(desk.events())
+        answer = await desk.client.post("/api/v1/orders", data=body)
+        assert answer.status == 400, await answer.text()
+        assert len(desk.events()) == before and desk.controller.view.phase is Phase.TRAINING
+
+
 HASHES = {"Mark.value", "ReplayResult.marks", "ReplayResult.signed"}  # compared, and nothing is made of them
 LEVEL = {"Finding.level"}
 
