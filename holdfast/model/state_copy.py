@@ -2,6 +2,7 @@
 
 import msgspec
 
+from holdfast.model.job_and_seats import Seat
 from holdfast.model.told_bounds import Number, Port, SocketPath
 
 Address = tuple[SocketPath, Port]
@@ -95,3 +96,4 @@ class Aim(msgspec.Struct, frozen=True, kw_only=True):
     halves: tuple[Half, ...] = ()  # with parity the peer keeps the first of these only
     disk: int = -1  # the floor that every node writes to its disk; -1: none just now
     disk_from: int = -1  # on every disk: older states may be removed there
+    wards: tuple[Seat, ...] = ()  # whose copies this node keeps: it takes none from others
