@@ -115,10 +115,10 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     restored_at: Instant = 0.0  # and its state
     skipped: Number = 0  # batches that each rank has left out in this generation
     skipped_samples: Number = 0  # in these, of all ranks of the node, as far as they could be counted
-    tokens: float = 0.0  # that the steps of this generation took on all ranks of the job; 0: the script does not tell
-    flops: float = 0.0  # and floating-point operations
+    tokens: Real = 0.0  # that the steps of this generation took on all ranks of the job; 0: the script does not tell
+    flops: Real = 0.0  # and floating-point operations
     parameters: Number = 0  # that each rank's optimizers train; 0: not known, or the ranks differ
-    peak_flops: float = 0.0  # FLOP/s that the GPUs of the node's ranks can make at most; 0: not known
+    peak_flops: Real = 0.0  # FLOP/s that the GPUs of the node's ranks can make at most; 0: not known
     running: Number = -1  # ranks of this generation that live here; -1: it does not say
     strains: tuple[Strain, ...] = ()  # of the machine, if this node reads for it
     parted: bool = False  # every rank's script has left its process groups or returned

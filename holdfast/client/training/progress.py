@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     Model = TypeVar("Model")
 
 
+_MOST_STEP = 1 << 53  # as far as nodes and controllers count
+_MOST_WORK = 1e30  # FLOPs of one step; the largest models train with less in all
+
+
 class RankProgress:
     """Reports the progress of this process to its node through the rank's slot."""
 
@@ -120,7 +124,9 @@ class RankProgress:
                 return
             if type(step) is not int:
                 step = int(step) if is_on_host(step) else -1
-            if not 0 <= step < 1 << 63:
+            if not 0 <= step <= _MOST_STEP:
+                if step > 0:
+                    self._say_once("step", f"step {step} is not reported: such a number has at most 53 bits")
                 return
             if self._easing is not None:
                 self._easing.done = step
@@ -347,11 +353,15 @@ class RankProgress:
         """Return the amount of work as a number; 0 for what is no amount, or would have to be waited for."""
         here = is_on_host(value)
         amount = (read_number(value) or 0.0) if here else 0.0
-        if (not here or not 0 <= amount < math.inf) and name not in self._unread:
+        if not here or not 0 <= amount <= _MOST_WORK:
+            what = "a plain number" if not here or not 0 <= amount < math.inf else f"at most {_MOST_WORK:g}"
+            self._say_once(name, f"the {name} of step {step} are not counted: pass {what}, not {value!r:.80}")
+        return amount if 0 <= amount <= _MOST_WORK else 0.0
+
+    def _say_once(self, name: str, sentence: str) -> None:
+        if name not in self._unread:
             self._unread.add(name)
-            print(f"holdfast: the {name} of step {step} are not counted: pass a plain number, not {value!r:.80}",
-                  file=sys.stderr)  # fmt: skip
-        return amount if 0 <= amount < math.inf else 0.0
+            print(f"holdfast: {sentence}", file=sys.stderr)
 
     def _local_value(self, step: int, name: str, value: object) -> object:
         """Return the local tensor of a DTensor if every rank holds the whole value, else None; never gathers."""
