@@ -205,7 +205,7 @@ def test_a_jump_that_nobody_can_have_made_is_not_counted() -> None:
     slip = "20 progress 4503599627370496 at 20 from 1 since 5"
     then = ("30 progress 20 at 30 from 1 since 5", "40 progress 30 at 40 from 1 since 5")
     found = account(*START, "10 progress 10 at 10 from 1 since 5", slip, *then)
-    assert found.step == 30 and [(run.steps, run.redone) for run in found.releases] == [(20, 0)]
+    assert found.step == 30 and [(run.steps, run.redone) for run in found.ran] == [(20, 0)]
 
 
 def test_a_stale_report_is_not_progress() -> None:
