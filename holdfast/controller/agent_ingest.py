@@ -345,6 +345,7 @@ def _shorten_texts(body: Alarm | Ended | Done) -> Alarm | Ended | Done:
     """Return a post without the end of long texts: they go to the console and to the journal."""
     told = msgspec.structs.asdict(body)
     texts = {name: _shorten(value) for name, value in told.items() if type(value) is str and len(value) > _TEXT_CHARS}
-    if isinstance(body, Alarm) and body.evidence:
-        texts["evidence"] = tuple(_shorten(line) for line in body.evidence[:_TEXTS])
-    return msgspec.structs.replace(body, **texts) if texts else body
+    short = msgspec.structs.replace(body, **texts) if texts else body
+    if not isinstance(short, Alarm) or not short.evidence:
+        return short
+    return msgspec.structs.replace(short, evidence=tuple(map(_shorten, short.evidence[:_TEXTS])))

@@ -156,9 +156,6 @@ class NodeRegistry:
     def is_seated(self, node: str) -> bool:
         return self.has_seat(node) and node not in self.lost_nodes()
 
-    def is_local(self, node: str) -> bool:
-        return node in self._local
-
     def has_left(self, node: str) -> bool:
         """Whether a node of another host was told to leave for good: what it still says is of no interest."""
         return node in self._left and node not in self._local and not self._view.may_return(node)
