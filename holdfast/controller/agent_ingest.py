@@ -87,18 +87,24 @@ class AgentIngest:
                 if message.type is not WSMsgType.BINARY:
                     break
                 heard = agent_messages.decode_from_agent(message.data)
-                if isinstance(heard, Hello):
-                    if why := self._hello_refusal(heard, node, local=caller.node == ANY_NODE):
-                        await ws.close(code=1008, message=why.encode())
-                        break
-                    self.registry.record_origin(heard.node, local=caller.node == ANY_NODE)
-                    if not self._is_seated(heard.node):
-                        await self.admission.read_list(heard.identity)
+                if isinstance(heard, Hello) and (why := await self._meet_node(heard, node, caller)):
+                    await ws.close(code=1008, message=why.encode())
+                    break
                 node = self._on_message(heard, outbox, node)
         except msgspec.DecodeError:
             await ws.close(code=1003, message=b"not a message of this version of holdfast")
         finally:
             self.links.close_link(node, outbox)
+
+    async def _meet_node(self, hello: Hello, node: str, caller: Caller) -> str:
+        """Learn what is needed of a node before its hello counts; return why it is refused, empty if it is not."""
+        local = caller.node == ANY_NODE
+        if why := self._hello_refusal(hello, node, local=local):
+            return why
+        self.registry.record_origin(hello.node, local=local)
+        if not self._is_seated(hello.node):
+            await self.admission.read_list(hello.identity)
+        return ""
 
     def _hello_refusal(self, hello: Hello, node: str, *, local: bool) -> str:
         """Say in a few words why a node is not believed; empty if it is.

@@ -66,8 +66,7 @@ class Keeper:
         return {*range(self.holding.done), *self.holding.beyond}
 
     def take(self, ask: PeerRequest, node: str = "") -> PushTarget | PeerRefusal:
-        self.asked.append(ask)
-        self.pushed_by = node
+        self.asked, self.pushed_by = [*self.asked, ask], node
         return self.refuse or self.holding
 
     def give(self, ask: PeerRequest) -> tuple[list[memoryview], object] | PeerRefusal:
