@@ -72,7 +72,7 @@ def _other_node(parent: Connection, size: int) -> None:
     raw, keeper = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
     memory = _touched(size)
 
-    def take(ask: peer_transport.PeerRequest) -> peer_server.PushTarget:
+    def take(ask: peer_transport.PeerRequest, node: str) -> peer_server.PushTarget:
         return peer_server.PushTarget(views=[memory], done=0, finish=lambda: None)
 
     def give(ask: peer_transport.PeerRequest) -> tuple[Sequence[memoryview], Callable[[], None]]:

@@ -136,7 +136,7 @@ def _keep(parent: Connection, folder: Path, size: int, keys: KeyFiles, host: Hos
         _ip("link set far up")
     memory = touched(size)
 
-    def take(ask: PeerRequest) -> PushTarget:
+    def take(ask: PeerRequest, node: str) -> PushTarget:
         return PushTarget(views=_of(memory, ask), done=0, finish=lambda: None)
 
     def give(ask: PeerRequest) -> tuple[Sequence[memoryview], Callable[[], None]]:

@@ -5,6 +5,7 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -132,6 +133,15 @@ def _write_blocks(file: "_OutputFile", source: MemoryRanges, threads: int, pulse
     return "".join(sums)
 
 
+def open_regular(path: str) -> int:
+    """Open a file for reading; raise OSError if it is no regular file, such as a pipe, which might wait for ever."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "it is no regular file")
+
+
 def make_room(fd: int, size: int) -> None:
     """Preallocate the file, so that a full disk is detected before anything is written."""
     # Not posix_fallocate: where the file system cannot, glibc writes a byte into every block instead.
@@ -191,7 +201,7 @@ class InputFile:
     """A file that is read in blocks."""
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = open_regular(path)
         self.bytes = os.fstat(self._fd).st_size
         self._direct = _set_direct(self._fd, True)
 

@@ -4,13 +4,15 @@ import errno
 import itertools
 import os
 import secrets
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from holdfast.checkpoint.direct_io import InputFile, write_file
+from holdfast.checkpoint.direct_io import InputFile, open_regular, write_file
 from holdfast.checkpoint.manifest import (
     StorageError,
     WriteAttempt,
+    check_small,
     gone_name,
     staged_name,
     staged_of,
@@ -59,8 +61,10 @@ class LocalStorage:
         """Return the content of a small file; None if it does not exist."""
         with _as_storage_error(f"{self.url(name)} cannot be read"):
             try:
-                with open(self.url(name), "rb") as file:
-                    return file.read()
+                with open(open_regular(self.url(name)), "rb") as file:
+                    size = os.fstat(file.fileno()).st_size
+                    check_small(name, size)
+                    return file.read(size)
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
@@ -83,23 +87,13 @@ class LocalStorage:
     def make_folder(self, folder: str = "") -> None:
         with _as_storage_error(f"{self.url(folder)} cannot be made"):
             _make_folders(self.url(folder))
+            if folder and os.path.islink(self.url(folder)):  # put there by others: our files would land elsewhere
+                raise OSError(errno.ELOOP, "it is a link")
 
     def put_file(self, name: str, content: bytes) -> None:
         """Write a small file atomically."""
-        path = self.url(name)
-        with _as_storage_error(f"{path} cannot be written"):
-            fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-            try:
-                view = memoryview(content)
-                while view:
-                    view = view[os.write(fd, view) :]
-                os.fsync(fd)
-            except OSError:
-                os.unlink(f"{path}.new")  # a full disk has no room for it
-                raise
-            finally:
-                os.close(fd)
-            os.rename(f"{path}.new", path)
+        with _as_storage_error(f"{self.url(name)} cannot be written"):
+            _put_file(self.url(name), content)
 
     def write(self, name: str, ranges: Sequence[memoryview], threads: int, pulse: WritePulse) -> str:
         """Write a large file; return the checksums of its blocks."""
@@ -161,6 +155,24 @@ def _as_storage_error(what: str) -> Iterator[None]:
         raise StorageError(f"{what}: {e.strerror or e}") from e
 
 
+def _put_file(path: str, content: bytes) -> None:
+    fresh = f"{path}.new"
+    with suppress(FileNotFoundError):
+        os.unlink(fresh)  # of a writer that died, or a link: whoever may write here could have put one in its place
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.fsync(fd)
+    except OSError:
+        os.unlink(fresh)  # a full disk has no room for it
+        raise
+    finally:
+        os.close(fd)
+    os.rename(fresh, path)
+
+
 def _make_folders(path: str) -> None:
     """Make a folder and any missing parents. Each parent is synced to disk, so the new entry survives a crash."""
     try:
@@ -189,12 +201,14 @@ def _sync_folder(path: str) -> None:
 
 
 def _remove_tree(path: str) -> None:
-    """Remove a folder and everything in it; another process may be removing it too."""
+    """Remove a folder and everything in it, or a link and nothing behind it; another process may be at it too."""
+
+    def pass_on(call: object, at: str, why: tuple[type[BaseException], BaseException, object]) -> None:
+        if not isinstance(why[1], FileNotFoundError):
+            raise why[1]
+
     with suppress(FileNotFoundError):
-        for entry in os.scandir(path):
-            if entry.is_dir(follow_symlinks=False):
-                _remove_tree(entry.path)
-                continue
-            with suppress(FileNotFoundError):
-                os.unlink(entry.path)
-        os.rmdir(path)
+        if os.path.islink(path):
+            os.unlink(path)
+        else:
+            shutil.rmtree(path, onerror=pass_on)

@@ -13,6 +13,7 @@ BLOCK_BYTES = 8 << 20  # what is read, written and checked at once
 FORMAT = 1
 MANIFEST = "holdfast.json"
 METADATA = ".metadata"  # torch's own, so that torch alone can load the checkpoint
+_SMALL_BYTES, _METADATA_BYTES = 16 << 20, 2 << 30  # manifests of 100,000 ranks are smaller; whoever writes may lie
 
 _STEP = re.compile(r"step-([0-9]{8,18})(?:\.([\w.-]+))?")
 _STAGED = re.compile(r"\.step-([0-9]{8,18})\.(tmp|gone)-([\w.-]+)")
@@ -123,6 +124,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0  # of all parts
     files: tuple[SealedFile, ...] = ()
     seal: str = ""  # digest of all the above
+
+
+def check_small(name: str, size: int) -> None:
+    """Raise StorageError if a file that is to be read whole is larger than any that is written."""
+    most = _METADATA_BYTES if name.endswith(METADATA) else _SMALL_BYTES
+    if size > most:
+        raise StorageError(f"{name} has {size:,} bytes, and no such file has more than {most:,}: it is not read")
 
 
 def part_name(rank: int) -> str:

@@ -69,6 +69,7 @@ class UnprovenLink:
 
     def __init__(self, link: socket.socket, host: str) -> None:
         self.link, self.host = link, host
+        self.node = ""  # by its certificate, once it has proved itself; "": a node of this host
         self.unwanted = False
 
 
@@ -79,10 +80,11 @@ class PeerServer:
         self,
         listener: socket.socket,
         guard: PeerGuard | None,
-        take: Callable[[PeerRequest], PushTarget | PeerRefusal],
+        take: Callable[[PeerRequest, str], PushTarget | PeerRefusal],
         give: Callable[[PeerRequest], tuple[Sequence[memoryview], Callable[[], None]] | PeerRefusal],
     ) -> None:
-        """`guard` authenticates links to a listener that other hosts can reach; None for a unix socket."""
+        """`guard` authenticates links to a listener that other hosts can reach; None for a unix socket. `take` is told
+        which node pushes; "" if it is on this host."""
         self._listener = listener
         self._guard = guard
         self._context = mutual_tls.server_tls(guard.keys, strangers=False) if guard else None
@@ -158,7 +160,7 @@ class PeerServer:
             wanted = self._leave_strangers(one)
         try:
             if proved and wanted:
-                self._serve_requests(one.link)
+                self._serve_requests(one)
         finally:
             one.link.close()
             self._forget_link()
@@ -177,15 +179,16 @@ class PeerServer:
             if one.unwanted:
                 return False
         secured.do_handshake()
+        one.node = mutual_tls.certificate_node(secured.getpeercert())
         return self._guard.accepts_certificate(secured.getpeercert())
 
-    def _serve_requests(self, link: socket.socket) -> None:
+    def _serve_requests(self, one: UnprovenLink) -> None:
         """Answer requests one after the other until the peer hangs up."""
         with suppress(OSError, TransportError):
-            while self._answer_request(link):
-                link.settimeout(WAIT_S)
+            while self._answer_request(one.link, one.node):
+                one.link.settimeout(WAIT_S)
 
-    def _answer_request(self, link: socket.socket) -> bool:
+    def _answer_request(self, link: socket.socket, node: str) -> bool:
         try:
             ask = from_json(read_line(link), PeerRequest)
         except msgspec.DecodeError:
@@ -193,13 +196,13 @@ class PeerServer:
             return False
         link.settimeout(WAIT_S)
         if ask.verb in ("push", "tell"):
-            self._receive_state(link, ask)
+            self._receive_state(link, ask, node)
         else:
             self._send_state(link, ask)
         return True
 
-    def _receive_state(self, link: socket.socket, ask: PeerRequest) -> None:
-        holding = self._take(ask)
+    def _receive_state(self, link: socket.socket, ask: PeerRequest, node: str) -> None:
+        holding = self._take(ask, node)
         if isinstance(holding, PeerRefusal):
             _send_reply(link, PeerReply(error=holding.text, code=holding.code))
             return

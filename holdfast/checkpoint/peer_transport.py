@@ -21,7 +21,7 @@ from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import xxhash
@@ -30,6 +30,7 @@ from holdfast.checkpoint.tls_relay_link import REVOKED, relayed_link, spares_a_c
 from holdfast.core.decoding import from_json
 from holdfast.linux.peer_credentials import read_peer
 from holdfast.model.state_copy import Address
+from holdfast.model.told_bounds import Number
 from holdfast.wire import unix_sockets
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.credentials.mutual_tls import KeyFiles
@@ -46,19 +47,24 @@ PART_BYTES = 4 * CHUNK_BYTES  # that a link takes at once
 _RELAYED_BYTES = 256 << 20  # a smaller pull is over before relays have started
 
 
+LayoutDigits = Annotated[str, msgspec.Meta(pattern=r"^\w*\Z", max_length=64)]  # it names a file
+
+
 class PeerRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request from one keeper to another."""
 
     verb: Literal["push", "pull", "tell", "plan"]  # take this state; give me that state; and of a layout the same
-    rank: int
-    layout: str
-    world: int = 0
-    step: int = 0
-    generation: int = 0
-    floor: int = -1  # push: a step that must not be lost
-    bytes: int = 0  # push and tell: how many will come
-    ranges: tuple[tuple[int, int], ...] = ()  # pull: of the rank's whole image; of a parity's, where there is a pair
-    pair: tuple[int, int] | None = None  # the rank is one of these: its half is laid over the other's
+    rank: Number
+    layout: LayoutDigits
+    world: Number = 0
+    step: Number = 0
+    generation: Number = 0
+    floor: Number = -1  # push: a step that must not be lost
+    bytes: Number = 0  # push and tell: how many will come
+    ranges: tuple[
+        tuple[Number, Number], ...
+    ] = ()  # pull: of the rank's whole image; of a parity's, where there is a pair
+    pair: tuple[Number, Number] | None = None  # the rank is one of these: its half is laid over the other's
 
 
 class RefusalCode(StrEnum):

@@ -12,6 +12,7 @@ from holdfast.checkpoint.manifest import (
     StorageError,
     WriteAttempt,
     block_count,
+    check_small,
     checksum_block,
     step_name,
     tagged_of,
@@ -62,6 +63,7 @@ class RemoteStorage:
     def read(self, name: str) -> bytes | None:
         """Return the content of a small file; None if it does not exist."""
         with _as_storage_error(f"{self.url(name)} cannot be read"):
+            check_small(name, self.file_size(name) or 0)
             try:
                 return bytes(self._fs.cat_file(self._path_of(name)))
             except FileNotFoundError:

@@ -8,6 +8,7 @@ from aiohttp import WSMsgType, web
 
 from holdfast.controller.access.caller_admission import ANY_NODE, ANYBODY, CALLER, Caller
 from holdfast.controller.access.node_certificate_serials import NodeCertificates
+from holdfast.controller.access.request_rates import RequestRates
 from holdfast.controller.actions.action_executor import EVICTED
 from holdfast.controller.control_loop import Controller
 from holdfast.controller.host_admission import HostAdmission
@@ -21,6 +22,7 @@ from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.errand import Done, Leave, StopHere
 from holdfast.model.event import Ended, MeshReport, Phase, Ready
 from holdfast.model.observation import Beat, Reach
+from holdfast.model.stacks import Trace
 from holdfast.ports import Socket
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import (
@@ -34,6 +36,9 @@ from holdfast.wire.agent_messages import (
 )
 
 _SPIKE_S = 60.0  # a loss that all ranks share stands out on all nodes, and one word of it is enough
+_TEXT_CHARS, _TEXTS = 2000, 100  # of a text that a node tells, and how many of them
+_A_SECOND, _AT_ONCE = 0.5, 20.0  # sentences of one node for the console
+_MOST_LOST = 1000  # epochs and generations that a journal may have lost
 
 
 class AgentIngest:
@@ -54,7 +59,8 @@ class AgentIngest:
         self.tracing, self.certificates, self.admission = tracing, certificates, admission
         self._beat_s, self._say = beat_s, say
         self._reborn, self._deserted = RebootDetector(), MissingRanksDetector()
-        self._spiked = RepeatFilter(_SPIKE_S)
+        self._spiked, self._told = RepeatFilter(_SPIKE_S), RepeatFilter()
+        self._sentences = RequestRates(_A_SECOND, _AT_ONCE, controller.clock)
         self._stale: dict[str, tuple[int, Hello]] = {}  # being emptied of an old generation before they are ready
         self._stale_id = 0
 
@@ -81,24 +87,60 @@ class AgentIngest:
                 if message.type is not WSMsgType.BINARY:
                     break
                 heard = agent_messages.decode_from_agent(message.data)
-                if isinstance(heard, Hello) and node not in ("", heard.node):
-                    await ws.close(code=1008, message=b"this link is another node's")
+                if isinstance(heard, Hello) and (why := await self._meet_node(heard, node, caller)):
+                    await ws.close(code=1008, message=why.encode())
                     break
-                if isinstance(heard, Hello) and not self._is_seated(heard.node):
-                    await self.admission.read_list(heard.identity)
                 node = self._on_message(heard, outbox, node)
-                if isinstance(heard, Hello):
-                    self.registry.record_origin(node, local=caller.node == ANY_NODE)
         except msgspec.DecodeError:
             await ws.close(code=1003, message=b"not a message of this version of holdfast")
         finally:
             self.links.close_link(node, outbox)
 
+    async def _meet_node(self, hello: Hello, node: str, caller: Caller) -> str:
+        """Learn what is needed of a node before its hello counts; return why it is refused, empty if it is not."""
+        local = caller.node == ANY_NODE
+        if why := self._hello_refusal(hello, node, local=local):
+            return why
+        self.registry.record_origin(hello.node, local=local)
+        if not self._is_seated(hello.node):
+            await self.admission.read_list(hello.identity)
+        return ""
+
+    def _hello_refusal(self, hello: Hello, node: str, *, local: bool) -> str:
+        """Say in a few words why a node is not believed; empty if it is.
+
+        Newer controllers and launches than the journal knows are believed of nodes of this host, and of nodes from
+        others if they had a seat: whoever was let in could stop the job by claiming some."""
+        if node not in ("", hello.node):
+            return "this link is another node's"
+        epochs, generations = hello.epoch - self.links.epoch, hello.generation - self.view.generation
+        if epochs <= 0 and generations <= 0:
+            return ""
+        plan = self.executor.newest_plan()
+        launched = local or self.registry.has_seat(hello.node) or (plan is not None and hello.node in plan.nodes)
+        if launched and max(epochs, generations) <= _MOST_LOST and hello.epoch < agent_messages.MOST_EPOCHS:
+            return ""
+        self._say_once(
+            hello.node,
+            f"refused {hello.node}: it claims to know of controller {hello.epoch} and generation "
+            f"{hello.generation}, but this is controller {self.links.epoch} and generation {self.view.generation}",
+        )
+        return "this job has had no such controller or generation"
+
     # --- messages ----------------------------------------------------------------------------------------------
+
+    def _say_once(self, node: str, sentence: str) -> None:
+        """Say that a node is not believed; the next time an hour later."""
+        if not self._told.is_repeat(self.controller.clock(), node):
+            self._say(sentence)
 
     def _on_message(self, message: agent_messages.FromAgent, outbox: Outbox, node: str) -> str:
         now = self.controller.clock()
         match message:
+            case Hello(node=name) | Beat(node=name) if self.registry.has_left(name):
+                return node
+            case Post(body=Alarm() | Ended()) if self.registry.has_left(node):
+                self.links.hold_ack(outbox, message.seq)
             case Hello():
                 if not self.links.has_newer_link(message.node, outbox):
                     self._on_hello(now, message, outbox)
@@ -106,11 +148,13 @@ class AgentIngest:
             case Beat() if message.node == node:
                 if self.links.is_newest(node, outbox):  # what comes late from an older link was said before the launch
                     self._look_for_ranks(now, message)
-                self._on_beat(now, message)
+                self._on_beat(now, self._believable_beat(message))
             case NodeNotice() if message.node == node:
-                self._say(f"{node}: {message.text}")
+                if self._sentences.may_call(node):
+                    self._say(f"{node}: {_shorten(message.text)}")
             case HashReport() if message.node == node:
-                for alarm in self.detectors.replicas.on_marks(now, node, message.generation, message.marks):
+                marks = tuple(mark for mark in message.marks if self.registry.owns_rank(node, mark.rank))
+                for alarm in self.detectors.replicas.on_marks(now, node, message.generation, marks):
                     self.controller.announce_news(alarm)
                 self.aims.tick(now)
             case TrafficReport() if message.node == node:
@@ -120,18 +164,47 @@ class AgentIngest:
             case ScriptImports() if node:
                 self._on_imports(node, message)
             case TraceAnswer() if node:
-                self.tracing.on_trace(node, message)
+                self.tracing.on_trace(
+                    node, msgspec.structs.replace(message, trace=self._own_trace(node, message.trace))
+                )
             case Post() if node:
                 self.registry.record_alive(now, node)
                 if self._may_say(node, message.body):
-                    self._on_post(now, message)
+                    self._on_post(now, _shorten_texts(message.body))
                 else:
-                    self._say(f"ignored what {node} reported about other nodes, for which it may not speak")
+                    what = (
+                        "other nodes"
+                        if self.registry.has_seat(node)
+                        else "other nodes or the job, in which it has no seat"
+                    )
+                    self._say_once(node, f"ignored what {node} reported about {what}")
                 self.links.hold_ack(outbox, message.seq)
         return node
 
     def _may_say(self, node: str, body: Alarm | Ended | Done) -> bool:
-        return self.registry.may_accuse(node, body.suspects) if isinstance(body, Alarm) else body.node == node
+        match body:
+            case Alarm():
+                return self.registry.may_raise_alarm(node, body)
+            case Ended(generation=generation):
+                return body.node == node and (generation != self.view.generation or self.registry.has_seat(node))
+            case Done():
+                return body.node == node
+
+    def _believable_beat(self, beat: Beat) -> Beat:
+        """Return a beat without what the node may not say: of a generation in which it has no seat, of other nodes."""
+        may, strains = self.registry.may_accuse, beat.strains
+        if not all(may(beat.node, strain.nodes) for strain in strains):
+            own = (tuple(node for node in strain.nodes if may(beat.node, (node,))) for strain in strains)
+            strains = tuple(msgspec.structs.replace(s, nodes=nodes) for s, nodes in zip(strains, own, strict=True))
+        if beat.generation == self.view.generation and not self.registry.has_seat(beat.node):
+            return Beat(node=beat.node, generation=0, step=-1, at=beat.at, sent=beat.sent, strains=strains)
+        return beat if strains is beat.strains else msgspec.structs.replace(beat, strains=strains)
+
+    def _own_trace(self, node: str, trace: Trace) -> Trace:
+        """Return a node's trace without processes of other nodes: whom the others wait for is judged by it."""
+        own = [p for p in trace.processes if p.node == node and self.registry.owns_rank(node, p.rank)]
+        flights = [flight for flight in trace.flights if self.registry.owns_rank(node, flight.rank)]
+        return msgspec.structs.replace(trace, processes=tuple(own), flights=tuple(flights))
 
     def _on_hello(self, now: float, hello: Hello, outbox: Outbox) -> None:
         if hello.epoch > self.links.epoch or hello.generation > self.view.generation:
@@ -241,8 +314,8 @@ class AgentIngest:
         if beat.step >= 0:  # before that nobody looks
             self.registry.record_replayable(beat.replayable)
 
-    def _on_post(self, now: float, post: Post) -> None:
-        match post.body:
+    def _on_post(self, now: float, body: Alarm | Ended | Done) -> None:
+        match body:
             case Done(id=id, node=node) as done:
                 if self._is_seated(node):  # others tell of a generation that is over
                     self.registry.storage.on_told(now, self.view.generation, done.stored, done.missed)
@@ -266,5 +339,19 @@ class AgentIngest:
             case Alarm() as alarm:
                 if judged := self.detectors.network.judge_alarm(alarm):
                     self.controller.announce_news(judged)
-            case body:
-                self.controller.announce_news(body)
+            case Ended() as ended:
+                self.controller.announce_news(ended)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _TEXT_CHARS else f"{text[:_TEXT_CHARS]} ... ({len(text):,} characters)"
+
+
+def _shorten_texts(body: Alarm | Ended | Done) -> Alarm | Ended | Done:
+    """Return a post without the end of long texts: they go to the console and to the journal."""
+    told = msgspec.structs.asdict(body)
+    texts = {name: _shorten(value) for name, value in told.items() if type(value) is str and len(value) > _TEXT_CHARS}
+    short = msgspec.structs.replace(body, **texts) if texts else body
+    if not isinstance(short, Alarm) or not short.evidence:
+        return short
+    return msgspec.structs.replace(short, evidence=tuple(map(_shorten, short.evidence[:_TEXTS])))

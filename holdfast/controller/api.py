@@ -266,7 +266,7 @@ def _order_route(controller: Controller, audit: AuditLog) -> Answer:
 
 async def _order_fault(controller: Controller, order: Order) -> str:
     """Say why the order cannot be taken; empty if it can."""
-    if refusal := order_refusal(controller.view, order):
+    if refusal := order_refusal(controller.view, order, controller.links.linked_nodes):
         return refusal.text
     return release_api.update_fault(controller, order) or await release_api.signature_fault(controller, order)
 
@@ -317,8 +317,8 @@ def _guard_routes(door: ApiEntrance) -> Any:
 
     @web.middleware
     async def guard(request: web.Request, handler: Answer) -> web.StreamResponse:
-        if request.path == enrolment.PATH:  # whoever comes there proves itself there
-            return await _answer_request(request, handler)
+        if request.path == enrolment.PATH and door.enrolling is not None and "Origin" not in request.headers:
+            return await _answer_request(request, handler)  # whoever comes there proves itself there; no page does
         caller = door.admit(request)
         if isinstance(caller, Refusal):
             door.audit.record_refusal(request.remote or "", f"{request.method} {request.path}", caller.why)
@@ -341,6 +341,10 @@ async def _answer_request(request: web.Request, handler: Answer) -> web.StreamRe
         return await handler(request)
     except web.RequestPayloadError:
         return _error_response(400, "the body is incomplete, or not encoded as its headers say")
+    except web.HTTPRequestEntityTooLarge as e:
+        answer = _error_response(413, e.text or "the body is too large")
+        answer.force_close()  # or the rest of it would be read
+        return answer
 
 
 def _why_forbidden(caller: Caller, request: web.Request) -> str:

@@ -194,6 +194,8 @@ class Controller:
 
     def process_event(self, event: Event) -> None:
         """Process one event: step the decider, journal the decision, start its actions. Every event comes here."""
+        # A step that failed has changed the decider and is not in the journal: only the next controller knows what is.
+        assert not self._stepping, "a step failed; see above"
         self._stepping = True
         now = self.clock()
         decision = self._decider.step(now, event)

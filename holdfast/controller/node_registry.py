@@ -37,7 +37,7 @@ class NodeRegistry:
         self._left: set[str] = set()  # told to leave: their silence is no news
         self._local: set[str] = set()  # nodes that called by the socket of this host
         self._seats: tuple[Seat, ...] = ()
-        self._sitting: frozenset[str] = frozenset()  # nodes of these
+        self._seated: dict[str, Seat] = {}  # these by node
 
     # --- news of nodes -----------------------------------------------------------------------------------------
 
@@ -135,11 +135,36 @@ class NodeRegistry:
         unix socket may also accuse the others that did, because one agent reports for all nodes of its host."""
         return set(suspects) <= ({node} | self._local if node in self._local else {node})
 
+    def may_raise_alarm(self, node: str, alarm: Alarm) -> bool:
+        """Whether a node may raise this alarm. From another host a node without a seat may only speak of itself, and
+        not of the running generation; one that has a seat may name no ranks but its own."""
+        if not self.may_accuse(node, alarm.suspects):
+            return False
+        seat, running = self._seat_of(node), self._view.generation
+        if node in self._local or (alarm.suspects and not 0 < alarm.generation == running):
+            return True
+        return seat is not None and (alarm.generation != running or all(map(seat.has_rank, alarm.ranks)))
+
+    def owns_rank(self, node: str, rank: int) -> bool:
+        seat = self._seat_of(node)
+        return seat is not None and seat.has_rank(rank)
+
+    def has_seat(self, node: str) -> bool:
+        """Whether a node has a seat in this generation, be it evicted or silent."""
+        return self._seat_of(node) is not None
+
     def is_seated(self, node: str) -> bool:
+        return self.has_seat(node) and node not in self.lost_nodes()
+
+    def has_left(self, node: str) -> bool:
+        """Whether a node of another host was told to leave for good: what it still says is of no interest."""
+        return node in self._left and node not in self._local and not self._view.may_return(node)
+
+    def _seat_of(self, node: str) -> Seat | None:
         if self._seats is not self._view.seats:  # asked at every beat of every node
             self._seats = self._view.seats
-            self._sitting = frozenset(seat.node for seat in self._seats)
-        return node in self._sitting and node not in self.lost_nodes()
+            self._seated = {seat.node: seat for seat in self._seats}
+        return self._seated.get(node)
 
     def lost_nodes(self) -> set[str]:
         """Return the nodes that have left, and those that will leave because they fell silent in the open incident."""

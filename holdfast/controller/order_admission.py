@@ -1,13 +1,15 @@
 """People's orders: whether the job can take an order in its present state, and what the order will lead to."""
 
+from collections.abc import Collection
 from enum import StrEnum
-from typing import NamedTuple, get_args
+from typing import Annotated, NamedTuple, get_args
 
 import msgspec
 
 from holdfast.core.decide.job_view import JobView
 from holdfast.model.event import Order, OrderVerb, Phase
 from holdfast.model.release import Release
+from holdfast.model.told_bounds import Name, Number
 
 VERBS: tuple[OrderVerb, ...] = get_args(OrderVerb)
 NO_SUCH_ORDER = f"there is no such order; the orders are {', '.join(VERBS)}"
@@ -19,12 +21,12 @@ class OrderBody(msgspec.Struct, frozen=True, kw_only=True):
     """An order as it is sent to the API."""
 
     verb: str
-    code: int = 0
+    code: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
     now: bool = False
-    node: str = ""
+    node: Name = ""
     release: Release | None = None
-    number: int = 0
-    window_s: float = 0.0
+    number: Number = 0
+    window_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e12)] = 0.0
 
     def make_order(self, who: str) -> Order | None:
         """Return the order, as given by a person whose name is proved; None if no order has this verb."""
@@ -74,8 +76,9 @@ class OrderRefusal(NamedTuple):
     text: str  # one sentence for the person
 
 
-def order_refusal(view: JobView, order: Order) -> OrderRefusal | None:
-    """Return why an order cannot be taken; None if it can."""
+def order_refusal(view: JobView, order: Order, linked: Collection[str] = ()) -> OrderRefusal | None:
+    """Return why an order cannot be taken; None if it can. `linked` nodes may be unknown to the job, as they are not
+    ready yet."""
     if order.verb != "stop" and view.phase in (Phase.ENDING, Phase.DONE):
         text = f"the job is ending and takes only stop; '{order.verb}' comes too late"
         return OrderRefusal(OrderFault.JOB_ENDING, text)
@@ -88,7 +91,7 @@ def order_refusal(view: JobView, order: Order) -> OrderRefusal | None:
         case "hold" | "resume" | "approve":
             return _hold_refusal(view, order)
         case "evict" | "drain":
-            return _leave_refusal(view, order)
+            return _leave_refusal(view, order, linked if order.verb == "evict" else ())
         case "stop":
             return None
 
@@ -122,10 +125,10 @@ def _hold_refusal(view: JobView, order: Order) -> OrderRefusal | None:
     return None
 
 
-def _leave_refusal(view: JobView, order: Order) -> OrderRefusal | None:
+def _leave_refusal(view: JobView, order: Order, linked: Collection[str]) -> OrderRefusal | None:
     """Return why a node cannot be sent away; None if it can."""
     node, active = order.node, view.active
-    beside = {*view.pool, *view.coming, *view.under_probe}
+    beside = {*view.pool, *view.coming, *view.under_probe, *(name for name in linked if view.may_return(name))} - active
     there = f"the nodes are {', '.join(sorted(active | beside))}" if active | beside else "the job has no nodes yet"
     if not node:
         return OrderRefusal(OrderFault.NODE_NOT_NAMED, f"name the node to {order.verb}; {there}")

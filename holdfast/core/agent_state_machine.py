@@ -12,6 +12,7 @@ from holdfast.model.observation import Exit, Loss
 from holdfast.model.probe import Finding
 from holdfast.model.replay_task import ReplayResult
 from holdfast.model.state_copy import Copy, MissedCheckpoint
+from holdfast.model.told_bounds import Number
 
 OWN = 0  # id of errands that no controller has sent
 PING_S = 20.0  # each end of a link asks so often whether the other is there, and waits half as long for the answer
@@ -35,7 +36,7 @@ def fence_s(limits: NodeLimits) -> float:
 class Post(msgspec.Struct, frozen=True, kw_only=True, tag="post"):
     """A message that the agent sends again until the controller acknowledges it."""
 
-    seq: int
+    seq: Number
     body: Alarm | Ended | Done
 
 

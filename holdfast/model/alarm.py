@@ -5,6 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from holdfast.model.loss_response import LossResponse, parse_response
+from holdfast.model.told_bounds import Instant, Number, Real
 
 LEFT = "left without a controller"  # the signature of an alarm about a node that said how far its ranks had come
 UNNAMED = "hang, nobody named"  # the signature of a hang for which no rank stands out
@@ -37,26 +38,26 @@ class Stance(StrEnum):
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True, tag="alarm"):
     kind: Kind
-    at: float  # when it happened, on the controller's clock
+    at: Instant  # when it happened, on the controller's clock
     suspects: tuple[str, ...]
     reason: str
-    generation: int = 0
-    ranks: tuple[int, ...] = ()
-    code: int | None = None  # exit code, negative for a signal
+    generation: Number = 0
+    ranks: tuple[Number, ...] = ()
+    code: Number | None = None  # exit code, negative for a signal
     raised: str = ""  # type of the Python exception that ended the rank
     pressed: str = ""  # a killed rank: the sign that memory was scarce, where the kernel does not count its kills
     klass: str = ""  # class of the failure taxonomy
     title: str = ""  # the class in words; "": they are those of its name
     group: str = ""  # whose fault, in the taxonomy's words
     action: str = ""  # what to do next, in the taxonomy's words
-    confidence: float = 0.0  # of the class, 0 to 1; 0: nobody says
+    confidence: Real = 0.0  # of the class, 0 to 1; 0: nobody says
     hint: str = ""  # what a person can do about it
     signature: str = ""  # equal for failures that look the same
     evidence: tuple[str, ...] = ()
     stance: Stance = Stance.ACT
     hard: bool = False  # the evidence names its suspects beyond doubt
     policy: str = ""  # what the user wants done about a loss that stands out, as the text of a LossResponse
-    not_after: int | None = None  # the last step known good, where later states are not to be trusted
+    not_after: Number | None = None  # the last step known good, where later states are not to be trusted
 
     @property
     def response(self) -> LossResponse | None:

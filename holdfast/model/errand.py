@@ -7,6 +7,7 @@ from holdfast.model.probe import Finding, PairMeeting
 from holdfast.model.release import Ease, Release, Skip
 from holdfast.model.replay_task import ReplayResult, ReplayTask
 from holdfast.model.state_copy import Aim, Copy, Doubt, MissedCheckpoint, Restore
+from holdfast.model.told_bounds import Number
 
 
 class LaunchHere(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
@@ -100,14 +101,14 @@ Errand = LaunchHere | StopHere | StageHere | ProbeHere | PairTestHere | ReplayHe
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """The outcome of an errand on one node."""
 
-    id: int
+    id: Number
     node: str
     ok: bool
     detail: str = ""
     copies: tuple[Copy, ...] = ()  # after a stop: the snapshots that the node holds; at the end: those on its disk
-    departed: tuple[int, ...] = ()  # and its ranks that had ended well by then
+    departed: tuple[Number, ...] = ()  # and its ranks that had ended well by then
     findings: tuple[Finding, ...] = ()  # of probes
     played: tuple[ReplayResult, ...] = ()  # by ranks of a replay
     refused: bool = False  # a release that did not pass its check: nobody is to have it
-    stored: int = -1  # after a stop or at the end: the newest checkpoint that the node has published
+    stored: Number = -1  # after a stop or at the end: the newest checkpoint that the node has published
     missed: MissedCheckpoint | None = None  # since then

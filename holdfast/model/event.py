@@ -12,6 +12,7 @@ from holdfast.model.incident_record import Change, Record
 from holdfast.model.job_and_seats import Dims, HostIdentity, Job
 from holdfast.model.release import Release
 from holdfast.model.state_copy import MissedCheckpoint
+from holdfast.model.told_bounds import Number
 
 
 class Phase(StrEnum):
@@ -125,8 +126,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     """All ranks of a node have ended well, or have finished their scripts and hang at exit."""
 
     node: str
-    generation: int
-    left: tuple[int, ...] = ()  # who stand
+    generation: Number
+    left: tuple[Number, ...] = ()  # who stand
     departed: bool = False  # so the node wrote down before it left, while there was no controller
     reason: str = ""  # what was seen of them
 

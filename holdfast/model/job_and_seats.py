@@ -4,7 +4,9 @@ from typing import Annotated
 
 import msgspec
 
-Dims = tuple[tuple[str, int], ...]  # names and sizes, as a DeviceMesh has them: over ranks the last varies fastest
+from holdfast.model.told_bounds import Name, Number
+
+Dims = tuple[tuple[Name, Number], ...]  # names and sizes, as a DeviceMesh has them: over ranks the last varies fastest
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

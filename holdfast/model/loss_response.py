@@ -28,15 +28,20 @@ class LossResponse(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.policy}:{factor}{self.steps}"
 
 
+_MOST_STEPS = 1_000_000
+
+
 def parse_response(text: str) -> LossResponse | None:
     """Return the response that an alarm carries; None if it carries none."""
     name, *numbers = text.split(":")
     try:
         match name, numbers:
             case LossPolicy.SKIP | LossPolicy.REWIND, [steps]:
-                return LossResponse(policy=LossPolicy(name), steps=int(steps))
+                response = LossResponse(policy=LossPolicy(name), steps=int(steps))
             case LossPolicy.LOWER, [factor, steps]:
-                return LossResponse(policy=LossPolicy.LOWER, steps=int(steps), factor=float(factor))
+                response = LossResponse(policy=LossPolicy.LOWER, steps=int(steps), factor=float(factor))
+            case _:
+                return None
     except ValueError:
-        pass  # it comes from another process
-    return None
+        return None  # it comes from another process
+    return response if 0 < response.steps <= _MOST_STEPS and 0 <= response.factor <= 1 else None

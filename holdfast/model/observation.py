@@ -7,6 +7,7 @@ import msgspec
 from holdfast.model.job_and_seats import Dims
 from holdfast.model.stacks import Arrival
 from holdfast.model.state_copy import MissedCheckpoint
+from holdfast.model.told_bounds import Instant, Name, Number, Real
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,10 +53,10 @@ class StepValues(msgspec.Struct, frozen=True, kw_only=True):
 class Mark(msgspec.Struct, frozen=True, array_like=True):
     """A hash of the state that a rank shares with its replicas, at one step."""
 
-    rank: int
-    step: int
+    rank: Number
+    step: Number
     group: str  # the same for those who share it
-    count: int  # how many they are
+    count: Number  # how many they are
     part: str  # of the state
     value: int
 
@@ -75,7 +76,7 @@ class Strain(msgspec.Struct, frozen=True, kw_only=True):
     kind: StrainKind
     sign: str  # the signature of an alarm about the same reading
     nodes: tuple[str, ...]  # that are on the machine
-    since: float
+    since: Instant
     text: str  # in words, to be said of a node
 
 
@@ -83,42 +84,42 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     """One node's summary of its ranks; its step is that of the slowest rank."""
 
     node: str
-    generation: int
-    step: int  # -1: not every rank of the node has made a step
-    at: float  # when the slowest rank reached that step
-    sent: float = 0.0  # when it was said; 0: unknown
-    first_step: int = -1
-    first_at: float = 0.0
+    generation: Number
+    step: Number  # -1: not every rank of the node has made a step
+    at: Instant  # when the slowest rank reached that step
+    sent: Instant = 0.0  # when it was said; 0: unknown
+    first_step: Number = -1
+    first_at: Instant = 0.0
     counted: bool = True  # steps counted by us since launch, not told by the script
-    origin: int = -1  # where counted: steps made before the first; -1: nobody knows
+    origin: Number = -1  # where counted: steps made before the first; -1: nobody knows
     made_up: bool = False  # optimizers have counted one more
     loss: float | None = None
-    loss_source: str = ""  # where losses are read from, if the script does not report them itself
-    phase: str = ""
-    arrivals: dict[int, tuple[Arrival, ...]] = {}  # by rank: when it came to its newest collectives
-    gpus: dict[int, str] = {}  # by rank: the UUID of its GPU, where the rank tells it
-    sealed: int = -1  # newest snapshot that every rank of the node has taken
-    backed: int = -1  # newest that was wanted as a floor, and now is held here and by the peer
-    kept: int = -1  # with parity: newest of which this node keeps all that it is to keep for others
-    stored: int = -1  # newest checkpoint that was published from here in this generation
+    loss_source: Name = ""  # where losses are read from, if the script does not report them itself
+    phase: Name = ""
+    arrivals: dict[Number, tuple[Arrival, ...]] = {}  # by rank: when it came to its newest collectives
+    gpus: dict[Number, str] = {}  # by rank: the UUID of its GPU, where the rank tells it
+    sealed: Number = -1  # newest snapshot that every rank of the node has taken
+    backed: Number = -1  # newest that was wanted as a floor, and now is held here and by the peer
+    kept: Number = -1  # with parity: newest of which this node keeps all that it is to keep for others
+    stored: Number = -1  # newest checkpoint that was published from here in this generation
     missed: MissedCheckpoint | None = None  # since then
-    disked: int = -1  # newest floor of this generation on the node's disk
-    disk_tried: int = -1  # newest floor that it has written there, or could not write
+    disked: Number = -1  # newest floor of this generation on the node's disk
+    disk_tried: Number = -1  # newest floor that it has written there, or could not write
     verifies: bool = False  # a snapshot found good is to be kept beside the others
-    backing_s: float = 0.0  # what it took to copy that
+    backing_s: Real = 0.0  # what it took to copy that
     compares: bool = False  # what its ranks share with others is hashed
     mesh: Dims = ()  # the parallel groups, if its script tells them
-    replayable: str = ""  # "seeded" or "unseeded" where the script said that its work may be done again
+    replayable: Name = ""  # "seeded" or "unseeded" where the script said that its work may be done again
     skippable: bool = False  # the script asks which batches to leave out
-    grouped_at: float = 0.0  # when the last of its ranks had its process group; 0: nobody told
-    restored_at: float = 0.0  # and its state
-    skipped: int = 0  # batches that each rank has left out in this generation
-    skipped_samples: int = 0  # in these, of all ranks of the node, as far as they could be counted
-    tokens: float = 0.0  # that the steps of this generation took on all ranks of the job; 0: the script does not tell
-    flops: float = 0.0  # and floating-point operations
-    parameters: int = 0  # that each rank's optimizers train; 0: not known, or the ranks differ
-    peak_flops: float = 0.0  # FLOP/s that the GPUs of the node's ranks can make at most; 0: not known
-    running: int = -1  # ranks of this generation that live here; -1: it does not say
+    grouped_at: Instant = 0.0  # when the last of its ranks had its process group; 0: nobody told
+    restored_at: Instant = 0.0  # and its state
+    skipped: Number = 0  # batches that each rank has left out in this generation
+    skipped_samples: Number = 0  # in these, of all ranks of the node, as far as they could be counted
+    tokens: Real = 0.0  # that the steps of this generation took on all ranks of the job; 0: the script does not tell
+    flops: Real = 0.0  # and floating-point operations
+    parameters: Number = 0  # that each rank's optimizers train; 0: not known, or the ranks differ
+    peak_flops: Real = 0.0  # FLOP/s that the GPUs of the node's ranks can make at most; 0: not known
+    running: Number = -1  # ranks of this generation that live here; -1: it does not say
     strains: tuple[Strain, ...] = ()  # of the machine, if this node reads for it
     parted: bool = False  # every rank's script has left its process groups or returned
 
@@ -148,9 +149,9 @@ class LinkTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
     link: str  # "eth0", "mlx5_0 port 1"
     rdma: bool
-    in_bytes_s: float
-    out_bytes_s: float
-    signs: dict[str, float] = {}  # RoCE's counters of trouble and congestion, per second
+    in_bytes_s: Real
+    out_bytes_s: Real
+    signs: dict[str, Real] = {}  # RoCE's counters of trouble and congestion, per second
 
 
 class Reach(msgspec.Struct, frozen=True, kw_only=True, tag="reach"):

@@ -4,11 +4,13 @@ from enum import StrEnum
 
 import msgspec
 
+from holdfast.model.told_bounds import Number
+
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):
     """A tree of files and how to run it. The job begins with release 1."""
 
-    number: int
+    number: Number
     digest: str = ""  # of the tree's content; "": the user's own tree where it stands, nothing is staged
     root: str = ""  # the tree that it was taken from: what it leaves out is linked from there
     home: str = ""  # the job's own tree, where its work is kept, if that is another one

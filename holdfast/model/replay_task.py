@@ -2,6 +2,8 @@
 
 import msgspec
 
+from holdfast.model.told_bounds import Number
+
 
 class ReplayTask(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # of this replay of this group: it names folders, so it is letters, digits and dashes
@@ -14,10 +16,10 @@ class ReplayTask(msgspec.Struct, frozen=True, kw_only=True):
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one rank of a replay group."""
 
-    rank: int  # within the group
+    rank: Number  # within the group
     ended: bool  # it did all its steps
     failed: bool = False  # it crashed before that, or stood still
-    bad_step: int = -1  # the first whose loss was not finite
-    marks: dict[int, int] = {}  # what its state hashed to, by step
-    signed: dict[int, int] = {}  # and what it had sent to others by then, where the script signed that
+    bad_step: Number = -1  # the first whose loss was not finite
+    marks: dict[Number, int] = {}  # what its state hashed to, by step
+    signed: dict[Number, int] = {}  # and what it had sent to others by then, where the script signed that
     detail: str = ""

@@ -2,18 +2,20 @@
 
 import msgspec
 
+from holdfast.model.told_bounds import Number
+
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
     function: str
     file: str
-    line: int = 0
+    line: Number = 0
 
 
 class Thread(msgspec.Struct, frozen=True, kw_only=True):
     """A thread and its frames, the outermost first."""
 
     name: str = ""
-    tid: int = 0
+    tid: Number = 0
     main: bool = False
     sleeps_in: str = ""  # function of the kernel in which it sleeps; "": it runs, or nobody may know
     frames: tuple[Frame, ...] = ()
@@ -23,13 +25,13 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     """A rank, or a process that a rank has started, such as a data loader or a checkpoint writer."""
 
     node: str
-    rank: int  # its own, or that of the rank it belongs to
-    pid: int
+    rank: Number  # its own, or that of the rank it belongs to
+    pid: Number
     child: bool = False
     name: str = ""
     state: str = ""  # as the kernel tells it: R running, S asleep, D in the kernel, T stopped, Z ended
     cpu_s: float = 0.0  # used so far, all threads
-    io_bytes: int = 0  # read and written so far
+    io_bytes: Number = 0  # read and written so far
     threads: tuple[Thread, ...] = ()
     error: str = ""  # why there are no frames
     steps: bool = False  # a child that makes the steps of its rank
@@ -40,13 +42,13 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     """The newest collective that a rank entered in one process group, from the flight recorder."""
 
     group: str  # name of the process group
-    entered: int  # sequence number
-    completed: int
+    entered: Number  # sequence number
+    completed: Number
     op: str = ""
     ended_op: str = ""  # the operation of the newest completed; "": not known
     at: float = 0.0  # when it was entered, on the controller's clock
     expires_at: float = 0.0  # when the oldest that has not completed times out; 0: there is none, or nobody told
-    started: int | None = None  # newest that has begun on the GPU; None: nobody tells, as with gloo
+    started: Number | None = None  # newest that has begun on the GPU; None: nobody tells, as with gloo
     started_op: str = ""  # "": not known
     unbegun_since: float = 0.0  # since when the GPU could begin the next one; 0: the rank has entered none
     unbegun_s: float = 0.0  # the longest that one has waited so before it began
@@ -56,20 +58,20 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
     """The messages of one rank to another in a process group, as one of the two counts them from the first one on."""
 
     group: str
-    source: int
-    target: int
-    posted: int  # so many has this rank begun to send or to receive, or queued
-    begun: int | None = None  # the newest that has begun on its GPU; None: nobody tells, as with gloo
-    ended: int | None = None  # on its GPU
-    tag: int = 0  # of the newest
-    size_bytes: int = 0
+    source: Number
+    target: Number
+    posted: Number  # so many has this rank begun to send or to receive, or queued
+    begun: Number | None = None  # the newest that has begun on its GPU; None: nobody tells, as with gloo
+    ended: Number | None = None  # on its GPU
+    tag: Number = 0  # of the newest
+    size_bytes: Number = 0
 
 
 class Arrival(msgspec.Struct, frozen=True, array_like=True):
     """The time at which a rank reached one collective. All ranks give a collective the same `group` and `seq`."""
 
     group: str
-    seq: int
+    seq: Number
     at: float  # on the controller's clock
     # For how long its GPU was in it: it waited for the last one, and then moved bytes. 0: an operation in which not all
     # wait for all. None: not known, and processes are compared.
@@ -80,7 +82,7 @@ class Flight(msgspec.Struct, frozen=True, kw_only=True):
     """A summary of one rank's flight recorder."""
 
     node: str
-    rank: int
+    rank: Number
     at: float = 0.0  # when the rank wrote it, on the controller's clock
     groups: tuple[Collective, ...] = ()
     channels: tuple[Channel, ...] | None = None  # None: nobody counts messages, or there are too many channels

@@ -2,25 +2,28 @@
 
 import msgspec
 
-Address = tuple[str, int]
+from holdfast.model.job_and_seats import Seat
+from holdfast.model.told_bounds import Number, Port, SocketPath
+
+Address = tuple[SocketPath, Port]
 KEPT_DIGITS = 16
 
 
 class Copy(msgspec.Struct, frozen=True, kw_only=True):
     """A sealed snapshot on a node: a rank's own, or the backup of a rank on another node."""
 
-    rank: int
-    step: int
+    rank: Number
+    step: Number
     node: str
     layout: str
-    world: int
+    world: Number
     whole: bool  # False: a backup, which lacks what other replicas hold too
-    half: int = -1  # 0, 1: of the rank's share only this half, laid over a half of another rank's
-    beside: int = -1  # that other rank, whose whole copy it takes to tell them apart
+    half: Number = -1  # 0, 1: of the rank's share only this half, laid over a half of another rank's
+    beside: Number = -1  # that other rank, whose whole copy it takes to tell them apart
     verified: bool = False  # some steps later everything was still well
     poisoned: bool = False  # led to NaN
     disk: bool = False  # it lies on the node's disk, not in memory
-    generation: int = 0  # on disk: of the ranks that made it
+    generation: Number = 0  # on disk: of the ranks that made it
 
 
 class CopySummary(msgspec.Struct, frozen=True, array_like=True):
@@ -47,7 +50,7 @@ class Doubt(msgspec.Struct, frozen=True, kw_only=True):
 class MissedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A step that should be on storage and could not be written; none was written after it."""
 
-    step: int
+    step: Number
     why: str  # a sentence that names the step
 
 
@@ -93,3 +96,4 @@ class Aim(msgspec.Struct, frozen=True, kw_only=True):
     halves: tuple[Half, ...] = ()  # with parity the peer keeps the first of these only
     disk: int = -1  # the floor that every node writes to its disk; -1: none just now
     disk_from: int = -1  # on every disk: older states may be removed there
+    wards: tuple[Seat, ...] = ()  # whose copies this node keeps: it takes none from others

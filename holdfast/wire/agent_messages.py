@@ -14,12 +14,15 @@ from holdfast.model.observation import Beat, LinkTraffic, Mark, Reach
 from holdfast.model.release import Release
 from holdfast.model.stacks import Trace
 from holdfast.model.state_copy import Address, Aim, Copy
+from holdfast.model.told_bounds import Name, Number
 
 MAX_BYTES = 1 << 20  # of one message
 TOKEN_HEADER = "X-Holdfast-Token"
 # What a node says of itself is believed as far as it can be so: numbers that follow from these must not run over.
-Epoch = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+MOST_EPOCHS = 1_000_000
+Epoch = Annotated[int, msgspec.Meta(ge=0, le=MOST_EPOCHS)]
 Generation = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
+RankCount = Annotated[int, msgspec.Meta(ge=0, le=1024)]  # of one node
 _MODULE, _NAME_CHARS, _MODULES = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z", 200, 4096
 ModuleName = Annotated[str, msgspec.Meta(pattern=_MODULE, max_length=_NAME_CHARS)]
 
@@ -27,10 +30,10 @@ ModuleName = Annotated[str, msgspec.Meta(pattern=_MODULE, max_length=_NAME_CHARS
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """Introduces a node to the controller; sent on every new link, and again when the node becomes ready."""
 
-    node: str
-    host: str
-    nproc: int
-    order: int
+    node: Name
+    host: Name
+    nproc: RankCount
+    order: Number
     generation: Generation  # whose ranks run here, 0: none
     ready: bool  # checks passed, zygote warm
     copies: tuple[Copy, ...] = ()  # snapshots that it holds
@@ -50,14 +53,14 @@ class HashReport(msgspec.Struct, frozen=True, kw_only=True, tag="marked"):
     """Hashes of the state that this node's ranks share with others; a lost report is not sent again."""
 
     node: str
-    generation: int
+    generation: Number
     marks: tuple[Mark, ...]
 
 
 class TraceAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="looked"):
     """A node's answer to a TraceRequest; a lost answer is not sent again."""
 
-    id: int
+    id: Number
     trace: Trace
 
 

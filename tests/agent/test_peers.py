@@ -2,10 +2,15 @@
 
 import asyncio
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from holdfast.agent.snapshots.peer_arenas import NO_LAYOUT, PeerLayouts
+from holdfast.checkpoint.peer_server import PushTarget
+from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, TransportError
+from holdfast.core.decoding import from_json
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.state_copy import Aim
 from holdfast.wire.rank_keeper_messages import KeeperRefusal, StateGrant, StateRequest
@@ -214,3 +219,44 @@ async def test_a_peer_that_is_gone_is_told_of_once(fleet: Fleet) -> None:
     )
     job.save(4)
     await until(lambda: job.backed("a") == 4)
+
+
+async def test_a_keeper_takes_from_other_hosts_only_what_it_is_to_keep_for_them(fleet: Fleet) -> None:
+    node = await fleet.add("b")
+    fleet.launch(1, "b")
+    ward = Seat(node="a", group_rank=0, first_rank=0, nproc=2)
+    await node.keeper.apply_aim(Aim(generation=1, wards=(ward,)))
+    shelf, plan = node.keeper._shelf, layout(1, 4, False)
+    ask = PeerRequest(verb="push", rank=1, layout=plan.digest.hex(), generation=1, world=4)
+    for teller, rank in (("evil", 1), ("a", 2), ("evil", 2)):
+        for verb in ("push", "tell"):
+            refused = shelf.receive_push(msgspec.structs.replace(ask, verb=verb, rank=rank, bytes=9), teller)
+            assert isinstance(refused, PeerRefusal) and "keeps no copies" in refused.text
+    assert shelf.receive_push(ask, "a") == NO_LAYOUT == shelf.receive_push(ask)
+
+
+def tell_layout(layouts: PeerLayouts, ask: PeerRequest, content: bytes) -> None:
+    target = layouts.receive_layout(msgspec.structs.replace(ask, bytes=len(content)))
+    assert isinstance(target, PushTarget)
+    target.views[0][:] = content
+    target.finish()
+
+
+def test_a_layout_is_what_its_digest_says(tmp_path: Path) -> None:
+    layouts, plan = PeerLayouts(tmp_path), layout(1, 4, False)
+    ask = PeerRequest(verb="tell", rank=1, layout=plan.digest.hex())
+    other = msgspec.msgpack.encode(layout(2, 4, False))
+    for content in (bytes(100), other, b"\x80"):
+        with pytest.raises(TransportError, match="this is"):
+            tell_layout(layouts, ask, content)
+    assert list(tmp_path.iterdir()) == [] and layouts.get(1, ask.layout) is None
+    tell_layout(layouts, ask, msgspec.msgpack.encode(plan))
+    assert layouts.get(1, ask.layout) == plan
+    assert isinstance(layouts.receive_layout(msgspec.structs.replace(ask, bytes=1 << 28)), PeerRefusal)
+
+
+@pytest.mark.parametrize("digits", ["\x00", "../x", "a" * 65, "a/b"])
+def test_a_request_names_no_path(digits: str) -> None:
+    request = msgspec.json.encode({"verb": "tell", "rank": 1, "layout": digits})
+    with pytest.raises(msgspec.DecodeError):
+        from_json(request, PeerRequest)

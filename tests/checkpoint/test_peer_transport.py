@@ -65,8 +65,8 @@ class Keeper:
     def here(self) -> set[int]:
         return {*range(self.holding.done), *self.holding.beyond}
 
-    def take(self, ask: PeerRequest) -> PushTarget | PeerRefusal:
-        self.asked.append(ask)
+    def take(self, ask: PeerRequest, node: str = "") -> PushTarget | PeerRefusal:
+        self.asked, self.pushed_by = [*self.asked, ask], node
         return self.refuse or self.holding
 
     def give(self, ask: PeerRequest) -> tuple[list[memoryview], object] | PeerRefusal:
@@ -111,6 +111,7 @@ def callee(
 def test_push_and_pull_are_exact(keeper: Keeper, callee: PeerKeeper) -> None:
     assert push_state(callee, ASK, [memoryview(STATE)], BytePacer(0)) == len(STATE)
     assert keeper.sealed.wait(10) and bytes(keeper.memory) == STATE
+    assert keeper.pushed_by == ("b" if callee.guard else ""), "its certificate says so, or it is on this host"
     ranges = ((5, CHUNK_BYTES + 9), (2 * CHUNK_BYTES, len(STATE)))
     into = [memoryview(bytearray(end - start)) for start, end in ranges]
     pull_state(callee, msgspec.structs.replace(ASK, verb="pull", ranges=ranges), into)

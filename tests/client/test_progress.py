@@ -89,6 +89,18 @@ def test_tokens_on_a_device_are_said_once(
     assert told(arena).tokens == 0
 
 
+def test_absurd_numbers_are_refused_once_and_the_last_step_stays(
+    progress: RankProgress, arena: Arena, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress.step(3, tokens=10)
+    for _ in range(2):
+        progress.step((1 << 63) - 2, tokens=1e308)
+        progress.step(4, tokens=1e308)
+    now, said = told(arena), capsys.readouterr().err
+    assert (now.step, now.tokens) == (4, 10)
+    assert said.count("is not reported") == 1 == said.count("the tokens of step 4 are not counted")
+
+
 def test_a_tensor_elsewhere_is_not_waited_for(progress: RankProgress, arena: Arena) -> None:
     progress.step(3, loss=Far())
     progress.step(Far())  # type: ignore[arg-type]

@@ -112,10 +112,10 @@ class Desk:
     async def phase(self, phase: Phase) -> None:
         await self.until(lambda: self.controller.view.phase is phase, phase)
 
-    async def train(self, node: str = "a") -> Agent:
+    async def train(self, node: str = "a", nproc: int = 1) -> Agent:
         """Bring the job of a single node to its first step."""
         agent = await self.link(node)
-        await agent.hello()
+        await agent.hello(nproc=nproc)
         await agent.answer(await agent.errand())
         await agent.beat(1)
         await self.phase(Phase.TRAINING)

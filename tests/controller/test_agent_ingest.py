@@ -304,7 +304,7 @@ async def test_what_a_node_has_not_answered_is_told_again(desk_of: Open) -> None
 
 async def test_replicas_that_differ_are_heard_of_and_only_from_their_own_node(desk_of: Open) -> None:
     async with desk_of(settings=Settings(replica=ReplicaLimits(stance=Stance.NOTIFY))) as desk:
-        agent = await desk.train()
+        agent = await desk.train(nproc=3)
 
         async def mark(step: int, *values: int, node: str = "a") -> None:
             marks = tuple(Mark(rank, step, "g", 3, "parameters", value) for rank, value in enumerate(values))

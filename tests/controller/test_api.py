@@ -134,7 +134,8 @@ async def test_orders(desk_of: Open) -> None:
             assert answer.status == 400
             assert ((await answer.json())["error"] == NO_SUCH_ORDER) is (b"dance" in body)
         large = json.dumps({"verb": "stop", "node": "x" * (1 << 16)}).encode()
-        assert (await desk.client.post("/api/v1/orders", data=large, headers=HEADERS)).status == 413
+        answer = await desk.client.post("/api/v1/orders", data=large, headers=HEADERS)
+        assert answer.status == 413 and answer.headers["Connection"] == "close", "the rest of it is not read"
         assert desk.controller.view.phase is Phase.TRAINING
         order = {"verb": "stop", "who": "somebody else", "code": 5}
         answer = await desk.client.post("/api/v1/orders", json=order, headers=HEADERS)
@@ -242,3 +243,11 @@ async def test_status_and_report_agree_on_what_steps_are_counted_from(desk_of: O
         desk.controller.process_event(progress)
         found = (await get(desk, "/api/v1/status"))["since"]
         assert found and found == (await get(desk, "/api/v1/report"))["since"]
+
+
+async def test_the_place_of_enrolment_is_guarded_where_nobody_enrols_and_against_pages(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        answer = await desk.client.get("/enrol")
+        assert (answer.status, answer.headers["Connection"]) == (401, "close")
+        page = await desk.client.get("/enrol", headers={"Origin": "http://evil.example"})
+        assert (page.status, page.headers["Connection"]) == (403, "close")

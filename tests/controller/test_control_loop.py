@@ -175,6 +175,22 @@ async def test_a_step_that_fails_is_the_end(desk_of: Open, monkeypatch: pytest.M
         assert failed.group_contains(AssertionError, match="a step failed")
 
 
+async def test_an_entry_that_cannot_be_written_is_the_last_of_its_controller(desk_of: Open) -> None:
+    """Else the next event would be written after a gap, and nobody could read the journal beyond that."""
+    async with desk_of() as desk:
+        agent = await desk.train()
+        with pytest.raises(OverflowError):
+            desk.controller.process_event(Order(verb="hold", who="Ada", number=1 << 70))
+        with pytest.raises(AssertionError, match="a step failed"):
+            desk.controller.process_event(Order(verb="hold", who="Ada"))
+        await agent.beat(9)
+        with pytest.raises(BaseExceptionGroup):
+            await _ended(desk.controller)
+        entries = list(desk.controller.journal.read())
+        assert [entry.seq for entry in entries] == list(range(1, len(entries) + 1))
+        assert not any(isinstance(entry.event, Order) for entry in entries)
+
+
 def broken(entry: Entry) -> None:
     raise KeyError("a bug")
 

@@ -200,6 +200,14 @@ def test_a_job_that_is_done_ends_where_it_ended() -> None:
     assert spans(found)[-2:] == [("end", 5, 10, 0), ("stop", 10, 11, 0)]
 
 
+def test_a_jump_that_nobody_can_have_made_is_not_counted() -> None:
+    """A slip of the script must not spoil the figures for good."""
+    slip = "20 progress 4503599627370496 at 20 from 1 since 5"
+    then = ("30 progress 20 at 30 from 1 since 5", "40 progress 30 at 40 from 1 since 5")
+    found = account(*START, "10 progress 10 at 10 from 1 since 5", slip, *then)
+    assert found.step == 30 and [(run.steps, run.redone) for run in found.ran] == [(20, 0)]
+
+
 def test_a_stale_report_is_not_progress() -> None:
     found = account(*START, *CRASH, "34 progress 99 generation 1", "36 progress 22 at 35", now=40.0)
     assert spans(found)[-1] == ("train", 35, 40, 0)

@@ -37,6 +37,16 @@ def test_everybody_is_told_the_same_step_and_its_peer() -> None:
     assert all(aim.peer in {"n0", "n1", "n2"} - {seat.node} for aim, seat in zip(aims, SEATS, strict=True))
 
 
+def test_every_keeper_is_told_whose_copies_it_keeps() -> None:
+    for made in (floor(), floor(BackupLimits(parity=True))):
+        for seat in SEATS:
+            aim = made.aim_for(seat.node)
+            for keeper in {half.keeper for half in aim.halves} or {aim.peer}:
+                assert seat in made.aim_for(keeper).wards
+        assert not any(seat in made.aim_for(seat.node).wards for seat in SEATS)
+    assert floor(BackupLimits(enabled=False)).aim_for("n0").wards == ()
+
+
 def test_the_floor_rises_when_the_last_has_it() -> None:
     made = floor()
     tell(made, 0.0, sealed=10)

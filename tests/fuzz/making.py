@@ -31,7 +31,8 @@ def values(kind: Any, given: Given = PLAIN) -> st.SearchStrategy[Any]:
             return st.from_regex(bounds.pattern).filter(lambda text: len(text) <= (bounds.max_length or len(text)))
         if bounds.max_length is not None:  # longer than any value here
             return values(args[0], given)
-        return st.integers(bounds.ge, bounds.le) | st.sampled_from((bounds.ge, bounds.le))
+        low, high = args[0](bounds.ge), args[0](bounds.le)
+        return values(args[0], given).map(lambda number: min(max(number, low), high) if number == number else low)
     if kind in (None, types.NoneType):
         return st.none()
     if kind in (Any, object):

@@ -46,7 +46,7 @@ class Keeper:
         self.listener = unix_sockets.listen(folder / "k.sock")
         PeerServer(self.listener, None, self.take, self.give).start()
 
-    def take(self, ask: PeerRequest) -> PushTarget | PeerRefusal:
+    def take(self, ask: PeerRequest, node: str) -> PushTarget | PeerRefusal:
         return PushTarget([memoryview(self.memory)], 0, lambda: None)
 
     def give(self, ask: PeerRequest) -> tuple[list[memoryview], Callable[[], None]] | PeerRefusal:

@@ -130,6 +130,20 @@ def test_a_nan_is_not_an_absence(arena: mmap.mmap) -> None:
     assert now and now.loss is not None and math.isnan(now.loss) and now.grad_norm is None
 
 
+def test_numbers_that_no_rank_reports_are_no_record(arena: mmap.mmap) -> None:
+    slot = SlotWriter(arena, 0, generation=1, rank=0)
+    slot.add_work(math.inf, 1.0)
+    slot.step(5)
+    now = read_slot(arena, 0)
+    assert now and (now.step, now.tokens, now.flops) == (5, 0.0, 1.0)
+    slot.write_values((1 << 53) + 1, 1.0, None)
+    slot.show_values()
+    assert read_slot(arena, 0) is None and read_entries(arena, 0, now, 0) == (0, [])
+    slot.write_values(6, 1.0, None)
+    slot.step((1 << 53) + 1)
+    assert read_slot(arena, 0) is None, "a beat with it would be refused by the controller"
+
+
 def test_cleared_and_reused(arena: mmap.mmap) -> None:
     SlotWriter(arena, 1, generation=1, rank=0).step(5)
     SlotWriter(arena, 2, generation=1, rank=1).step(5)

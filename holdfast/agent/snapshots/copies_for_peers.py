@@ -21,6 +21,7 @@ from holdfast.checkpoint.arena import Arena, ArenaError, SealedSnapshot, Snapsho
 from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, cut_range
 from holdfast.core.snapshots.copy_intake import CopyName, Intake, judge_copy, refuse_generation
+from holdfast.model.job_and_seats import Seat
 from holdfast.wire.holder_messages import KeptArena
 from holdfast.wire.rank_keeper_messages import layout_file_name
 
@@ -47,6 +48,7 @@ class PeerCopies:
         self._coming: dict[int, IncomingCopy] = {}
         self.pairs = ParityCopies(notes, self._plans, self._memory, ports.report_progress)
         self._generation = 0
+        self._wards: tuple[Seat, ...] = ()
         self._sound: set[tuple[Arena, int]] = set()  # and seq: found undamaged in this generation
         self._lock = threading.Lock()
 
@@ -92,7 +94,13 @@ class PeerCopies:
 
     # --- a peer's copies come in -------------------------------------------------------------------------------
 
-    def receive_push(self, ask: PeerRequest) -> PushTarget | PeerRefusal:
+    def set_wards(self, wards: tuple[Seat, ...]) -> None:
+        """Take copies of these nodes only, each of its own ranks; nodes of this host are believed without."""
+        self._wards = wards
+
+    def receive_push(self, ask: PeerRequest, node: str = "") -> PushTarget | PeerRefusal:
+        if node and not any(seat.node == node and seat.has_rank(ask.rank) for seat in self._wards):
+            return PeerRefusal(f"this node keeps no copies of rank {ask.rank} for {node}")
         if ask.verb == "tell":
             return self._plans.receive_layout(ask)
         plan = self._plans.get(ask.rank, ask.layout)

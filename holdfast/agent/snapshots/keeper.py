@@ -238,10 +238,13 @@ class Keeper:
         self.hashing.begin_generation(launch.generation)
         self.disk.begin_generation(Author(launch.generation, launch.run))
         self.backing.set_aim(errand.aim)
+        self._shelf.set_wards(errand.aim.wards)
 
     async def apply_aim(self, aim: Aim) -> None:
         """Pin the snapshots that the job counts on, and free the memory of copies that nobody needs any more."""
         self.backing.set_aim(aim)
+        if aim.generation == self._launch.generation:
+            self._shelf.set_wards(aim.wards)
         if aim.floor >= 0 and aim.generation == self._launch.generation:
             for name in self._shelf.pin_floor(aim.floor):
                 await self._ports.make_arena(name, 0)

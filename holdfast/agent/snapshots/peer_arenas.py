@@ -11,8 +11,9 @@ from holdfast.agent.snapshots.keeper_interfaces import MakeArena
 from holdfast.checkpoint.arena import Arena, arena_bytes
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.peer_server import PushTarget
-from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, RefusalCode
+from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, RefusalCode, TransportError
 from holdfast.core.decoding import from_msgpack
+from holdfast.model.state_copy import KEPT_DIGITS
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.rank_keeper_messages import layout_file_name
 
@@ -20,7 +21,7 @@ NO_LAYOUT = PeerRefusal("this node does not know the layout", RefusalCode.NO_LAY
 PREFIX = "backup-"  # of the names of arenas
 _SLOTS = 2  # the job's floor, which is held, and the next, which is coming in
 _MAKE_S = 60.0
-_PLAN_BYTES = 1 << 28
+_PLAN_BYTES = 1 << 26  # of 100,000 tensors and more
 
 
 class PeerArena(msgspec.Struct):
@@ -74,6 +75,12 @@ class PeerLayouts:
         content = bytearray(ask.bytes)
 
         def learned() -> None:
+            try:
+                plan = from_msgpack(content, ImageLayout)
+            except msgspec.DecodeError as e:
+                raise TransportError(f"this is no layout: {e}") from None
+            if plan.rank != ask.rank or len(ask.layout) < KEPT_DIGITS or not plan.digest.hex().startswith(ask.layout):
+                raise TransportError(f"this is not the layout {ask.layout} of rank {ask.rank}")
             run_and_node_specs.publish_file(self._notes / layout_file_name(ask.rank, ask.layout), bytes(content))
             self._known.pop((ask.rank, ask.layout), None)
 

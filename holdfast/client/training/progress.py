@@ -4,11 +4,10 @@ Losses may be numbers or tensors. A CPU tensor is read at once. A tensor on an a
 copied on the current stream and reported by a later call, a step or two late, under its own step.
 """
 
-import math
 import os
 import sys
 
-from holdfast.client.training.reported_numbers import is_on_host, read_number
+from holdfast.client.training.reported_numbers import MOST_STEP, MOST_WORK, is_on_host, read_amount, read_number
 from holdfast.wire.progress_environment import EVERY, FLIGHT, GENERATION, SLOT
 from holdfast.wire.rank_memory.slot_writer import (
     RING_AT,
@@ -120,7 +119,9 @@ class RankProgress:
                 return
             if type(step) is not int:
                 step = int(step) if is_on_host(step) else -1
-            if not 0 <= step < 1 << 63:
+            if not 0 <= step <= MOST_STEP:
+                if step > 0:
+                    self._say_once("step", f"step {step} is not reported: such a number has at most 53 bits")
                 return
             if self._easing is not None:
                 self._easing.done = step
@@ -345,13 +346,15 @@ class RankProgress:
 
     def _count_work(self, step: int, name: str, value: object) -> float:
         """Return the amount of work as a number; 0 for what is no amount, or would have to be waited for."""
-        here = is_on_host(value)
-        amount = (read_number(value) or 0.0) if here else 0.0
-        if (not here or not 0 <= amount < math.inf) and name not in self._unread:
+        if (amount := read_amount(value)) is None:
+            why = f"pass a plain number, at most {MOST_WORK:g}, not {value!r:.80}"
+            self._say_once(name, f"the {name} of step {step} are not counted: {why}")
+        return amount or 0.0
+
+    def _say_once(self, name: str, sentence: str) -> None:
+        if name not in self._unread:
             self._unread.add(name)
-            print(f"holdfast: the {name} of step {step} are not counted: pass a plain number, not {value!r:.80}",
-                  file=sys.stderr)  # fmt: skip
-        return amount if 0 <= amount < math.inf else 0.0
+            print(f"holdfast: {sentence}", file=sys.stderr)
 
     def _local_value(self, step: int, name: str, value: object) -> object:
         """Return the local tensor of a DTensor if every rank holds the whole value, else None; never gathers."""
@@ -359,14 +362,10 @@ class RankProgress:
             return value
         if all(placement.is_replicate() for placement in value.placements):  # type: ignore[attr-defined]
             return value.to_local()  # type: ignore[attr-defined]
-        if name not in self._unread and not (name == "grad_norm" and self._watching is not None):
-            self._unread.add(name)
+        if not (name == "grad_norm" and self._watching is not None):
             also = ", or call holdfast.watch(optimizer)" if name == "grad_norm" else ""
-            print(
-                f"holdfast: the {name} of step {step} is not checked: each rank has only a part of it; "
-                f"pass {name}.full_tensor(){also}",
-                file=sys.stderr,
-            )
+            mend = f"pass {name}.full_tensor(){also}"
+            self._say_once(name, f"the {name} of step {step} is not checked: each rank has only a part of it; {mend}")
         return None
 
     def _start_hashing(self, model: object, group: object) -> None:

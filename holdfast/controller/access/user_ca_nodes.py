@@ -67,4 +67,7 @@ class CertificateEnrolment:
 
 
 def _json_response(value: object, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+    answer = web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+    if status >= 400:
+        answer.force_close()  # or he asks a thousand times a second by a link that he has
+    return answer

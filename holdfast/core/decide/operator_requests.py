@@ -42,7 +42,7 @@ def on_leave_order(state: JobState, now: float, order: Order) -> str:
     if node in state.nodes.active:
         (state.requests.evicting if order.verb == "evict" else state.requests.draining)[node] = order.who
         return f"{node} will leave ({order.verb} by {order.who})"
-    if not state.nodes.standbys.beside_job((node,)):
+    if order.verb == "drain" and not state.nodes.standbys.beside_job((node,)):
         return f"there is no node {node} to {order.verb}"
     state.emit(*state.nodes.standbys.dismiss_node(node, None, gone))
     return f"{node} leaves: {gone}"

@@ -344,6 +344,8 @@ class Ledger:
             self._add_unheard(event)
         self.step, self._newest, self._stepped_in = event.step, event, self._release
         made = max(0, event.step - (before.step if before else event.first_step - 1))
+        if before and made > 1e9 * max(1.0, event.at - before.at):  # some number their steps by samples or tokens
+            return  # a slip of the script: nobody made these steps, and its next report has another number
         new = made if event.counted else min(made, max(0, event.step - self.best))
         if not event.counted:
             self.best = max(self.best, event.step)

@@ -43,6 +43,8 @@ class RecoveryFloor:
         self.verified = -1
         self.peers: dict[str, str] = {}
         self.halves: dict[str, tuple[Half, Half]] = {}  # with parity
+        self._seats: tuple[Seat, ...] = ()
+        self._kept_by: dict[str, tuple[Seat, ...]] | None = None  # by keeper; None: not looked for yet
         self._next = -1
         self._aimed_at = 0.0
         self._due: tuple[float, int] | None = None  # since when, and from which step on, the next floor is due
@@ -55,12 +57,12 @@ class RecoveryFloor:
 
     def on_launch(self, generation: int, seats: tuple[Seat, ...], mesh: Dims) -> tuple[str, ...]:
         """Place the copies for a new generation. Return sentences on evictions that lose state or why parity failed."""
-        self.generation, self.nodes = generation, frozenset(seat.node for seat in seats)
+        self.generation, self.nodes, self._seats = generation, frozenset(seat.node for seat in seats), seats
         self.floor = self.verified = self._next = -1
         self.disk.on_launch()
         self._due, self.behind = None, ""
         self._beats.clear()
-        self.peers, self.halves = {}, {}
+        self.peers, self.halves, self._kept_by = {}, {}, None
         if not self.limits.enabled:
             return ()
         why = ""
@@ -114,7 +116,18 @@ class RecoveryFloor:
             halves=self.halves.get(node, ()),
             disk=self.disk.aim,
             disk_from=self.disk.oldest_kept,
+            wards=self._wards_of(node),
         )
+
+    def _wards_of(self, keeper: str) -> tuple[Seat, ...]:
+        """Return the seats of the nodes whose copies this one keeps."""
+        if self._kept_by is None:
+            self._kept_by = {}
+            for seat in self._seats:
+                halves = {half.keeper for half in self.halves.get(seat.node, ())}
+                for other in halves or {self.peers.get(seat.node, "")}:
+                    self._kept_by[other] = (*self._kept_by.get(other, ()), seat)
+        return self._kept_by.get(keeper, ())
 
     def _raise_floor(self, now: float) -> bool:
         backed = {beat.backed for beat in self._beats.values()}

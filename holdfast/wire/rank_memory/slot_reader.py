@@ -7,6 +7,7 @@ import msgspec
 
 from holdfast.core.terminal_sanitizer import mark_cut
 from holdfast.model.observation import Mark, StepValues
+from holdfast.model.told_bounds import MOST, MOST_REAL, MOST_S
 from holdfast.wire.rank_memory.slot_writer import (
     CLAIMED,
     COLD,
@@ -80,12 +81,14 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_slot(buf: mmap.mmap | memoryview, index: int) -> SlotReading | None:
-    """Return the newest whole record; None if the slot is empty or still has no whole record after a few tries."""
+    """Return the newest whole record; None if the slot is empty, still has no whole record after a few tries, or has
+    numbers that no rank reports: a controller would refuse them with all that the node says."""
     for _ in range(_TRIES):
         image = bytes(buf[index * SLOT_BYTES : index * SLOT_BYTES + RING_AT])
         body = newest_record(image)
         if body is not None:
-            return _parse_reading(body)
+            reading = _parse_reading(body)
+            return reading if _is_possible(reading) else None
         if not any(image):
             return None
     return None
@@ -116,6 +119,8 @@ def _parse_entry(image: bytes, reading: SlotReading) -> tuple[int, StepValues | 
     body = image[SUM.size : SUM.size + form.size]
     if SUM.unpack_from(image)[0] != crc32(body) or generation != reading.generation & 0xFFFF or not number:
         return None
+    if abs(step) > MOST:
+        return None
     if flags & MARKED:
         *_, value, group, count = MARK.unpack(body)
         return number, Mark(reading.rank, step, f"{group:x}", count, PARAMETERS, value)
@@ -136,6 +141,13 @@ def _read_failure(stored: bytes) -> str:
     """Return the failure in words; one that fills its place was probably cut, and says so."""
     text = stored.rstrip(b"\0").decode("utf-8", "ignore")
     return mark_cut(text) if stored[-1] else text
+
+
+def _is_possible(reading: SlotReading) -> bool:
+    steps = (reading.step, reading.first_step, reading.loss_step, reading.first_bad_step, reading.origin)
+    counts = (reading.skipped, reading.skipped_samples, reading.parameters)
+    instants = (reading.at, reading.first_at, reading.grouped_at, reading.restored_at)
+    return all(abs(number) <= MOST for number in (*steps, *counts)) and all(abs(at) <= MOST_S for at in instants)
 
 
 def _parse_reading(body: bytes) -> SlotReading:
@@ -168,8 +180,8 @@ def _parse_reading(body: bytes) -> SlotReading:
         skipped_samples=skipped_samples,
         origin=origin,
         made_up=bool(flags & MADE_UP),
-        tokens=tokens,
-        flops=flops,
+        tokens=tokens if 0 <= tokens <= MOST_REAL else 0.0,
+        flops=flops if 0 <= flops <= MOST_REAL else 0.0,
         parameters=parameters,
         claimed=bool(flags & CLAIMED),
         ending=next((word for flag, word in _ENDINGS.items() if flags & flag), ""),

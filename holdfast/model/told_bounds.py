@@ -1,0 +1,19 @@
+"""Bounds of numbers and texts that other processes tell: whatever is beyond them is no message.
+
+Every number of an honest node is far below. Sums and differences of numbers in these bounds fit into the journal.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+MOST = 1 << 53  # larger integers are not exact as floats
+MOST_REAL = 1e60
+MOST_S = 1e12
+
+Number = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)]
+Real = Annotated[float, msgspec.Meta(ge=-MOST_REAL, le=MOST_REAL)]  # neither infinite nor NaN
+Instant = Annotated[float, msgspec.Meta(ge=-2 * MOST_S, le=2 * MOST_S)]
+Name = Annotated[str, msgspec.Meta(max_length=1024)]
+SocketPath = Annotated[str, msgspec.Meta(max_length=4096)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]

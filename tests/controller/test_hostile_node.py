@@ -1,0 +1,254 @@
+"""A node of another host that was let in, has no seat, and lies: the job goes on, and people are told once."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from holdfast.config import Settings
+from holdfast.controller.access.caller_admission import ANY_NODE, Caller, Right
+from holdfast.core.agent_state_machine import Post
+from holdfast.core.detect.silence import SilenceLimits
+from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.errand import Done, Leave
+from holdfast.model.event import Ended, Phase
+from holdfast.model.observation import Beat, Mark, Strain, StrainKind
+from holdfast.model.stacks import Flight, Process, Trace
+from holdfast.wire import agent_messages
+from holdfast.wire.agent_messages import FromAgent, Hello, NodeNotice
+from tests.controller.conftest import Agent, Desk, Open
+
+HELLO = Hello(node="evil", host="h", nproc=1, order=0, generation=0, ready=False)
+ALARM = Alarm(kind=Kind.LOSS, at=1.0, suspects=(), reason="so I say", generation=1, not_after=5)
+PATIENT = Settings(silence=SilenceLimits(silence_s=60.0))
+
+
+def port(request: web.Request) -> Caller:
+    node = request.query.get("node", "here")
+    if request.path != "/agent":
+        return Caller(name="Ada", right=Right.ADMIN)
+    return Caller(name=node, node=ANY_NODE if node == "here" else node)
+
+
+async def link(desk: Desk, node: str) -> Agent:
+    return Agent(await desk.client.ws_connect(f"/agent?node={node}"), node)
+
+
+async def says(agent: Agent, *told: FromAgent) -> None:
+    for one in told:
+        await agent.ws.send_bytes(agent_messages.encode(one))
+
+
+async def trains(desk: Desk, node: str = "a") -> Agent:
+    agent = await link(desk, node)
+    await agent.hello()
+    await agent.answer(await agent.errand())
+    await agent.beat(7)
+    await desk.phase(Phase.TRAINING)
+    return agent
+
+
+async def comes_in(desk: Desk) -> Agent:
+    evil = await link(desk, "evil")
+    await says(evil, HELLO)
+    await evil.hear()
+    return evil
+
+
+def changed(value: Any, **fields: Any) -> Any:
+    return msgspec.structs.replace(value, **fields)
+
+
+LIES = [
+    ALARM,
+    changed(ALARM, kind=Kind.CRASH, code=1),
+    changed(ALARM, kind=Kind.CRASH, suspects=("evil",), ranks=(0,)),
+    changed(ALARM, suspects=("a",)),
+    changed(ALARM, generation=0, stance=Stance.NOTIFY),
+    Ended(node="evil", generation=1),
+]
+
+
+async def test_who_has_no_seat_neither_stops_nor_rewinds_the_job_and_is_told_once(desk_of: Open) -> None:
+    said: list[str] = []
+    async with desk_of(port=port, settings=PATIENT, say=said.append) as desk:
+        await trains(desk)
+        evil, before = await comes_in(desk), len(desk.events())
+        for lie in LIES:
+            await evil.post(lie)
+        await evil.post(Done(id=99, node="evil", ok=True, stored=10**9))
+        await says(evil, Beat(node="evil", generation=1, step=0, at=1.0, stored=10**9))
+        await desk.until(lambda: "evil" in desk.controller.registry.beats, "its beat")
+        assert desk.events()[before:] == [] and desk.controller.view.phase is Phase.TRAINING
+        assert [line for line in said if "evil" in line] == [
+            "ignored what evil reported about other nodes or the job, in which it has no seat"
+        ]
+        assert desk.controller.reached_step == 7 and desk.controller.registry.stored == -1
+        await evil.post(changed(ALARM, kind=Kind.HEALTH, generation=0, suspects=("evil",), stance=Stance.NOTIFY))
+        await desk.until(lambda: len(desk.events()) == before + 1, "what it says of itself")
+
+
+async def test_who_has_a_seat_names_no_ranks_of_others(desk_of: Open) -> None:
+    async with desk_of(port=port, settings=PATIENT) as desk:
+        agent, before = await trains(desk), len(desk.events())
+        await agent.post(changed(ALARM, ranks=(0, 1), stance=Stance.NOTIFY))
+        await agent.post(changed(ALARM, ranks=(0,), stance=Stance.NOTIFY))
+        await desk.until(lambda: len(desk.events()) > before, "an alarm")
+        assert [event.ranks for event in desk.events()[before:] if isinstance(event, Alarm)] == [(0,)]
+
+
+async def test_any_node_that_is_linked_can_be_evicted_and_is_not_heard_afterwards(desk_of: Open) -> None:
+    async with desk_of(port=port, settings=PATIENT) as desk:
+        await trains(desk)
+        evil = await comes_in(desk)
+        answer = await desk.client.post("/api/v1/orders", json={"verb": "evict", "node": "evil"})
+        assert answer.status == 200, await answer.text()
+        assert isinstance(await evil.errand(), Leave)
+        await desk.until(lambda: desk.controller.registry.has_left("evil"), "its departure")
+        before = len(desk.events())
+        health = changed(ALARM, kind=Kind.HEALTH, generation=0, suspects=("evil",), stance=Stance.NOTIFY)
+        await evil.post(health)
+        await says(evil, changed(HELLO, ready=True))
+        await evil.post(health)
+        await asyncio.wait_for(heard_acks(evil, 2), 30)
+        assert len(desk.events()) == before
+        again = await desk.client.post("/api/v1/orders", json={"verb": "evict", "node": "nobody"})
+        assert again.status == 400
+
+
+async def heard_acks(agent: Agent, count: int) -> None:
+    while count:
+        count -= isinstance(await agent.hear(), agent_messages.Ack)
+
+
+@pytest.mark.parametrize("claim", [{"epoch": 2}, {"epoch": 1_000_000}, {"generation": 10**9}, {"generation": 2}])
+async def test_newer_controllers_and_generations_are_not_believed_of_whoever_was_let_in(
+    desk_of: Open, claim: dict[str, int]
+) -> None:
+    said: list[str] = []
+    async with desk_of(port=port, settings=PATIENT, say=said.append) as desk:
+        await trains(desk)
+        before = len(desk.events())
+        for _ in range(2):
+            evil = await link(desk, "evil")
+            await says(evil, changed(HELLO, **claim))
+            closed = await evil.ws.receive(timeout=10)
+            assert (closed.type.name, closed.data) == ("CLOSE", 1008)
+        assert (desk.controller.epoch, desk.controller.view.generation, len(desk.events())) == (1, 1, before)
+        assert sum("refused evil" in line for line in said) == 1
+
+
+@pytest.mark.parametrize("claim", [{"epoch": 1_000_000}, {"generation": 5000}])
+async def test_who_has_a_seat_is_believed_no_more_than_a_journal_can_lose(desk_of: Open, claim: dict[str, int]) -> None:
+    async with desk_of(port=port, settings=PATIENT) as desk:
+        await trains(desk)
+        again = await link(desk, "a")
+        await says(again, changed(HELLO, node="a", **claim))
+        assert (await again.ws.receive(timeout=10)).data == 1008
+        await says(again := await link(desk, "a"), changed(HELLO, node="a", epoch=7, generation=1))
+        await again.hear()
+        assert desk.controller.epoch == 8
+
+
+def bounded(kind: msgspec.inspect.Type, at: str, seen: set[type]) -> Iterator[str]:
+    """Yield where a number of a message has no bounds."""
+    inspect = msgspec.inspect
+    match kind:
+        case inspect.IntType(ge=low, le=high) if low is None or high is None:
+            yield at
+        case inspect.StructType(cls=cls, fields=fields) if cls not in seen:
+            seen.add(cls)
+            for field in fields:
+                yield from bounded(field.type, f"{cls.__name__}.{field.name}", seen)
+        case inspect.UnionType(types=types):
+            for one in types:
+                yield from bounded(one, at, seen)
+        case inspect.VarTupleType(item_type=item):
+            yield from bounded(item, at, seen)
+        case inspect.TupleType(item_types=items):
+            for one in items:
+                yield from bounded(one, at, seen)
+        case inspect.DictType(key_type=key, value_type=value):
+            yield from bounded(key, at, seen)
+            yield from bounded(value, at, seen)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"verb":"resume","number":18446744073709551616}',
+        '{"verb":"rollback","number":9223372036854775807}',
+        '{"verb":"hold","code":9223372036854775808}',
+        '{"verb":"hold","window_s":1e308}',
+        '{"verb":"update","release":{"number":18446744073709551616}}',
+    ],
+)
+async def test_orders_with_absurd_numbers_are_refused_and_leave_no_trace(desk_of: Open, body: str) -> None:
+    async with desk_of(port=port, settings=PATIENT) as desk:
+        await trains(desk)
+        before = len(desk.events())
+        answer = await desk.client.post("/api/v1/orders", data=body)
+        assert answer.status == 400, await answer.text()
+        assert len(desk.events()) == before and desk.controller.view.phase is Phase.TRAINING
+
+
+HASHES = {"Mark.value", "ReplayResult.marks", "ReplayResult.signed"}  # compared, and nothing is made of them
+LEVEL = {"Finding.level"}
+
+
+def test_every_whole_number_of_a_message_has_bounds() -> None:
+    assert set(bounded(msgspec.inspect.type_info(FromAgent), "", set())) == HASHES | LEVEL
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        changed(HELLO, nproc=2**63, ready=True),
+        changed(HELLO, order=2**63),
+        changed(HELLO, host="h" * 5000),
+        changed(HELLO, keeper=("h", 2**40)),
+        Post(seq=1, body=changed(ALARM, not_after=2**63)),
+        Post(seq=1, body=changed(ALARM, at=float("nan"))),
+        Beat(node="evil", generation=1, step=2**63, at=1.0),
+        Beat(node="evil", generation=1, step=1, at=float("inf")),
+    ],
+)
+def test_absurd_numbers_are_no_message(told: FromAgent) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        agent_messages.decode_from_agent(agent_messages.encode(told))
+
+
+async def test_long_texts_are_cut_and_sentences_for_the_console_are_few(desk_of: Open) -> None:
+    said: list[str] = []
+    async with desk_of(port=port, settings=PATIENT, say=said.append) as desk:
+        await trains(desk)
+        evil = await comes_in(desk)
+        await says(evil, *[NodeNotice(node="evil", text="B" * 500_000)] * 40)
+        own = changed(ALARM, kind=Kind.HEALTH, generation=0, suspects=("evil",), stance=Stance.NOTIFY)
+        await evil.post(changed(own, reason="A" * 900_000, evidence=("C" * 5000,) * 20))
+        await desk.until(lambda: any(isinstance(e, Alarm) for e in desk.events()), "an alarm")
+        [alarm] = [event for event in desk.events() if isinstance(event, Alarm)]
+        assert len(alarm.reason) < 2100 and alarm.reason.endswith("(900,000 characters)")
+        assert all(len(line) < 2100 for line in alarm.evidence)
+        sentences = [line for line in said if "BBB" in line]
+        assert len(sentences) < 40 and sum(map(len, sentences)) < 40 * 2100
+
+
+async def test_nobody_tells_of_others_ranks_in_traces_hashes_and_strains(desk_of: Open) -> None:
+    async with desk_of(port=port, settings=PATIENT) as desk:
+        agent = await trains(desk)
+        ingest, own = desk.built.ingest, Process(node="a", rank=0, pid=1)
+        lies = (Process(node="a", rank=1, pid=1), Process(node="b", rank=0, pid=1))
+        trace = Trace(node="a", at=1.0, processes=(own, *lies), flights=(Flight(node="a", rank=1),))
+        assert ingest._own_trace("a", trace) == Trace(node="a", at=1.0, processes=(own,))
+        strain = Strain(kind=StrainKind.SLOWS, sign="s", nodes=("a", "b"), since=1.0, text="hot")
+        beat = Beat(node="a", generation=1, step=8, at=1.0, strains=(strain,))
+        assert [s.nodes for s in ingest._believable_beat(beat).strains] == [("a",)]
+        mark = Mark(rank=1, step=8, group="g", count=2, part="parameters", value=1)
+        await says(agent, agent_messages.HashReport(node="a", generation=1, marks=(mark,)))
+        await agent.beat(8)
+        await desk.until(lambda: desk.controller.reached_step == 8, "a step")
+        assert desk.controller.detectors.replicas.newest_equal_step() == -1
