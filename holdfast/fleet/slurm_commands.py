@@ -60,7 +60,9 @@ class SlurmCommands:
                 return int(id)
             raise OSError(f"sbatch answered {done.stdout.strip()!r}, which names no job")
         sentence = slurm_reports.last_sentence(done.stderr)
-        raise OSError(f"sbatch: {sentence}") if slurm_reports.may_pass(sentence) else FleetRefusal(f"sbatch: {sentence}")
+        raise (
+            OSError(f"sbatch: {sentence}") if slurm_reports.may_pass(sentence) else FleetRefusal(f"sbatch: {sentence}")
+        )
 
     def find_job(self, name: str) -> int:
         """Return the newest living job of this name that is ours; 0 if there is none."""
@@ -77,10 +79,10 @@ class SlurmCommands:
         names = ",".join(sorted({*hosts, *(host for job in found.values() for host in job.hosts)}))
         told = ""
         if names:
-            told = self._ask(["sinfo", "--noheader", "--Node", f"--nodes={names}", f"--format={slurm_reports.HOST_FORMAT}"])
-        return ClusterView(
-            jobs=found, steps=slurm_reports.parse_steps(steps), hosts=slurm_reports.parse_hosts(told)
-        )
+            told = self._ask(
+                ["sinfo", "--noheader", "--Node", f"--nodes={names}", f"--format={slurm_reports.HOST_FORMAT}"]
+            )
+        return ClusterView(jobs=found, steps=slurm_reports.parse_steps(steps), hosts=slurm_reports.parse_hosts(told))
 
     def _ask_jobs(self, ids: str) -> dict[int, SlurmJob]:
         if self._version is None:
@@ -137,7 +139,7 @@ class SlurmCommands:
         own = {**step_environment(self._env if env is None else env), "SLURM_TIME_FORMAT": "%s"}
         try:
             return subprocess.run(
-                words, input=text, env=own, cwd=self._cwd, capture_output=True, text=True, timeout=_ANSWER_S
+                words, check=False, input=text, env=own, cwd=self._cwd, capture_output=True, text=True, timeout=_ANSWER_S
             )
         except subprocess.TimeoutExpired:
             raise OSError(f"{words[0]} has not answered for {_ANSWER_S:g} s") from None

@@ -109,8 +109,8 @@ class SlurmLab:
         self._boot(LOGIN, f"{NET}.254", "exec slurmctld -i -D")
         for node in self.nodes:
             self.boot(node)
-        idle = lambda: self.call("sinfo", "-h", "-t", "idle", "-o", "%D", check=False).strip() == str(self.count)
-        until(idle, "all nodes to be idle")
+        idle = ("sinfo", "-h", "-p", "main", "-t", "idle", "-o", "%D")
+        until(lambda: self.call(*idle, check=False).strip() == str(self.count), "all nodes to be idle")
 
     def boot(self, node: str) -> None:
         (self.dir / "spool" / node).mkdir(exist_ok=True)
@@ -124,8 +124,10 @@ class SlurmLab:
             apart += ["--pid", "--ipc", "--mount-proc"]
         ready = self.dir / f"ready.{name}"
         ready.unlink(missing_ok=True)
+        (self.dir / f"id.{name}").write_text(f"{os.urandom(16).hex()}\n")
         script = (
             f"hostname {name}; mount --bind {self.dir}/hosts /etc/hosts; "
+            f"mount --bind {self.dir}/id.{name} /etc/machine-id; "
             f"while [ ! -e {ready} ]; do sleep 0.02; done; {start}"
         )
         self._start(name, [*apart, "bash", "-c", script], SLURM_CONF=self.env["SLURM_CONF"])
@@ -183,7 +185,7 @@ class SlurmLab:
             stderr=log,
             env={"PATH": self.env["PATH"], "LANG": "C.UTF-8", **env},
             start_new_session=True,
-            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509  there is no other way
         )
         log.close()
 
@@ -202,7 +204,7 @@ class SlurmLab:
         self._call(["nsenter", "-t", str(self._machines["switch"].pid), "--net", *words])
 
     def _call(self, words: list[str], check: bool = True, **env: str) -> str:
-        done = subprocess.run(words, env={**self.env, **env}, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(words, check=False, env={**self.env, **env}, capture_output=True, text=True, timeout=60)
         assert not check or done.returncode == 0, f"{' '.join(words)}: {done.stderr.strip()}"
         return done.stdout
 

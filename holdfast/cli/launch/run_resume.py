@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.cli.launch.controller_listener import listen_at
+from holdfast.cli.launch.slurm_launch import move_here
 from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
 from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
@@ -31,8 +32,10 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
     run = msgspec.structs.replace(run, console_files=tuple(files))
     if settings is not None:
         run = msgspec.structs.replace(run, settings=settings)
+    if run.fleet == "slurm":
+        run = move_here(run)
     with listen_at(run.host, run.port, "this run's nodes expect the controller there, so free the port") as listener:
-        resumed = msgspec.structs.replace(run, resumed_at=time.time())
+        resumed = msgspec.structs.replace(run, resumed_at=time.time(), port=listener.getsockname()[1])
         run_and_node_specs.write_json(run_dir / "run.json", resumed)
         console = make_console(args, run, run_dir)
         console.skip_to_end()

@@ -13,6 +13,7 @@ from holdfast.cli.launch.fork_server_start import start_fork_server
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.terminal.rank_console import Console, ConsolePump, say
 from holdfast.core.incident.incident_text import describe_exit
+from holdfast.fleet import slurm_fleet
 from holdfast.fleet.local_process_fleet import end_node
 from holdfast.journal import high_water_mark
 from holdfast.journal.journal_errors import JournalError
@@ -28,7 +29,7 @@ _TRIES = 5  # controllers in a row that did not live _LIVED_S
 _LIVED_S = 10.0
 _BEGIN_S = 2.0  # for a fork server to begin with a controller, or we execute it ourselves
 _ROOM_BYTES = 1 << 20  # a disk with less than this is full
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def leave_terminal(run_dir: Path) -> None:
@@ -46,12 +47,12 @@ def leave_terminal(run_dir: Path) -> None:
 class StopSignals:
     """The stop signals received: the first stops the job with grace, the second without, the third by force."""
 
-    def __init__(self) -> None:
+    def __init__(self, stops: tuple[int, ...] = STOP_SIGNALS) -> None:
         self.numbers: list[int] = []
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             # The terminal is gone, not the wish to train. It is not ignored, as programs would inherit that.
             signal.signal(signal.SIGHUP, lambda number, _: None)
-        for number in _SIGNALS:
+        for number in stops:
             signal.signal(number, lambda number, _: self.numbers.append(number))
 
     def more_than(self, count: int) -> Callable[[], bool]:
@@ -200,11 +201,16 @@ class Supervisor:
         return found is not None and found.pid == process.pid
 
     def _end_nodes(self) -> None:
-        """End all nodes of this run on this host, as a last resort: none may outlive the run."""
+        """End all nodes of this run on this host and on Slurm, as a last resort: none may outlive the run."""
         nodes = self._run_dir / "nodes"
         for folder in nodes.iterdir() if nodes.is_dir() else ():
             if (folder / "holder.pid").exists():
                 _end_one_node(folder)
+        if run_directory.read_spec(self._run_dir).fleet == "slurm":
+            try:
+                slurm_fleet.end_all(self._run_dir, run_directory.node_environment(self._run_dir))
+            except OSError as e:
+                say(f"jobs of this run may be left in Slurm: {e}; see {self._run_dir}/{slurm_fleet.FOLDER}/nodes.json")
 
     def _end_store(self) -> None:
         """Tell the store process to quit, in case the controller did not; else it would wait for another controller."""
@@ -231,9 +237,9 @@ def _end_one_node(folder: Path) -> None:
         say(str(e))
 
 
-def watch_node(folder: Path, pid: int, console: Console) -> int:
+def watch_node(folder: Path, pid: int, console: Console, stops: tuple[int, ...]) -> int:
     """Follow this host's node in another host's job until its holder ends; returns the exit code."""
-    asked = StopSignals()
+    asked = StopSignals(stops)
     pump = ConsolePump(console)
     passed = 0
     while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
