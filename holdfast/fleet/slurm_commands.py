@@ -19,6 +19,7 @@ _PLAIN = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ")
 class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
     """What Slurm tells of our jobs, of their steps and of the hosts that these are on."""
 
+    asked: frozenset[int]  # the jobs that Slurm was asked about; one that it does not know is long over
     jobs: dict[int, SlurmJob]
     steps: tuple[SlurmStep, ...]
     hosts: dict[str, SlurmHost]
@@ -71,9 +72,10 @@ class SlurmCommands:
 
     def look(self, jobs: Iterable[int], hosts: Iterable[str]) -> ClusterView:
         """Ask Slurm about these jobs and hosts; raises OSError if it cannot be asked."""
-        ids = ",".join(map(str, sorted(set(jobs))))
-        if not ids:
-            return ClusterView(jobs={}, steps=(), hosts={})
+        asked = frozenset(jobs)
+        if not asked:
+            return ClusterView(asked=asked, jobs={}, steps=(), hosts={})
+        ids = ",".join(map(str, sorted(asked)))
         steps = self._ask(["squeue", "--noheader", "--steps", f"--jobs={ids}", f"--format={slurm_reports.STEP_FORMAT}"])
         found = self._ask_jobs(ids)  # after the steps: one that has ended between is seen to run once more
         names = ",".join(sorted({*hosts, *(host for job in found.values() for host in job.hosts)}))
@@ -82,7 +84,9 @@ class SlurmCommands:
             told = self._ask(
                 ["sinfo", "--noheader", "--Node", f"--nodes={names}", f"--format={slurm_reports.HOST_FORMAT}"]
             )
-        return ClusterView(jobs=found, steps=slurm_reports.parse_steps(steps), hosts=slurm_reports.parse_hosts(told))
+        return ClusterView(
+            asked=asked, jobs=found, steps=slurm_reports.parse_steps(steps), hosts=slurm_reports.parse_hosts(told)
+        )
 
     def _ask_jobs(self, ids: str) -> dict[int, SlurmJob]:
         if self._version is None:

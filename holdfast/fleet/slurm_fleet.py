@@ -28,7 +28,6 @@ FOLDER = "slurm"  # of the run directory, and of what nodes keep: their hosts se
 _log = logging.getLogger(__name__)
 _SOON_S, _STEADY_S = 2.0, 10.0  # between surveys while nodes are on their way, and else
 _MOST_QUEUED = 8  # jobs that wait for single nodes; Slurm's queue is for others, too
-_LEAVE_S = 5.0  # for a node that was told to leave, before Slurm ends it
 _END_S = 60.0  # for Slurm to confirm the end of a step
 _LOOK_S = 0.5
 _BEAT_S = 15
@@ -53,6 +52,7 @@ class SlurmPlan(msgspec.Struct, frozen=True, kw_only=True):
     allocation: int = 0  # a job whose hosts are used first; 0: there is none
     drain: bool = False  # whether hosts of evicted nodes are drained
     lost_s: float = 1800.0  # without a controller this long, nodes leave
+    leave_s: float = 5.0  # for a node that was told to leave, before Slurm ends it
     starts: tuple[str, ...]  # the command that starts a node; its name follows
 
 
@@ -67,6 +67,7 @@ class SlurmFleet:
         self._commands = SlurmCommands(env, str(self._dir))
         self._writing, self._starting = threading.Lock(), threading.Lock()
         self._records = read_records(self._dir)
+        self._submitting: set[str] = set()  # nodes whose jobs are being asked for
         self._unanswered = {name for name, record in self._records.items() if not record.job}
         self._excluded: set[str] = {
             record.host for record in self._records.values() if record.released.startswith(_EVICTED) and record.host
@@ -137,9 +138,11 @@ class SlurmFleet:
         if not names:
             return ()
         job_name = f"holdfast-{self._plan.run_id}-{names[0]}"
+        self._submitting.update(names)
         self._add({name: NodeRecord(job_name=job_name, order=order) for order, name in enumerate(names)})
         try:
             job = self._commands.submit(self._job_flags(job_name, len(names)), self._keeper_script())
+            self._change({name: {"job": job} for name in names})
         except FleetRefusal:
             self._forget(names)
             raise
@@ -148,7 +151,9 @@ class SlurmFleet:
             if not job:
                 self._forget(names)
                 raise
-        self._change({name: {"job": job} for name in names})
+            self._change({name: {"job": job} for name in names})
+        finally:
+            self._submitting.difference_update(names)
         return names
 
     def _find_job(self, name: str) -> int:
@@ -240,12 +245,14 @@ class SlurmFleet:
     def _mark(self, node: str) -> str:
         return str(self._dir / node)
 
+    def _is_launching(self, node: str, record: NodeRecord) -> bool:
+        return node in self._submitting or (record.srun > 0 and is_alive(record.srun, f"{MARK}={self._mark(node)}"))
+
     def _judge_all(self, view: ClusterView) -> dict[str, FleetNode]:
         found = {}
         for name, record in list(self._records.items()):
             if not record.released:
-                launching = bool(record.srun) and is_alive(record.srun, f"{MARK}={self._mark(name)}")
-                found[name] = judge_node(name, record, view, launching=launching)
+                found[name] = judge_node(name, record, view, launching=self._is_launching(name, record))
         return found
 
     # --- give back ----------------------------------------------------------------------------------------------
@@ -286,15 +293,14 @@ class SlurmFleet:
         began_at, cancelled = time.monotonic(), False
         while True:
             view = self._commands.look([record.job], [record.host])
-            if slurm_node_states.is_cut_off(self._records[node], view):
+            if slurm_node_states.is_cut_off(record, view):
                 self._cancel_step(node, record, view)
                 raise OSError(f"Slurm gets no answer from {record.host}, so {node} may run on")
-            launching = is_alive(record.srun, f"{MARK}={self._mark(node)}")
-            state = judge_node(node, self._records[node], view, launching=launching).state
+            state = judge_node(node, record, view, launching=self._is_launching(node, record)).state
             if state is FleetState.GONE:
                 return
             waited_s = time.monotonic() - began_at
-            if waited_s > _LEAVE_S and not cancelled:
+            if waited_s > self._plan.leave_s and not cancelled:
                 cancelled = self._cancel_step(node, record, view)
             if waited_s > _END_S:
                 raise OSError(f"Slurm has not confirmed the end of {node} on {record.host} for {waited_s:.0f} s")

@@ -27,9 +27,11 @@ def step_name(node: str) -> str:
 
 
 def judge_node(node: str, record: NodeRecord, view: ClusterView, *, launching: bool) -> FleetNode:
-    """Return where a node is. `launching`: its `srun` is alive. Only what Slurm has seen end, on a host that it never
-    lost sight of, is gone."""
+    """Return where a node is. `launching`: its `sbatch` or its `srun` is alive. Only what Slurm has seen end, on a host
+    that it never lost sight of, is gone."""
     job = view.jobs.get(record.job)
+    if record.job not in view.asked and (record.job or launching):
+        return FleetNode(state=FleetState.QUEUED, reason="its job is being submitted")
     if not record.job:
         return FleetNode(state=FleetState.GONE, reason="Slurm does not know of its job")
     if job is not None and job.is_queued:

@@ -4,6 +4,7 @@ memory of its own. What a lab makes dies with the process that made it: nothing 
 import contextlib
 import ctypes
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from tests.cli.driver import until
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter", "unshare")
+_CLIENTS = ("sbatch", "srun", "squeue", "sinfo", "scancel", "scontrol")
 NET = "10.77.0"
 LOGIN = "login"  # the host of slurmctld, where people type
 _PR_SET_PDEATHSIG = 1
@@ -54,7 +56,7 @@ CompleteWait=0
 MinJobAge=300
 JobRequeue=1
 MailProg=/bin/true
-NodeName=n[1-{nodes}] NodeAddr={net}.[1-{nodes}] Sockets=1 CoresPerSocket=2 RealMemory=4000 State=UNKNOWN
+NodeName=c[1-{nodes}] NodeAddr={net}.[1-{nodes}] Sockets=1 CoresPerSocket=2 RealMemory=4000 State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=45
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=off
 """
@@ -83,8 +85,13 @@ class SlurmLab:
         self._laid = 0
 
     @property
+    def bin(self) -> Path:
+        """A folder with Slurm's commands that work from anywhere on this machine, as if they were typed at LOGIN."""
+        return self.dir / "bin"
+
+    @property
     def nodes(self) -> tuple[str, ...]:
-        return tuple(f"n{number}" for number in range(1, self.count + 1))
+        return tuple(f"c{number}" for number in range(1, self.count + 1))
 
     def start(self) -> None:
         for name in ("state", "spool", "log", "local"):
@@ -93,7 +100,7 @@ class SlurmLab:
         text = CONF.format(dir=self.dir, net=NET, nodes=self.count, login=LOGIN)
         (self.dir / "slurm.conf").write_text(text)
         (self.dir / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # hosts with both kinds confuse it
-        hosts = [f"{NET}.{number} n{number}\n" for number in range(1, self.count + 1)]
+        hosts = [f"{NET}.{number} c{number}\n" for number in range(1, self.count + 1)]
         (self.dir / "hosts").write_text(f"127.0.0.1 localhost\n{NET}.254 {LOGIN}\n{''.join(hosts)}")
         key = self.dir / "munge.key"
         key.write_bytes(os.urandom(1024))
@@ -107,6 +114,11 @@ class SlurmLab:
         self._in_switch("ip", "link", "set", "br0", "up")
         until((self.dir / "munge.sock").exists, "munged")
         self._boot(LOGIN, f"{NET}.254", "exec slurmctld -i -D")
+        self.bin.mkdir()
+        for name in _CLIENTS:
+            words = shlex.join(self.words(str(_program(name))))
+            (self.bin / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+            (self.bin / name).chmod(0o755)
         for node in self.nodes:
             self.boot(node)
         idle = ("sinfo", "-h", "-p", "main", "-t", "idle", "-o", "%D")
@@ -161,7 +173,7 @@ class SlurmLab:
     def words(self, *words: str, on: str = LOGIN) -> list[str]:
         """The command line that runs a command on a machine of the lab."""
         inside = ["--net", "--uts", "--mount", *(() if on == LOGIN else ("--ipc", "--pid"))]
-        return ["nsenter", "-t", str(self._inits[on]), *inside, f"--wd={os.getcwd()}", *words]
+        return ["nsenter", "-t", str(self._inits[on]), *inside, *words]
 
     def pids(self, node: str, word: str) -> list[int]:
         """The processes of a machine that have a word in their command line, by their numbers there."""
@@ -210,7 +222,7 @@ class SlurmLab:
 
 
 @contextlib.contextmanager
-def slurm_lab(nodes: int) -> Iterator[SlurmLab]:
+def run_lab(nodes: int) -> Iterator[SlurmLab]:
     lab = SlurmLab(nodes)
     try:
         lab.start()
