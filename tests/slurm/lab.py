@@ -4,7 +4,6 @@ memory of its own. What a lab makes dies with the process that made it: nothing 
 import contextlib
 import ctypes
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -116,13 +115,12 @@ class SlurmLab:
         self._boot(LOGIN, f"{NET}.254", "exec slurmctld -i -D")
         self.bin.mkdir()
         for name in _CLIENTS:
-            words = shlex.join(self.words(str(_program(name))))
+            words = " ".join(self.words(str(_program(name)), cwd='"$PWD"'))
             (self.bin / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
             (self.bin / name).chmod(0o755)
         for node in self.nodes:
             self.boot(node)
-        idle = ("sinfo", "-h", "-p", "main", "-t", "idle", "-o", "%D")
-        until(lambda: self.call(*idle, check=False).strip() == str(self.count), "all nodes to be idle")
+        until(self._is_idle, "all nodes to be idle")
 
     def boot(self, node: str) -> None:
         (self.dir / "spool" / node).mkdir(exist_ok=True)
@@ -166,14 +164,29 @@ class SlurmLab:
     def heal(self, node: str) -> None:
         self._in_switch("ip", "link", "set", self._cables[node], "up")
 
+    def recover(self) -> None:
+        """Bring back every machine, as the next test finds it."""
+        for node in self.nodes:
+            if node not in self._machines:
+                self.boot(node)
+            self.heal(node)
+            self.call("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
+        for partition in ("main", "urgent"):
+            self.call("scontrol", "update", f"PartitionName={partition}", "State=UP")
+        until(self._is_idle, "all nodes to be idle")
+
+    def _is_idle(self) -> bool:
+        found = self.call("sinfo", "-h", "-p", "main", "-t", "idle", "-o", "%D|%t", check=False)
+        return found.strip() == f"{self.count}|idle"
+
     def call(self, *words: str, on: str = LOGIN, check: bool = True, **env: str) -> str:
         """Run a command on a machine of the lab, and return what it prints."""
         return self._call(self.words(*words, on=on), check=check, **env)
 
-    def words(self, *words: str, on: str = LOGIN) -> list[str]:
+    def words(self, *words: str, on: str = LOGIN, cwd: str = "/") -> list[str]:
         """The command line that runs a command on a machine of the lab."""
         inside = ["--net", "--uts", "--mount", *(() if on == LOGIN else ("--ipc", "--pid"))]
-        return ["nsenter", "-t", str(self._inits[on]), *inside, *words]
+        return ["nsenter", "-t", str(self._inits[on]), *inside, f"--wd={cwd}", *words]
 
     def pids(self, node: str, word: str) -> list[int]:
         """The processes of a machine that have a word in their command line, by their numbers there."""
