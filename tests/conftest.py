@@ -120,12 +120,12 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Zygote"]:
 
 @pytest.fixture(scope="session")
 def slurm_lab() -> Iterator["SlurmLab"]:
-    """A Slurm cluster of four nodes for all tests of this process; skips where it cannot run."""
+    """A Slurm cluster of six nodes for all tests of this process; skips where it cannot run."""
     from tests.slurm import lab, places
 
     if why := lab.lacking():
         pytest.skip(why)
-    with lab.run_lab(4) as made:
+    with lab.run_lab(6) as made:
         places.LAB.append(made)
         yield made
         places.LAB.clear()

@@ -59,7 +59,7 @@ class SlurmJob(Job):
         return self.host_of(node)
 
     def standby_waits(self) -> None:
-        self.until(lambda: any(node["role"] == "standby" for node in self.status()["nodes"]), "a standby")
+        self.until(lambda: any(node["role"] == "ready" for node in self.status()["nodes"]), "a standby")
 
     def queue(self) -> list[str]:
         """The jobs that Slurm has not ended."""
