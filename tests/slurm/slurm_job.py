@@ -53,10 +53,12 @@ class SlurmJob(Job):
     def host_of(self, node: str) -> str:
         return self.until(lambda: (found := self.records().get(node)) and found.host, f"a host for {node}") or ""
 
+    def node_of_rank(self, rank: int) -> str:
+        """The node on which a rank runs now."""
+        return next(str(node["node"]) for node in self.status()["nodes"] if node["ranks"] == str(rank))
+
     def host_of_rank(self, rank: int) -> str:
-        """The host on which a rank runs now."""
-        node = next(node["node"] for node in self.status()["nodes"] if str(rank) in node["ranks"].split(","))
-        return self.host_of(node)
+        return self.host_of(self.node_of_rank(rank))
 
     def standby_waits(self) -> None:
         self.until(lambda: any(node["role"] == "ready" for node in self.status()["nodes"]), "a standby")

@@ -81,7 +81,7 @@ def test_scancel_of_the_job_of_the_start(start_slurm: StartSlurm, tmp_path: Path
 
 def test_scancel_of_one_node(start_slurm: StartSlurm, tmp_path: Path, calm_weights: str) -> None:
     job = begin(start_slurm, tmp_path)
-    node = next(node["node"] for node in job.status()["nodes"] if node["ranks"] == "1")
+    node = job.node_of_rank(1)
     steps = job.lab.call("squeue", "-h", "-s", "-o", "%i|%j").split()
     [step] = [step.split("|")[0] for step in steps if step.endswith(f"|holdfast-{node}")]
     job.lab.call("scancel", step)

@@ -15,7 +15,8 @@ def test_a_host_without_power_is_replaced_by_a_standby_and_a_refill(start_slurm:
     [gang] = job.queue()
     assert job.lab.call("squeue", "-h", "-j", gang, "-o", "%D").strip() == "3", "one job of N + S nodes"
     job.standby_waits()
-    lost = job.host_of_rank(1)
+    node = job.node_of_rank(1)
+    lost = job.host_of(node)
     job.lab.power_off(lost)
     job.trains(generation=2)
     refill = job.until(lambda: job.records().get("n3"), "a refill")
@@ -28,6 +29,6 @@ def test_a_host_without_power_is_replaced_by_a_standby_and_a_refill(start_slurm:
     job.finish()
     job.ends(0)
     [record] = job.report().incidents
-    assert "silent" in record.reason or "lost" in record.reason
+    assert record.evicted == (node,)
     job.until(lambda: not job.queue(), "an empty queue")
     job.check_replay()
