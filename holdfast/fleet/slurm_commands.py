@@ -143,7 +143,14 @@ class SlurmCommands:
         own = {**step_environment(self._env if env is None else env), "SLURM_TIME_FORMAT": "%s"}
         try:
             return subprocess.run(
-                words, check=False, input=text, env=own, cwd=self._cwd, capture_output=True, text=True, timeout=_ANSWER_S
+                words,
+                check=False,
+                input=text,
+                env=own,
+                cwd=self._cwd,
+                capture_output=True,
+                text=True,
+                timeout=_ANSWER_S,
             )
         except subprocess.TimeoutExpired:
             raise OSError(f"{words[0]} has not answered for {_ANSWER_S:g} s") from None

@@ -56,7 +56,11 @@ def hold_slurm(place: Path, patch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Keep jobs in the queue until the returned function is called."""
     [lab] = LAB
     lab.call("scontrol", "update", "PartitionName=main", "State=DOWN")
-    return lambda: lab.call("scontrol", "update", "PartitionName=main", "State=UP") and None
+
+    def let_go() -> None:
+        lab.call("scontrol", "update", "PartitionName=main", "State=UP")
+
+    return let_go
 
 
 def refuse_slurm(place: Path, patch: pytest.MonkeyPatch) -> str:
