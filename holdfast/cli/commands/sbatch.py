@@ -11,6 +11,7 @@ from pathlib import Path
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags import run_arguments
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
+from holdfast.core.decide.fleet_news import OUT_OF_TIME
 from holdfast.fleet import slurm_reports
 
 _USAGE = """usage: holdfast sbatch [--dry-run] [flags of holdfast run] SCRIPT [arguments of the script]
@@ -21,6 +22,30 @@ it. After a time limit or a requeue the same script takes the run up where it wa
     holdfast sbatch --nnodes 8 --nproc-per-node 8 --standbys 1 --slurm 'partition=gpu gres=gpu:8 time=24:00:00' train.py
 
 --dry-run shows the script and submits nothing. All other flags are those of holdfast run, see holdfast run --help."""
+
+_AHEAD_S = 600  # before the time limit the next job is queued
+_SCRIPT = """#!/bin/bash
+{flags}
+
+# Slurm sends SIGUSR1 ahead of the time limit. The next job then waits for this one, and goes on with the run.
+queue_next() {{ [ -n "$next" ] || next=$(sbatch --parsable --dependency=singleton {path}); }}
+trap queue_next USR1
+trap 'kill -TERM "$run"' TERM
+cd {cwd} || exit 2
+if [ -e {there} ]; then
+    {resume} &
+else
+    {begin} &
+fi
+run=$!
+while wait "$run"; code=$?; kill -0 "$run" 2>/dev/null; do :; done # a signal ends a wait early
+if [ "$code" = {over} ]; then
+    queue_next
+elif [ -n "$next" ]; then
+    scancel "$next"
+fi
+exit "$code"
+"""
 
 
 def main(argv: list[str]) -> int:
@@ -51,15 +76,22 @@ def _choose_run_dir(args: RunArgs) -> Path:
 
 def write_script(args: RunArgs, words: Sequence[str], run_dir: Path) -> str:
     """Return the batch script. It goes on with the run if there is one: after a time limit, a requeue, a lost host."""
-    flags = ["--job-name=holdfast", f"--nodes={args.max_nodes + args.standbys}", "--ntasks-per-node=1", "--no-kill"]
-    flags += ["--requeue", "--open-mode=append", f"--output={run_dir}.out", *args.slurm]
+    flags = [f"--job-name=holdfast-{run_dir.name}", f"--nodes={args.max_nodes + args.standbys}", "--ntasks-per-node=1"]
+    flags += ["--no-kill", "--requeue", f"--signal=B:USR1@{_AHEAD_S}", "--open-mode=append", f"--output={run_dir}.out"]
     holdfast = [sys.executable, "-m", "holdfast", "run"]
-    begin = shlex.join([*holdfast, *_run_words(words, run_dir)])
-    resume = shlex.join([*holdfast, "--resume", str(run_dir)])
-    lines = ["#!/bin/bash", *(f"#SBATCH {_quoted(flag)}" for flag in flags), ""]
-    lines += [f"cd {shlex.quote(os.getcwd())} || exit 2"]
-    lines += [f"if [ -e {shlex.quote(f'{run_dir}/run.json')} ]; then", f"    exec {resume}", "fi", f"exec {begin}", ""]
-    return "\n".join(lines)
+    return _SCRIPT.format(
+        flags="\n".join(f"#SBATCH {_quoted(flag)}" for flag in (*flags, *args.slurm)),
+        path=shlex.quote(str(_script_path(run_dir))),
+        cwd=shlex.quote(os.getcwd()),
+        there=shlex.quote(f"{run_dir}/run.json"),
+        resume=shlex.join([*holdfast, "--resume", str(run_dir)]),
+        begin=shlex.join([*holdfast, *_run_words(words, run_dir)]),
+        over=OUT_OF_TIME,
+    )
+
+
+def _script_path(run_dir: Path) -> Path:
+    return run_dir.with_name(f"{run_dir.name}.sbatch")
 
 
 def _run_words(words: Sequence[str], run_dir: Path) -> list[str]:
@@ -72,7 +104,7 @@ def _quoted(flag: str) -> str:
 
 
 def _submit(script: str, run_dir: Path) -> int:
-    path = run_dir.with_suffix(".sbatch")
+    path = _script_path(run_dir)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(script, encoding="utf-8")

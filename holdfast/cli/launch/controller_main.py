@@ -165,7 +165,7 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
         watching = tasks.create_task(store.watch_process(controller.on_store_lost))
         receiving = tasks.create_task(port.porch.run(listener))
         asking = tasks.create_task(opinions.run(controller.announce_news))
-        code = await controller.run(run.job, run.release, begun, run.started_at)
+        code = await controller.run(run.job, run.release, begun, run.started_at, resumed_at=run.resumed_at)
         for task in (attending, watching, receiving):
             task.cancel()
         opinions.finish_up()

@@ -25,7 +25,7 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
     run = run_directory.read_spec(run_dir)
     if alive := run_directory.find_controller(run_dir):
         raise UsageError(f"this run has a controller already (pid {alive.pid}); look with holdfast status {run_dir}")
-    if (run_dir / "exit.json").exists():
+    if (run_dir / "exit.json").exists() and not run_directory.goes_on(run_dir):
         raise UsageError(f"this run has ended; see holdfast report {run_dir}, or start a new one")
     _check_replay(run_dir)
     files = dict.fromkeys((*run.console_files, *find_console_files()))

@@ -86,7 +86,7 @@ class Supervisor:
         _gather_outputs(self._run_dir / "releases")
         self._end_store()
         self._end_fork_server()
-        if (self._run_dir / "exit.json").exists():
+        if (self._run_dir / "exit.json").exists() and not run_directory.goes_on(self._run_dir):
             run_directory.forget_secrets(self._run_dir)
         pump.await_shown(self._asked.more_than(2))
         return code
@@ -118,6 +118,8 @@ class Supervisor:
             started_at = time.monotonic()
             code = self._watch_controller(self._start_controller(server))
             server = program_fork_server.socket_path(self._run_dir)  # which has imported all by now
+            if code is not None and self._waits_for_nodes():
+                continue
             if code is not None:
                 return code
             if run_directory.free_bytes(self._run_dir) < _ROOM_BYTES:
@@ -131,6 +133,17 @@ class Supervisor:
                 say(f"the controller keeps dying; see {log}")
                 return 1
             say(f"the controller died; {self._meanwhile_text()} while it restarts (see {log})")
+
+    def _waits_for_nodes(self) -> bool:
+        """Whether the job goes on with other nodes here and now: Slurm took all, and this host is none of them."""
+        run = run_directory.read_spec(self._run_dir)
+        if run.fleet != "slurm" or run.allocation or self._asked.numbers or not run_directory.goes_on(self._run_dir):
+            return False
+        say("the job's state is on storage; it goes on when Slurm has other nodes for it")
+        (self._run_dir / "exit.json").unlink()
+        resumed = msgspec.structs.replace(run, resumed_at=time.time())
+        run_and_node_specs.write_json(self._run_dir / "run.json", resumed)
+        return True
 
     def _meanwhile_text(self) -> str:
         """Say what continues without the controller: training, if that was the job's phase when the controller died."""
