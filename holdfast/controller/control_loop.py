@@ -128,7 +128,8 @@ class Controller:
                 begin = Begin(job=job, limits=limits, release=release, fence_s=fence, started_at=started_at)
                 self.process_event(begin)
             self._take_over()
-            self._go_on(resumed_at)
+            if self._go_on(resumed_at):
+                unanswered = {}
             self._hear_departures()
             for action in self._unfinished_actions(unanswered):
                 self._spawn_task(self._carry_out(action))
@@ -158,11 +159,14 @@ class Controller:
         if self.view.phase is not Phase.DONE and (self.epoch > 1 or lost):
             self._announce_takeover(lost)
 
-    def _go_on(self, resumed_at: float) -> None:
+    def _go_on(self, resumed_at: float) -> bool:
+        """Go on with a job that was over, if it was the time of its nodes that had ended it."""
         over_at = self.ledger.make_account().end_at
-        if self.view.phase is Phase.DONE and self.view.exit_code == OUT_OF_TIME and resumed_at > over_at:
-            self._announce_takeover(None)
-            self.process_event(Order(verb="resume", who="holdfast run --resume"))
+        if not (self.view.phase is Phase.DONE and self.view.exit_code == OUT_OF_TIME and resumed_at > over_at):
+            return False
+        self._announce_takeover(None)
+        self.process_event(Order(verb="resume", who="holdfast run --resume"))
+        return True
 
     def _announce_takeover(self, lost: Lost | None) -> None:
         if lost and lost.generation > self.view.generation:

@@ -179,9 +179,9 @@ class SlurmLab:
         found = self.call("sinfo", "-h", "-p", "main", "-t", "idle", "-o", "%D|%t", check=False)
         return found.strip() == f"{self.count}|idle"
 
-    def call(self, *words: str, on: str = LOGIN, check: bool = True, **env: str) -> str:
+    def call(self, *words: str, on: str = LOGIN, cwd: str = "/", check: bool = True, **env: str) -> str:
         """Run a command on a machine of the lab, and return what it prints."""
-        return self._call(self.words(*words, on=on), check=check, **env)
+        return self._call(self.words(*words, on=on, cwd=cwd), check=check, **env)
 
     def words(self, *words: str, on: str = LOGIN, cwd: str = "/") -> list[str]:
         """The command line that runs a command on a machine of the lab."""

@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,9 +13,7 @@ from holdfast.fleet.slurm_node_states import NodeRecord
 from holdfast.wire.inherited_environment import make_rank_environment
 from tests.cli.driver import TRAIN, Job
 from tests.conftest import job_environment, kill_marked
-from tests.slurm.lab import SlurmLab
-
-StartSlurm = Callable[..., "SlurmJob"]
+from tests.slurm.lab import LOGIN, SlurmLab
 
 
 class SlurmJob(Job):
@@ -68,24 +66,36 @@ class SlurmJob(Job):
         return self.lab.call("squeue", "-h", "-o", "%i").split()
 
 
+class StartSlurm:
+    """Starts jobs at the login host: start_slurm(flag, ..., script="...") runs the script, by default TRAIN."""
+
+    def __init__(self, lab: SlurmLab, folder: Path) -> None:
+        self.lab, self.folder = lab, folder
+        self.env = make_rank_environment(job_environment()) | lab.env
+        self.jobs: list[SlurmJob] = []
+
+    def __call__(self, *flags: str, script: str = TRAIN, name: str = "job", **env: str) -> SlurmJob:
+        (self.folder / f"{name}.py").write_text(script)
+        fresh = () if "import torch" in script else ("--no-zygote",)
+        words = ("--fleet", "slurm", "--run-dir", str(self.folder / "run"), *fresh, "--set", "probe.allow=false")
+        words = (*words, *flags, f"{name}.py", str(self.folder))
+        self.jobs.append(SlurmJob(self.lab, self.folder, *words, env=self.env | env, name=name))
+        return self.jobs[-1]
+
+    def call_holdfast(self, *words: str, **env: str) -> str:
+        """Run one of our commands at the login host, and return what it prints."""
+        words = (sys.executable, "-m", "holdfast.cli", *words)
+        return self.lab.call(*words, on=LOGIN, cwd=str(self.folder), check=True, **self.env, **env)
+
+
 @pytest.fixture
 def start_slurm(
     tmp_path: Path, slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch, no_orphans: str
 ) -> Iterator[StartSlurm]:
-    """Start a job from the lab's login host: start_slurm(flag, ..., script="...") runs the script, by default TRAIN."""
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
-    jobs: list[SlurmJob] = []
-
-    def start(*flags: str, script: str = TRAIN, name: str = "job", **env: str) -> SlurmJob:
-        (tmp_path / f"{name}.py").write_text(script)
-        fresh = () if "import torch" in script else ("--no-zygote",)
-        words = ("--fleet", "slurm", "--run-dir", str(tmp_path / "run"), *fresh, "--set", "probe.allow=false")
-        own = make_rank_environment(job_environment()) | slurm_lab.env | env
-        jobs.append(SlurmJob(slurm_lab, tmp_path, *words, *flags, f"{name}.py", str(tmp_path), env=own, name=name))
-        return jobs[-1]
-
+    start = StartSlurm(slurm_lab, tmp_path)
     yield start
-    for job in jobs:
+    for job in start.jobs:
         if job.process.poll() is None:
             job.process.send_signal(signal.SIGKILL)
             job.process.wait()

@@ -142,5 +142,6 @@ def go_on(state: JobState, now: float) -> str:
     for node in left:
         state.emit(*standbys.dismiss_node(node, None, why))
     state.requests.on_nodes_left(tuple(left))
+    standbys.acquiring.clear()  # whoever was to come was given back with all others
     state.exit_code = state.wait_until = state.last_call_at = None
     return f"the job goes on with other nodes; {launching.wait_for_nodes(state, now)}"
