@@ -29,7 +29,7 @@ class BookedPlay(Play):
         self.train(1.0, "a", "b", "c")
         self.survey(2.0, a=up(ends_at=2000.0), b=up(ends_at=2000.0), c=up(ends_at=2000.0))
         self.tick_until(1999.0)
-        assert self.view.phase is Phase.ENDING and self.view.exit_code == OUT_OF_TIME
+        assert self.view.exit_code == OUT_OF_TIME
         self.hear(1999.5, Outcome(action=self.view.awaited, ok=True))
         assert self.view.phase is Phase.DONE
 

@@ -140,9 +140,8 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
     tokens = NodeTokens(run_directory.door_keys_folder(run_dir))
     fleet = _make_fleet(run, run_dir, env, tokens)
     listeners = EntryListeners(teller, hooks, opinions)
-    built = build_controller(
-        run.settings, _make_ports(run, run_dir, fleet=fleet, store=store, say=say, listeners=listeners)
-    )
+    ports = _make_ports(run, run_dir, fleet=fleet, store=store, say=say, listeners=listeners)
+    built = build_controller(run.settings, ports)
     controller = built.controller
     process_attributes.raise_file_limit()
     process_attributes.write_no_core()

@@ -135,8 +135,11 @@ def parse_run_args(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
         script_args=given.script_args,
         notes=_flag_notes(given, fleet, max_nodes + standbys),
     )
-    if not (args.resume or module or no_python):
-        values.check_script(args.script, compiles=args.python == sys.executable)
+    return args if args.resume or module or no_python else _with_checked_script(args)
+
+
+def _with_checked_script(args: RunArgs) -> RunArgs:
+    values.check_script(args.script, compiles=args.python == sys.executable)
     return args
 
 
