@@ -31,6 +31,7 @@ _MOST_QUEUED = 8  # jobs that wait for single nodes; Slurm's queue is for others
 _END_S = 60.0  # for Slurm to confirm the end of a step
 _LOOK_S = 0.5
 _BEAT_S = 15
+_LAST_S = 900.0  # before the end of the controller's own allocation no more nodes are asked for
 _EVICTED = ("evicted", "failed its check", "examined: ", "not ready")  # what give_back is told of bad nodes
 
 # The job's own script. It keeps the hosts while somebody writes the beat, and so ends soon after its controller.
@@ -67,6 +68,7 @@ class SlurmFleet:
         self._commands = SlurmCommands(env, str(self._dir))
         self._writing, self._starting = threading.Lock(), threading.Lock()
         self._records = read_records(self._dir)
+        self._own_end_at = 0.0  # of the allocation that the controller is in; 0: there is none, or it has no end
         self._submitting: set[str] = set()  # nodes whose jobs are being asked for
         self._unanswered = {name for name, record in self._records.items() if not record.job}
         self._excluded: set[str] = {
@@ -93,6 +95,8 @@ class SlurmFleet:
 
     def _acquire_nodes(self, count: int) -> tuple[str, ...]:
         self.survey_s = _SOON_S
+        if self._own_end_at and time.time() > self._own_end_at - _LAST_S:
+            raise OSError(f"job {self._plan.allocation}, in which the controller runs, is about to end")
         lent = self._take_lent_hosts(count)
         missing = count - len(lent)
         together = missing > 1 and not lent and not self._live_jobs()
@@ -111,7 +115,8 @@ class SlurmFleet:
         if job not in view.jobs or not view.jobs[job].is_running:
             return ()
         used = {record.host for record in self._records.values() if not record.released} | self._excluded
-        free = [host for host in view.jobs[job].hosts if host not in used and view.hosts[host].answers][:count]
+        answering = {name for name, host in view.hosts.items() if host.answers}
+        free = [host for host in view.jobs[job].hosts if host in answering - used][:count]
         names = self._new_names(len(free))
         self._add({name: NodeRecord(job=job, lent=True, host=host) for name, host in zip(names, free, strict=True)})
         return names
@@ -191,9 +196,10 @@ class SlurmFleet:
             self._change({name: {"job": self._commands.find_job(self._records[name].job_name)}})
             self._unanswered.discard(name)
         live = {name: record for name, record in self._records.items() if not record.released}
-        view = self._commands.look(
-            (record.job for record in live.values() if record.job), (r.host for r in live.values() if r.host)
-        )
+        jobs = {record.job for record in live.values()} | {self._plan.allocation}
+        view = self._commands.look(filter(None, jobs), (record.host for record in live.values() if record.host))
+        if own := view.jobs.get(self._plan.allocation):
+            self._own_end_at = own.ends_at
         self._change({name: news for name, record in live.items() if (news := self._news_of(name, record, view))})
         return view
 
@@ -253,7 +259,9 @@ class SlurmFleet:
         for name, record in list(self._records.items()):
             if not record.released:
                 found[name] = judge_node(name, record, view, launching=self._is_launching(name, record))
-        return found
+        if not self._own_end_at:
+            return found
+        return {name: _end_with(node, self._own_end_at) for name, node in found.items()}
 
     # --- give back ----------------------------------------------------------------------------------------------
 
@@ -353,6 +361,12 @@ class SlurmFleet:
 
     def _store(self) -> None:
         run_and_node_specs.publish_file(self._dir / "nodes.json", msgspec.json.encode(self._records))
+
+
+def _end_with(node: FleetNode, end_at: float) -> FleetNode:
+    """Return a node that ends with the allocation of its controller, if not before."""
+    placed = node.state in (FleetState.STARTING, FleetState.UP)
+    return msgspec.structs.replace(node, ends_at=min(node.ends_at or end_at, end_at)) if placed else node
 
 
 def read_records(folder: Path) -> dict[str, NodeRecord]:

@@ -11,6 +11,7 @@ import pytest
 from holdfast.fleet import slurm_fleet
 from holdfast.fleet.local_process_fleet import node_processes
 from holdfast.fleet.slurm_fleet import SlurmFleet, SlurmPlan
+from holdfast.model.fleet_report import FleetNode, FleetState
 from tests.slurm.lab import SlurmLab
 
 LAB: list[SlurmLab] = []  # of this process, while it has one
@@ -28,11 +29,20 @@ def slurm(place: Path, *flags: str, allocation: int = 0) -> SlurmFleet:
 
 def slurm_alive(place: Path, node: str) -> bool:
     """Whether a node's process is there. Between two looks the fleet is surveyed, as a controller does."""
-    found: list[object] = []
+    return bool(_survey(place)) and bool(waiting_processes(place, node))
+
+
+def slurm_answers(place: Path, node: str) -> bool:
+    """Whether Slurm still sees a node's host."""
+    return _survey(place)[node].state is not FleetState.UNKNOWN
+
+
+def _survey(place: Path) -> dict[str, FleetNode]:
+    found: list[dict[str, FleetNode]] = []
     thread = threading.Thread(target=lambda: found.append(asyncio.run(_fleets[place].survey())))
     thread.start()
     thread.join()
-    return bool(found) and bool(waiting_processes(place, node))
+    return found[0]
 
 
 def waiting_processes(place: Path, node: str) -> list[int]:

@@ -30,7 +30,7 @@ _SCRIPT = """#!/bin/bash
 # Slurm sends SIGUSR1 ahead of the time limit. The next job then waits for this one, and goes on with the run.
 queue_next() {{ [ -n "$next" ] || next=$(sbatch --parsable --dependency=singleton {path}); }}
 trap queue_next USR1
-trap 'kill -TERM "$run"' TERM
+trap 'told=1; kill -TERM "$run"' TERM # of a time limit, or of scancel
 cd {cwd} || exit 2
 if [ -e {there} ]; then
     {resume} &
@@ -40,7 +40,7 @@ fi
 run=$!
 while wait "$run"; code=$?; kill -0 "$run" 2>/dev/null; do :; done # a signal ends a wait early
 if [ "$code" = {over} ]; then
-    queue_next
+    [ -n "$told" ] || queue_next
 elif [ -n "$next" ]; then
     scancel "$next"
 fi

@@ -36,6 +36,7 @@ from holdfast.controller.failure_opinions import FailureOpinions
 from holdfast.controller.job_clock import SteadyClock
 from holdfast.controller.store_process import StoreProcess
 from holdfast.controller.user_hooks import UserHooks, job_standing
+from holdfast.core.decide.fleet_news import OUT_OF_TIME
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.incident_text import count_failures
 from holdfast.core.record.job_account import Account, TimeUse
@@ -154,7 +155,7 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
 
     def begun() -> None:
         teller.set_phase(controller.view.phase)
-        _on_signals(controller)
+        _on_signals(controller, OUT_OF_TIME if run.allocation else 128 + signal.SIGTERM)
         address = ControllerAddress(url=url, pid=os.getpid(), started_at=time.time())
         run_and_node_specs.write_json(run_dir / "controller.json", address)
 
@@ -282,14 +283,17 @@ def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str], tokens: NodeTo
     )
 
 
-def _on_signals(controller: Controller) -> None:
+def _on_signals(controller: Controller, terminated: int) -> None:
+    """Have signals stop the job. `terminated` is its exit code after SIGTERM, by which Slurm ends an allocation."""
     asked: list[int] = []
 
     def stop(number: int) -> None:
         asked.append(number)
         if len(asked) == 1:
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-            controller.process_event(Order(verb="stop", who=name, code=128 + number))
+            controller.process_event(
+                Order(verb="stop", who=name, code=terminated if number == signal.SIGTERM else 128 + number)
+            )
         else:
             controller.end_at_once()
 

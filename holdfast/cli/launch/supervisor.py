@@ -47,13 +47,18 @@ def leave_terminal(run_dir: Path) -> None:
 class StopSignals:
     """The stop signals received: the first stops the job with grace, the second without, the third by force."""
 
-    def __init__(self, stops: tuple[int, ...] = STOP_SIGNALS) -> None:
+    def __init__(self, stops: tuple[int, ...] = STOP_SIGNALS, once: tuple[int, ...] = ()) -> None:
+        """Of the signals in `once` only the first counts."""
         self.numbers: list[int] = []
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             # The terminal is gone, not the wish to train. It is not ignored, as programs would inherit that.
             signal.signal(signal.SIGHUP, lambda number, _: None)
         for number in stops:
-            signal.signal(number, lambda number, _: self.numbers.append(number))
+            signal.signal(number, lambda number, _: self._note_signal(number, once))
+
+    def _note_signal(self, number: int, once: tuple[int, ...]) -> None:
+        if number not in once or number not in self.numbers:
+            self.numbers.append(number)
 
     def more_than(self, count: int) -> Callable[[], bool]:
         return lambda: len(self.numbers) > count
@@ -72,7 +77,9 @@ class Supervisor:
         self._listener = listener
         self._console = console
         self._lock = run_directory.lock_run_dir(run_dir)
-        self._asked = StopSignals()
+        # Slurm's SIGTERM may reach this process twice: by itself, and through the batch script.
+        allocation = run_directory.read_spec(run_dir).allocation
+        self._asked = StopSignals(once=(signal.SIGTERM,) if allocation else ())
         self._passed = 0  # to the present controller
         self._server = server
 
