@@ -200,14 +200,18 @@ class SlurmFleet:
         view = self._commands.look(filter(None, jobs), (record.host for record in live.values() if record.host))
         if own := view.jobs.get(self._plan.allocation):
             self._own_end_at = own.ends_at
-        self._change({name: news for name, record in live.items() if (news := self._news_of(name, record, view))})
+        used = {record.host for record in live.values()}
+        found = {name: self._news_of(name, record, view, used) for name, record in live.items()}
+        self._change({name: news for name, news in found.items() if news})
         return view
 
-    def _news_of(self, name: str, record: NodeRecord, view: ClusterView) -> dict[str, Any]:
+    def _news_of(self, name: str, record: NodeRecord, view: ClusterView, used: set[str]) -> dict[str, Any]:
         """Return what this view adds to a record: a host that was given, a step that is there, a host that is lost."""
         job, news = view.jobs.get(record.job), dict[str, Any]()
         if job is not None and job.is_running and not record.host and record.order < len(job.hosts):
-            news["host"] = job.hosts[record.order]
+            host = job.hosts[record.order]
+            news |= {"host": host, "doubled": host in used}
+            used.add(host)
         if not record.seen and view.find_step(record.job, step_name(name)):
             news["seen"] = True
         if not record.cut_off and slurm_node_states.is_cut_off(record, view):
@@ -227,7 +231,7 @@ class SlurmFleet:
         return [
             name
             for name, record in self._records.items()
-            if not (record.released or record.srun)
+            if not (record.released or record.srun or record.doubled)
             and record.host
             and record.job in view.jobs
             and view.jobs[record.job].is_running

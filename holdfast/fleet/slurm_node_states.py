@@ -15,6 +15,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     order: int = 0  # its place among the hosts of the job
     lent: bool = False  # the job is not ours: an allocation that the user had before
     host: str = ""  # "": the job has not begun
+    doubled: bool = False  # that host has another node of ours, so this one is never started
     srun: int = 0  # pid; 0: the step has not been asked for
     seen: bool = False  # its step was there
     cut_off: bool = False  # Slurm lost its host while it was there: what Slurm says of its end is no proof
@@ -36,6 +37,8 @@ def judge_node(node: str, record: NodeRecord, view: ClusterView, *, launching: b
         return FleetNode(state=FleetState.GONE, reason="Slurm does not know of its job")
     if job is not None and job.is_queued:
         return FleetNode(state=FleetState.QUEUED, reason=job.reason)
+    if record.doubled:
+        return _placed(record, job, FleetState.GONE, f"Slurm gave it {record.host}, which has a node of this job")
     if job is not None and (job.is_starting or (job.is_running and not record.srun and record.host in job.hosts)):
         return FleetNode(state=FleetState.STARTING, host=record.host)
     if is_cut_off(record, view):

@@ -65,6 +65,10 @@ def test_only_an_end_that_slurm_has_seen_is_one() -> None:
     assert not is_cut_off(NodeRecord(job=7, host="c1"), view(RUNNING, AWAY)), "nothing of it was ever there"
 
 
+def test_a_second_node_on_one_host_is_none() -> None:
+    assert state_of(NodeRecord(job=7, host="c1", doubled=True), view(RUNNING, step=False)) is FleetState.GONE
+
+
 def test_a_preemption_is_told_with_its_end() -> None:
     taken = judge_node("n0", STARTED, view(changed(RUNNING, preempted=True, ends_at=430.0)), launching=True)
     assert (taken.state, taken.reason, taken.ends_at) == (FleetState.UP, "preempted", 430.0)

@@ -18,6 +18,7 @@ _CLIENTS = ("sbatch", "srun", "squeue", "sinfo", "scancel", "scontrol")
 NET = "10.77.0"
 LOGIN = "login"  # the host of slurmctld, where people type
 _PR_SET_PDEATHSIG = 1
+_FREEZER = Path("/sys/fs/cgroup/freezer")
 
 CONF = """
 ClusterName=lab
@@ -33,7 +34,7 @@ SlurmctldPidFile={dir}/slurmctld.pid
 SlurmdPidFile={dir}/slurmd.%n.pid
 SlurmctldLogFile={dir}/log/slurmctld.log
 SlurmdLogFile={dir}/log/slurmd.%n.log
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/{tracking}
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
@@ -55,7 +56,7 @@ CompleteWait=0
 MinJobAge=300
 JobRequeue=1
 MailProg=/bin/true
-NodeName=c[1-{nodes}] NodeAddr={net}.[1-{nodes}] Sockets=1 CoresPerSocket=2 RealMemory=4000 State=UNKNOWN
+NodeName={name}-[1-{nodes}] NodeAddr={net}.[1-{nodes}] Sockets=1 CoresPerSocket=2 RealMemory=4000 State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=90
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=off
 """
@@ -69,6 +70,21 @@ def lacking() -> str:
     return "" if os.geteuid() == 0 else "namespaces need root"
 
 
+def warns_gently() -> bool:
+    """Whether Slurm's warnings can be sent to the first process of a step alone, as on most clusters."""
+    return os.access(_FREEZER, os.W_OK)
+
+
+def _remove_group(folder: Path) -> bool:
+    """Remove a control group and those below it; False if processes are in it still."""
+    for path, _, _ in os.walk(folder, topdown=False):
+        try:
+            os.rmdir(path)
+        except OSError:
+            return False
+    return True
+
+
 def _program(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
@@ -76,6 +92,7 @@ def _program(name: str) -> str | None:
 class SlurmLab:
     def __init__(self, nodes: int) -> None:
         self.count = nodes
+        self.name = f"hf{os.urandom(3).hex()}"  # its hosts have it in their names, and so in those of control groups
         self.dir = Path(tempfile.mkdtemp(prefix="hf-slurm-"))
         self.env = {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", "SLURM_CONF": str(self.dir / "slurm.conf")}
         self._machines: dict[str, subprocess.Popen[bytes]] = {}  # the first process of each
@@ -90,16 +107,17 @@ class SlurmLab:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        return tuple(f"c{number}" for number in range(1, self.count + 1))
+        return tuple(f"{self.name}-{number}" for number in range(1, self.count + 1))
 
     def start(self) -> None:
         for name in ("state", "spool", "log", "local"):
             (self.dir / name).mkdir()
         self.dir.chmod(0o755)
-        text = CONF.format(dir=self.dir, net=NET, nodes=self.count, login=LOGIN)
+        tracking = "cgroup" if warns_gently() else "linuxproc"
+        text = CONF.format(dir=self.dir, net=NET, nodes=self.count, login=LOGIN, name=self.name, tracking=tracking)
         (self.dir / "slurm.conf").write_text(text)
         (self.dir / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # hosts with both kinds confuse it
-        hosts = [f"{NET}.{number} c{number}\n" for number in range(1, self.count + 1)]
+        hosts = [f"{NET}.{number} {self.name}-{number}\n" for number in range(1, self.count + 1)]
         (self.dir / "hosts").write_text(f"127.0.0.1 localhost\n{NET}.254 {LOGIN}\n{''.join(hosts)}")
         key = self.dir / "munge.key"
         key.write_bytes(os.urandom(1024))
@@ -126,7 +144,7 @@ class SlurmLab:
         (self.dir / "spool" / node).mkdir(exist_ok=True)
         # Its first process takes in the orphans of the machine.
         start = f"mount -t tmpfs -o size=1g tmpfs /dev/shm; slurmd -N {node} -D & sleep infinity & wait $!"
-        self._boot(node, f"{NET}.{node[1:]}", start)
+        self._boot(node, f"{NET}.{node.rpartition('-')[2]}", start)
 
     def _boot(self, name: str, address: str, start: str) -> None:
         apart = ["unshare", "--net", "--uts", "--mount", "--fork", "--kill-child"]
@@ -199,6 +217,8 @@ class SlurmLab:
         for process in self._machines.values():
             process.wait()
         shutil.rmtree(self.dir)
+        for folder in _FREEZER.glob(f"slurm_{self.name}-*"):
+            until(lambda folder=folder: _remove_group(folder), f"{folder} to be empty")  # type: ignore[misc]
 
     def _start(self, name: str, words: list[str | None], **env: str) -> None:
         libc = ctypes.CDLL(None)  # loaded here, as little may be done between fork and exec
