@@ -24,6 +24,7 @@ async def fleet(slurm_lab: SlurmLab, tmp_path: Path, no_orphans: str) -> AsyncIt
     fleet = places.slurm(tmp_path)  # as whoever was the last to open it knows it
     for node in fleet.nodes():
         await fleet.give_back(node, "the test is over")
+    slurm_lab.call("scancel", "-u", "root", check=False)
     until(lambda: not slurm_lab.call("squeue", "-h", "-o", "%i").split(), "an empty queue")
     slurm_lab.recover()
 
@@ -83,7 +84,7 @@ async def test_refills_wait_in_the_queue_in_bounded_numbers(fleet: SlurmFleet, s
     assert {seen[node].reason for node in asked} == {"PartitionDown"}
     for node in asked:
         await fleet.give_back(node, "not needed")
-    assert len(slurm_lab.call("squeue", "-h", "-o", "%i").split()) == 1
+    until(lambda: len(slurm_lab.call("squeue", "-h", "-o", "%i").split()) == 1, "the end of all but the first job")
 
 
 async def test_a_host_without_power_proves_nothing(fleet: SlurmFleet, slurm_lab: SlurmLab, tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ async def test_an_allocation_is_used_first_and_stays(slurm_lab: SlurmLab, tmp_pa
     assert [inside._records[node].lent for node in nodes] == [True, True, False]
     for node in nodes:
         await inside.give_back(node, "not needed")
-    assert slurm_lab.call("squeue", "-h", "-o", "%i").split() == [held]
+    until(lambda: slurm_lab.call("squeue", "-h", "-o", "%i").split() == [held], "the end of all but the user's own job")
     assert len(await inside.acquire(2)) == 2, "and its hosts may be used again"
     assert {inside._records[node].job for node in inside.nodes()} == {int(held)}
     for node in inside.nodes():
