@@ -79,7 +79,7 @@ def test_an_allocation_that_is_there_is_used_first(start_slurm: StartSlurm, tmp_
     job.trains()
     jobs = {name: record.job for name, record in job.records().items()}
     assert sorted(jobs.values())[:2] == [int(held)] * 2 and len(set(jobs.values())) == 2, "one more is asked for"
-    lent = next(name for name, record in job.records().items() if record.lent)
+    lent = next(node for node in map(job.node_of_rank, (0, 1)) if job.records()[node].lent)
     job.standby_waits()
     job.lab.power_off(job.host_of(lent))
     job.trains(generation=2)
