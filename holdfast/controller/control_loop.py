@@ -166,6 +166,7 @@ class Controller:
             return False
         self._announce_takeover(None)
         self.process_event(Order(verb="resume", who="holdfast run --resume"))
+        self._done.clear()  # as it was over when it heard of us
         return True
 
     def _announce_takeover(self, lost: Lost | None) -> None:

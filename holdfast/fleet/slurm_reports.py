@@ -17,6 +17,7 @@ _WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPE
 _STARTING = frozenset({"CONFIGURING", "POWER_UP_NODE"})
 _RUNNING = frozenset({"RUNNING", "RESIZING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "STOPPED"})
 _FAILED = frozenset({"NODE_FAIL", "BOOT_FAIL"})  # of the machine, not of the job
+_GRACE_S = 30.0  # taken for the grace of a preemption that is not known
 _FLAGS = frozenset({"COMPLETING", "CONFIGURING", "POWER_UP_NODE", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"})
 _HOSTS = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
 _BRACKET = re.compile(r"\[([^\]]*)\]")
@@ -110,7 +111,7 @@ def parse_jobs(text: str) -> dict[int, SlurmJob]:
             state=state,
             completing=state == "COMPLETING",
             reason=_meant(reason),
-            ends_at=_instant(ends),
+            ends_at=_find_end(_instant(ends), _instant(preempted)),
             preempted=_instant(preempted) > 0,
             hosts=expand_hosts(hosts),
             name=name,
@@ -133,14 +134,15 @@ def _json_job(entry: dict[str, Any]) -> SlurmJob | None:
     if not id or not isinstance(states, list) or not states:
         return None
     shown = next((state for state in states if state in _STARTING), None)
+    preempted_at = _number(entry.get("preempt_time"))
     proper = [state for state in states if state not in _FLAGS]
     return SlurmJob(
         id=int(id),
         state=str(shown or (proper or states)[0]),
         completing="COMPLETING" in states,
         reason=_meant(str(entry.get("state_reason") or "")),
-        ends_at=_number(entry.get("end_time")),
-        preempted=_number(entry.get("preempt_time")) > 0,
+        ends_at=_find_end(_number(entry.get("end_time")), preempted_at),
+        preempted=preempted_at > 0,
         hosts=expand_hosts(str(entry.get("nodes") or "")),
         name=str(entry.get("name") or ""),
     )
@@ -185,6 +187,11 @@ def last_sentence(stderr: str) -> str:
 def may_pass(sentence: str) -> bool:
     """Whether Slurm may answer otherwise when it is asked again."""
     return bool(_PASSING.search(sentence))
+
+
+def _find_end(ends_at: float, preempted_at: float) -> float:
+    """Return when a job ends. Of one without a time limit Slurm does not say how long its preemption leaves it."""
+    return ends_at or (preempted_at + _GRACE_S if preempted_at else 0.0)
 
 
 def _meant(word: str) -> str:

@@ -18,6 +18,7 @@ JOBS_22_05 = """\
 6|PENDING|Resources|1794959999|N/A|(null)|holdfast-r-n4|
 7|COMPLETING|None|1794954150|N/A|n4|holdfast-r-n5|
 8|RUNNING|None|1794954500|1794954410|n5|holdfast-r-n6|
+10|RUNNING|None|NONE|1794954410|n5|holdfast-r-n8|
 9|NODE_FAIL|None|1794954500|N/A|n6|holdfast-r-n7|
 slurm_load_jobs error: Unable to contact slurm controller
 """
@@ -25,7 +26,7 @@ slurm_load_jobs error: Unable to contact slurm controller
 
 def test_jobs_of_the_stable_format() -> None:
     jobs = parse_jobs(JOBS_22_05)
-    assert list(jobs) == [2, 3, 4, 5, 6, 7, 8, 9]
+    assert sorted(jobs) == [2, 3, 4, 5, 6, 7, 8, 9, 10]
     assert jobs[2].is_over and not jobs[2].failed and jobs[2].hosts == ("n2", "n3")
     assert jobs[3].is_running and jobs[3].ends_at == 1794954450.0 and jobs[3].name == "holdfast-r-n0"
     assert jobs[4].is_running and jobs[4].ends_at == 0.0
@@ -34,6 +35,7 @@ def test_jobs_of_the_stable_format() -> None:
     assert jobs[7].completing and not jobs[7].is_over and not jobs[7].is_running
     assert jobs[8].preempted and not jobs[3].preempted
     assert jobs[9].is_over and jobs[9].failed
+    assert jobs[10].preempted and jobs[10].ends_at == 1794954440.0, "some grace is taken for granted"
 
 
 def number(value: int, *, infinite: bool = False) -> dict[str, object]:

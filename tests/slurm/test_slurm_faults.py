@@ -103,7 +103,9 @@ def test_a_drain_leaves_the_job_alone_and_keeps_refills_away(
 
 
 def test_preemption_moves_the_seat_before_the_end(start_slurm: StartSlurm, tmp_path: Path, calm_weights: str) -> None:
-    job = begin(start_slurm, tmp_path)
+    for rank in (0, 1):
+        (tmp_path / f"slow-{rank}-1").touch()  # it trains until others have come
+    job = begin(start_slurm, tmp_path, "--slurm", "time=30")
     host = job.host_of_rank(1)
     job.lab.call(
         "sbatch", "-p", "urgent", "-w", host, "--exclusive", "--time=5", "-o", "/dev/null", "--wrap", "sleep 200"
