@@ -43,7 +43,7 @@ def test_the_script_is_what_a_person_would_have_written(
 
 
 @pytest.mark.parametrize(
-    ("code", "signals", "said"),
+    "case",
     [
         (0, "", []),
         (95, "", ["sbatch"]),
@@ -53,8 +53,9 @@ def test_the_script_is_what_a_person_would_have_written(
     ],
 )
 def test_the_script_queues_its_successor_if_the_run_goes_on(
-    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], code: int, signals: str, said: list[str]
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: tuple[int, str, list[str]]
 ) -> None:
+    code, signals, said = case
     assert main(["sbatch", "--dry-run", "--run-dir", "run", script]) == 0
     text = capsys.readouterr().out
     for name, does in (("sbatch", "echo 77"), ("scancel", ":")):

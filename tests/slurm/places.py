@@ -19,9 +19,11 @@ _WAIT = ("/bin/sh", "-c", "exec sleep 3600", "node")
 _fleets: dict[Path, SlurmFleet] = {}
 
 
-def slurm(place: Path, *flags: str, allocation: int = 0) -> SlurmFleet:
+def slurm(place: Path, *flags: str, allocation: int = 0, shared: bool = False) -> SlurmFleet:
+    """A fleet whose nodes have hosts of their own, unless these may be shared."""
     [lab] = LAB
-    plan = SlurmPlan(run_id=place.name, flags=("--time=30", *flags), allocation=allocation, leave_s=0.0, starts=_WAIT)
+    flags = ("--time=30", *(() if shared else ("--exclusive",)), *flags)
+    plan = SlurmPlan(run_id=place.name, flags=flags, allocation=allocation, leave_s=0.0, starts=_WAIT)
     env = {**os.environ, **lab.env, "PATH": f"{lab.bin}:{lab.env['PATH']}"}
     _fleets[place] = SlurmFleet(place, plan, env, mint=lambda name: f"token-of-{name}")
     return _fleets[place]

@@ -112,5 +112,5 @@ def test_preemption_moves_the_seat_before_the_end(start_slurm: StartSlurm, tmp_p
     )
     job.says("takes n", patience_s=120)
     job.trains(generation=2)
-    assert job.report().changes, "a planned restart, and no incident"
     check_end(job, calm_weights)
+    assert job.report().changes and not job.report().incidents, "a planned restart, and no incident"

@@ -56,7 +56,7 @@ async def test_the_job_of_the_start_shrinks_and_a_refill_avoids_the_evicted_host
     assert hosts_of_job(slurm_lab, job) == tuple(host_of(fleet, node) for node in (first, *others[:-1]))
     assert slurm_lab.call("sinfo", "-h", "-p", "main", "-n", host_of(fleet, bad), "-o", "%T").startswith("drain")
     slurm_lab.call("scontrol", "update", f"NodeName={host_of(fleet, bad)}", "State=RESUME")
-    fleet = places.slurm(tmp_path, "--exclusive")  # a successor knows of it
+    fleet = places.slurm(tmp_path)  # a successor knows of it
     for _ in range(3):
         await fleet.acquire(1)
     all_up(fleet, tmp_path)
@@ -66,6 +66,7 @@ async def test_the_job_of_the_start_shrinks_and_a_refill_avoids_the_evicted_host
 
 async def test_two_refills_on_one_host_are_one_too_many(fleet: SlurmFleet, tmp_path: Path) -> None:
     """Slurm may give one host to two jobs, and two nodes of a job on one host are lost together."""
+    fleet = places.slurm(tmp_path, shared=True)
     [first], [second] = await fleet.acquire(1), await fleet.acquire(1)
     until(lambda: places.slurm_alive(tmp_path, first), "a node")
     seen = await fleet.survey()
