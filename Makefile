@@ -11,7 +11,7 @@ SLOW ?= torture detect recovery ettr byterobust nccl compile
 BENCHES = $(filter-out $(SLOW),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full fuzz chaos gpu-wheels gpu-lab lint lock audit bench clean always
+.PHONY: help venv demo test test-full test-slurm fuzz chaos gpu-wheels gpu-lab lint lock audit bench clean always
 # Tests and benchmarks start processes by the dozen; two of them side by side disturb each other.
 .NOTPARALLEL:
 
@@ -45,6 +45,10 @@ test-full: $(READY) ## all tests; what has passed with the same files is left ou
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[test-full]'
 	$(PY) -m pytest -n 3 --dist worksteal -m "not alone" -p tests.resuming --resume=.pytest_cache/passed $(ARGS)
 	$(PY) -m pytest -m alone -p tests.resuming --resume=.pytest_cache/passed-alone $(ARGS)
+
+test-slurm: $(READY) ## faults on a real Slurm of six hosts in namespaces; needs root and Debian's packages
+	@$(PY) -c 'from tests.slurm.lab import lacking; import sys; sys.exit(f"holdfast: no Slurm can run here: {lacking()}" if lacking() else 0)'
+	$(PY) -m pytest tests/slurm tests/fleet/test_contract.py $(ARGS)
 
 # Seconds of all tests together; two of them run side by side.
 FUZZ_S ?= 1000

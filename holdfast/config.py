@@ -70,6 +70,10 @@ class DoorLimits(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
 
 
+class SlurmLimits(msgspec.Struct, frozen=True, kw_only=True):
+    drain: bool = False  # whether hosts of evicted nodes are drained, which Slurm lets operators do
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     recovery: Limits = Limits()
     silence: SilenceLimits = SilenceLimits()
@@ -94,6 +98,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     release: ReleaseLimits = ReleaseLimits()
     door: DoorLimits = DoorLimits()
     block: BlockLimits = BlockLimits()
+    slurm: SlurmLimits = SlurmLimits()
 
 
 ASK_S = 14400.0  # recovery.ask_s where a hook tells people, unless it is set

@@ -23,6 +23,7 @@ from holdfast.wire.program_fork_server import ForkServer
 
 if TYPE_CHECKING:
     from tests.client.conftest import Zygote
+    from tests.slurm.lab import SlurmLab
 
 ROOT = Path(__file__).parents[1]
 collect_ignore = ["corpus"]  # a thousand folders of logs, and no tests
@@ -115,6 +116,19 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Zygote"]:
     zygote = Zygote(DEFAULT_PRELOAD, tmp_path_factory.mktemp("warm"))
     yield zygote
     zygote.close()
+
+
+@pytest.fixture(scope="session")
+def slurm_lab() -> Iterator["SlurmLab"]:
+    """A Slurm cluster of six nodes for all tests of this process; skips where it cannot run."""
+    from tests.slurm import lab, places
+
+    if why := lab.lacking():
+        pytest.skip(why)
+    with lab.run_lab(6) as made:
+        places.LAB.append(made)
+        yield made
+        places.LAB.clear()
 
 
 @pytest.fixture(autouse=True)

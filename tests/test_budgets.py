@@ -46,9 +46,10 @@ PACKAGE = ROOT / "holdfast"
 # are slow by themselves, 130; compiled code for standbys, 170; stalls, paths and stops that are told truly, 400;
 # checkpoints from what runs leave on disks, and steps that torch makes up, 100; links that stay down, nodes that are
 # absent when a person is asked, and where a job stood, 70; what fleets tell of their nodes: queues, losses, ends that
-# are known beforehand, and where machines are, 480; nodes, keepers, orders and folders that lie, 310.
-TOTAL_LINES = 71_810
-SETTINGS = 114  # a detector has about five: its stance, its pace, its limits; hooks have five
+# are known beforehand, and where machines are, 480; nodes, keepers, orders and folders that lie, 310; nodes on Slurm:
+# its commands and what they print, jobs and steps, batch scripts, and going on after a time limit, 1,320.
+TOTAL_LINES = 73_150
+SETTINGS = 115  # a detector has about five: its stance, its pace, its limits; hooks have five
 NOUNS = 80  # structs in holdfast/model/
 
 FILE_LINES = 400  # without imports, which are a list

@@ -32,7 +32,7 @@ VERBS = {  # of commands that have some; each has flags of its own
     "sim": ("dst", "replay", "run", "validate"),
     "token": ("add", "node", "revoke"),
 }
-OTHERS_FLAGS = {"--cells"}  # of python -m holdfast.chaos.matrix
+OTHERS_FLAGS = {"--cells", "--exclude", "--no-kill"}  # of python -m holdfast.chaos.matrix, and of sbatch
 SHOWN_FILES = {"json.py", "msgspec.py", "script.py", "train.py"}  # of a user
 MADE_UP = "tests/corpus/outside"  # logs whose users and homes nobody has
 HOME = re.compile(rb"(?<![\w.~-])(/home/[\w.]|/Users/[\w.]|/root/[\w.]|[A-Z]:\\Users\\)")

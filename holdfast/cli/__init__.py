@@ -9,6 +9,7 @@ from holdfast.cli.terminal.closed_pipe_output import drop_output, ignore_closed_
 
 COMMANDS = {
     "run": "run a training script, as torchrun would, and keep it running",
+    "sbatch": "write and submit the batch script of a run on Slurm",
     "status": "show what a job is doing now",
     "ls": "show your runs on this host",
     "logs": "show what ranks have printed",

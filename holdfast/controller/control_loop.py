@@ -19,6 +19,7 @@ from holdfast.controller.node_registry import NodeRegistry
 from holdfast.controller.snapshot_aims import SnapshotAims
 from holdfast.core.agent_state_machine import fence_s
 from holdfast.core.decide.decider import Decider
+from holdfast.core.decide.fleet_news import OUT_OF_TIME
 from holdfast.core.detect.job_progress import JobPace
 from holdfast.core.detect.replica import ReplicaDetector
 from holdfast.core.detect.silence import departure_alarm
@@ -107,10 +108,17 @@ class Controller:
         return self.journal.epoch
 
     async def run(
-        self, job: Job, release: Release, on_begun: Callable[[], None] | None = None, started_at: float = 0.0
+        self,
+        job: Job,
+        release: Release,
+        on_begun: Callable[[], None] | None = None,
+        started_at: float = 0.0,
+        *,
+        resumed_at: float = 0.0,
     ) -> int:
         """Drive the job to its end and return its exit code. A new job begins with `release`, and its time with
-        `started_at`; `on_begun` is called once orders can be taken."""
+        `started_at`; `on_begun` is called once orders can be taken. One that was over at `resumed_at` goes on if it was
+        the time of its nodes that had ended it."""
         unanswered = self._rebuild_decider()
         known = {*(s.node for s in self.view.seats), *self.view.pool, *self.view.under_probe}
         self.registry.expect_nodes(self.clock(), known - set(self.view.gone))
@@ -120,6 +128,8 @@ class Controller:
                 begin = Begin(job=job, limits=limits, release=release, fence_s=fence, started_at=started_at)
                 self.process_event(begin)
             self._take_over()
+            if self._go_on(resumed_at):
+                unanswered = {}
             self._hear_departures()
             for action in self._unfinished_actions(unanswered):
                 self._spawn_task(self._carry_out(action))
@@ -148,6 +158,16 @@ class Controller:
             lost = msgspec.structs.replace(lost, generation=newest, nodes=plan.nodes)
         if self.view.phase is not Phase.DONE and (self.epoch > 1 or lost):
             self._announce_takeover(lost)
+
+    def _go_on(self, resumed_at: float) -> bool:
+        """Go on with a job that was over, if it was the time of its nodes that had ended it."""
+        over_at = self.ledger.make_account().end_at
+        if not (self.view.phase is Phase.DONE and self.view.exit_code == OUT_OF_TIME and resumed_at > over_at):
+            return False
+        self._announce_takeover(None)
+        self.process_event(Order(verb="resume", who="holdfast run --resume"))
+        self._done.clear()  # as it was over when it heard of us
+        return True
 
     def _announce_takeover(self, lost: Lost | None) -> None:
         if lost and lost.generation > self.view.generation:

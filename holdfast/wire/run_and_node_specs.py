@@ -49,6 +49,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     release: Release = Release(number=1)  # what the job begins with
     started_at: float = 0.0  # 0: an older version wrote it, and does not say
     resumed_at: float = 0.0  # newest --resume; 0: none
+    fleet_flags: tuple[str, ...] = ()  # for the cluster's own command, as the user gave them
+    allocation: int = 0  # the job of Slurm that the front is in; 0: none
     console_files: tuple[str, ...] = ()  # to which the output of `holdfast run` goes; never part of a release
 
 

@@ -50,7 +50,7 @@ def script(tmp_path: Path) -> str:
         ("--node-rank 0 --rdzv-conf join_timeout=x S", "--rdzv-conf join_timeout=x: give a time in seconds"),
         ("--tee 4 S", "--tee 4: give 0 none, 1 stdout, 2 stderr or 3 both, for all or per local rank as in 0:3,1:2"),
         ("--local-ranks-filter a S", "--local-ranks-filter a: give local ranks as in 0,1,2"),
-        ("--fleet moon S", "--fleet moon: there is no such fleet; known are local and join"),
+        ("--fleet moon S", "--fleet moon: there is no such fleet; known are local, join, slurm"),
         ("--fleet join S", "--fleet join: name the host that runs the controller, with --rdzv-endpoint HOST:PORT"),
         ("--fleet join --standalone S", "--standalone keeps the job on this host; drop it or --fleet join"),
         ("--preload a/b.py S", "--preload a/b.py: give module names as in import, separated by commas"),

@@ -11,6 +11,7 @@ from holdfast.config import Settings
 from holdfast.controller import control_loop
 from holdfast.controller.control_loop import Controller
 from holdfast.controller.job_clock import SteadyClock
+from holdfast.core.decide.fleet_news import OUT_OF_TIME
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Acquire, Action, Finish, Launch, Say
 from holdfast.model.event import (
@@ -88,6 +89,27 @@ async def test_a_successor_repeats_what_has_no_outcome(tmp_path: Path) -> None:
         assert second.detectors.pace.generation == 1
         assert second.clock() >= second.ledger.make_account().end_at
     second.journal.close()
+
+
+@pytest.mark.parametrize(("code", "phase"), [(OUT_OF_TIME, Phase.WAITING), (0, Phase.DONE)])
+async def test_only_a_job_that_ran_out_of_time_goes_on(tmp_path: Path, code: int, phase: Phase) -> None:
+    first = make(tmp_path, Settings(), FakeFleet()).controller
+    Recorder(first)
+    async with running(first) as task:
+        first.process_event(Order(verb="stop", who="SIGTERM", code=code))
+        first.process_event(Outcome(action=first.view.awaited, ok=True))
+        assert await task == code
+    again = make(tmp_path, Settings(), FakeFleet()).controller
+    assert await again.run(JOB, RELEASE) == code, "a controller that only died has nothing left to do"
+    resumed = make(tmp_path, Settings(), FakeFleet()).controller
+    recorder = Recorder(resumed)
+    task = asyncio.create_task(resumed.run(JOB, RELEASE, resumed_at=time.time() + 1))
+    await asyncio.sleep(0.05)
+    assert resumed.view.phase is phase and task.done() is (phase is Phase.DONE)
+    assert [type(action) for action in recorder.seen] == ([Acquire] if phase is Phase.WAITING else [])
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
+        await task
 
 
 async def test_ranks_that_cannot_meet_are_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from holdfast.model.fleet_report import FleetNode, FleetState
 from holdfast.ports import Fleet, FleetRefusal
 from tests.cli.driver import PATIENCE_S, until
 from tests.fleet import places
+from tests.slurm import places as slurm_places
 
 pytestmark = pytest.mark.e2e
 
@@ -36,6 +37,15 @@ FLEETS = (
         lose=places.lose_local,
         hold=places.hold_local,
         held=FleetState.STARTING,
+    ),
+    Kind(
+        name="slurm",
+        open=slurm_places.slurm,
+        alive=slurm_places.slurm_alive,
+        lose=slurm_places.lose_slurm,
+        hold=slurm_places.hold_slurm,
+        held=FleetState.QUEUED,
+        refuse=slurm_places.refuse_slurm,
     ),
 )
 
@@ -66,6 +76,8 @@ class Site:
 
 @pytest.fixture(params=[kind.name for kind in FLEETS])
 async def site(request: pytest.FixtureRequest, tmp_path: Path, no_orphans: str) -> AsyncIterator[Site]:
+    if request.param == "slurm":
+        request.getfixturevalue("slurm_lab")
     site = Site(next(kind for kind in FLEETS if kind.name == request.param), tmp_path)
     yield site
     for node in site.fleet.nodes():

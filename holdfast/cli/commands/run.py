@@ -39,6 +39,11 @@ def main(argv: list[str]) -> int:
             from holdfast.cli.launch.host_join import join_job
 
             return join_job(args, settings, _make_entry(args))
+        if args.fleet == "slurm":
+            from holdfast.cli.launch.slurm_launch import run_on_slurm
+
+            job = _make_job(args, args.run_id or run_directory.new_run_id(), settings)
+            return run_on_slurm(args, settings, _make_entry(args), job)
         if settings.door.key:
             raise UsageError(
                 "door.authority, door.certificate and door.key need --rdzv-endpoint; give it, or unset them"
@@ -61,7 +66,7 @@ def _load_settings(args: RunArgs) -> Settings:
     for key, setting in (("join_timeout", "recovery.wait_s"), ("last_call_timeout", "recovery.last_call_s")):
         if key in args.rdzv_conf:
             given.append((setting, str(args.rdzv_conf[key])))
-    if args.fleet == "join" and not any(key == "node.lost_s" for key, _ in given):
+    if args.fleet != "local" and not any(key == "node.lost_s" for key, _ in given):
         given.append(("node.lost_s", "1800"))  # a controller on another host may take its time to come back
     settings = config.load(args.config, given)
     catalog_files.check_catalogs(settings)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from holdfast.cli.launch.slurm_launch import make_plan
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.quantity_text import FIRST_STEP, NO_STEP, clock_text, ettr_said, incidents_text, storage_said
@@ -35,12 +36,14 @@ from holdfast.controller.failure_opinions import FailureOpinions
 from holdfast.controller.job_clock import SteadyClock
 from holdfast.controller.store_process import StoreProcess
 from holdfast.controller.user_hooks import UserHooks, job_standing
+from holdfast.core.decide.fleet_news import OUT_OF_TIME
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.incident_text import count_failures
 from holdfast.core.record.job_account import Account, TimeUse
 from holdfast.core.terminal_sanitizer import sentence_of_ours
 from holdfast.fleet.local_process_fleet import LocalFleet
 from holdfast.fleet.self_joining_fleet import JoinFleet
+from holdfast.fleet.slurm_fleet import SlurmFleet
 from holdfast.journal.sqlite_journal import JournalError, JournalFullError, SqliteJournal
 from holdfast.linux import process_attributes
 from holdfast.linux.preimported_fork import KEPT
@@ -54,6 +57,7 @@ from holdfast.wire.run_and_node_specs import ControllerAddress, RunEnd, RunSpec
 
 _BACKLOG = 4096
 _LOG_BYTES = 32 << 20
+_TOKEN_S = 3600.0  # for a node that has been started to enrol
 _PREDECESSOR_S = 5.0  # for one that was killed to be gone
 
 
@@ -129,21 +133,21 @@ def leaf_exceptions(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]
 async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) -> RunEnd:
     run = run_directory.read_spec(run_dir)
     env = run_directory.node_environment(run_dir)
-    url = run_directory.web_address(run.host, listener.getsockname()[1], "https" if run.fleet == "join" else "http")
+    url = run_directory.web_address(run.host, listener.getsockname()[1], "http" if run.fleet == "local" else "https")
     store = StoreProcess(run_dir, run.host, run.settings.node.lost_s, env, program_fork_server.socket_path(run_dir))
     teller = ConsoleTeller(run_dir, say)
     hooks = UserHooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, say)
     opinions = FailureOpinions(run.settings, run.log_dir, say)
-    fleet = _make_fleet(run, run_dir, env)
+    tokens = NodeTokens(run_directory.door_keys_folder(run_dir))
+    fleet = _make_fleet(run, run_dir, env, tokens)
     listeners = EntryListeners(teller, hooks, opinions)
-    built = build_controller(
-        run.settings, _make_ports(run, run_dir, fleet=fleet, store=store, say=say, listeners=listeners)
-    )
+    ports = _make_ports(run, run_dir, fleet=fleet, store=store, say=say, listeners=listeners)
+    built = build_controller(run.settings, ports)
     controller = built.controller
     process_attributes.raise_file_limit()
     process_attributes.write_no_core()
     audit = AuditLog(run_dir)
-    port = NetworkPort(built, run, run_dir, audit)
+    port = NetworkPort(built, run, run_dir, audit, tokens)
     runners = [
         await _open_door(built, run_dir, ApiEntrance(admit_by_socket, audit, minting=port.minting)),
         await port.open(),
@@ -151,7 +155,7 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
 
     def begun() -> None:
         teller.set_phase(controller.view.phase)
-        _on_signals(controller)
+        _on_signals(controller, OUT_OF_TIME if run.allocation else 128 + signal.SIGTERM)
         address = ControllerAddress(url=url, pid=os.getpid(), started_at=time.time())
         run_and_node_specs.write_json(run_dir / "controller.json", address)
 
@@ -161,7 +165,7 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
         watching = tasks.create_task(store.watch_process(controller.on_store_lost))
         receiving = tasks.create_task(port.porch.run(listener))
         asking = tasks.create_task(opinions.run(controller.announce_news))
-        code = await controller.run(run.job, run.release, begun, run.started_at)
+        code = await controller.run(run.job, run.release, begun, run.started_at, resumed_at=run.resumed_at)
         for task in (attending, watching, receiving):
             task.cancel()
         opinions.finish_up()
@@ -189,15 +193,17 @@ async def _open_door(built: BuiltController, run_dir: Path, door: ApiEntrance) -
 class NetworkPort:
     """The controller's network port: people come with tokens, nodes of other hosts with certificates."""
 
-    def __init__(self, built: BuiltController, run: RunSpec, run_dir: Path, audit: AuditLog) -> None:
+    def __init__(
+        self, built: BuiltController, run: RunSpec, run_dir: Path, audit: AuditLog, tokens: NodeTokens
+    ) -> None:
         own = make_user_token("RUN_DIR/token", Right.ADMIN, run_directory.read_token(run_dir))
         badges = UserTokens(run_directory.people_path(), (own,))
         self.minting: TokenMinting | None = None
-        if run.fleet != "join":
+        if run.fleet == "local":
             self.porch = ConnectionGate(self._make_protocol, None)
             door = ApiEntrance(PortAccess(badges, run.host), audit, None, self.porch.note_proved)
         else:
-            taking = self._make_enrolling(built, run.job.run_id, run_dir, audit)
+            taking = self._make_enrolling(built, run.job.run_id, run_dir, audit, tokens)
             keys = mutual_tls.KeyFiles.in_folder(run_directory.door_keys_folder(run_dir))
             self.porch = ConnectionGate(self._make_protocol, mutual_tls.server_tls(keys, strangers=True))
             admit = PortAccess(badges, run.host, taking.certificate_refusal)
@@ -205,14 +211,13 @@ class NetworkPort:
         self._runner = make_runner(make_api(built, door))
 
     def _make_enrolling(
-        self, built: BuiltController, run_id: str, run_dir: Path, audit: AuditLog
+        self, built: BuiltController, run_id: str, run_dir: Path, audit: AuditLog, tokens: NodeTokens
     ) -> NodeEnrolment | CertificateEnrolment:
         """Return the part that admits hosts as nodes, either by user certificates or by the secret and tokens."""
         folder = run_directory.door_keys_folder(run_dir)
         if run_directory.is_certified(run_dir):
             self.minting = TokenMinting(audit, None, NEEDLESS)
             return CertificateEnrolment(folder, run_id, audit, built.certificates, built.links)
-        tokens = NodeTokens(folder)
         self.minting = TokenMinting(audit, tokens)
         return NodeEnrolment(
             run_directory.open_authority(run_dir),
@@ -268,22 +273,27 @@ def _make_ports(
     )
 
 
-def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str]) -> Fleet:
+def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str], tokens: NodeTokens) -> Fleet:
     if run.fleet == "join":
         return JoinFleet()
+    if run.fleet == "slurm":
+        return SlurmFleet(run_dir, make_plan(run, run_dir), env, lambda name: str(tokens.mint_token(name, _TOKEN_S)))
     return LocalFleet(
         run_dir, run_directory.make_node_spec(run, run_dir), env, program_fork_server.socket_path(run_dir)
     )
 
 
-def _on_signals(controller: Controller) -> None:
+def _on_signals(controller: Controller, terminated: int) -> None:
+    """Have signals stop the job. `terminated` is its exit code after SIGTERM, by which Slurm ends an allocation."""
     asked: list[int] = []
 
     def stop(number: int) -> None:
         asked.append(number)
         if len(asked) == 1:
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-            controller.process_event(Order(verb="stop", who=name, code=128 + number))
+            controller.process_event(
+                Order(verb="stop", who=name, code=terminated if number == signal.SIGTERM else 128 + number)
+            )
         else:
             controller.end_at_once()
 

@@ -21,7 +21,7 @@ from holdfast.cli.launch.enrolment_client import (
     introduce_host,
 )
 from holdfast.cli.launch.standby_choice import choose_standbys
-from holdfast.cli.launch.supervisor import Supervisor, leave_terminal, watch_node
+from holdfast.cli.launch.supervisor import STOP_SIGNALS, Supervisor, leave_terminal, watch_node
 from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
 from holdfast.cli.terminal.quantity_text import counted_noun
@@ -157,7 +157,8 @@ class HostJoin:
         self.start_node(self._keys_folder, port, leads=True)
         return front.run()
 
-    def follow_job(self, console: Console) -> int:
+    def follow_job(self, console: Console, stops: tuple[int, ...] = STOP_SIGNALS) -> int:
+        """Join as a node, and stay until it has left; `stops` are the signals on which it leaves by itself."""
         try:
             run_directory.publish_run(self.run_dir, self.run)
             say(f"join fleet: node {self.name} joins the job at {self.host}:{self.port}; {self._place_text()}")
@@ -165,7 +166,7 @@ class HostJoin:
             self._await_enrolment()
             if self.args.detach:
                 leave_terminal(self.run_dir)
-            return watch_node(self.node_dir, self.start_node(self._keys_folder, self.port, leads=False), console)
+            return watch_node(self.node_dir, self.start_node(self._keys_folder, self.port, leads=False), console, stops)
         except EnrolmentRefusedError as e:
             say(str(e))
             return BLOCKED_EXIT

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.cli.launch.controller_listener import listen_at
+from holdfast.cli.launch.slurm_launch import move_here
 from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
 from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
@@ -24,15 +25,17 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
     run = run_directory.read_spec(run_dir)
     if alive := run_directory.find_controller(run_dir):
         raise UsageError(f"this run has a controller already (pid {alive.pid}); look with holdfast status {run_dir}")
-    if (run_dir / "exit.json").exists():
+    if (run_dir / "exit.json").exists() and not run_directory.goes_on(run_dir):
         raise UsageError(f"this run has ended; see holdfast report {run_dir}, or start a new one")
     _check_replay(run_dir)
     files = dict.fromkeys((*run.console_files, *find_console_files()))
     run = msgspec.structs.replace(run, console_files=tuple(files))
     if settings is not None:
         run = msgspec.structs.replace(run, settings=settings)
+    if run.fleet == "slurm":
+        run = move_here(run)
     with listen_at(run.host, run.port, "this run's nodes expect the controller there, so free the port") as listener:
-        resumed = msgspec.structs.replace(run, resumed_at=time.time())
+        resumed = msgspec.structs.replace(run, resumed_at=time.time(), port=listener.getsockname()[1])
         run_and_node_specs.write_json(run_dir / "run.json", resumed)
         console = make_console(args, run, run_dir)
         console.skip_to_end()

@@ -13,6 +13,7 @@ from holdfast.cli.launch.fork_server_start import start_fork_server
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.terminal.rank_console import Console, ConsolePump, say
 from holdfast.core.incident.incident_text import describe_exit
+from holdfast.fleet import slurm_fleet
 from holdfast.fleet.local_process_fleet import end_node
 from holdfast.journal import high_water_mark
 from holdfast.journal.journal_errors import JournalError
@@ -28,7 +29,7 @@ _TRIES = 5  # controllers in a row that did not live _LIVED_S
 _LIVED_S = 10.0
 _BEGIN_S = 2.0  # for a fork server to begin with a controller, or we execute it ourselves
 _ROOM_BYTES = 1 << 20  # a disk with less than this is full
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def leave_terminal(run_dir: Path) -> None:
@@ -46,13 +47,18 @@ def leave_terminal(run_dir: Path) -> None:
 class StopSignals:
     """The stop signals received: the first stops the job with grace, the second without, the third by force."""
 
-    def __init__(self) -> None:
+    def __init__(self, stops: tuple[int, ...] = STOP_SIGNALS, once: tuple[int, ...] = ()) -> None:
+        """Of the signals in `once` only the first counts."""
         self.numbers: list[int] = []
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             # The terminal is gone, not the wish to train. It is not ignored, as programs would inherit that.
             signal.signal(signal.SIGHUP, lambda number, _: None)
-        for number in _SIGNALS:
-            signal.signal(number, lambda number, _: self.numbers.append(number))
+        for number in stops:
+            signal.signal(number, lambda number, _: self._note_signal(number, once))
+
+    def _note_signal(self, number: int, once: tuple[int, ...]) -> None:
+        if number not in once or number not in self.numbers:
+            self.numbers.append(number)
 
     def more_than(self, count: int) -> Callable[[], bool]:
         return lambda: len(self.numbers) > count
@@ -71,7 +77,9 @@ class Supervisor:
         self._listener = listener
         self._console = console
         self._lock = run_directory.lock_run_dir(run_dir)
-        self._asked = StopSignals()
+        # Slurm's SIGTERM may reach this process twice: by itself, and through the batch script.
+        allocation = run_directory.read_spec(run_dir).allocation
+        self._asked = StopSignals(once=(signal.SIGTERM,) if allocation else ())
         self._passed = 0  # to the present controller
         self._server = server
 
@@ -85,7 +93,7 @@ class Supervisor:
         _gather_outputs(self._run_dir / "releases")
         self._end_store()
         self._end_fork_server()
-        if (self._run_dir / "exit.json").exists():
+        if (self._run_dir / "exit.json").exists() and not run_directory.goes_on(self._run_dir):
             run_directory.forget_secrets(self._run_dir)
         pump.await_shown(self._asked.more_than(2))
         return code
@@ -117,6 +125,8 @@ class Supervisor:
             started_at = time.monotonic()
             code = self._watch_controller(self._start_controller(server))
             server = program_fork_server.socket_path(self._run_dir)  # which has imported all by now
+            if code is not None and self._waits_for_nodes():
+                continue
             if code is not None:
                 return code
             if run_directory.free_bytes(self._run_dir) < _ROOM_BYTES:
@@ -130,6 +140,17 @@ class Supervisor:
                 say(f"the controller keeps dying; see {log}")
                 return 1
             say(f"the controller died; {self._meanwhile_text()} while it restarts (see {log})")
+
+    def _waits_for_nodes(self) -> bool:
+        """Whether the job goes on with other nodes here and now: Slurm took all, and this host is none of them."""
+        run = run_directory.read_spec(self._run_dir)
+        if run.fleet != "slurm" or run.allocation or self._asked.numbers or not run_directory.goes_on(self._run_dir):
+            return False
+        say("the job's state is on storage; it goes on when Slurm has other nodes for it")
+        (self._run_dir / "exit.json").unlink()
+        resumed = msgspec.structs.replace(run, resumed_at=time.time())
+        run_and_node_specs.write_json(self._run_dir / "run.json", resumed)
+        return True
 
     def _meanwhile_text(self) -> str:
         """Say what continues without the controller: training, if that was the job's phase when the controller died."""
@@ -200,11 +221,16 @@ class Supervisor:
         return found is not None and found.pid == process.pid
 
     def _end_nodes(self) -> None:
-        """End all nodes of this run on this host, as a last resort: none may outlive the run."""
+        """End all nodes of this run on this host and on Slurm, as a last resort: none may outlive the run."""
         nodes = self._run_dir / "nodes"
         for folder in nodes.iterdir() if nodes.is_dir() else ():
             if (folder / "holder.pid").exists():
                 _end_one_node(folder)
+        if run_directory.read_spec(self._run_dir).fleet == "slurm":
+            try:
+                slurm_fleet.end_all(self._run_dir, run_directory.node_environment(self._run_dir))
+            except OSError as e:
+                say(f"jobs of this run may be left in Slurm: {e}; see {self._run_dir}/{slurm_fleet.FOLDER}/nodes.json")
 
     def _end_store(self) -> None:
         """Tell the store process to quit, in case the controller did not; else it would wait for another controller."""
@@ -231,9 +257,9 @@ def _end_one_node(folder: Path) -> None:
         say(str(e))
 
 
-def watch_node(folder: Path, pid: int, console: Console) -> int:
+def watch_node(folder: Path, pid: int, console: Console, stops: tuple[int, ...]) -> int:
     """Follow this host's node in another host's job until its holder ends; returns the exit code."""
-    asked = StopSignals()
+    asked = StopSignals(stops)
     pump = ConsolePump(console)
     passed = 0
     while not (ended := os.waitpid(pid, os.WNOHANG))[0]:

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.core.decide.fleet_news import OUT_OF_TIME
 from holdfast.core.decoding import from_json
 from holdfast.linux import process_attributes
 from holdfast.wire import controller_request, folder_use_lock, run_and_node_specs
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.inherited_environment import make_rank_environment
-from holdfast.wire.run_and_node_specs import COMPILED_ARCHIVES, ControllerAddress, NodeSpec, RunSpec
+from holdfast.wire.run_and_node_specs import COMPILED_ARCHIVES, ControllerAddress, NodeSpec, RunEnd, RunSpec
 
 if TYPE_CHECKING:
     from holdfast.wire.credentials.certificate_authority import CertificateAuthority
@@ -31,7 +32,7 @@ _OLD_S = 60.0  # of a process that only now starts a job
 NO_RUN = "there is no run yet"
 COMPILED_CODE = "torchinductor_cache"  # in files of such names no rank finds what it resumes from
 SECRET_FILES = ("token", "env.json")  # these and the folders below are needed to resume, and by nobody afterwards
-_RESUME_FOLDERS = ("door", "keys", f"{COMPILED_CODE}*", f"releases/{COMPILED_ARCHIVES}")
+_RESUME_FOLDERS = ("door", "keys", "slurm/*/keys", f"{COMPILED_CODE}*", f"releases/{COMPILED_ARCHIVES}")
 STDIN = "stdin"  # the note of the front, whose standard input rank 0 reads
 CONTROLLER = "holdfast.cli.launch.controller_main"  # the module, and the word that its command line has
 
@@ -47,7 +48,7 @@ def make_run_dir(wanted: str | None, run_id: str) -> Path:
     try:
         run_dir.mkdir(parents=True, mode=0o700, exist_ok=True)
         if (run_dir / "run.json").exists():
-            if (run_dir / "exit.json").exists():
+            if (run_dir / "exit.json").exists() and not goes_on(run_dir):
                 raise UsageError(f"{run_dir} holds a run that has ended; give another --run-dir")
             raise UsageError(f"{run_dir} holds a run already; give --resume {run_dir}, or another --run-dir")
         _require_owner(run_dir)
@@ -204,6 +205,14 @@ def read_door_secret(run_dir: Path) -> str:
 def write_door_secret(run_dir: Path, told: str) -> None:
     door_keys_folder(run_dir).mkdir(mode=0o700, exist_ok=True)
     mutual_tls.write_secret(door_keys_folder(run_dir) / "secret", told.encode())
+
+
+def goes_on(run_dir: Path) -> bool:
+    """Whether a run has ended only because the time of its nodes was over, so that others may go on with it."""
+    try:
+        return run_and_node_specs.read_json(run_dir / "exit.json", RunEnd).code == OUT_OF_TIME
+    except (OSError, msgspec.DecodeError):
+        return False
 
 
 def forget_secrets(run_dir: Path) -> None:

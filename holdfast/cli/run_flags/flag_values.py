@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import warnings
 from collections.abc import Iterable, Mapping
 from math import lcm, prod
@@ -217,6 +218,15 @@ def parse_modules(texts: Iterable[str]) -> tuple[str, ...]:
         if not _MODULE.fullmatch(name):
             raise UsageError(f"--preload {name}: give module names as in import, separated by commas")
     return tuple(names)
+
+
+def parse_sbatch_flags(name: str, texts: Iterable[str]) -> tuple[str, ...]:
+    """Return flags of sbatch: as they are, or as partition=gpu exclusive, without the dashes."""
+    try:
+        split = [(text.lstrip().startswith("-"), shlex.split(text)) for text in texts]
+        return tuple(word if whole else f"--{word}" for whole, words in split for word in words)
+    except ValueError as e:
+        raise UsageError(f"--{name}: {str(e).lower()}; quote its flags as a shell would read them") from None
 
 
 def existing_path(given: GivenFlags, name: str) -> str | None:

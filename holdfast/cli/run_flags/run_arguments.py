@@ -13,11 +13,11 @@ from holdfast.model.job_and_seats import Dims
 
 __all__ = ["FLEETS", "RunArgs", "StreamChoice", "UsageError", "parse_run_args", "resolve_nproc"]
 
-FLEETS = ("local", "join")
+FLEETS = ("local", "join", "slurm")
 _RDZV_PORT = 29400
 _MASTER_PORT = 29500
 _PLACES = ("rdzv-endpoint", "master-addr", "node-rank")  # any of these says: a job that spans hosts
-_JOIN_ONLY = (*_PLACES, "master-port", "local-addr", "rdzv-conf")
+_JOIN_ONLY = (*_PLACES, "master-port", "rdzv-conf")
 _CONF_KEYS = ("join_timeout", "last_call_timeout")
 _KEPT_ON_RESUME = ("resume", "config")
 _NOT_ON_RESUME = {
@@ -62,6 +62,7 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
     config: str | None
     port: int
     token_file: str | None
+    slurm: tuple[str, ...]  # flags of sbatch
     python: str
     module: bool
     no_python: bool
@@ -103,7 +104,7 @@ def parse_run_args(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
         fleet=fleet,
         endpoint=_join_endpoint(given, max_nodes + standbys) if fleet == "join" else None,
         node_rank=_join_node_rank(given, max_nodes + standbys, refill_h) if fleet == "join" else None,
-        local_addr=given.flag_text("local-addr") if fleet == "join" else None,
+        local_addr=given.flag_text("local-addr") if fleet != "local" else None,
         run_id=_given_run_id(given),
         rdzv_conf=_time_limits(given) if fleet == "join" else {},
         role=given.flag_text("role") or "default",
@@ -126,6 +127,7 @@ def parse_run_args(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
         config=values.existing_path(given, "config"),
         port=values.parse_number(given, "port", most=65535) or 0,
         token_file=values.existing_path(given, "token-file"),
+        slurm=values.parse_sbatch_flags("slurm", given.lists["slurm"]),
         python=env.get("PYTHON_EXEC") or sys.executable,
         module=module,
         no_python=no_python,
@@ -133,8 +135,11 @@ def parse_run_args(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
         script_args=given.script_args,
         notes=_flag_notes(given, fleet, max_nodes + standbys),
     )
-    if not (args.resume or module or no_python):
-        values.check_script(args.script, compiles=args.python == sys.executable)
+    return args if args.resume or module or no_python else _with_checked_script(args)
+
+
+def _with_checked_script(args: RunArgs) -> RunArgs:
+    values.check_script(args.script, compiles=args.python == sys.executable)
     return args
 
 
@@ -150,11 +155,13 @@ def _given_run_id(given: GivenFlags) -> str | None:
 def _choose_fleet(given: GivenFlags) -> str:
     fleet = given.flag_text("fleet")
     if fleet is not None and fleet not in FLEETS:
-        raise UsageError(f"--fleet {fleet}: there is no such fleet; known are {' and '.join(FLEETS)}")
+        raise UsageError(f"--fleet {fleet}: there is no such fleet; known are {', '.join(FLEETS)}")
     places = any(given.flag_text(name) for name in _PLACES)
     if "standalone" in given.words:
-        if fleet == "join":
-            raise UsageError(f"{given.words['standalone'].source} keeps the job on this host; drop it or --fleet join")
+        if fleet not in (None, "local"):
+            raise UsageError(
+                f"{given.words['standalone'].source} keeps the job on this host; drop it or --fleet {fleet}"
+            )
         return "local"
     if fleet == "join" and not places:
         raise UsageError("--fleet join: name the host that runs the controller, with --rdzv-endpoint HOST:PORT")
@@ -231,7 +238,9 @@ def _misplaced_flags(given: GivenFlags, fleet: str, hosts: int) -> list[str]:
     """Return notes about flags that have no effect in combination with the other flags given."""
     names: tuple[str, ...]
     if fleet == "local":
-        names, why = _JOIN_ONLY, "nodes are started on this host"
+        names, why = (*_JOIN_ONLY, "local-addr"), "nodes are started on this host"
+    elif fleet == "slurm":
+        names, why = _JOIN_ONLY, "Slurm says on which hosts nodes run"
     elif given.flag_text("rdzv-endpoint"):
         names, why = ("master-addr", "master-port"), f"{given.words['rdzv-endpoint'].source} names the endpoint already"
     elif hosts == 1 and "master-port" not in given.words:

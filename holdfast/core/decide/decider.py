@@ -92,6 +92,8 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
         case Phase.ENDING, Outcome(action=id) if id == state.awaited:
             state.enter(Phase.DONE)
             return "done"
+        case Phase.DONE, Order(verb="resume") if state.exit_code == fleet_news.OUT_OF_TIME:
+            return fleet_news.go_on(state, now)
         case ((Phase.ENDING | Phase.DONE), _):
             return "the job is ending: no longer of interest"
         case _, Order(verb="stop"):

@@ -129,3 +129,19 @@ def _let_go(state: JobState, now: float, over: Set[str]) -> str:
     if next_seats(state.job, nodes.seats, nodes.out | over, nodes.usable_pool, may_shrink=True):
         state.requests.evicting |= {node: _FLEET for node in sorted(over) if node not in state.requests.evicting}
     return ""
+
+
+def go_on(state: JobState, now: float) -> str:
+    """Wait for other nodes: the fleet had taken all away, and somebody resumes the job. Its state is on storage."""
+    nodes, standbys = state.nodes, state.nodes.standbys
+    why = "the fleet has taken it away"
+    for node in sorted({*nodes.pool, *standbys.coming, *standbys.under_probe}):
+        state.emit(*standbys.dismiss_node(node, None, why))
+    left = sorted(nodes.active)
+    nodes.out.update(left)
+    for node in left:
+        state.emit(*standbys.dismiss_node(node, None, why))
+    state.requests.on_nodes_left(tuple(left))
+    standbys.acquiring.clear()  # whoever was to come was given back with all others
+    state.exit_code = state.wait_until = state.last_call_at = None
+    return f"the job goes on with other nodes; {launching.wait_for_nodes(state, now)}"

@@ -34,7 +34,7 @@ _NEXT: dict[Phase, tuple[Phase, ...]] = {
     Phase.PAUSING: (Phase.STOPPING, Phase.WAITING, Phase.LAUNCHING, Phase.HELD, Phase.ENDING),
     Phase.HELD: (Phase.STOPPING, Phase.WAITING, Phase.LAUNCHING, Phase.ENDING),
     Phase.ENDING: (Phase.DONE,),
-    Phase.DONE: (),
+    Phase.DONE: (Phase.WAITING,),  # if it was the time of its nodes that ended it
 }
 # Phases that the outcome of one action ends.
 _AWAITING = (Phase.LAUNCHING, Phase.STOPPING, Phase.PROBING, Phase.PAUSING, Phase.ENDING)
@@ -67,6 +67,7 @@ class JobState:
         self.grow_at = 0.0  # when a job that is smaller than it wants may be stopped to grow
         self.wait_until: float | None = None
         self.last_call_at: float | None = None  # 0: it is over
+        self.exit_code: int | None = None  # None: nothing has ended the job
         self.summary = ""  # the part of the newest reason that says what the job does now
         self.begin_step()
 

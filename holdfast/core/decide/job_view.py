@@ -148,6 +148,10 @@ class JobView:
         return MappingProxyType(self._state.nodes.standbys.queued)
 
     @property
+    def exit_code(self) -> int | None:
+        return self._state.exit_code
+
+    @property
     def fleet(self) -> Mapping[str, FleetNode]:
         """What the fleet said last of each node that it has told of."""
         return MappingProxyType(self._state.nodes.standbys.fleet.nodes)

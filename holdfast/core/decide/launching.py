@@ -390,6 +390,7 @@ def finish_job(
         verified=doubts.verified,
     )
     state.emit(finish)
+    state.exit_code = code
     state.enter(Phase.ENDING, finish.id)
     state.next_move = reason
     return reason

@@ -293,6 +293,9 @@ class Ledger:
             if self._cut:
                 self._cut = self._cut[0], self._make_span(TimeUse.PAUSE, self._at, self._at)
         self._close_span(at)
+        if self.phase is Phase.DONE:  # its nodes' time was over, and it goes on with others
+            self._spans.append(self._make_span(TimeUse.WAIT, self._at, max(at, self._at)))
+            self._at, self.finish = max(at, self._at), None
         if phase in (Phase.STOPPING, Phase.PAUSING):
             # An incident that has not come to a step goes on through a pause.
             mending = self._incident and self._redo_to is None

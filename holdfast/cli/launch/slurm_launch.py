@@ -1,0 +1,112 @@
+"""`holdfast run --fleet slurm`: the controller on this host, a login node or one of an allocation; nodes on Slurm."""
+
+import ipaddress
+import os
+import secrets
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+from holdfast.cli.launch import release_packing
+from holdfast.cli.launch.controller_listener import listen_at
+from holdfast.cli.launch.slurm_node import MODULE
+from holdfast.cli.launch.standby_choice import choose_standbys
+from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
+from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
+from holdfast.cli.terminal.rank_console import describe_shape, find_console_files, make_console, say
+from holdfast.config import Settings
+from holdfast.fleet.slurm_commands import is_inside_allocation
+from holdfast.fleet.slurm_fleet import SlurmPlan
+from holdfast.model.job_and_seats import Job
+from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
+
+_WHERE = "name the address at which the nodes reach this host, with --local-addr"
+
+
+def run_on_slurm(args: RunArgs, settings: Settings, entry: EntryPoint, job: Job) -> int:
+    for program in ("sbatch", "srun", "squeue", "scancel"):
+        if shutil.which(program) is None:
+            raise UsageError(f"--fleet slurm: there is no {program} on this host; run it where you would type sbatch")
+    if isinstance(args.nproc, str):
+        raise UsageError(f"--nproc-per-node {args.nproc}: give a number, since this host is none of the nodes")
+    if settings.door.key:
+        raise UsageError("door.authority, door.certificate and door.key do not go with --fleet slurm; unset them")
+    nproc = args.ranks_per_node()
+    args, why = choose_standbys(args) if args.refill_h is not None else (args, "")
+    address = find_own_address(args.local_addr)
+    with listen_at(address, args.port, "give another with --port, or 0 for any free one") as listener:
+        run_dir = run_directory.make_run_dir(args.run_dir, job.run_id)
+        log_dir = run_directory.make_log_dir(args.log_dir, run_dir, job.run_id)
+        files = find_console_files()
+        apart = (log_dir, *map(Path, files))
+        begun = release_packing.pack_first_release(entry, run_dir, apart, copied=args.release)
+        run_directory.write_door_secret(run_dir, secrets.token_hex(16))
+        run_directory.open_authority(run_dir)
+        run = RunSpec(
+            job=msgspec.structs.replace(job, standbys=args.standbys, blocks=settings.block.age_s > 0),
+            entry=entry,
+            settings=settings,
+            fleet="slurm",
+            nproc=nproc,
+            log_dir=str(log_dir),
+            host=address,
+            port=listener.getsockname()[1],
+            release=begun.release,
+            console_files=files,
+            fleet_flags=args.slurm,
+            allocation=is_inside_allocation(os.environ),
+        )
+        run_directory.publish_run(run_dir, run)
+        run_selection.remember_run(run_dir)
+        where = f", first on the hosts of job {run.allocation}" if run.allocation else ""
+        say(f"slurm fleet: {describe_shape(args, nproc)}{where}; run directory {run_dir}")
+        for text in filter(None, (why, begun.said)):
+            say(text)
+        if args.detach:
+            leave_terminal(run_dir)
+        return Supervisor(run_dir, listener, make_console(args, run, run_dir)).run()
+
+
+def make_plan(run: RunSpec, run_dir: Path) -> SlurmPlan:
+    return SlurmPlan(
+        run_id=run.job.run_id,
+        flags=run.fleet_flags,
+        allocation=run.allocation,
+        drain=run.settings.slurm.drain,
+        lost_s=run.settings.node.lost_s,
+        starts=(sys.executable, "-m", MODULE, str(run_dir)),
+    )
+
+
+def move_here(run: RunSpec) -> RunSpec:
+    """Return a run that is resumed, as it goes on from this host and in this allocation."""
+    address = find_own_address(None) if not _is_ours(run.host) else run.host
+    port = run.port if address == run.host else 0  # nodes that are left expect the controller where it was
+    return msgspec.structs.replace(run, host=address, port=port, allocation=is_inside_allocation(os.environ))
+
+
+def find_own_address(wanted: str | None) -> str:
+    """Return an address of this host that other hosts reach; UsageError if its name does not lead to one."""
+    name = wanted or socket.gethostname()
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
+    except socket.gaierror as e:
+        raise UsageError(f"cannot resolve {name}, this host's name: {e.strerror}; {_WHERE}") from None
+    if ipaddress.ip_address(found).is_loopback:
+        raise UsageError(f"{name} stands for {found}, which other hosts cannot reach; {_WHERE}")
+    return str(found)
+
+
+def _is_ours(address: str) -> bool:
+    """Whether this host can listen at an address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,175 @@
+"""Slurm's own commands, each run with a time limit. All of these block: call them in a thread."""
+
+import getpass
+import os
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from holdfast.fleet import slurm_reports
+from holdfast.fleet.slurm_reports import SlurmHost, SlurmJob, SlurmStep
+from holdfast.ports import FleetRefusal
+
+_ANSWER_S = 60.0  # Slurm's own commands give up after about as long
+_FOR_SUBMISSION = ("SBATCH_", "SLURM_CONF")
+_PLAIN = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ")
+
+
+class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
+    """What Slurm tells of our jobs, of their steps and of the hosts that these are on."""
+
+    asked: frozenset[int]  # the jobs that Slurm was asked about; one that it does not know is long over
+    jobs: dict[int, SlurmJob]
+    steps: tuple[SlurmStep, ...]
+    hosts: dict[str, SlurmHost]
+
+    def find_step(self, job: int, name: str) -> SlurmStep | None:
+        return next((step for step in self.steps if step.job == job and step.name == name), None)
+
+
+def submission_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of `sbatch`, which Slurm keeps with the job: nothing of the user's but flags for it."""
+    return {key: value for key, value in env.items() if key in _PLAIN or key.startswith(_FOR_SUBMISSION)}
+
+
+def step_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of `srun` and of what it starts: the user's, without the flags of an outer allocation."""
+    kept = ("SLURM_CONF", "SLURM_CLUSTERS")
+    return {key: value for key, value in env.items() if not key.startswith(("SLURM_", "SRUN_")) or key in kept}
+
+
+def is_inside_allocation(env: Mapping[str, str]) -> int:
+    """Return the job whose allocation this process is in; 0 if it is in none."""
+    text = env.get("SLURM_JOB_ID", "")
+    return int(text) if text.isdecimal() else 0
+
+
+class SlurmCommands:
+    def __init__(self, env: Mapping[str, str], cwd: str) -> None:
+        self._env = dict(env)
+        self._cwd = cwd
+        self._version: tuple[int, int] | None = None
+
+    def submit(self, words: Sequence[str], script: str) -> int:
+        """Submit a script and return its job. Raises FleetRefusal if Slurm will not have it, OSError if another try
+        may do."""
+        done = self._run(["sbatch", "--parsable", *words], script, submission_environment(self._env))
+        if done.returncode == 0:
+            id = done.stdout.strip().split("\n")[-1].split(";")[0]
+            if id.isdecimal():
+                return int(id)
+            raise OSError(f"sbatch answered {done.stdout.strip()!r}, which names no job")
+        sentence = slurm_reports.last_sentence(done.stderr)
+        raise (
+            OSError(f"sbatch: {sentence}") if slurm_reports.may_pass(sentence) else FleetRefusal(f"sbatch: {sentence}")
+        )
+
+    def find_job(self, name: str) -> int:
+        """Return the newest living job of this name that is ours; 0 if there is none."""
+        found = self._ask(["squeue", "--noheader", f"--user={getpass.getuser()}", f"--name={name}", "--format=%A"])
+        return max((int(word) for word in found.split() if word.isdecimal()), default=0)
+
+    def look(self, jobs: Iterable[int], hosts: Iterable[str]) -> ClusterView:
+        """Ask Slurm about these jobs and hosts; raises OSError if it cannot be asked."""
+        asked = frozenset(jobs)
+        if not asked:
+            return ClusterView(asked=asked, jobs={}, steps=(), hosts={})
+        ids = ",".join(map(str, sorted(asked)))
+        steps = self._ask(["squeue", "--noheader", "--steps", f"--jobs={ids}", f"--format={slurm_reports.STEP_FORMAT}"])
+        found = self._ask_jobs(ids)  # after the steps: one that has ended between is seen to run once more
+        names = ",".join(sorted({*hosts, *(host for job in found.values() for host in job.hosts)}))
+        told = ""
+        if names:
+            told = self._ask(
+                ["sinfo", "--noheader", "--Node", f"--nodes={names}", f"--format={slurm_reports.HOST_FORMAT}"]
+            )
+        return ClusterView(
+            asked=asked, jobs=found, steps=slurm_reports.parse_steps(steps), hosts=slurm_reports.parse_hosts(told)
+        )
+
+    def _ask_jobs(self, ids: str) -> dict[int, SlurmJob]:
+        if self._version is None:
+            self._version = slurm_reports.parse_version(self._ask(["sinfo", "--version"]))
+        words = ["squeue", f"--jobs={ids}", "--states=all"]
+        if self._version >= slurm_reports.JSON_FROM:
+            try:
+                return slurm_reports.parse_jobs_json(self._ask([*words, "--json"]).encode())
+            except (OSError, msgspec.DecodeError):
+                self._version = (0, 0)  # built without JSON, or in a form that we do not know
+        fields = ",".join(f"{field}:|" for field in slurm_reports.JOB_FIELDS)
+        return slurm_reports.parse_jobs(self._ask([*words, "--noheader", f"--Format={fields}"]))
+
+    def cancel(self, what: str) -> None:
+        """End a job (12) or a step (12.3); one that is over is no error."""
+        done = self._run(["scancel", "--quiet", what])
+        sentence = slurm_reports.last_sentence(done.stderr)
+        if done.returncode and "invalid job" not in sentence.lower() and "already" not in sentence.lower():
+            raise OSError(f"scancel {what}: {sentence}")
+
+    def shrink_job(self, job: int, hosts: Sequence[str]) -> None:
+        """Let a job keep these hosts only."""
+        self._ask(["scontrol", "update", f"JobId={job}", f"NodeList={','.join(hosts)}"])
+
+    def drain_host(self, host: str, reason: str) -> None:
+        """Ask Slurm to give a host to no further job; raises OSError if we may not."""
+        self._ask(["scontrol", "update", f"NodeName={host}", "State=DRAIN", f"Reason={reason}"])
+
+    def start_step(self, words: Sequence[str], env: Mapping[str, str], log: str) -> int:
+        """Start `srun`, which outlives this process; return its pid."""
+        with open(log, "ab") as output:
+            process = subprocess.Popen(
+                ["srun", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=step_environment(env),
+                cwd=self._cwd,
+                start_new_session=True,
+            )
+        _children[process.pid] = process
+        return process.pid
+
+    def _ask(self, words: Sequence[str]) -> str:
+        done = self._run(words)
+        sentence = slurm_reports.last_sentence(done.stderr)
+        if done.returncode and "invalid job id" not in sentence.lower():  # as it says of jobs that ended long ago
+            raise OSError(f"{words[0]}: {sentence}")
+        return done.stdout
+
+    def _run(
+        self, words: Sequence[str], text: str = "", env: Mapping[str, str] | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        own = {**step_environment(self._env if env is None else env), "SLURM_TIME_FORMAT": "%s"}
+        try:
+            return subprocess.run(
+                words,
+                check=False,
+                input=text,
+                env=own,
+                cwd=self._cwd,
+                capture_output=True,
+                text=True,
+                timeout=_ANSWER_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise OSError(f"{words[0]} has not answered for {_ANSWER_S:g} s") from None
+        except FileNotFoundError:
+            raise FleetRefusal(f"there is no {words[0]} on this host") from None
+
+
+_children: dict[int, "subprocess.Popen[bytes]"] = {}  # of ours: polled, so that none stays a zombie
+
+
+def is_alive(pid: int, mark: str) -> bool:
+    """Whether the process that was started as `pid`, with this mark in its environment, has not ended."""
+    if (child := _children.get(pid)) is not None:
+        if child.poll() is None:
+            return True
+        del _children[pid]
+        return False
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return os.fsencode(mark) in file.read().split(b"\0")
+    except OSError:
+        return False

@@ -1,0 +1,75 @@
+"""What a node's record and Slurm's answers together say about the node."""
+
+import msgspec
+
+from holdfast.fleet.slurm_commands import ClusterView
+from holdfast.fleet.slurm_reports import SlurmJob
+from holdfast.model.fleet_report import FleetNode, FleetState
+
+
+class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the fleet keeps of a node, on disk before it acts."""
+
+    job: int = 0  # 0: asked for, and Slurm's answer is not known
+    job_name: str = ""
+    order: int = 0  # its place among the hosts of the job
+    lent: bool = False  # the job is not ours: an allocation that the user had before
+    host: str = ""  # "": the job has not begun
+    doubled: bool = False  # that host has another node of ours, so this one is never started
+    srun: int = 0  # pid; 0: the step has not been asked for
+    seen: bool = False  # its step was there
+    cut_off: bool = False  # Slurm lost its host while it was there: what Slurm says of its end is no proof
+    released: str = ""  # why it was given back
+    near: tuple[str, ...] = ()
+
+
+def step_name(node: str) -> str:
+    return f"holdfast-{node}"
+
+
+def judge_node(node: str, record: NodeRecord, view: ClusterView, *, launching: bool) -> FleetNode:
+    """Return where a node is. `launching`: its `sbatch` or its `srun` is alive. Only what Slurm has seen end, on a host
+    that it never lost sight of, is gone."""
+    job = view.jobs.get(record.job)
+    if record.job not in view.asked and (record.job or launching):
+        return FleetNode(state=FleetState.QUEUED, reason="its job is being submitted")
+    if not record.job:
+        return FleetNode(state=FleetState.GONE, reason="Slurm does not know of its job")
+    if job is not None and job.is_queued:
+        return FleetNode(state=FleetState.QUEUED, reason=job.reason)
+    if record.doubled:
+        return _placed(record, job, FleetState.GONE, f"Slurm gave it {record.host}, which has a node of this job")
+    if job is not None and (job.is_starting or (job.is_running and not record.srun and record.host in job.hosts)):
+        return FleetNode(state=FleetState.STARTING, host=record.host)
+    if is_cut_off(record, view):
+        host = view.hosts.get(record.host)
+        why = f": {host.reason}" if host and host.reason else ""
+        return _placed(record, job, FleetState.UNKNOWN, f"Slurm gets no answer from {record.host}{why}")
+    if view.find_step(record.job, step_name(node)):
+        return _placed(record, job, FleetState.UP)
+    if job is not None and launching and not record.seen:
+        return _placed(record, job, FleetState.STARTING)
+    if job is None or job.is_over:
+        return _gone(record, job)
+    return _placed(record, job, FleetState.GONE, "its step has ended")
+
+
+def is_cut_off(record: NodeRecord, view: ClusterView) -> bool:
+    host = view.hosts.get(record.host)
+    return bool(record.srun) and (record.cut_off or (host is not None and not host.answers))
+
+
+def _placed(record: NodeRecord, job: SlurmJob | None, state: FleetState, reason: str = "") -> FleetNode:
+    ends_at = job.ends_at if job else 0.0
+    reason = reason or ("preempted" if job and job.preempted else "")
+    return FleetNode(state=state, reason=reason, host=record.host, ends_at=ends_at, near=record.near)
+
+
+def _gone(record: NodeRecord, job: SlurmJob | None) -> FleetNode:
+    if job is None:
+        return _placed(record, None, FleetState.GONE, f"job {record.job} ended some time ago")
+    why = f" ({job.reason})" if job.reason else ""
+    ended = _placed(
+        record, None, FleetState.GONE, f"job {job.id} has ended: {job.state.lower().replace('_', ' ')}{why}"
+    )
+    return msgspec.structs.replace(ended, failed=job.failed)

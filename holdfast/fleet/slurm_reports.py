@@ -1,0 +1,209 @@
+"""What Slurm's commands print, read into plain values. Nothing here runs a command."""
+
+import re
+from typing import Any
+
+import msgspec
+
+from holdfast.core.decoding import from_json
+
+# The fields of one job, in this order, as `squeue -O` prints them with SLURM_TIME_FORMAT=%s.
+JOB_FIELDS = ("JobID", "State", "Reason", "EndTime", "PreemptTime", "NodeList", "Name")
+STEP_FORMAT = "%i|%j|%N"  # of `squeue -s`
+HOST_FORMAT = "%N|%T|%E"  # of `sinfo -N`
+JSON_FROM = (23, 11)  # in the JSON of older versions a job that is completing cannot be told from one that is over
+
+_WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
+_STARTING = frozenset({"CONFIGURING", "POWER_UP_NODE"})
+_RUNNING = frozenset({"RUNNING", "RESIZING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "STOPPED"})
+_FAILED = frozenset({"NODE_FAIL", "BOOT_FAIL"})  # of the machine, not of the job
+_GRACE_S = 30.0  # taken for the grace of a preemption that is not known
+_FLAGS = frozenset({"COMPLETING", "CONFIGURING", "POWER_UP_NODE", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"})
+_HOSTS = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
+_BRACKET = re.compile(r"\[([^\]]*)\]")
+# Sentences of Slurm that another try may not hear again; whatever else it says of a request is a refusal.
+_PASSING = re.compile(
+    r"unable to contact|timed? ?out|temporarily|try again|connection (refused|reset)|unexpected message|zero bytes"
+    r"|communication|job submit limit|pending job submission|not responding|protocol authentication|munge",
+    re.IGNORECASE,
+)
+
+
+class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
+    """One job as the queue shows it."""
+
+    id: int
+    state: str  # in Slurm's capitals
+    completing: bool = False  # it is over, but processes of it may be there still
+    reason: str = ""
+    ends_at: float = 0.0  # 0: it has no end
+    preempted: bool = False  # it was told to go
+    hosts: tuple[str, ...] = ()
+    name: str = ""
+
+    @property
+    def is_queued(self) -> bool:
+        return self.state in _WAITING
+
+    @property
+    def is_starting(self) -> bool:
+        return self.state in _STARTING
+
+    @property
+    def is_running(self) -> bool:
+        return self.state in _RUNNING
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it runs any more, on hosts that answer."""
+        return not (self.completing or self.is_queued or self.is_starting or self.is_running)
+
+    @property
+    def failed(self) -> bool:
+        return self.state in _FAILED
+
+
+class SlurmStep(msgspec.Struct, frozen=True, kw_only=True):
+    id: str  # JOB.STEP
+    job: int
+    name: str
+
+
+class SlurmHost(msgspec.Struct, frozen=True, kw_only=True):
+    answers: bool
+    state: str
+    reason: str = ""
+
+
+def expand_hosts(text: str) -> tuple[str, ...]:
+    """Return the hosts of a list such as n[1-3,07],login; in Slurm's order."""
+    if text in ("", "(null)", "None", "N/A", "None assigned"):
+        return ()
+    return tuple(host for part in _HOSTS.findall(text) for host in _expand_part(part))
+
+
+def _expand_part(part: str) -> list[str]:
+    found = _BRACKET.search(part)
+    if found is None:
+        return [part]
+    before, after = part[: found.start()], _expand_part(part[found.end() :])
+    numbers = [number for piece in found[1].split(",") for number in _expand_range(piece)]
+    return [f"{before}{number}{rest}" for number in numbers for rest in after]
+
+
+def _expand_range(piece: str) -> list[str]:
+    first, dash, last = piece.partition("-")
+    if not dash or not (first.isdecimal() and last.isdecimal()):
+        return [piece]
+    return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+
+
+def parse_jobs(text: str) -> dict[int, SlurmJob]:
+    """Read lines of `squeue -O` with JOB_FIELDS; lines of another form are left out."""
+    found = {}
+    for line in text.splitlines():
+        fields = line.strip().split("|")
+        if len(fields) < len(JOB_FIELDS) or not fields[0].isdecimal():
+            continue
+        id, state, reason, ends, preempted, hosts, name = fields[: len(JOB_FIELDS)]
+        found[int(id)] = SlurmJob(
+            id=int(id),
+            state=state,
+            completing=state == "COMPLETING",
+            reason=_meant(reason),
+            ends_at=_find_end(_instant(ends), _instant(preempted)),
+            preempted=_instant(preempted) > 0,
+            hosts=expand_hosts(hosts),
+            name=name,
+        )
+    return found
+
+
+def parse_jobs_json(content: bytes) -> dict[int, SlurmJob]:
+    """Read `squeue --json` of any version since JSON_FROM; raises msgspec.DecodeError."""
+    jobs = from_json(content, dict[str, Any]).get("jobs")
+    if not isinstance(jobs, list):
+        raise msgspec.DecodeError("there is no list of jobs")
+    return {job.id: job for entry in jobs if isinstance(entry, dict) and (job := _json_job(entry))}
+
+
+def _json_job(entry: dict[str, Any]) -> SlurmJob | None:
+    states = entry.get("job_state")
+    states = [states] if isinstance(states, str) else states
+    id = _number(entry.get("job_id"))
+    if not id or not isinstance(states, list) or not states:
+        return None
+    shown = next((state for state in states if state in _STARTING), None)
+    preempted_at = _number(entry.get("preempt_time"))
+    proper = [state for state in states if state not in _FLAGS]
+    return SlurmJob(
+        id=int(id),
+        state=str(shown or (proper or states)[0]),
+        completing="COMPLETING" in states,
+        reason=_meant(str(entry.get("state_reason") or "")),
+        ends_at=_find_end(_number(entry.get("end_time")), preempted_at),
+        preempted=preempted_at > 0,
+        hosts=expand_hosts(str(entry.get("nodes") or "")),
+        name=str(entry.get("name") or ""),
+    )
+
+
+def parse_steps(text: str) -> tuple[SlurmStep, ...]:
+    """Read lines of `squeue -s` with STEP_FORMAT."""
+    rows = (line.strip().split("|") for line in text.splitlines())
+    return tuple(
+        SlurmStep(id=row[0], job=int(row[0].split(".")[0]), name=row[1])
+        for row in rows
+        if len(row) == 3 and row[0].split(".")[0].isdecimal()
+    )
+
+
+def parse_hosts(text: str) -> dict[str, SlurmHost]:
+    """Read lines of `sinfo -N` with HOST_FORMAT. A star after the state: Slurm gets no answer from the host."""
+    rows = (line.strip().split("|", 2) for line in text.splitlines())
+    return {
+        row[0]: SlurmHost(
+            answers=not row[1].endswith("*") and not row[1].startswith(("down", "unknown", "power")),
+            state=row[1].rstrip("*"),
+            reason="" if row[2] == "none" else row[2],
+        )
+        for row in rows
+        if len(row) == 3
+    }
+
+
+def parse_version(text: str) -> tuple[int, int]:
+    """Read `sinfo --version`; (0, 0): it is none that we know."""
+    found = re.search(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def last_sentence(stderr: str) -> str:
+    """Return the last thing that a command of Slurm complained of, without its own name."""
+    lines = [re.sub(r"^\w+: (error|fatal): ", "", line.strip()) for line in stderr.splitlines() if line.strip()]
+    return lines[-1] if lines else "it did not say why"
+
+
+def may_pass(sentence: str) -> bool:
+    """Whether Slurm may answer otherwise when it is asked again."""
+    return bool(_PASSING.search(sentence))
+
+
+def _find_end(ends_at: float, preempted_at: float) -> float:
+    """Return when a job ends. Of one without a time limit Slurm does not say how long its preemption leaves it."""
+    return ends_at or (preempted_at + _GRACE_S if preempted_at else 0.0)
+
+
+def _meant(word: str) -> str:
+    return "" if word in ("None", "(null)", "N/A") else word
+
+
+def _instant(text: str) -> float:
+    return float(text) if text.isdecimal() else 0.0  # "N/A", "NONE", "Unknown": there is none
+
+
+def _number(value: Any) -> float:
+    """Return a number of any version: plain, or as {"set": true, "infinite": false, "number": 5}."""
+    if isinstance(value, dict):
+        value = value.get("number") if value.get("set") and not value.get("infinite") else 0
+    return float(value) if isinstance(value, int | float) else 0.0

@@ -1,0 +1,131 @@
+"""What is the Slurm fleet's own, on a real Slurm: jobs that shrink, hosts that are left out, hosts unheard of."""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.fleet import slurm_fleet
+from holdfast.fleet.slurm_fleet import SlurmFleet
+from holdfast.fleet.slurm_reports import expand_hosts
+from holdfast.model.fleet_report import FleetState
+from tests.cli.driver import until
+from tests.slurm import places
+from tests.slurm.lab import SlurmLab
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+async def fleet(slurm_lab: SlurmLab, tmp_path: Path, no_orphans: str) -> AsyncIterator[SlurmFleet]:
+    yield places.slurm(tmp_path)
+    fleet = places.slurm(tmp_path)  # as whoever was the last to open it knows it
+    for node in fleet.nodes():
+        await fleet.give_back(node, "the test is over")
+    slurm_lab.call("scancel", "-u", "root", check=False)
+    until(lambda: not slurm_lab.call("squeue", "-h", "-o", "%i").split(), "an empty queue")
+    slurm_lab.recover()
+
+
+def all_up(fleet: SlurmFleet, place: Path) -> None:
+    for node in fleet.nodes():
+        until(lambda node=node: places.slurm_alive(place, node), f"{node} to be up")  # type: ignore[misc]
+
+
+def host_of(fleet: SlurmFleet, node: str) -> str:
+    return fleet._records[node].host
+
+
+def hosts_of_job(lab: SlurmLab, job: int) -> tuple[str, ...]:
+    return expand_hosts(lab.call("squeue", "-h", "-j", str(job), "-o", "%N").strip())
+
+
+async def test_the_job_of_the_start_shrinks_and_a_refill_avoids_the_evicted_host(
+    fleet: SlurmFleet, slurm_lab: SlurmLab, tmp_path: Path
+) -> None:
+    first, *others = await fleet.acquire(3)
+    all_up(fleet, tmp_path)
+    jobs = {fleet._records[node].job for node in fleet.nodes()}
+    assert len(jobs) == 1, "a gang"
+    bad = others[-1]  # the first host of a job has its script, and Slurm keeps that one
+    fleet._plan = msgspec.structs.replace(fleet._plan, drain=True)
+    await fleet.give_back(bad, "evicted")
+    [job] = jobs
+    assert hosts_of_job(slurm_lab, job) == tuple(host_of(fleet, node) for node in (first, *others[:-1]))
+    assert slurm_lab.call("sinfo", "-h", "-p", "main", "-n", host_of(fleet, bad), "-o", "%T").startswith("drain")
+    slurm_lab.call("scontrol", "update", f"NodeName={host_of(fleet, bad)}", "State=RESUME")
+    fleet = places.slurm(tmp_path)  # a successor knows of it
+    for _ in range(3):
+        await fleet.acquire(1)
+    all_up(fleet, tmp_path)
+    used = [host_of(fleet, node) for node in fleet.nodes()]
+    assert len(set(used)) == len(used) == 5 and host_of(fleet, bad) not in used
+
+
+async def test_two_refills_on_one_host_are_one_too_many(fleet: SlurmFleet, tmp_path: Path) -> None:
+    """Slurm may give one host to two jobs, and two nodes of a job on one host are lost together."""
+    fleet = places.slurm(tmp_path, shared=True)
+    [first], [second] = await fleet.acquire(1), await fleet.acquire(1)
+    until(lambda: places.slurm_alive(tmp_path, first), "a node")
+    seen = await fleet.survey()
+    assert host_of(fleet, first) == host_of(fleet, second)
+    assert seen[second].state is FleetState.GONE and "has a node of this job" in seen[second].reason
+    await fleet.give_back(second, "gone")
+
+
+async def test_refills_wait_in_the_queue_in_bounded_numbers(fleet: SlurmFleet, slurm_lab: SlurmLab) -> None:
+    gang = await fleet.acquire(2)
+    slurm_lab.call("scontrol", "update", "PartitionName=main", "State=DOWN")
+    asked = [*await fleet.acquire(5), *await fleet.acquire(20)]
+    assert len(asked) + len(gang) <= slurm_fleet._MOST_QUEUED
+    seen = await fleet.survey()
+    assert {seen[node].state for node in asked} == {FleetState.QUEUED}
+    assert {seen[node].reason for node in asked} == {"PartitionDown"}
+    for node in asked:
+        await fleet.give_back(node, "not needed")
+    until(lambda: len(slurm_lab.call("squeue", "-h", "-o", "%i").split()) == 1, "the end of all but the first job")
+
+
+async def test_a_host_without_power_proves_nothing(fleet: SlurmFleet, slurm_lab: SlurmLab, tmp_path: Path) -> None:
+    [kept, lost] = await fleet.acquire(2)
+    all_up(fleet, tmp_path)
+    slurm_lab.power_off(host_of(fleet, lost))
+    until(lambda: not places.slurm_answers(tmp_path, lost), "Slurm to miss the host", 120)
+    seen = await fleet.survey()
+    assert (seen[lost].state, seen[kept].state) == (FleetState.UNKNOWN, FleetState.UP)
+    with pytest.raises(OSError, match="no answer"):
+        await fleet.give_back(lost, "evicted")
+    slurm_lab.boot(host_of(fleet, lost))
+    assert fleet.nodes() == (kept,)
+
+
+async def test_an_allocation_is_used_first_and_stays(slurm_lab: SlurmLab, tmp_path: Path, fleet: SlurmFleet) -> None:
+    held = slurm_lab.call("sbatch", "--parsable", "-N2", "-o", "/dev/null", "--wrap", "sleep 900").strip()
+    until(lambda: len(hosts_of_job(slurm_lab, int(held))) == 2, "an allocation")
+    inside = places.slurm(tmp_path, allocation=int(held))
+    nodes = await inside.acquire(3)
+    all_up(inside, tmp_path)
+    assert [inside._records[node].lent for node in nodes] == [True, True, False]
+    for node in nodes:
+        await inside.give_back(node, "not needed")
+    until(lambda: slurm_lab.call("squeue", "-h", "-o", "%i").split() == [held], "the end of all but the user's own job")
+    assert len(await inside.acquire(2)) == 2, "and its hosts may be used again"
+    assert {inside._records[node].job for node in inside.nodes()} == {int(held)}
+    for node in inside.nodes():
+        await inside.give_back(node, "not needed")
+    slurm_lab.call("scancel", held)
+
+
+async def test_a_submission_that_was_cut_short_is_found_by_its_name(
+    fleet: SlurmFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "_change", lambda news: (_ for _ in ()).throw(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        fleet._acquire_nodes(1)
+    again = places.slurm(tmp_path)
+    assert again.nodes() == ("n0",) and again._records["n0"].job == 0
+    all_up(again, tmp_path)
+    await again.give_back("n0", "not needed")
+    assert os.listdir(tmp_path / slurm_fleet.FOLDER)

@@ -1,0 +1,113 @@
+"""On a real Slurm: time limits, allocations that are there already, and hosts that nobody hears of any more."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.commands.report import load_report
+from tests.cli.driver import TRAIN, until
+from tests.cli.test_run_state import TRAIN as MODEL
+from tests.slurm.slurm_job import SlurmJob, StartSlurm, start_slurm
+from tests.slurm.test_slurm_faults import STEPS, calm_weights, weights
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+__all__ = ["calm_weights", "start_slurm"]
+
+# It says when it makes steps, and in which generation.
+DATED = TRAIN.replace(
+    "    holdfast.step(step",
+    """    with open(f"{folder}/steps", "a") as file:
+        print(os.environ["TORCHELASTIC_RESTART_COUNT"], time.time(), file=file)
+    holdfast.step(step""",
+)
+
+
+def test_a_time_limit_is_seen_ahead_and_the_seats_move(
+    start_slurm: StartSlurm, tmp_path: Path, calm_weights: str
+) -> None:
+    job = start_slurm(
+        "--nnodes", "2", "--slurm", "time=4", "--set", "recovery.leave_s=30", script=slowed(MODEL), HOLDFAST_STEPS=STEPS
+    )
+    job.trains()
+    [first] = job.queue()
+    job.says("takes n0, n1 away", patience_s=200)
+    job.until(lambda: len(job.queue()) > 1, "successors in the queue", patience_s=60)
+    assert first in job.queue(), "before the end"
+    job.trains(generation=2)
+    job.ends(0, patience_s=300)
+    assert weights(job) == calm_weights
+    assert not job.report().incidents and job.report().changes
+    job.check_replay()
+
+
+def slowed(script: str) -> str:
+    """The same training, which takes as long as it takes a time limit to come."""
+    return script.replace("0.05)", "0.6)")
+
+
+def test_a_batch_job_goes_on_in_its_successor_after_the_time_limit(
+    start_slurm: StartSlurm, tmp_path: Path, calm_weights: str
+) -> None:
+    lab = start_slurm.lab
+    (tmp_path / "job.py").write_text(slowed(MODEL))
+    words = ["sbatch", "--run-dir", str(tmp_path / "run"), "--nnodes", "2", "--slurm", "time=4"]
+    words += ["--set", "recovery.leave_s=40", "--set", "probe.allow=false", "job.py", str(tmp_path)]
+    told = start_slurm.call_holdfast(*words, HOLDFAST_STEPS=STEPS, HOLDFAST_STORE=str(tmp_path / "store"))
+    assert "Submitted batch job" in told
+    output = tmp_path / "run.out"
+
+    def text() -> str:
+        return output.read_text(errors="replace") if output.exists() else ""
+
+    def grows() -> object:
+        return len(text()), lab.call("squeue", "-h")
+
+    until(lambda: "time limit" in text(), "the end of its time", 100, grows)
+    until(lambda: "goes on with other nodes" in text() or "resuming" in text(), "its successor", 100, grows)
+    until(lambda: text().count("] weights ") == 2 and "done: " in text(), "its end", 150, grows)
+    assert text().count(f"] weights {calm_weights}") == 2, text()
+    until(lambda: not lab.call("squeue", "-h").strip(), "an empty queue")
+    report = load_report(tmp_path / "run")
+    assert report.code == 0 and report.generation >= 2, "one journal"
+
+
+def test_an_allocation_that_is_there_is_used_first(start_slurm: StartSlurm, tmp_path: Path) -> None:
+    lab = start_slurm.lab
+    held = lab.call("sbatch", "--parsable", "-N2", "--no-kill", "-o", "/dev/null", "--wrap", "sleep 900").strip()
+    until(lambda: lab.call("squeue", "-h", "-j", held, "-o", "%T").strip() == "RUNNING", "an allocation")
+    job = start_slurm("--nnodes", "2", "--standbys", "1", SLURM_JOB_ID=held)
+    job.trains()
+    jobs = {name: record.job for name, record in job.records().items()}
+    assert sorted(jobs.values())[:2] == [int(held)] * 2 and len(set(jobs.values())) == 2, "one more is asked for"
+    lent = next(node for node in map(job.node_of_rank, (0, 1)) if job.records()[node].lent)
+    job.standby_waits()
+    job.lab.power_off(job.host_of(lent))
+    job.trains(generation=2)
+    job.finish()
+    job.ends(0)
+    assert job.queue() == [held], "it is the user's"
+
+
+def test_the_fence_holds_while_a_rank_may_run_behind_a_cut_cable(start_slurm: StartSlurm, tmp_path: Path) -> None:
+    job = start_slurm("--nnodes", "1", "--standbys", "1", "--set", "node.lost_s=20", script=DATED)
+    job.trains()
+    job.standby_waits()
+    lost = job.host_of_rank(0)
+    job.lab.cut(lost)
+    job.says("could not be ended", patience_s=150)
+    assert job.status()["generation"] == 1
+    job.trains(generation=2)
+    job.finish()
+    job.ends(0)
+    steps = [line.split() for line in (tmp_path / "steps").read_text().splitlines() if len(line.split()) == 2]
+    old = [float(at) for generation, at in steps if generation == "0"]
+    new = [float(at) for generation, at in steps if generation == "1"]
+    assert max(old) < min(new), "no step of both generations at once"
+    assert max(old) > old[0] + 20, "the old rank trained on for a while, as nobody could stop it"
+
+
+def test_what_slurm_refuses_is_its_own_sentence(start_slurm: StartSlurm) -> None:
+    job: SlurmJob = start_slurm("--nnodes", "2", "--slurm", "partition=nowhere")
+    job.ends(2)
+    assert "nvalid partition" in job.text() and "Traceback" not in job.text()
+    assert not job.queue()
