@@ -36,8 +36,7 @@ class Ledger:
     def __init__(self) -> None:
         self.phase = Phase.NEW
         self.generation = 0
-        self.best = -1  # furthest step told by the script
-        self.step = -1  # newest, of whichever generation
+        self.best, self.step = -1, -1  # furthest step told by the script; newest step, of whichever generation
         self.progress: Progress | None = None  # of this generation
         self._newest: Progress | None = None  # of whichever
         self.incidents: list[Record] = []
@@ -57,11 +56,9 @@ class Ledger:
         self._seated: frozenset[str] = frozenset()
         self._spans: list[Span] = []
         self._start_at: float | None = None
-        self._at = 0.0  # up to here the clock is tiled
-        self._last_at = 0.0
+        self._at, self._last_at = 0.0, 0.0  # up to here the clock is tiled; time of the newest entry
         self._good_at = 0.0  # of the newest step that was heard of
-        self._incident = 0  # open, or whose work is being redone
-        self._change = 0  # the same of a planned restart
+        self._incident, self._change = 0, 0  # open incident or planned restart, or whose work is being redone
         self._redo_to: int | None = None
         self._parted = False  # ranks of this generation have made their last step
         self._unwatched: list[UnwatchedTime] = []
