@@ -67,7 +67,10 @@ def lacking() -> str:
     missing = [name for name in PROGRAMS if _program(name) is None]
     if missing:
         return f"no {', '.join(missing)} here (Debian: slurmctld slurmd slurm-client munge iproute2)"
-    return "" if os.geteuid() == 0 else "namespaces need root"
+    if os.geteuid() != 0:
+        return "namespaces need root"
+    tried = subprocess.run(["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "true"], check=False)
+    return "" if tried.returncode == 0 else "namespaces cannot be made here"
 
 
 def warns_gently() -> bool:
