@@ -2,7 +2,8 @@
 
 Entries carry the same chain of checksums as in a file. Every write names the lease of the writer and the checksum of
 the entry before: one statement, one round trip, and a repeated one does no harm. While the server is away, a write
-waits until shortly before the lease may be another's. Then the writer gives up; the next one finds all that was durable.
+waits until shortly before the lease may be another's. Then the writer gives up, and the next one finds all that was
+durable.
 """
 
 import time

@@ -119,7 +119,7 @@ def _run_local(args: RunArgs, settings: Settings) -> int:
             say(begun.said)
             if args.detach:
                 leave_terminal(run_dir)
-            return Supervisor(run_dir, listener, make_console(args, run, run_dir), server).run()
+            return Supervisor(run_dir, listener, make_console(args, run, run_dir), server).run() or 0
 
 
 def _size_standbys(args: RunArgs) -> tuple[RunArgs, str]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import web
 
@@ -41,16 +42,20 @@ from holdfast.core.record.job_account import Account, TimeUse
 from holdfast.core.terminal_sanitizer import sentence_of_ours
 from holdfast.fleet.local_process_fleet import LocalFleet
 from holdfast.fleet.self_joining_fleet import JoinFleet
-from holdfast.journal.sqlite_journal import JournalError, JournalFullError, SqliteJournal
+from holdfast.journal.journal_errors import JournalAwayError, JournalError, JournalFullError, LeaseLostError
+from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.linux import process_attributes
 from holdfast.linux.preimported_fork import KEPT
 from holdfast.model.action import Finish, Say
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Begin, Ended, Entry, Order, Phase, Progress, Successor
-from holdfast.ports import ControllerPorts, Fleet
+from holdfast.ports import ControllerPorts, Fleet, Journal, Notes
 from holdfast.wire import folder_use_lock, program_fork_server, run_and_node_specs, unix_sockets
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.run_and_node_specs import ControllerAddress, RunEnd, RunSpec
+
+if TYPE_CHECKING:
+    from holdfast.cli.launch.run_handover import HandoverNotes
 
 _BACKLOG = 4096
 _LOG_BYTES = 32 << 20
@@ -85,8 +90,9 @@ class NotesFolder:
 
 
 def main() -> int:
-    """Run the controller. The arguments are RUN_DIR and the supervisor's pid; the first inherited file is the port."""
-    run_dir, front = Path(sys.argv[1]), int(sys.argv[2])
+    """Run the controller. The arguments are RUN_DIR, the supervisor's pid and, if the journal is in Postgres, the name
+    that holds its lease; the first inherited file is the port."""
+    run_dir, front, holder = Path(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:4])
     process_attributes.die_with(front)
     fd = int(os.environ.pop(KEPT).split(",")[0])
     logging.basicConfig(handlers=[open_log(run_dir)], level=logging.INFO, format="%(asctime)s %(message)s")
@@ -97,9 +103,10 @@ def main() -> int:
         say(f"another controller runs in {run_dir}, so this one ends")
         return 1
     try:
-        ended = asyncio.run(_run_controller(run_dir, socket.socket(fileno=fd), say))
-    except* JournalFullError as group:
-        say("; ".join(str(e) for e in leaf_exceptions(group)))  # which is no end: the front knows what to do
+        ended = asyncio.run(_run_controller(run_dir, socket.socket(fileno=fd), say, holder))
+    except* (JournalFullError, JournalAwayError, LeaseLostError) as group:
+        # Which is no end: the front knows what to do.
+        say("; ".join(dict.fromkeys(str(e) for e in leaf_exceptions(group))))
     except* (JournalError, RebuildError, UsageError) as group:
         sentences = [str(e) for e in leaf_exceptions(group)]
         ended = RunEnd(code=1, reason="; ".join(sentences))
@@ -126,18 +133,19 @@ def leaf_exceptions(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]
             yield e
 
 
-async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) -> RunEnd:
+async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog, holder: str) -> RunEnd:
     run = run_directory.read_spec(run_dir)
+    record = open_record(run, run_dir, holder, say)
     env = run_directory.node_environment(run_dir)
     url = run_directory.web_address(run.host, listener.getsockname()[1], "https" if run.fleet == "join" else "http")
     store = StoreProcess(run_dir, run.host, run.settings.node.lost_s, env, program_fork_server.socket_path(run_dir))
     teller = ConsoleTeller(run_dir, say)
-    hooks = UserHooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, say)
+    hooks = UserHooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, notes=record.notes, say=say)
     opinions = FailureOpinions(run.settings, run.log_dir, say)
     fleet = _make_fleet(run, run_dir, env)
     listeners = EntryListeners(teller, hooks, opinions)
     built = build_controller(
-        run.settings, _make_ports(run, run_dir, fleet=fleet, store=store, say=say, listeners=listeners)
+        run.settings, _make_ports(run, run_dir, record, fleet=fleet, store=store, say=say, listeners=listeners)
     )
     controller = built.controller
     process_attributes.raise_file_limit()
@@ -161,8 +169,9 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
         watching = tasks.create_task(store.watch_process(controller.on_store_lost))
         receiving = tasks.create_task(port.porch.run(listener))
         asking = tasks.create_task(opinions.run(controller.announce_news))
+        handing = tasks.create_task(record.handover.run()) if record.handover else None
         code = await controller.run(run.job, run.release, begun, run.started_at)
-        for task in (attending, watching, receiving):
+        for task in filter(None, (attending, watching, receiving, handing)):
             task.cancel()
         opinions.finish_up()
         asking.cancel()
@@ -174,6 +183,8 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
         await runner.cleanup()
     run_directory.door_path(run_dir).unlink(missing_ok=True)
     (run_dir / "controller.json").unlink(missing_ok=True)
+    if record.handover:
+        record.handover.forget_keys()
     teller.tell_end(account, code)
     return RunEnd(code=code, reason=account.ending)
 
@@ -250,14 +261,44 @@ class EntryListeners:
         self._hooks.on_entry(entry, job_standing(view))
 
 
+class RunRecord(NamedTuple):
+    """Where a controller writes what the next one must find."""
+
+    journal: Journal
+    notes: Notes
+    handover: "HandoverNotes | None"  # None: the next one is on the same host
+
+
+def open_record(run: RunSpec, run_dir: Path, holder: str, say: SaidLog) -> RunRecord:
+    """Open the journal to write: in the run directory, or in Postgres as the holder of its lease."""
+    if not run.journal:
+        journal = SqliteJournal(run_dir / "journal.db", mark_path=run_dir / "journal.mark")
+        return RunRecord(journal, NotesFolder(run_dir), None)
+    from holdfast.cli.launch.run_handover import HandoverNotes
+    from holdfast.journal.postgres_journal import Holder, PostgresJournal
+
+    address = f"{run.host}:{run.port}"
+    record = PostgresJournal(run.journal, run.job.run_id, Holder(name=holder, address=address))
+    handover = HandoverNotes(record, run_dir, say)
+    handover.put_keys()  # before any node can join
+    return RunRecord(record, record, handover)
+
+
 def _make_ports(
-    run: RunSpec, run_dir: Path, *, fleet: Fleet, store: StoreProcess, say: SaidLog, listeners: EntryListeners
+    run: RunSpec,
+    run_dir: Path,
+    record: RunRecord,
+    *,
+    fleet: Fleet,
+    store: StoreProcess,
+    say: SaidLog,
+    listeners: EntryListeners,
 ) -> ControllerPorts:
     return ControllerPorts(
-        journal=SqliteJournal(run_dir / "journal.db", mark_path=run_dir / "journal.mark"),
+        journal=record.journal,
         fleet=fleet,
         store=store,
-        notes=NotesFolder(run_dir),
+        notes=record.notes,
         archives=run_dir / "releases",
         blocked=BlockListThreads(BlockListFile(run_directory.block_list_path(run.settings.block.path))),
         probe_history=run_dir / "probed.json",
