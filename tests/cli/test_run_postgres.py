@@ -4,8 +4,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -20,11 +18,10 @@ TAKEN_OVER_S = 15.0
 
 
 @pytest.fixture
-def endpoints() -> Iterator[str]:
+def endpoints() -> str:
     """Two addresses at which a controller may be; hosts are process trees of this one, so ports tell them apart."""
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        found = ",".join(f"127.0.0.1:{probe.getsockname()[1]}" for probe in (one, other))
-    yield found
+        return ",".join(f"127.0.0.1:{probe.getsockname()[1]}" for probe in (one, other))
 
 
 def begin(start: Start, endpoints: str, url: str, *flags: str, names: tuple[str, ...]) -> list[Job]:
@@ -32,9 +29,25 @@ def begin(start: Start, endpoints: str, url: str, *flags: str, names: tuple[str,
     return [host(start, endpoints, *words, name=name, HOLDFAST_TOKEN=TOKEN) for name in names]
 
 
-def processes_of(job: Job) -> list[psutil.Process]:
-    front = psutil.Process(job.process.pid)
-    return [front, *front.children(recursive=True)]
+def struck(job: Job) -> list[int]:
+    """All processes of a host, but for its ranks' own node: what its controller needs."""
+    return [job.process.pid, job.controller(), *stores_of(job)]
+
+
+def stores_of(job: Job) -> list[int]:
+    """The store that a controller has started; one that took a run over starts it with its first launch."""
+    words = {"holdfast.client.boot.tcp_store_server", str(job.run_dir)}
+    return [p.pid for p in psutil.process_iter(["cmdline"]) if words <= {*(p.info["cmdline"] or [])}]
+
+
+def node_of(job: Job) -> str:
+    [holder] = (job.run_dir / "nodes").glob("*/holder.pid")
+    return holder.parent.name
+
+
+def other_of(jobs: list[Job], one: Job) -> Job:
+    [other] = [job for job in jobs if job is not one]
+    return other
 
 
 def test_another_host_carries_the_controller_when_its_host_is_lost(
@@ -42,18 +55,19 @@ def test_another_host_carries_the_controller_when_its_host_is_lost(
 ) -> None:
     jobs = begin(start, endpoints, shared_postgres, "--nnodes", "2", names=("one", "two"))
     leader = leader_of(*jobs)
-    [other] = [job for job in jobs if job is not leader]
+    other = other_of(jobs, leader)
     leader.trains()
     [rank] = other.run_dir.glob("logs/gen-1/rank-*/pid")
     pid, before = int(rank.read_text()), leader.status()["step"]
 
-    struck_at = time.monotonic()
-    leader.kill(leader.process.pid)  # and its controller with it; its node goes on, as its ranks do
+    lost, struck_at = struck(leader), time.monotonic()
+    for number in lost:  # its node goes on, so that nobody has to start again
+        leader.kill(number)
     other.says("this host carries the controller")
-    status = other.trains()
+    other.trains()
     took_s = time.monotonic() - struck_at
+    other.until(lambda: other.status()["step"] > before, "more steps")
     assert not gone(pid), "the ranks go on"
-    assert status["step"] > before
     assert "the run goes on from its journal" in other.text()
     assert took_s < TAKEN_OVER_S, f"{took_s:.1f} s"
     other.finish()
@@ -61,3 +75,63 @@ def test_another_host_carries_the_controller_when_its_host_is_lost(
     report = other.report()
     assert report.code == 0 and not report.incidents
     print(f"taken over after {took_s:.1f} s at a load of {os.getloadavg()[0]:.0f}")
+
+
+@pytest.mark.slow
+def test_a_machine_is_lost_with_its_controller_and_its_ranks(
+    start: Start, endpoints: str, shared_postgres: str
+) -> None:
+    """The last of three hosts, a standby, takes the seat; it has no address at which a controller may be."""
+    flags = ("--nnodes", "2", "--standbys", "1")
+    jobs = begin(start, endpoints, shared_postgres, *flags, names=("one", "two", "three"))
+    leader = leader_of(*jobs)
+    leader.until(lambda: len(leader.status().get("nodes", ())) == 3, "three nodes")
+    leader.trains()
+    lost = [*struck(leader), leader.holder(node_of(leader))]
+    struck_at = time.monotonic()
+    for number in lost:
+        leader.kill(number)
+    left = [job for job in jobs if job is not leader]
+    successor = left[0].until(
+        lambda: next((job for job in left if "this host carries the controller" in job.text()), None), "a successor"
+    )
+    assert successor
+    successor.until(lambda: bool(successor.status()), "its answer")
+    took_s = time.monotonic() - struck_at
+    successor.trains(generation=2)
+    print(f"taken over after {took_s:.1f} s, trains after {time.monotonic() - struck_at:.1f} s")
+    assert took_s < TAKEN_OVER_S
+    successor.finish()
+    for job in left:
+        job.ends(0)
+    [record] = successor.report().incidents
+    assert record.kind == "silence"
+
+
+@pytest.mark.slow
+def test_a_controller_that_slept_finds_that_another_has_taken_over(
+    start: Start, endpoints: str, shared_postgres: str
+) -> None:
+    """Its front follows from then on, and takes over again when the other one is lost in turn."""
+    jobs = begin(start, endpoints, shared_postgres, "--nnodes", "2", names=("one", "two"))
+    leader = leader_of(*jobs)
+    other = other_of(jobs, leader)
+    leader.trains()
+    asleep = leader.controller()
+    leader.kill(asleep, signal.SIGSTOP)
+    other.says("this host carries the controller")
+    other.trains()
+    leader.kill(asleep, signal.SIGCONT)
+    leader.says("carries the controller now; this host goes on as a node")
+    assert gone(asleep)
+    step = other.status()["step"]
+    other.until(lambda: other.status()["step"] > step, "more steps")
+    assert other.status()["generation"] == 1
+
+    for number in struck(other):
+        other.kill(number)
+    leader.until(lambda: leader.text().count("this host carries the controller") == 2, "the way back")
+    leader.trains()
+    leader.finish()
+    leader.ends(0)
+    assert not leader.report().incidents

@@ -2,11 +2,12 @@
 
 import contextlib
 import socket
+from typing import Any
 
 from holdfast.cli.launch.controller_lease import ControllerLease
 from holdfast.cli.launch.host_join import HostJoin
 from holdfast.cli.run_flags.flag_table import UsageError
-from holdfast.cli.terminal.rank_console import Console, say
+from holdfast.cli.terminal.rank_console import Console
 from holdfast.journal.journal_errors import JournalError
 
 _BACKLOG = 4096
@@ -19,42 +20,47 @@ def run_in_turns(joining: HostJoin, console: Console, url: str) -> int:
         lease = ControllerLease(url, joining.run_id)
         while True:
             listener = _listen_at_own(joining.args.endpoints) if joining.may_lead else None
-            if listener is not None and lease.try_to_claim():
-                with listener:
-                    code = joining.lead_job(listener, console, lease)
-            else:
-                code = _follow(joining, console, lease, listener)
+            with listener or contextlib.nullcontext():
+                leads = listener is not None and lease.try_to_claim()
+                code = joining.lead_job(listener, console, lease) if listener and leads else None
+            if not leads:
+                code = _follow(joining, console, lease)
             if code is not None:
                 return code
     except JournalError as e:
         raise UsageError(str(e)) from None
 
 
-def _follow(joining: HostJoin, console: Console, lease: ControllerLease, listener: socket.socket | None) -> int | None:
-    if listener is not None:
-        listener.close()
+def _follow(joining: HostJoin, console: Console, lease: ControllerLease) -> int | None:
     if not joining.has_node and lease.has_ended():
         raise UsageError(f"run {lease.run_id} in {lease.url} has ended; give another --rdzv-id")
-    return joining.follow_job(console, lease.is_free if listener is not None else lambda: False)
+
+    def may_take_over() -> bool:
+        if not (joining.may_lead and lease.is_free()):
+            return False
+        with _listen_at_own(joining.args.endpoints) or contextlib.nullcontext() as listener:
+            return listener is not None  # a port that is in use now may be free the next time
+
+    return joining.follow_job(console, may_take_over)
 
 
 def _listen_at_own(endpoints: tuple[tuple[str, int], ...]) -> socket.socket | None:
     """Listen at the first endpoint that is an address of this host; None if none is."""
-    unknown = []
     for host, port in endpoints:
-        try:
+        with contextlib.suppress(socket.gaierror):
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except socket.gaierror as e:
-            unknown.append(f"cannot resolve {host}, a host of the endpoint: {e.strerror}")
-            continue
-        for family, _, _, _, address in found:  # a name may stand for several hosts
-            listener = socket.socket(family, socket.SOCK_STREAM)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                listener.bind(address)
-                listener.listen(_BACKLOG)
+            listeners = (_try_to_listen(family, address) for family, _, _, _, address in found)
+            if listener := next(filter(None, listeners), None):  # a name may stand for several hosts
                 return listener
-            listener.close()
-    for why in unknown:
-        say(why)
+    return None
+
+
+def _try_to_listen(family: int, address: Any) -> socket.socket | None:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with contextlib.suppress(OSError):
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+        return listener
+    listener.close()
     return None
