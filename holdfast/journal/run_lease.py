@@ -21,8 +21,9 @@ MARGIN_S = 1.0  # its holder stops so long before that: the server's clock and o
 START_S = 30.0  # for a `holdfast run` that has claimed a run to start its controller
 # A run that is not there yet is made; one that others hold is left alone, and no row comes back.
 _CLAIM = """
-insert into holdfast.run as run (run_id, start, chain, holder, address, expires_at)
-values (%(run)s, %(start)s, %(start)s, %(holder)s, %(address)s, clock_timestamp() + %(for)s * interval '1 second')
+insert into holdfast.run as run (run_id, start, chain, epoch, holder, address, expires_at)
+values (%(run)s, %(start)s, %(start)s, %(epochs)s, %(holder)s, %(address)s,
+    clock_timestamp() + %(for)s * interval '1 second')
 on conflict (run_id) do update
 set holder = excluded.holder, address = excluded.address, expires_at = excluded.expires_at,
     epoch = run.epoch + %(epochs)s
