@@ -12,7 +12,11 @@ _BEGINNING = (
     "create table holdfast.version (version int not null)",
     "insert into holdfast.version values (0)",
 )
-_PRESENT = "select to_regclass('holdfast.version') is not null"
+# Not by to_regclass: in a transaction that has waited for another, it answers from what was known before.
+_PRESENT = (
+    "select exists (select from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace"
+    " where n.nspname = 'holdfast' and c.relname = 'version')"
+)
 
 # Each step leads from the version before it to its own, and back. A step only adds what older programs need not know,
 # so that controllers of both versions can go on while it is made.
