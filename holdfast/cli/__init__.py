@@ -10,7 +10,7 @@ from holdfast.cli.terminal.closed_pipe_output import drop_output, ignore_closed_
 COMMANDS = {
     "run": "run a training script, as torchrun would, and keep it running",
     "status": "show what a job is doing now",
-    "ls": "show your runs on this host",
+    "ls": "show your runs on this host, or those of a database",
     "logs": "show what ranks have printed",
     "attach": "follow a run that another terminal has started",
     "report": "show what a job did and what it cost",
@@ -31,6 +31,7 @@ COMMANDS = {
     "blocked": "show the hosts that jobs refuse, lift a block, or add one",
     "probe": "probe this machine: processors, GPUs, memory, disk, clock",
     "plan": "work out how many standbys a job needs",
+    "journal": "look after a database that holds journals",
     "clean": "remove what killed runs have left behind",
     "chaos": "inject known faults into a job",
     "sim": "simulate jobs and their faults in virtual time",

@@ -63,6 +63,15 @@ def list_runs(link: PostgresLink) -> list[RunRow]:
     return [_parse_row(values) for values in link.execute(f"{_LOOK} order by began_at, run_id")]
 
 
+def forget_run(link: PostgresLink, run_id: str) -> None:
+    """Remove a run that has ended, or whose last controller has been gone for a day. JournalError if it may live."""
+    postgres_schema.require_schema(link)
+    gone = "run_id = %(run)s and (phase = 'done' or expires_at < clock_timestamp() - interval '1 day')"
+    if not link.execute(f"delete from holdfast.run where {gone} returning 1", {"run": run_id}):
+        known = look_at_run(link, run_id)
+        raise JournalError(f"run {run_id} has not ended" if known else f"{link.url} has no run {run_id}")
+
+
 def claim_run(link: PostgresLink, run_id: str, holder: str, address: str, for_s: float) -> bool:
     """Take the lease of a run that nobody holds, for a controller that is about to start; False if another has it.
     From now on no older controller can write. The run is made if it is not there."""

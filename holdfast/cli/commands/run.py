@@ -87,6 +87,7 @@ def _run_local(args: RunArgs, settings: Settings) -> int:
     with listen_at("127.0.0.1", args.port, "give another with --port, or 0 for any free one") as listener:
         run_id = args.run_id or run_directory.new_run_id()
         run_dir = run_directory.make_run_dir(args.run_dir, run_id)
+        run_directory.require_local_disk(run_dir)
         log_dir = run_directory.make_log_dir(args.log_dir, run_dir, run_id)
         with contextlib.ExitStack() as closing:
             server = _early_server(args, run_dir, closing)

@@ -151,6 +151,8 @@ class HostJoin:
         port, begun = listener.getsockname()[1], None
         if lease:
             self.host, begun = self._own_host(listener), self._restore_run(lease)
+        else:
+            run_directory.require_local_disk(self.run_dir)
         said = ("",) if begun else self._begin_run()
         self._prepare_keys()
         run = msgspec.structs.replace(self.run, host=self.host, port=port)

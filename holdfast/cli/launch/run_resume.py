@@ -32,6 +32,8 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
     if (run_dir / "exit.json").exists():
         raise UsageError(f"this run has ended; see holdfast report {run_dir}, or start a new one")
     _check_replay(run_dir)
+    if not run.journal:
+        run_directory.require_local_disk(run_dir)
     lease = _claim_again(run) if run.journal else None
     files = dict.fromkeys((*run.console_files, *find_console_files()))
     run = msgspec.structs.replace(run, console_files=tuple(files))
