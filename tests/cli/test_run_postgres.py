@@ -11,6 +11,7 @@ import pytest
 from tests.cli.conftest import Start
 from tests.cli.driver import Job, gone
 from tests.cli.test_join import host, leader_of
+from tests.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.e2e
 TOKEN = "0b1c8e93d7a24f56b8e1902c7d3f4a65"
@@ -135,3 +136,30 @@ def test_a_controller_that_slept_finds_that_another_has_taken_over(
     leader.finish()
     leader.ends(0)
     assert not leader.report().incidents
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_database_that_goes_away_under_a_job(start: Start, endpoints: str, own_postgres: PostgresServer) -> None:
+    """A short absence is waited for. In a longer one the controller ends, ranks go on, and its front starts another."""
+    jobs = begin(start, endpoints, own_postgres.url, "--nnodes", "2", names=("one", "two"))
+    leader_of(*jobs).trains()
+    pids = {int(path.read_text()) for job in jobs for path in job.run_dir.glob("logs/gen-1/rank-*/pid")}
+
+    def step() -> int:
+        return max((int(job.status().get("step", 0)) for job in jobs), default=0)
+
+    for away_s in (0.5, 1.0, 12.0):
+        before = step()
+        own_postgres.kill()
+        time.sleep(away_s)  # what a restart, or a failover, takes
+        own_postgres.up()
+        jobs[0].until(lambda: step() > before, "steps that a controller sees")  # noqa: B023
+    assert len(pids) == 2 and not any(gone(pid) for pid in pids), "the ranks have gone on"
+    said = "\n".join(job.text() for job in jobs)
+    assert "does not answer" in said and "the controller starts again if it answers within" in said
+    jobs[0].finish()
+    for job in jobs:
+        job.ends(0)
+    [carrier] = [job for job in jobs if "holdfast: done: 0 incidents" in job.text()]
+    assert carrier.report().generation == 1 and not carrier.report().incidents

@@ -90,6 +90,8 @@ class Race:
             self.acknowledged[seq] = name
 
     def _tell_agent(self, journal: PostgresJournal, seq: int, *, late: bool, rng: Random) -> None:
+        if rng.random() < 0.2:
+            time.sleep(rng.uniform(0, 4 * LEASE_S))  # an action that takes its time before it has an errand
         asked_at = time.monotonic()
         epoch = journal.epoch
         with self.lock:
