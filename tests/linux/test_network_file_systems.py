@@ -10,7 +10,7 @@ MOUNTS = """\
 22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
 40 22 0:35 / /home rw,relatime shared:20 - nfs4 filer:/home rw,vers=4.2,addr=10.0.0.9
 41 22 0:36 /sub /mnt/big\\040disk rw,relatime - lustre mgs@tcp:/big rw,flock
-42 40 0:37 / /home/scratch rw - xfs /dev/nvme0n1 rw
+42 40 0:37 / /home/local rw - xfs /dev/nvme0n1 rw
 43 22 0:38 / /data rw - nfs filer:/data rw
 44 43 0:39 / /data rw - tmpfs tmpfs rw
 45 22 0:40 / /ssh rw - fuse.sshfs me@host: rw
@@ -24,7 +24,7 @@ MOUNTS = """\
         ("/tmp/run", ""),
         ("/home", "nfs4"),
         ("/home/ann/.local/state/holdfast/runs/one", "nfs4"),
-        ("/home/scratch/run", ""),
+        ("/home/local/run", ""),
         ("/homes/ann", ""),
         ("/mnt/big disk/run", "lustre"),
         ("/data/run", ""),
