@@ -15,7 +15,7 @@ from holdfast.journal import postgres_schema, run_lease
 from holdfast.journal.entry_chain import JournalRow, make_row, parse_row
 from holdfast.journal.journal_errors import JournalAwayError, JournalDamagedError, JournalError, LeaseLostError
 from holdfast.journal.postgres_link import PostgresLink
-from holdfast.journal.run_lease import LEASE_S, MARGIN_S, RENEW_S, RunRow
+from holdfast.journal.run_lease import LEASE_S, MARGIN_S, RENEW_S, LeasedRun
 from holdfast.model.event import Entry, Lost
 
 _PAGE = 1000  # entries that are read at a time
@@ -48,7 +48,7 @@ for share on conflict (run_id, name) do update set content = excluded.content re
 _GET_NOTE = "select content from holdfast.note where run_id = %(run)s and name = %(name)s"
 
 
-class Holder(msgspec.Struct, frozen=True, kw_only=True):
+class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
     """Who writes: the name of one `holdfast run`, where its controller answers, and how long a lease lasts."""
 
     name: str
@@ -57,7 +57,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PostgresJournal:
-    def __init__(self, url: str, run_id: str, holder: Holder | None = None) -> None:
+    def __init__(self, url: str, run_id: str, holder: LeaseHolder | None = None) -> None:
         """Open the journal of a run: with a holder to write, taking the lease, else to read. Raises JournalError."""
         self.run_id = run_id
         self.lost: Lost | None = None  # a committed entry is not lost; what a failover loses, nodes know
@@ -76,7 +76,7 @@ class PostgresJournal:
         self._seq, self._chain, self._committed = found.seq, found.chain, found.chain
         self._phase, self.alive_at = found.phase, found.alive_at
 
-    def _open_run(self) -> RunRow:
+    def _open_run(self) -> LeasedRun:
         if self._holder is None:
             postgres_schema.require_schema(self._link)
             if found := run_lease.look_at_run(self._link, self.run_id):

@@ -37,7 +37,7 @@ from holdfast.run
 """
 
 
-class RunRow(msgspec.Struct, frozen=True, array_like=True):
+class LeasedRun(msgspec.Struct, frozen=True, array_like=True):
     """A run as Postgres knows it."""
 
     run_id: str
@@ -53,12 +53,12 @@ class RunRow(msgspec.Struct, frozen=True, array_like=True):
     began_at: float
 
 
-def look_at_run(link: PostgresLink, run_id: str) -> RunRow | None:
+def look_at_run(link: PostgresLink, run_id: str) -> LeasedRun | None:
     found = link.execute(f"{_LOOK} where run_id = %(run)s", {"run": run_id})
     return _parse_row(found[0]) if found else None
 
 
-def list_runs(link: PostgresLink) -> list[RunRow]:
+def list_runs(link: PostgresLink) -> list[LeasedRun]:
     """Return all runs, oldest first."""
     return [_parse_row(values) for values in link.execute(f"{_LOOK} order by began_at, run_id")]
 
@@ -79,7 +79,7 @@ def claim_run(link: PostgresLink, run_id: str, holder: str, address: str, for_s:
     return _claim(link, run_id, holder, address=address, for_s=for_s, epochs=0)
 
 
-def begin_epoch(link: PostgresLink, run_id: str, holder: str, address: str, for_s: float) -> RunRow | None:
+def begin_epoch(link: PostgresLink, run_id: str, holder: str, address: str, for_s: float) -> LeasedRun | None:
     """Take or keep the lease and move on to the next epoch; None if another controller has the lease."""
     postgres_schema.prepare_schema(link)
     if not _claim(link, run_id, holder, address=address, for_s=for_s, epochs=1):
@@ -94,8 +94,8 @@ def _claim(link: PostgresLink, run_id: str, holder: str, *, address: str, for_s:
     return bool(link.execute(_CLAIM, values))
 
 
-def _parse_row(values: tuple[object, ...]) -> RunRow:
+def _parse_row(values: tuple[object, ...]) -> LeasedRun:
     try:
-        return msgspec.convert(values, RunRow)
+        return msgspec.convert(values, LeasedRun)
     except msgspec.ValidationError as e:
         raise JournalError(f"the row of run {values[0]} is damaged: {e}") from None

@@ -13,9 +13,9 @@ TOKEN = "0b1c8e93d7a24f56b8e1902c7d3f4a65"
 
 
 def write(url: str, run_id: str, phase: Phase, lease_s: float = 60.0) -> None:
-    from holdfast.journal.postgres_journal import Holder, PostgresJournal
+    from holdfast.journal.postgres_journal import LeaseHolder, PostgresJournal
 
-    journal = PostgresJournal(url, run_id, Holder(name="h0 abc", address="h0:29400", lease_s=lease_s))
+    journal = PostgresJournal(url, run_id, LeaseHolder(name="h0 abc", address="h0:29400", lease_s=lease_s))
     journal.append(Entry(seq=1, at=1.0, event=Tick(), decision=Decision(phase=phase)), durable=True)
     journal._link.close()  # as if killed
 

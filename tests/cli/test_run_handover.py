@@ -14,7 +14,7 @@ from holdfast.model.job_and_seats import Job
 pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 from holdfast.cli.launch import run_handover
 from holdfast.cli.launch.run_handover import HandoverNotes, restore_run
-from holdfast.journal.postgres_journal import Holder, PostgresJournal
+from holdfast.journal.postgres_journal import LeaseHolder, PostgresJournal
 
 SECRET = "0b1c8e93d7a24f56b8e1902c7d3f4a65"
 SMALL, LARGE = "a" * 64, "b" * 64
@@ -22,7 +22,7 @@ SMALL, LARGE = "a" * 64, "b" * 64
 
 def made_run_dir(folder: Path) -> Path:
     folder.mkdir()
-    run_directory.write_secret(folder, SECRET)
+    run_directory.write_door_secret(folder, SECRET)
     run_directory.open_authority(folder)
     (folder / "releases").mkdir()
     (folder / "releases" / f"{SMALL}.tar").write_bytes(bytes(range(256)) * 9000)  # of three chunks
@@ -46,7 +46,7 @@ def test_another_host_gets_keys_and_releases(
     run_dir, said = made_run_dir(tmp_path / "run"), list[str]()
     monkeypatch.setattr(run_handover, "MOST_BYTES", 256 * 9000)
     (run_dir / "releases" / f"{LARGE}.tar").write_bytes(bytes(256 * 9000 + 1))
-    journal = PostgresJournal(shared_postgres, str(tmp_path), Holder(name="one"))
+    journal = PostgresJournal(shared_postgres, str(tmp_path), LeaseHolder(name="one"))
     begin = Begin(
         job=Job(run_id=str(tmp_path), min_nodes=1, max_nodes=2, standbys=0, max_restarts=None), limits=Limits()
     )

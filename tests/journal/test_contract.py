@@ -47,9 +47,9 @@ JOURNALS = (
 
 def open_postgres(place: Path, holder: str = "") -> Journal:
     """A journal in the server that all tests share; the place is its name."""
-    from holdfast.journal.postgres_journal import Holder, PostgresJournal
+    from holdfast.journal.postgres_journal import LeaseHolder, PostgresJournal
 
-    return PostgresJournal(named_url(), str(place), Holder(name=holder) if holder else None)
+    return PostgresJournal(named_url(), str(place), LeaseHolder(name=holder) if holder else None)
 
 
 @pytest.fixture(params=[kind.name for kind in JOURNALS])

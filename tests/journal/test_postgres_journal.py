@@ -15,7 +15,7 @@ from tests.postgres_server import PostgresServer
 pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 from holdfast.journal import postgres_schema, run_lease
 from holdfast.journal.journal_errors import JournalAwayError, JournalDamagedError, JournalError, LeaseLostError
-from holdfast.journal.postgres_journal import Holder, PostgresJournal
+from holdfast.journal.postgres_journal import LeaseHolder, PostgresJournal
 from holdfast.journal.postgres_link import PostgresLink, why_no_url
 
 LONG_S, SHORT_S = 60.0, 0.3
@@ -26,7 +26,7 @@ def entry(seq: int, phase: Phase = Phase.TRAINING) -> Entry:
 
 
 def writer(url: str, place: Path, name: str = "one", lease_s: float = LONG_S) -> PostgresJournal:
-    return PostgresJournal(url, str(place), Holder(name=name, address=f"at {name}", lease_s=lease_s))
+    return PostgresJournal(url, str(place), LeaseHolder(name=name, address=f"at {name}", lease_s=lease_s))
 
 
 def seqs(url: str, place: Path) -> list[int]:
@@ -214,7 +214,7 @@ def test_a_server_that_goes_away(own_postgres: PostgresServer, tmp_path: Path) -
     writing.join()
     assert seqs(url, tmp_path) == [1, 2]
 
-    hasty = PostgresJournal(url, "hasty", Holder(name="one", lease_s=2.0))
+    hasty = PostgresJournal(url, "hasty", LeaseHolder(name="one", lease_s=2.0))
     own_postgres.freeze()
     began_at = time.monotonic()
     try:

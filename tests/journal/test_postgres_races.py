@@ -15,7 +15,7 @@ from tests.postgres_server import PostgresServer
 
 pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 from holdfast.journal.journal_errors import JournalAwayError, LeaseLostError
-from holdfast.journal.postgres_journal import Holder, PostgresJournal
+from holdfast.journal.postgres_journal import LeaseHolder, PostgresJournal
 
 pytestmark = pytest.mark.e2e
 LEASE_S = 0.15
@@ -57,7 +57,7 @@ class Race:
             self.failed.append(e)
 
     def _live(self, name: str, rng: Random) -> None:
-        journal = PostgresJournal(self.url, self.run_id, Holder(name=name, lease_s=LEASE_S))
+        journal = PostgresJournal(self.url, self.run_id, LeaseHolder(name=name, lease_s=LEASE_S))
         epoch = journal.epoch
         with self.lock:
             self.begun_at[epoch] = time.monotonic()
@@ -160,19 +160,21 @@ def test_a_server_that_is_killed_under_load(own_postgres: PostgresServer) -> Non
     def write() -> None:
         while not over.is_set():
             with contextlib.suppress(JournalAwayError):
-                journal = PostgresJournal(own_postgres.url, "load", Holder(name="one", lease_s=1.0))
-                seq = max((entry.seq for entry in journal.read()), default=0)
-                assert seq >= max(acknowledged, default=0), "what was acknowledged is there"
-                try:
-                    while not over.is_set():
-                        seq += 1
-                        entry = Entry(seq=seq, at=float(seq), event=Tick(), decision=Decision())
-                        journal.append(entry, durable=seq % 3 == 0)
-                        if seq % 3 == 0:
-                            acknowledged.append(seq)
-                except JournalAwayError as e:
-                    gave_up.append(str(e))
-                    raise
+                write_on()
+
+    def write_on() -> None:
+        journal = PostgresJournal(own_postgres.url, "load", LeaseHolder(name="one", lease_s=1.0))
+        seq = max((entry.seq for entry in journal.read()), default=0)
+        assert seq >= max(acknowledged, default=0), "what was acknowledged is there"
+        try:
+            while not over.is_set():
+                seq += 1
+                journal.append(Entry(seq=seq, at=1.0, event=Tick(), decision=Decision()), durable=seq % 3 == 0)
+                acknowledged.extend([seq] if seq % 3 == 0 else [])
+        except JournalAwayError as e:
+            gave_up.append(str(e))
+            raise
+        journal.close()
 
     writer, rng = threading.Thread(target=write), Random(7)
     writer.start()

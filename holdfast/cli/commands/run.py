@@ -35,6 +35,8 @@ def main(argv: list[str]) -> int:
             return resume_run(args, _load_settings(args) if args.settings or args.config else None)
         settings = _load_settings(args)
         os.environ.update(with_whole_paths(os.environ, os.getcwd()))  # nothing of ours is started from this folder
+        if args.journal:
+            return _join_in_turns(args, settings)
         if args.fleet == "join":
             from holdfast.cli.launch.host_join import join_job
 
@@ -47,6 +49,14 @@ def main(argv: list[str]) -> int:
     except (UsageError, ConfigError) as e:
         print(f"holdfast run: {e}", file=sys.stderr)
         return 2
+
+
+def _join_in_turns(args: RunArgs, settings: Settings) -> int:
+    try:
+        from holdfast.cli.launch.controller_turns import join_in_turns
+    except ModuleNotFoundError as e:
+        raise UsageError(f"--journal needs {e.name}: pip install 'holdfast[postgres]'") from None
+    return join_in_turns(args, settings, _make_entry(args))
 
 
 def _load_settings(args: RunArgs) -> Settings:

@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import web
 
+from holdfast.cli.launch.run_record import RunRecord, open_record
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.quantity_text import FIRST_STEP, NO_STEP, clock_text, ettr_said, incidents_text, storage_said
@@ -43,19 +43,15 @@ from holdfast.core.terminal_sanitizer import sentence_of_ours
 from holdfast.fleet.local_process_fleet import LocalFleet
 from holdfast.fleet.self_joining_fleet import JoinFleet
 from holdfast.journal.journal_errors import JournalAwayError, JournalError, JournalFullError, LeaseLostError
-from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.linux import process_attributes
 from holdfast.linux.preimported_fork import KEPT
 from holdfast.model.action import Finish, Say
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Begin, Ended, Entry, Order, Phase, Progress, Successor
-from holdfast.ports import ControllerPorts, Fleet, Journal, Notes
+from holdfast.ports import ControllerPorts, Fleet
 from holdfast.wire import folder_use_lock, program_fork_server, run_and_node_specs, unix_sockets
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.run_and_node_specs import ControllerAddress, RunEnd, RunSpec
-
-if TYPE_CHECKING:
-    from holdfast.cli.launch.run_handover import HandoverNotes
 
 _BACKLOG = 4096
 _LOG_BYTES = 32 << 20
@@ -73,20 +69,6 @@ class SaidLog:
         with contextlib.suppress(OSError):  # nor must a full disk
             self._file.write(f"holdfast: {sentence_of_ours(text)}\n")
             self._file.flush()
-
-
-class NotesFolder:
-    """Notes kept as files in the run directory."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._dir = run_dir
-
-    def put_note(self, name: str, content: bytes) -> None:
-        mutual_tls.write_secret(self._dir / name, content, durable=True)  # it counts after a loss of power, too
-
-    def get_note(self, name: str) -> bytes:
-        path = self._dir / name
-        return path.read_bytes() if path.exists() else b""
 
 
 def main() -> int:
@@ -169,9 +151,9 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog, 
         watching = tasks.create_task(store.watch_process(controller.on_store_lost))
         receiving = tasks.create_task(port.porch.run(listener))
         asking = tasks.create_task(opinions.run(controller.announce_news))
-        handing = tasks.create_task(record.handover.run()) if record.handover else None
+        handing = tasks.create_task(record.hand_over())
         code = await controller.run(run.job, run.release, begun, run.started_at)
-        for task in filter(None, (attending, watching, receiving, handing)):
+        for task in (attending, watching, receiving, handing):
             task.cancel()
         opinions.finish_up()
         asking.cancel()
@@ -179,14 +161,17 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog, 
         await asyncio.wait({telling}, timeout=run.settings.hook.timeout_s)
         telling.cancel()
     account = controller.ledger.make_account()
+    await _close_doors(run_dir, runners)
+    record.forget_keys()
+    teller.tell_end(account, code)
+    return RunEnd(code=code, reason=account.ending)
+
+
+async def _close_doors(run_dir: Path, runners: list[web.AppRunner]) -> None:
     for runner in runners:
         await runner.cleanup()
     run_directory.door_path(run_dir).unlink(missing_ok=True)
     (run_dir / "controller.json").unlink(missing_ok=True)
-    if record.handover:
-        record.handover.forget_keys()
-    teller.tell_end(account, code)
-    return RunEnd(code=code, reason=account.ending)
 
 
 async def _open_door(built: BuiltController, run_dir: Path, door: ApiEntrance) -> web.AppRunner:
@@ -259,29 +244,6 @@ class EntryListeners:
 
     def on_replayed(self, entry: Entry, view: JobView) -> None:
         self._hooks.on_entry(entry, job_standing(view))
-
-
-class RunRecord(NamedTuple):
-    """Where a controller writes what the next one must find."""
-
-    journal: Journal
-    notes: Notes
-    handover: "HandoverNotes | None"  # None: the next one is on the same host
-
-
-def open_record(run: RunSpec, run_dir: Path, holder: str, say: SaidLog) -> RunRecord:
-    """Open the journal to write: in the run directory, or in Postgres as the holder of its lease."""
-    if not run.journal:
-        journal = SqliteJournal(run_dir / "journal.db", mark_path=run_dir / "journal.mark")
-        return RunRecord(journal, NotesFolder(run_dir), None)
-    from holdfast.cli.launch.run_handover import HandoverNotes
-    from holdfast.journal.postgres_journal import Holder, PostgresJournal
-
-    address = f"{run.host}:{run.port}"
-    record = PostgresJournal(run.journal, run.job.run_id, Holder(name=holder, address=address))
-    handover = HandoverNotes(record, run_dir, say)
-    handover.put_keys()  # before any node can join
-    return RunRecord(record, record, handover)
 
 
 def _make_ports(

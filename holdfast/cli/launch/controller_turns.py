@@ -6,18 +6,22 @@ from typing import Any
 
 from holdfast.cli.launch.controller_lease import ControllerLease
 from holdfast.cli.launch.host_join import HostJoin
-from holdfast.cli.run_flags.flag_table import UsageError
-from holdfast.cli.terminal.rank_console import Console
+from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
+from holdfast.cli.terminal.rank_console import Console, make_console
+from holdfast.config import Settings
 from holdfast.journal.journal_errors import JournalError
+from holdfast.wire.run_and_node_specs import EntryPoint
 
 _BACKLOG = 4096
 
 
-def run_in_turns(joining: HostJoin, console: Console, url: str) -> int:
+def join_in_turns(args: RunArgs, settings: Settings, entry: EntryPoint) -> int:
     """Run this host's part in the job and return the exit code. The first host that claims the run carries its
     controller; when that is lost, another one of the hosts that --rdzv-endpoint names does."""
+    joining = HostJoin(args, settings, entry)
+    console = make_console(args, joining.run, joining.run_dir)
     try:
-        lease = ControllerLease(url, joining.run_id)
+        lease = ControllerLease(args.journal or "", joining.run_id)
         while True:
             listener = _listen_at_own(joining.args.endpoints) if joining.may_lead else None
             with listener or contextlib.nullcontext():

@@ -324,13 +324,6 @@ class HostJoin:
 def join_job(args: RunArgs, settings: Settings, entry: EntryPoint) -> int:
     joining = HostJoin(args, settings, entry)
     console = make_console(args, joining.run, joining.run_dir)
-    if args.journal:
-        try:
-            from holdfast.cli.launch.controller_turns import run_in_turns
-        except ModuleNotFoundError as e:
-            raise UsageError(f"--journal needs {e.name}: pip install 'holdfast[postgres]'") from None
-
-        return run_in_turns(joining, console, args.journal)
     if joining.may_lead and (listener := _try_to_lead(joining.host, joining.port, args.node_rank)) is not None:
         with listener:
             return joining.lead_job(listener, console) or 0

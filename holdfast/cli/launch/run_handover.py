@@ -41,7 +41,7 @@ class HandoverNotes:
         folder, certified = run_directory.door_keys_folder(self._run_dir), run_directory.is_certified(self._run_dir)
         files = {path.name: path.read_bytes() for path in folder.iterdir() if _is_handed_over(path, certified)}
         if files != self._files:
-            secret = "" if certified else run_directory.read_secret(self._run_dir)
+            secret = "" if certified else run_directory.read_door_secret(self._run_dir)
             self._journal.put_note(_DOOR, sealed_files.seal_files(files, secret, self._journal.run_id))
             self._files = files
 

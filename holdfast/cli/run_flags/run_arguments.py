@@ -140,9 +140,13 @@ def parse_run_args(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
         script_args=given.script_args,
         notes=_flag_notes(given, fleet, max_nodes + standbys),
     )
-    if not (args.resume or module or no_python):
-        values.check_script(args.script, compiles=args.python == sys.executable)
+    _check_script(args)
     return args
+
+
+def _check_script(args: RunArgs) -> None:
+    if not (args.resume or args.module or args.no_python):
+        values.check_script(args.script, compiles=args.python == sys.executable)
 
 
 def _flag_notes(given: GivenFlags, fleet: str, nodes: int) -> tuple[str, ...]:
