@@ -88,7 +88,7 @@ class PostgresLink:
 
     def _connection(self) -> _BoundedConnection:
         if self._open is None or self._open.closed:
-            made = _BoundedConnection.connect(
+            self._open = _BoundedConnection.connect(
                 self.url,
                 autocommit=True,
                 connect_timeout=_CONNECT_S,
@@ -96,8 +96,7 @@ class PostgresLink:
                 prepare_threshold=None,  # a pool between us and the server may not know them
                 **_ALIVE,  # type: ignore[arg-type]
             )
-            made.execute(_DURABLE)
-            self._open = made
+            self._open.execute(_DURABLE)
         return self._open
 
     def close(self) -> None:

@@ -229,3 +229,4 @@ def test_a_server_that_goes_away(own_postgres: PostgresServer, tmp_path: Path) -
     own_postgres.kill()
     with pytest.raises(JournalAwayError, match="does not answer"):
         seqs(url, tmp_path)
+    journal._link.close()
