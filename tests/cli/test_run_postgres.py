@@ -163,3 +163,18 @@ def test_a_database_that_goes_away_under_a_job(start: Start, endpoints: str, own
         job.ends(0)
     [carrier] = [job for job in jobs if "holdfast: done: 0 incidents" in job.text()]
     assert carrier.report().generation == 1 and not carrier.report().incidents
+
+
+@pytest.mark.slow
+def test_a_front_that_was_killed_is_resumed_on_its_own_host(start: Start, endpoints: str, shared_postgres: str) -> None:
+    [job] = begin(start, endpoints, shared_postgres, "--nnodes", "1", names=("one",))
+    job.trains()
+    rank, step = job.rank(0), job.status()["step"]
+    job.kill(job.process.pid)
+    job.start("--resume", str(job.run_dir))
+    job.says("resuming")
+    job.until(lambda: job.status().get("step", 0) > step, "more steps")
+    assert not gone(rank) and job.status()["generation"] == 1
+    job.finish()
+    job.ends(0)
+    assert not job.report().incidents

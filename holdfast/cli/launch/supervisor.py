@@ -97,7 +97,7 @@ class Supervisor:
             return None
         self._end_nodes()
         _gather_outputs(self._run_dir / "releases")
-        self._end_store()
+        _end_store(self._run_dir)
         self._end_fork_server()
         if (self._run_dir / "exit.json").exists():
             run_directory.forget_secrets(self._run_dir)
@@ -246,13 +246,14 @@ class Supervisor:
             if (folder / "holder.pid").exists():
                 _end_one_node(folder)
 
-    def _end_store(self) -> None:
-        """Tell the store process to quit, in case the controller did not; else it would wait for another controller."""
-        try:
-            with unix_sockets.connect(self._run_dir / "store.sock") as store:
-                store.sendall(b'{"quit": true}\n')
-        except OSError:
-            return  # it is gone already
+
+def _end_store(run_dir: Path) -> None:
+    """Tell the store process to quit, in case the controller did not; else it would wait for another controller."""
+    try:
+        with unix_sockets.connect(run_dir / "store.sock") as store:
+            store.sendall(b'{"quit": true}\n')
+    except OSError:
+        return  # it is gone already, or there was none
 
 
 def _gather_outputs(releases: Path) -> None:
@@ -291,6 +292,7 @@ def watch_node(folder: Path, pid: int, console: Console, is_free: Callable[[], b
         time.sleep(_LOOK_S)
     _end_one_node(folder)  # should the holder have been killed, what it held may still be there
     _gather_outputs(folder.parents[1] / "releases")
+    _end_store(folder.parents[1])  # of a controller that this host carried before another did
     pump.await_shown(asked.more_than(2))
     code = os.waitstatus_to_exitcode(ended[1])
     say(_farewell_text(folder, code))
