@@ -19,10 +19,13 @@ EntryListener = Callable[[Entry, JobView], None]  # gets an entry, and the job a
 class Journal(Protocol):
     """The append-only record of a job, with a single writer."""
 
-    epoch: int  # of this writer: it and all before it
     lost: Lost | None  # entries that were there once
     doubt: str  # why nobody knows whether some were lost; empty: it is known
     alive_at: float  # the last sign of life of the writer before; 0: not known
+
+    @property
+    def epoch(self) -> int:
+        """The number of this writer: it and all before it. Every errand carries it."""
 
     def raise_epoch(self, epoch: int) -> None:
         """Move to this epoch, because a node has heard it from an unknown writer. On return, the epoch is on disk."""

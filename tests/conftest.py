@@ -20,6 +20,8 @@ from hypothesis import settings
 from holdfast.client.boot.zygote import DEFAULT_PRELOAD
 from holdfast.wire.inherited_environment import make_rank_environment
 from holdfast.wire.program_fork_server import ForkServer
+from tests.postgres_server import own_postgres as own_postgres
+from tests.postgres_server import shared_postgres as shared_postgres
 
 if TYPE_CHECKING:
     from tests.client.conftest import Zygote

@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 
 from holdfast.core.decide.job_view import JobView
+from holdfast.core.decoding import from_json
 from holdfast.core.record.hook_notices import (
     HookLimits,
     HookNotice,
@@ -27,8 +28,9 @@ from holdfast.core.record.hook_notices import (
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.linux import process_attributes
 from holdfast.model.event import Entry
-from holdfast.wire import run_and_node_specs
+from holdfast.ports import Notes
 
+_PROGRESS = "hooked.json"
 _PAUSES_S = (0.0, 1.0, 2.0)  # before each try to post
 _WORDS = 300  # characters of what a command said that are told when it failed
 _VARIABLE = 4096  # characters; the notice has the whole
@@ -39,7 +41,7 @@ _log = logging.getLogger("holdfast.controller")
 
 
 class HookProgress(msgspec.Struct, frozen=True):
-    """RUN_DIR/hooked.json: the newest journal entry whose notices were sent to the hooks."""
+    """The note hooked.json: the newest journal entry whose notices were sent to the hooks."""
 
     seq: int
 
@@ -47,7 +49,9 @@ class HookProgress(msgspec.Struct, frozen=True):
 class UserHooks:
     """Sends notices about journal entries to the hooks; a new controller continues where the last one stopped."""
 
-    def __init__(self, limits: HookLimits, run_id: str, run_dir: Path, cwd: str, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, limits: HookLimits, run_id: str, run_dir: Path, cwd: str, *, notes: Notes, say: Callable[[str], None]
+    ) -> None:
         self.failures = 0
         self._limits = limits
         self._run_dir = run_dir
@@ -58,7 +62,8 @@ class UserHooks:
         self._news = asyncio.Event()
         self._over = False
         self._said: set[str] = set()  # which hooks have failed
-        self._seq = _read_progress(run_dir)
+        self._notes = notes
+        self._seq = _read_progress(notes)
 
     @property
     def is_enabled(self) -> bool:
@@ -98,7 +103,7 @@ class UserHooks:
         self._note_failure("url", posted)
         self._seq = max(self._seq, upto)
         with contextlib.suppress(OSError):  # then the next controller says it once more
-            run_and_node_specs.write_json(self._run_dir / "hooked.json", HookProgress(self._seq))
+            self._notes.put_note(_PROGRESS, msgspec.json.encode(HookProgress(self._seq)))
 
     def _note_failure(self, which: str, why: str) -> None:
         if not why:
@@ -233,8 +238,8 @@ def job_standing(view: JobView) -> JobStanding:
     )
 
 
-def _read_progress(run_dir: Path) -> int:
+def _read_progress(notes: Notes) -> int:
     try:
-        return run_and_node_specs.read_json(run_dir / "hooked.json", HookProgress).seq
+        return from_json(notes.get_note(_PROGRESS), HookProgress).seq
     except (OSError, msgspec.DecodeError):
         return 0

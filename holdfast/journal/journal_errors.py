@@ -1,13 +1,21 @@
-"""Errors that say why a file cannot serve as a journal."""
+"""Errors that say why a file or a database cannot serve as a journal."""
 
 
 class JournalError(Exception):
-    """The file cannot serve as a journal; one sentence says why."""
+    """The file or database cannot serve as a journal; one sentence says why."""
 
 
 class JournalDamagedError(JournalError):
-    """An entry was changed after it was written. Opening the journal for writing sets damaged entries aside."""
+    """An entry was changed after it was written. Opening a journal file for writing sets damaged entries aside."""
 
 
 class JournalFullError(JournalError):
     """There is no room for the next entry; all earlier entries are intact."""
+
+
+class JournalAwayError(JournalError):
+    """The database does not answer. What was durable is there when it comes back; nothing after it was acted on."""
+
+
+class LeaseLostError(JournalError):
+    """Another controller has the lease of this run, so this one must not act any more."""

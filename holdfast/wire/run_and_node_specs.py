@@ -51,6 +51,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     resumed_at: float = 0.0  # newest --resume; 0: none
     fleet_flags: tuple[str, ...] = ()  # for the cluster's own command, as the user gave them
     allocation: int = 0  # the job of Slurm that the front is in; 0: none
+    journal: str = ""  # the address of the database that has it; "": it is in the run directory
     console_files: tuple[str, ...] = ()  # to which the output of `holdfast run` goes; never part of a release
 
 
@@ -75,7 +76,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     order: int
     nproc: int
-    url: str  # of the controller: unix:PATH where all nodes are on its host, else https://HOST:PORT
+    url: str  # of the controller: unix:PATH where all nodes are on its host, else https://HOST:PORT,... to try in turn
     keys: str = ""  # a folder with what proves this node to others; "": all are on this host
     log_dir: str
     entry: EntryPoint

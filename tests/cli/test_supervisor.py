@@ -43,7 +43,7 @@ def test_a_terminal_that_goes_away_is_no_wish_to_end() -> None:
 
 def test_training_goes_on_only_if_it_has_begun(tmp_path: Path) -> None:
     front = Supervisor.__new__(Supervisor)
-    front._run_dir = tmp_path
+    front._run_dir, front._lease = tmp_path, None
     before = front._meanwhile_text()
     mark = HighWaterMark(start=b"", epoch=1, phase=Phase.STARTING)
     marking = MarkFile(tmp_path / "journal.mark", mark)
@@ -58,7 +58,7 @@ def test_training_goes_on_only_if_it_has_begun(tmp_path: Path) -> None:
 @pytest.mark.e2e
 def test_a_fork_server_that_was_killed_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     front = Supervisor.__new__(Supervisor)
-    front._run_dir = tmp_path
+    front._run_dir, front._lease = tmp_path, None
     with (tmp_path / "fork.log").open("wb") as log:
         front._server = ForkServer(tmp_path / "fork.sock", (), dict(os.environ), log.fileno())
     front._look_at_fork_server()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from holdfast.cli.launch.controller_main import NotesFolder
+from holdfast.cli.launch.run_record import NotesFolder
 from holdfast.config import Settings
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.api import ApiEntrance, make_api

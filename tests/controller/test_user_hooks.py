@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from holdfast.cli.launch.run_record import NotesFolder
 from holdfast.controller.user_hooks import UserHooks
 from holdfast.core.record.hook_notices import HookLimits, JobStanding
 from holdfast.model.event import Decision, Entry, Phase, Tick
@@ -27,7 +28,7 @@ class Teller:
 
     def __init__(self, folder: Path, limits: HookLimits) -> None:
         self.said: list[str] = []
-        self.hooks = UserHooks(limits, "r", folder, str(folder), self.said.append)
+        self.hooks = UserHooks(limits, "r", folder, str(folder), notes=NotesFolder(folder), say=self.said.append)
         self.seq = 0
 
     def hear(self, decision: Decision = CLOSED, standing: JobStanding | None = None) -> None:

@@ -1,6 +1,7 @@
 """What every journal must do. A second implementation joins JOURNALS and passes the same tests."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.model.event import Entry, Tick
 from holdfast.ports import Journal
 from tests.core.transcript import Scenario
+from tests.postgres_server import named_url
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +26,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     write: Callable[[Path], Journal]
     read: Callable[[Path], Journal]
+    word: str  # in every sentence about what cannot be opened
 
 
 JOURNALS = (
@@ -31,12 +34,28 @@ JOURNALS = (
         name="sqlite",
         write=lambda place: SqliteJournal(place / "journal.db"),
         read=lambda place: SqliteJournal(place / "journal.db", read_only=True),
+        word="journal.db",
+    ),
+    Kind(
+        name="postgres",
+        write=lambda place: open_postgres(place, "to write"),
+        read=lambda place: open_postgres(place),
+        word="holdfast-pg-",
     ),
 )
 
 
+def open_postgres(place: Path, holder: str = "") -> Journal:
+    """A journal in the server that all tests share; the place is its name."""
+    from holdfast.journal.postgres_journal import LeaseHolder, PostgresJournal
+
+    return PostgresJournal(named_url(), str(place), LeaseHolder(name=holder) if holder else None)
+
+
 @pytest.fixture(params=[kind.name for kind in JOURNALS])
 def kind(request: pytest.FixtureRequest) -> Kind:
+    if request.param == "postgres":
+        request.getfixturevalue("shared_postgres")
     return named(request.param)
 
 
@@ -52,6 +71,7 @@ def program(body: str, kind: Kind, place: Path) -> list[str]:
         "from holdfast.model.event import Decision, Entry, Tick\n"
         "from tests.journal.test_contract import JournalError, entries, named\n"
         "kind, place = named(sys.argv[1]), Path(sys.argv[2])\n"
+        "if kind.name == 'postgres': import holdfast.journal.postgres_journal\n"
     )
     return [sys.executable, "-c", head + body, kind.name, str(place)]
 
@@ -170,6 +190,8 @@ def test_reading_what_is_not_there(kind: Kind, tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 def test_a_place_that_may_not_be_written(kind: Kind, tmp_path: Path) -> None:
+    if kind.name == "postgres" and os.geteuid() != 0:
+        pytest.skip("the server is our own user's")
     kind.write(tmp_path).close()
     tmp_path.chmod(0o700)
     # Permissions do not bind root, so the other process gives that up once it has imported what it needs.
@@ -183,4 +205,4 @@ def test_a_place_that_may_not_be_written(kind: Kind, tmp_path: Path) -> None:
     run = subprocess.run(command, cwd=ROOT, timeout=60, check=False, capture_output=True, text=True)
     tmp_path.chmod(0o700)
     assert run.returncode == 0, run.stderr
-    assert "journal.db" in json.loads(run.stdout)
+    assert kind.word in json.loads(run.stdout)

@@ -19,6 +19,8 @@ from holdfast.wire.credentials.mutual_tls import KeyFiles
 from holdfast.wire.run_and_node_specs import NodeSpec
 
 _DIAL_S = 10.0  # for one try to reach the controller
+# The same where it may be at several addresses, and its machine may be lost: then another one answers within seconds.
+_TURN_S, _TURN_PING_S = 3.0, 4.0
 
 
 class UnprovenPeerError(OSError):
@@ -54,10 +56,10 @@ class WebSocketLink:
 
 class ControllerDialer:
     def __init__(self, node: NodeSpec) -> None:
-        url = urlsplit(node.url)
-        self._path = Path(unquote(url.path)) if url.scheme == "unix" else None
+        urls = [urlsplit(url) for url in node.url.split(",")]
+        self._path = Path(unquote(urls[0].path)) if urls[0].scheme == "unix" else None
         self._folder = -1
-        self._host, self._port = url.hostname or "", url.port or 0
+        self._addresses = [(url.hostname or "", url.port or 0) for url in urls]  # the one to dial next is the first
         self._keys = KeyFiles.in_folder(Path(node.keys))
         self._run_id = node.run_id
 
@@ -65,7 +67,7 @@ class ControllerDialer:
         """Return the URL of a path on the controller, for a session of `open_session`."""
         if self._path is not None:
             return f"http://{mutual_tls.CONTROLLER}{path}"
-        return f"https://{mutual_tls.CONTROLLER}:{self._port}{path}"
+        return f"https://{mutual_tls.CONTROLLER}:{self._addresses[0][1]}{path}"
 
     def open_session(self, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
         """Open an HTTP session to the controller; raise UnprovenPeerError or another OSError if that is unsafe."""
@@ -73,7 +75,8 @@ class ControllerDialer:
             connector: aiohttp.BaseConnector = aiohttp.UnixConnector(self._through_folder(self._path))
         else:
             context = mutual_tls.client_tls(self._keys, controller=True)
-            connector = aiohttp.TCPConnector(ssl=context, resolver=_FixedHostResolver(self._host), use_dns_cache=False)
+            resolver = _FixedHostResolver(self._addresses[0][0])
+            connector = aiohttp.TCPConnector(ssl=context, resolver=resolver, use_dns_cache=False)
         return aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
 
     def _through_folder(self, path: Path) -> str:
@@ -88,17 +91,21 @@ class ControllerDialer:
     @contextlib.asynccontextmanager
     async def open_link(self) -> AsyncIterator[WebSocketLink]:
         """Open a WebSocket to the controller and verify the peer; raise UnprovenPeerError if that is not our
-        controller. Raise BrokenLinkError or another OSError if the link cannot be opened or breaks."""
+        controller. Raise BrokenLinkError or another OSError if the link cannot be opened or breaks. The next link is
+        opened at the next address, if there are several."""
         url = self.url_for("/agent")
+        dial_s, ping_s = (_DIAL_S, PING_S) if len(self._addresses) == 1 else (_TURN_S, _TURN_PING_S)
         try:
             async with (
-                self.open_session(aiohttp.ClientTimeout(total=_DIAL_S)) as session,
-                session.ws_connect(url, max_msg_size=agent_messages.MAX_BYTES, heartbeat=PING_S) as ws,
+                self.open_session(aiohttp.ClientTimeout(total=dial_s)) as session,
+                session.ws_connect(url, max_msg_size=agent_messages.MAX_BYTES, heartbeat=ping_s) as ws,
             ):
                 self._verify_peer(ws)
                 yield WebSocketLink(ws)
         except aiohttp.ClientError as e:
             raise BrokenLinkError(str(e)) from e
+        finally:
+            self._addresses.append(self._addresses.pop(0))
 
     def _verify_peer(self, ws: aiohttp.ClientWebSocketResponse) -> None:
         """Raise UnprovenPeerError unless the peer is this run's controller. TLS has already proved its key."""

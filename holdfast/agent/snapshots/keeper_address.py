@@ -16,7 +16,7 @@ def make_keeper_identity(node: NodeSpec, socket_path: Path) -> KeeperIdentity:
         run_id=node.run_id,
         socket_path=socket_path,
         keys=keys,
-        host=_facing_host(node.url) if keys else "",
+        host=_facing_host(node.url.partition(",")[0]) if keys else "",
         limits=node.settings.backup,
         disk=node.settings.disk,
         replica=node.settings.replica,

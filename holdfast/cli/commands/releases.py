@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.commands.job_orders import OrderUnanswered, ask_patiently
-from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
+from holdfast.cli.run_dirs import run_directory, run_journal, run_liveness, run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_output import make_output
@@ -23,7 +23,7 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.record.release_history import ReleaseHistory, ReleaseOverview, new_and_redone
 from holdfast.core.terminal_sanitizer import strip_tree
-from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
+from holdfast.journal.journal_errors import JournalError
 from holdfast.model.event import Phase
 from holdfast.model.release import Fate
 from holdfast.wire.controller_request import ControllerNotRunning
@@ -65,11 +65,8 @@ def load_releases(run_dir: Path) -> ReleaseOverview:
     """Return the releases from the controller, or from the journal if the run has no controller."""
     if run_directory.find_controller(run_dir):
         return ask_releases(run_dir)
-    path = run_dir / "journal.db"
-    if not path.exists():
-        raise UsageError(f"{run_dir} has no journal yet; its controller has not started")
     decider, history, ledger = Decider(), ReleaseHistory(), Ledger()
-    with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
+    with contextlib.closing(run_journal.open_to_read(run_dir)) as journal:
         for entry in rebuild_decider(journal, decider):
             history.add(entry)
             ledger.add(entry)

@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
+from holdfast.cli.run_dirs import run_directory, run_journal, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_output import make_output
 from holdfast.cli.terminal.command_parser import CommandParser
@@ -46,7 +46,7 @@ from holdfast.core.record.release_pace import describe_paces
 from holdfast.core.record.solving_rungs import describe_rungs
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.core.terminal_sanitizer import strip_tree
-from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
+from holdfast.journal.journal_errors import JournalError
 from holdfast.model.incident_record import Change, Record
 
 UNKNOWN_TIME = "what ranks did in the unknown time nobody has told; the ETTR counts it as productive"
@@ -114,11 +114,8 @@ def main(argv: list[str]) -> int:
 
 
 def load_report(run_dir: Path) -> Report:
-    path = run_dir / "journal.db"
-    if not path.exists():
-        raise UsageError(f"{run_dir} has no journal yet; its controller has not started")
     now = time.time() if run_directory.find_controller(run_dir) else None
-    with contextlib.closing(SqliteJournal(path, read_only=True, mark_path=run_dir / "journal.mark")) as journal:
+    with contextlib.closing(run_journal.open_to_read(run_dir)) as journal:
         if journal.lost:
             print(f"holdfast report: {lost_journal_sentence(journal.lost)}", file=sys.stderr)
         report = report_of(fold_entries(journal.read(), now))

@@ -35,6 +35,8 @@ def main(argv: list[str]) -> int:
             return resume_run(args, _load_settings(args) if args.settings or args.config else None)
         settings = _load_settings(args)
         os.environ.update(with_whole_paths(os.environ, os.getcwd()))  # nothing of ours is started from this folder
+        if args.journal:
+            return _join_in_turns(args, settings)
         if args.fleet == "join":
             from holdfast.cli.launch.host_join import join_job
 
@@ -52,6 +54,14 @@ def main(argv: list[str]) -> int:
     except (UsageError, ConfigError) as e:
         print(f"holdfast run: {e}", file=sys.stderr)
         return 2
+
+
+def _join_in_turns(args: RunArgs, settings: Settings) -> int:
+    try:
+        from holdfast.cli.launch.controller_turns import join_in_turns
+    except ModuleNotFoundError as e:
+        raise UsageError(f"--journal needs {e.name}: pip install 'holdfast[postgres]'") from None
+    return join_in_turns(args, settings, _make_entry(args))
 
 
 def _load_settings(args: RunArgs) -> Settings:
@@ -92,6 +102,7 @@ def _run_local(args: RunArgs, settings: Settings) -> int:
     with listen_at("127.0.0.1", args.port, "give another with --port, or 0 for any free one") as listener:
         run_id = args.run_id or run_directory.new_run_id()
         run_dir = run_directory.make_run_dir(args.run_dir, run_id)
+        run_directory.require_local_disk(run_dir)
         log_dir = run_directory.make_log_dir(args.log_dir, run_dir, run_id)
         with contextlib.ExitStack() as closing:
             server = _early_server(args, run_dir, closing)
@@ -124,7 +135,7 @@ def _run_local(args: RunArgs, settings: Settings) -> int:
             say(begun.said)
             if args.detach:
                 leave_terminal(run_dir)
-            return Supervisor(run_dir, listener, make_console(args, run, run_dir), server).run()
+            return Supervisor(run_dir, listener, make_console(args, run, run_dir), server).run() or 0
 
 
 def _size_standbys(args: RunArgs) -> tuple[RunArgs, str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from holdfast.cli.launch.run_record import RunRecord, open_record
 from holdfast.cli.launch.slurm_launch import make_plan
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags.flag_table import UsageError
@@ -44,7 +45,7 @@ from holdfast.core.terminal_sanitizer import sentence_of_ours
 from holdfast.fleet.local_process_fleet import LocalFleet
 from holdfast.fleet.self_joining_fleet import JoinFleet
 from holdfast.fleet.slurm_fleet import SlurmFleet
-from holdfast.journal.sqlite_journal import JournalError, JournalFullError, SqliteJournal
+from holdfast.journal.journal_errors import JournalAwayError, JournalError, JournalFullError, LeaseLostError
 from holdfast.linux import process_attributes
 from holdfast.linux.preimported_fork import KEPT
 from holdfast.model.action import Finish, Say
@@ -74,23 +75,10 @@ class SaidLog:
             self._file.flush()
 
 
-class NotesFolder:
-    """Notes kept as files in the run directory."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._dir = run_dir
-
-    def put_note(self, name: str, content: bytes) -> None:
-        mutual_tls.write_secret(self._dir / name, content, durable=True)  # it counts after a loss of power, too
-
-    def get_note(self, name: str) -> bytes:
-        path = self._dir / name
-        return path.read_bytes() if path.exists() else b""
-
-
 def main() -> int:
-    """Run the controller. The arguments are RUN_DIR and the supervisor's pid; the first inherited file is the port."""
-    run_dir, front = Path(sys.argv[1]), int(sys.argv[2])
+    """Run the controller. The arguments are RUN_DIR, the supervisor's pid and, if the journal is in Postgres, the name
+    that holds its lease; the first inherited file is the port."""
+    run_dir, front, holder = Path(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:4])
     process_attributes.die_with(front)
     fd = int(os.environ.pop(KEPT).split(",")[0])
     logging.basicConfig(handlers=[open_log(run_dir)], level=logging.INFO, format="%(asctime)s %(message)s")
@@ -101,9 +89,10 @@ def main() -> int:
         say(f"another controller runs in {run_dir}, so this one ends")
         return 1
     try:
-        ended = asyncio.run(_run_controller(run_dir, socket.socket(fileno=fd), say))
-    except* JournalFullError as group:
-        say("; ".join(str(e) for e in leaf_exceptions(group)))  # which is no end: the front knows what to do
+        ended = asyncio.run(_run_controller(run_dir, socket.socket(fileno=fd), say, holder))
+    except* (JournalFullError, JournalAwayError, LeaseLostError) as group:
+        # Which is no end: the front knows what to do.
+        say("; ".join(dict.fromkeys(str(e) for e in leaf_exceptions(group))))
     except* (JournalError, RebuildError, UsageError) as group:
         sentences = [str(e) for e in leaf_exceptions(group)]
         ended = RunEnd(code=1, reason="; ".join(sentences))
@@ -130,18 +119,19 @@ def leaf_exceptions(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]
             yield e
 
 
-async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) -> RunEnd:
+async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog, holder: str) -> RunEnd:
     run = run_directory.read_spec(run_dir)
+    record = open_record(run, run_dir, holder, say)
     env = run_directory.node_environment(run_dir)
     url = run_directory.web_address(run.host, listener.getsockname()[1], "http" if run.fleet == "local" else "https")
     store = StoreProcess(run_dir, run.host, run.settings.node.lost_s, env, program_fork_server.socket_path(run_dir))
     teller = ConsoleTeller(run_dir, say)
-    hooks = UserHooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, say)
+    hooks = UserHooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, notes=record.notes, say=say)
     opinions = FailureOpinions(run.settings, run.log_dir, say)
     tokens = NodeTokens(run_directory.door_keys_folder(run_dir))
     fleet = _make_fleet(run, run_dir, env, tokens)
     listeners = EntryListeners(teller, hooks, opinions)
-    ports = _make_ports(run, run_dir, fleet=fleet, store=store, say=say, listeners=listeners)
+    ports = _make_ports(run, run_dir, record, fleet=fleet, store=store, say=say, listeners=listeners)
     built = build_controller(run.settings, ports)
     controller = built.controller
     process_attributes.raise_file_limit()
@@ -165,8 +155,9 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
         watching = tasks.create_task(store.watch_process(controller.on_store_lost))
         receiving = tasks.create_task(port.porch.run(listener))
         asking = tasks.create_task(opinions.run(controller.announce_news))
+        handing = tasks.create_task(record.hand_over())
         code = await controller.run(run.job, run.release, begun, run.started_at, resumed_at=run.resumed_at)
-        for task in (attending, watching, receiving):
+        for task in (attending, watching, receiving, handing):
             task.cancel()
         opinions.finish_up()
         asking.cancel()
@@ -174,12 +165,17 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
         await asyncio.wait({telling}, timeout=run.settings.hook.timeout_s)
         telling.cancel()
     account = controller.ledger.make_account()
+    await _close_doors(run_dir, runners)
+    record.forget_keys()
+    teller.tell_end(account, code)
+    return RunEnd(code=code, reason=account.ending)
+
+
+async def _close_doors(run_dir: Path, runners: list[web.AppRunner]) -> None:
     for runner in runners:
         await runner.cleanup()
     run_directory.door_path(run_dir).unlink(missing_ok=True)
     (run_dir / "controller.json").unlink(missing_ok=True)
-    teller.tell_end(account, code)
-    return RunEnd(code=code, reason=account.ending)
 
 
 async def _open_door(built: BuiltController, run_dir: Path, door: ApiEntrance) -> web.AppRunner:
@@ -256,13 +252,20 @@ class EntryListeners:
 
 
 def _make_ports(
-    run: RunSpec, run_dir: Path, *, fleet: Fleet, store: StoreProcess, say: SaidLog, listeners: EntryListeners
+    run: RunSpec,
+    run_dir: Path,
+    record: RunRecord,
+    *,
+    fleet: Fleet,
+    store: StoreProcess,
+    say: SaidLog,
+    listeners: EntryListeners,
 ) -> ControllerPorts:
     return ControllerPorts(
-        journal=SqliteJournal(run_dir / "journal.db", mark_path=run_dir / "journal.mark"),
+        journal=record.journal,
         fleet=fleet,
         store=store,
-        notes=NotesFolder(run_dir),
+        notes=record.notes,
         archives=run_dir / "releases",
         blocked=BlockListThreads(BlockListFile(run_directory.block_list_path(run.settings.block.path))),
         probe_history=run_dir / "probed.json",

@@ -1,11 +1,14 @@
 """Joins this host to a job that spans hosts: each host runs the same command, and one host runs the controller."""
 
+import contextlib
 import errno
 import os
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,6 +33,7 @@ from holdfast.config import Settings
 from holdfast.core.membership.host_blocking import BLOCKED_EXIT
 from holdfast.fleet.local_process_fleet import start_node
 from holdfast.linux import host_identity
+from holdfast.model.event import Begin
 from holdfast.model.job_and_seats import HostIdentity, Job
 from holdfast.wire.credentials import (
     certificate_authority,
@@ -43,6 +47,9 @@ from holdfast.wire.credentials.enrolment_token import NodeToken
 from holdfast.wire.credentials.mutual_tls import KeyFiles
 from holdfast.wire.credentials.organisation_certificates import UserCertificateError, UserCertificates
 from holdfast.wire.run_and_node_specs import COMPILED_ARCHIVES, EntryPoint, RunSpec
+
+if TYPE_CHECKING:
+    from holdfast.cli.launch.controller_lease import ControllerLease
 
 _ANOTHER_PORT = "give another port in --rdzv-endpoint"
 _REFUSED = 5  # times that the controller closed the link at the sight of a certificate
@@ -60,6 +67,7 @@ class HostJoin:
         self.given = _user_certificates(args, settings)
         self.token, self.own_token = ("", None) if self.given else _read_token(args, self.host, self.port)
         self.settings, self._closed = settings, 0
+        self._holder = 0  # the pid of the node's; 0: the node was not started yet
         self._on_host = _read_identity()
         self.meant = args.run_id or (self.given.run if self.given else "")  # which job; "": whichever is there
         self.run_id = self.meant or run_directory.new_run_id()
@@ -94,7 +102,12 @@ class HostJoin:
             log_dir=str(log_dir),
             host=self.host,
             port=self.port,
+            journal=args.journal or "",
         )
+
+    @property
+    def has_node(self) -> bool:
+        return self._holder != 0
 
     @property
     def may_lead(self) -> bool:
@@ -106,8 +119,10 @@ class HostJoin:
     def node_dir(self) -> Path:
         return self.run_dir / "nodes" / self.name
 
-    def start_node(self, keys: Path, port: int, leads: bool) -> int:
-        url = run_directory.web_address(self.host, port, "https")
+    def _start_node(self, port: int, leads: bool) -> None:
+        """Start this host's node, which dials the controller; at the endpoints in turn if there are several."""
+        endpoints = self.args.endpoints if len(self.args.endpoints) > 1 else ((self.host, port),)
+        url = ",".join(run_directory.web_address(host, number, "https") for host, number in endpoints)
         # Without a node rank the endpoint's host comes first; the rest follow by name.
         order = self.args.node_rank if self.args.node_rank is not None else (0 if leads else 1)
         node = run_directory.make_node_spec(self.run, self.run_dir)
@@ -116,13 +131,13 @@ class HostJoin:
             node=self.name,
             order=order,
             url=url,
-            keys=str(keys),
+            keys=str(self._keys_folder),
             run_id=self.meant or node.run_id,
             on_host=self._on_host,
             compiled_archives=str(self.run_dir / "releases" / COMPILED_ARCHIVES) if leads else "",
         )
         try:
-            return start_node(self.node_dir, own, dict(os.environ))
+            self._holder = start_node(self.node_dir, own, dict(os.environ))
         except OSError as e:
             raise UsageError(f"cannot start this node in {self.node_dir}: {e.strerror}") from None
 
@@ -130,48 +145,101 @@ class HostJoin:
     def _keys_folder(self) -> Path:
         return self.run_dir / "keys"
 
-    def lead_job(self, listener: socket.socket, console: Console) -> int:
-        port = listener.getsockname()[1]
+    def lead_job(self, listener: socket.socket, console: Console, lease: "ControllerLease | None" = None) -> int | None:
+        """Carry the controller until the job ends, and return the exit code; None if another host carries it by now.
+        A run that had a controller before is taken over."""
+        port, begun = listener.getsockname()[1], None
+        if lease:
+            self.host, begun = self._own_host(listener), self._restore_run(lease)
+        else:
+            run_directory.require_local_disk(self.run_dir)
+        said = ("",) if begun else self._begin_run()
+        self._prepare_keys()
+        run = msgspec.structs.replace(self.run, host=self.host, port=port)
+        if begun:
+            job, release = begun.job, begun.release
+            run = msgspec.structs.replace(run, job=job, release=release, resumed_at=time.time())
+        run_directory.publish_run(self.run_dir, run)
+        run_selection.remember_run(self.run_dir)
+        why = "; the run goes on from its journal" if begun else ""
+        say(f"join fleet: this host carries the controller at {self.host}:{port}{why}; {self._place_text()}")
+        for sentence in filter(None, said):
+            say(sentence)
+        if self.args.detach and not self.has_node:
+            leave_terminal(self.run_dir)
+        front = Supervisor(self.run_dir, listener, console, lease=lease)
+        if not self.has_node:
+            self._start_node(port, leads=True)
+        return front.run()
+
+    def _own_host(self, listener: socket.socket) -> str:
+        """Return the address at which ranks reach this host: as it was given, unless that stands for several hosts."""
+        address, port = listener.getsockname()[:2]
+        own = [host for host, given in self.args.endpoints if given == port and _addresses_of(host) == {address}]
+        return own[0] if own else address
+
+    def _begin_run(self) -> tuple[str, ...]:
+        """Make the release that a new run begins with; return sentences for the console."""
         why = self._size_standbys()
         files = find_console_files()
         apart = (Path(self.run.log_dir), *map(Path, files))
         begun = release_packing.pack_first_release(self.run.entry, self.run_dir, apart, copied=self.args.release)
         release = msgspec.structs.replace(begun.release, argv=())  # every host was started with words of its own
+        self.run = msgspec.structs.replace(self.run, release=release, console_files=files)
+        return why, begun.said
+
+    def _restore_run(self, lease: "ControllerLease") -> Begin | None:
+        """Bring what an earlier controller left in the journal to this host; None if no controller has begun yet."""
+        from holdfast.cli.launch.run_handover import restore_run
+        from holdfast.journal.postgres_journal import PostgresJournal
+
+        with contextlib.closing(PostgresJournal(lease.url, lease.run_id)) as journal:
+            return restore_run(journal, self.run_dir, self.token)
+
+    def _prepare_keys(self) -> None:
         if self.given:
             self._copy_keys(self.given, run_directory.door_keys_folder(self.run_dir), self._keys_folder)
-        else:
-            run_directory.write_door_secret(self.run_dir, self.token)
+            return
+        run_directory.write_door_secret(self.run_dir, self.token)
+        if not self.has_node:
             certificate_authority.enrol_local_node(
                 run_directory.open_authority(self.run_dir), self.name, self._keys_folder
             )
-        run = msgspec.structs.replace(self.run, port=port, release=release, console_files=files)
-        run_directory.publish_run(self.run_dir, run)
-        run_selection.remember_run(self.run_dir)
-        say(f"join fleet: this host carries the controller at {self.host}:{port}; {self._place_text()}")
-        if why:
-            say(why)
-        say(begun.said)
-        if self.args.detach:
-            leave_terminal(self.run_dir)
-        front = Supervisor(self.run_dir, listener, console)
-        self.start_node(self._keys_folder, port, leads=True)
-        return front.run()
 
-    def follow_job(self, console: Console, stops: tuple[int, ...] = STOP_SIGNALS) -> int:
-        """Join as a node, and stay until it has left; `stops` are the signals on which it leaves by itself."""
+    def follow_job(
+        self, console: Console, is_free: Callable[[], bool], stops: tuple[int, ...] = STOP_SIGNALS
+    ) -> int | None:
+        """Be a node of a job that another host carries, and return the exit code; None as soon as `is_free` says that
+        this host may carry it. `stops` are the signals on which the node leaves by itself."""
+        code: int | None = 1
         try:
-            run_directory.publish_run(self.run_dir, self.run)
-            say(f"join fleet: node {self.name} joins the job at {self.host}:{self.port}; {self._place_text()}")
-            run_directory.lock_run_dir(self.run_dir)
-            self._await_enrolment()
-            if self.args.detach:
-                leave_terminal(self.run_dir)
-            return watch_node(self.node_dir, self.start_node(self._keys_folder, self.port, leads=False), console, stops)
+            if not self.has_node and not self._join_as_node(is_free):
+                code = None
+            else:
+                code = watch_node(self.node_dir, self._holder, console, is_free, stops)
         except EnrolmentRefusedError as e:
             say(str(e))
             return BLOCKED_EXIT
         finally:
-            run_directory.forget_secrets(self.run_dir)
+            if code is not None:
+                run_directory.forget_secrets(self.run_dir)
+        return code
+
+    def _join_as_node(self, is_free: Callable[[], bool]) -> bool:
+        """Enrol and start this host's node; False if `is_free` says that there is no controller to enrol with."""
+        run_directory.publish_run(self.run_dir, self.run)
+        say(f"join fleet: node {self.name} joins the job at {self._where}; {self._place_text()}")
+        run_directory.lock_run_dir(self.run_dir)
+        if not self._await_enrolment(is_free):
+            return False
+        if self.args.detach:
+            leave_terminal(self.run_dir)
+        self._start_node(self.port, leads=False)
+        return True
+
+    @property
+    def _where(self) -> str:
+        return " or ".join(f"{host}:{port}" for host, port in self.args.endpoints)
 
     def _size_standbys(self) -> str:
         """With --standbys auto, settle their number, which is this host's to do; return the reason."""
@@ -193,23 +261,31 @@ class HostJoin:
                 f"cannot copy door.authority, door.certificate and door.key to {self.run_dir}: {e.strerror}"
             ) from None
 
-    def _await_enrolment(self) -> None:
-        """Wait for the controller until it accepts this host; UsageError if it refuses or never answers,
-        EnrolmentRefusedError if this host is blocked."""
+    def _await_enrolment(self, is_free: Callable[[], bool]) -> bool:
+        """Wait for the controller until it accepts this host; False if `is_free` says that there is none. UsageError if
+        it refuses or never answers, EnrolmentRefusedError if this host is blocked."""
         if self.given:
             self._copy_keys(self.given, self._keys_folder)
         until = time.monotonic() + self.settings.recovery.wait_s
         said = False
         while not self._try_to_enrol(last_try=time.monotonic() > until):
+            if is_free():
+                return False
             if not said:
                 said = True
-                say(f"waiting for the controller at {self.host}:{self.port}")
+                say(f"waiting for the controller at {self._where}")
             time.sleep(0.2)
+        return True
 
     def _try_to_enrol(self, last_try: bool) -> bool:
-        """Try once to enrol; False if nobody answers yet."""
+        """Try once to enrol, at each endpoint; False if nobody answers yet."""
+        *others, last = self.args.endpoints
+        for address in others:
+            with contextlib.suppress(NoAnswerError):
+                self._call_controller(address)
+                return True
         try:
-            self._call_controller()
+            self._call_controller(last)
         except LinkClosedError as e:
             self._closed += 1  # one may be a controller that died just then
             if last_try or self._closed == _REFUSED:
@@ -236,8 +312,7 @@ class HostJoin:
             f"name {mutual_tls.CONTROLLER} among its alternative names"
         )
 
-    def _call_controller(self) -> None:
-        address = (self.host, self.port)
+    def _call_controller(self, address: tuple[str, int]) -> None:
         if self.given:
             self.meant = introduce_host(address, KeyFiles.in_folder(self._keys_folder), self.meant).run_id
             return
@@ -253,8 +328,12 @@ def join_job(args: RunArgs, settings: Settings, entry: EntryPoint) -> int:
     console = make_console(args, joining.run, joining.run_dir)
     if joining.may_lead and (listener := _try_to_lead(joining.host, joining.port, args.node_rank)) is not None:
         with listener:
-            return joining.lead_job(listener, console)
-    return joining.follow_job(console)
+            return joining.lead_job(listener, console) or 0
+    return joining.follow_job(console, lambda: False) or 0
+
+
+def _addresses_of(host: str) -> set[str]:
+    return {str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
 
 
 def _user_certificates(args: RunArgs, settings: Settings) -> UserCertificates | None:

@@ -3,20 +3,25 @@
 import contextlib
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from holdfast.cli.launch.controller_listener import listen_at
 from holdfast.cli.launch.slurm_launch import move_here
 from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
-from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
+from holdfast.cli.run_dirs import run_directory, run_journal, run_liveness, run_selection
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
 from holdfast.cli.terminal.rank_console import find_console_files, make_console, say
 from holdfast.config import Settings
 from holdfast.controller.decider_rebuild import RebuildError, rebuild_decider
 from holdfast.core.decide.decider import Decider
-from holdfast.journal.sqlite_journal import JournalDamagedError, JournalError, SqliteJournal
+from holdfast.journal.journal_errors import JournalDamagedError, JournalError
 from holdfast.wire import run_and_node_specs
+from holdfast.wire.run_and_node_specs import RunSpec
+
+if TYPE_CHECKING:
+    from holdfast.cli.launch.controller_lease import ControllerLease
 
 
 def resume_run(args: RunArgs, settings: Settings | None) -> int:
@@ -28,6 +33,9 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
     if (run_dir / "exit.json").exists() and not run_directory.goes_on(run_dir):
         raise UsageError(f"this run has ended; see holdfast report {run_dir}, or start a new one")
     _check_replay(run_dir)
+    if not run.journal:
+        run_directory.require_local_disk(run_dir)
+    lease = _claim_again(run) if run.journal else None
     files = dict.fromkeys((*run.console_files, *find_console_files()))
     run = msgspec.structs.replace(run, console_files=tuple(files))
     if settings is not None:
@@ -44,22 +52,35 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
         say(f"resuming {run.job.run_id} in {run_dir}{went_on}")
         if args.detach:
             leave_terminal(run_dir)
-        return Supervisor(run_dir, listener, console).run()
+        return Supervisor(run_dir, listener, console, lease=lease).run() or 0
+
+
+def _claim_again(run: RunSpec) -> "ControllerLease":
+    """Claim a run in Postgres whose front on this host is gone; UsageError if another host carries its controller."""
+    from holdfast.cli.launch.controller_lease import ControllerLease
+
+    lease = ControllerLease(run.journal, run.job.run_id)
+    try:
+        claimed = lease.await_claim()
+    except JournalError as e:
+        raise UsageError(str(e)) from None
+    if not claimed:
+        raise UsageError(f"run {run.job.run_id} has ended, or {lease.carrier_text()} carries its controller")
+    return lease
 
 
 def _check_replay(run_dir: Path) -> None:
     """Check that this version of holdfast can continue the journal; call this before you end any process of the run."""
-    path = run_dir / "journal.db"
-    if not path.exists():
-        return
     try:
         # The controller goes on without what is damaged, and says so.
         with (
-            contextlib.closing(SqliteJournal(path, read_only=True)) as journal,
+            contextlib.closing(run_journal.open_to_read(run_dir)) as journal,
             contextlib.suppress(JournalDamagedError),
         ):
             for _ in rebuild_decider(journal, Decider()):
                 pass
+    except run_journal.NoJournalError:
+        return
     except RebuildError as e:
         raise UsageError(f"{e}; resume with the version that wrote it") from None
     except JournalError as e:

@@ -68,7 +68,7 @@ def run_on_slurm(args: RunArgs, settings: Settings, entry: EntryPoint, job: Job)
             say(text)
         if args.detach:
             leave_terminal(run_dir)
-        return Supervisor(run_dir, listener, make_console(args, run, run_dir)).run()
+        return Supervisor(run_dir, listener, make_console(args, run, run_dir)).run() or 0  # no other host takes it over
 
 
 def make_plan(run: RunSpec, run_dir: Path) -> SlurmPlan:

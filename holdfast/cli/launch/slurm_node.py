@@ -33,7 +33,8 @@ def main() -> int:
         args = _join_args(run, run_dir, name)
         joining = HostJoin(args, run.settings, run.entry)
         joining.run = msgspec.structs.replace(joining.run, log_dir=run.log_dir)  # where the run's own console looks
-        return joining.follow_job(make_console(args, joining.run, joining.run_dir), (signal.SIGINT,))
+        console = make_console(args, joining.run, joining.run_dir)
+        return joining.follow_job(console, lambda: False, (signal.SIGINT,)) or 0
     except UsageError as e:
         say(str(e))
         return 2

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_dirs import run_directory, run_journal, run_selection
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
 from holdfast.core.membership.loss_rate import NodeLosses, StandbyAdvice, advise_standbys
 from holdfast.core.record.job_account import Account, TimeUse
 from holdfast.core.record.ledger import fold_entries
-from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
+from holdfast.journal.journal_errors import JournalError
 from holdfast.model.event import Entry
 
 _LONGEST_S = 5.0  # that reading may take; older runs then do not count
@@ -34,7 +34,7 @@ def _past_losses(fleet: str) -> NodeLosses:
         if time.monotonic() > until:
             break
         with contextlib.suppress(UsageError, JournalError, OSError):
-            if (run_dir / "exit.json").exists() and (run_dir / "journal.db").exists():
+            if (run_dir / "exit.json").exists():
                 seen = _with_run(seen, run_dir, fleet, until)
     return seen
 
@@ -43,9 +43,7 @@ def _with_run(seen: NodeLosses, run_dir: Path, fleet: str, until: float) -> Node
     run = run_directory.read_spec(run_dir)
     if run.fleet != fleet:
         return seen
-    with contextlib.closing(
-        SqliteJournal(run_dir / "journal.db", read_only=True, mark_path=run_dir / "journal.mark")
-    ) as journal:
+    with contextlib.closing(run_journal.open_to_read(run_dir)) as journal:
         account = fold_entries(_stop_at(until, journal.read()))
     return add_run(seen, account, run.job.max_nodes + run.job.standbys)
 

@@ -6,9 +6,12 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
+if TYPE_CHECKING:
+    from holdfast.cli.launch.controller_lease import ControllerLease
 from holdfast.cli.launch.fork_server_start import start_fork_server
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.terminal.rank_console import Console, ConsolePump, say
@@ -16,7 +19,7 @@ from holdfast.core.incident.incident_text import describe_exit
 from holdfast.fleet import slurm_fleet
 from holdfast.fleet.local_process_fleet import end_node
 from holdfast.journal import high_water_mark
-from holdfast.journal.journal_errors import JournalError
+from holdfast.journal.journal_errors import JournalAwayError, JournalError
 from holdfast.linux import process_attributes
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.model.event import Phase
@@ -70,9 +73,15 @@ class StopSignals:
 
 class Supervisor:
     def __init__(
-        self, run_dir: Path, listener: socket.socket, console: Console, server: ForkServer | None = None
+        self,
+        run_dir: Path,
+        listener: socket.socket,
+        console: Console,
+        server: ForkServer | None = None,
+        lease: "ControllerLease | None" = None,
     ) -> None:
-        """`server` is a fork server that was started early, so that its imports are under way by now."""
+        """`server` is a fork server that was started early, so that its imports are under way by now. `lease` is for a
+        run whose journal is in Postgres."""
         self._run_dir = run_dir
         self._listener = listener
         self._console = console
@@ -82,16 +91,21 @@ class Supervisor:
         self._asked = StopSignals(once=(signal.SIGTERM,) if allocation else ())
         self._passed = 0  # to the present controller
         self._server = server
+        self._lease = lease
 
-    def run(self) -> int:
+    def run(self) -> int | None:
+        """Keep a controller until the job ends, and return its exit code; None if another host carries it by now."""
         (self._run_dir / "exit.json").unlink(missing_ok=True)
         process_attributes.leave_input_note(self._run_dir / run_directory.STDIN)
         pump = ConsolePump(self._console)
         self._server = self._server or self._start_fork_server()
         code = self._keep_controller()
+        if code is None:
+            pump.await_shown(self._asked.more_than(2))
+            return None
         self._end_nodes()
         _gather_outputs(self._run_dir / "releases")
-        self._end_store()
+        _end_store(self._run_dir)
         self._end_fork_server()
         if (self._run_dir / "exit.json").exists() and not run_directory.goes_on(self._run_dir):
             run_directory.forget_secrets(self._run_dir)
@@ -118,10 +132,17 @@ class Supervisor:
             self._server.close()
             self._server = None
 
-    def _keep_controller(self) -> int:
+    def _keep_controller(self) -> int | None:
         tries = 0
         server = program_fork_server.socket_path(self._run_dir) if self._server is None else None
         while True:
+            try:
+                if self._lease and not self._claim_lease(self._lease):
+                    say(f"{self._lease.carrier_text()} carries the controller now; this host goes on as a node")
+                    return None
+            except JournalError as e:
+                say(f"{e}; ending this host's part in the job")
+                return self._asked.code if self._asked.numbers else 1
             started_at = time.monotonic()
             code = self._watch_controller(self._start_controller(server))
             server = program_fork_server.socket_path(self._run_dir)  # which has imported all by now
@@ -152,8 +173,26 @@ class Supervisor:
         run_and_node_specs.write_json(self._run_dir / "run.json", resumed)
         return True
 
+    def _claim_lease(self, lease: "ControllerLease") -> bool:
+        """Claim the run for the next controller, once the database answers; False if another host has it."""
+        until, lost_s = 0.0, run_directory.read_spec(self._run_dir).settings.node.lost_s
+        while True:
+            try:
+                return lease.try_to_claim()
+            except JournalAwayError as e:
+                if self._asked.numbers or (until and time.monotonic() > until):
+                    raise
+                if not until:
+                    until = time.monotonic() + lost_s
+                    say(
+                        f"{e}; nodes and ranks go on, and the controller starts again if it answers within {lost_s:g} s"
+                    )
+            time.sleep(_LOOK_S)
+
     def _meanwhile_text(self) -> str:
         """Say what continues without the controller: training, if that was the job's phase when the controller died."""
+        if self._lease:
+            return "training goes on" if self._lease.is_training() else "nodes and ranks are kept"
         try:
             mark = high_water_mark.read_mark(self._run_dir / "journal.mark").mark
         except JournalError:
@@ -178,7 +217,8 @@ class Supervisor:
     def _start_controller(self, server: Path | None) -> ProgramProcess | None:
         """Start the controller in its own session, so that Ctrl-C reaches it only through this process."""
         self._passed = 0
-        where, args = str(self._run_dir), (str(self._run_dir), str(os.getpid()))
+        where, holder = str(self._run_dir), (self._lease.holder,) if self._lease else ()
+        args = (where, str(os.getpid()), *holder)
         program = Program(
             module=run_directory.CONTROLLER, args=args, env=run_directory.node_environment(self._run_dir), cwd=where
         )
@@ -232,13 +272,14 @@ class Supervisor:
             except OSError as e:
                 say(f"jobs of this run may be left in Slurm: {e}; see {self._run_dir}/{slurm_fleet.FOLDER}/nodes.json")
 
-    def _end_store(self) -> None:
-        """Tell the store process to quit, in case the controller did not; else it would wait for another controller."""
-        try:
-            with unix_sockets.connect(self._run_dir / "store.sock") as store:
-                store.sendall(b'{"quit": true}\n')
-        except OSError:
-            return  # it is gone already
+
+def _end_store(run_dir: Path) -> None:
+    """Tell the store process to quit, in case the controller did not; else it would wait for another controller."""
+    try:
+        with unix_sockets.connect(run_dir / "store.sock") as store:
+            store.sendall(b'{"quit": true}\n')
+    except OSError:
+        return  # it is gone already, or there was none
 
 
 def _gather_outputs(releases: Path) -> None:
@@ -257,8 +298,11 @@ def _end_one_node(folder: Path) -> None:
         say(str(e))
 
 
-def watch_node(folder: Path, pid: int, console: Console, stops: tuple[int, ...]) -> int:
-    """Follow this host's node in another host's job until its holder ends; returns the exit code."""
+def watch_node(
+    folder: Path, pid: int, console: Console, is_free: Callable[[], bool], stops: tuple[int, ...]
+) -> int | None:
+    """Follow this host's node in another host's job until its holder ends, and return the exit code; None as soon as
+    `is_free` says that this host may carry the controller."""
     asked = StopSignals(stops)
     pump = ConsolePump(console)
     passed = 0
@@ -270,9 +314,13 @@ def watch_node(folder: Path, pid: int, console: Console, stops: tuple[int, ...])
                 say("leaving at once, without grace")
             os.kill(pid, signal.SIGINT if passed == 0 else signal.SIGTERM)
             passed += 1
+        elif not passed and is_free():
+            pump.await_shown(asked.more_than(0))
+            return None
         time.sleep(_LOOK_S)
     _end_one_node(folder)  # should the holder have been killed, what it held may still be there
     _gather_outputs(folder.parents[1] / "releases")
+    _end_store(folder.parents[1])  # of a controller that this host carried before another did
     pump.await_shown(asked.more_than(2))
     code = os.waitstatus_to_exitcode(ended[1])
     say(_farewell_text(folder, code))

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.agent.rank import last_words
-from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_dirs import run_directory, run_journal, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.core.incident.first_cause import ECHOES
 from holdfast.core.incident.incident_text import is_guessed_kill
-from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
+from holdfast.journal.journal_errors import JournalError
 from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, open_log
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Entry, Phase, Progress
@@ -100,11 +100,8 @@ def _write_console(entries: Sequence[Entry]) -> str:
 
 
 def _read_entries(run_dir: Path) -> list[Entry]:
-    journal_path = run_dir / "journal.db"
-    if not journal_path.exists():
-        raise UsageError(f"{run_dir} has no journal yet; its controller has not started")
     try:
-        with contextlib.closing(SqliteJournal(journal_path, read_only=True)) as journal:
+        with contextlib.closing(run_journal.open_to_read(run_dir)) as journal:
             return list(journal.read())
     except JournalError as e:
         raise UsageError(str(e)) from None

@@ -20,6 +20,7 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
 from holdfast.core.decoding import from_json
 from holdfast.linux import process_attributes
+from holdfast.linux.network_file_systems import network_kind
 from holdfast.wire import controller_request, folder_use_lock, run_and_node_specs
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.inherited_environment import make_rank_environment
@@ -69,6 +70,15 @@ def _require_owner(run_dir: Path) -> None:
     if any(run_dir.iterdir()):
         raise UsageError(f"{run_dir} is not empty; give an empty or a new --run-dir")
     run_dir.chmod(0o700)
+
+
+def require_local_disk(run_dir: Path) -> None:
+    """Check that a journal in this folder would be on a disk of this host; UsageError if several hosts share it."""
+    if kind := network_kind(run_dir):
+        raise UsageError(
+            f"{run_dir} is on {kind}, a network file system, where SQLite's write-ahead log is not safe; give a "
+            "--run-dir on a disk of this host, or keep the journal in a database with --journal"
+        )
 
 
 def make_log_dir(wanted: str | None, run_dir: Path, run_id: str) -> Path:

@@ -33,12 +33,17 @@ def find_live_nodes(run_dir: Path) -> list[str]:
 
 def is_joined_node(run_dir: Path) -> bool:
     """Return whether this is the directory of a node whose controller is on another host."""
-    if (run_dir / "journal.db").exists():
+    if _has_controlled(run_dir):
         return False
     try:
         return run_directory.read_spec(run_dir).fleet == "join"
     except UsageError:
         return False  # it is being made, or cannot be read: then nothing is known of it
+
+
+def _has_controlled(run_dir: Path) -> bool:
+    """Return whether the run has ever had a controller on this host. Older ones left a journal and no lock."""
+    return any((run_dir / name).exists() for name in ("journal.db", "controller.lock"))
 
 
 def ending_text(run_dir: Path) -> str:
@@ -57,7 +62,7 @@ def _absence_text(run_dir: Path) -> str:
         return "is starting, and its controller is not there yet"
     if is_front_alive(run_dir):
         return "has no controller now, but its front, holdfast run, is alive"
-    if not (run_dir / "journal.db").exists():
+    if not _has_controlled(run_dir):
         return "has no controller yet"
     nodes = " but its nodes still run" if find_live_nodes(run_dir) else ""
     gone = f"has no controller now: its front, holdfast run, is gone{nodes}"

@@ -36,7 +36,11 @@ TORCHRUN = (
     Flag("nproc-per-node", "N|auto|gpu|cpu", "ranks on each node (default 1)"),
     Flag("max-restarts", "N", "stop after N restarts without an eviction (default: bounded by the settings)"),
     Flag("standalone", "", "run on this host alone, whatever the flags below say"),
-    Flag("rdzv-endpoint", "HOST[:PORT]", "join the job whose controller runs on HOST (default port 29400)"),
+    Flag(
+        "rdzv-endpoint",
+        "HOST[:PORT]",
+        "join the job whose controller runs on HOST (default port 29400); with --journal a list, HOST:PORT,HOST:PORT",
+    ),
     Flag("rdzv-id", "NAME", "name of the run"),
     Flag("rdzv-conf", "KEY=VALUE,...", "join_timeout and last_call_timeout limit the wait for nodes, in seconds"),
     Flag("node-rank", "N", "place of this node in the job it joins"),
@@ -70,6 +74,12 @@ OURS = (
     ),
     Flag("mesh", "NAME=N,...", "parallel groups as in a DeviceMesh, the last over neighbouring ranks: pp=2,dp=4,tp=8"),
     Flag("run-dir", "DIR", "where this run keeps its journal and its other files"),
+    Flag(
+        "journal",
+        "URL",
+        "keep the journal in Postgres (postgres://HOST/DATABASE), so that each host of --rdzv-endpoint can carry the "
+        "controller; needs --rdzv-id",
+    ),
     Flag("detach", "", "give the terminal back at once; holdfast attach comes back to the run"),
     Flag("resume", "RUN", "continue this run (directory, id or part of it); no SCRIPT needed"),
     Flag("preload", "MODULE,...", "modules to import once per node, before ranks are forked; repeatable", many=True),

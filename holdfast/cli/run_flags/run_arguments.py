@@ -37,7 +37,8 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
     refill_h: float | None  # with auto, hours to replace a standby; `standbys` is then the least number
     max_restarts: int | None
     fleet: str
-    endpoint: tuple[str, int] | None  # join only; port 0: any free one, the job has a single node
+    endpoints: tuple[tuple[str, int], ...]  # join only; port 0: any free one, the job has a single node
+    journal: str | None  # the address of a database
     node_rank: int | None
     local_addr: str | None
     run_id: str | None
@@ -69,6 +70,11 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
     script: str  # empty with resume only
     script_args: tuple[str, ...]
     notes: tuple[str, ...]
+
+    @property
+    def endpoint(self) -> tuple[str, int] | None:
+        """The first endpoint; None unless the job spans hosts."""
+        return self.endpoints[0] if self.endpoints else None
 
     def ranks_per_node(self) -> int:
         """Return the number of ranks on each node; UsageError if the mesh does not fit the number of all ranks."""
@@ -102,7 +108,8 @@ def parse_run_args(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
         refill_h=refill_h,
         max_restarts=values.parse_number(given, "max-restarts"),
         fleet=fleet,
-        endpoint=_join_endpoint(given, max_nodes + standbys) if fleet == "join" else None,
+        endpoints=_join_endpoints(given, max_nodes + standbys) if fleet == "join" else (),
+        journal=_journal_address(given, fleet),
         node_rank=_join_node_rank(given, max_nodes + standbys, refill_h) if fleet == "join" else None,
         local_addr=given.flag_text("local-addr") if fleet != "local" else None,
         run_id=_given_run_id(given),
@@ -135,12 +142,13 @@ def parse_run_args(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
         script_args=given.script_args,
         notes=_flag_notes(given, fleet, max_nodes + standbys),
     )
-    return args if args.resume or module or no_python else _with_checked_script(args)
-
-
-def _with_checked_script(args: RunArgs) -> RunArgs:
-    values.check_script(args.script, compiles=args.python == sys.executable)
+    _check_script(args)
     return args
+
+
+def _check_script(args: RunArgs) -> None:
+    if not (args.resume or args.module or args.no_python):
+        values.check_script(args.script, compiles=args.python == sys.executable)
 
 
 def _flag_notes(given: GivenFlags, fleet: str, nodes: int) -> tuple[str, ...]:
@@ -166,6 +174,31 @@ def _choose_fleet(given: GivenFlags) -> str:
     if fleet == "join" and not places:
         raise UsageError("--fleet join: name the host that runs the controller, with --rdzv-endpoint HOST:PORT")
     return fleet or ("join" if places else "local")
+
+
+def _journal_address(given: GivenFlags, fleet: str) -> str | None:
+    url = given.flag_text("journal")
+    if url is None or "resume" in given.words:
+        return url
+    if fleet != "join":
+        raise UsageError("--journal needs --rdzv-endpoint: on one host a database adds nothing to the run directory")
+    if _given_run_id(given) is None:
+        raise UsageError("--journal needs --rdzv-id NAME, the same on every host: by it hosts find the run")
+    return url
+
+
+def _join_endpoints(given: GivenFlags, hosts: int) -> tuple[tuple[str, int], ...]:
+    """Return where the controller of a joined job may listen; it may change hosts if the journal is in a database."""
+    texts = (given.flag_text("rdzv-endpoint") or "").split(",")
+    if len(texts) == 1:
+        return (_join_endpoint(given, hosts),)
+    word = given.words["rdzv-endpoint"]
+    if given.flag_text("journal") is None:
+        raise UsageError(f"{word}: several hosts can carry the controller only with --journal; name one, or give that")
+    endpoints = tuple(values.parse_host_port(word, text, _RDZV_PORT) for text in texts)
+    if any(port == 0 for _, port in endpoints):
+        raise UsageError(f"{word}: port 0 means any free port, which the other hosts cannot know; name one")
+    return endpoints
 
 
 def _join_endpoint(given: GivenFlags, hosts: int) -> tuple[str, int]:

@@ -65,12 +65,10 @@ class NodeEnrolment:
 
     def certificate_refusal(self, shown: dict[str, Any]) -> str:
         """Say why a node's certificate, which we signed, is no longer accepted; empty if it still is."""
-        node = mutual_tls.certificate_node(shown)
-        return (
-            ""
-            if self._certificates.is_valid(node, mutual_tls.certificate_serial(shown))
-            else f"the certificate of {node} is no longer valid"
-        )
+        node, serial = mutual_tls.certificate_node(shown), mutual_tls.certificate_serial(shown)
+        if self._certificates.serial_of(node) is None:  # a controller that was lost with its host has signed it
+            self._certificates.add_serials({node: serial})
+        return "" if self._certificates.is_valid(node, serial) else f"the certificate of {node} is no longer valid"
 
     async def challenge_route(self, request: web.Request) -> web.Response:
         mine, token = request.query.get("nonce", ""), request.query.get("token", "")

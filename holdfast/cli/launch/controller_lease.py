@@ -1,0 +1,69 @@
+"""The claim of one `holdfast run` on the controller of a run whose journal is in Postgres."""
+
+import contextlib
+import secrets
+import socket
+import time
+
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.journal import run_lease
+from holdfast.journal.journal_errors import JournalError
+from holdfast.journal.postgres_link import PostgresLink, why_no_url
+from holdfast.journal.run_lease import LEASE_S, START_S
+from holdfast.model.event import Phase
+
+_LOOK_S = 1.0
+
+
+class ControllerLease:
+    """Says which host carries the controller, and takes it over when nobody does."""
+
+    def __init__(self, url: str, run_id: str) -> None:
+        if fault := why_no_url(url):
+            raise UsageError(f"--journal {url} {fault}")
+        self.url, self.run_id = url, run_id
+        self.holder = f"{socket.gethostname()} {secrets.token_hex(8)}"  # no other `holdfast run` has it
+        self._link = PostgresLink(url)
+        self._looked_at = 0.0
+
+    def try_to_claim(self) -> bool:
+        """Take the lease for a controller of ours that is about to start; False if another host has it, or the run has
+        ended. JournalAwayError if the database does not answer."""
+        return run_lease.claim_run(self._link, self.run_id, self.holder, "", START_S)
+
+    def is_free(self) -> bool:
+        """Whether a run that has not ended has no controller any more. Looks once a second; a database that does not
+        answer says nothing."""
+        if time.monotonic() < self._looked_at + _LOOK_S:
+            return False
+        self._looked_at = time.monotonic()
+        with contextlib.suppress(JournalError):
+            found = run_lease.look_at_run(self._link, self.run_id)
+            return found is not None and not found.held and found.phase is not Phase.DONE
+        return False
+
+    def has_ended(self) -> bool:
+        found = run_lease.look_at_run(self._link, self.run_id)
+        return found is not None and found.phase is Phase.DONE
+
+    def carrier_text(self) -> str:
+        """Name the host that carries the controller, as far as it can be known."""
+        with contextlib.suppress(JournalError):
+            if found := run_lease.look_at_run(self._link, self.run_id):
+                return found.address or found.holder.partition(" ")[0]
+        return "another host"
+
+    def is_training(self) -> bool:
+        with contextlib.suppress(JournalError):
+            found = run_lease.look_at_run(self._link, self.run_id)
+            return found is not None and found.phase is Phase.TRAINING
+        return False
+
+    def await_claim(self) -> bool:
+        """Claim a run whose last controller is gone, or may only just have gone; False if another host carries it."""
+        until = time.monotonic() + 2 * LEASE_S
+        while not self.try_to_claim():
+            if self.has_ended() or time.monotonic() > until:
+                return False
+            time.sleep(_LOOK_S)
+        return True

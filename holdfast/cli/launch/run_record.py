@@ -1,0 +1,60 @@
+"""Where a controller writes what the next one must find: in the run directory, or in Postgres for another host."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.ports import Journal, Notes
+from holdfast.wire.credentials import mutual_tls
+from holdfast.wire.run_and_node_specs import RunSpec
+
+if TYPE_CHECKING:
+    from holdfast.cli.launch.run_handover import HandoverNotes
+
+
+class NotesFolder:
+    """Notes kept as files in the run directory."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._dir = run_dir
+
+    def put_note(self, name: str, content: bytes) -> None:
+        mutual_tls.write_secret(self._dir / name, content, durable=True)  # it counts after a loss of power, too
+
+    def get_note(self, name: str) -> bytes:
+        path = self._dir / name
+        return path.read_bytes() if path.exists() else b""
+
+
+class RunRecord(NamedTuple):
+    """The journal and notes of one controller."""
+
+    journal: Journal
+    notes: Notes
+    handover: "HandoverNotes | None"  # None: the next controller is on the same host
+
+    async def hand_over(self) -> None:
+        """Keep what another host needs to take over as it is here; returns only if no other host can."""
+        if self.handover:
+            await self.handover.run()
+
+    def forget_keys(self) -> None:
+        """Remove keys that were kept for another host, because the run has ended."""
+        if self.handover:
+            self.handover.forget_keys()
+
+
+def open_record(run: RunSpec, run_dir: Path, holder: str, say: Callable[[str], None]) -> RunRecord:
+    """Open the journal to write: in the run directory, or in Postgres as the holder of its lease."""
+    if not run.journal:
+        journal = SqliteJournal(run_dir / "journal.db", mark_path=run_dir / "journal.mark")
+        return RunRecord(journal, NotesFolder(run_dir), None)
+    from holdfast.cli.launch.run_handover import HandoverNotes
+    from holdfast.journal.postgres_journal import LeaseHolder, PostgresJournal
+
+    address = f"{run.host}:{run.port}"
+    record = PostgresJournal(run.journal, run.job.run_id, LeaseHolder(name=holder, address=address))
+    handover = HandoverNotes(record, run_dir, say)
+    handover.put_keys()  # before any node can join
+    return RunRecord(record, record, handover)

@@ -1,0 +1,232 @@
+"""The journal in Postgres, so that a controller on another machine can go on with a run when this machine is lost.
+
+Entries carry the same chain of checksums as in a file. Every write names the lease of the writer and the checksum of
+the entry before: one statement, one round trip, and a repeated one does no harm. While the server is away, a write
+waits until shortly before the lease may be another's. Then the writer gives up, and the next one finds all that was
+durable.
+"""
+
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from holdfast.journal import postgres_schema, run_lease
+from holdfast.journal.entry_chain import JournalRow, make_row, parse_row
+from holdfast.journal.journal_errors import JournalAwayError, JournalDamagedError, JournalError, LeaseLostError
+from holdfast.journal.postgres_link import PostgresLink
+from holdfast.journal.run_lease import LEASE_S, MARGIN_S, RENEW_S, LeasedRun
+from holdfast.model.event import Entry, Lost
+
+_PAGE = 1000  # entries that are read at a time
+_AGAIN_S = 0.1
+_OURS = "run_id = %(run)s and epoch = %(epoch)s and holder = %(holder)s"
+# The update locks the run's row, and thereby decides between us and whoever takes over.
+_APPEND = f"""
+with mine as (
+    update holdfast.run set seq = %(seq)s, chain = %(chain)s, phase = %(phase)s, alive_at = clock_timestamp(),
+        expires_at = clock_timestamp() + %(lease_s)s * interval '1 second'
+    where {_OURS} and chain = %(before)s returning run_id
+), put as (
+    insert into holdfast.entry (run_id, seq, at, event, decision, epoch, chain)
+    select run_id, row.* from mine, unnest(%(seqs)s::bigint[], %(ats)s::float8[], %(events)s::bytea[],
+        %(decisions)s::bytea[], %(epochs)s::bigint[], %(chains)s::bytea[]) as row
+)
+select run_id from mine
+"""
+_RAISE = f"update holdfast.run set epoch = %(to)s where {_OURS} returning 1"
+_RELEASE = f"update holdfast.run set expires_at = clock_timestamp() where {_OURS}"
+_PAGE_AFTER = """
+select seq, at, event, decision, epoch, chain from holdfast.entry
+where run_id = %(run)s and seq > %(after)s order by seq limit %(page)s
+"""
+_CHAIN_AT = "select chain from holdfast.entry where run_id = %(run)s and seq = %(seq)s"
+_PUT_NOTE = f"""
+insert into holdfast.note (run_id, name, content) select run_id, %(name)s, %(content)s from holdfast.run where {_OURS}
+for share on conflict (run_id, name) do update set content = excluded.content returning 1
+"""
+_GET_NOTE = "select content from holdfast.note where run_id = %(run)s and name = %(name)s"
+
+
+class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who writes: the name of one `holdfast run`, where its controller answers, and how long a lease lasts."""
+
+    name: str
+    address: str = ""
+    lease_s: float = LEASE_S
+
+
+class PostgresJournal:
+    def __init__(self, url: str, run_id: str, holder: LeaseHolder | None = None) -> None:
+        """Open the journal of a run: with a holder to write, taking the lease, else to read. Raises JournalError."""
+        self.run_id = run_id
+        self.lost: Lost | None = None  # a committed entry is not lost; what a failover loses, nodes know
+        self.doubt = ""
+        self._link = PostgresLink(url)
+        self._holder = holder
+        self._rows: list[JournalRow] = []  # appended, and not known to be committed
+        self._broken: JournalError | None = None  # why nothing can be written any more
+        self._asked_at = time.monotonic()
+        try:
+            found = self._open_run()
+        except JournalError:
+            self._link.close()
+            raise
+        self._epoch, self._start = found.epoch, found.start
+        self._seq, self._chain, self._committed = found.seq, found.chain, found.chain
+        self._phase, self.alive_at = found.phase, found.alive_at
+
+    def _open_run(self) -> LeasedRun:
+        if self._holder is None:
+            postgres_schema.require_schema(self._link)
+            if found := run_lease.look_at_run(self._link, self.run_id):
+                return found
+            raise JournalError(f"the journal at {self._link.url} has no run {self.run_id}")
+        name, address, lease_s = self._holder.name, self._holder.address, self._holder.lease_s
+        if begun := run_lease.begin_epoch(self._link, self.run_id, name, address, lease_s):
+            return begun
+        raise LeaseLostError(f"another controller has run {self.run_id} in {self._link.url}")
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of this writer. Whoever asks is about to act, so a lease that may have expired is renewed first;
+        LeaseLostError or JournalAwayError if that cannot be."""
+        if self._holder and time.monotonic() >= self._deadline:
+            self._commit()
+        return self._epoch
+
+    @property
+    def _deadline(self) -> float:
+        """Until when nobody else can have the lease, counted from before the server was asked for it."""
+        assert self._holder is not None
+        return self._asked_at + self._holder.lease_s * (1 - MARGIN_S / LEASE_S)
+
+    def raise_epoch(self, epoch: int) -> None:
+        self._commit()
+        if not self._retry(_RAISE, self._ours() | {"to": epoch}):
+            raise self._break_off(self._why_not_ours())
+        self._epoch = epoch
+
+    # --- entries -----------------------------------------------------------------------------------------------
+
+    def append(self, entry: Entry, durable: bool) -> None:
+        if self._holder is None:
+            raise JournalError(f"run {self.run_id} in {self._link.url} was opened to be read")
+        if entry.seq != self._seq + 1:
+            raise JournalError(
+                f"run {self.run_id} in {self._link.url} has {self._seq} entries; {entry.seq} is not next"
+            )
+        row = make_row(entry, self._epoch, self._chain)
+        self._rows.append(row)
+        self._seq, self._chain, self._phase = row.seq, row.chain, entry.decision.phase
+        if durable:
+            self._commit()
+
+    def flush(self) -> None:
+        if self._holder and (self._rows or time.monotonic() >= self._asked_at + self._renew_s):
+            self._commit()
+
+    @property
+    def _renew_s(self) -> float:
+        assert self._holder is not None
+        return self._holder.lease_s * RENEW_S / LEASE_S
+
+    def _commit(self) -> None:
+        """Write what was appended and renew the lease."""
+        asked_at, rows = time.monotonic(), self._rows
+        columns = list(zip(*(msgspec.structs.astuple(row) for row in rows), strict=True)) or [()] * 6
+        names = ("seqs", "ats", "events", "decisions", "epochs", "chains")
+        values = self._ours() | {name: list(column) for name, column in zip(names, columns, strict=True)}
+        assert self._holder is not None
+        values |= {"seq": self._seq, "chain": self._chain, "before": self._committed, "phase": self._phase.value}
+        values["lease_s"] = self._holder.lease_s
+        if not self._retry(_APPEND, values) and (why := self._why_not_ours()):
+            raise self._break_off(why)
+        self._asked_at, self._committed, self._rows = asked_at, self._chain, []
+
+    def _ours(self) -> dict[str, object]:
+        assert self._holder is not None
+        return {"run": self.run_id, "epoch": self._epoch, "holder": self._holder.name}
+
+    def _retry(self, statement: str, values: dict[str, object]) -> list[tuple[object, ...]]:
+        """Run a statement that may be repeated, and again while the server is away and the lease is surely ours."""
+        if self._broken:
+            raise self._broken
+        while True:
+            try:
+                return self._link.execute(statement, values)
+            except JournalAwayError as e:
+                if time.monotonic() + _AGAIN_S >= self._deadline:
+                    raise self._break_off(e) from None
+                time.sleep(_AGAIN_S)
+            except JournalError as e:
+                raise self._break_off(e) from None
+
+    def _break_off(self, why: JournalError | None) -> JournalError:
+        """Write nothing any more: what is in memory may go beyond what the server has."""
+        self._broken = why or JournalError(f"run {self.run_id} in {self._link.url} was written to by another process")
+        return self._broken
+
+    def _why_not_ours(self) -> JournalError | None:
+        """Say why a write found no row; None if an earlier try, whose answer was lost, had written all of it."""
+        query = "select epoch, holder, address, chain from holdfast.run where run_id = %(run)s"
+        found = self._retry(query, {"run": self.run_id})
+        assert self._holder is not None
+        if not found:
+            return JournalError(f"run {self.run_id} is gone from {self._link.url}")
+        epoch, holder, address, chain = found[0]
+        if (epoch, holder) != (self._epoch, self._holder.name):
+            return LeaseLostError(f"another controller has taken run {self.run_id} over, at {address or holder}")
+        if chain == self._chain:
+            return None
+        return JournalError(f"{self._link.url} has lost entries of run {self.run_id}, or got some that are not ours")
+
+    def read(self, after: int = 0) -> Iterator[Entry]:
+        if self._rows:
+            self._commit()
+        seq, chain = max(after, 0), self._start
+        if seq:
+            found = self._link.execute(_CHAIN_AT, {"run": self.run_id, "seq": seq})
+            chain = bytes(found[0][0]) if found else chain
+        while page := self._link.execute(_PAGE_AFTER, {"run": self.run_id, "after": seq, "page": _PAGE}):
+            for values in page:
+                row = parse_row(values)
+                if row is None or not row.is_next_of(seq, chain):
+                    raise JournalDamagedError(f"{self._where} is damaged: entry {seq + 1} is not as it was written")
+                seq, chain = row.seq, row.chain
+                yield self._decode(row)
+
+    @property
+    def _where(self) -> str:
+        return f"run {self.run_id} in {self._link.url}"
+
+    def _decode(self, row: JournalRow) -> Entry:
+        try:
+            return row.entry
+        except (msgspec.DecodeError, UnicodeDecodeError, MemoryError, TypeError, RecursionError) as e:
+            raise JournalError(f"{self._where} cannot be used as a journal: {str(e) or type(e).__name__}") from None
+
+    def close(self) -> None:
+        """Commit what was appended, and leave the lease to whoever wants it."""
+        try:
+            if self._holder and not self._broken:
+                self.flush()
+                self._retry(_RELEASE, self._ours())
+        finally:
+            self._link.close()
+
+    # --- notes -------------------------------------------------------------------------------------------------
+
+    def put_note(self, name: str, content: bytes) -> None:
+        """Store a note, as the controller that has the lease."""
+        if not self._retry(_PUT_NOTE, self._ours() | {"name": name, "content": content}):
+            raise self._break_off(self._why_not_ours())
+
+    def get_note(self, name: str) -> bytes:
+        found = self._link.execute(_GET_NOTE, {"run": self.run_id, "name": name})
+        return bytes(found[0][0]) if found else b""
+
+    def list_notes(self, prefix: str) -> list[str]:
+        """Return the names of the notes that begin like this."""
+        query = "select name from holdfast.note where run_id = %(run)s and starts_with(name, %(prefix)s) order by name"
+        return [str(name) for (name,) in self._link.execute(query, {"run": self.run_id, "prefix": prefix})]

@@ -1,0 +1,93 @@
+"""Commands about journals in a database: `ls --journal`, `journal`, and what `run` refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli import main
+from holdfast.cli.run_dirs import run_directory
+from holdfast.model.event import Decision, Entry, Phase, Tick
+
+TOKEN = "0b1c8e93d7a24f56b8e1902c7d3f4a65"
+
+
+def write(url: str, run_id: str, phase: Phase, lease_s: float = 60.0) -> None:
+    from holdfast.journal.postgres_journal import LeaseHolder, PostgresJournal
+
+    journal = PostgresJournal(url, run_id, LeaseHolder(name="h0 abc", address="h0:29400", lease_s=lease_s))
+    journal.append(Entry(seq=1, at=1.0, event=Tick(), decision=Decision(phase=phase)), durable=True)
+    journal._link.close()  # as if killed
+
+
+def test_runs_of_a_database_are_listed(
+    shared_postgres: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = {phase: f"{tmp_path} {phase.value}" for phase in (Phase.TRAINING, Phase.DONE, Phase.HELD)}
+    for phase, run_id in ids.items():
+        write(shared_postgres, run_id, phase, lease_s=0.0 if phase is Phase.HELD else 60.0)
+    assert main(["ls", "--journal", shared_postgres, "--json"]) == 0
+    rows = {row["run_id"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows[ids[Phase.TRAINING]]["state"] == "training"
+    assert rows[ids[Phase.TRAINING]]["detail"] == ", carried by h0:29400"
+    assert rows[ids[Phase.DONE]]["state"] == "ended"
+    assert rows[ids[Phase.HELD]]["state"] == "left"
+    assert main(["ls", "--journal", shared_postgres]) == 0
+    assert f"{ids[Phase.DONE]}  ended  started " in capsys.readouterr().out
+
+    assert main(["journal", shared_postgres, "--forget", ids[Phase.TRAINING]]) == 2
+    assert "has not ended" in capsys.readouterr().err
+    assert main(["journal", shared_postgres, "--forget", ids[Phase.DONE]]) == 0
+    assert main(["journal", shared_postgres, "--forget", ids[Phase.DONE]]) == 2
+    assert "has no run" in capsys.readouterr().err
+
+
+def test_tables_are_looked_after(shared_postgres: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["journal", shared_postgres, "--schema", "2"]) == 0
+    assert main(["journal", shared_postgres, "--schema", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "the tables are of version 1; they were of 2"
+    assert main(["ls", "--journal", shared_postgres]) == 2
+    assert "--schema 2" in capsys.readouterr().err
+    assert main(["journal", shared_postgres]) == 0
+    assert capsys.readouterr().out == "the tables are of version 1, this holdfast wants 2\n"
+    assert main(["journal", shared_postgres, "--schema", "2"]) == 0
+
+
+@pytest.mark.parametrize("words", [["ls", "--journal"], ["journal"]])
+def test_an_address_with_a_password_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("psycopg")
+    assert main([*words, "postgres://me:secret@127.0.0.1:1/db"]) == 2
+    assert "~/.pgpass" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--journal", "postgres://h/d"], "needs --rdzv-endpoint"),
+        (["--journal", "postgres://h/d", "--rdzv-endpoint", "127.0.0.1:1"], "needs --rdzv-id"),
+        (["--rdzv-endpoint", "one:1,two:2"], "only with --journal"),
+        (["--journal", "postgres://h/d", "--rdzv-id", "x", "--rdzv-endpoint", "one:1,two:0"], "port 0"),
+        (["--journal", "mysql://h/d", "--rdzv-id", "x", "--rdzv-endpoint", "127.0.0.1:1"], "no address of a database"),
+        (["--journal", "postgres://127.0.0.1:1/d", "--rdzv-id", "x", "--rdzv-endpoint", "127.0.0.1:1"], "not answer"),
+    ],
+)
+def test_what_run_refuses(
+    flags: list[str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("psycopg")
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HOLDFAST_TOKEN", TOKEN)
+    (tmp_path / "train.py").write_text("")
+    assert main(["run", *flags, str(tmp_path / "train.py")]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_a_journal_file_on_a_network_file_system_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(run_directory, "network_kind", lambda path: "nfs4")
+    (tmp_path / "train.py").write_text("")
+    assert main(["run", str(tmp_path / "train.py")]) == 2
+    said = capsys.readouterr().err
+    assert "is on nfs4" in said and "--journal" in said and "Traceback" not in said
