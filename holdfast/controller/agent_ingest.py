@@ -130,8 +130,8 @@ class AgentIngest:
     # --- messages ----------------------------------------------------------------------------------------------
 
     def _say_once(self, node: str, sentence: str) -> None:
-        """Say that a node is not believed; the next time an hour later."""
-        if not self._told.is_repeat(self.controller.clock(), node):
+        """Say that a node is refused or ignored; of each the next time an hour later."""
+        if not self._told.is_repeat(self.controller.clock(), (node, sentence.split()[0])):
             self._say(sentence)
 
     def _on_message(self, message: agent_messages.FromAgent, outbox: Outbox, node: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention
 from holdfast.checkpoint.arena import STORED, Arena
-from holdfast.checkpoint.manifest import Author, part_name
+from holdfast.checkpoint.manifest import Author
 from holdfast.model.errand import FinalState, Leave
 from holdfast.model.state_copy import Doubt, MissedCheckpoint, Restore
 from holdfast.wire.rank_keeper_messages import CheckpointPolicy
@@ -214,19 +214,15 @@ async def test_of_missed_steps_the_latest_is_told(stored: Stored) -> None:
     assert stored.keeper.missed == MissedCheckpoint(step=9, why="step 9 is left out")
 
 
+@pytest.mark.usefixtures("hanging_storage")
 async def test_storage_that_hangs_does_not_hold_up_the_end(stored: Stored) -> None:
     arena = await stored.arena()
     snapshot(arena, 7)
-    folder = checkpoint_save.staging_folder(stored.storage.url, 7, Author(1, "r."))
-    os.makedirs(folder)
-    fifo = f"{folder}/{part_name(0)}"
-    os.mkfifo(fifo)  # whoever opens it waits for a writer
     began_at = time.monotonic()
     await stored.keeper.parting.write_last(last(7), 1.0)
     assert time.monotonic() - began_at < 10
     assert stored.said[-1] == f"step 7 was not written to {stored.storage.url} within 1 s"
     assert stored.keeper.missed == MissedCheckpoint(step=7, why=stored.said[-1])
-    os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))  # lets the thread go
 
 
 async def test_a_later_step_that_others_lack_is_given_up_for_the_last(bench: Bench, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """What stays on a node's local disk when it leaves the job, and what is removed because storage has it."""
 
 import asyncio
-import os
 import threading
 import time
 from typing import Any, NoReturn
@@ -12,7 +11,7 @@ import pytest
 from holdfast.agent.snapshots.arena_table import SnapshotPin
 from holdfast.agent.snapshots.snapshot_disk import _MEND, SnapshotDisk
 from holdfast.checkpoint import checkpoint_save, retention
-from holdfast.checkpoint.manifest import Author, StorageError, part_name
+from holdfast.checkpoint.manifest import Author, StorageError
 from holdfast.checkpoint.write_lane import WritePulse
 from holdfast.model.errand import FinalState, Leave
 from holdfast.model.state_copy import Doubt
@@ -160,14 +159,12 @@ async def test_a_host_that_came_back_and_got_no_launch_says_what_lies_on_its_dis
     ]
 
 
+@pytest.mark.usefixtures("hanging_storage")
 async def test_the_final_state_goes_to_disk_in_time_when_storage_hangs(fleet: Fleet) -> None:
     job = Disked(fleet)
     await job.start()
     job.save(8)
-    url = give_storage(job, 0)
-    folder = checkpoint_save.staging_folder(url, 8, Author(1, "r."))
-    os.makedirs(folder)
-    os.mkfifo(fifo := f"{folder}/{part_name(0)}")  # whoever opens it waits for a writer
+    give_storage(job, 0)
     last = (FinalState(step=8, ranks=(0,)),)
     leaving = asyncio.create_task(
         fleet.nodes["a"].keeper.leave_job(msgspec.structs.replace(LEAVE, last=last, last_s=8.0))
@@ -177,7 +174,6 @@ async def test_the_final_state_goes_to_disk_in_time_when_storage_hangs(fleet: Fl
     await leaving
     unknown = f"step 8 stays on disk in {job.root / 'a' / 'r.'}: whether storage has this state is not known ({_MEND})"
     assert fleet.nodes["a"].said[-1] == unknown
-    os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))  # lets the thread go
 
 
 async def test_nothing_stays_where_storage_has_the_state_or_the_node_is_no_longer_wanted(fleet: Fleet) -> None:

@@ -179,8 +179,8 @@ def bounded(kind: msgspec.inspect.Type, at: str, seen: set[type]) -> Iterator[st
 @pytest.mark.parametrize(
     "body",
     [
-        '{"verb":"resume","number":18446744073709551616}',
-        '{"verb":"rollback","number":9223372036854775807}',
+        '{"verb":"hold","number":18446744073709551616}',
+        '{"verb":"hold","number":9223372036854775807}',
         '{"verb":"hold","code":9223372036854775808}',
         '{"verb":"hold","window_s":1e308}',
         '{"verb":"update","release":{"number":18446744073709551616}}',
