@@ -57,7 +57,7 @@ MinJobAge=300
 JobRequeue=1
 MailProg=/bin/true
 NodeName={name}-[1-{nodes}] NodeAddr={net}.[1-{nodes}] Sockets=1 CoresPerSocket=2 RealMemory=4000 State=UNKNOWN
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=90
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=180
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=off
 """
 

@@ -105,12 +105,11 @@ def test_a_drain_leaves_the_job_alone_and_keeps_refills_away(
 def test_preemption_moves_the_seat_before_the_end(start_slurm: StartSlurm, tmp_path: Path, calm_weights: str) -> None:
     for rank in (0, 1):
         (tmp_path / f"slow-{rank}-1").touch()  # it trains until others have come
-    job = begin(start_slurm, tmp_path, "--slurm", "time=30")
-    host = job.host_of_rank(1)
-    job.lab.call(
-        "sbatch", "-p", "urgent", "-w", host, "--exclusive", "--time=5", "-o", "/dev/null", "--wrap", "sleep 200"
-    )
+    job = begin(start_slurm, tmp_path, "--slurm", "time=30 exclusive")
+    words = ("--parsable", "-p", "urgent", "-w", job.host_of_rank(1), "--time=9", "-o", "/dev/null")
+    urgent = job.lab.call("sbatch", *words, "--wrap", "sleep 500").strip()
     job.says("takes n", patience_s=120)
     job.trains(generation=2)
+    job.lab.call("scancel", urgent)
     check_end(job, calm_weights)
     assert job.report().changes and not job.report().incidents, "a planned restart, and no incident"

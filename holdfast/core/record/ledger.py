@@ -278,9 +278,8 @@ class Ledger:
         """Let the cost of the incident begin where a planned restart failed, which was heard of later."""
         self._close_span(failed_at)
         if at > self._at:
-            number = len(self.incidents) + 1
-            self._spans.append(Span(use=TimeUse.DETECT, start_at=self._at, end_at=at, incident=number))
-            self._at = at
+            trouble = Span(use=TimeUse.DETECT, start_at=self._at, end_at=at, incident=len(self.incidents) + 1)
+            self._spans, self._at = [*self._spans, trouble], at
 
     def _enter_phase(self, at: float, phase: Phase) -> None:
         if phase is Phase.TRAINING and self.progress:
