@@ -97,7 +97,7 @@ async def test_words_that_take_for_ever_stop_nobody(
         quick = around.create_task(bench[0].judge_exit(EXIT, said(tmp_path / "quick", BOOM)))
         await quick
         assert not slow.done(), "another rank's words do not wait for them"
-    assert time.monotonic() - began < last_words_judge_client._WAIT_S, "it is killed, not given up"
+    assert time.monotonic() - began < 2 * last_words_judge_client._WAIT_S, "it is killed, and nobody waits for it"
     assert gap_s() < 0.9, "the loop went on"
     assert quick.result().klass == "python_exception"
     alarm = slow.result()
