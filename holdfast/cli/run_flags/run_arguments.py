@@ -142,13 +142,13 @@ def parse_run_args(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
         script_args=given.script_args,
         notes=_flag_notes(given, fleet, max_nodes + standbys),
     )
-    _check_script(args)
-    return args
+    return _with_checked_script(args)
 
 
-def _check_script(args: RunArgs) -> None:
+def _with_checked_script(args: RunArgs) -> RunArgs:
     if not (args.resume or args.module or args.no_python):
         values.check_script(args.script, compiles=args.python == sys.executable)
+    return args
 
 
 def _flag_notes(given: GivenFlags, fleet: str, nodes: int) -> tuple[str, ...]:
