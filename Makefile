@@ -11,7 +11,7 @@ SLOW ?= torture detect recovery ettr byterobust nccl compile
 BENCHES = $(filter-out $(SLOW),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full test-slurm fuzz chaos gpu-wheels gpu-lab lint lock audit bench clean always
+.PHONY: help venv demo test test-full test-slurm test-kube fuzz chaos gpu-wheels gpu-lab lint lock audit bench clean always
 # Tests and benchmarks start processes by the dozen; two of them side by side disturb each other.
 .NOTPARALLEL:
 
@@ -49,6 +49,13 @@ test-full: $(READY) ## all tests; what has passed with the same files is left ou
 test-slurm: $(READY) ## faults on a real Slurm of six hosts in namespaces; needs root and Debian's packages
 	@$(PY) -c 'from tests.slurm.lab import lacking; import sys; sys.exit(f"holdfast: no Slurm can run here: {lacking()}" if lacking() else 0)'
 	$(PY) -m pytest tests/slurm tests/fleet/test_contract.py $(ARGS)
+
+# A real API server, built from Debian's source once: five minutes on two quiet cores.
+KUBE ?= $(HOME)/.cache/holdfast/kube
+
+test-kube: $(READY) ## pods on a real Kubernetes API server, which is built the first time; ARGS goes to pytest
+	test -x $(KUBE)/kube-apiserver || tests/kube/build_cluster.sh $(KUBE)
+	PYTEST_HOLDFAST_KUBE=$(KUBE) $(PY) -m pytest tests/kube $(ARGS)
 
 # Seconds of all tests together; two of them run side by side.
 FUZZ_S ?= 1000

@@ -74,6 +74,12 @@ class SlurmLimits(msgspec.Struct, frozen=True, kw_only=True):
     drain: bool = False  # whether hosts of evicted nodes are drained, which Slurm lets operators do
 
 
+class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits on what is asked of a cluster."""
+
+    gather_s: float = 600.0  # machines that wait for the rest of a job's are given back after so long; 0: never
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     recovery: Limits = Limits()
     silence: SilenceLimits = SilenceLimits()
@@ -99,6 +105,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     door: DoorLimits = DoorLimits()
     block: BlockLimits = BlockLimits()
     slurm: SlurmLimits = SlurmLimits()
+    fleet: FleetLimits = FleetLimits()
 
 
 ASK_S = 14400.0  # recovery.ask_s where a hook tells people, unless it is set

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -12,6 +12,7 @@ from holdfast.model.fleet_report import FleetNode, FleetState
 from holdfast.ports import Fleet, FleetRefusal
 from tests.cli.driver import PATIENCE_S, until
 from tests.fleet import places
+from tests.kube import places as kube_places
 from tests.slurm import places as slurm_places
 
 pytestmark = pytest.mark.e2e
@@ -27,6 +28,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     hold: Callable[[Path, pytest.MonkeyPatch], Callable[[], None]]  # keeps new nodes from coming up, until called
     held: FleetState  # as which they are told
     refuse: Callable[[Path, pytest.MonkeyPatch], str] | None = None  # forbids all nodes; returns the cluster's sentence
+    close: Callable[[Path], Awaitable[None]] | None = None
 
 
 FLEETS = (
@@ -46,6 +48,16 @@ FLEETS = (
         hold=slurm_places.hold_slurm,
         held=FleetState.QUEUED,
         refuse=slurm_places.refuse_slurm,
+    ),
+    Kind(
+        name="kubernetes",
+        open=kube_places.fake,
+        alive=kube_places.alive,
+        lose=kube_places.lose,
+        hold=kube_places.hold,
+        held=FleetState.QUEUED,
+        refuse=kube_places.refuse,
+        close=kube_places.close,
     ),
 )
 
@@ -82,6 +94,8 @@ async def site(request: pytest.FixtureRequest, tmp_path: Path, no_orphans: str) 
     yield site
     for node in site.fleet.nodes():
         await site.fleet.give_back(node, "the test is over")
+    if site.kind.close is not None:
+        await site.kind.close(tmp_path)
 
 
 async def test_nodes_come_and_go(site: Site) -> None:

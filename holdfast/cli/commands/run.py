@@ -46,6 +46,11 @@ def main(argv: list[str]) -> int:
 
             job = _make_job(args, args.run_id or run_directory.new_run_id(), settings)
             return run_on_slurm(args, settings, _make_entry(args), job)
+        if args.fleet == "kubernetes":
+            from holdfast.cli.launch.kubernetes_launch import run_on_kubernetes
+
+            job = _make_job(args, args.run_id or run_directory.new_run_id(), settings)
+            return run_on_kubernetes(args, settings, _make_entry(args), job)
         if settings.door.key:
             raise UsageError(
                 "door.authority, door.certificate and door.key need --rdzv-endpoint; give it, or unset them"

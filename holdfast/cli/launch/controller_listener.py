@@ -5,6 +5,8 @@ import socket
 
 from holdfast.cli.run_flags.flag_table import UsageError
 
+_EVERYWHERE = "0.0.0.0"
+
 
 def listen_at(host: str, port: int, mend: str) -> socket.socket:
     """Bind the port in the supervisor, so that it outlives controllers; UsageError if that fails."""
@@ -18,3 +20,18 @@ def listen_at(host: str, port: int, mend: str) -> socket.socket:
         why = "is in use" if e.errno == errno.EADDRINUSE else f"cannot be used: {e.strerror}"
         raise UsageError(f"port {port} on {host} {why}; {mend}") from None
     return listener
+
+
+def listen_for_pods(host: str, port: int, mend: str) -> socket.socket:
+    """Listen at the endpoint if it is an address of this host, else everywhere: it is a service's, or a gateway's."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address[0], 0))
+    except socket.gaierror:
+        return listen_at(_EVERYWHERE, port, mend)  # the name of a service that is not known yet
+    except OSError as e:
+        if e.errno != errno.EADDRNOTAVAIL:
+            raise UsageError(f"cannot listen at {host}:{port}: {e.strerror}; {mend}") from None
+        return listen_at(_EVERYWHERE, port, mend)
+    return listen_at(str(address[0]), port, mend)

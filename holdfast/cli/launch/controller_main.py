@@ -51,7 +51,7 @@ from holdfast.linux.preimported_fork import KEPT
 from holdfast.model.action import Finish, Say
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Begin, Ended, Entry, Order, Phase, Progress, Successor
-from holdfast.ports import ControllerPorts, Fleet
+from holdfast.ports import ControllerPorts, Fleet, FleetRefusal
 from holdfast.wire import folder_use_lock, program_fork_server, run_and_node_specs, unix_sockets
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.run_and_node_specs import ControllerAddress, RunEnd, RunSpec
@@ -89,13 +89,13 @@ def main() -> int:
         say(f"another controller runs in {run_dir}, so this one ends")
         return 1
     try:
-        ended = asyncio.run(_run_controller(run_dir, socket.socket(fileno=fd), say, holder))
+        ended = asyncio.run(_run_leased(run_dir, socket.socket(fileno=fd), say, holder))
     except* (JournalFullError, JournalAwayError, LeaseLostError) as group:
         # Which is no end: the front knows what to do.
         say("; ".join(dict.fromkeys(str(e) for e in leaf_exceptions(group))))
-    except* (JournalError, RebuildError, UsageError) as group:
+    except* (JournalError, RebuildError, UsageError, FleetRefusal) as group:
         sentences = [str(e) for e in leaf_exceptions(group)]
-        ended = RunEnd(code=1, reason="; ".join(sentences))
+        ended = RunEnd(code=2 if group.subgroup(FleetRefusal) else 1, reason="; ".join(sentences))
         say(f"{ended.reason}; ending the job")
     if ended is None:
         return 1
@@ -117,6 +117,23 @@ def leaf_exceptions(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]
             yield from leaf_exceptions(e)
         else:
             yield e
+
+
+async def _run_leased(run_dir: Path, listener: socket.socket, say: SaidLog, holder: str) -> RunEnd:
+    """Run the controller; where a cluster keeps a lease of the run, when no other controller holds it any more."""
+    run = run_directory.read_spec(run_dir)
+    if run.fleet != "kubernetes":
+        return await _run_controller(run_dir, listener, say, holder)
+    from holdfast.cli.launch.kubernetes_launch import make_lease
+
+    lease = make_lease(run, run_dir, say)
+    await lease.take()
+    async with asyncio.TaskGroup() as tasks:
+        keeping = tasks.create_task(lease.keep())
+        ended = await _run_controller(run_dir, listener, say, holder)
+        keeping.cancel()
+    await lease.let_go()
+    return ended
 
 
 async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog, holder: str) -> RunEnd:
@@ -281,6 +298,10 @@ def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str], tokens: NodeTo
         return JoinFleet()
     if run.fleet == "slurm":
         return SlurmFleet(run_dir, make_plan(run, run_dir), env, lambda name: str(tokens.mint_token(name, _TOKEN_S)))
+    if run.fleet == "kubernetes":
+        from holdfast.cli.launch.kubernetes_launch import make_fleet  # its client is an extra, and slow to import
+
+        return make_fleet(run, run_dir, tokens)
     return LocalFleet(
         run_dir, run_directory.make_node_spec(run, run_dir), env, program_fork_server.socket_path(run_dir)
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.cli.launch.controller_listener import listen_at
+from holdfast.cli.launch.controller_listener import listen_at, listen_for_pods
 from holdfast.cli.launch.slurm_launch import move_here
 from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
 from holdfast.cli.run_dirs import run_directory, run_journal, run_liveness, run_selection
@@ -42,7 +42,8 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
         run = msgspec.structs.replace(run, settings=settings)
     if run.fleet == "slurm":
         run = move_here(run)
-    with listen_at(run.host, run.port, "this run's nodes expect the controller there, so free the port") as listener:
+    listen = listen_for_pods if run.fleet == "kubernetes" else listen_at
+    with listen(run.host, run.port, "this run's nodes expect the controller there, so free the port") as listener:
         resumed = msgspec.structs.replace(run, resumed_at=time.time(), port=listener.getsockname()[1])
         run_and_node_specs.write_json(run_dir / "run.json", resumed)
         console = make_console(args, run, run_dir)

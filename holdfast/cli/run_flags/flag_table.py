@@ -65,13 +65,16 @@ OURS = (
         "replacing a standby takes H hours (default 24)",
     ),
     Flag("min-nodes", "N", "go on with as few as N nodes while some are missing, and grow back when they come"),
-    Flag("fleet", "NAME", "where nodes come from: local, join or slurm (default: join if a flag names another host)"),
+    Flag("fleet", "NAME", "where nodes come from: local, join, slurm or kubernetes (default: join if hosts are named)"),
     Flag(
         "slurm",
         "FLAGS",
         "flags of sbatch for --fleet slurm, as 'partition=gpu time=24:00:00 exclusive'; repeatable",
         many=True,
     ),
+    Flag("kube-image", "IMAGE", "image of the pods of --fleet kubernetes (default: the one of the template)"),
+    Flag("kube-namespace", "NAME", "namespace of the pods (default: that of the credentials)"),
+    Flag("kube-pod-template", "FILE", "a pod as YAML, or its spec alone, to which holdfast adds what nodes need"),
     Flag("mesh", "NAME=N,...", "parallel groups as in a DeviceMesh, the last over neighbouring ranks: pp=2,dp=4,tp=8"),
     Flag("run-dir", "DIR", "where this run keeps its journal and its other files"),
     Flag(

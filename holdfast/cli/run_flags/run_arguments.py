@@ -13,7 +13,7 @@ from holdfast.model.job_and_seats import Dims
 
 __all__ = ["FLEETS", "RunArgs", "StreamChoice", "UsageError", "parse_run_args", "resolve_nproc"]
 
-FLEETS = ("local", "join", "slurm")
+FLEETS = ("local", "join", "slurm", "kubernetes")
 _RDZV_PORT = 29400
 _MASTER_PORT = 29500
 _PLACES = ("rdzv-endpoint", "master-addr", "node-rank")  # any of these says: a job that spans hosts
@@ -24,6 +24,14 @@ _NOT_ON_RESUME = {
     "port": "the nodes of that run expect its controller at the old port",
     "token-file": "the nodes of that run present the token it was started with",
 }
+
+
+class PodFlags(msgspec.Struct, frozen=True, kw_only=True):
+    """What the pods of --fleet kubernetes are."""
+
+    image: str | None
+    namespace: str | None
+    template: str | None  # a file
 
 
 class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +45,7 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
     refill_h: float | None  # with auto, hours to replace a standby; `standbys` is then the least number
     max_restarts: int | None
     fleet: str
-    endpoints: tuple[tuple[str, int], ...]  # join only; port 0: any free one, the job has a single node
+    endpoints: tuple[tuple[str, int], ...]  # join and kubernetes only; port 0: any free one, the job has a single node
     journal: str | None  # the address of a database
     node_rank: int | None
     local_addr: str | None
@@ -64,6 +72,7 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     token_file: str | None
     slurm: tuple[str, ...]  # flags of sbatch
+    pods: PodFlags  # kubernetes only
     python: str
     module: bool
     no_python: bool
@@ -96,9 +105,8 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
 def parse_run_args(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
     """Read the command line after `holdfast run`; raises UsageError, and SystemExit after --help."""
     given = read_flags(argv, env)
-    min_nodes, max_nodes = values.parse_nodes(given)
-    (standbys, refill_h), fleet = values.parse_standbys(given), _choose_fleet(given)
-    module, no_python = _script_kind(given)
+    (min_nodes, max_nodes), (standbys, refill_h) = values.parse_nodes(given), values.parse_standbys(given)
+    fleet, (module, no_python) = _choose_fleet(given), _script_kind(given)
     args = RunArgs(
         min_nodes=min_nodes,
         max_nodes=max_nodes,
@@ -108,7 +116,7 @@ def parse_run_args(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
         refill_h=refill_h,
         max_restarts=values.parse_number(given, "max-restarts"),
         fleet=fleet,
-        endpoints=_join_endpoints(given, max_nodes + standbys) if fleet == "join" else (),
+        endpoints=_find_endpoints(given, fleet, max_nodes + standbys),
         journal=_journal_address(given, fleet),
         node_rank=_join_node_rank(given, max_nodes + standbys, refill_h) if fleet == "join" else None,
         local_addr=given.flag_text("local-addr") if fleet != "local" else None,
@@ -135,6 +143,7 @@ def parse_run_args(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
         port=values.parse_number(given, "port", most=65535) or 0,
         token_file=values.existing_path(given, "token-file"),
         slurm=values.parse_sbatch_flags("slurm", given.lists["slurm"]),
+        pods=_pod_flags(given),
         python=env.get("PYTHON_EXEC") or sys.executable,
         module=module,
         no_python=no_python,
@@ -155,6 +164,14 @@ def _flag_notes(given: GivenFlags, fleet: str, nodes: int) -> tuple[str, ...]:
     return (*_unused_flags(given), *_misplaced_flags(given, fleet, nodes), *_flags_beside_resume(given))
 
 
+def _pod_flags(given: GivenFlags) -> PodFlags:
+    return PodFlags(
+        image=given.flag_text("kube-image"),
+        namespace=given.flag_text("kube-namespace"),
+        template=values.existing_path(given, "kube-pod-template"),
+    )
+
+
 def _given_run_id(given: GivenFlags) -> str | None:
     run_id = given.flag_text("rdzv-id")
     return None if run_id == "none" else run_id
@@ -173,13 +190,23 @@ def _choose_fleet(given: GivenFlags) -> str:
         return "local"
     if fleet == "join" and not places:
         raise UsageError("--fleet join: name the host that runs the controller, with --rdzv-endpoint HOST:PORT")
+    if fleet == "kubernetes" and not given.flag_text("rdzv-endpoint"):
+        raise UsageError("--fleet kubernetes: say where pods reach this controller, with --rdzv-endpoint HOST:PORT")
     return fleet or ("join" if places else "local")
+
+
+def _find_endpoints(given: GivenFlags, fleet: str, hosts: int) -> tuple[tuple[str, int], ...]:
+    if fleet == "kubernetes":
+        return (_join_endpoint(given, hosts=1),)  # pods are told the port, whichever it is
+    return _join_endpoints(given, hosts) if fleet == "join" else ()
 
 
 def _journal_address(given: GivenFlags, fleet: str) -> str | None:
     url = given.flag_text("journal")
     if url is None or "resume" in given.words:
         return url
+    if fleet in ("slurm", "kubernetes"):
+        raise UsageError(f"--journal does not go with --fleet {fleet}: the journal is in the run directory")
     if fleet != "join":
         raise UsageError("--journal needs --rdzv-endpoint: on one host a database adds nothing to the run directory")
     if _given_run_id(given) is None:
@@ -274,6 +301,8 @@ def _misplaced_flags(given: GivenFlags, fleet: str, hosts: int) -> list[str]:
         names, why = (*_JOIN_ONLY, "local-addr"), "nodes are started on this host"
     elif fleet == "slurm":
         names, why = _JOIN_ONLY, "Slurm says on which hosts nodes run"
+    elif fleet == "kubernetes":
+        names, why = ("master-addr", "master-port", "node-rank", "local-addr", "token-file"), "pods get what they need"
     elif given.flag_text("rdzv-endpoint"):
         names, why = ("master-addr", "master-port"), f"{given.words['rdzv-endpoint'].source} names the endpoint already"
     elif hosts == 1 and "master-port" not in given.words:

@@ -18,6 +18,15 @@ LONGEST_RETRY_S = 300.0  # and at most, if it refuses, or what it gives ends at 
 _LONGEST = 32  # times ready_s: no fleet is given longer for a node
 
 
+_EVICTED, _FAILED, _EXAMINED = "evicted", "failed its check", "examined: "
+_FOUND_WELL = f"{_EXAMINED}nothing is wrong with it, and another has its place"
+
+
+def blames_machine(reason: str) -> bool:
+    """Return whether a node that is dismissed for this reason should not be followed by another on its machine."""
+    return reason.startswith((_EVICTED, _FAILED, _EXAMINED, "evict by", "standby")) and reason != _FOUND_WELL
+
+
 class Standbys:
     """The unseated nodes, as part of the job's state. Methods return the actions that they require."""
 
@@ -158,7 +167,7 @@ class Standbys:
         why = event.failed.get(node, "" if event.ok else event.detail)
         self._failed = self._failed + 1 if why else 0
         if why and self._failed < _IN_A_ROW:
-            return f"{node} failed its check: {why}", self.dismiss_node(node, Kind.CRASH, f"failed its check: {why}")
+            return f"{node} failed its check: {why}", self.dismiss_node(node, Kind.CRASH, f"{_FAILED}: {why}")
         said = f"{self._failed} nodes in a row failed their check, so standbys are not checked any more: {why}"
         self.pool[node] = self._met[node]
         self._checked[node] = now + self.limits.recheck_s
@@ -184,7 +193,7 @@ class Standbys:
         again = node in self._evicted
         self._evicted.add(node)
         if kind is Kind.SILENCE or again or not examine or not self.job.probes:
-            return self.dismiss_node(node, kind, "evicted")
+            return self.dismiss_node(node, kind, _EVICTED)
         self.suspects[node] = generation
         return ()
 
@@ -210,10 +219,10 @@ class Standbys:
         if event.ok and node not in event.untested:
             self.faults.on_examined(node, event.failed.get(node, ""))
         if why := event.failed.get(node, "" if event.ok else event.detail or "it could not be probed"):
-            found, actions = f"{node} is bad: {why}", self.dismiss_node(node, Kind.CRASH, f"examined: {why}")
+            found, actions = f"{node} is bad: {why}", self.dismiss_node(node, Kind.CRASH, f"{_EXAMINED}{why}")
         elif self.job.can_acquire and len(self.pool) >= self.job.standbys:
-            said = "examined: nothing is wrong with it, and another has its place"
-            found, actions = f"{node} is given back, {said}", self.dismiss_node(node, None, said)
+            found = f"{node} is given back, {_FOUND_WELL}"
+            actions = self.dismiss_node(node, None, _FOUND_WELL)
         else:
             self.pool[node], self._checked[node] = self._met[node], now + self.limits.recheck_s
             found, actions = f"nothing is wrong with {node}: it is a standby again", ()

@@ -1,0 +1,154 @@
+"""`holdfast run --fleet kubernetes`: the controller runs here, in a pod or outside, and each node in a pod."""
+
+import logging
+import secrets
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.cli.launch import release_packing
+from holdfast.cli.launch.controller_listener import listen_for_pods
+from holdfast.cli.launch.pod_node import MODULE
+from holdfast.cli.launch.standby_choice import choose_standbys
+from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
+from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
+from holdfast.cli.terminal.rank_console import describe_shape, find_console_files, make_console, say
+from holdfast.config import Settings
+from holdfast.controller.access.enrolment_tokens import MOST_S, NodeTokens
+from holdfast.fleet import pod_manifest
+from holdfast.fleet.pod_manifest import PodShape
+from holdfast.model.job_and_seats import Job
+from holdfast.wire import run_and_node_specs
+from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
+
+if TYPE_CHECKING:
+    from holdfast.fleet.kubernetes_fleet import KubernetesFleet
+    from holdfast.fleet.kubernetes_lease import KubernetesLease
+
+_SHAPE = "pod_shape.json"
+_PYTHON = "python3"  # the image's own
+
+
+def run_on_kubernetes(args: RunArgs, settings: Settings, entry: EntryPoint, job: Job) -> int:
+    if isinstance(args.nproc, str):
+        raise UsageError(f"--nproc-per-node {args.nproc}: give a number, since this host is none of the nodes")
+    if settings.door.key:
+        raise UsageError("door.authority, door.certificate and door.key do not go with --fleet kubernetes; unset them")
+    nproc = args.ranks_per_node()
+    args, why = choose_standbys(args) if args.refill_h is not None else (args, "")
+    shape = _make_shape(args, settings, entry, job)
+    [(host, port)] = args.endpoints
+    with listen_for_pods(host, port, "give another in --rdzv-endpoint") as listener:
+        run_dir = run_directory.make_run_dir(args.run_dir, job.run_id)
+        log_dir = run_directory.make_log_dir(args.log_dir, run_dir, job.run_id)
+        files = find_console_files()
+        begun = release_packing.pack_first_release(entry, run_dir, (log_dir, *map(Path, files)), copied=args.release)
+        run_directory.write_door_secret(run_dir, secrets.token_hex(16))
+        run_directory.open_authority(run_dir)
+        run = RunSpec(
+            job=msgspec.structs.replace(job, standbys=args.standbys, blocks=settings.block.age_s > 0),
+            entry=entry,
+            settings=settings,
+            fleet="kubernetes",
+            nproc=nproc,
+            log_dir=str(log_dir),
+            host=host,
+            port=listener.getsockname()[1],
+            release=begun.release,
+            console_files=files,
+        )
+        run_and_node_specs.write_json(run_dir / _SHAPE, shape)
+        run_directory.publish_run(run_dir, run)
+        run_selection.remember_run(run_dir)
+        where = f"pods {shape.run}-n0 and on in the namespace {shape.namespace}"
+        say(f"kubernetes fleet: {describe_shape(args, nproc)}, as {where}; run directory {run_dir}")
+        for text in filter(None, (why, begun.said)):
+            say(text)
+        if args.detach:
+            leave_terminal(run_dir)
+        return Supervisor(run_dir, listener, make_console(args, run, run_dir)).run() or 0  # no other host takes it over
+
+
+def make_fleet(run: RunSpec, run_dir: Path, tokens: NodeTokens) -> "KubernetesFleet":
+    from holdfast.fleet.kubernetes_client import KubernetesClient, read_config
+    from holdfast.fleet.kubernetes_fleet import FleetWishes, KubernetesFleet
+
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells of every request
+    shape = run_and_node_specs.read_json(run_dir / _SHAPE, PodShape)
+    wishes = FleetWishes(
+        command=_node_command,
+        files=lambda node: {
+            "token": str(tokens.mint_token(node, MOST_S)).encode(),
+            "run.json": msgspec.json.encode(msgspec.structs.replace(run, console_files=())),
+        },
+        least=run.job.min_nodes,
+        gather_s=run.settings.fleet.gather_s,
+        avoid_s=run.settings.block.age_s,
+    )
+    return KubernetesFleet(run_dir, shape, wishes, KubernetesClient(read_config(), shape.namespace))
+
+
+def make_lease(run: RunSpec, run_dir: Path, say: Callable[[str], None]) -> "KubernetesLease":
+    from holdfast.fleet.kubernetes_client import KubernetesClient, read_config
+    from holdfast.fleet.kubernetes_lease import KubernetesLease
+
+    shape = run_and_node_specs.read_json(run_dir / _SHAPE, PodShape)
+    holder = f"{socket.gethostname()}.{run.job.mark}"  # the same after a crash: its successor need not wait
+    return KubernetesLease(KubernetesClient(read_config(), shape.namespace), shape.run, holder, run_dir / "lease", say)
+
+
+def _node_command(node: str) -> tuple[str, ...]:
+    return (_PYTHON, "-m", MODULE, pod_manifest.SECRET_FOLDER, node)
+
+
+def _make_shape(args: RunArgs, settings: Settings, entry: EntryPoint, job: Job) -> PodShape:
+    """Return the shape of the job's pods; UsageError if the template, the image or the credentials are no good."""
+    try:
+        from holdfast.fleet.kubernetes_client import check_pod, default_namespace, read_config
+    except ModuleNotFoundError as e:
+        raise UsageError(f"--fleet kubernetes: there is no {e.name} here; pip install 'holdfast[kubernetes]'") from None
+    template = _read_template(args.pods.template)
+    if not (image := args.pods.image or pod_manifest.template_image(template)):
+        raise UsageError("--fleet kubernetes: name the image of the pods, with --kube-image or in --kube-pod-template")
+    try:
+        namespace = args.pods.namespace or default_namespace(read_config())
+    except OSError as e:
+        raise UsageError(f"--fleet kubernetes: {e}") from None
+    shape = PodShape(
+        run=pod_manifest.object_name(job.run_id),
+        namespace=namespace,
+        image=image,
+        template=template,
+        gpus=args.ranks_per_node(),
+        folder=entry.cwd,
+        group=args.max_nodes + args.standbys,
+        grace_s=settings.recovery.leave_s + settings.recovery.shutdown_grace_s,
+        endure_s=settings.node.lost_s,
+    )
+    try:
+        owner = pod_manifest.owner_reference(shape.run, "")
+        check_pod(pod_manifest.make_pod(shape, "n0", _node_command("n0"), owner, ()))
+    except ValueError as e:
+        raise UsageError(f"--kube-pod-template {args.pods.template}: {e}") from None
+    return shape
+
+
+def _read_template(path: str | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    import yaml
+
+    try:
+        template = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as e:
+        raise UsageError(f"--kube-pod-template {path} cannot be read: {e.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        raise UsageError(f"--kube-pod-template {path} is not YAML: {' '.join(str(e).split())}") from None
+    if fault := pod_manifest.find_template_fault(template):
+        raise UsageError(f"--kube-pod-template {path}: {fault}")
+    assert isinstance(template, dict)
+    return template

@@ -1,0 +1,49 @@
+"""One node of a run on Kubernetes, as its pod starts it: it joins as hosts do, with a token of its own."""
+
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+from holdfast.cli.launch.host_join import HostJoin
+from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError, parse_run_args
+from holdfast.cli.terminal.rank_console import make_console, say
+from holdfast.wire import run_and_node_specs
+from holdfast.wire.run_and_node_specs import RunSpec
+
+MODULE = "holdfast.cli.launch.pod_node"
+
+
+def main() -> int:
+    """Run a node until it has left. The arguments are the folder of its secret, and its name."""
+    folder, name = Path(sys.argv[1]), sys.argv[2]
+    # Kubernetes warns before it kills. The controller hears of it, too, and moves the node's seat in that time.
+    signal.signal(signal.SIGTERM, lambda *_: say("this pod is being deleted; staying until its grace is over"))
+    try:
+        run = run_and_node_specs.read_json(folder / "run.json", RunSpec)
+        args = _join_args(run, folder / "token", name)
+        joining = HostJoin(args, run.settings, run.entry)
+        console = make_console(args, joining.run, joining.run_dir)
+        return joining.follow_job(console, lambda: False, (signal.SIGINT,)) or 0
+    except UsageError as e:
+        say(str(e))
+        return 2
+    except (OSError, msgspec.DecodeError) as e:
+        say(f"{name} cannot start: {e}")
+        return 1
+
+
+def _join_args(run: RunSpec, token: Path, name: str) -> RunArgs:
+    words = ["--fleet", "join", "--rdzv-endpoint", f"{run.host}:{run.port}", "--rdzv-id", run.job.run_id]
+    words += ["--nnodes", f"{run.job.min_nodes}:{run.job.max_nodes}", "--nproc-per-node", str(run.nproc)]
+    words += ["--token-file", str(token), "--role", run.entry.role]
+    words += ["--module"]  # so that no script is looked for: one that the image lacks comes with the release
+    args = parse_run_args([*words, *run.entry.argv], {})
+    return msgspec.structs.replace(
+        args, module=run.entry.module, no_python=not run.entry.python, node_rank=int(name[1:])
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,313 @@
+"""Fleet of pods: each node is a pod of its own, which joins the job as a host does that a person starts."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.core.membership.standbys import blames_machine
+from holdfast.fleet.kubernetes_client import KubernetesClient, KubernetesError, ask_until_refused
+from holdfast.fleet.pod_manifest import (
+    EVICTED_TAINT,
+    Manifest,
+    PodShape,
+    make_pod,
+    make_secret,
+    owner_reference,
+    pod_name,
+    run_labels,
+)
+from holdfast.fleet.pod_reading import HostView, PodView, describe_pod, has_ended, is_in_doubt
+from holdfast.fleet.pod_table import PodTable
+from holdfast.model.fleet_report import FleetNode, FleetState
+from holdfast.model.observation import Departure
+from holdfast.ports import FleetRefusal
+from holdfast.wire import run_and_node_specs
+
+_AT_ONCE = 16  # requests
+_LOOK_S = 0.2
+_GRACE_S = 10.0  # for a node that we end ourselves: it was told to leave before
+_BEYOND_S = 30.0  # after its grace a pod that has not ended is not certain to end
+_AVOIDED = 100  # hosts at most: a manifest has an end
+_log = logging.getLogger(__name__)
+
+
+class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of a node whose end is not proven."""
+
+    created: bool = False  # its pod is known to have been made
+    released: bool = False
+
+
+class FleetRecords(msgspec.Struct, frozen=True, kw_only=True):
+    """RUN_DIR/pods.json: what a fleet must find again after a restart."""
+
+    next: int = 0  # number of the next node: no name is used twice
+    nodes: dict[str, PodRecord] = {}
+    avoided: dict[str, float] = {}  # hosts of evicted nodes, and when
+    gathered: bool = False  # the job has had enough machines at one time
+
+
+class FleetWishes(msgspec.Struct, frozen=True, kw_only=True):
+    """What the job asks of its fleet besides pods."""
+
+    command: Callable[[str], Sequence[str]]  # that makes the pod of this name a node
+    files: Callable[[str], Mapping[str, bytes]]  # that its secret brings: a token, and the job
+    least: int  # nodes without which the job does not begin
+    gather_s: float  # machines that wait for others are given back after so long; 0: never
+    avoid_s: float  # for how long the host of an evicted node is avoided
+
+
+class KubernetesFleet:
+    can_acquire = True
+    survey_s = 1.0
+
+    def __init__(self, run_dir: Path, shape: PodShape, wishes: FleetWishes, client: KubernetesClient) -> None:
+        self._path, self._shape, self._wishes, self._client = run_dir / "pods.json", shape, wishes, client
+        self._records = FleetRecords()
+        if self._path.exists():
+            self._records = run_and_node_specs.read_json(self._path, FleetRecords)
+        self._table = PodTable(client, shape.run)
+        self._owner: Manifest | None = None
+        self._making: set[str] = set()
+        self._ending: set[str] = set()
+        self._creating = asyncio.Lock()
+        self._room = asyncio.Semaphore(_AT_ONCE)
+        self._hosts: dict[str, HostView | None] = {}
+        self._waiting_since: float | None = None  # some nodes have machines, and too few
+        self._withdrawn: dict[str, str] = {}
+
+    async def close(self) -> None:
+        await self._table.close()
+        await self._client.close()
+
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(node for node, record in self._records.nodes.items() if not record.released)
+
+    def departures(self) -> tuple[Departure, ...]:
+        return ()  # they are on the disks of other hosts
+
+    # --- acquiring ---------------------------------------------------------------------------------------------
+
+    async def acquire(self, count: int) -> tuple[str, ...]:
+        first = self._records.next
+        names = tuple(f"n{number}" for number in range(first, first + count))
+        self._making.update(names)
+        self._keep(next=first + count, nodes=self._records.nodes | {name: PodRecord() for name in names})
+        try:
+            async with self._creating:
+                owner, avoided = await self._find_owner(), await self._find_bad_hosts()
+                await self._call_all([self._create_node(name, owner, avoided) for name in names])
+        except OSError:
+            await self._undo(names)
+            raise
+        finally:
+            self._making.difference_update(names)
+        return names
+
+    async def _create_node(self, node: str, owner: Manifest, avoided: Collection[str]) -> None:
+        if self._records.nodes.get(node, PodRecord(released=True)).released:
+            return  # it was given back before it was made
+        secret = make_secret(self._shape, node, self._wishes.files(node), owner)
+        await ask_until_refused(lambda: self._client.create_secret(secret))
+        pod = make_pod(self._shape, node, self._wishes.command(node), owner, avoided)
+        self._table.note_created(await ask_until_refused(lambda: self._client.create_pod(pod)))
+        self._keep_node(node, created=True)
+
+    async def _undo(self, names: Sequence[str]) -> None:
+        """Remove what was made of an acquisition that failed. What cannot be removed now is so by a later survey."""
+        made = [name for name in names if self._records.nodes.get(name, PodRecord()).created]
+        self._keep(nodes={node: one for node, one in self._records.nodes.items() if node not in names})
+        with contextlib.suppress(OSError):
+            await self._call_all([self._delete_node(name) for name in names])
+        for name in made:
+            self._table.pods.pop(name, None)
+
+    async def _delete_node(self, node: str) -> None:
+        await self._client.delete_pod(pod_name(self._shape.run, node), _GRACE_S)
+        await self._client.delete_secret(pod_name(self._shape.run, node))
+
+    async def _find_owner(self) -> Manifest:
+        if self._owner is None:
+            run = self._shape.run
+            lease = await ask_until_refused(lambda: self._client.get_or_make_lease(run, run_labels(run)))
+            self._owner = owner_reference(self._shape.run, (lease.metadata and lease.metadata.uid) or "")
+        return self._owner
+
+    async def _find_bad_hosts(self) -> list[str]:
+        """Return the hosts of evicted nodes, and those whose pods have failed: these nodes are about to be evicted."""
+        await self._table.refresh(anew=True)
+        pods = [self._table.pods.get(node) or self._table.removed.get(node) for node in self._records.nodes]
+        failed = [pod.spec.node_name for pod in pods if pod and (pod.status.phase == "Failed" or is_in_doubt(pod))]
+        oldest = time.time() - self._wishes.avoid_s
+        known = [host for host, at in self._records.avoided.items() if at > oldest]
+        return [*dict.fromkeys((*known, *filter(None, failed)))][-_AVOIDED:] if self._wishes.avoid_s else []
+
+    # --- giving back -------------------------------------------------------------------------------------------
+
+    async def give_back(self, node: str, reason: str) -> None:
+        if node not in self._records.nodes:
+            return
+        self._keep_node(node, released=True)
+        async with self._creating:  # from here on its pod is there or will never be
+            pass
+        self._ending.add(node)
+        try:
+            if blames_machine(reason) and self._wishes.avoid_s:
+                await self._avoid_host_of(node, reason)
+            await self._end_pod(node)
+        finally:
+            self._ending.discard(node)
+        with contextlib.suppress(KubernetesError):  # it goes with the run's lease at the latest
+            await self._client.delete_secret(pod_name(self._shape.run, node))
+        self._keep(nodes={name: one for name, one in self._records.nodes.items() if name != node})
+
+    async def _end_pod(self, node: str) -> None:
+        """Delete the pod, and wait for proof that it has ended; OSError if there is none."""
+        name = pod_name(self._shape.run, node)
+        until, asked = time.monotonic() + _GRACE_S + _BEYOND_S, False
+        while True:
+            try:
+                asked = asked or await self._client.delete_pod(name, _GRACE_S)
+                await self._table.refresh()
+            except KubernetesError as e:
+                if time.monotonic() > until:
+                    raise OSError(f"whether {name} has ended is not known: {e}") from None
+            else:
+                if await self._is_over(node, name):
+                    return
+                if time.monotonic() > until:
+                    raise OSError(f"{name} has not ended {_BEYOND_S:g} s after its grace of {_GRACE_S:g} s")
+            await asyncio.sleep(_LOOK_S)
+
+    async def _is_over(self, node: str, name: str) -> bool:
+        """Return whether the pod has ended; OSError if nobody can tell."""
+        pod = self._table.pods.get(node)
+        if pod is not None:
+            seen = describe_pod(pod, await self._look_at_host(pod))
+            if seen.state is FleetState.UNKNOWN:
+                raise OSError(f"whether {name} has ended is not known: {seen.reason}")
+            return has_ended(pod)
+        if (last := self._table.removed.get(node)) is not None:
+            if not has_ended(last, removed=True):
+                raise OSError(f"{name} was removed by force; its containers may run on {last.spec.node_name}")
+            return True
+        if self._records.nodes[node].created:
+            raise OSError(f"{name} is not there any more, and nobody saw it end")
+        return True
+
+    async def _avoid_host_of(self, node: str, reason: str) -> None:
+        """Keep later nodes of this job off a host, and those of others too where we may say so to Kubernetes."""
+        with contextlib.suppress(KubernetesError):
+            await self._table.refresh(anew=True)
+        pod = self._table.pods.get(node) or self._table.removed.get(node)
+        if pod is None or not (host := pod.spec.node_name):
+            return
+        self._keep(
+            avoided={name: at for name, at in self._records.avoided.items() if name != host} | {host: time.time()}
+        )
+        try:
+            await self._client.taint_host(host, EVICTED_TAINT, self._shape.run)
+        except KubernetesError as e:
+            _log.info("%s is avoided by this job alone (%s): %s", host, reason, e)
+
+    # --- surveying ---------------------------------------------------------------------------------------------
+
+    async def survey(self) -> dict[str, FleetNode]:
+        await self._table.refresh()
+        await self._delete_strays()
+        found = {node: await self._describe(node) for node in self.nodes()}
+        await self._gather(found)
+        return {node: self._withdrawn_text(node, seen) for node, seen in found.items() if node in self.nodes()}
+
+    async def _describe(self, node: str) -> FleetNode:
+        if pod := self._table.pods.get(node):
+            return describe_pod(pod, await self._look_at_host(pod))
+        if pod := self._table.removed.get(node):
+            return describe_pod(pod, removed=True)
+        if node in self._making:
+            return FleetNode(state=FleetState.QUEUED, reason="its pod is being made")
+        if not self._records.nodes[node].created:
+            return FleetNode(state=FleetState.GONE, reason="its pod was never made")
+        return FleetNode(state=FleetState.UNKNOWN, reason="its pod is not there any more, and nobody saw it end")
+
+    async def _look_at_host(self, pod: PodView) -> HostView | None:
+        """Return the machine of a pod, asked for once, and again while it is in doubt; None if we may not ask."""
+        name = pod.spec.node_name
+        known = self._hosts.get(name)
+        if name and (name not in self._hosts or is_in_doubt(pod) or (known is not None and known.trouble)):
+            try:
+                self._hosts[name] = await self._client.find_host(name)
+            except KubernetesError as e:
+                if not e.status:
+                    raise
+                self._hosts[name] = None
+        return self._hosts.get(name)
+
+    async def _delete_strays(self) -> None:
+        """Delete pods of this run that no record knows, as somebody died or was not answered amid an acquisition; and
+        those that were given back without proof of their end. Of these the record goes with the pod."""
+        records = self._records.nodes
+        left = {node for node, record in records.items() if record.released} - self._ending
+        for node in left:
+            if (
+                node not in self._table.pods
+                and (last := self._table.removed.get(node))
+                and has_ended(last, removed=True)
+            ):
+                self._keep(nodes={name: one for name, one in self._records.nodes.items() if name != node})
+        strays = (self._table.pods.keys() - records.keys() - self._making) | (self._table.pods.keys() & left)
+        deleted = [node for node in strays if not self._table.pods[node].metadata.deletion_timestamp]
+        with contextlib.suppress(KubernetesError):  # the next survey tries again
+            await self._call_all([self._delete_node(node) for node in sorted(deleted)])
+
+    async def _gather(self, found: dict[str, FleetNode]) -> None:
+        """Give all machines back if too few for the job came in time: another job may wait for these, as we for its."""
+        having = [node for node, seen in found.items() if seen.state in (FleetState.STARTING, FleetState.UP)]
+        queued = [node for node, seen in found.items() if seen.state is FleetState.QUEUED]
+        if self._records.gathered or self._shape.is_queued or not self._wishes.gather_s:
+            return
+        if len(having) >= self._wishes.least:
+            self._keep(gathered=True)
+        if not having or not queued or self._records.gathered:
+            self._waiting_since = None
+            return
+        now = time.monotonic()
+        self._waiting_since = self._waiting_since or now
+        if now < self._waiting_since + self._wishes.gather_s:
+            return
+        count = f"only {len(having)} of {self._wishes.least} machines came within {self._wishes.gather_s:g} s"
+        self._waiting_since = None
+        self._withdrawn |= dict.fromkeys(found, f"{count}, so all were given back")
+        await self._call_all([self._delete_node(node) for node in found])
+
+    def _withdrawn_text(self, node: str, seen: FleetNode) -> FleetNode:
+        said = self._withdrawn.get(node)
+        return msgspec.structs.replace(seen, reason=said) if said and seen.state is FleetState.GONE else seen
+
+    # --- what is kept ------------------------------------------------------------------------------------------
+
+    def _keep(self, **changed: Any) -> None:
+        self._records = msgspec.structs.replace(self._records, **changed)
+        run_and_node_specs.write_json(self._path, self._records)
+
+    def _keep_node(self, node: str, **changed: bool) -> None:
+        if node in self._records.nodes:
+            record = msgspec.structs.replace(self._records.nodes[node], **changed)
+            self._keep(nodes=self._records.nodes | {node: record})
+
+    async def _call_all(self, calls: Sequence[Coroutine[Any, Any, None]]) -> None:
+        """Await all, a few at a time; raise the first refusal, or else the first error."""
+
+        async def call(one: Coroutine[Any, Any, None]) -> None:
+            async with self._room:
+                await one
+
+        errors = [e for e in await asyncio.gather(*map(call, calls), return_exceptions=True) if e is not None]
+        for error in sorted(errors, key=lambda e: not isinstance(e, FleetRefusal)):
+            raise error

@@ -1,0 +1,235 @@
+"""What a fleet of pods does when Kubernetes, a machine or the API server fails; on the fake API server."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.fleet.kubernetes_client import KubernetesClient
+from holdfast.fleet.kubernetes_fleet import KubernetesFleet
+from holdfast.fleet.kubernetes_lease import KubernetesLease
+from holdfast.journal.journal_errors import LeaseLostError
+from holdfast.model.fleet_report import FleetNode, FleetState
+from holdfast.ports import FleetRefusal
+from tests.cli.driver import PATIENCE_S, until
+from tests.kube import places
+from tests.kube.cluster import FakeCluster
+
+pytestmark = pytest.mark.e2e
+
+UP, GONE, QUEUED, UNKNOWN = FleetState.UP, FleetState.GONE, FleetState.QUEUED, FleetState.UNKNOWN
+
+
+class Lab:
+    def __init__(self, place: Path) -> None:
+        self.place, self.cluster = place, FakeCluster(place / "cluster")
+        self.objects, self.machines = self.cluster.fake.objects, self.cluster.machines
+        self.fleet = places.open_fleet(place, self.cluster)
+
+    async def reopen(self, **wishes: float) -> KubernetesFleet:
+        await self.fleet.close()
+        self.fleet = places.open_fleet(self.place, self.cluster, **wishes)
+        return self.fleet
+
+    def pod(self, node: str) -> dict[str, Any]:
+        return self.objects.held["pods", f"lab-{node}"]
+
+    def machine(self, node: str) -> str:
+        return str(self.pod(node)["spec"]["nodeName"])
+
+    async def until_all(self, fits: Callable[[dict[str, FleetNode]], bool]) -> dict[str, FleetNode]:
+        until_at = time.monotonic() + PATIENCE_S
+        while not fits(seen := await self.fleet.survey()):
+            assert time.monotonic() < until_at, seen
+            await asyncio.sleep(0.05)
+        return seen
+
+    async def up(self, count: int) -> tuple[str, ...]:
+        names = await self.fleet.acquire(count)
+        await self.until_all(lambda seen: all(seen[name].state is UP for name in names))
+        return names
+
+
+@pytest.fixture
+async def lab(tmp_path: Path, no_orphans: str) -> AsyncIterator[Lab]:
+    lab = Lab(tmp_path)
+    yield lab
+    for machine in list(lab.machines.silent):
+        lab.machines.wake(machine)
+    await lab.fleet.close()
+    lab.cluster.close()
+
+
+async def test_what_runs_on_a_machine_that_does_not_answer_is_not_said_to_have_ended(lab: Lab) -> None:
+    near, far = await lab.up(2)
+    where = lab.machine(far)
+    await asyncio.to_thread(lab.machines.silence, where)
+    seen = await lab.until_all(lambda seen: seen[far].state is UNKNOWN)
+    assert "Kubelet stopped posting node status" in seen[far].reason and seen[near].state is UP
+    assert seen[near].near == ("z1", "r7") and seen[far].host == where
+    with pytest.raises(OSError, match="is not ready"):
+        await lab.fleet.give_back(far, "evicted")
+    assert lab.machines.process_of(far) is not None, "which is why nothing may be concluded"
+    assert far not in lab.fleet.nodes()
+    await asyncio.to_thread(lab.machines.wake, where)
+    await lab.fleet.give_back(far, "evicted")  # its kubelet ends it now: once more, and it is proven
+    assert lab.machines.process_of(far) is None
+
+
+async def test_a_pod_that_is_removed_by_force_may_run_on(lab: Lab) -> None:
+    [node] = await lab.up(1)
+    lab.machines.silent.add(lab.machine(node))
+    lab.objects.delete("pods", f"lab-{node}", 0)
+    seen = await lab.until_all(lambda seen: seen[node].state is UNKNOWN)
+    assert "removed by force" in seen[node].reason
+    with pytest.raises(OSError, match="removed by force"):
+        await lab.fleet.give_back(node, "evicted")
+
+
+async def test_a_watch_goes_on_after_changes_were_forgotten(lab: Lab) -> None:
+    first, second = await lab.up(2)
+    lists = lab.objects.lists
+    lab.machines.kill(first)
+    await lab.until_all(lambda seen: seen[first].state is GONE)
+    assert lab.objects.lists == lists, "a watch told it"
+    lab.objects.forget()
+    lab.machines.kill(second)
+    seen = await lab.until_all(lambda seen: seen[second].state is GONE)
+    assert seen[first].state is GONE and "code 137" in seen[second].reason
+    assert lab.objects.lists == lists + 1, "a list had to"
+
+
+async def test_an_api_server_that_is_away_says_nothing_and_is_waited_for(lab: Lab) -> None:
+    stays, goes = await lab.up(2)
+    away = threading.Thread(target=lab.cluster.fake.restart, args=(1.0,))
+    away.start()
+    until_at = time.monotonic() + PATIENCE_S
+
+    async def survey_on() -> None:
+        while time.monotonic() < until_at:
+            await lab.fleet.survey()
+            await asyncio.sleep(0.02)
+
+    with pytest.raises(OSError, match="cannot be asked"):
+        await survey_on()
+    await lab.fleet.give_back(goes, "drain by me")  # it waits for the server, and ends the pod for certain
+    away.join()
+    assert {node: one.state for node, one in (await lab.fleet.survey()).items()} == {stays: UP}
+    assert lab.machines.process_of(goes) is None
+
+
+async def test_a_pod_that_nobody_knows_is_deleted(lab: Lab) -> None:
+    """A controller died after it had made a pod, and before it knew: its records have no such node."""
+    [node] = await lab.up(1)
+    kept = (lab.place / "pods.json").read_bytes()
+    [stray] = await lab.up(1)
+    (lab.place / "pods.json").write_bytes(kept)
+    await lab.reopen()
+    seen = await lab.until_all(lambda seen: ("pods", f"lab-{stray}") not in lab.objects.held)
+    assert seen.keys() == {node} and ("secrets", f"lab-{stray}") not in lab.objects.held
+
+
+async def test_a_node_that_was_never_made_is_gone(lab: Lab) -> None:
+    """A controller died after it had written a node down, and before it made the pod."""
+    (lab.place / "pods.json").write_text('{"next": 1, "nodes": {"n0": {}}}')
+    fleet = await lab.reopen()
+    assert {node: one.state for node, one in (await fleet.survey()).items()} == {"n0": GONE}
+    await fleet.give_back("n0", "it never came")
+    assert await fleet.acquire(1) == ("n1",)
+
+
+async def test_an_acquisition_that_fails_halfway_leaves_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.fleet.kubernetes_client._RIGHTS_S", 0.0)
+    lab.objects.forbidden.add("create pods")
+    with pytest.raises(FleetRefusal, match="cannot create"):
+        await lab.fleet.acquire(3)
+    lab.objects.forbidden.clear()
+    assert not [key for key in lab.objects.held if key[0] in ("pods", "secrets")] and lab.fleet.nodes() == ()
+
+
+async def test_a_right_that_an_api_server_does_not_know_of_yet_is_waited_for(lab: Lab) -> None:
+    """One that has just started refuses everybody, until it has read who may do what."""
+    lab.objects.forbidden.add("create pods")
+    asking = asyncio.create_task(lab.fleet.acquire(1))
+    await asyncio.to_thread(until, lambda: lab.objects.refused, "a refusal")
+    lab.objects.forbidden.clear()
+    assert await asking == ("n0",)
+
+
+async def test_machines_that_wait_for_others_too_long_are_given_back(lab: Lab) -> None:
+    lab.machines.limit = 2
+    fleet = await lab.reopen(least=3, gather_s=0.5)
+    names = await fleet.acquire(4)  # n0 to n3
+    seen = await lab.until_all(lambda seen: all(one.state is GONE for one in seen.values()))
+    assert seen.keys() == set(names)
+    assert {one.reason for one in seen.values()} == {"only 2 of 3 machines came within 0.5 s, so all were given back"}
+    for node in names:
+        await fleet.give_back(node, "gone")
+    lab.machines.limit = 3  # now there is room for the job, if not for its standby
+    await (await lab.reopen(least=3, gather_s=PATIENCE_S)).acquire(4)
+    await lab.until_all(lambda seen: sum(one.state is UP for one in seen.values()) == 3)
+    lab.machines.kill("n4")
+    fleet = await lab.reopen(least=3, gather_s=0.01)
+    for _ in range(3):
+        states = sorted(one.state for one in (await fleet.survey()).values())
+        assert states.count(QUEUED) == 1 and states.count(UP) >= 2, "a job that has begun keeps what it has"
+        await asyncio.sleep(0.05)
+
+
+async def test_the_host_of_an_evicted_node_is_avoided_and_tainted_where_that_is_allowed(lab: Lab) -> None:
+    nodes = await lab.up(2)
+    bad, worse = (lab.machine(node) for node in nodes)
+    await lab.fleet.give_back(nodes[0], "evicted")
+    [taint] = lab.objects.get("nodes", bad)["spec"]["taints"]
+    assert taint == {"key": "holdfast.dev/evicted", "value": "lab", "effect": "NoSchedule"}
+    lab.objects.forbidden.add("patch nodes")
+    await lab.fleet.give_back(nodes[1], "failed its check: gemm")
+    assert "taints" not in lab.objects.get("nodes", worse)["spec"]
+    [new] = await (await lab.reopen()).acquire(1)
+    required = lab.pod(new)["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    [rule] = required["nodeSelectorTerms"][0]["matchExpressions"]
+    assert rule["values"] == sorted((bad, worse))
+    [other] = await (await lab.reopen(avoid_s=0.0)).acquire(1)
+    assert "affinity" not in lab.pod(other)["spec"]
+
+
+async def test_a_node_that_is_only_not_needed_taints_nobody(lab: Lab) -> None:
+    [node] = await lab.up(1)
+    where = lab.machine(node)
+    await lab.fleet.give_back(node, "the job has ended")
+    assert "taints" not in lab.objects.get("nodes", where)["spec"]
+
+
+async def test_one_controller_at_a_time_has_the_lease(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.fleet.kubernetes_lease._RENEW_S", 0.05)
+    monkeypatch.setattr("holdfast.fleet.kubernetes_lease._LOOK_S", 0.05)
+    monkeypatch.setattr("holdfast.fleet.kubernetes_lease._LASTS_S", 1.0)
+    said: list[str] = []
+
+    def lease(holder: str) -> KubernetesLease:
+        client = KubernetesClient(lab.cluster.config, lab.cluster.namespace)
+        return KubernetesLease(client, "lab", holder, lab.place / f"lease-of-{holder}", said.append)
+
+    first, second, again = lease("a"), lease("b"), lease("a")
+    await first.take()
+    keeping = asyncio.create_task(first.keep())
+    await again.take()  # of the same front: it need not wait
+    lab.objects.broken = True
+    await again.take()  # nor for an API server that is away
+    assert "going on" in said.pop()
+    lab.objects.broken = False
+    waiting = asyncio.create_task(second.take())
+    await asyncio.sleep(1.5)
+    assert not waiting.done() and said == ["the lease of lab is held by a; waiting until it is free"]
+    keeping.cancel()
+    await asyncio.wait_for(waiting, PATIENCE_S)
+    with pytest.raises(LeaseLostError, match="another controller, b"):
+        await asyncio.wait_for(first.keep(), PATIENCE_S)
+    await second.let_go()
+    assert ("leases", "lab") not in lab.objects.held
+    for one in (first, again):
+        await one.let_go()

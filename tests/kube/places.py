@@ -1,0 +1,73 @@
+"""A fleet of pods at a place, for the contract that all fleets keep."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.fleet.kubernetes_client import KubernetesClient
+from holdfast.fleet.kubernetes_fleet import FleetWishes, KubernetesFleet
+from holdfast.fleet.pod_manifest import PodShape
+from tests.kube.cluster import Cluster, FakeCluster
+
+REFUSAL = 'pods "x" is forbidden: violates PodSecurity "restricted"'
+_clusters: dict[Path, Cluster] = {}
+_fleets: dict[Path, list[KubernetesFleet]] = {}
+
+
+def fake(place: Path) -> KubernetesFleet:
+    if place not in _clusters:
+        _clusters[place] = FakeCluster(place / "cluster")
+    return open_fleet(place, _clusters[place])
+
+
+def open_fleet(place: Path, cluster: Cluster, **wishes: float) -> KubernetesFleet:
+    """A fleet whose pods wait for somebody to end them."""
+    shape = PodShape(run="lab", namespace=cluster.namespace, image="lab/holdfast:1", gpus=1, grace_s=3.0)
+    asked = {"least": 1, "gather_s": 0.0, "avoid_s": 3600.0} | wishes
+    fleet = KubernetesFleet(
+        place,
+        shape,
+        FleetWishes(
+            command=lambda node: ("sleep", "1000"),
+            files=lambda node: {"token": f"token-of-{node}".encode()},
+            least=int(asked["least"]),
+            gather_s=asked["gather_s"],
+            avoid_s=asked["avoid_s"],
+        ),
+        KubernetesClient(cluster.config, cluster.namespace),
+    )
+    _fleets.setdefault(place, []).append(fleet)
+    return fleet
+
+
+async def close(place: Path) -> None:
+    for fleet in _fleets.pop(place, ()):
+        await fleet.close()
+    if place in _clusters:
+        _clusters.pop(place).close()
+
+
+def alive(place: Path, node: str) -> bool:
+    return _clusters[place].machines.process_of(node) is not None
+
+
+def lose(place: Path, node: str) -> None:
+    _clusters[place].machines.kill(node)
+
+
+def hold(place: Path, patch: pytest.MonkeyPatch) -> Callable[[], None]:
+    machines = _clusters[place].machines
+    machines.held = True
+
+    def let_go() -> None:
+        machines.held = False
+
+    return let_go
+
+
+def refuse(place: Path, patch: pytest.MonkeyPatch) -> str:
+    cluster = _clusters[place]
+    assert isinstance(cluster, FakeCluster)
+    cluster.fake.objects.refusal = REFUSAL
+    return "violates PodSecurity"

@@ -1,0 +1,209 @@
+"""The fleet of pods on a real API server, and on Kubernetes' own controllers and scheduler; kubelets are played."""
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.fleet.kubernetes_client import KubernetesClient
+from holdfast.fleet.kubernetes_fleet import KubernetesFleet
+from holdfast.model.fleet_report import FleetNode, FleetState
+from tests.cli.conftest import Start
+from tests.cli.conftest import start as start
+from tests.cli.driver import ROOT
+from tests.conftest import job_environment
+from tests.kube import places
+from tests.kube.cluster import BINARIES, ControlPlane, RealCluster, write_kubeconfig
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+UP, GONE, QUEUED, UNKNOWN = FleetState.UP, FleetState.GONE, FleetState.QUEUED, FleetState.UNKNOWN
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def cluster(plane: ControlPlane, tmp_path: Path, no_orphans: str) -> Iterator[RealCluster]:
+    cluster = RealCluster(tmp_path / "cluster", plane)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    cluster.machines.env = job_environment() | {"PATH": path}
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+async def fleet(cluster: RealCluster, tmp_path: Path) -> AsyncIterator[KubernetesFleet]:
+    fleet = places.open_fleet(tmp_path, cluster)
+    yield fleet
+    for node in fleet.nodes():
+        with contextlib.suppress(OSError):
+            await fleet.give_back(node, "the test is over")
+    await places.close(tmp_path)
+
+
+async def until_seen(fleet: KubernetesFleet, fits: Callable[[dict[str, FleetNode]], bool]) -> dict[str, FleetNode]:
+    until_at = time.monotonic() + PATIENCE_S
+    while not fits(seen := await fleet.survey()):
+        assert time.monotonic() < until_at, seen
+        await asyncio.sleep(0.1)
+    return seen
+
+
+def are(state: FleetState, *nodes: str) -> Callable[[dict[str, FleetNode]], bool]:
+    return lambda seen: all(seen[node].state is state for node in nodes)
+
+
+async def test_pods_are_made_watched_and_deleted(fleet: KubernetesFleet, cluster: RealCluster) -> None:
+    cluster.machines.held = True
+    kept, lost = await fleet.acquire(2)
+    assert are(QUEUED, kept, lost)(await fleet.survey())
+    cluster.machines.held = False
+    seen = await until_seen(fleet, are(UP, kept, lost))
+    assert seen[kept].near == ("z1", "r7") and seen[kept].host.startswith("gpu-")
+    cluster.machines.kill(lost)
+    assert "code 137" in (await until_seen(fleet, are(GONE, lost)))[lost].reason
+    bad = seen[lost].host
+    await fleet.give_back(lost, "evicted")
+    assert cluster.machines.pod_of(lost) is None and fleet.nodes() == (kept,)
+    taints = cluster.api.ask("GET", f"/api/v1/nodes/{bad}")["spec"]["taints"]
+    assert any(one["key"] == "holdfast.dev/evicted" for one in taints)
+    [new] = await fleet.acquire(1)
+    assert (await until_seen(fleet, are(UP, new)))[new].host != bad
+
+
+async def test_a_crash_of_the_api_server_and_a_compaction_are_ridden_out(
+    fleet: KubernetesFleet, cluster: RealCluster, plane: ControlPlane
+) -> None:
+    first, second = await fleet.acquire(2)
+    await until_seen(fleet, are(UP, first, second))
+    await asyncio.to_thread(plane.crash_api)
+    with pytest.raises(OSError, match="cannot be asked"):
+        await fleet.survey()
+    ending = asyncio.create_task(fleet.give_back(first, "drain by me"))
+    await asyncio.to_thread(plane.start_api)
+    await ending
+    assert are(UP, second)(await fleet.survey()) and cluster.machines.process_of(first) is None
+    await asyncio.to_thread(plane.compact)  # a watch from before is refused with 410
+    await asyncio.to_thread(plane.crash_api)
+    await asyncio.to_thread(plane.start_api)
+    cluster.machines.kill(second)
+    await until_seen(fleet, are(GONE, second))
+
+
+async def test_kubernetes_itself_finds_a_machine_that_does_not_answer_and_collects_what_a_run_leaves(
+    fleet: KubernetesFleet, cluster: RealCluster, plane: ControlPlane
+) -> None:
+    beating = True
+
+    async def beat() -> None:
+        while beating:
+            for name in set(cluster.machines.names) - cluster.machines.silent:
+                await asyncio.to_thread(cluster.machines.tell_ready, name)
+            await asyncio.sleep(1.0)
+
+    hearts = asyncio.create_task(beat())
+    await asyncio.to_thread(plane.start_controllers)
+    near, far = await fleet.acquire(2)
+    seen = await until_seen(fleet, are(UP, near, far))
+    where = seen[far].host
+    cluster.machines.silent.add(where)  # its heart stops; the node controller does the rest
+    seen = await until_seen(fleet, are(UNKNOWN, far))
+    assert f"{where} is not ready" in seen[far].reason and seen[near].state is UP
+    with pytest.raises(OSError, match="is not ready"):
+        await fleet.give_back(far, "evicted")
+    assert cluster.machines.process_of(far) is not None
+    cluster.machines.silent.clear()
+    client = KubernetesClient(cluster.config, cluster.namespace)
+    assert await client.delete_lease("lab")
+    await client.close()
+    until_at = time.monotonic() + PATIENCE_S
+    while cluster.machines.pod_of(near) or cluster.machines.pod_of(far):
+        assert time.monotonic() < until_at, "what the lease owned has to go with it"
+        await asyncio.sleep(0.2)
+    beating = False
+    await hearts
+
+
+def kubectl(cluster: RealCluster, *words: str, text: str = "") -> str:
+    """Debian's kubectl, in the test's own namespace."""
+    argv = [str(BINARIES / "kubectl"), f"--kubeconfig={cluster.kubeconfig}", f"--namespace={cluster.namespace}", *words]
+    done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def custom_kind(group: str, version: str, kind: str) -> str:
+    """A definition of a custom resource that takes anything: its own is not ours to ship."""
+    plural = f"{kind.lower()}s"
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    content = {
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {
+            "group": group, "scope": "Namespaced", "names": {"kind": kind, "plural": plural},
+            "versions": [{"name": version, "served": True, "storage": True, "schema": schema}],
+        },
+    }  # fmt: skip
+    return json.dumps(content)
+
+
+def test_a_cluster_takes_all_that_we_ship(cluster: RealCluster) -> None:
+    for kind in (
+        ("monitoring.coreos.com", "v1", "ServiceMonitor"),
+        ("jobset.x-k8s.io", "v1alpha2", "JobSet"),
+        ("trainer.kubeflow.org", "v1alpha1", "TrainJob"),
+    ):
+        kubectl(cluster, "apply", "-f", "-", text=custom_kind(*kind))
+        kubectl(cluster, "wait", "--for=condition=Established", f"crd/{kind[2].lower()}s.{kind[0]}")
+    for overlay in ("machines", "taints", "monitoring", "kueue"):
+        said = kubectl(cluster, "apply", "-k", str(ROOT / "deploy/kubernetes/overlays" / overlay))
+        assert "deployment.apps/holdfast" in said and "lease.coordination.k8s.io/holdfast-run" in said
+    for example in sorted((ROOT / "deploy/kubernetes/examples").glob("*.yaml")):
+        # Indexed Jobs are newer than this API server: their fields are held against newer schemas elsewhere.
+        lax = ("--validate=false",) if example.name == "job_with_kueue.yaml" else ()
+        assert "train created" in kubectl(cluster, "apply", *lax, "-f", str(example)).replace("configured", "created")
+
+
+def run_as_controller(cluster: RealCluster, plane: ControlPlane, folder: Path) -> Path:
+    """The kubeconfig of somebody who may do what our role lets a controller do, and look at machines, and no more."""
+    kubectl(cluster, "apply", "-f", str(ROOT / "deploy/kubernetes/base/access.yaml"))
+    who = f"--user=controller-of-{cluster.namespace}"
+    kubectl(cluster, "create", "rolebinding", "lab", "--role=holdfast", who)
+    kubectl(cluster, "create", "clusterrole", f"look-{cluster.namespace}", "--verb=get", "--resource=nodes")
+    looks = f"look-{cluster.namespace}"
+    kubectl(cluster, "create", "clusterrolebinding", looks, f"--clusterrole={looks}", who)
+    token = plane.add_user(f"controller-of-{cluster.namespace}")
+    return write_kubeconfig(folder, plane.url, token, plane.authority)
+
+
+def test_a_job_survives_the_loss_of_a_pod_of_its_controller_and_of_the_api_server_with_the_rights_of_our_role(
+    start: Start, cluster: RealCluster, plane: ControlPlane, tmp_path: Path
+) -> None:
+    own = run_as_controller(cluster, plane, tmp_path / "own")
+    flags = ("--fleet", "kubernetes", "--kube-image", "lab:1", "--kube-namespace", cluster.namespace)
+    job = start(
+        *flags, "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", "gpt", "--nnodes", "2", "--standbys", "1",
+        KUBECONFIG=str(own),
+    )  # fmt: skip
+    job.patience_s = PATIENCE_S
+    seated = [one["node"] for one in job.trains(1)["nodes"] if one["role"] == "active"]
+    plane.crash_api()
+    job.kill(job.controller())
+    cluster.machines.kill(seated[1])
+    job.trains(2)
+    plane.start_api()
+    job.until(lambda: cluster.machines.pod_of(seated[1]) is None, "the lost pod to be removed")
+    waits = lambda: [one["node"] for one in job.status().get("nodes", ()) if one["role"] == "ready"]  # noqa: E731
+    job.until(waits, "a standby in place of the one that was admitted")
+    job.finish()
+    job.ends(0)
+    for path in ("/api/v1", "pods"), ("/api/v1", "secrets"), ("/apis/coordination.k8s.io/v1", "leases"):
+        left = cluster.api.ask("GET", f"{path[0]}/namespaces/{cluster.namespace}/{path[1]}")["items"]
+        assert not left, "nothing of the run stays in the cluster"
+    job.check_replay()
