@@ -303,11 +303,10 @@ class AgentProtocol:
         return self._queue_post(Ended(node=self.node, generation=exit.generation))
 
     def _on_loss(self, told: Loss) -> tuple[Deed, ...]:
-        alarm = nonfinite_loss.alarm_of(told)
-        if alarm is None or told.generation <= max(self.stopped, self._spoiled) or told.generation != self.generation:
+        if told.generation <= max(self.stopped, self._spoiled) or told.generation != self.generation:
             return ()
         self._spoiled = told.generation  # once is enough: all ranks that share a loss have it
-        return self._queue_post(msgspec.structs.replace(alarm, stance=self.on_bad_loss))
+        return self._queue_post(msgspec.structs.replace(nonfinite_loss.alarm_of(told), stance=self.on_bad_loss))
 
     def _on_clock(self, now: float) -> tuple[Deed, ...]:
         if self._linked or self.leaving or now < self._unlinked_at + self.limits.lost_s:

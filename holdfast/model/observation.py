@@ -25,13 +25,13 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's report on a loss that is not finite."""
+    """A rank's report on two losses in a row that are not finite."""
 
     node: str
     generation: int
     rank: int
-    step: int  # where it first was not
-    loss: float  # newest
+    step: int  # of the first of them
+    loss: float  # newest; finite if the rank has gone on meanwhile
     at: float
     numbered: bool = True  # the step has the job's number; else it is counted since the launch
 
