@@ -69,6 +69,7 @@ class ErrandDone(msgspec.Struct, frozen=True):
     refused: bool = False
     stored: int = -1  # the newest checkpoint that the node has published
     missed: MissedCheckpoint | None = None
+    stored_at: float = 0.0  # when it did; 0: not known
 
 
 class RankExited(msgspec.Struct, frozen=True):
@@ -285,6 +286,7 @@ class AgentProtocol:
             refused=news.refused,
             stored=news.stored,
             missed=news.missed,
+            stored_at=news.stored_at,
         )
         return (RememberDone(done), *self._queue_post(done))
 
