@@ -7,8 +7,8 @@ from holdfast.core.decide.job_view import JobView
 from holdfast.core.detect.silence import SilenceDetector, SilenceLimits
 from holdfast.core.snapshots.storage_watch import StorageWatch
 from holdfast.model.alarm import Alarm
-from holdfast.model.job_and_seats import Seat
 from holdfast.model.errand import Done
+from holdfast.model.job_and_seats import Seat
 from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Address, Copy
 from holdfast.wire.agent_messages import Hello

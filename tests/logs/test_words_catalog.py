@@ -135,7 +135,7 @@ def judged(*lines: str) -> Diagnosis:
 
 
 def test_a_line_that_several_rows_know_is_one_echo() -> None:
-    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79.1 GiB."
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79 GiB"
     late = (
         "[rank5]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1234, OpType=ALLREDUCE, NumelIn=1, "
         "NumelOut=1, Timeout(ms)=600000) ran for 600012 milliseconds before timing out."

@@ -30,7 +30,9 @@ class LossReports:
         self._said: dict[str, int] = {}  # until which step a rule has nothing more to say, whichever rank it is about
         self._marks: list[Mark] = []
         self._logged: list[tuple[StepValues, str]] = []  # from log lines, and which; not judged yet
-        self._logged_bad: dict[tuple[int, int], tuple[int, int]] = {}  # by generation and rank: first step, how many in a row
+        self._logged_bad: dict[
+            tuple[int, int], tuple[int, int]
+        ] = {}  # by generation and rank: first step, how many in a row
         self._single = 0  # the generation of which a single loss has been told
         self.source = ""  # the lines that losses were read from
         self._redone = RedoneLosses(limits)

@@ -355,9 +355,9 @@ def _describe_crossed(waiting: WaitGraph, crossed: Sequence[int], mains: dict[in
     awaited = [m for m in waiting.missing if set(m.ranks) & set(crossed)]
     first, groups = awaited[0], len({m.group for m in awaited})
     where = f"group {first.group}" if groups == 1 else f"{groups} groups"
-    waits = len({rank for m in awaited for rank in m.inside})
+    waits = _count_waits(len({rank for m in awaited for rank in m.inside}))
     verb = "has" if len(crossed) == 1 else "have"
-    told = f"{format_ranks(crossed)} {verb} not come to {first.op or 'collective'} {first.seq} of {where}; {_count_waits(waits)}"
+    told = f"{format_ranks(crossed)} {verb} not come to {first.op or 'collective'} {first.seq} of {where}; {waits}"
     places = cluster_ranks([mains[rank] for rank in crossed if rank in mains])
     return f"{told}; themselves waiting: {_describe_waits(places)}" if places else told
 

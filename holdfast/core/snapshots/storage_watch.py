@@ -21,7 +21,7 @@ class StorageWatch:
         self.newest = self._told = report
 
     def on_told(self, at: float, generation: int, stored: int, missed: MissedCheckpoint | None) -> None:
-        """Take in a node's newest checkpoint of this generation, written at this time, and what it could not write since."""
+        """Take in a node's newest checkpoint of this generation, when it was written, and what could not be since."""
         if stored >= 0 and (generation, stored) > self._written:
             known = self.newest and self._written[0] == 0 and self.newest.step == stored  # to an earlier controller
             self._written = (generation, stored)
