@@ -294,11 +294,14 @@ class Agent:
             await self.staging.gather_outputs()
         if isinstance(errand, Leave):
             await self.keeper.leave_job(errand)
+            if self.life.is_alone:
+                self.notes.complete_departure(self._complete_beat)
         copies = () if isinstance(errand, LaunchHere) else self.keeper.list_copies()
         if isinstance(errand, Leave):  # what the job's end leaves
             copies = tuple(one for one in copies if one.disk)
         stored, missed = self.keeper.stored, self.keeper.missed
-        self._step(ErrandDone(errand, not error, error, copies, stored=stored, missed=missed))
+        at = self._stored_at
+        self._step(ErrandDone(errand, not error, error, copies, stored=stored, missed=missed, stored_at=at))
         if isinstance(errand, Leave):
             _log.info("leaving with code %d: %s", errand.code, errand.reason)
             self.notes.write_leave_reason(errand)
@@ -381,7 +384,16 @@ class Agent:
             peak_flops=self.health.peak_flops,
             loss_source=source,
         )
-        return self.keeper.complete_beat(beat)
+        return self._complete_beat(beat)
+
+    def _complete_beat(self, beat: Beat) -> Beat:
+        return msgspec.structs.replace(self.keeper.complete_beat(beat), stored_at=self._stored_at)
+
+    @property
+    def _stored_at(self) -> float:
+        """When this node published its newest checkpoint, by the controller's clock; 0 if that is not known."""
+        at, clock = self.keeper.stored_at, self.controller_clock
+        return at + clock.offset_s if at and clock.known else 0.0
 
     async def _poll_ranks(self) -> None:
         while True:

@@ -7,6 +7,7 @@ if it cannot note that they were stopped.
 import contextlib
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from holdfast.core.agent_state_machine import HeedEpoch, RememberDone, RememberLeaving
 from holdfast.core.decoding import from_json
 from holdfast.model.errand import Done, Leave
-from holdfast.model.observation import Departure
+from holdfast.model.observation import Beat, Departure
 from holdfast.wire import run_and_node_specs
 
 _log = logging.getLogger("holdfast.agent")
@@ -92,6 +93,14 @@ class AgentStateFiles:
         finishes what another began finds its ranks ended, and leaves what the other wrote."""
         if not self._departure.exists():
             _write_file(self._departure, msgspec.json.encode(departure))
+
+    def complete_departure(self, complete: Callable[[Beat], Beat]) -> None:
+        """Add to that what has come to storage since, if there was a beat."""
+        with contextlib.suppress(OSError, ValueError):
+            told = from_json(self._departure.read_bytes(), Departure)
+            if told.beat:
+                told = msgspec.structs.replace(told, beat=complete(told.beat))
+                _write_file(self._departure, msgspec.json.encode(told))
 
     def mark_alone(self, now: float) -> float:
         """Note that the controller is gone; return the time at which this or an earlier agent first noted that."""

@@ -318,7 +318,7 @@ class AgentIngest:
         match body:
             case Done(id=id, node=node) as done:
                 if self._is_seated(node):  # others tell of a generation that is over
-                    self.registry.storage.on_told(now, self.view.generation, done.stored, done.missed)
+                    self.registry.record_stored(now, done)
                 asked, hello = self._stale.get(node, (0, None))
                 if hello is None or asked != id:
                     self.dispatch.on_done(done)

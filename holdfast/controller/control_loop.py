@@ -184,6 +184,8 @@ class Controller:
             if one.beat and (progress := self.detectors.pace.on_beat(self.clock(), one.beat)):
                 self.process_event(progress)
         for one in gone:
+            if one.beat:
+                self.registry.record_stored(self.clock(), one.beat)
             self.registry.record_departure(one.node)
             ended = Ended(node=one.node, generation=generation, departed=True)
             self.announce_news(ended if one.ended else departure_alarm(one))

@@ -7,6 +7,7 @@ from holdfast.core.decide.job_view import JobView
 from holdfast.core.detect.silence import SilenceDetector, SilenceLimits
 from holdfast.core.snapshots.storage_watch import StorageWatch
 from holdfast.model.alarm import Alarm
+from holdfast.model.errand import Done
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Address, Copy
@@ -65,7 +66,12 @@ class NodeRegistry:
         if beat.generation == self._view.generation:
             self.stored = max(self.stored, beat.stored)
             self.made_up = beat.made_up if beat.step >= 0 else self.made_up
-            self.storage.on_told(now, beat.generation, beat.stored, beat.missed)
+            self.record_stored(now, beat)
+
+    def record_stored(self, now: float, told: Beat | Done) -> None:
+        """Take in what a node of the generation that runs says about checkpoints."""
+        at = min(told.stored_at or now, now)
+        self.storage.on_told(at, self._view.generation, told.stored, told.missed)
 
     def record_loss_source(self, source: str) -> bool:
         """Record where a node's losses are read from; return whether that is new, and one of the first few."""

@@ -69,6 +69,7 @@ class ErrandDone(msgspec.Struct, frozen=True):
     refused: bool = False
     stored: int = -1  # the newest checkpoint that the node has published
     missed: MissedCheckpoint | None = None
+    stored_at: float = 0.0  # when it did; 0: not known
 
 
 class RankExited(msgspec.Struct, frozen=True):
@@ -285,6 +286,7 @@ class AgentProtocol:
             refused=news.refused,
             stored=news.stored,
             missed=news.missed,
+            stored_at=news.stored_at,
         )
         return (RememberDone(done), *self._queue_post(done))
 
@@ -303,11 +305,10 @@ class AgentProtocol:
         return self._queue_post(Ended(node=self.node, generation=exit.generation))
 
     def _on_loss(self, told: Loss) -> tuple[Deed, ...]:
-        alarm = nonfinite_loss.alarm_of(told)
-        if alarm is None or told.generation <= max(self.stopped, self._spoiled) or told.generation != self.generation:
+        if told.generation <= max(self.stopped, self._spoiled) or told.generation != self.generation:
             return ()
         self._spoiled = told.generation  # once is enough: all ranks that share a loss have it
-        return self._queue_post(msgspec.structs.replace(alarm, stance=self.on_bad_loss))
+        return self._queue_post(msgspec.structs.replace(nonfinite_loss.alarm_of(told), stance=self.on_bad_loss))
 
     def _on_clock(self, now: float) -> tuple[Deed, ...]:
         if self._linked or self.leaving or now < self._unlinked_at + self.limits.lost_s:

@@ -7,7 +7,7 @@ from holdfast.model.probe import Finding, PairMeeting
 from holdfast.model.release import Ease, Release, Skip
 from holdfast.model.replay_task import ReplayResult, ReplayTask
 from holdfast.model.state_copy import Aim, Copy, Doubt, MissedCheckpoint, Restore
-from holdfast.model.told_bounds import Number
+from holdfast.model.told_bounds import Instant, Number
 
 
 class LaunchHere(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
@@ -112,3 +112,4 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     refused: bool = False  # a release that did not pass its check: nobody is to have it
     stored: Number = -1  # after a stop or at the end: the newest checkpoint that the node has published
     missed: MissedCheckpoint | None = None  # since then
+    stored_at: Instant = 0.0  # when it did, by the controller's time; 0: not known

@@ -25,13 +25,13 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's report on a loss that is not finite."""
+    """A rank's report on two losses in a row that are not finite."""
 
     node: str
     generation: int
     rank: int
-    step: int  # where it first was not
-    loss: float  # newest
+    step: int  # of the first of them
+    loss: float  # newest; finite if the rank has gone on meanwhile
     at: float
     numbered: bool = True  # the step has the job's number; else it is counted since the launch
 
@@ -103,6 +103,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     kept: Number = -1  # with parity: newest of which this node keeps all that it is to keep for others
     stored: Number = -1  # newest checkpoint that was published from here in this generation
     missed: MissedCheckpoint | None = None  # since then
+    stored_at: Instant = 0.0  # when it was; 0: not known
     disked: Number = -1  # newest floor of this generation on the node's disk
     disk_tried: Number = -1  # newest floor that it has written there, or could not write
     verifies: bool = False  # a snapshot found good is to be kept beside the others

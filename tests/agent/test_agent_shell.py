@@ -255,8 +255,9 @@ def test_a_loss_that_went_wrong_is_told_before_ranks_are_stopped(agent: Agent) -
     agent.controller_clock.on_welcome(time.time())
     agent.life.restore_state((Done(id=5, node="n0", ok=True),), generation=1, ranks=(0, 1), stopped=0)
     mine = SlotWriter(arena_of(agent), 1, generation=1, rank=1)
-    mine.write_values(30, float("nan"), None, None)
-    mine.step(30)
+    for step in (30, 31):
+        mine.write_values(step, float("nan"), None, None)
+        mine.step(step)
     agent._on_message(agent_messages.ErrandMessage(errand=StopHere(id=5, generation=1, grace_s=1.0)))
     alarm, done = (post.body for post in agent.life._outbox.values())
     assert isinstance(alarm, Alarm) and (alarm.ranks, alarm.not_after) == ((1,), 29)

@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import msgspec
+from msgspec.structs import replace
+
 from holdfast.agent.agent_state_files import AgentStateFiles
 from holdfast.core.agent_state_machine import HeedEpoch, RememberDone, RememberLeaving
 from holdfast.model.errand import Done, Leave
+from holdfast.model.observation import Beat, Departure
 
 LEAVE = Leave(id=0, code=1, grace_s=2.0, reason="no controller for 60 s")
 
@@ -48,6 +52,18 @@ def test_who_was_about_to_leave_is_known_to_the_next_agent_not_to_the_next_holde
     assert notes.read_leave_intent() is None
     (tmp_path / "leaving.json").write_bytes(b"{")
     assert notes.read_leave_intent() is None
+
+
+def test_what_a_node_stored_after_its_departure_is_added_to_what_the_first_agent_wrote(tmp_path: Path) -> None:
+    notes = AgentStateFiles(tmp_path)
+    notes.complete_departure(lambda beat: replace(beat, stored=9))
+    beat = Beat(node="n0", generation=1, step=9, at=5.0)
+    left = Departure(node="n0", generation=1, at=6.0, reason="alone", ended=False, beat=beat)
+    notes.write_departure(left)
+    notes.write_departure(replace(left, ended=True))  # of an agent that finds ranks ended by the first
+    notes.complete_departure(lambda beat: replace(beat, stored=9, stored_at=7.0))
+    told = msgspec.json.decode((tmp_path / "departure.json").read_bytes(), type=Departure)
+    assert told == replace(left, beat=replace(beat, stored=9, stored_at=7.0))
 
 
 def test_what_was_stopped(tmp_path: Path) -> None:

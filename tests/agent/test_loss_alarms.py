@@ -5,6 +5,7 @@ import mmap
 from holdfast.agent.rank.loss_alarms import LossReports
 from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.core.detect.loss_spikes import LossLimits
+from holdfast.core.detect.nonfinite_loss import alarm_of
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Seat
@@ -14,6 +15,7 @@ from holdfast.model.release import Ease
 from holdfast.wire.rank_memory.slot_reader import SLOT_BYTES, SlotWriter
 
 LIMITS = LossLimits(window=32)
+NAN = float("nan")
 
 
 def launch(generation: int = 1, eases: tuple[Ease, ...] = ()) -> LaunchHere:
@@ -66,18 +68,39 @@ def test_a_gradient_of_its_own_names_the_rank() -> None:
     assert isinstance(alarm, Alarm) and alarm.ranks == (1,) and "before the sum" in alarm.reason
 
 
-def test_a_loss_that_is_not_finite_is_told_as_ever() -> None:
+def test_two_losses_in_a_row_that_are_not_finite_are_told() -> None:
     node = Node()
     node.step(1, 2.0, 2.0)
-    told = node.step(2, 2.0, float("nan"))
-    assert [(one.rank, one.step) for one in told if isinstance(one, Loss)] == [(1, 2)]
+    assert node.step(2, 2.0, NAN) == []
+    assert [(one.rank, one.step) for one in node.step(3, 2.0, NAN) if isinstance(one, Loss)] == [(1, 2)]
+
+
+def test_what_is_told_of_bad_losses_does_not_hang_on_when_they_are_read() -> None:
+    """A single one is a notice, two in a row are trouble since the first of them, read at every step or at the end."""
+    for often in (True, False):
+        node = Node()
+        told: list[object] = []
+        for number in range(100):
+            loss = NAN if number in (33, 90, 91) else 2.0
+            for slot in node.slots[:1]:
+                slot.write_values(number, loss, float("inf"))
+                slot.step(number)
+            if often or number == 80 or number == 99:
+                told += node.losses.read_losses(node.memory, 1000.0)
+        [notice] = [one for one in told if isinstance(one, Alarm)]
+        assert (notice.stance, notice.not_after) == (Stance.NOTIFY, None)
+        assert "not finite at step 33 and a finite one after it" in notice.reason
+        assert {one.step for one in told if isinstance(one, Loss)} == {90}, often
+        [last] = {alarm_of(one).reason for one in told if isinstance(one, Loss) and one.loss == 2.0}
+        assert last == "had losses that were not finite since step 90"
 
 
 def test_whose_loss_went_wrong_first_is_told_first() -> None:
     """Its gradients spoil the others' weights, so these have it one step later."""
     node = Node()
-    node.step(1, 2.0, float("nan"))
-    told = node.step(2, float("nan"), float("nan"))
+    node.step(1, 2.0, NAN)
+    node.step(2, NAN, NAN)
+    told = node.step(3, NAN, NAN)
     assert [(one.rank, one.step) for one in told if isinstance(one, Loss)] == [(1, 1), (0, 2)]
 
 
@@ -117,8 +140,9 @@ def test_counted_steps_get_the_number_that_the_script_gives_them() -> None:
     node = Node()
     for slot, origin in zip(node.slots, (100, 100), strict=True):
         slot.resume_from(origin)
-        slot.write_values(3, float("nan"), None)
-        slot.step(3, counted=True)
+        slot.write_values(3, NAN, None)
+        slot.write_values(4, NAN, None)
+        slot.step(4, counted=True)
     told = [one for one in node.losses.read_losses(node.memory, 0.0) if isinstance(one, Loss)]
     assert [(one.step, one.numbered) for one in told] == [(103, True)] * 2
 
@@ -144,16 +168,26 @@ def logged(step: int, loss: float) -> StepValues:
 def test_a_line_tells_the_loss_of_a_rank_that_reports_none() -> None:
     node = Node()
     node.losses.on_logged(logged(7, 2.0), "a line")
-    node.losses.on_logged(logged(8, float("nan")), "a line")
+    node.losses.on_logged(logged(8, NAN), "a line")
+    assert list(node.losses.read_losses(node.memory, 1000.0)) == []
+    node.losses.on_logged(logged(9, NAN), "a line")
     [told] = node.losses.read_losses(node.memory, 1000.0)
     assert isinstance(told, Loss) and (told.rank, told.step, told.at) == (0, 8, 5.0)
     assert node.losses.source == "a line"
 
 
+def test_lines_that_tell_of_a_single_bad_loss_are_a_notice() -> None:
+    node = Node()
+    for number, loss in ((7, 2.0), (8, NAN), (9, 2.0), (10, NAN), (11, 2.0)):
+        node.losses.on_logged(logged(number, loss), "a line")
+    [told] = node.losses.read_losses(node.memory, 1000.0)
+    assert isinstance(told, Alarm) and told.stance is Stance.NOTIFY and "at step 8 " in told.reason
+
+
 def test_a_line_says_nothing_where_the_rank_reports_losses_itself() -> None:
     node = Node()
     node.step(1, 2.0, 2.0)
-    node.losses.on_logged(logged(2, float("nan")), "a line")
+    node.losses.on_logged(logged(2, NAN), "a line")
     assert node.step(2, 2.0, 2.0) == [] and node.losses.source == ""
 
 

@@ -48,6 +48,15 @@ def test_a_silent_node_holds_nothing_any_more() -> None:
     assert registry.copies == {} and registry.beats == {}
 
 
+def test_a_checkpoint_has_the_time_of_its_writer_where_that_is_known() -> None:
+    registry, _ = begun()
+    beat = Beat(node="a", generation=0, step=9, at=0.0)
+    for now, step, written in ((20.0, 5, 12.0), (30.0, 6, 0.0), (40.0, 7, 99.0)):
+        registry.record_beat(now, msgspec.structs.replace(beat, stored=step, stored_at=written))
+        stored = registry.storage.newest
+        assert stored and (stored.step, stored.at) == (step, 12.0 if step == 5 else now)
+
+
 def test_the_silence_of_a_node_that_was_told_to_leave_is_no_news() -> None:
     registry, _ = begun()
     registry.record_hello(0.0, HELLO)

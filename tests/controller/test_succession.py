@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
+from msgspec.structs import replace
 
 from holdfast.cli.launch.run_record import NotesFolder
 from holdfast.config import Settings
@@ -180,6 +181,19 @@ def departed(*, ended: bool, generation: int = 1) -> Departure:
         node="a", generation=generation, step=40, at=5.0, first_step=1, first_at=1.0, counted=False, parted=ended
     )
     return Departure(node="a", generation=generation, at=9.0, reason="no controller for 60 s", ended=ended, beat=beat)
+
+
+async def test_what_a_node_stored_without_a_controller_is_what_was_last_written(tmp_path: Path) -> None:
+    async with life(tmp_path) as first:
+        await first.train()
+        first.controller.journal.flush()
+    left = departed(ended=True)
+    assert left.beat is not None
+    left = replace(left, beat=replace(left.beat, stored=40, stored_at=8.0))
+    async with life(tmp_path, left) as second:
+        await second.until(lambda: second.controller.view.phase is Phase.DONE, "the end of the job")
+        stored = second.controller.ledger.make_account().storage
+        assert stored and (stored.step, stored.at) == (40, 8.0)
 
 
 @pytest.mark.parametrize("flushed", [True, False])

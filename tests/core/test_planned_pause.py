@@ -35,6 +35,15 @@ def test_our_numbers_are_not_compared_with_those_of_the_script() -> None:
     assert pause.make_change(anew, release=2).resumed_from == 0, "what begins at 0 does so by any numbers"
 
 
+def test_what_the_checkpointer_restored_is_known_though_the_script_told_no_step_before() -> None:
+    """It failed in its first save, so its one step was counted from the restored one; then it tells its steps."""
+    counted = msgspec.structs.replace(step(441, 10.0, first=441), numbered=True, restored_at=9.0)
+    pause = Pause.begin_pause(10.0, "release 2", 1, counted)
+    told = step(441, 12.0, first=441)
+    assert pause.make_change(told, release=2).resumed_from is None, "the script has restored itself"
+    assert pause.make_change(msgspec.structs.replace(told, restored_at=11.0), release=2).resumed_from == 440
+
+
 def test_steps_that_are_made_again_are_told_as_lost() -> None:
     pause = Pause.begin_pause(10.0, "release 2", 1, step(52, 10.0))
     pause.stopped_at, pause.launched_at = 10.1, 10.2

@@ -133,9 +133,7 @@ def _alarm(words: Words, now: float, generation: int) -> Event:
     if kind == "loss":
         rank, step = int(words.after("rank", "0")), int(words.after("step", "0"))
         told = Loss(node=node, generation=generation, rank=rank, step=step, loss=float("nan"), at=at)
-        found = nonfinite_loss.alarm_of(told)
-        assert found is not None
-        return found
+        return nonfinite_loss.alarm_of(told)
     if kind == "redone":
         return _redone_alarm(int(words.after("step", "0")), at, generation)
     said = tuple(words.after_all("said"))

@@ -7,7 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog
+from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
+from holdfast.core.log_analysis.line_prefixes import parse_lines
 from holdfast.logs import catalog_files
+from holdfast.model.diagnosis import Diagnosis
 
 CATALOG: FailureCatalog = catalog_files.load_failures()
 SPOKEN = [row for row in CATALOG.rows if row.pattern]
@@ -125,3 +128,25 @@ def taken_s(pattern: re.Pattern[str], line: str) -> float:
 def test_nothing_is_looked_for_without_end(rows: list[CatalogRow]) -> None:
     """A dot or a word of any length inside a pattern may run to the end of the line from every start."""
     assert not wrong(rows, lambda row: re.search(r"(?<!\\)\.[*+]|\\S[*+]", row.pattern))
+
+
+def judged(*lines: str) -> Diagnosis:
+    return classify_failure(FailureEvidence(lines=parse_lines(list(enumerate(lines)), 0, None)), CATALOG)
+
+
+def test_a_line_that_several_rows_know_is_one_echo() -> None:
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79 GiB"
+    late = (
+        "[rank5]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1234, OpType=ALLREDUCE, NumelIn=1, "
+        "NumelOut=1, Timeout(ms)=600000) ran for 600012 milliseconds before timing out."
+    )
+    found = judged(oom, late)
+    assert (found.klass, found.echoes) == ("gpu_oom", 1) and "1 line is a mere echo" in found.explanation
+
+
+@pytest.mark.parametrize(
+    ("said", "klass"), [("bad sample 17", "python_exception"), ("corrupt sample 17 of a shard", "data_corrupt")]
+)
+def test_what_a_script_raises_about_a_sample_is_no_file_that_cannot_be_read(said: str, klass: str) -> None:
+    where = '  File "/me/train.py", line 3, in <module>'
+    assert judged("Traceback (most recent call last):", where, "    check(batch)", f"ValueError: {said}").klass == klass

@@ -110,6 +110,31 @@ def test_a_generation_may_begin_with_steps_that_are_left_out(arena: mmap.mmap) -
     assert now.first_at < now.at
 
 
+def test_a_single_loss_that_is_not_finite_does_not_date_those_that_last(arena: mmap.mmap) -> None:
+    slot = SlotWriter(arena, 0, generation=1, rank=0)
+    seen = []
+    for step, loss in enumerate([1.0, math.nan, 1.0, math.inf, math.nan, 1.0]):
+        slot.write_values(step, loss, math.inf)  # loss scaling makes such norms
+        slot.step(step)
+        now = read_slot(arena, 0)
+        assert now is not None
+        seen.append((now.first_bad_step, now.lasting_bad_step))
+    assert seen == [(-1, -1), (1, -1), (1, -1), (1, -1), (1, 3), (1, 3)]
+
+
+def test_one_step_that_is_told_twice_is_one_bad_step(arena: mmap.mmap) -> None:
+    slot = SlotWriter(arena, 0, generation=1, rank=0)
+    for _ in range(2):
+        slot.write_values(5, math.nan, None)
+    slot.step(5)
+    heir = SlotWriter(arena, 0, generation=1, rank=0, heir=True)
+    before = read_slot(arena, 0)
+    heir.write_values(6, math.nan, None)
+    heir.step(6)
+    after = read_slot(arena, 0)
+    assert before and after and (before.lasting_bad_step, after.lasting_bad_step) == (-1, 5)
+
+
 def test_the_first_bad_step_and_the_first_failure_stay(arena: mmap.mmap) -> None:
     slot = SlotWriter(arena, 0, generation=1, rank=0)
     for step, loss in enumerate([1.0, math.inf, math.nan, 1.0]):

@@ -6,8 +6,10 @@ from math import isfinite
 import msgspec
 
 from holdfast.agent.agent_interfaces import RankSlots
+from holdfast.core.detect import nonfinite_loss
 from holdfast.core.detect.loss_spikes import LossLimits, SpikeDetector, SpikeRule, alarm_of, policy_hindrance
 from holdfast.core.detect.redone_losses import RedoneLosses
+from holdfast.core.incident.alarm_rate_limit import cap_stance
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import LaunchHere
 from holdfast.model.observation import Loss, Mark, StepValues
@@ -28,6 +30,10 @@ class LossReports:
         self._said: dict[str, int] = {}  # until which step a rule has nothing more to say, whichever rank it is about
         self._marks: list[Mark] = []
         self._logged: list[tuple[StepValues, str]] = []  # from log lines, and which; not judged yet
+        self._logged_bad: dict[
+            tuple[int, int], tuple[int, int]
+        ] = {}  # by generation and rank: first step, how many in a row
+        self._single = 0  # the generation of which a single loss has been told
         self.source = ""  # the lines that losses were read from
         self._redone = RedoneLosses(limits)
         self._ranks = 0  # of the generation that runs
@@ -38,7 +44,7 @@ class LossReports:
         """Take in what the next generation is launched with."""
         self._eases = launch.eases
         self._redone.on_launch(launch)
-        self._ranks, self._differing = launch.seat.nproc, []
+        self._ranks, self._differing, self._logged_bad = launch.seat.nproc, [], {}
 
     def take_marks(self) -> tuple[Mark, ...]:
         """Return the state hashes that ranks have reported since the last call."""
@@ -55,9 +61,12 @@ class LossReports:
         The rank whose loss went wrong first comes first: the next all-reduce spreads its bad values to the others.
         """
         readings = slots.read_slots()
-        spoilt = [r for _, r in readings if r.first_bad_step >= 0 and r.loss is not None]
-        for reading in sorted(spoilt, key=lambda r: r.first_bad_step):
-            yield self._nonfinite_loss(reading, offset_s)
+        spoilt = [r for _, r in readings if r.lasting_bad_step >= 0]
+        for reading in sorted(spoilt, key=lambda r: r.lasting_bad_step):
+            yield self._nonfinite_loss(reading, reading.lasting_bad_step, offset_s)
+        for _, reading in readings:
+            if reading.loss is not None and -1 < reading.first_bad_step < reading.loss_step and reading not in spoilt:
+                yield from self._tell_single(self._nonfinite_loss(reading, reading.first_bad_step, offset_s))
         for index, reading in readings:
             yield from self._new_alarms(slots, index, reading, offset_s)
         yield from self._judge_logged({r.rank: r for _, r in readings})
@@ -66,14 +75,20 @@ class LossReports:
             differing, self._differing = self._differing, []
             yield from differing
 
-    def _nonfinite_loss(self, reading: SlotReading, offset_s: float) -> Loss:
-        assert reading.loss is not None
+    def _tell_single(self, told: Loss) -> Iterator[Alarm]:
+        """Yield the notice of a loss that a finite one followed, once in a generation."""
+        if told.generation > self._single:
+            self._single = told.generation
+            alarm = nonfinite_loss.single_alarm_of(told)
+            yield msgspec.structs.replace(alarm, stance=cap_stance(alarm.stance, self._limits.stance))
+
+    def _nonfinite_loss(self, reading: SlotReading, step: int, offset_s: float) -> Loss:
         return Loss(
             node=self._node,
             generation=reading.generation,
             rank=reading.rank,
-            step=reading.first_bad_step + max(0, _step_origin(reading)),
-            loss=reading.loss,
+            step=step + max(0, _step_origin(reading)),
+            loss=0.0 if reading.loss is None else reading.loss,
             at=reading.at + offset_s,
             numbered=_step_origin(reading) >= 0,
         )
@@ -86,13 +101,21 @@ class LossReports:
             if reading is not None and (reading.generation != told.generation or reading.loss is not None):
                 continue
             self.source = source
-            if told.loss is not None and not isfinite(told.loss):
-                yield Loss(
-                    node=self._node, generation=told.generation, rank=told.rank,
-                    step=told.step, loss=told.loss, at=told.at,
-                )  # fmt: skip
+            if told.loss is not None:
+                yield from self._judge_logged_loss(told, told.loss)
             yield from self._judge_values(told, 0, reading is not None and reading.skippable)
             self._compare_redone(told, None)
+
+    def _judge_logged_loss(self, told: StepValues, loss: float) -> Iterator[Alarm | Loss]:
+        """Yield a loss that is the second in a row that is not finite, or the notice of a single one."""
+        owner = (told.generation, told.rank)
+        first, count = self._logged_bad.pop(owner, (told.step, 0))
+        bad = Loss(node=self._node, generation=told.generation, rank=told.rank, step=first, loss=loss, at=told.at)
+        if not isfinite(loss):
+            self._logged_bad[owner] = first, count + 1
+            yield from (bad,) * (count > 0)
+        elif count == 1:
+            yield from self._tell_single(bad)
 
     def _new_alarms(self, slots: RankSlots, index: int, reading: SlotReading, offset_s: float) -> Iterator[Alarm]:
         owner = (reading.generation, reading.rank, reading.pid)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 
 import msgspec
 
@@ -41,6 +42,7 @@ class CheckpointWriter:
         self.done: dict[int, int] = {}  # rank -> newest step of which its part is on storage
         self.under_way: dict[tuple[int, int], asyncio.Event] = {}  # rank and step -> set when it is over
         self.stored = -1  # newest step that was published
+        self.stored_at = 0.0  # when it was, by the monotonic clock
         self.missed_checkpoint: MissedCheckpoint | None = None  # that should have been published since
         self._trouble: dict[str, tuple[int, int]] = {}  # storage -> step that failed, and how many must go well
         self.wanted = -1  # this step is due as well
@@ -169,7 +171,8 @@ class CheckpointWriter:
             if job.step in job.told:
                 self.done[rank] = max(self.done.get(rank, -1), job.step)
             if outcome.ok and outcome.url:
-                self.stored = max(self.stored, job.step)
+                if job.step > self.stored:
+                    self.stored, self.stored_at = job.step, monotonic()
                 missed = self.missed_checkpoint
                 if missed and missed.step <= job.step:  # a later one may have been left out meanwhile
                     self.missed_checkpoint = None

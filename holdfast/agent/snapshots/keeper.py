@@ -150,6 +150,11 @@ class Keeper:
         return self._persisting.stored
 
     @property
+    def stored_at(self) -> float:
+        """When that was published, by the monotonic clock; 0 if nothing was."""
+        return self._persisting.stored_at
+
+    @property
     def missed(self) -> MissedCheckpoint | None:
         """The newest checkpoint that this node could not publish; None if it has published a later one since."""
         return self._persisting.missed_checkpoint

@@ -91,7 +91,8 @@ Interruption = Incident | Pause
 def resumed_step(event: Progress, after: Interruption) -> int | None:
     """Return the step that a generation resumed from; None if it is unknown or steps are now numbered differently."""
     before = event.first_step - 1
-    alike = after.good_step < 0 or after.counted or after.numbered == event.numbered
+    ours = after.numbered and event.restored_at > 0  # both count from what the Checkpointer restored
+    alike = after.good_step < 0 or after.counted or after.numbered == event.numbered or ours
     return before if not event.counted and (alike or before <= 0) else None
 
 

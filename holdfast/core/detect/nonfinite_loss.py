@@ -1,18 +1,17 @@
-"""Loss detector: raises an alarm when a rank's loss is not finite.
+"""Loss detector: raises an alarm when two losses of a rank in a row are not finite.
 
-It ignores a gradient norm that is not finite, which loss scaling causes on purpose. It also ignores a loss that is
-finite again when it is read: training has gone on.
+A single one before finite losses is only told: weights that are NaN give no finite loss any more, a batch that is left
+out by loss scaling does. Gradient norms are ignored, because loss scaling makes them infinite on purpose.
 """
 
 from math import isfinite
 
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Loss
 
 
-def alarm_of(told: Loss) -> Alarm | None:
-    if isfinite(told.loss):
-        return None
+def alarm_of(told: Loss) -> Alarm:
+    what = "had losses that were not finite" if isfinite(told.loss) else f"has a loss of {told.loss}"
     return Alarm(
         kind=Kind.LOSS,
         at=told.at,
@@ -20,7 +19,25 @@ def alarm_of(told: Loss) -> Alarm | None:
         ranks=(told.rank,),
         generation=told.generation,
         klass="nan_divergence",
-        reason=f"has a loss of {told.loss} since step {told.step}{'' if told.numbered else ' after the launch'}",
+        reason=f"{what} since step {_step_text(told)}",
         signature="loss",
         not_after=told.step - 1 if told.numbered else None,
     )
+
+
+def single_alarm_of(told: Loss) -> Alarm:
+    """Return the notice of a loss that was not finite between finite ones."""
+    return Alarm(
+        kind=Kind.LOSS,
+        at=told.at,
+        suspects=(told.node,),
+        ranks=(told.rank,),
+        generation=told.generation,
+        reason=f"had a loss that was not finite at step {_step_text(told)} and a finite one after it: training goes on",
+        signature="single loss",
+        stance=Stance.NOTIFY,
+    )
+
+
+def _step_text(told: Loss) -> str:
+    return f"{told.step}{'' if told.numbered else ' after the launch'}"

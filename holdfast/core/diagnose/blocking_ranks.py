@@ -336,7 +336,11 @@ def _describe_missing(m: MissingAtCollective, ranks: Sequence[int], held: int = 
             others = f"which {format_ranks(m.inside)} waits for"
         own = "its process has" if len(ranks) == 1 else "their processes have"
         return f"{whose} not begun {what}, {others}; {own} entered it"
-    return f"{format_ranks(ranks)} {verb} not come to {what}; {held or len(m.inside)} wait"
+    return f"{format_ranks(ranks)} {verb} not come to {what}; {_count_waits(held or len(m.inside))}"
+
+
+def _count_waits(count: int) -> str:
+    return f"{count} {'waits' if count == 1 else 'wait'}"
 
 
 def _describe_crossed(waiting: WaitGraph, crossed: Sequence[int], mains: dict[int, Process]) -> str:
@@ -351,9 +355,9 @@ def _describe_crossed(waiting: WaitGraph, crossed: Sequence[int], mains: dict[in
     awaited = [m for m in waiting.missing if set(m.ranks) & set(crossed)]
     first, groups = awaited[0], len({m.group for m in awaited})
     where = f"group {first.group}" if groups == 1 else f"{groups} groups"
-    waits = len({rank for m in awaited for rank in m.inside})
+    waits = _count_waits(len({rank for m in awaited for rank in m.inside}))
     verb = "has" if len(crossed) == 1 else "have"
-    told = f"{format_ranks(crossed)} {verb} not come to {first.op or 'collective'} {first.seq} of {where}; {waits} wait"
+    told = f"{format_ranks(crossed)} {verb} not come to {first.op or 'collective'} {first.seq} of {where}; {waits}"
     places = cluster_ranks([mains[rank] for rank in crossed if rank in mains])
     return f"{told}; themselves waiting: {_describe_waits(places)}" if places else told
 

@@ -56,7 +56,9 @@ class CauseFinding(msgspec.Struct, kw_only=True):
 
     @property
     def echoes(self) -> int:
-        return sum(1 for hit in self.hits if hit.row.role == "echo" and hit is not self.root)
+        """How many lines but the root's are echoes; several rows may know one line."""
+        lines = {(hit.said.source, hit.said.index) for hit in self.hits if hit.row.role == "echo"}
+        return len(lines - {(self.root.said.source, self.root.said.index)})
 
 
 def find_root(hits: Sequence[CatalogHit], lines: Sequence[LogLine], ended_at: Mapping[int, float]) -> CatalogHit | None:

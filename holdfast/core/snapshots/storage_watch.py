@@ -20,12 +20,12 @@ class StorageWatch:
         """Go on with what an earlier controller has written to the journal."""
         self.newest = self._told = report
 
-    def on_told(self, now: float, generation: int, stored: int, missed: MissedCheckpoint | None) -> None:
-        """Take in a node's newest checkpoint of this generation, and what it could not write since."""
+    def on_told(self, at: float, generation: int, stored: int, missed: MissedCheckpoint | None) -> None:
+        """Take in a node's newest checkpoint of this generation, when it was written, and what could not be since."""
         if stored >= 0 and (generation, stored) > self._written:
             known = self.newest and self._written[0] == 0 and self.newest.step == stored  # to an earlier controller
             self._written = (generation, stored)
-            self.newest = self.newest if known else StorageReport(step=stored, at=now)
+            self.newest = self.newest if known else StorageReport(step=stored, at=at)
         if missed and (generation, missed.step) > self._written:
             self.newest = msgspec.structs.replace(self.newest or StorageReport(), missed=missed)
 

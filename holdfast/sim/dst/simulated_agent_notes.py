@@ -1,8 +1,10 @@
 """One agent's access to the notes on its simulated machine's disk."""
 
+from collections.abc import Callable
+
 from holdfast.core.agent_state_machine import HeedEpoch, RememberDone, RememberLeaving
 from holdfast.model.errand import Done, Leave
-from holdfast.model.observation import Departure
+from holdfast.model.observation import Beat, Departure
 from holdfast.sim.dst.agent_process import AgentProcess
 
 
@@ -53,6 +55,9 @@ class SimNotes:
 
     def write_departure(self, departure: Departure) -> None:
         self._process.check_alive()  # nobody reads it: the machine is gone with its disk
+
+    def complete_departure(self, complete: Callable[[Beat], Beat]) -> None:
+        self._process.check_alive()
 
     def mark_alone(self, now: float) -> float:
         self._process.check_alive()

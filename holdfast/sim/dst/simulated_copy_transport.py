@@ -25,6 +25,8 @@ class SimBackup:
         self.revoked: frozenset[str] = frozenset()
         self.address = (process.machine.name, 1)
 
+    stored_at = 0.0  # nobody asks when that was
+
     @property
     def stored(self) -> int:
         return self._keeper.stored

@@ -75,6 +75,7 @@ class SimRank(msgspec.Struct, kw_only=True):
             grad_norm=None,
             loss_step=self.step,
             first_bad_step=self.nan_since,
+            lasting_bad_step=self.nan_since if self.step > self.nan_since else -1,
             phase="",
             phase_at=0.0,
             failed=False,

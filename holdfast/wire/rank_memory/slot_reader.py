@@ -60,7 +60,7 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None
     grad_norm: float | None
     loss_step: int  # the step that loss and grad_norm belong to
-    first_bad_step: int  # the first step whose loss or grad_norm was not finite; -1: none
+    first_bad_step: int  # the first step whose loss was not finite; -1: none
     phase: str
     phase_at: float
     failed: bool
@@ -76,6 +76,7 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
     tokens: float = 0.0  # that the steps of this generation took, as the script tells it; 0: it does not
     flops: float = 0.0  # and floating-point operations
     parameters: int = 0  # that its optimizers train; 0: not known
+    lasting_bad_step: int = -1  # the first step whose loss was not finite and whose next one was not either
     claimed: bool = False  # the process of this pid makes the rank's steps
     ending: str = ""  # of a script: "returned", "parting" (it destroys its process groups), "parted" (none is left)
 
@@ -144,7 +145,8 @@ def _read_failure(stored: bytes) -> str:
 
 
 def _is_possible(reading: SlotReading) -> bool:
-    steps = (reading.step, reading.first_step, reading.loss_step, reading.first_bad_step, reading.origin)
+    bad = (reading.first_bad_step, reading.lasting_bad_step)
+    steps = (reading.step, reading.first_step, reading.loss_step, *bad, reading.origin)
     counts = (reading.skipped, reading.skipped_samples, reading.parameters)
     instants = (reading.at, reading.first_at, reading.grouped_at, reading.restored_at)
     return all(abs(number) <= MOST for number in (*steps, *counts)) and all(abs(at) <= MOST_S for at in instants)
@@ -153,7 +155,8 @@ def _is_possible(reading: SlotReading) -> bool:
 def _parse_reading(body: bytes) -> SlotReading:
     seq, flags, step, at, loss_step, loss, grad_norm, tokens, flops = HOT.unpack_from(body)
     generation, rank, pid, first_step, first_at, first_bad_step, *rest = COLD.unpack_from(body, HOT.size)
-    phase_at, failed_at, phase, failure, grouped_at, restored_at, skipped, skipped_samples, origin, parameters = rest
+    phase_at, failed_at, phase, failure, grouped_at, restored_at, skipped, skipped_samples, *rest = rest
+    origin, parameters, lasting_bad_step = rest
     return SlotReading(
         seq=seq,
         generation=generation,
@@ -168,6 +171,7 @@ def _parse_reading(body: bytes) -> SlotReading:
         grad_norm=grad_norm if flags & GRAD_NORM else None,
         loss_step=loss_step,
         first_bad_step=first_bad_step,
+        lasting_bad_step=lasting_bad_step,
         phase=phase.rstrip(b"\0").decode("ascii", "replace"),
         phase_at=phase_at,
         failed=bool(flags & FAILED),

@@ -14,14 +14,14 @@ from math import isfinite, nan
 from time import monotonic
 from zlib import crc32
 
-RECORD_BYTES = 320
+RECORD_BYTES = 336
 RING_AT = 2 * RECORD_BYTES
 RING, ENTRY_BYTES = 16, 64
 SLOT_BYTES = RING_AT + RING * ENTRY_BYTES
 
 SUM = struct.Struct("<I")
 HOT = struct.Struct("<QIqdqdddd")  # seq, flags, step, at, loss_step, loss, grad_norm, tokens, flops
-COLD = struct.Struct("<qiiqdqdd24s120sddQQqq")  # generation, rank, pid, first step and at, first bad step, the rest
+COLD = struct.Struct("<qiiqdqdd24s120sddQQqqq")  # generation, rank, pid, first step and at, first bad step, the rest
 BODY = slice(SUM.size, SUM.size + HOT.size + COLD.size)
 PHASE_BYTES = 24
 _MOST = 1 << 62
@@ -53,7 +53,8 @@ class SlotWriter:
             buf[self._at : self._at + RING_AT] = bytes(RING_AT)
             self._seq = 0
         self._flags = 0
-        self._step = self._loss_step = self._first_step = self._first_bad_step = -1
+        self._step = self._loss_step = self._first_step = self._first_bad_step = self._lasting_bad_step = -1
+        self._bad_step = -1  # of the newest loss, if it is not finite
         self._step_at = monotonic()
         self._first_at = 0.0
         self._loss = self._grad_norm = nan
@@ -137,16 +138,13 @@ class SlotWriter:
         """Record a step's values. The next write shows the newest values; the ring keeps those of the last steps."""
         self._flags &= ~(LOSS | GRAD_NORM)
         self._loss_step, self._loss, self._grad_norm = step, nan, nan
-        finite = True
         if loss is not None:
             self._flags |= LOSS
-            self._loss, finite = loss, isfinite(loss)
+            self._loss = loss
+            self._judge_loss(step, loss)
         if grad_norm is not None:
             self._flags |= GRAD_NORM
-            self._grad_norm, finite = grad_norm, finite and isfinite(grad_norm)
-        if not finite and self._first_bad_step < 0:
-            self._first_bad_step = step
-            self._pack_cold_part()
+            self._grad_norm = grad_norm
         flags = self._flags & (LOSS | GRAD_NORM)
         if own_norm is not None or update is not None:
             flags |= (OWN_NORM if own_norm is not None else 0) | (UPDATE if update is not None else 0)
@@ -155,6 +153,15 @@ class SlotWriter:
         self._append_entry(
             VALUES.pack(flags, self._owner[0] & 0xFFFF, self._told, step, self._loss, self._grad_norm, *more)
         )
+
+    def _judge_loss(self, step: int, loss: float) -> None:
+        """Latch the first loss that is not finite, and the first that another such loss follows: who reads the slot now
+        and then must not see one or the other by chance."""
+        before, self._bad_step = self._bad_step, -1 if isfinite(loss) else step
+        if self._bad_step >= 0 and self._lasting_bad_step < 0:
+            self._lasting_bad_step = before if before != step else -1
+            self._first_bad_step = step if self._first_bad_step < 0 else self._first_bad_step
+            self._pack_cold_part()
 
     def show_values(self) -> None:
         """Show the values that were recorded last, without waiting for the next step."""
@@ -245,7 +252,8 @@ class SlotWriter:
         self._phase_at, self._failed_at, phase, failure, *rest = rest
         self._phase, self._failure = phase.rstrip(b"\0"), failure.rstrip(b"\0")
         self._grouped_at, self._restored_at, self._skipped, self._skipped_samples, *rest = rest
-        self._origin, self._parameters = rest
+        self._origin, self._parameters, self._lasting_bad_step = rest
+        self._bad_step = self._loss_step if self.is_loss_bad else -1
 
     def note_skip(self, step: int, batches: int, samples: int) -> None:
         """Record that this step was skipped, and the totals so far; the next write shows both."""
@@ -257,7 +265,7 @@ class SlotWriter:
     def _pack_cold_part(self) -> None:
         first = (self._first_step, self._first_at, self._first_bad_step)
         rest = (self._phase_at, self._failed_at, self._phase, self._failure, self._grouped_at, self._restored_at)
-        last = (self._skipped, self._skipped_samples, self._origin, self._parameters)
+        last = (self._skipped, self._skipped_samples, self._origin, self._parameters, self._lasting_bad_step)
         self._cold = COLD.pack(*self._owner, *first, *rest, *last)
 
     def _write_record(self) -> None:
