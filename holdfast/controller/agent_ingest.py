@@ -15,8 +15,8 @@ from holdfast.controller.host_admission import HostAdmission
 from holdfast.controller.node_links import Outbox, send_packets
 from holdfast.controller.stack_tracing import StackTracing
 from holdfast.core.agent_state_machine import PING_S, Post
-from holdfast.core.detect.missing_ranks import MissingRanksDetector
 from holdfast.core.detect.rebooted_node import RebootDetector
+from holdfast.core.detect.vanished_ranks import MissingRanksDetector
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.errand import Done, Leave, StopHere

@@ -22,7 +22,7 @@ from holdfast.agent.rank.stack_tracer import NoStacks, StackRequest, StackTracer
 from holdfast.agent.system import procfs
 from holdfast.client.training import message_counts
 from holdfast.core.diagnose.blocking_ranks import find_blocking
-from holdfast.core.diagnose.named_hang import find_outside_waits
+from holdfast.core.diagnose.named_hang_timeout import find_outside_waits
 from holdfast.core.diagnose.stack_folding import main_frames
 from holdfast.model.stacks import Frame, Process, Thread, Trace
 from holdfast.wire.holder_messages import HolderRank

@@ -15,7 +15,7 @@ from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.api import ApiEntrance, make_api
 from holdfast.controller.composition import build_controller
 from holdfast.core.decide.action_ids import EPOCH_IDS
-from holdfast.core.detect import missing_ranks
+from holdfast.core.detect import vanished_ranks
 from holdfast.core.snapshots.node_eviction_bonds import copy_bonds
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.alarm import Alarm
@@ -151,7 +151,7 @@ async def test_a_mark_that_is_gone_is_told(tmp_path: Path) -> None:
 
 async def test_a_generation_without_ranks_is_an_alarm(desk_of: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the books say."""
-    monkeypatch.setattr(missing_ranks, "_NEWS_S", 0.3)
+    monkeypatch.setattr(vanished_ranks, "_NEWS_S", 0.3)
     async with desk_of() as desk:
         agent = await desk.train()
         beat = Beat(node="a", generation=1, step=2, at=2.0, first_step=1, first_at=1.0, counted=False, running=0)

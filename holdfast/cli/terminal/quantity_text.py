@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from holdfast.core.record.job_account import FROM_START
-from holdfast.core.snapshots.storage_watch import NO_CHECKPOINT
+from holdfast.core.snapshots.stored_checkpoints import NO_CHECKPOINT
 from holdfast.model.event import StorageReport
 
 

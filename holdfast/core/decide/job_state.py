@@ -7,7 +7,7 @@ phase may follow the old one, and that the invariant of the new phase holds. Que
 from holdfast.core.decide.action_ids import ActionIds
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.decide.open_operator_requests import OpenRequests
-from holdfast.core.decide.planned_pause import Interruption, Pause
+from holdfast.core.decide.open_planned_restart import Interruption, Pause
 from holdfast.core.decide.resume_adjustments import ResumePoint
 from holdfast.core.incident.failure_history import FailureHistory
 from holdfast.core.incident.incident_case import IncidentCase

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from holdfast.core.decide.job_state import JobState
-from holdfast.core.decide.planned_pause import Pause, resumed_step
+from holdfast.core.decide.open_planned_restart import Pause, resumed_step
 from holdfast.core.diagnose.blocking_ranks import format_ranks
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import is_node_loss, is_node_proof

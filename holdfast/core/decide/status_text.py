@@ -1,7 +1,7 @@
 """One sentence about what a job is doing now; incidents and planned restarts describe what it did before."""
 
 from holdfast.core.decide.job_state import JobState
-from holdfast.core.decide.planned_pause import Pause
+from holdfast.core.decide.open_planned_restart import Pause
 from holdfast.core.diagnose.blocking_ranks import format_ranks
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.open_incident import Incident

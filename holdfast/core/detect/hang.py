@@ -3,9 +3,9 @@
 Naming a rank is cheap. When the job has made no step for the time of a few steps, all processes are inspected twice.
 If the others wait for the same rank both times, that rank is named. Acting on a rank is expensive. The job acts at once
 only on a rank that is stopped or gone. One whose GPU surely stands at two looks is waited for as long as a restart
-costs. For all others `named_hang.py` says when to act: by how sure it is that they hang, and by what a restart costs.
-If no rank is named, `unnamed_hang.py` does. Only what cannot end by itself is acted on sooner than after the longest
-pause of its kind that this run has recovered from.
+costs. For all others `named_hang_timeout.py` says when to act: by how sure it is that they hang, and by what a restart
+costs. If no rank is named, `unnamed_hang_timeout.py` does. Only what cannot end by itself is acted on sooner than after
+the longest pause of its kind that this run has recovered from.
 
 The detector does not judge before the first step of a generation, since compilation and data may take any time
 (`start_s`); until then the job acts only on stopped ranks. A script that makes no steps is judged by its collectives.
@@ -21,7 +21,7 @@ import msgspec
 
 from holdfast.core.detect.job_progress import agreed_origin
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, RankMotion, find_motion, training_processes
-from holdfast.core.diagnose.named_hang import (
+from holdfast.core.diagnose.named_hang_timeout import (
     ENDLESS,
     NamedStandstill,
     find_outside_waits,
@@ -30,7 +30,7 @@ from holdfast.core.diagnose.named_hang import (
     is_other_phase,
 )
 from holdfast.core.diagnose.stack_folding import main_frames
-from holdfast.core.diagnose.unnamed_hang import (
+from holdfast.core.diagnose.unnamed_hang_timeout import (
     SETTLED_S,
     Standstill,
     affordable_wait_s,

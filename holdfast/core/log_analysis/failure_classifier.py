@@ -8,13 +8,13 @@ from holdfast.core.incident.incident_text import describe_exit
 from holdfast.core.log_analysis.action_choice import ASK, EVICT, choose_action
 from holdfast.core.log_analysis.catalog_hits import CatalogHit, find_hits
 from holdfast.core.log_analysis.collective_mismatch import find_mismatch
-from holdfast.core.log_analysis.console_log_incident import (
+from holdfast.core.log_analysis.failure_catalog import UNKNOWN, CatalogRow, FailureCatalog, FailureClass
+from holdfast.core.log_analysis.holdfast_console_log import (
     ConsoleIncident,
     is_own_sentence,
     read_last_incident,
     retell_incident,
 )
-from holdfast.core.log_analysis.failure_catalog import UNKNOWN, CatalogRow, FailureCatalog, FailureClass
 from holdfast.core.log_analysis.launcher_summary import LauncherSummary, normalize_code, summarize_lines
 from holdfast.core.log_analysis.line_prefixes import LogLine, fill_times
 from holdfast.core.log_analysis.loss_series import find_divergence

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking, find_motion
-from holdfast.core.diagnose.named_hang import is_certain_deadlock
+from holdfast.core.diagnose.named_hang_timeout import is_certain_deadlock
 from holdfast.core.diagnose.wait_graph import build_wait_graph
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.stacks import Collective, Flight

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.core.diagnose.named_hang import ENDLESS
+from holdfast.core.diagnose.named_hang_timeout import ENDLESS
 from holdfast.core.incident.incident_case import CODE
 from holdfast.core.log_analysis.line_prefixes import LogLine
 from holdfast.model.diagnosis import Diagnosis

@@ -1,4 +1,4 @@
-"""Missing-ranks detector: finds a node that should run ranks of the current generation but has none.
+"""Vanished-ranks detector: finds a node that should run ranks of the current generation but has none.
 
 The ranks ended without a report, or the report was lost. The detector does not judge before the launch is over, nor
 nodes whose ranks have ended well, and it waits a moment in case the report is still on its way.

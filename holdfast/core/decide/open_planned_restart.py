@@ -1,4 +1,4 @@
-"""The interruption that keeps a job from training: an incident or the pause of a planned restart, never both."""
+"""The planned restart that is under way, and its record; it or an open incident keeps a job from training, never both."""
 
 import msgspec
 

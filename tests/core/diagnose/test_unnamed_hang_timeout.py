@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.core.detect.hang import HangDetector, HangLimits
 from holdfast.core.diagnose.blocking_ranks import find_blocking
-from holdfast.core.diagnose.unnamed_hang import Standstill, find_reason
+from holdfast.core.diagnose.unnamed_hang_timeout import Standstill, find_reason
 from holdfast.model.alarm import UNNAMED, Alarm, Kind, Stance
 from holdfast.model.observation import Beat
 from holdfast.model.stacks import Collective, Flight, Frame, Process, Thread, Trace

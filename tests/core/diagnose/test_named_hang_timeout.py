@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.core.detect.hang import HangDetector, HangLimits
 from holdfast.core.diagnose.blocking_ranks import find_blocking
-from holdfast.core.diagnose.named_hang import NamedStandstill, find_outside_waits, hang_terms
+from holdfast.core.diagnose.named_hang_timeout import NamedStandstill, find_outside_waits, hang_terms
 from holdfast.model.alarm import Alarm, Stance
 from holdfast.model.observation import Beat
 from holdfast.model.stacks import Collective, Flight, Frame, Process, Thread, Trace
