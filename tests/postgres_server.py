@@ -17,7 +17,14 @@ from holdfast.linux import process_attributes
 _NAMED = "HOLDFAST_TEST_POSTGRES"  # for programs that a test starts
 _UP_S = 60.0
 # As small as it goes; data outlives a kill of the server, but not one of the machine.
-_SMALL = ("listen_addresses=", "fsync=off", "shared_buffers=8MB", "max_connections=60", "autovacuum=off")
+_SMALL = (
+    "listen_addresses=",
+    "fsync=off",
+    "shared_buffers=8MB",
+    "max_connections=60",
+    "autovacuum=off",
+    "dynamic_shared_memory_type=mmap",  # in its folder: a server that is killed would leave it in /dev/shm
+)
 
 
 def find_binaries() -> Path | None:
