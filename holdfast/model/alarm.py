@@ -5,7 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from holdfast.model.loss_response import LossResponse, parse_response
-from holdfast.model.told_bounds import Instant, Number, Real
+from holdfast.model.told_bounds import Number
 
 LEFT = "left without a controller"  # the signature of an alarm about a node that said how far its ranks had come
 UNNAMED = "hang, nobody named"  # the signature of a hang for which no rank stands out
@@ -38,7 +38,7 @@ class Stance(StrEnum):
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True, tag="alarm"):
     kind: Kind
-    at: Instant  # when it happened, on the controller's clock
+    at: float  # when it happened, on the controller's clock
     suspects: tuple[str, ...]
     reason: str
     generation: Number = 0
@@ -50,7 +50,7 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True, tag="alarm"):
     title: str = ""  # the class in words; "": they are those of its name
     group: str = ""  # whose fault, in the taxonomy's words
     action: str = ""  # what to do next, in the taxonomy's words
-    confidence: Real = 0.0  # of the class, 0 to 1; 0: nobody says
+    confidence: float = 0.0  # of the class, 0 to 1; 0: nobody says
     hint: str = ""  # what a person can do about it
     signature: str = ""  # equal for failures that look the same
     evidence: tuple[str, ...] = ()

@@ -8,13 +8,14 @@ import msgspec
 
 from holdfast.core.agent_state_machine import Post
 from holdfast.core.decoding import make_decoder
+from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Errand
 from holdfast.model.job_and_seats import HostIdentity
 from holdfast.model.observation import Beat, LinkTraffic, Mark, Reach
 from holdfast.model.release import Release
 from holdfast.model.stacks import Trace
 from holdfast.model.state_copy import Address, Aim, Copy
-from holdfast.model.told_bounds import Name, Number
+from holdfast.model.told_bounds import MOST_S, Name, Number
 
 MAX_BYTES = 1 << 20  # of one message
 TOKEN_HEADER = "X-Holdfast-Token"
@@ -122,7 +123,18 @@ FromAgent = Hello | Beat | Post | NodeNotice | HashReport | TraceAnswer | Traffi
 FromController = Welcome | Ack | ErrandMessage | AimMessage | TraceRequest | ReachRequest | ScriptImports
 
 encode = msgspec.msgpack.Encoder().encode
-decode_from_agent = make_decoder(msgspec.msgpack.Decoder(FromAgent))
+_decode_message = make_decoder(msgspec.msgpack.Decoder(FromAgent))
+
+
+def decode_from_agent(content: bytes) -> FromAgent:
+    """Decode a message; DecodeError if it is none. An alarm's own type has no bounds, since journals have any."""
+    message = _decode_message(content)
+    alarm = message.body if isinstance(message, Post) else None
+    if isinstance(alarm, Alarm) and not (abs(alarm.at) <= MOST_S and 0.0 <= alarm.confidence <= 1.0):
+        raise msgspec.DecodeError("an alarm with an absurd time or confidence")
+    return message
+
+
 decode_from_controller = make_decoder(msgspec.msgpack.Decoder(FromController))
 
 

@@ -46,6 +46,12 @@ def left_over(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("*.coming*")]
 
 
+@pytest.fixture(autouse=True)
+def no_folder_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor sets the variable by itself, and a test before may have compiled something."""
+    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+
+
 async def test_what_one_host_has_compiled_comes_to_another(desk: Desk, tmp_path: Path) -> None:
     trains, waits, said = node(desk, []), node(desk, []), list[str]()
     made, ours, archives = tmp_path / "made", tmp_path / "ours", tmp_path / "archives" / "compiled"

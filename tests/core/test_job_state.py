@@ -59,7 +59,7 @@ BROKEN: tuple[tuple[Phase, Callable[[JobState], JobState], Phase, str], ...] = (
     (Phase.WAITING, lambda state: state, Phase.HELD, "only a person"),
     (Phase.STOPPING, with_incident, Phase.ENDING, "before the job ends"),
     (Phase.TRAINING, lambda state: state, Phase.LAUNCHING, "launching does not follow training"),
-    (Phase.DONE, lambda state: state, Phase.WAITING, "waiting does not follow done"),
+    (Phase.DONE, lambda state: state, Phase.LAUNCHING, "launching does not follow done"),
 )
 AWAITING = (Phase.LAUNCHING, Phase.STOPPING, Phase.PROBING, Phase.PAUSING, Phase.ENDING)
 

@@ -1,4 +1,4 @@
-"""The planned restart that is under way, and its record; it or an open incident keeps a job from training, never both."""
+"""The planned restart that is under way, and its record; a job has this or an open incident, never both."""
 
 import msgspec
 
