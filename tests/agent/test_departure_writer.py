@@ -122,7 +122,7 @@ async def test_what_a_full_disk_leaves_goes_with_the_next_write(bench: Bench, tm
     try:
         for step in (10, 20):
             snapshot(arena, step)
-            await until(lambda: stored.missed and stored.missed.step == step)
+            await until(lambda: stored.missed and stored.missed.step == step)  # noqa: B023
             assert left() == {other, f".step-{step:08d}.tmp-r.-1"}
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
