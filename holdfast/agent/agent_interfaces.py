@@ -20,7 +20,7 @@ from holdfast.model.job_and_seats import Dims, HostIdentity
 from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Mark, Reach, StepValues, Strain
 from holdfast.model.release import Release
 from holdfast.model.stacks import Trace
-from holdfast.model.state_copy import Address, Aim, Copy, MissedCheckpoint
+from holdfast.model.state_copy import Address, Aim, Copy
 from holdfast.wire.agent_messages import TraceRequest
 from holdfast.wire.holder_messages import HolderRank, KeptArena, RankKey
 from holdfast.wire.rank_memory.flight_log_reader import FlightReport
@@ -133,14 +133,6 @@ class SnapshotKeeper(Protocol):
     @property
     def address(self) -> tuple[str, int]: ...
 
-    @property
-    def stored(self) -> int: ...
-
-    @property
-    def stored_at(self) -> float: ...
-
-    @property
-    def missed(self) -> MissedCheckpoint | None: ...
     def adopt_arenas(self, kept: tuple[KeptArena, ...]) -> None: ...
     def begin_launch(self, errand: LaunchHere) -> str: ...
     async def apply_aim(self, aim: Aim) -> None: ...

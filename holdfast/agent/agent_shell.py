@@ -299,9 +299,9 @@ class Agent:
         copies = () if isinstance(errand, LaunchHere) else self.keeper.list_copies()
         if isinstance(errand, Leave):  # what the job's end leaves
             copies = tuple(one for one in copies if one.disk)
-        stored, missed = self.keeper.stored, self.keeper.missed
-        at = self._stored_at
-        self._step(ErrandDone(errand, not error, error, copies, stored=stored, missed=missed, stored_at=at))
+        told = self._complete_beat(Beat(node=self.node, generation=self.life.generation, step=-1, at=0.0))
+        done = ErrandDone(errand, not error, error, copies, stored=told.stored, missed=told.missed)
+        self._step(msgspec.structs.replace(done, stored_at=told.stored_at))
         if isinstance(errand, Leave):
             _log.info("leaving with code %d: %s", errand.code, errand.reason)
             self.notes.write_leave_reason(errand)
@@ -387,13 +387,10 @@ class Agent:
         return self._complete_beat(beat)
 
     def _complete_beat(self, beat: Beat) -> Beat:
-        return msgspec.structs.replace(self.keeper.complete_beat(beat), stored_at=self._stored_at)
-
-    @property
-    def _stored_at(self) -> float:
-        """When this node published its newest checkpoint, by the controller's clock; 0 if that is not known."""
-        at, clock = self.keeper.stored_at, self.controller_clock
-        return at + clock.offset_s if at and clock.known else 0.0
+        """Complete a beat by what the keeper tells, with times of the controller's clock."""
+        told, clock = self.keeper.complete_beat(beat), self.controller_clock
+        at = told.stored_at + clock.offset_s if told.stored_at and clock.known else 0.0
+        return msgspec.structs.replace(told, stored_at=at)
 
     async def _poll_ranks(self) -> None:
         while True:

@@ -38,6 +38,10 @@ class Stored:
         self.keeper.begin_launch(launch(generation))
         return await self._bench.arena(want(generation, self.storage, self.metadata))
 
+    @property
+    def missed(self) -> MissedCheckpoint | None:
+        return self.keeper._persisting.missed_checkpoint
+
     def steps(self, below: str = "") -> list[int]:
         return [found.step for found in retention.find_checkpoints(self.storage.url + below)]
 
@@ -118,7 +122,7 @@ async def test_what_a_full_disk_leaves_goes_with_the_next_write(bench: Bench, tm
     try:
         for step in (10, 20):
             snapshot(arena, step)
-            await until(lambda: stored.keeper.missed and stored.keeper.missed.step == step)  # noqa: B023
+            await until(lambda: stored.missed and stored.missed.step == step)  # noqa: B023
             assert left() == {other, f".step-{step:08d}.tmp-r.-1"}
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -145,7 +149,7 @@ async def test_what_a_full_disk_leaves_goes_at_the_end(stored: Stored) -> None:
         )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert stored.keeper.missed and stored.keeper.missed.step == 7
+    assert stored.missed and stored.missed.step == 7
     assert [name for name in os.listdir(stored.storage.url) if name.startswith(".step-")] == [os.path.basename(other)]
 
 
@@ -154,7 +158,7 @@ async def test_what_a_launch_missed_is_not_told_of_the_next_one_and_goes_at_the_
     staged(stored.storage.url, 7, Author(1, "r."))
     stored.keeper._persisting.note_missed(0, 7, "step 7 is left out")
     await stored.arena(2)
-    assert stored.keeper.missed is None
+    assert stored.missed is None
     await stored.keeper.leave_job(Leave(id=1, code=0, grace_s=0.0, reason="enough", ended=True))
     assert not [name for name in os.listdir(stored.storage.url) if name.startswith(".step-")]
 
@@ -189,21 +193,21 @@ async def test_a_final_step_that_is_not_written_is_told_until_one_is(stored: Sto
     snapshot(await stored.arena(), 7)
     os.mkfifo(stored.storage.url)  # where a folder should be
     await stored.keeper.parting.write_last(last(7, doubted=True), 30)
-    before = stored.keeper.missed
+    before = stored.missed
     await stored.keeper.parting.write_last(last(7), 30)
-    missed = stored.keeper.missed
+    missed = stored.missed
     assert before is None, "a state in doubt is nobody's final state"
     assert stored.keeper.stored == -1 and missed and missed.step == 7 and stored.storage.url in missed.why
     os.unlink(stored.storage.url)
     await stored.keeper.parting.write_last(last(7), 30)
-    assert (stored.keeper.stored, stored.keeper.missed) == (7, None)
+    assert (stored.keeper.stored, stored.missed) == (7, None)
 
 
 async def test_a_step_that_was_left_out_stays_missed_when_the_one_before_it_is_written(stored: Stored) -> None:
     snapshot(await stored.arena(), 7)
     stored.keeper._persisting.note_missed(0, 9, "step 9 is left out")
     await stored.keeper.parting.write_last(last(7), 30)
-    assert stored.keeper.stored == 7 and stored.keeper.missed == MissedCheckpoint(step=9, why="step 9 is left out")
+    assert stored.keeper.stored == 7 and stored.missed == MissedCheckpoint(step=9, why="step 9 is left out")
 
 
 async def test_of_missed_steps_the_latest_is_told(stored: Stored) -> None:
@@ -211,7 +215,7 @@ async def test_of_missed_steps_the_latest_is_told(stored: Stored) -> None:
     await stored.arena()
     stored.keeper._persisting.note_missed(0, 9, "step 9 is left out")
     stored.keeper._persisting.note_missed(0, 7, "step 7 was given up")
-    assert stored.keeper.missed == MissedCheckpoint(step=9, why="step 9 is left out")
+    assert stored.missed == MissedCheckpoint(step=9, why="step 9 is left out")
 
 
 @pytest.mark.usefixtures("hanging_storage")
@@ -222,7 +226,7 @@ async def test_storage_that_hangs_does_not_hold_up_the_end(stored: Stored) -> No
     await stored.keeper.parting.write_last(last(7), 1.0)
     assert time.monotonic() - began_at < 10
     assert stored.said[-1] == f"step 7 was not written to {stored.storage.url} within 1 s"
-    assert stored.keeper.missed == MissedCheckpoint(step=7, why=stored.said[-1])
+    assert stored.missed == MissedCheckpoint(step=7, why=stored.said[-1])
 
 
 async def test_a_later_step_that_others_lack_is_given_up_for_the_last(bench: Bench, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.core.snapshots.slot_pin_limit import FLOOR_SLOTS
 from holdfast.model.errand import LaunchHere, Leave
 from holdfast.model.observation import Beat
-from holdfast.model.state_copy import Aim, Copy, MissedCheckpoint, Source
+from holdfast.model.state_copy import Aim, Copy, Source
 from holdfast.wire import rank_keeper_messages, run_and_node_specs, unix_sockets
 from holdfast.wire.credentials.mutual_tls import NODE, KeyFiles
 from holdfast.wire.holder_messages import KeptArena
@@ -150,16 +150,6 @@ class Keeper:
         return self._persisting.stored
 
     @property
-    def stored_at(self) -> float:
-        """When that was published, by the monotonic clock; 0 if nothing was."""
-        return self._persisting.stored_at
-
-    @property
-    def missed(self) -> MissedCheckpoint | None:
-        """The newest checkpoint that this node could not publish; None if it has published a later one since."""
-        return self._persisting.missed_checkpoint
-
-    @property
     def address(self) -> tuple[str, int]:
         """Where other keepers reach this one: host and port, or socket path and 0; ("", 0) if it does not listen."""
         if self._listener is None:
@@ -203,7 +193,8 @@ class Keeper:
             backing_s=self.backing.took_s,
             kept=self.parity_step,
             stored=self.stored,
-            missed=self.missed,
+            stored_at=self._persisting.stored_at,
+            missed=self._persisting.missed_checkpoint,
             disked=self.disk.written,
             disk_tried=self.disk.tried,
             verifies=self.backing.wants_verification(),

@@ -25,16 +25,9 @@ class SimBackup:
         self.revoked: frozenset[str] = frozenset()
         self.address = (process.machine.name, 1)
 
-    stored_at = 0.0  # nobody asks when that was
-
     @property
     def stored(self) -> int:
         return self._keeper.stored
-
-    @property
-    def missed(self) -> None:
-        """Simulated storage takes everything."""
-        return None
 
     def adopt_arenas(self, kept: tuple[KeptArena, ...]) -> None:
         self._keeper.recall_launch(self._machine.disk.launch)
