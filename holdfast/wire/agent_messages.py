@@ -128,7 +128,7 @@ _decode_message = make_decoder(msgspec.msgpack.Decoder(FromAgent))
 
 def decode_from_agent(content: bytes) -> FromAgent:
     """Decode a message; DecodeError if it is none. An alarm's own type has no bounds, since journals have any."""
-    message = _decode_message(content)
+    message: FromAgent = _decode_message(content)
     alarm = message.body if isinstance(message, Post) else None
     if isinstance(alarm, Alarm) and not (abs(alarm.at) <= MOST_S and 0.0 <= alarm.confidence <= 1.0):
         raise msgspec.DecodeError("an alarm with an absurd time or confidence")

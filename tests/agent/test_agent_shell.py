@@ -80,7 +80,7 @@ def arena_of(agent: Agent) -> mmap.mmap:
 
 
 def told(agent: Agent) -> list[object]:
-    found = []
+    found: list[object] = []
     while not agent._outbox.empty():
         found.append(agent_messages.decode_from_agent(agent._outbox.get_nowait()))
     return found
