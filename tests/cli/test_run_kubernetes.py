@@ -55,3 +55,16 @@ def test_a_pod_that_dies_is_replaced_by_a_standby_and_another_is_asked_for(start
     left = [key for key in cluster.fake.objects.held if key[0] != "nodes"]
     assert not left, "nothing of the run stays in the cluster"
     job.check_replay()
+
+
+@pytest.mark.slow
+def test_a_pod_that_will_be_deleted_hands_its_seat_over_before_its_end(start: Start, cluster: FakeCluster) -> None:
+    flags = ("--set", "recovery.leave_s=30", "--set", "recovery.shutdown_grace_s=10")
+    job = run(start, cluster, "--nnodes", "2", "--standbys", "1", *flags)
+    seated = [one["node"] for one in job.trains(1)["nodes"] if one["role"] == "active"]
+    cluster.fake.objects.delete("pods", f"gpt-4-{seated[1]}", None)  # as a scheduler does that wants the machine
+    after = [one["node"] for one in job.trains(2)["nodes"] if one["role"] in ("active", "admitting")]
+    assert seated[1] not in after and seated[0] in after
+    assert not job.report().incidents, "nothing has failed"
+    job.finish()
+    job.ends(0)
