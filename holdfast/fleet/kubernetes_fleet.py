@@ -274,7 +274,8 @@ class KubernetesFleet:
             return
         if len(having) >= self._wishes.least:
             self._keep(gathered=True)
-        if not having or not queued or self._records.gathered:
+            return
+        if not having or not queued:
             self._waiting_since = None
             return
         now = time.monotonic()
