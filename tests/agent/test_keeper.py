@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
 from holdfast.agent.snapshots.keeper import Keeper, KeeperIdentity
 from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention
@@ -327,7 +328,7 @@ async def test_what_a_killed_agent_has_not_written_is_not_waited_for(bench: Benc
     arena = await bench.arena(one)
     snapshot(arena, 4)
 
-    successor = CheckpointWriter(bench.said.append)
+    successor = CheckpointWriter(bench.said.append, SystemClock())
     successor.begin_generation(author)
     successor.on_want(msgspec.structs.replace(one, storage=storage))
     successor.mark_recalled()
@@ -343,7 +344,7 @@ async def test_what_a_killed_agent_has_not_written_is_not_waited_for(bench: Benc
 
 def test_storage_that_is_slow_on_and_off_is_said_to_be_slow_once() -> None:
     said: list[str] = []
-    writer = CheckpointWriter(said.append)
+    writer = CheckpointWriter(said.append, SystemClock())
 
     def tell(step: int, *, ok: bool, behind: bool = False) -> None:
         url = f"/s/{step}" if ok else ""

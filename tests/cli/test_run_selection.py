@@ -112,7 +112,7 @@ def test_a_part_of_an_id_will_do(home: Path, tmp_path: Path, capsys: pytest.Capt
 
 def test_one_way_to_name_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     """Every command that is about a run takes --run."""
-    others = {"run", "ls", "blocked", "journal", "catalog", "ckpt", "token", "probe", "plan", "sim", "chaos"}
+    others = {"run", "ls", "sbatch", "blocked", "journal", "catalog", "ckpt", "token", "probe", "plan", "sim", "chaos"}
     for name in set(COMMANDS) - others:
         with pytest.raises(SystemExit):
             main([name, "--help"])
@@ -219,7 +219,7 @@ def test_misspelt_flags(words: list[str], told: str, capsys: pytest.CaptureFixtu
 
 
 def test_every_command_suggests_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in COMMANDS.keys() - {"run"}:
+    for name in COMMANDS.keys() - {"run", "sbatch"}:
         with pytest.raises(SystemExit) as caught:
             main([name, "--hepl"])
         assert caught.value.code == 2 and capsys.readouterr().err.count("\n") == 1, name

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
 
 import msgspec
 
+from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.snapshots.arena_table import SnapshotPin, pin_snapshot
 from holdfast.checkpoint import checkpoint_save, retention, storage_owner
 from holdfast.checkpoint.arena import DUE, Arena, SealedSnapshot
@@ -29,11 +29,11 @@ _log = logging.getLogger("holdfast.keeper")
 
 
 class CheckpointWriter:
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], clock: AgentClock) -> None:
         self.author = Author(0)
         self.doubts: tuple[Doubt, ...] = ()
         self.unmarked = False  # nobody has noted yet at the storage what is in doubt
-        self._say = say
+        self._say, self._clock = say, clock
         self._wants: dict[int, ArenaRequest] = {}  # of this generation
         self._latest: dict[int, ArenaRequest] = {}  # rank -> what it asked for last, in whichever generation
         self._lanes: dict[tuple[int, str], WriteLane] = {}  # one each: a rank whose storage hangs holds up no other
@@ -172,7 +172,7 @@ class CheckpointWriter:
                 self.done[rank] = max(self.done.get(rank, -1), job.step)
             if outcome.ok and outcome.url:
                 if job.step > self.stored:
-                    self.stored, self.stored_at = job.step, monotonic()
+                    self.stored, self.stored_at = job.step, self._clock.monotonic()
                 missed = self.missed_checkpoint
                 if missed and missed.step <= job.step:  # a later one may have been left out meanwhile
                     self.missed_checkpoint = None

@@ -87,7 +87,7 @@ class Keeper:
         self._budget = budget
         self._guard = PeerGuard(place.keys, self._is_peer, place.run_id, self._is_gone) if place.keys else None
         self._arenas = ArenaTable()
-        self._persisting = CheckpointWriter(ports.say)
+        self._persisting = CheckpointWriter(ports.say, ports.clock)
         transport = ParcelTransport(self._arenas, self._notes, self._guard, place.limits.bytes_s)
         to_disk = bool(place.disk.path)
         self.backing = PeerSender(
