@@ -278,7 +278,7 @@ PLANTED = (
     Mutant(full_disks_matter, 204, draw_setup),
     Mutant(stops_are_believed, 1),
     Mutant(nobody_is_waited_for, 2),
-    Mutant(fleets_are_believed, 400),
+    Mutant(fleets_are_believed, 99),
     Mutant(wall_clock, 2),
     Mutant(forgets_reborn, 76),
     Mutant(old_ranks_stay, 94, draw_setup),
