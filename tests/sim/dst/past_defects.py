@@ -95,8 +95,8 @@ def last_call_stays_over(patch: Patch) -> None:
 
 PAST_DEFECTS = (
     Mutant(stopped_launch_told_again, 144),
-    Mutant(late_hello_replaces_link, 668),
-    Mutant(late_end_forgets_return, 102, draw_setup),
+    Mutant(late_hello_replaces_link, None),
+    Mutant(late_end_forgets_return, None, draw_setup),
     Mutant(ends_dated_at_once, 41),
     Mutant(standbys_stay_believed, 28, draw_forgetful),
     Mutant(unknown_generation_not_fenced, 727, draw_forgetful),
