@@ -215,7 +215,9 @@ def test_the_front_dies_while_nodes_are_being_started(start: Start) -> None:
 
 
 def steps_unseen(job: Job) -> None:
-    """Kill the front, and wait until ranks have made steps that no controller sees."""
+    """Kill the front, and wait until ranks have made steps that no controller sees. The journal knows of earlier ones:
+    `holdfast status` may tell of a step a moment before it is written down."""
+    job.until(lambda: job.report().step > 0, "a step in the journal")
     controller = job.controller()
     os.kill(job.process.pid, signal.SIGKILL)
     job.ends(-signal.SIGKILL)
