@@ -14,7 +14,7 @@ from holdfast.core.agent_state_machine import Post
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.errand import Done, Leave
-from holdfast.model.event import Ended, Phase
+from holdfast.model.event import Begin, Ended, Outcome, Phase, Progress, Ready
 from holdfast.model.observation import Beat, Mark, Strain, StrainKind
 from holdfast.model.stacks import Flight, Process, Trace
 from holdfast.wire import agent_messages
@@ -48,6 +48,8 @@ async def trains(desk: Desk, node: str = "a") -> Agent:
     await agent.answer(await agent.errand())
     await agent.beat(7)
     await desk.phase(Phase.TRAINING)
+    kinds = {Begin, Ready, Outcome, Progress}  # the launch may be answered after the first step is heard of
+    await desk.until(lambda: kinds == {type(event) for event in desk.events()}, "an answer to the launch")
     return agent
 
 
