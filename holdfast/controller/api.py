@@ -9,7 +9,15 @@ from aiohttp import web
 
 from holdfast.controller import release_api
 from holdfast.controller.access.audit_log import HIDDEN, AuditLog
-from holdfast.controller.access.caller_admission import CALLER, Admit, Caller, Proved, Refusal, Right
+from holdfast.controller.access.caller_admission import (
+    CALLER,
+    Admit,
+    Caller,
+    Proved,
+    Refusal,
+    Right,
+    refuse_foreign_page,
+)
 from holdfast.controller.access.enrolment_token_api import ON_ONE_HOST, MintBody, MintedToken, TokenMinting
 from holdfast.controller.access.node_enrolment import NodeEnrolment
 from holdfast.controller.access.user_ca_nodes import CertificateEnrolment
@@ -31,7 +39,7 @@ from holdfast.model.event import Entry, Order, Phase, StorageReport
 from holdfast.model.observation import LinkTraffic
 from holdfast.model.stacks import Trace
 from holdfast.wire.agent_messages import TOKEN_HEADER
-from holdfast.wire.credentials import enrolment
+from holdfast.wire.credentials import enrolment, mutual_tls
 from holdfast.wire.run_and_node_specs import COMPILED_ARCHIVES
 
 _MAX_BODY = 1 << 16
@@ -317,9 +325,10 @@ def _guard_routes(door: ApiEntrance) -> Any:
 
     @web.middleware
     async def guard(request: web.Request, handler: Answer) -> web.StreamResponse:
-        if request.path == enrolment.PATH and door.enrolling is not None and "Origin" not in request.headers:
-            return await _answer_request(request, handler)  # whoever comes there proves itself there; no page does
-        caller = door.admit(request)
+        enrols = request.path == enrolment.PATH and door.enrolling is not None and "Origin" not in request.headers
+        caller = refuse_foreign_page(request, mutual_tls.CONTROLLER) if enrols else door.admit(request)
+        if caller is None:
+            return await _answer_request(request, handler)  # whoever comes to enrol proves itself there; no page does
         if isinstance(caller, Refusal):
             door.audit.record_refusal(request.remote or "", f"{request.method} {request.path}", caller.why)
             answer = _error_response(caller.status, caller.why)

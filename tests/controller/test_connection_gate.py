@@ -124,6 +124,21 @@ def test_complaints_are_one_a_second_and_bugs_keep_their_traceback() -> None:
     assert brief.filter(logging.LogRecord("holdfast.porch", logging.INFO, "", 0, "as ever", (), None))
 
 
+async def test_a_page_whose_name_now_leads_here_cannot_enrol(desk_of: Open, tmp_path: Path) -> None:
+    """A browser sends no Origin with a GET of the page's own name, whatever address that name has by now."""
+    answers = {
+        "controller.holdfast": b" 400 ",
+        "127.0.0.1": b" 400 ",
+        "evil.test": b" 403 ",
+        "evil.test:29400": b" 403 ",
+    }
+    async with _port(desk_of, tmp_path, locked=True) as listener:
+        for host, status in answers.items():
+            request = f"GET /enrol HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+            proof = mutual_tls.unproved_tls()
+            assert status in await asyncio.to_thread(_asked, listener.getsockname(), request, proof), host
+
+
 async def test_whoever_is_refused_has_to_call_again(desk_of: Open, tmp_path: Path) -> None:
     """A link that is there already costs its caller nothing, and us an answer each time."""
 

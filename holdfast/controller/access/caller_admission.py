@@ -111,7 +111,7 @@ class PortAccess:
         self._rates = RequestRates(_A_SECOND, _AT_ONCE)
 
     def __call__(self, request: web.Request) -> Caller | Refusal:
-        if stray := _refuse_foreign_page(request, self._host):
+        if stray := refuse_foreign_page(request, self._host):
             return stray
         shown = request.transport.get_extra_info("peercert") if request.transport else None
         origin = request.remote or ""
@@ -136,7 +136,7 @@ def _bearer_token(request: web.Request) -> str:
     return said.removeprefix(_BEARER) if said.startswith(_BEARER) else request.headers.get(TOKEN_HEADER, "")
 
 
-def _refuse_foreign_page(request: web.Request, host: str) -> Refusal | None:
+def refuse_foreign_page(request: web.Request, host: str) -> Refusal | None:
     """Refuse a request that a web page of another site may have made a browser send; None if it is not refused."""
     try:
         called = urlsplit(f"//{request.host}").hostname or ""
