@@ -186,9 +186,23 @@ def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str], file_gb: str
         publish_checkpoint(str(tmp_path), step, [part], metadata, author=author)
     (tmp_path / "step-00000002" / "__0_0.distcp").write_bytes(b"broken")
     to = tmp_path / "to"
+    to.mkdir()
+    mine = tmp_path / "mine"
+    mine.write_text("not of this folder")
+    names = ["model.safetensors", *(f"model-0000{number}-of-00002.safetensors" for number in (1, 2))]
+    for name in (
+        *(f"{name}.new" for name in names),
+        "model.safetensors.index.json",
+        "model.safetensors.index.json.new",
+    ):
+        (to / name).symlink_to(mine)  # whoever else may write there puts links in place of files to come
     assert ckpt.main(["export", str(tmp_path), str(to), "--file-gb", file_gb]) == 0
+    assert mine.read_text() == "not of this folder"
     assert "step-00000001 -> " in capsys.readouterr().out  # the newest that is sound
+    for link in filter(Path.is_symlink, to.iterdir()):
+        link.unlink()
     files = sorted(to.glob("*.safetensors"))
+    assert sorted(to.iterdir()) == sorted([*files, *to.glob("*.index.json")])  # and nothing else is left there
     assert len(files) == (1 if file_gb == "5" else 2)
     found = {name: tensor for path in files for name, tensor in safetensors.load_file(path).items()}
     assert found.keys() == weights.keys()
@@ -202,5 +216,7 @@ def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str], file_gb: str
     assert str(to) in capsys.readouterr().err
     assert ckpt.main(["export", str(tmp_path), str(to / "x"), "--prefix", "weights."]) == 2
     assert re.search(r"'weights\.'.* model, optimizer", capsys.readouterr().err)
+    assert ckpt.main(["export", str(tmp_path), "/proc/holdfast"]) == 2
+    assert "/proc/holdfast cannot be made" in capsys.readouterr().err
     assert ckpt.main(["export", str(tmp_path), str(to), "--step", "2"]) == 2
     assert "holdfast ckpt verify" in capsys.readouterr().err

@@ -7,15 +7,19 @@ import mmap
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
 from holdfast.checkpoint import dcp
 from holdfast.checkpoint.checkpoint_load import PartPiece, read_manifest, read_metadata, read_ranges
+from holdfast.checkpoint.local_storage import LocalStorage
 from holdfast.checkpoint.manifest import StorageError
 
+_INDEX = "model.safetensors.index.json"  # as loaders of safetensors expect it
 WEIGHTS = "model."  # what their names begin with; it is left away
 _FILE = re.compile(r"__(\d+)_0\.distcp")
 _PAGE_BYTES = mmap.PAGESIZE
@@ -28,11 +32,12 @@ def export_safetensors(
 
     Every byte is verified as it is read, and only one file's tensors are in memory at a time.
     """
-    from safetensors.torch import save_file  # an extra: nobody needs it to train
+    from safetensors import SafetensorError  # an extra: nobody needs it to train
+    from safetensors.torch import save_file
 
     metadata = dcp.decode_metadata(read_metadata(url))
     tensors = _find_tensors(metadata, prefix)
-    folder.mkdir(parents=True, exist_ok=True)
+    LocalStorage(str(folder)).make_folder()
     groups = list(_group_by_size(tensors, most_bytes))
     names = _file_names(len(groups))
     if taken := [name for name in names if (folder / name).exists()]:
@@ -41,12 +46,29 @@ def export_safetensors(
     for name, group in zip(names, groups, strict=True):
         whole = _read_tensors(url, metadata, {key: tensors[key] for key in group})
         short = {key.removeprefix(prefix): tensor for key, tensor in whole.items()}
-        save_file(short, folder / f"{name}.new", metadata={"format": "pt", "step": step})
-        os.replace(folder / f"{name}.new", folder / name)
+        try:
+            with _private_folder(folder) as private:
+                save_file(short, f"{private}/{name}", metadata={"format": "pt", "step": step})
+                os.replace(f"{private}/{name}", folder / name)
+        except (OSError, SafetensorError) as e:
+            raise StorageError(f"{folder / name} cannot be written: {e}") from None
     files = [folder / name for name in names]
     if len(groups) > 1:
         files.append(_write_index(folder, dict(zip(names, groups, strict=True)), tensors, prefix))
     return tuple(files)
+
+
+@contextmanager
+def _private_folder(folder: Path) -> Iterator[str]:
+    """Make a folder in which nobody else can put links, and return a path to it that nobody can lead elsewhere."""
+    with TemporaryDirectory(dir=folder, prefix=".export-") as path:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if os.fstat(fd).st_uid != os.geteuid():
+                raise PermissionError(f"somebody replaced {path}")
+            yield f"/proc/self/fd/{fd}"
+        finally:
+            os.close(fd)
 
 
 def _find_tensors(metadata: Metadata, prefix: str) -> dict[str, TensorStorageMetadata]:
@@ -118,6 +140,6 @@ def _write_index(
     """Write the index that maps tensors to files; return its path."""
     places = {key.removeprefix(prefix): name for name, keys in groups.items() for key in keys}
     total = sum(map(_tensor_bytes, tensors.values()))
-    path = folder / "model.safetensors.index.json"
-    path.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=1) + "\n")
-    return path
+    index = json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=1) + "\n"
+    LocalStorage(str(folder)).put_file(_INDEX, index.encode())
+    return folder / _INDEX
