@@ -2,6 +2,8 @@
 
 import msgspec
 
+from holdfast.model.told_bounds import Duration, Number, Real
+
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One result of one probe. `ok` is None if it could not be judged on this machine; `detail` says why.
@@ -10,21 +12,21 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     probe: str
-    level: int
+    level: Number
     ok: bool | None
     detail: str = ""
     place: str = ""  # the device within the node: "cpu", "cuda:3"
     device: str = ""  # its model
     torch: str = ""  # the version, where it has a say in the result
     form: str = ""  # data type and sizes
-    value: float | None = None
+    value: Real | None = None
     unit: str = ""
     lower: bool = False  # the lower the better, as for times
-    samples: tuple[float, ...] = ()  # the measurements behind the value
+    samples: tuple[Real, ...] = ()  # the measurements behind the value
     rough: bool = False  # measured in a hurry on a shared machine: told, but not to be judged
     digest: str = ""  # of all bits of the result
     names: tuple[str, ...] = ()  # of what was found, such as rails
-    took_s: float = 0.0
+    took_s: Duration = 0.0
 
 
 class PairMeeting(msgspec.Struct, frozen=True, kw_only=True):

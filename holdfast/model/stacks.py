@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.model.told_bounds import Number
+from holdfast.model.told_bounds import Duration, Instant, Number
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
@@ -30,7 +30,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     child: bool = False
     name: str = ""
     state: str = ""  # as the kernel tells it: R running, S asleep, D in the kernel, T stopped, Z ended
-    cpu_s: float = 0.0  # used so far, all threads
+    cpu_s: Duration = 0.0  # used so far, all threads
     io_bytes: Number = 0  # read and written so far
     threads: tuple[Thread, ...] = ()
     error: str = ""  # why there are no frames
@@ -46,12 +46,12 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     completed: Number
     op: str = ""
     ended_op: str = ""  # the operation of the newest completed; "": not known
-    at: float = 0.0  # when it was entered, on the controller's clock
-    expires_at: float = 0.0  # when the oldest that has not completed times out; 0: there is none, or nobody told
+    at: Instant = 0.0  # when it was entered, on the controller's clock
+    expires_at: Instant = 0.0  # when the oldest that has not completed times out; 0: there is none, or nobody told
     started: Number | None = None  # newest that has begun on the GPU; None: nobody tells, as with gloo
     started_op: str = ""  # "": not known
-    unbegun_since: float = 0.0  # since when the GPU could begin the next one; 0: the rank has entered none
-    unbegun_s: float = 0.0  # the longest that one has waited so before it began
+    unbegun_since: Instant = 0.0  # since when the GPU could begin the next one; 0: the rank has entered none
+    unbegun_s: Duration = 0.0  # the longest that one has waited so before it began
 
 
 class Channel(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,10 +72,10 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True):
 
     group: str
     seq: Number
-    at: float  # on the controller's clock
+    at: Instant  # on the controller's clock
     # For how long its GPU was in it: it waited for the last one, and then moved bytes. 0: an operation in which not all
     # wait for all. None: not known, and processes are compared.
-    held_s: float | None = None
+    held_s: Duration | None = None
 
 
 class Flight(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +83,7 @@ class Flight(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     rank: Number
-    at: float = 0.0  # when the rank wrote it, on the controller's clock
+    at: Instant = 0.0  # when the rank wrote it, on the controller's clock
     groups: tuple[Collective, ...] = ()
     channels: tuple[Channel, ...] | None = None  # None: nobody counts messages, or there are too many channels
     waits: bool = False  # its main thread waits for a collective or a message
@@ -93,8 +93,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """The stacks that one node took of all its processes at one instant."""
 
     node: str
-    at: float  # on the controller's clock
+    at: Instant  # on the controller's clock
     processes: tuple[Process, ...] = ()
     flights: tuple[Flight, ...] = ()
-    took_s: float = 0.0
+    took_s: Duration = 0.0
     error: str = ""  # why the node found nothing, as when it did not answer

@@ -14,6 +14,7 @@ MOST_S = 1e12
 Number = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)]
 Real = Annotated[float, msgspec.Meta(ge=-MOST_REAL, le=MOST_REAL)]  # neither infinite nor NaN
 Instant = Annotated[float, msgspec.Meta(ge=-2 * MOST_S, le=2 * MOST_S)]
+Duration = Annotated[float, msgspec.Meta(ge=0.0, le=2 * MOST_S)]
 Name = Annotated[str, msgspec.Meta(max_length=1024)]
 SocketPath = Annotated[str, msgspec.Meta(max_length=4096)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]

@@ -16,9 +16,10 @@ from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.errand import Done, Leave
 from holdfast.model.event import Begin, Ended, Outcome, Phase, Progress, Ready
 from holdfast.model.observation import Beat, Mark, Strain, StrainKind
-from holdfast.model.stacks import Flight, Process, Trace
+from holdfast.model.probe import Finding
+from holdfast.model.stacks import Arrival, Collective, Flight, Process, Trace
 from holdfast.wire import agent_messages
-from holdfast.wire.agent_messages import FromAgent, Hello, NodeNotice
+from holdfast.wire.agent_messages import FromAgent, Hello, NodeNotice, TraceAnswer
 from tests.controller.conftest import Agent, Desk, Open
 
 HELLO = Hello(node="evil", host="h", nproc=1, order=0, generation=0, ready=False)
@@ -159,7 +160,7 @@ def bounded(kind: msgspec.inspect.Type, at: str, seen: set[type]) -> Iterator[st
     """Yield where a number of a message has no bounds."""
     inspect = msgspec.inspect
     match kind:
-        case inspect.IntType(ge=low, le=high) if low is None or high is None:
+        case inspect.IntType(ge=low, le=high) | inspect.FloatType(ge=low, le=high) if low is None or high is None:
             yield at
         case inspect.StructType(cls=cls, fields=fields) if cls not in seen:
             seen.add(cls)
@@ -197,12 +198,21 @@ async def test_orders_with_absurd_numbers_are_refused_and_leave_no_trace(desk_of
         assert len(desk.events()) == before and desk.controller.view.phase is Phase.TRAINING
 
 
+def found(finding: Finding) -> Post:
+    return Post(seq=1, body=Done(id=1, node="evil", ok=True, findings=(finding,)))
+
+
+def flight(**rest: Any) -> Flight:
+    return Flight(node="evil", rank=0, groups=(changed(Collective(group="0", entered=1, completed=0), **rest),))
+
+
 HASHES = {"Mark.value", "ReplayResult.marks", "ReplayResult.signed"}  # compared, and nothing is made of them
-LEVEL = {"Finding.level"}
+ALARMS = {"Alarm.at", "Alarm.confidence"}  # which have theirs at the port, since journals have any
+LOSS = {"Beat.loss"}  # of a model, which may be anything
 
 
-def test_every_whole_number_of_a_message_has_bounds() -> None:
-    assert set(bounded(msgspec.inspect.type_info(FromAgent), "", set())) == HASHES | LEVEL
+def test_every_number_of_a_message_has_bounds() -> None:
+    assert set(bounded(msgspec.inspect.type_info(FromAgent), "", set())) == HASHES | ALARMS | LOSS
 
 
 @pytest.mark.parametrize(
@@ -216,6 +226,15 @@ def test_every_whole_number_of_a_message_has_bounds() -> None:
         Post(seq=1, body=changed(ALARM, at=float("nan"))),
         Beat(node="evil", generation=1, step=2**63, at=1.0),
         Beat(node="evil", generation=1, step=1, at=float("inf")),
+        Beat(node="evil", generation=1, step=1, at=1.0, arrivals={0: (Arrival("0", 1, float("nan")),)}),
+        Beat(node="evil", generation=1, step=1, at=1.0, arrivals={0: (Arrival("0", 1, 1.0, -1.0),)}),
+        TraceAnswer(id=1, trace=Trace(node="evil", at=1e308)),
+        TraceAnswer(id=1, trace=Trace(node="evil", at=1.0, took_s=-1.0)),
+        TraceAnswer(id=1, trace=Trace(node="evil", at=1.0, flights=(flight(expires_at=float("inf")),))),
+        TraceAnswer(id=1, trace=Trace(node="evil", at=1.0, flights=(flight(unbegun_s=float("nan")),))),
+        found(Finding(probe="gemm", level=1, ok=True, value=1e308)),
+        found(Finding(probe="gemm", level=1, ok=True, samples=(1.0, float("nan")))),
+        found(Finding(probe="gemm", level=1, ok=True, took_s=-0.1)),
     ],
 )
 def test_absurd_numbers_are_no_message(told: FromAgent) -> None:

@@ -1,5 +1,6 @@
 """A rank's flight log, from both ends."""
 
+import math
 import mmap
 import os
 import struct
@@ -87,17 +88,33 @@ def test_a_rank_may_write_anything(memory: mmap.mmap, body: bytes) -> None:
     assert flight_log_reader.read_flight(memory, AT, "n0") is None
 
 
+@pytest.mark.parametrize(
+    ("at", "entered", "held_s"), [(1e308, 1, 0.1), (math.nan, 1, 0.1), (1.0, 2**62, 0.1), (1.0, 1, -1.0)]
+)
+def test_numbers_that_the_controller_would_refuse_stay_here(
+    memory: mmap.mmap, at: float, entered: int, held_s: float
+) -> None:
+    log = FlightLog(memory, AT, generation=1, rank=0)
+    log.write_flight(1.0, [("0", 1, 1, "", "", 1.0, 0.0, None)], [("0", 1, 1.0, 0.1)])
+    log.write_flight(1.0, [("0", entered, 1, "", "", at, 0.0, None)], [("0", 1, 1.0, held_s)])
+    told = flight_log_reader.read_flight(memory, AT, "n0", offset_s=5.0)
+    assert told is not None and told.flight.groups[0].at == 6.0
+    assert told.flight.groups[0].entered == 1 and told.arrivals == (Arrival("0", 1, 6.0, 0.1),)  # the one before
+    log.write_stacks(1, [(2**62, True, "main", [("f", "f.py", 1)])])
+    assert flight_log_reader.read_stacks(memory, AT, 1) is None
+
+
 def test_too_much_is_cut_the_oldest_first(memory: mmap.mmap) -> None:
     log = FlightLog(memory, AT, generation=1, rank=0)
     groups: list[GroupState] = [
-        (f"{n}" * 12, 1 << 60, 1 << 60, "x" * 48, "x" * 48, 1e9 + n, 0.0, None) for n in range(200)
+        (f"{n}" * 12, 1 << 52, 1 << 52, "x" * 48, "x" * 48, 1e9 + n, 0.0, None) for n in range(200)
     ]
-    came: list[GroupArrival] = [("g" * 48, 1 << 60, 1e9 + n / 7, 1 / 7) for n in range(5000)]
+    came: list[GroupArrival] = [("g" * 48, 1 << 52, 1e9 + n / 7, 1 / 7) for n in range(5000)]
     log.write_flight(1.0, groups, came)
     told = flight_log_reader.read_flight(memory, AT, "n0")
     assert told is not None and 0 < len(told.flight.groups) <= GROUPS and len(told.arrivals) <= ARRIVALS
     assert told.flight.groups[0].at == pytest.approx(1e9 + 199)
-    channels: list[ChannelState] = [("\u0416" * 48, n, 0, 1 << 60, None, None, 0, 1 << 60) for n in range(32)]
+    channels: list[ChannelState] = [("\u0416" * 48, n, 0, 1 << 52, None, None, 0, 1 << 52) for n in range(32)]
     log.write_flight(2.0, groups, came, channels)
     told = flight_log_reader.read_flight(memory, AT, "n0")
     assert told is not None and told.at == 2.0 and told.flight.channels is None, "some would seem to be all"

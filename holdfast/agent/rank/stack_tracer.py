@@ -124,7 +124,8 @@ class StackTracer:
 
     def take_trace(self, asked: StackRequest, arena: mmap.mmap | memoryview | None) -> Trace:
         """Trace all processes of the requested ranks; block until the deadline, or a little longer."""
-        began, until = self._clock.wall(), self._clock.monotonic() + asked.deadline_s
+        began_at, began = self._clock.wall(), self._clock.monotonic()
+        until = began + asked.deadline_s
         alive, lost = self._known_ranks(asked.ranks)
         children = procfs.list_descendants(seen.pid for _, seen, _ in alive)
         subjects = alive + [(rank, child, True) for rank, seen, _ in alive for child in children[seen.pid]]
@@ -140,10 +141,10 @@ class StackTracer:
         found = [self._describe_process(s, one, slots.get(s[0])) for s, one in zip(subjects, stacks, strict=True)]
         return Trace(
             node=self._node,
-            at=began + asked.offset_s,
+            at=began_at + asked.offset_s,
             processes=(*found, *lost),
             flights=tuple(told.values()),
-            took_s=self._clock.wall() - began,
+            took_s=self._clock.monotonic() - began,
         )
 
     def _known_ranks(self, ranks: Sequence[HolderRank]) -> tuple[list[Subject], list[Process]]:

@@ -7,6 +7,7 @@ import msgspec
 
 from holdfast.core.decoding import from_json
 from holdfast.model.stacks import Arrival, Channel, Collective, Flight, Frame, Thread
+from holdfast.model.told_bounds import Number
 from holdfast.wire.rank_memory.flight_log_writer import (
     ASKED,
     ASKED_AT,
@@ -51,7 +52,8 @@ def read_flight(buf: Buffer, at: int, node: str, offset_s: float = 0.0) -> Fligh
     halves = [get_record(buf, at + TOLD_AT + half * HALF_BYTES, HALF_BYTES) for half in (0, 1)]
     for _, body in sorted((half for half in halves if half), reverse=True):
         with contextlib.suppress(msgspec.DecodeError):  # a rank can write anything there
-            return _make_report(from_json(body, _FlightRecord), node, offset_s)
+            report = _make_report(from_json(body, _FlightRecord), node, offset_s)
+            return msgspec.convert(msgspec.to_builtins(report), FlightReport)  # with numbers that nobody can have made?
     return None
 
 
@@ -124,7 +126,7 @@ def read_stacks(buf: Buffer, at: int, number: int) -> tuple[Thread, ...] | None:
     if found is None or found[0] != number:
         return None
     try:
-        threads = from_json(found[1], list[tuple[int, bool, str, list[Frame]]])
+        threads = from_json(found[1], list[tuple[Number, bool, str, list[Frame]]])
     except msgspec.DecodeError:
         return None
     return tuple(Thread(tid=tid, main=main, name=name, frames=tuple(frames)) for tid, main, name, frames in threads)
