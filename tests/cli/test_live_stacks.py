@@ -18,7 +18,7 @@ from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.controller.api import JobStacks
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks
 from holdfast.core.diagnose.stack_folding import main_frames
-from holdfast.model.stacks import Collective, Flight, Process, Trace
+from holdfast.model.stacks import Collective, Flight, Frame, Process, Thread, Trace
 from tests.cli.conftest import Start
 from tests.cli.console_transcript import assert_screens
 from tests.cli.driver import Job
@@ -208,6 +208,24 @@ def test_nodes_that_do_not_answer_are_no_job_without_ranks(
     monkeypatch.setattr(live_stacks, "_ask_trace", lambda run_dir, args: found)
     assert main(["trace"]) == 0
     assert_screens("trace", {"a node does not answer": capsys.readouterr().out})
+
+
+def test_long_paths_are_whole_and_endless_ones_marked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = "site-packages/" + "a_package_with_a_long_name/" * 8 + "module.py"
+    ranks = [
+        Process(node="n0", rank=0, pid=1, threads=(Thread(main=True, frames=(Frame("run", path),)),)),
+        Process(node="n0", rank=1, pid=2, threads=(Thread(main=True, frames=(Frame("f" * 9000, "x.py"),)),)),
+    ]
+    found = JobStacks(at=0.0, naming=LATE, traces=(Trace(node="n0", at=0.0, processes=tuple(ranks)),))
+    monkeypatch.setattr("holdfast.cli.run_dirs.run_selection.run_to_read", lambda args: None)
+    monkeypatch.setattr(live_stacks, "_ask_trace", lambda run_dir, args: found)
+    assert main(["trace", "--rounds", "2"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert any(line.endswith(f"rank 0: run ({path})") for line in shown)
+    [endless] = [line for line in shown if "rank 1: f" in line]
+    assert endless.endswith("f ...") and len(endless) < 1100
 
 
 def look_of(named: BlockingRanks, **states: str) -> JobStacks:

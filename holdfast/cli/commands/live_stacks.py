@@ -29,13 +29,15 @@ from holdfast.core.diagnose.blocking_ranks import (
 )
 from holdfast.core.diagnose.stack_tree import StackBranch, grow_tree, list_branches
 from holdfast.core.diagnose.wait_graph import build_wait_graph
-from holdfast.core.terminal_sanitizer import strip_tree
+from holdfast.core.terminal_sanitizer import cut_words, strip_tree
 from holdfast.model.stacks import Process
 from holdfast.wire.controller_request import ControllerNotRunning
 
 _ROUND_S = 1.0  # between rounds
 _AGAIN_S = 1.2  # until a second look; flight records of ranks are up to a second old
 _ROAD_S = 5.0
+_WIDTH = 1 << 16
+_FRAME_CHARS = 1000  # names of functions and files are the script's own
 _STANDING = ("stopped", "gone", "silent")  # seen of the rank itself, whatever the others do
 _STATES = {"D": "in the kernel", "T": "stopped", "t": "stopped", "X": "gone", "Z": "ended"}
 
@@ -72,7 +74,8 @@ def main(argv: list[str]) -> int:
     if args.json:
         print(msgspec.json.encode({"naming": named, "rounds": rounds}).decode())
     else:
-        Console(markup=False, highlight=False, soft_wrap=True).print(render_trace(rounds[-1], named))
+        # A tree cuts its lines at the console's width and does not say so; a terminal wraps longer ones by itself.
+        Console(markup=False, highlight=False, soft_wrap=True, width=_WIDTH).print(render_trace(rounds[-1], named))
     return 0
 
 
@@ -182,7 +185,7 @@ def _branch_label(way: list[str], end: StackBranch, suspects: set[int]) -> Text:
     ranks = sorted(set(end.ranks))
     guilty = suspects and suspects.issuperset(ranks)
     text = Text(f"{format_ranks(ranks)}: ", style="bold red" if guilty else "bold")
-    text.append("\n".join(way), style="red" if guilty else "not bold")
+    text.append("\n".join(cut_words(frame, _FRAME_CHARS) for frame in way), style="red" if guilty else "not bold")
     if end.here and end.below:
         text.append(f"\n(here: {format_ranks(sorted(set(end.here)))})", style="dim")
     return text
