@@ -174,6 +174,10 @@ class HealthSigns(Protocol):
     def strains(self) -> tuple[Strain, ...]:
         """What lasts on this machine, and may explain what happens to the job."""
 
+    @property
+    def links_read(self) -> bool:
+        """Whether the strains tell of links that are down, or another node of this host tells of them."""
+
     def on_rank_exit(self, at: float) -> None:
         """Raise the alarms that explain a rank's exit, before the exit itself is reported."""
 

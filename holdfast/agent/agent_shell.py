@@ -361,7 +361,10 @@ class Agent:
         if self.controller_clock.known:
             generation, held = self.life.generation, self.ranks.held
             running = sum(key.generation == generation and rank.code is None for key, rank in held.items())
-            beat = msgspec.structs.replace(self._summarize_ranks(), running=running, strains=self.health.strains)
+            strains, links_read = self.health.strains, self.health.links_read
+            beat = msgspec.structs.replace(
+                self._summarize_ranks(), running=running, strains=strains, links_read=links_read
+            )
             self._queue_packet(agent_messages.encode(beat))
 
     def _summarize_ranks(self) -> Beat:

@@ -73,6 +73,7 @@ class SourceFeed:
         self.asked_at: float | None = None  # since when we wait for an answer
         self.absent = False
         self.behind = False  # the loop has not yet heard all that was read
+        self.had_turn = False  # the loop has heard what was read first, or another node reads it
         self.lock = threading.Lock()
         self.wake = threading.Event()
         self.thread: threading.Thread | None = None
@@ -111,7 +112,7 @@ class HealthMonitor:
                 SourceFeed(_KERNEL, limits.kernel_s, self._make_kernel, shared=False),
                 SourceFeed(_GPUS, limits.gpu_s, self._make_gpu),
                 SourceFeed(_HOST, limits.host_s, self._make_host),
-                SourceFeed(_NETWORK, limits.network_s, lambda: NetworkSource(self._now, self._root).read),
+                SourceFeed(_NETWORK, limits.network_s, self._make_network),
                 SourceFeed(_LOGS, _LOGS_S, self._make_logs, shared=False),
             )
         }
@@ -150,6 +151,11 @@ class HealthMonitor:
         """What lasts on this machine, and may explain what happens to the job."""
         return self._health.strains
 
+    @property
+    def links_read(self) -> bool:
+        """Whether the strains tell of links that are down, or another node of this host tells of them."""
+        return self._feeds[_NETWORK].absent or self._feeds[_NETWORK].had_turn
+
     def has_oom_kill(self) -> bool:
         """Return whether the kernel has just killed a process on this node because memory ran out."""
         return self.kills.has_recent()
@@ -178,6 +184,8 @@ class HealthMonitor:
                     _log.info("skipped %d lines of the ranks' logs: too many to read them all", len(found))
                 elif found and not self._hand_on(feed, found):
                     return
+            else:
+                feed.had_turn = True
             feed.asked_at = None
             feed.wake.wait(feed.pace_s)
             feed.wake.clear()
@@ -203,6 +211,10 @@ class HealthMonitor:
     def _make_host(self) -> Read:
         self._host = HostSource(self._now, self._clock, self._ties.offset_s, self._watched_paths, self._root)
         return self._host.read
+
+    def _make_network(self) -> Read:
+        note = (self._dir if self._alone else self._dir.parent) / f".links-{socket.gethostname()}"
+        return NetworkSource(self._now, note, self._root).read
 
     def _make_logs(self) -> Read:
         spec = self._spec
@@ -260,7 +272,7 @@ class HealthMonitor:
                 case Line() if feed.name != _GPUS or self._feeds[_KERNEL].absent:  # an Xid is told once
                     self._send_alarm(self._lines.on_line(signal, owned))
                     self._on_rank_line(signal)
-        feed.behind = False
+        feed.behind, feed.had_turn = False, True
 
     def _on_rank_line(self, line: Line) -> None:
         for alarm in self._rules.on_line(line):

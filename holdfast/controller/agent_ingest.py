@@ -197,7 +197,8 @@ class AgentIngest:
             own = (tuple(node for node in strain.nodes if may(beat.node, (node,))) for strain in strains)
             strains = tuple(msgspec.structs.replace(s, nodes=nodes) for s, nodes in zip(strains, own, strict=True))
         if beat.generation == self.view.generation and not self.registry.has_seat(beat.node):
-            return Beat(node=beat.node, generation=0, step=-1, at=beat.at, sent=beat.sent, strains=strains)
+            bare = Beat(node=beat.node, generation=0, step=-1, at=beat.at, sent=beat.sent)
+            return msgspec.structs.replace(bare, strains=strains, links_read=beat.links_read)
         return beat if strains is beat.strains else msgspec.structs.replace(beat, strains=strains)
 
     def _own_trace(self, node: str, trace: Trace) -> Trace:

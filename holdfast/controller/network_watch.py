@@ -59,6 +59,8 @@ class NetworkWatch:
 
     def on_beat(self, beat: Beat) -> LinksDown | LinksUp | None:
         """Take in a beat. Return news if it shows that a link is down, or is up again."""
+        if not beat.links_read:  # nothing is known anew
+            return None
         self._switch.on_beat(beat)
         known = self._view.without_links
         if beat.node in known and not self._switch.is_cut(beat.node):

@@ -122,6 +122,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     peak_flops: Real = 0.0  # FLOP/s that the GPUs of the node's ranks can make at most; 0: not known
     running: Number = -1  # ranks of this generation that live here; -1: it does not say
     strains: tuple[Strain, ...] = ()  # of the machine, if this node reads for it
+    links_read: bool = True  # the strains tell of links; a new agent has not read them yet
     parted: bool = False  # every rank's script has left its process groups or returned
 
 

@@ -129,6 +129,24 @@ async def test_what_goes_over_the_links(scene: Scene) -> None:
         await scene.until(lambda: any(link.in_bytes_s > 1e6 for links in scene.traffic for link in links))
 
 
+async def test_an_agent_that_starts_while_a_link_is_down_tells_of_it(scene: Scene) -> None:
+    eth0 = scene.root / "sys/class/net/eth0"
+    (eth0 / "device").mkdir(parents=True)
+    (eth0 / "carrier").write_text("1\n")
+    first = scene.monitor()
+    assert not first.links_read
+    async with running(first):
+        await scene.until(lambda: first.links_read)
+    assert not first.strains
+    (eth0 / "carrier").write_text("0\n")
+    second = scene.monitor()
+    second._speaker = first._speaker  # the lock is the process's, which has ended with the agent
+    assert not second.links_read, "nobody is to believe that all links are up"
+    async with running(second):
+        await scene.until(lambda: second.links_read)
+        assert [(strain.kind, strain.sign) for strain in second.strains] == [(StrainKind.CUT, "net.down eth0")]
+
+
 async def test_an_xid_in_the_kernels_log(scene: Scene) -> None:
     made = scene.monitor()
     async with running(made):

@@ -103,9 +103,14 @@ async def test_a_link_is_told_when_it_is_down_and_when_it_is_up(desk_of: Open) -
         def told() -> list[LinksDown | LinksUp]:
             return [event for event in desk.events() if isinstance(event, LinksDown | LinksUp)]
 
+        unread = Beat(node="a", generation=1, step=-1, at=0.0, links_read=False)
         await tell(*NODES)  # all are on one machine: nobody needs its link
         for _ in range(2):
             await tell("a")
+        await agents["a"].ws.send_bytes(agent_messages.encode(unread))  # of a new agent, which knows nothing yet
+        await agents["b"].beat(1)
+        await desk.until(lambda: "b" in desk.built.ingest.registry.beats, "what was said after it")
+        assert told() == [LinksDown(nodes=("a",))]
         await tell()
         await desk.until(lambda: len(told()) >= 2, "that the link is up again")
         assert told() == [LinksDown(nodes=("a",)), LinksUp(nodes=("a",))]

@@ -1,11 +1,15 @@
 """Reads network links from sysfs: carriers, flaps, errors, drops and bytes of real interfaces and RDMA ports."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import msgspec
 
 from holdfast.agent.sources import Signal, SourceAbsent, read_number
 from holdfast.core.detect.link_traffic import IN, OUT, SIGN
 from holdfast.model.observation import Gauge
+from holdfast.wire import run_and_node_specs
 
 _ERRORS = ("rx_errors", "tx_errors")
 _DROPS = ("rx_dropped", "tx_dropped")
@@ -26,17 +30,32 @@ _SIGNS = (
 )
 
 
+class WatchedLinks(msgspec.Struct, frozen=True, kw_only=True):
+    """The links that an agent watches, by their paths; names of links may change when a machine boots."""
+
+    boot: str
+    links: tuple[str, ...]
+    ports: tuple[str, ...]
+
+
 class NetworkSource:
-    """Watches the links that are up at the start; it assumes that the job does not use links that are down then.
+    """Watches the links that are up at the start, and those that an earlier agent noted; it assumes that the job does
+    not use other links that are down then.
 
     Bridges and other interfaces without a device are left out, since they come and go with containers.
     """
 
-    def __init__(self, clock: Callable[[], float], root: Path = Path("/")) -> None:
+    def __init__(self, clock: Callable[[], float], note: Path, root: Path = Path("/")) -> None:
+        """`note` is the file in which the agents of a run on this machine tell later ones what they watch."""
         self._clock = clock
         nets, rdma = root / "sys/class/net", root / "sys/class/infiniband"
-        links = sorted(p for p in nets.glob("*") if (p / "device").exists() and read_number(p / "carrier") == 1)
-        ports = sorted(p for p in rdma.glob("*/ports/*") if _is_active(p))
+        known = _read_note(note, _read_boot(root))
+        up = {str(p) for p in nets.glob("*") if (p / "device").exists() and read_number(p / "carrier") == 1}
+        active = {str(p) for p in rdma.glob("*/ports/*") if _is_active(p)}
+        links, ports = (tuple(map(Path, sorted(found))) for found in (up.union(known.links), active.union(known.ports)))
+        with contextlib.suppress(OSError):  # a full disk costs no more than that the next agent does not know
+            told = WatchedLinks(boot=known.boot, links=tuple(map(str, links)), ports=tuple(map(str, ports)))
+            run_and_node_specs.publish_file(note, msgspec.json.encode(told))
         self._links = {path: path.name for path in links}
         self._ports = {path: f"{path.parents[1].name} port {path.name}" for path in ports}
         if not self._links and not self._ports:
@@ -65,6 +84,21 @@ class NetworkSource:
             yield f"rdma.{OUT}", of, _read_words(path / "counters/port_xmit_data")
             for name in _SIGNS:
                 yield f"rdma.{SIGN}{name}", of, read_number(path / "hw_counters" / name)
+
+
+def _read_boot(root: Path) -> str:
+    try:
+        return (root / "proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _read_note(note: Path, boot: str) -> WatchedLinks:
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        known = run_and_node_specs.read_json(note, WatchedLinks)
+        if known.boot == boot:
+            return known
+    return WatchedLinks(boot=boot, links=(), ports=())
 
 
 def _is_active(port: Path) -> bool:

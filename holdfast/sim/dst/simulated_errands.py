@@ -103,6 +103,7 @@ class SimHealth:
     """Health readings: of the machine's link alone. They never explain why a rank ended: no OOM kill, no shortage."""
 
     peak_flops = 0.0
+    links_read = True
 
     def __init__(self, machine: SimMachine, on_alarm: Callable[[Alarm], None], now: Callable[[], float]) -> None:
         self._machine, self._on_alarm, self._now = machine, on_alarm, now

@@ -1,5 +1,6 @@
 """Links from a sysfs that tests write."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,10 @@ def port(root: Path) -> Path:
     return folder
 
 
+def source(root: Path, now: Callable[[], float] = lambda: 0.0) -> NetworkSource:
+    return NetworkSource(now, root / "note", root)
+
+
 def numbers(source: NetworkSource) -> dict[tuple[str, str], float]:
     return {(s.of, s.name): s.value for s in source.read() if isinstance(s, Gauge)}
 
@@ -42,7 +47,7 @@ def test_real_links_that_were_up(tmp_path: Path) -> None:
     link(tmp_path, "eth1", carrier=0)
     link(tmp_path, "docker0", virtual=True)
     port(tmp_path)
-    read = numbers(NetworkSource(lambda: 0.0, tmp_path))
+    read = numbers(source(tmp_path))
     assert {of for of, _ in read} == {"eth0", "mlx5_0 port 1"}
     assert (read["eth0", "net.errors"], read["eth0", "net.flaps"], read["eth0", "net.down"]) == (14, 4, 0)
     assert (read["mlx5_0 port 1", "rdma.down"], read["mlx5_0 port 1", "rdma.errors"]) == (0, 0)
@@ -56,7 +61,7 @@ def test_bytes_and_signs_of_congestion(tmp_path: Path) -> None:
     (ib / "counters/port_xmit_data").write_text("2000\n")
     (ib / "hw_counters").mkdir()
     (ib / "hw_counters/np_cnp_sent").write_text("3\n")
-    read = numbers(NetworkSource(lambda: 0.0, tmp_path))
+    read = numbers(source(tmp_path))
     assert (read["eth0", "net.in_bytes"], read["eth0", "net.out_bytes"]) == (500, 700)
     rdma = {name: value for (of, name), value in read.items() if of == "mlx5_0 port 1"}
     assert (rdma["rdma.in_bytes"], rdma["rdma.out_bytes"]) == (4000, 8000), "they count in words of four bytes"
@@ -78,7 +83,27 @@ def test_acknowledgements_that_time_out(tmp_path: Path) -> None:
 
 def test_a_machine_without_links(tmp_path: Path) -> None:
     with pytest.raises(SourceAbsent):
-        NetworkSource(lambda: 0.0, tmp_path)
+        source(tmp_path)
+
+
+def test_the_next_agent_watches_what_the_last_one_did(tmp_path: Path) -> None:
+    """A link that is down when an agent starts again is the job's all the same."""
+    boot = tmp_path / "proc/sys/kernel/random/boot_id"
+    boot.parent.mkdir(parents=True)
+    boot.write_text("first\n")
+    folder, spare, ib = link(tmp_path, "eth0"), link(tmp_path, "eth1", carrier=0), port(tmp_path)
+    source(tmp_path)
+    (folder / "carrier").write_text("0\n")
+    (ib / "state").write_text("1: DOWN\n")
+    for _ in range(2):  # nor does the third forget it
+        read = numbers(source(tmp_path))
+        assert (read["eth0", "net.down"], read["mlx5_0 port 1", "rdma.down"]) == (1, 1)
+        assert ("eth1", "net.down") not in read, "nobody has seen it up"
+    (spare / "carrier").write_text("1\n")
+    boot.write_text("second\n")  # names may be others by now
+    assert {of for of, _ in numbers(source(tmp_path))} == {"eth1"}
+    (tmp_path / "note").write_bytes(b"{broken")
+    assert {of for of, _ in numbers(source(tmp_path))} == {"eth1"}
 
 
 class Watched:
@@ -86,7 +111,7 @@ class Watched:
 
     def __init__(self, root: Path) -> None:
         self.now = 0.0
-        self.source = NetworkSource(lambda: self.now, root)
+        self.source = source(root, lambda: self.now)
         self.health = HealthDetector(HealthLimits(), catalog_files.load_health())
         self.read()
 
