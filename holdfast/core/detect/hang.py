@@ -51,6 +51,7 @@ STILL_BYTES = 4096
 _SOON = 4  # looks that follow one another closely
 _PLACES = 64  # at which pauses are remembered
 _RECORD_S = 1.0  # a rank writes its collectives down so often
+_ASKED_S = 1.0  # whoever is to ask several times a second and comes later than this has stood still
 _EARLY_S = 10.0  # from look to look for stopped ranks, before the first step
 
 Place = tuple[Frame, ...]  # outermost first; line 0 of the last stands for any
@@ -238,7 +239,7 @@ class HangDetector:
     def should_look(self, now: float) -> bool:
         """Return whether all processes should be inspected now. Call this several times a second."""
         asked_at, self._asked_at = self._asked_at, now
-        if asked_at and now - asked_at > self.limits.least_s / 2:
+        if asked_at and now - asked_at > max(self.limits.least_s / 2, _ASKED_S):
             self.moved_at += now - asked_at  # we stood still, not they
         patience_s = min(self.patience_s, _EARLY_S) if self.step < 0 else self.patience_s
         return bool(self._nodes) and now >= max(self.moved_at + patience_s, self._look_at)

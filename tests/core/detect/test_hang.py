@@ -58,6 +58,12 @@ def test_fast_steps_are_missed_within_seconds() -> None:
     assert 3.0 <= passes(made, now, 60.0) - now <= 3.5
 
 
+@pytest.mark.parametrize("least_s", [0.0, 0.2, 0.5])
+def test_a_job_of_short_steps_may_be_looked_at_within_half_a_second(least_s: float) -> None:
+    made, now = trained(step_s=0.01, limits=HangLimits(least_s=least_s))
+    assert passes(made, now, 60.0) - now <= 0.5, "asked every quarter of a second, nobody stood still"
+
+
 def test_long_steps_are_waited_for() -> None:
     made, _ = trained(steps=20, step_s=10.0)
     assert made.patience_s == pytest.approx(80.0)
