@@ -14,7 +14,10 @@ def prepare() -> None:
 
 
 def main() -> int:
-    code = holdfast(sys.argv[2:])
+    try:
+        code = holdfast(sys.argv[2:])
+    except SystemExit as e:
+        code = e.code if isinstance(e.code, int) else 1
     whole = Path(f"{sys.argv[1]}.{os.getpid()}")
     whole.write_text(str(code))
     whole.replace(sys.argv[1])

@@ -1,6 +1,7 @@
 """What lets a host into a job that spans hosts, and what no thief gets by it: over real sockets, by whole commands."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,20 @@ def test_tokens_that_nobody_can_make(start: Start, capsys: pytest.CaptureFixture
     job.ends(0)
     assert main(["token", "node", "--run", str(job.run_dir)]) == 2
     assert "code 0" in capsys.readouterr().err
+
+
+def test_whoever_is_stopped_before_a_controller_answers_keeps_no_secret(
+    start: Start, port: int, tmp_path: Path
+) -> None:
+    keys = Organisation(tmp_path / "ours").keys("n1", leads=False)
+    flags = ("--rdzv-endpoint", f"127.0.0.2:{port}", "--nnodes", "2")
+    job = start(*flags, *settings(keys), script=WHO)
+    job.says("waiting for the controller at")
+    secrets = [path for path in job.run_dir.rglob("*") if path.is_file() and path.stat().st_mode & 0o77 == 0]
+    assert {"key.pem", "env.json"} <= {path.name for path in secrets}
+    job.process.send_signal(signal.SIGTERM)
+    job.ends(128 + signal.SIGTERM)
+    assert not any(path.exists() for path in secrets if path.name == "env.json" or "keys" in path.parts)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from holdfast.cli.launch.enrolment_client import (
     introduce_host,
 )
 from holdfast.cli.launch.standby_choice import choose_standbys
-from holdfast.cli.launch.supervisor import STOP_SIGNALS, Supervisor, leave_terminal, watch_node
+from holdfast.cli.launch.supervisor import STOP_SIGNALS, Supervisor, leave_terminal, raising_stops, watch_node
 from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
 from holdfast.cli.terminal.quantity_text import counted_noun
@@ -213,7 +213,7 @@ class HostJoin:
         this host may carry it. `stops` are the signals on which the node leaves by itself."""
         code: int | None = 1
         try:
-            if not self.has_node and not self._join_as_node(is_free):
+            if not self.has_node and not self._join_as_node(is_free, stops):
                 code = None
             else:
                 code = watch_node(self.node_dir, self._holder, console, is_free, stops)
@@ -225,13 +225,14 @@ class HostJoin:
                 run_directory.forget_secrets(self.run_dir)
         return code
 
-    def _join_as_node(self, is_free: Callable[[], bool]) -> bool:
+    def _join_as_node(self, is_free: Callable[[], bool], stops: tuple[int, ...]) -> bool:
         """Enrol and start this host's node; False if `is_free` says that there is no controller to enrol with."""
         run_directory.publish_run(self.run_dir, self.run)
         say(f"join fleet: node {self.name} joins the job at {self._where}; {self._place_text()}")
         run_directory.lock_run_dir(self.run_dir)
-        if not self._await_enrolment(is_free):
-            return False
+        with raising_stops(stops):
+            if not self._await_enrolment(is_free):
+                return False
         if self.args.detach:
             leave_terminal(self.run_dir)
         self._start_node(self.port, leads=False)

@@ -4,9 +4,10 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -45,6 +46,21 @@ def leave_terminal(run_dir: Path) -> None:
     for fd in (0, 1, 2):  # what ranks print is in their logs, and our own words are in said.log
         os.dup2(nowhere, fd)
     os.close(nowhere)
+
+
+@contextmanager
+def raising_stops(stops: tuple[int, ...]) -> Iterator[None]:
+    """Let stop signals raise SystemExit, so that whoever waits here cleans up; the default action would not."""
+
+    def leave(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = [(number, signal.signal(number, leave)) for number in stops]
+    try:
+        yield
+    finally:
+        for number, obeyed in before:
+            signal.signal(number, obeyed)
 
 
 class StopSignals:
