@@ -175,6 +175,9 @@ def test_costs_are_booked_by_what_is_known() -> None:
     scarce = msgspec.structs.replace(words, code=-9, confidence=0.6, pressed="memory pressure was 43 %")
     assert incident_text.cause_label(scarce) == "probable OOM kill"
     assert incident_text.cause_label(msgspec.structs.replace(killed, code=-11)) == "killed by SIGSEGV"
+    guessed = msgspec.structs.replace(words, klass="cuda_error", title="CUDA error, of the driver", confidence=0.55)
+    assert incident_text.cause_label(guessed) == "CUDA error (55% sure)"
+    assert incident_text.cause_label(msgspec.structs.replace(guessed, confidence=0.7)) == "CUDA error"
     assert incident_text.record_label(RECORD) == "host oom kill", "as journals from before have it"
     assert incident_text.record_label(msgspec.structs.replace(RECORD, klass="")) == "crash"
 

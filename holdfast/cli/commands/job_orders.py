@@ -11,7 +11,7 @@ from holdfast.cli.run_dirs import run_liveness, run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
-from holdfast.cli.terminal.quantity_text import step_said
+from holdfast.cli.terminal.quantity_text import phase_said, step_said
 from holdfast.wire.controller_request import ControllerNotRunning, RequestRefused
 
 GONE_S = 15.0  # a controller that crashed is back by then
@@ -150,7 +150,7 @@ def _done_text(status: StatusTree, body: dict[str, Any], goes_on: bool) -> str:
             place = f" {'after' if status.get('since') else 'at'} {step}" if status["step"] >= 0 else ""
             return f"held{place}; holdfast resume continues it"
         case "resume" | "approve" if goes_on and not (status["held"] or status["asking"]):
-            return f"{status['phase']}, {step}"
+            return f"{phase_said(status)}, {step}"
         case "evict" | "drain":
             return _gone_text(status, body["node"], goes_on)
     return ""
@@ -161,5 +161,7 @@ def _gone_text(status: StatusTree, node: str, goes_on: bool) -> str:
     if here:
         return f"{node} leaves when the job resumes" if status["phase"] == "held" else ""
     return (
-        f"{node} has left; {status['phase']}, {step_said(status['step'], status.get('since', ''))}" if goes_on else ""
+        f"{node} has left; {phase_said(status)}, {step_said(status['step'], status.get('since', ''))}"
+        if goes_on
+        else ""
     )

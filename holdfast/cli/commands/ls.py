@@ -12,7 +12,7 @@ from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
-from holdfast.cli.terminal.quantity_text import duration_text, step_said
+from holdfast.cli.terminal.quantity_text import duration_text, phase_said, step_said
 from holdfast.core.terminal_sanitizer import strip_controls
 from holdfast.journal.journal_errors import JournalError
 from holdfast.model.event import Phase
@@ -127,8 +127,7 @@ def _run_state(run_dir: Path) -> tuple[str, str]:
     if run_directory.find_controller(run_dir):
         try:
             status: dict[str, Any] = ask_controller(run_dir, "/api/v1/status", wait_s=_ANSWER_S)
-            phase = "ending" if status.get("parted") else str(status["phase"])
-            return phase, f", {step_said(status['step'], status.get('since', ''))}"
+            return phase_said(status), f", {step_said(status['step'], status.get('since', ''))}"
         except (ControllerNotRunning, KeyError):
             return "alive", ", but its controller does not answer"
     with contextlib.suppress(OSError, msgspec.DecodeError):

@@ -25,6 +25,7 @@ from holdfast.cli.terminal.quantity_text import (
     ettr_of,
     hour_ettr_of,
     incidents_text,
+    phase_said,
     rate_text,
     step_said,
     storage_said,
@@ -75,7 +76,7 @@ def _watch_status(run_dir: Path) -> int:
 
 def render_status(status: dict[str, Any]) -> Group:
     """Render one screen: the state and its reason, the nodes, the last incident."""
-    phase = "ending" if status.get("parted") else status["phase"]
+    phase = phase_said(status)
     head = Text.assemble(
         (f" {phase} ", f"bold reverse {_COLOURS.get(phase, 'white')}"),
         f"  generation {status['generation']}, {step_said(status['step'], status.get('since', ''))}, ",

@@ -1,6 +1,7 @@
 """Durations, steps, ETTR and counts in words, as all commands write them."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 from holdfast.core.record.job_account import FROM_START
 from holdfast.core.snapshots.stored_checkpoints import NO_CHECKPOINT
@@ -29,6 +30,13 @@ def no_step_said(run_s: float, *, over: bool) -> str:
     if over or run_s >= START_S:
         return NO_STEP if run_s else ""
     return f"no step was seen yet: the ranks have run for {duration_text(run_s)}" if run_s else ""
+
+
+def phase_said(status: dict[str, Any]) -> str:
+    """Return a job's phase in a word. Whoever has run for long and never told a step need not be starting."""
+    if status["phase"] == "starting" and status.get("run_s", 0.0) >= START_S:
+        return "running"
+    return "ending" if status.get("parted") else str(status["phase"])
 
 
 def ettr_said(ettr: float | None, at_most: str = "") -> str:

@@ -66,7 +66,9 @@ def cause_label(alarm: Alarm) -> str:
     if alarm.code is not None and alarm.code < 0 and not alarm.klass:
         return describe_exit(alarm.code).removeprefix("was ")
     title = alarm.title.partition(",")[0]  # these words stand in a list
-    return f"{title[:1].lower()}{title[1:]}" or _class_words(alarm.klass)
+    sure = f" ({alarm.confidence:.0%} sure)" if 0.0 < alarm.confidence < TOLD else ""
+    named = title if title[1:2].isupper() else f"{title[:1].lower()}{title[1:]}"
+    return (named or _class_words(alarm.klass)) + sure
 
 
 def is_guessed_kill(alarm: Alarm) -> bool:
