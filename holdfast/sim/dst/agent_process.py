@@ -75,6 +75,7 @@ class AgentProcess:
         if self.machine.cut or self.machine.apart or not self.office.accept_link(link):
             raise ConnectionRefusedError
         self.link = link
+        self.chances.on_linked(self.machine, link)
         try:
             yield AgentEnd(link, self.check_alive)
         finally:

@@ -3,6 +3,7 @@
 from random import Random
 
 from holdfast.sim.dst.seed_scene import SeedScene
+from holdfast.sim.dst.simulated_link import SimLink
 from holdfast.sim.dst.simulated_machine import SimMachine
 
 
@@ -35,6 +36,13 @@ class FaultChances:
         del self.armed[machine.name]
         machine.kill_agent()
         return True
+
+    def on_linked(self, machine: SimMachine, link: SimLink) -> None:
+        """In a setup for it, now and then let a new link stall and its agent die, so that its hello comes too late."""
+        if self.on and self.scene.setup.stalls_hellos and self.aside.random() < 0.3:
+            self.count_fault("stall_hello")
+            link.stall_packets(self.aside.uniform(1.0, 5.0))
+            self.scene.call_later(0.1, machine.kill_agent)
 
     def on_leaving(self, machine: SimMachine) -> None:
         """With chance one half, kill the agent while its node leaves, which random timing would rarely hit."""

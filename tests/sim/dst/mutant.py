@@ -17,6 +17,11 @@ def draw_rough(seed: int) -> SeedSetup:
     return msgspec.structs.replace(draw_setup(seed), pause_s=1.5, faults_s=120.0, stop_s=0.0, last_step=0)
 
 
+def draw_stalled(seed: int) -> SeedSetup:
+    """The same as `draw_setup`, with hellos that come late by links that their agents have left."""
+    return msgspec.structs.replace(draw_setup(seed), stalls_hellos=True, stop_s=0.0, last_step=0)
+
+
 def draw_forgetful(seed: int) -> SeedSetup:
     """The same, with a journal that loses its end."""
     return msgspec.structs.replace(draw_rough(seed), forgets=True)

@@ -12,7 +12,7 @@ from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.membership.standbys import Standbys
 from holdfast.sim.dst.seed_setup import draw_setup
-from tests.sim.dst.mutant import Mutant, Patch, draw_forgetful
+from tests.sim.dst.mutant import Mutant, Patch, draw_forgetful, draw_stalled
 
 
 def stopped_launch_told_again(patch: Patch) -> None:
@@ -95,7 +95,7 @@ def last_call_stays_over(patch: Patch) -> None:
 
 PAST_DEFECTS = (
     Mutant(stopped_launch_told_again, 144),
-    Mutant(late_hello_replaces_link, None),
+    Mutant(late_hello_replaces_link, 9, draw_stalled),
     Mutant(late_end_forgets_return, None, draw_setup),
     Mutant(ends_dated_at_once, 41),
     Mutant(standbys_stay_believed, 28, draw_forgetful),
