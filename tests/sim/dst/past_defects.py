@@ -7,11 +7,10 @@ import pytest
 from holdfast.agent.agent_shell import Agent
 from holdfast.controller.actions.errand_dispatch import ErrandDispatch
 from holdfast.controller.node_links import NodeLinks
-from holdfast.core.decide import controller_takeover, incident_course
+from holdfast.core.decide import controller_takeover
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.membership.standbys import Standbys
-from holdfast.sim.dst.seed_setup import draw_setup
 from tests.sim.dst.mutant import Mutant, Patch, draw_forgetful, draw_stalled
 
 
@@ -30,17 +29,6 @@ def stopped_launch_told_again(patch: Patch) -> None:
 def late_hello_replaces_link(patch: Patch) -> None:
     """A hello that comes late by an older link replaces the newer one, and no errand reaches the node any more."""
     patch.setattr(NodeLinks, "has_newer_link", lambda self, node, outbox: False)
-
-
-def late_end_forgets_return(patch: Patch) -> None:
-    """A node that is back while ranks are stopped counts as away again when it tells how its own ranks ended."""
-    more_alarms = incident_course.on_more_alarms
-
-    def on_more_alarms(state: Any, now: float, alarm: Any) -> str:
-        state.nodes.forget_returned(alarm.suspects)
-        return more_alarms(state, now, alarm)
-
-    patch.setattr(incident_course, "on_more_alarms", on_more_alarms)
 
 
 def ends_dated_at_once(patch: Patch) -> None:
@@ -96,7 +84,6 @@ def last_call_stays_over(patch: Patch) -> None:
 PAST_DEFECTS = (
     Mutant(stopped_launch_told_again, 144),
     Mutant(late_hello_replaces_link, 9, draw_stalled),
-    Mutant(late_end_forgets_return, None, draw_setup),
     Mutant(ends_dated_at_once, 41),
     Mutant(standbys_stay_believed, 28, draw_forgetful),
     Mutant(unknown_generation_not_fenced, 727, draw_forgetful),
