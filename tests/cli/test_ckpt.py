@@ -166,6 +166,17 @@ def test_rm_partial_leaves_what_may_be_going_on(base: Path, capsys: pytest.Captu
     assert steps(base) == [3, 2, 1]
 
 
+def lay_links(to: Path) -> Path:
+    """Put links to a file of the user's in place of files to come, as whoever else may write there could; return it."""
+    to.mkdir()
+    mine = to.parent / "mine"
+    mine.write_text("not of this folder")
+    index, parts = "model.safetensors.index.json", [f"model-0000{n}-of-00002.safetensors.new" for n in (1, 2)]
+    for name in ("model.safetensors.new", *parts, index, f"{index}.new"):
+        (to / name).symlink_to(mine)
+    return mine
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 @pytest.mark.parametrize("file_gb", ["5", "0.00002"], ids=["one file", "several"])
 def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str], file_gb: str) -> None:
@@ -186,16 +197,7 @@ def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str], file_gb: str
         publish_checkpoint(str(tmp_path), step, [part], metadata, author=author)
     (tmp_path / "step-00000002" / "__0_0.distcp").write_bytes(b"broken")
     to = tmp_path / "to"
-    to.mkdir()
-    mine = tmp_path / "mine"
-    mine.write_text("not of this folder")
-    names = ["model.safetensors", *(f"model-0000{number}-of-00002.safetensors" for number in (1, 2))]
-    for name in (
-        *(f"{name}.new" for name in names),
-        "model.safetensors.index.json",
-        "model.safetensors.index.json.new",
-    ):
-        (to / name).symlink_to(mine)  # whoever else may write there puts links in place of files to come
+    mine = lay_links(to)
     assert ckpt.main(["export", str(tmp_path), str(to), "--file-gb", file_gb]) == 0
     assert mine.read_text() == "not of this folder"
     assert "step-00000001 -> " in capsys.readouterr().out  # the newest that is sound
