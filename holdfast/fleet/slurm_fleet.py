@@ -19,6 +19,7 @@ from holdfast.fleet import slurm_node_states
 from holdfast.fleet.local_process_fleet import MARK
 from holdfast.fleet.slurm_commands import ClusterView, SlurmCommands, is_alive
 from holdfast.fleet.slurm_node_states import NodeRecord, judge_node, step_name
+from holdfast.model.action import Dismissal
 from holdfast.model.fleet_report import FleetNode, FleetState
 from holdfast.model.observation import Departure
 from holdfast.ports import FleetRefusal
@@ -32,7 +33,7 @@ _END_S = 60.0  # for Slurm to confirm the end of a step
 _LOOK_S = 0.5
 _BEAT_S = 15
 _LAST_S = 900.0  # before the end of the controller's own allocation no more nodes are asked for
-_EVICTED = ("evicted", "failed its check", "examined: ", "not ready")  # what give_back is told of bad nodes
+_AVOIDED = (Dismissal.EVICTED, Dismissal.LATE)  # an idle host would be given again
 
 # The job's own script. It keeps the hosts while somebody writes the beat, and so ends soon after its controller.
 _KEEPER = """#!/bin/sh
@@ -72,7 +73,7 @@ class SlurmFleet:
         self._submitting: set[str] = set()  # nodes whose jobs are being asked for
         self._unanswered = {name for name, record in self._records.items() if not record.job}
         self._excluded: set[str] = {
-            record.host for record in self._records.values() if record.released.startswith(_EVICTED) and record.host
+            record.host for record in self._records.values() if record.cause in _AVOIDED and record.host
         }
 
     def nodes(self) -> tuple[str, ...]:
@@ -269,19 +270,19 @@ class SlurmFleet:
 
     # --- give back ----------------------------------------------------------------------------------------------
 
-    async def give_back(self, node: str, reason: str) -> None:
+    async def give_back(self, node: str, reason: str, cause: Dismissal = Dismissal.UNTOLD) -> None:
         record = self._records.get(node)
         if record is None:
             return
         if not record.released:
-            await asyncio.to_thread(self._release, node, reason)
+            await asyncio.to_thread(self._release, node, reason, cause)
         await asyncio.to_thread(self._end_node, node)
 
-    def _release(self, node: str, reason: str) -> None:
+    def _release(self, node: str, reason: str, cause: Dismissal) -> None:
         with self._starting:
-            self._change({node: {"released": reason or "given back"}})
+            self._change({node: {"released": reason or "given back", "cause": cause}})
         record = self._records[node]
-        if record.host and reason.startswith(_EVICTED):
+        if record.host and cause in _AVOIDED:
             self._excluded.add(record.host)
             if self._plan.drain:
                 try:

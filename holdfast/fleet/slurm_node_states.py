@@ -4,6 +4,7 @@ import msgspec
 
 from holdfast.fleet.slurm_commands import ClusterView
 from holdfast.fleet.slurm_reports import SlurmJob
+from holdfast.model.action import Dismissal
 from holdfast.model.fleet_report import FleetNode, FleetState
 
 
@@ -19,7 +20,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     srun: int = 0  # pid; 0: the step has not been asked for
     seen: bool = False  # its step was there
     cut_off: bool = False  # Slurm lost its host while it was there: what Slurm says of its end is no proof
-    released: str = ""  # why it was given back
+    released: str = ""  # why it was given back, in words
+    cause: Dismissal = Dismissal.UNTOLD  # and for its host
     near: tuple[str, ...] = ()
 
 
