@@ -4,11 +4,13 @@ memory of its own. What a lab makes dies with the process that made it: nothing 
 import contextlib
 import ctypes
 import os
+import re
 import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.cli.driver import until
@@ -93,8 +95,9 @@ def _program(name: str) -> str | None:
 
 
 class SlurmLab:
-    def __init__(self, nodes: int) -> None:
-        self.count = nodes
+    def __init__(self, nodes: int, conf: Mapping[str, str] | None = None) -> None:
+        """`conf` has lines of slurm.conf that are to be otherwise."""
+        self.count, self._conf = nodes, conf or {}
         self.name = f"hf{os.urandom(3).hex()}"  # its hosts have it in their names, and so in those of control groups
         self.dir = Path(tempfile.mkdtemp(prefix="hf-slurm-"))
         self.env = {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", "SLURM_CONF": str(self.dir / "slurm.conf")}
@@ -118,6 +121,8 @@ class SlurmLab:
         self.dir.chmod(0o755)
         tracking = "cgroup" if warns_gently() else "linuxproc"
         text = CONF.format(dir=self.dir, net=NET, nodes=self.count, login=LOGIN, name=self.name, tracking=tracking)
+        for key, value in self._conf.items():
+            text = re.sub(f"^{key}=.*", f"{key}={value}", text, flags=re.MULTILINE)
         (self.dir / "slurm.conf").write_text(text)
         (self.dir / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # hosts with both kinds confuse it
         hosts = [f"{NET}.{number} {self.name}-{number}\n" for number in range(1, self.count + 1)]
@@ -178,6 +183,13 @@ class SlurmLab:
         process = self._machines.pop(node)
         process.kill()
         process.wait()
+
+    def lose_power(self, node: str) -> float:
+        """Take a machine's power away: nobody hears a word of its end. Return when that was."""
+        at = time.time()
+        self.cut(node)
+        self.power_off(node)
+        return at
 
     def cut(self, node: str) -> None:
         self._in_switch("ip", "link", "set", self._cables[node], "down")
@@ -258,8 +270,8 @@ class SlurmLab:
 
 
 @contextlib.contextmanager
-def run_lab(nodes: int) -> Iterator[SlurmLab]:
-    lab = SlurmLab(nodes)
+def run_lab(nodes: int, conf: Mapping[str, str] | None = None) -> Iterator[SlurmLab]:
+    lab = SlurmLab(nodes, conf)
     try:
         lab.start()
         yield lab
