@@ -70,6 +70,7 @@ class SlurmFleet:
         self._writing, self._starting = threading.Lock(), threading.Lock()
         self._records = read_records(self._dir)
         self._own_end_at = 0.0  # of the allocation that the controller is in; 0: there is none, or it has no end
+        self._own_ending = ""  # why that is, if it is not its time limit
         self._submitting: set[str] = set()  # nodes whose jobs are being asked for
         self._unanswered = {name for name, record in self._records.items() if not record.job}
         self._excluded: set[str] = {
@@ -200,7 +201,7 @@ class SlurmFleet:
         jobs = {record.job for record in live.values()} | {self._plan.allocation}
         view = self._commands.look(filter(None, jobs), (record.host for record in live.values() if record.host))
         if own := view.jobs.get(self._plan.allocation):
-            self._own_end_at = own.ends_at
+            self._own_end_at, self._own_ending = own.ends_at, own.ending
         used = {record.host for record in live.values()}
         found = {name: self._news_of(name, record, view, used) for name, record in live.items()}
         self._change({name: news for name, news in found.items() if news})
@@ -266,7 +267,7 @@ class SlurmFleet:
                 found[name] = judge_node(name, record, view, launching=self._is_launching(name, record))
         if not self._own_end_at:
             return found
-        return {name: _end_with(node, self._own_end_at) for name, node in found.items()}
+        return {name: _end_with(node, self._own_end_at, self._own_ending) for name, node in found.items()}
 
     # --- give back ----------------------------------------------------------------------------------------------
 
@@ -368,10 +369,11 @@ class SlurmFleet:
         run_and_node_specs.publish_file(self._dir / "nodes.json", msgspec.json.encode(self._records))
 
 
-def _end_with(node: FleetNode, end_at: float) -> FleetNode:
+def _end_with(node: FleetNode, end_at: float, why: str) -> FleetNode:
     """Return a node that ends with the allocation of its controller, if not before."""
-    placed = node.state in (FleetState.STARTING, FleetState.UP)
-    return msgspec.structs.replace(node, ends_at=min(node.ends_at or end_at, end_at)) if placed else node
+    if node.state not in (FleetState.STARTING, FleetState.UP):
+        return node
+    return msgspec.structs.replace(node, ends_at=min(node.ends_at or end_at, end_at), reason=node.reason or why)
 
 
 def read_records(folder: Path) -> dict[str, NodeRecord]:

@@ -40,6 +40,7 @@ class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
     preempted: bool = False  # it was told to go
     hosts: tuple[str, ...] = ()
     name: str = ""
+    cancelled_by: str = ""  # "": by nobody, or nobody knows
 
     @property
     def is_queued(self) -> bool:
@@ -57,6 +58,15 @@ class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
     def is_over(self) -> bool:
         """Whether nothing of it runs any more, on hosts that answer."""
         return not (self.completing or self.is_queued or self.is_starting or self.is_running)
+
+    @property
+    def ending(self) -> str:
+        """How it ends ahead of its time, as far as Slurm says; "": it does not end, or only by its time limit."""
+        if self.preempted or self.state == "PREEMPTED":
+            return "preempted"
+        if self.state == "CANCELLED":
+            return f"job {self.id} was cancelled{f' by {self.cancelled_by}' if self.cancelled_by else ''}"
+        return f"Slurm ends job {self.id}, and has not said why" if self.state == "COMPLETING" else ""
 
     @property
     def failed(self) -> bool:
@@ -146,6 +156,21 @@ def _json_job(entry: dict[str, Any]) -> SlurmJob | None:
         hosts=expand_hosts(str(entry.get("nodes") or "")),
         name=str(entry.get("name") or ""),
     )
+
+
+def name_ends(jobs: dict[int, SlurmJob], told: dict[int, SlurmJob]) -> dict[int, SlurmJob]:
+    """Return the jobs with the ends of those that are only said to be completing, from JSON of before JSON_FROM."""
+    ends = {id: job.state for id, job in told.items() if job.is_over}
+    return {
+        id: msgspec.structs.replace(job, state=ends[id]) if job.completing and id in ends else job
+        for id, job in jobs.items()
+    }
+
+
+def parse_canceller(text: str) -> str:
+    """Read who cancelled a job from `sacct -o State`, where it may say CANCELLED by 1000; "": it does not say."""
+    found = re.search(r"^CANCELLED by (\w+)", text, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def parse_steps(text: str) -> tuple[SlurmStep, ...]:

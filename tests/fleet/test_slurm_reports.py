@@ -38,6 +38,19 @@ def test_jobs_of_the_stable_format() -> None:
     assert jobs[10].preempted and jobs[10].ends_at == 1794954440.0, "some grace is taken for granted"
 
 
+def test_the_end_of_a_completing_job_is_in_the_json_of_older_versions() -> None:
+    # As squeue --json of 22.05.8 shows a job that is completing after scancel.
+    json_22_05 = b'{"jobs": [{"job_id": 7, "job_state": "CANCELLED"}, {"job_id": 3, "job_state": "RUNNING"}]}'
+    jobs = slurm_reports.name_ends(parse_jobs(JOBS_22_05), parse_jobs_json(json_22_05))
+    assert jobs[7].state == "CANCELLED" and jobs[7].completing and not jobs[7].is_over
+    assert jobs[3].is_running and jobs[8].preempted
+
+
+def test_who_cancelled_a_job_is_what_the_accounting_says() -> None:
+    assert slurm_reports.parse_canceller("CANCELLED by 1000\n") == "1000"
+    assert slurm_reports.parse_canceller("CANCELLED\n") == "" == slurm_reports.parse_canceller("")
+
+
 def number(value: int, *, infinite: bool = False) -> dict[str, object]:
     return {"set": True, "infinite": infinite, "number": value}
 

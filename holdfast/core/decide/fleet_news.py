@@ -123,8 +123,9 @@ def _let_go(state: JobState, now: float, over: Set[str]) -> str:
     if all_end and len(nodes.usable_pool) < state.job.min_nodes:
         first_s = min(fleet.ends[node].at for node in nodes.active) - now
         last_s = max(state.limits.shutdown_grace_s, first_s / 2)
-        why = ", ".join(sorted({fleet.nodes[node].reason for node in nodes.active} - {""})) or "time limit"
-        told = f"{why}: the fleet takes all nodes away {_time_left(state, now, nodes.active)}"
+        limit = "" if any(fleet.ends[node].sudden for node in nodes.active) else "time limit"
+        why = ", ".join(sorted({fleet.nodes[node].reason for node in nodes.active} - {""})) or limit
+        told = f"{f'{why}: ' if why else ''}the fleet takes all nodes away {_time_left(state, now, nodes.active)}"
         told += ", and too few others have come; start the job again to go on from its last checkpoint"
         return launching.finish_job(state, now, OUT_OF_TIME, told, last_s=last_s)
     if next_seats(state.job, nodes.seats, nodes.out | over, nodes.usable_pool, may_shrink=True):
