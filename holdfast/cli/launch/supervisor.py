@@ -138,7 +138,9 @@ class Supervisor:
         while True:
             try:
                 if self._lease and not self._claim_lease(self._lease):
-                    say(f"{self._lease.carrier_text()} carries the controller now; this host goes on as a node")
+                    has_node = run_directory.read_spec(self._run_dir).fleet == "join"
+                    part = "this host goes on as a node" if has_node else "nothing is left to do here"
+                    say(f"{self._lease.carrier_text()} carries the controller now; {part}")
                     return None
             except JournalError as e:
                 say(f"{e}; ending this host's part in the job")
