@@ -21,7 +21,7 @@ from tests.slurm.lab import SlurmLab
 
 SCRIPT = Path(__file__).with_name("_cluster_rank.py")
 NODES = 3
-LIMIT_S = float(os.environ.get("BENCH_LIMIT_S", "180"))  # for anything that should happen
+LIMIT_S = float(os.environ.get("BENCH_LIMIT_S", "240"))  # for anything that should happen
 STOP_S = 60.0
 _LOOK_S = 0.1
 T = TypeVar("T")
