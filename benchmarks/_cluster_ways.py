@@ -118,9 +118,8 @@ class ClusterJob:
         )
         path = self.folder / "train.sbatch"
         path.write_text(text)
-        self.lab.call(
-            "sbatch", f"--output={self.folder}/job.out", str(path), cwd=str(self.folder), **self._environment()
-        )
+        words = self.lab.words("sbatch", f"--output={self.folder}/job.out", str(path), cwd=str(self.folder))
+        subprocess.run(words, check=True, env=self._environment(), stdout=subprocess.DEVNULL)
 
     def _environment(self) -> dict[str, str]:
         env = {**os.environ, **self.lab.env, "OMP_NUM_THREADS": "1", "HOLDFAST_HOME": str(self.folder / "home")}

@@ -1,6 +1,7 @@
 """Why nodes are given back, as their fleets hear it: whether their machines are to blame, or nobody is."""
 
 from itertools import count
+from typing import Literal
 
 import pytest
 
@@ -68,7 +69,7 @@ def test_a_node_that_never_reports_is_late() -> None:
 @pytest.mark.parametrize(("verb", "cause"), [("evict", Dismissal.EVICTED), ("drain", Dismissal.DRAINED)])
 @pytest.mark.parametrize("seated", [True, False])
 def test_a_person_who_evicts_a_node_has_a_reason_and_one_who_drains_it_has_none(
-    verb: str, cause: Dismissal, seated: bool
+    verb: Literal["evict", "drain"], cause: Dismissal, seated: bool
 ) -> None:
     play = Play(standbys=1)
     play.train(1.0, "a", "b")

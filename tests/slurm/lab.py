@@ -121,8 +121,8 @@ class SlurmLab:
         self.dir.chmod(0o755)
         tracking = "cgroup" if warns_gently() else "linuxproc"
         text = CONF.format(dir=self.dir, net=NET, nodes=self.count, login=LOGIN, name=self.name, tracking=tracking)
-        for key, value in self._conf.items():
-            text = re.sub(f"^{key}=.*", f"{key}={value}", text, flags=re.MULTILINE)
+        for option, value in self._conf.items():
+            text = re.sub(f"^{option}=.*", f"{option}={value}", text, flags=re.MULTILINE)
         (self.dir / "slurm.conf").write_text(text)
         (self.dir / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # hosts with both kinds confuse it
         hosts = [f"{NET}.{number} {self.name}-{number}\n" for number in range(1, self.count + 1)]
