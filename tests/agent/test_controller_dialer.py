@@ -56,7 +56,7 @@ async def test_a_controller_that_has_moved_is_found_in_the_run_s_own_file(tmp_pa
         moved = RunSpec(job=job, entry=ENTRY, settings=Settings(), fleet="slurm", nproc=1, log_dir="", port=new)
         for content in (b"", b"{torn", None):
             run_file.write_bytes(content) if content is not None else run_and_node_specs.write_json(run_file, moved)
-            with pytest.raises(BrokenLinkError, match="connect|reset|closed|disconnected"):
+            with pytest.raises(BrokenLinkError):
                 async with dialer.open_link():
                     pass
     assert knocks == ["old", "old", "new"], "what cannot be read says nothing"

@@ -33,7 +33,7 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
     if (run_dir / "exit.json").exists() and not run_directory.goes_on(run_dir):
         raise UsageError(f"this run has ended; see holdfast report {run_dir}, or start a new one")
     _check_replay(run_dir)
-    if not run.journal:
+    if not run.journal and run.fleet != "slurm":  # whose hosts share the run directory
         run_directory.require_local_disk(run_dir)
     lease = _claim_again(run, run_directory.goes_on(run_dir)) if run.journal else None
     files = dict.fromkeys((*run.console_files, *find_console_files()))

@@ -71,7 +71,8 @@ def run_on_slurm(args: RunArgs, settings: Settings, entry: EntryPoint, job: Job)
         run_selection.remember_run(run_dir)
         where = f", first on the hosts of job {run.allocation}" if run.allocation else ""
         say(f"slurm fleet: {describe_shape(args, nproc)}{where}; run directory {run_dir}")
-        for text in filter(None, (why, begun.said)):
+        risk = "" if lease else run_directory.shared_journal_risk(run_dir)
+        for text in filter(None, (why, begun.said, risk)):
             say(text)
         if args.detach:
             leave_terminal(run_dir)
