@@ -193,4 +193,4 @@ def run_job(lab: SlurmLab, way: Way) -> Iterator[ClusterJob]:
             yield job
         finally:
             job.stop()
-            lab.recover()
+            lab.recover(NODES + 1)

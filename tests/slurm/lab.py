@@ -146,7 +146,7 @@ class SlurmLab:
             (self.bin / name).chmod(0o755)
         for node in self.nodes:
             self.boot(node)
-        until(self._is_idle, "all nodes to be idle")
+        until(lambda: self._count_idle() == self.count, "all nodes to be idle")
 
     def boot(self, node: str) -> None:
         (self.dir / "spool" / node).mkdir(exist_ok=True)
@@ -197,8 +197,8 @@ class SlurmLab:
     def heal(self, node: str) -> None:
         self._in_switch("ip", "link", "set", self._cables[node], "up")
 
-    def recover(self) -> None:
-        """Bring back every machine, as the next test finds it."""
+    def recover(self, least: int = 0) -> None:
+        """Bring back every machine, as the next test finds it; wait for `least` of them, or for all."""
         for node in self.nodes:
             if node not in self._machines:
                 self.boot(node)
@@ -206,11 +206,12 @@ class SlurmLab:
             self.call("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
         for partition in ("main", "urgent"):
             self.call("scontrol", "update", f"PartitionName={partition}", "State=UP")
-        until(self._is_idle, "all nodes to be idle")
+        least = least or self.count
+        until(lambda: self._count_idle() >= least, f"{least} nodes to be idle", signs=self._count_idle)
 
-    def _is_idle(self) -> bool:
-        found = self.call("sinfo", "-h", "-p", "main", "-t", "idle", "-o", "%D|%t", check=False)
-        return found.strip() == f"{self.count}|idle"
+    def _count_idle(self) -> int:
+        found = self.call("sinfo", "-h", "-p", "main", "-t", "idle", "-o", "%D|%t", check=False).split()
+        return sum(int(row.split("|")[0]) for row in found if row.endswith("|idle"))
 
     def call(self, *words: str, on: str = LOGIN, cwd: str = "/", check: bool = True, **env: str) -> str:
         """Run a command on a machine of the lab, and return what it prints."""
