@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import product
 
 import msgspec
 from rich.table import Table
@@ -78,7 +79,7 @@ def _together(job: ClusterJob, since: float) -> Mapping[int, list[Event]]:
 
 def judge(trials: Mapping[str, Sequence[Trial]], skipped: Mapping[str, str]) -> Findings:
     findings = Findings(skipped=dict(skipped))
-    middle = {name: median([trial.stepping_s for trial in played]) for name, played in trials.items() if played}
+    middle = {name: median([trial.stepping_s for trial in played]) for name, played in trials.items()}
     for name, played in trials.items():
         findings.figures[f"{name}_s"] = middle[name]
         findings.figures[f"{name}_whole_s"] = median([trial.whole_s for trial in played])
@@ -105,15 +106,19 @@ def shown(trials: Mapping[str, Sequence[Trial]]) -> Table:
     return table
 
 
+def play_all(kept: Kept) -> dict[str, list[Trial]]:
+    """All ways in turns, so that what else the machine does strikes all of them."""
+    trials: dict[str, list[Trial]] = {way.name: [] for way in WAYS}
+    with run_lab(HOSTS, SLURM) as lab:
+        for turn, way in product(range(TRIALS), WAYS):
+            trials[way.name].append(kept.part(f"{way.name}-{turn}", Trial, partial(play, lab, way)))
+    return trials
+
+
 def main() -> None:
-    kept, trials = Kept("cluster"), dict[str, list[Trial]]()
+    kept = Kept("cluster")
     skipped = {"all": why} if (why := lacking()) else {}
-    if not skipped:
-        with run_lab(HOSTS, SLURM) as lab:
-            for turn in range(TRIALS):
-                for way in WAYS:
-                    made = kept.part(f"{way.name}-{turn}", Trial, partial(play, lab, way))
-                    trials.setdefault(way.name, []).append(made)
+    trials = {} if skipped else play_all(kept)
     runs = {name: [trial.stepping_s for trial in played] for name, played in trials.items()}
     report("cluster", shown(trials), judge(trials, skipped), runs)
     kept.forget()

@@ -47,6 +47,12 @@ def make_dialer(folder: Path, port: int, run_file: Path) -> ControllerDialer:
     return ControllerDialer(spec)
 
 
+async def dial_in_vain(dialer: ControllerDialer) -> None:
+    with pytest.raises(BrokenLinkError):
+        async with dialer.open_link():
+            pass
+
+
 async def test_a_controller_that_has_moved_is_found_in_the_run_s_own_file(tmp_path: Path) -> None:
     knocks: list[str] = []
     run_file = tmp_path / "run.json"
@@ -54,9 +60,9 @@ async def test_a_controller_that_has_moved_is_found_in_the_run_s_own_file(tmp_pa
         dialer = make_dialer(tmp_path, old, run_file)
         job = Job(run_id="r", min_nodes=1, max_nodes=1)
         moved = RunSpec(job=job, entry=ENTRY, settings=Settings(), fleet="slurm", nproc=1, log_dir="", port=new)
-        for content in (b"", b"{torn", None):
-            run_file.write_bytes(content) if content is not None else run_and_node_specs.write_json(run_file, moved)
-            with pytest.raises(BrokenLinkError):
-                async with dialer.open_link():
-                    pass
+        await dial_in_vain(dialer)
+        run_file.write_bytes(b"{torn")
+        await dial_in_vain(dialer)
+        run_and_node_specs.write_json(run_file, moved)
+        await dial_in_vain(dialer)
     assert knocks == ["old", "old", "new"], "what cannot be read says nothing"
