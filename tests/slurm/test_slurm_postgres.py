@@ -1,5 +1,9 @@
 """On a real Slurm: the login host is lost, and another host goes on with the run, whose journal is in Postgres."""
 
+import os
+import signal
+
+import psutil
 import pytest
 
 from tests.cli.test_run_postgres import stores_of
@@ -16,9 +20,11 @@ def test_another_host_goes_on_with_the_run_and_ranks_do_not_notice(
     job.trains()
     job.standby_waits()
     before = job.status()["step"]
-    sruns = [record.srun for record in job.records().values()]
-    for pid in (job.process.pid, job.controller(), *stores_of(job), *sruns):
-        job.kill(pid)
+    sruns = [psutil.Process(record.srun) for record in job.records().values()]
+    watching = [pid for srun in sruns for pid in (srun.pid, *(child.pid for child in srun.children()))]
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # all at once: an srun that sees another die ends its step
+        for pid in (*watching, job.process.pid, job.controller(), *stores_of(job)):
+            os.kill(pid, number)
     assert not (job.run_dir / "journal.db").exists()
     job.at = job.lab.nodes[-1]  # a host of the cluster can be one to type at, as any other that sees the files
     job.start("--resume", str(job.run_dir))

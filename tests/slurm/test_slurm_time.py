@@ -82,7 +82,7 @@ def test_a_batch_job_that_is_cancelled_says_so_and_has_no_successor(start_slurm:
     lab.call("scancel", job)
     until(lambda: not lab.call("squeue", "-h").strip(), "an empty queue", 100)
     text = output.read_text()
-    assert "time limit" not in text and ("stop by SIGTERM" in text or f"job {job} was cancelled" in text), text
+    assert "time limit" not in text and ("stopped by SIGTERM" in text or f"job {job} was cancelled" in text), text
 
 
 def test_a_job_all_of_whose_nodes_are_preempted_waits_for_others(
