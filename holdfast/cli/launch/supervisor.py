@@ -167,7 +167,8 @@ class Supervisor:
     def _waits_for_nodes(self) -> bool:
         """Whether the job goes on with other nodes here and now: Slurm took all, and this host is none of them."""
         run = run_directory.read_spec(self._run_dir)
-        if run.fleet != "slurm" or run.allocation or self._asked.numbers or not run_directory.goes_on(self._run_dir):
+        waits = run_directory.outlives_nodes(run) and not self._asked.numbers
+        if not waits or not run_directory.goes_on(self._run_dir):
             return False
         say("the job's state is on storage; it goes on when Slurm has other nodes for it")
         (self._run_dir / "exit.json").unlink()

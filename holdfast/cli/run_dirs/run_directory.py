@@ -225,6 +225,11 @@ def write_door_secret(run_dir: Path, told: str) -> None:
     mutual_tls.write_secret(door_keys_folder(run_dir) / "secret", told.encode())
 
 
+def outlives_nodes(run: RunSpec) -> bool:
+    """Whether the front of a run stays when the cluster takes all of its nodes away: it asks for others."""
+    return run.fleet == "slurm" and not run.allocation
+
+
 def goes_on(run_dir: Path) -> bool:
     """Whether a run has ended only because the time of its nodes was over, so that others may go on with it."""
     try:

@@ -126,7 +126,7 @@ def _let_go(state: JobState, now: float, over: Set[str]) -> str:
         limit = "" if any(fleet.ends[node].sudden for node in nodes.active) else "time limit"
         why = ", ".join(sorted({fleet.nodes[node].reason for node in nodes.active} - {""})) or limit
         told = f"{f'{why}: ' if why else ''}the fleet takes all nodes away {_time_left(state, now, nodes.active)}"
-        told += ", and too few others have come; start the job again to go on from its last checkpoint"
+        told += ", and too few others have come; the job can go on from its last checkpoint"
         return launching.finish_job(state, now, OUT_OF_TIME, told, last_s=last_s)
     if next_seats(state.job, nodes.seats, nodes.out | over, nodes.usable_pool, may_shrink=True):
         state.requests.evicting |= {node: FLEET for node in sorted(over) if node not in state.requests.evicting}
