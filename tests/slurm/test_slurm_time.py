@@ -26,7 +26,14 @@ def test_a_time_limit_is_seen_ahead_and_the_seats_move(
     start_slurm: StartSlurm, tmp_path: Path, calm_weights: str
 ) -> None:
     job = start_slurm(
-        "--nnodes", "2", "--slurm", "time=4", "--set", "recovery.leave_s=30", script=slowed(MODEL), HOLDFAST_STEPS=STEPS
+        "--nnodes",
+        "2",
+        "--slurm",
+        "time=4 exclusive",
+        "--set",
+        "recovery.leave_s=30",
+        script=slowed(MODEL),
+        HOLDFAST_STEPS=STEPS,
     )
     job.trains()
     [first] = job.queue()
