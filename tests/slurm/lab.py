@@ -19,6 +19,7 @@ PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter", "unshare
 _CLIENTS = ("sbatch", "srun", "squeue", "sinfo", "scancel", "scontrol")
 NET = "10.77.0"
 LOGIN = "login"  # the host of slurmctld, where people type
+LOGIN_TOO = "login-too"  # another one, without slurmctld
 _PR_SET_PDEATHSIG = 1
 _FREEZER = Path("/sys/fs/cgroup/freezer")
 
@@ -126,7 +127,9 @@ class SlurmLab:
         (self.dir / "slurm.conf").write_text(text)
         (self.dir / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # hosts with both kinds confuse it
         hosts = [f"{NET}.{number} {self.name}-{number}\n" for number in range(1, self.count + 1)]
-        (self.dir / "hosts").write_text(f"127.0.0.1 localhost\n{NET}.254 {LOGIN}\n{''.join(hosts)}")
+        (self.dir / "hosts").write_text(
+            f"127.0.0.1 localhost\n{NET}.254 {LOGIN}\n{NET}.253 {LOGIN_TOO}\n{''.join(hosts)}"
+        )
         key = self.dir / "munge.key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
@@ -139,6 +142,7 @@ class SlurmLab:
         self._in_switch("ip", "link", "set", "br0", "up")
         until((self.dir / "munge.sock").exists, "munged")
         self._boot(LOGIN, f"{NET}.254", "exec slurmctld -i -D")
+        self._boot(LOGIN_TOO, f"{NET}.253", "exec sleep infinity")
         self.bin.mkdir()
         for name in _CLIENTS:
             words = " ".join(self.words(str(_program(name)), cwd='"$PWD"'))
@@ -156,7 +160,7 @@ class SlurmLab:
 
     def _boot(self, name: str, address: str, start: str) -> None:
         apart = ["unshare", "--net", "--uts", "--mount", "--fork", "--kill-child"]
-        if name != LOGIN:  # what tests start there are processes like any other
+        if name not in (LOGIN, LOGIN_TOO):  # what tests start there are processes like any other
             apart += ["--pid", "--ipc", "--mount-proc"]
         ready = self.dir / f"ready.{name}"
         ready.unlink(missing_ok=True)
@@ -219,7 +223,7 @@ class SlurmLab:
 
     def words(self, *words: str, on: str = LOGIN, cwd: str = "/") -> list[str]:
         """The command line that runs a command on a machine of the lab."""
-        inside = ["--net", "--uts", "--mount", *(() if on == LOGIN else ("--ipc", "--pid"))]
+        inside = ["--net", "--uts", "--mount", *(() if on in (LOGIN, LOGIN_TOO) else ("--ipc", "--pid"))]
         return ["nsenter", "-t", str(self._inits[on]), *inside, f"--wd={cwd}", *words]
 
     def pids(self, node: str, word: str) -> list[int]:
