@@ -13,6 +13,7 @@ from holdfast.fleet.slurm_reports import SlurmHost, SlurmJob, SlurmStep
 from holdfast.ports import FleetRefusal
 
 _ANSWER_S = 60.0  # Slurm's own commands give up after about as long
+_LOG_CHARS = 1 << 20  # of the output of a job that prints nothing itself
 _FOR_SUBMISSION = ("SBATCH_", "SLURM_CONF")
 _PLAIN = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ")
 
@@ -119,12 +120,19 @@ class SlurmCommands:
                 self._version = (0, 0)  # built without JSON, or in a form that we do not know
         fields = ",".join(f"{field}:|" for field in slurm_reports.JOB_FIELDS)
         found = slurm_reports.parse_jobs(self._ask([*words, "--noheader", f"--Format={fields}"]))
-        if not any(job.completing for job in found.values()):
-            return found
-        try:  # where there is JSON, it has the end that a job comes to
-            return slurm_reports.name_ends(found, slurm_reports.parse_jobs_json(self._ask([*words, "--json"]).encode()))
-        except (OSError, msgspec.DecodeError):
-            return found
+        return {id: self._name_end(job) for id, job in found.items()}
+
+    def _name_end(self, job: SlurmJob) -> SlurmJob:
+        """Return a job with the end that it comes to, which older versions show only when it is over; but for its output,
+        which is in our folder if the user has not sent it elsewhere."""
+        if job.state != "COMPLETING":
+            return job
+        try:
+            with open(f"{self._cwd}/job-{job.id}.log", encoding="utf-8", errors="replace") as log:
+                end = slurm_reports.parse_end(log.read(_LOG_CHARS))
+        except OSError:
+            return job
+        return msgspec.structs.replace(job, state=end) if end else job
 
     def cancel(self, what: str) -> None:
         """End a job (12) or a step (12.3); one that is over is no error."""

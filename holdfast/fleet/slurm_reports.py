@@ -17,6 +17,7 @@ _WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPE
 _STARTING = frozenset({"CONFIGURING", "POWER_UP_NODE"})
 _RUNNING = frozenset({"RUNNING", "RESIZING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "STOPPED"})
 _FAILED = frozenset({"NODE_FAIL", "BOOT_FAIL"})  # of the machine, not of the job
+_DUE_TO = {"": "CANCELLED", "TIME LIMIT": "TIMEOUT", "PREEMPTION": "PREEMPTED", "NODE FAILURE": "NODE_FAIL"}
 _GRACE_S = 30.0  # taken for the grace of a preemption that is not known
 _FLAGS = frozenset({"COMPLETING", "CONFIGURING", "POWER_UP_NODE", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"})
 _HOSTS = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
@@ -158,13 +159,10 @@ def _json_job(entry: dict[str, Any]) -> SlurmJob | None:
     )
 
 
-def name_ends(jobs: dict[int, SlurmJob], told: dict[int, SlurmJob]) -> dict[int, SlurmJob]:
-    """Return the jobs with the ends of those that are only said to be completing, from JSON of before JSON_FROM."""
-    ends = {id: job.state for id, job in told.items() if job.is_over}
-    return {
-        id: msgspec.structs.replace(job, state=ends[id]) if job.completing and id in ends else job
-        for id, job in jobs.items()
-    }
+def parse_end(log: str) -> str:
+    """Read the state in which a job ends from what Slurm writes to its output; "" if it wrote nothing."""
+    found = re.findall(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+))? \*\*\*", log)
+    return _DUE_TO.get(found[-1].strip(), "") if found else ""
 
 
 def parse_canceller(text: str) -> str:

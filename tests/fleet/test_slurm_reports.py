@@ -38,12 +38,15 @@ def test_jobs_of_the_stable_format() -> None:
     assert jobs[10].preempted and jobs[10].ends_at == 1794954440.0, "some grace is taken for granted"
 
 
-def test_the_end_of_a_completing_job_is_in_the_json_of_older_versions() -> None:
-    # As squeue --json of 22.05.8 shows a job that is completing after scancel.
-    json_22_05 = b'{"jobs": [{"job_id": 7, "job_state": "CANCELLED"}, {"job_id": 3, "job_state": "RUNNING"}]}'
-    jobs = slurm_reports.name_ends(parse_jobs(JOBS_22_05), parse_jobs_json(json_22_05))
-    assert jobs[7].state == "CANCELLED" and jobs[7].completing and not jobs[7].is_over
-    assert jobs[3].is_running and jobs[8].preempted
+@pytest.mark.parametrize(
+    ("due", "state"),
+    [("", "CANCELLED"), (" DUE TO TIME LIMIT", "TIMEOUT"), (" DUE TO PREEMPTION", "PREEMPTED"), (" DUE TO X", "")],
+)
+def test_the_end_that_a_job_comes_to_is_in_its_output(due: str, state: str) -> None:
+    # The first as 22.05.8 wrote it; the others after its source.
+    line = f"slurmstepd-hfe732f1-1: error: *** JOB 3 ON hfe732f1-1 CANCELLED AT 2026-11-18T02:36:06{due} ***\n"
+    assert slurm_reports.parse_end(f"noise\n{line}") == state
+    assert slurm_reports.parse_end("noise\n") == ""
 
 
 def test_who_cancelled_a_job_is_what_the_accounting_says() -> None:
