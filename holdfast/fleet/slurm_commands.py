@@ -123,8 +123,8 @@ class SlurmCommands:
         return {id: self._name_end(job) for id, job in found.items()}
 
     def _name_end(self, job: SlurmJob) -> SlurmJob:
-        """Return a job with the end that it comes to, which older versions show only when it is over; but for its output,
-        which is in our folder if the user has not sent it elsewhere."""
+        """Return a job with the end that it comes to. Older versions show it only when the job is over, but write it to
+        the job's output, which is in our folder unless the user has sent it elsewhere."""
         if job.state != "COMPLETING":
             return job
         try:

@@ -43,7 +43,7 @@ def test_jobs_of_the_stable_format() -> None:
     [("", "CANCELLED"), (" DUE TO TIME LIMIT", "TIMEOUT"), (" DUE TO PREEMPTION", "PREEMPTED"), (" DUE TO X", "")],
 )
 def test_the_end_that_a_job_comes_to_is_in_its_output(due: str, state: str) -> None:
-    # The first as 22.05.8 wrote it; the others after its source.
+    # The first is as 22.05.8 wrote it; the others are made by hand.
     line = f"slurmstepd-hfe732f1-1: error: *** JOB 3 ON hfe732f1-1 CANCELLED AT 2026-11-18T02:36:06{due} ***\n"
     assert slurm_reports.parse_end(f"noise\n{line}") == state
     assert slurm_reports.parse_end("noise\n") == ""
