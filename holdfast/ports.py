@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.membership.host_blocking import BlockedHost
+from holdfast.model.action import Dismissal
 from holdfast.model.event import Entry, Lost
 from holdfast.model.fleet_report import FleetNode
 from holdfast.model.observation import Departure
@@ -66,8 +67,8 @@ class Fleet(Protocol):
         """Ask for this many nodes and return their names at once. Each may wait in a queue, and dials the controller
         later. Raise FleetRefusal if asking again is in vain, and OSError on any other failure."""
 
-    async def give_back(self, node: str, reason: str) -> None:
-        """End the node and all processes on it; an unknown or ended node is no error.
+    async def give_back(self, node: str, reason: str, cause: Dismissal = Dismissal.UNTOLD) -> None:
+        """End the node and all processes on it; an unknown or ended node is no error. `reason` is for people.
 
         On return, no process of the node is alive: the next generation relies on that. Raise OSError if that is not
         certain. A fleet that cannot acquire cannot end nodes either, so the controller does not rely on its answer.

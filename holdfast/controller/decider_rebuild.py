@@ -29,7 +29,7 @@ def rebuild_decider(journal: Journal, decider: Decider) -> Iterator[Entry]:
 
 
 def _written_actions(decision: Decision) -> bytes:
-    """Return a decision's actions without texts and durations, which may differ between versions of holdfast.
+    """Return a decision's actions without texts, causes and durations, which may differ between versions of holdfast.
 
     The result is encoded as bytes, because NaN does not equal itself.
     """
@@ -39,4 +39,4 @@ def _written_actions(decision: Decision) -> bytes:
 
 
 def _is_manner(field: str) -> bool:
-    return field == "reason" or field.endswith("_s")
+    return field in ("reason", "cause") or field.endswith("_s")

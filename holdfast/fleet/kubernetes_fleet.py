@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.membership.standbys import blames_machine
 from holdfast.fleet.kubernetes_client import KubernetesClient, KubernetesError, ask_until_refused
 from holdfast.fleet.pod_manifest import (
     EVICTED_TAINT,
@@ -24,6 +23,7 @@ from holdfast.fleet.pod_manifest import (
 )
 from holdfast.fleet.pod_reading import HostView, PodView, describe_pod, has_ended, is_in_doubt
 from holdfast.fleet.pod_table import PodTable
+from holdfast.model.action import Dismissal
 from holdfast.model.fleet_report import FleetNode, FleetState
 from holdfast.model.observation import Departure
 from holdfast.ports import FleetRefusal
@@ -150,7 +150,7 @@ class KubernetesFleet:
 
     # --- giving back -------------------------------------------------------------------------------------------
 
-    async def give_back(self, node: str, reason: str) -> None:
+    async def give_back(self, node: str, reason: str, cause: Dismissal = Dismissal.UNTOLD) -> None:
         if node not in self._records.nodes:
             return
         self._keep_node(node, released=True)
@@ -158,7 +158,7 @@ class KubernetesFleet:
             pass
         self._ending.add(node)
         try:
-            if blames_machine(reason) and self._wishes.avoid_s:
+            if cause is Dismissal.EVICTED and self._wishes.avoid_s:
                 await self._avoid_host_of(node, reason)
             await self._end_pod(node)
         finally:

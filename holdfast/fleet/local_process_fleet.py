@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.linux.preimported_fork import OpenFiles, Program
+from holdfast.model.action import Dismissal
 from holdfast.model.fleet_report import FleetNode, FleetState
 from holdfast.model.observation import Departure
 from holdfast.wire import folder_use_lock, program_fork_server, run_and_node_specs
@@ -115,7 +116,7 @@ class LocalFleet:
                 shutil.rmtree(self._dir / node.node, ignore_errors=True)  # or they would count as nodes that are coming
             raise
 
-    async def give_back(self, node: str, reason: str) -> None:
+    async def give_back(self, node: str, reason: str, cause: Dismissal = Dismissal.UNTOLD) -> None:
         folder = self._dir / node
         if not folder.is_dir():
             return

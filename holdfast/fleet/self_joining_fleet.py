@@ -1,5 +1,6 @@
 """Fleet of nodes that others start with `holdfast run`, one per host; they join by themselves."""
 
+from holdfast.model.action import Dismissal
 from holdfast.model.fleet_report import FleetNode
 from holdfast.model.observation import Departure
 
@@ -17,7 +18,7 @@ class JoinFleet:
     async def acquire(self, count: int) -> tuple[str, ...]:
         raise OSError(f"this fleet cannot start nodes; start {count} more with the same command on other hosts")
 
-    async def give_back(self, node: str, reason: str) -> None:
+    async def give_back(self, node: str, reason: str, cause: Dismissal = Dismissal.UNTOLD) -> None:
         """Do nothing. The node's agent was ordered to leave; an agent that cannot be reached stops by itself."""
 
     async def survey(self) -> dict[str, FleetNode]:

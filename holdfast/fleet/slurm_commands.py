@@ -2,6 +2,7 @@
 
 import getpass
 import os
+import pwd
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -12,6 +13,7 @@ from holdfast.fleet.slurm_reports import SlurmHost, SlurmJob, SlurmStep
 from holdfast.ports import FleetRefusal
 
 _ANSWER_S = 60.0  # Slurm's own commands give up after about as long
+_LOG_CHARS = 1 << 20  # of the output of a job that prints nothing itself
 _FOR_SUBMISSION = ("SBATCH_", "SLURM_CONF")
 _PLAIN = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ")
 
@@ -50,6 +52,7 @@ class SlurmCommands:
         self._env = dict(env)
         self._cwd = cwd
         self._version: tuple[int, int] | None = None
+        self._cancellers: dict[int, str] = {}  # of cancelled jobs, as far as the accounting knew
 
     def submit(self, words: Sequence[str], script: str) -> int:
         """Submit a script and return its job. Raises FleetRefusal if Slurm will not have it, OSError if another try
@@ -89,6 +92,24 @@ class SlurmCommands:
         )
 
     def _ask_jobs(self, ids: str) -> dict[int, SlurmJob]:
+        found = self._ask_states(ids)
+        for id, job in found.items():
+            if job.state == "CANCELLED":
+                found[id] = msgspec.structs.replace(job, cancelled_by=self._find_canceller(id))
+        return found
+
+    def _find_canceller(self, job: int) -> str:
+        """Return the user who cancelled a job, by its accounting; "" if there is none, or it does not say."""
+        if job not in self._cancellers:
+            try:
+                text = self._ask(["sacct", "--noheader", "--parsable2", "-X", "--format=State", f"--jobs={job}"])
+                id = slurm_reports.parse_canceller(text)
+                self._cancellers[job] = pwd.getpwuid(int(id)).pw_name if id.isdecimal() else id
+            except (OSError, KeyError):
+                self._cancellers[job] = ""
+        return self._cancellers[job]
+
+    def _ask_states(self, ids: str) -> dict[int, SlurmJob]:
         if self._version is None:
             self._version = slurm_reports.parse_version(self._ask(["sinfo", "--version"]))
         words = ["squeue", f"--jobs={ids}", "--states=all"]
@@ -98,7 +119,20 @@ class SlurmCommands:
             except (OSError, msgspec.DecodeError):
                 self._version = (0, 0)  # built without JSON, or in a form that we do not know
         fields = ",".join(f"{field}:|" for field in slurm_reports.JOB_FIELDS)
-        return slurm_reports.parse_jobs(self._ask([*words, "--noheader", f"--Format={fields}"]))
+        found = slurm_reports.parse_jobs(self._ask([*words, "--noheader", f"--Format={fields}"]))
+        return {id: self._name_end(job) for id, job in found.items()}
+
+    def _name_end(self, job: SlurmJob) -> SlurmJob:
+        """Return a job with the end that it comes to. Older versions show it only when the job is over, but write it to
+        the job's output, which is in our folder unless the user has sent it elsewhere."""
+        if job.state != "COMPLETING":
+            return job
+        try:
+            with open(f"{self._cwd}/job-{job.id}.log", encoding="utf-8", errors="replace") as log:
+                end = slurm_reports.parse_end(log.read(_LOG_CHARS))
+        except OSError:
+            return job
+        return msgspec.structs.replace(job, state=end) if end else job
 
     def cancel(self, what: str) -> None:
         """End a job (12) or a step (12.3); one that is over is no error."""

@@ -19,6 +19,7 @@ from holdfast.fleet import slurm_node_states
 from holdfast.fleet.local_process_fleet import MARK
 from holdfast.fleet.slurm_commands import ClusterView, SlurmCommands, is_alive
 from holdfast.fleet.slurm_node_states import NodeRecord, judge_node, step_name
+from holdfast.model.action import Dismissal
 from holdfast.model.fleet_report import FleetNode, FleetState
 from holdfast.model.observation import Departure
 from holdfast.ports import FleetRefusal
@@ -32,7 +33,7 @@ _END_S = 60.0  # for Slurm to confirm the end of a step
 _LOOK_S = 0.5
 _BEAT_S = 15
 _LAST_S = 900.0  # before the end of the controller's own allocation no more nodes are asked for
-_EVICTED = ("evicted", "failed its check", "examined: ", "not ready")  # what give_back is told of bad nodes
+_AVOIDED = (Dismissal.EVICTED, Dismissal.LATE)  # an idle host would be given again
 
 # The job's own script. It keeps the hosts while somebody writes the beat, and so ends soon after its controller.
 _KEEPER = """#!/bin/sh
@@ -69,10 +70,11 @@ class SlurmFleet:
         self._writing, self._starting = threading.Lock(), threading.Lock()
         self._records = read_records(self._dir)
         self._own_end_at = 0.0  # of the allocation that the controller is in; 0: there is none, or it has no end
+        self._own_ending = ""  # why that is, if it is not its time limit
         self._submitting: set[str] = set()  # nodes whose jobs are being asked for
         self._unanswered = {name for name, record in self._records.items() if not record.job}
         self._excluded: set[str] = {
-            record.host for record in self._records.values() if record.released.startswith(_EVICTED) and record.host
+            record.host for record in self._records.values() if record.cause in _AVOIDED and record.host
         }
 
     def nodes(self) -> tuple[str, ...]:
@@ -199,7 +201,7 @@ class SlurmFleet:
         jobs = {record.job for record in live.values()} | {self._plan.allocation}
         view = self._commands.look(filter(None, jobs), (record.host for record in live.values() if record.host))
         if own := view.jobs.get(self._plan.allocation):
-            self._own_end_at = own.ends_at
+            self._own_end_at, self._own_ending = own.ends_at, own.ending
         used = {record.host for record in live.values()}
         found = {name: self._news_of(name, record, view, used) for name, record in live.items()}
         self._change({name: news for name, news in found.items() if news})
@@ -265,23 +267,23 @@ class SlurmFleet:
                 found[name] = judge_node(name, record, view, launching=self._is_launching(name, record))
         if not self._own_end_at:
             return found
-        return {name: _end_with(node, self._own_end_at) for name, node in found.items()}
+        return {name: _end_with(node, self._own_end_at, self._own_ending) for name, node in found.items()}
 
     # --- give back ----------------------------------------------------------------------------------------------
 
-    async def give_back(self, node: str, reason: str) -> None:
+    async def give_back(self, node: str, reason: str, cause: Dismissal = Dismissal.UNTOLD) -> None:
         record = self._records.get(node)
         if record is None:
             return
         if not record.released:
-            await asyncio.to_thread(self._release, node, reason)
+            await asyncio.to_thread(self._release, node, reason, cause)
         await asyncio.to_thread(self._end_node, node)
 
-    def _release(self, node: str, reason: str) -> None:
+    def _release(self, node: str, reason: str, cause: Dismissal) -> None:
         with self._starting:
-            self._change({node: {"released": reason or "given back"}})
+            self._change({node: {"released": reason or "given back", "cause": cause}})
         record = self._records[node]
-        if record.host and reason.startswith(_EVICTED):
+        if record.host and cause in _AVOIDED:
             self._excluded.add(record.host)
             if self._plan.drain:
                 try:
@@ -367,10 +369,11 @@ class SlurmFleet:
         run_and_node_specs.publish_file(self._dir / "nodes.json", msgspec.json.encode(self._records))
 
 
-def _end_with(node: FleetNode, end_at: float) -> FleetNode:
+def _end_with(node: FleetNode, end_at: float, why: str) -> FleetNode:
     """Return a node that ends with the allocation of its controller, if not before."""
-    placed = node.state in (FleetState.STARTING, FleetState.UP)
-    return msgspec.structs.replace(node, ends_at=min(node.ends_at or end_at, end_at)) if placed else node
+    if node.state not in (FleetState.STARTING, FleetState.UP):
+        return node
+    return msgspec.structs.replace(node, ends_at=min(node.ends_at or end_at, end_at), reason=node.reason or why)
 
 
 def read_records(folder: Path) -> dict[str, NodeRecord]:

@@ -4,6 +4,7 @@ import msgspec
 
 from holdfast.fleet.slurm_commands import ClusterView
 from holdfast.fleet.slurm_reports import SlurmJob
+from holdfast.model.action import Dismissal
 from holdfast.model.fleet_report import FleetNode, FleetState
 
 
@@ -19,7 +20,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     srun: int = 0  # pid; 0: the step has not been asked for
     seen: bool = False  # its step was there
     cut_off: bool = False  # Slurm lost its host while it was there: what Slurm says of its end is no proof
-    released: str = ""  # why it was given back
+    released: str = ""  # why it was given back, in words
+    cause: Dismissal = Dismissal.UNTOLD  # and for its host
     near: tuple[str, ...] = ()
 
 
@@ -61,14 +63,15 @@ def is_cut_off(record: NodeRecord, view: ClusterView) -> bool:
 
 def _placed(record: NodeRecord, job: SlurmJob | None, state: FleetState, reason: str = "") -> FleetNode:
     ends_at = job.ends_at if job else 0.0
-    reason = reason or ("preempted" if job and job.preempted else "")
+    reason = reason or (job.ending if job else "")
     return FleetNode(state=state, reason=reason, host=record.host, ends_at=ends_at, near=record.near)
 
 
 def _gone(record: NodeRecord, job: SlurmJob | None) -> FleetNode:
     if job is None:
         return _placed(record, None, FleetState.GONE, f"job {record.job} ended some time ago")
-    why = f" ({job.reason})" if job.reason else ""
+    by = f" by {job.cancelled_by}" if job.cancelled_by else ""
+    why = f"{by} ({job.reason})" if job.reason else by
     ended = _placed(
         record, None, FleetState.GONE, f"job {job.id} has ended: {job.state.lower().replace('_', ' ')}{why}"
     )

@@ -17,6 +17,7 @@ _WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPE
 _STARTING = frozenset({"CONFIGURING", "POWER_UP_NODE"})
 _RUNNING = frozenset({"RUNNING", "RESIZING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "STOPPED"})
 _FAILED = frozenset({"NODE_FAIL", "BOOT_FAIL"})  # of the machine, not of the job
+_DUE_TO = {"": "CANCELLED", "TIME LIMIT": "TIMEOUT", "PREEMPTION": "PREEMPTED", "NODE FAILURE": "NODE_FAIL"}
 _GRACE_S = 30.0  # taken for the grace of a preemption that is not known
 _FLAGS = frozenset({"COMPLETING", "CONFIGURING", "POWER_UP_NODE", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"})
 _HOSTS = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
@@ -40,6 +41,7 @@ class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
     preempted: bool = False  # it was told to go
     hosts: tuple[str, ...] = ()
     name: str = ""
+    cancelled_by: str = ""  # "": by nobody, or nobody knows
 
     @property
     def is_queued(self) -> bool:
@@ -57,6 +59,15 @@ class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
     def is_over(self) -> bool:
         """Whether nothing of it runs any more, on hosts that answer."""
         return not (self.completing or self.is_queued or self.is_starting or self.is_running)
+
+    @property
+    def ending(self) -> str:
+        """How it ends ahead of its time, as far as Slurm says; "": it does not end, or only by its time limit."""
+        if self.preempted or self.state == "PREEMPTED":
+            return "preempted"
+        if self.state == "CANCELLED":
+            return f"job {self.id} was cancelled{f' by {self.cancelled_by}' if self.cancelled_by else ''}"
+        return f"Slurm ends job {self.id}, and has not said why" if self.state == "COMPLETING" else ""
 
     @property
     def failed(self) -> bool:
@@ -146,6 +157,18 @@ def _json_job(entry: dict[str, Any]) -> SlurmJob | None:
         hosts=expand_hosts(str(entry.get("nodes") or "")),
         name=str(entry.get("name") or ""),
     )
+
+
+def parse_end(log: str) -> str:
+    """Read the state in which a job ends from what Slurm writes to its output; "" if it wrote nothing."""
+    found = re.findall(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+))? \*\*\*", log)
+    return _DUE_TO.get(found[-1].strip(), "") if found else ""
+
+
+def parse_canceller(text: str) -> str:
+    """Read who cancelled a job from `sacct -o State`, where it may say CANCELLED by 1000; "": it does not say."""
+    found = re.search(r"^CANCELLED by (\w+)", text, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def parse_steps(text: str) -> tuple[SlurmStep, ...]:

@@ -27,7 +27,7 @@ values (%(run)s, %(start)s, %(start)s, %(epochs)s, %(holder)s, %(address)s,
 on conflict (run_id) do update
 set holder = excluded.holder, address = excluded.address, expires_at = excluded.expires_at,
     epoch = run.epoch + %(epochs)s
-where run.holder = excluded.holder or (run.expires_at <= clock_timestamp() and run.phase <> 'done')
+where run.holder = excluded.holder or (run.expires_at <= clock_timestamp() and (run.phase <> 'done' or %(ended)s))
 returning 1
 """
 _LOOK = """
@@ -72,11 +72,12 @@ def forget_run(link: PostgresLink, run_id: str) -> None:
         raise JournalError(f"run {run_id} has not ended" if known else f"{link.url} has no run {run_id}")
 
 
-def claim_run(link: PostgresLink, run_id: str, holder: str, address: str, for_s: float) -> bool:
+def claim_run(link: PostgresLink, run_id: str, holder: str, address: str, for_s: float, *, ended: bool = False) -> bool:
     """Take the lease of a run that nobody holds, for a controller that is about to start; False if another has it.
-    From now on no older controller can write. The run is made if it is not there."""
+    From now on no older controller can write. The run is made if it is not there. `ended`: also of one that has ended,
+    because it goes on."""
     postgres_schema.prepare_schema(link)
-    return _claim(link, run_id, holder, address=address, for_s=for_s, epochs=0)
+    return _claim(link, run_id, holder, address=address, for_s=for_s, epochs=0, ended=ended)
 
 
 def begin_epoch(link: PostgresLink, run_id: str, holder: str, address: str, for_s: float) -> LeasedRun | None:
@@ -88,10 +89,11 @@ def begin_epoch(link: PostgresLink, run_id: str, holder: str, address: str, for_
     return found if found and found.holder == holder else None
 
 
-def _claim(link: PostgresLink, run_id: str, holder: str, *, address: str, for_s: float, epochs: int) -> bool:
-    start = os.urandom(START_BYTES)
-    values = {"run": run_id, "start": start, "holder": holder, "address": address, "for": for_s, "epochs": epochs}
-    return bool(link.execute(_CLAIM, values))
+def _claim(
+    link: PostgresLink, run_id: str, holder: str, *, address: str, for_s: float, epochs: int, ended: bool = False
+) -> bool:
+    values = {"run": run_id, "start": os.urandom(START_BYTES), "holder": holder, "address": address, "ended": ended}
+    return bool(link.execute(_CLAIM, {**values, "for": for_s, "epochs": epochs}))
 
 
 def _parse_row(values: tuple[object, ...]) -> LeasedRun:

@@ -1,5 +1,7 @@
 """Actions that the decider requests. Each has an id, is safe to repeat and gets an outcome, except for Say."""
 
+from enum import StrEnum
+
 import msgspec
 
 from holdfast.model.job_and_seats import HostIdentity, Seat
@@ -14,6 +16,19 @@ class Acquire(msgspec.Struct, frozen=True, kw_only=True, tag="acquire"):
     count: int
 
 
+class Dismissal(StrEnum):
+    """Why a node is given back, as far as its fleet has to know."""
+
+    UNTOLD = ""  # as in journals of older versions
+    EVICTED = "evicted"  # its machine is in doubt: no other node should follow there
+    LATE = "late"  # it was given a machine and never reported
+    GONE = "gone"  # the fleet itself has ended it, and not because of its machine
+    DRAINED = "drained"  # a person or the fleet wants it gone, and nothing is wrong with it
+    SPARE = "spare"  # it is sound, and others have its place
+    REFUSED = "refused"  # it may not join
+    ENDED = "ended"  # the job is over
+
+
 class Dismiss(msgspec.Struct, frozen=True, kw_only=True, tag="dismiss"):
     """Give a node back to the fleet, which ends its processes."""
 
@@ -21,6 +36,7 @@ class Dismiss(msgspec.Struct, frozen=True, kw_only=True, tag="dismiss"):
     node: str
     reason: str
     code: int = 1  # with which the node exits
+    cause: Dismissal = Dismissal.UNTOLD
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, tag="block"):

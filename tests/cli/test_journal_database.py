@@ -91,3 +91,4 @@ def test_a_journal_file_on_a_network_file_system_is_refused(
     assert main(["run", str(tmp_path / "train.py")]) == 2
     said = capsys.readouterr().err
     assert "is on nfs4" in said and "--journal" in said and "Traceback" not in said
+    assert "only one host at a time" in run_directory.shared_journal_risk(tmp_path), "as on Slurm, where it must be so"

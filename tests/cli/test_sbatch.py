@@ -96,6 +96,8 @@ def test_a_login_node_is_told_what_it_lacks(
 
 def test_flags_for_sbatch_come_with_and_without_dashes(script: str) -> None:
     args = parse_run_args(["--fleet", "slurm", "--slurm=-p gpu --exclusive", "--slurm", "time=5 requeue", script], {})
+    assert args.journal is None
+    assert parse_run_args(["--fleet", "slurm", "--journal", "postgres://db/x", script], {}).journal == "postgres://db/x"
     assert args.slurm == ("-p", "gpu", "--exclusive", "--time=5", "--requeue")
 
 

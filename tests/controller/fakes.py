@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from holdfast.controller.host_admission import HostAdmission
 from holdfast.core.decide.decider import Decider
 from holdfast.core.membership.host_blocking import BlockedHost, BlockLimits
+from holdfast.model.action import Dismissal
 from holdfast.model.fleet_report import FleetNode, FleetState
 from holdfast.model.observation import Departure
 
@@ -33,7 +34,7 @@ class FakeFleet:
         self.here += names
         return names
 
-    async def give_back(self, node: str, reason: str) -> None:
+    async def give_back(self, node: str, reason: str, cause: Dismissal = Dismissal.UNTOLD) -> None:
         await asyncio.sleep(0)
         if self.error:
             raise self.error

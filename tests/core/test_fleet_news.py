@@ -272,6 +272,20 @@ def test_a_job_whose_nodes_all_end_together_ends_before_them_and_says_so() -> No
     assert finish.last_s == 60.0, "storage gets half of the time that is left"
 
 
+@pytest.mark.parametrize(("reason", "said"), [("job 7 was cancelled by me", "job 7 was cancelled by me: "), ("", "")])
+def test_an_end_ahead_of_its_time_is_no_time_limit(reason: str, said: str) -> None:
+    play = Play()
+    play.give(1.0, "a", "b")
+    play.survey(1.0, a=up(ends_at=3600.0), b=up(ends_at=3600.0))
+    play.ready(2.0, "a", "b")
+    play.launched(3.0)
+    ends = up(ends_at=10.0, reason=reason)
+    play.survey(10.0, a=ends, b=ends)
+    finish = play.only(Finish)
+    assert isinstance(finish, Finish) and finish.code == OUT_OF_TIME
+    assert finish.reason.startswith(f"{said}the fleet takes all nodes away in 0 s")
+
+
 def test_a_successor_takes_the_seats_of_all() -> None:
     play = Play()
     play.give(1.0, "a", "b")

@@ -3,7 +3,7 @@
 from itertools import count
 
 from holdfast.core.membership.standbys import RETRY_S, Standbys
-from holdfast.model.action import Acquire, Dismiss
+from holdfast.model.action import Acquire, Dismiss, Dismissal
 from holdfast.model.alarm import Kind
 from holdfast.model.event import Limits, Outcome, Ready
 from holdfast.model.job_and_seats import Job
@@ -58,7 +58,7 @@ def test_nodes_known_before_the_outcome_are_not_waited_for() -> None:
     beside.request_missing(0)
     beside.on_ready(ready("a"), 0)
     beside.on_ready(ready("lost"), 0)
-    beside.dismiss_node("lost", Kind.SILENCE, "silent")
+    beside.dismiss_node("lost", Kind.SILENCE, "silent", Dismissal.EVICTED)
     beside.on_acquired(5.0, Outcome(action=1, ok=True, nodes=("a", "seated", "lost")), {"seated"})
     assert beside.coming == {}
 
@@ -79,7 +79,7 @@ def test_who_does_not_report_in_time_is_given_back() -> None:
 def test_who_left_is_not_taken_back() -> None:
     for kind in (Kind.SILENCE, Kind.CRASH, None):
         beside = standbys()
-        assert len(beside.dismiss_node("a", kind, "evicted")) == 1
+        assert len(beside.dismiss_node("a", kind, "evicted", Dismissal.EVICTED)) == 1
         assert len(beside.on_ready(ready("a"), 0)) == 1
         assert beside.pool == {}
 
@@ -87,11 +87,11 @@ def test_who_left_is_not_taken_back() -> None:
 def test_unless_nobody_else_will_come() -> None:
     beside = standbys(can_acquire=False)
     assert (
-        beside.dismiss_node("a", Kind.SILENCE, "evicted") == ()
+        beside.dismiss_node("a", Kind.SILENCE, "evicted", Dismissal.EVICTED) == ()
     )  # releasing it would tell it to leave when it is back
     assert beside.on_ready(ready("a"), 0) == ()
     assert (sorted(beside.pool), beside.gone) == (["a"], {})
-    assert len(beside.dismiss_node("a", Kind.CRASH, "evicted")) == 1
+    assert len(beside.dismiss_node("a", Kind.CRASH, "evicted", Dismissal.EVICTED)) == 1
     assert len(beside.on_ready(ready("a"), 0)) == 1
 
 
@@ -132,7 +132,7 @@ def late(beside: Standbys, now: float, *, standing: bool = False) -> float:
 def comes(beside: Standbys, now: float, node: str) -> None:
     beside.on_arrival(now, node)
     beside.on_ready(ready(node), 0)
-    beside.dismiss_node(node, None, "another needs it")
+    beside.dismiss_node(node, None, "another needs it", Dismissal.SPARE)
 
 
 def test_a_fleet_that_brings_nobody_in_time_is_given_longer() -> None:

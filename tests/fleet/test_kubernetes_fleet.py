@@ -13,6 +13,7 @@ from holdfast.fleet.kubernetes_client import KubernetesClient
 from holdfast.fleet.kubernetes_fleet import KubernetesFleet
 from holdfast.fleet.kubernetes_lease import KubernetesLease
 from holdfast.journal.journal_errors import LeaseLostError
+from holdfast.model.action import Dismissal
 from holdfast.model.fleet_report import FleetNode, FleetState
 from holdfast.ports import FleetRefusal
 from tests.cli.driver import PATIENCE_S, until
@@ -183,11 +184,11 @@ async def test_machines_that_wait_for_others_too_long_are_given_back(lab: Lab) -
 async def test_the_host_of_an_evicted_node_is_avoided_and_tainted_where_that_is_allowed(lab: Lab) -> None:
     nodes = await lab.up(2)
     bad, worse = (lab.machine(node) for node in nodes)
-    await lab.fleet.give_back(nodes[0], "evicted")
+    await lab.fleet.give_back(nodes[0], "evicted", Dismissal.EVICTED)
     [taint] = lab.objects.get("nodes", bad)["spec"]["taints"]
     assert taint == {"key": "holdfast.dev/evicted", "value": "lab", "effect": "NoSchedule"}
     lab.objects.forbidden.add("patch nodes")
-    await lab.fleet.give_back(nodes[1], "failed its check: gemm")
+    await lab.fleet.give_back(nodes[1], "failed its check: gemm", Dismissal.EVICTED)
     assert "taints" not in lab.objects.get("nodes", worse)["spec"]
     [new] = await (await lab.reopen()).acquire(1)
     required = lab.pod(new)["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
@@ -200,7 +201,7 @@ async def test_the_host_of_an_evicted_node_is_avoided_and_tainted_where_that_is_
 async def test_a_node_that_is_only_not_needed_taints_nobody(lab: Lab) -> None:
     [node] = await lab.up(1)
     where = lab.machine(node)
-    await lab.fleet.give_back(node, "the job has ended")
+    await lab.fleet.give_back(node, "the job has ended", Dismissal.ENDED)
     assert "taints" not in lab.objects.get("nodes", where)["spec"]
 
 

@@ -74,6 +74,21 @@ def test_a_preemption_is_told_with_its_end() -> None:
     assert (taken.state, taken.reason, taken.ends_at) == (FleetState.UP, "preempted", 430.0)
 
 
+def test_a_job_that_is_being_ended_says_so_and_by_whom_if_that_is_known() -> None:
+    for state, by, told in (
+        ("CANCELLED", "ann", "job 7 was cancelled by ann"),
+        ("CANCELLED", "", "job 7 was cancelled"),
+        ("COMPLETING", "", "Slurm ends job 7, and has not said why"),
+        ("TIMEOUT", "", ""),
+    ):
+        job = changed(RUNNING, state=state, completing=True, cancelled_by=by)
+        seen = judge_node("n0", STARTED, view(job), launching=True)
+        assert (seen.state, seen.reason) == (FleetState.UP, told)
+    over = changed(RUNNING, state="CANCELLED", cancelled_by="ann")
+    ended = judge_node("n0", STARTED, view(over, step=False), launching=False)
+    assert (ended.state, ended.reason) == (FleetState.GONE, "job 7 has ended: cancelled by ann")
+
+
 def test_the_users_own_exclusions_stay() -> None:
     flags = ("--partition=gpu", "-x", "c1", "--exclude=c2,c3", "--exclude", "c4", "-xc5", "--exclusive")
     assert split_exclusions(flags) == (["--partition=gpu", "--exclusive"], {"c1", "c2,c3", "c4", "c5"})

@@ -38,6 +38,22 @@ def test_jobs_of_the_stable_format() -> None:
     assert jobs[10].preempted and jobs[10].ends_at == 1794954440.0, "some grace is taken for granted"
 
 
+@pytest.mark.parametrize(
+    ("due", "state"),
+    [("", "CANCELLED"), (" DUE TO TIME LIMIT", "TIMEOUT"), (" DUE TO PREEMPTION", "PREEMPTED"), (" DUE TO X", "")],
+)
+def test_the_end_that_a_job_comes_to_is_in_its_output(due: str, state: str) -> None:
+    # The first is as 22.05.8 wrote it; the others are made by hand.
+    line = f"slurmstepd-hfe732f1-1: error: *** JOB 3 ON hfe732f1-1 CANCELLED AT 2026-11-18T02:36:06{due} ***\n"
+    assert slurm_reports.parse_end(f"noise\n{line}") == state
+    assert slurm_reports.parse_end("noise\n") == ""
+
+
+def test_who_cancelled_a_job_is_what_the_accounting_says() -> None:
+    assert slurm_reports.parse_canceller("CANCELLED by 1000\n") == "1000"
+    assert slurm_reports.parse_canceller("CANCELLED\n") == "" == slurm_reports.parse_canceller("")
+
+
 def number(value: int, *, infinite: bool = False) -> dict[str, object]:
     return {"set": True, "infinite": infinite, "number": value}
 

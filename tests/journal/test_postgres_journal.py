@@ -120,6 +120,8 @@ def test_a_claim_of_a_front_ends_the_writer_before_it(shared_postgres: str, tmp_
     new.append(entry(1, Phase.DONE), durable=True)
     new.close()
     assert not run_lease.claim_run(link, str(tmp_path), "three", "", LONG_S), "nobody takes over what is done"
+    assert run_lease.claim_run(link, str(tmp_path), "two", "", 0.0), "but for its own front"
+    assert run_lease.claim_run(link, str(tmp_path), "three", "", LONG_S, ended=True), "or one that goes on with it"
     link.close()
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from holdfast.fleet.kubernetes_client import KubernetesClient
 from holdfast.fleet.kubernetes_fleet import KubernetesFleet
+from holdfast.model.action import Dismissal
 from holdfast.model.fleet_report import FleetNode, FleetState
 from tests.cli.conftest import Start
 from tests.cli.conftest import start as start
@@ -69,7 +70,7 @@ async def test_pods_are_made_watched_and_deleted(fleet: KubernetesFleet, cluster
     cluster.machines.kill(lost)
     assert "code 137" in (await until_seen(fleet, are(GONE, lost)))[lost].reason
     bad = seen[lost].host
-    await fleet.give_back(lost, "evicted")
+    await fleet.give_back(lost, "evicted", Dismissal.EVICTED)
     assert cluster.machines.pod_of(lost) is None and fleet.nodes() == (kept,)
     taints = cluster.api.ask("GET", f"/api/v1/nodes/{bad}")["spec"]["taints"]
     assert any(one["key"] == "holdfast.dev/evicted" for one in taints)

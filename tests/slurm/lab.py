@@ -4,11 +4,13 @@ memory of its own. What a lab makes dies with the process that made it: nothing 
 import contextlib
 import ctypes
 import os
+import re
 import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.cli.driver import until
@@ -17,6 +19,7 @@ PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter", "unshare
 _CLIENTS = ("sbatch", "srun", "squeue", "sinfo", "scancel", "scontrol")
 NET = "10.77.0"
 LOGIN = "login"  # the host of slurmctld, where people type
+LOGIN_TOO = "login-too"  # another one, without slurmctld
 _PR_SET_PDEATHSIG = 1
 _FREEZER = Path("/sys/fs/cgroup/freezer")
 
@@ -93,8 +96,9 @@ def _program(name: str) -> str | None:
 
 
 class SlurmLab:
-    def __init__(self, nodes: int) -> None:
-        self.count = nodes
+    def __init__(self, nodes: int, conf: Mapping[str, str] | None = None) -> None:
+        """`conf` has lines of slurm.conf that are to be otherwise."""
+        self.count, self._conf = nodes, conf or {}
         self.name = f"hf{os.urandom(3).hex()}"  # its hosts have it in their names, and so in those of control groups
         self.dir = Path(tempfile.mkdtemp(prefix="hf-slurm-"))
         self.env = {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", "SLURM_CONF": str(self.dir / "slurm.conf")}
@@ -118,10 +122,14 @@ class SlurmLab:
         self.dir.chmod(0o755)
         tracking = "cgroup" if warns_gently() else "linuxproc"
         text = CONF.format(dir=self.dir, net=NET, nodes=self.count, login=LOGIN, name=self.name, tracking=tracking)
+        for option, value in self._conf.items():
+            text = re.sub(f"^{option}=.*", f"{option}={value}", text, flags=re.MULTILINE)
         (self.dir / "slurm.conf").write_text(text)
         (self.dir / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # hosts with both kinds confuse it
         hosts = [f"{NET}.{number} {self.name}-{number}\n" for number in range(1, self.count + 1)]
-        (self.dir / "hosts").write_text(f"127.0.0.1 localhost\n{NET}.254 {LOGIN}\n{''.join(hosts)}")
+        (self.dir / "hosts").write_text(
+            f"127.0.0.1 localhost\n{NET}.254 {LOGIN}\n{NET}.253 {LOGIN_TOO}\n{''.join(hosts)}"
+        )
         key = self.dir / "munge.key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
@@ -134,6 +142,7 @@ class SlurmLab:
         self._in_switch("ip", "link", "set", "br0", "up")
         until((self.dir / "munge.sock").exists, "munged")
         self._boot(LOGIN, f"{NET}.254", "exec slurmctld -i -D")
+        self._boot(LOGIN_TOO, f"{NET}.253", "exec sleep infinity")
         self.bin.mkdir()
         for name in _CLIENTS:
             words = " ".join(self.words(str(_program(name)), cwd='"$PWD"'))
@@ -141,7 +150,7 @@ class SlurmLab:
             (self.bin / name).chmod(0o755)
         for node in self.nodes:
             self.boot(node)
-        until(self._is_idle, "all nodes to be idle")
+        until(lambda: self._count_idle() == self.count, "all nodes to be idle")
 
     def boot(self, node: str) -> None:
         (self.dir / "spool" / node).mkdir(exist_ok=True)
@@ -151,7 +160,7 @@ class SlurmLab:
 
     def _boot(self, name: str, address: str, start: str) -> None:
         apart = ["unshare", "--net", "--uts", "--mount", "--fork", "--kill-child"]
-        if name != LOGIN:  # what tests start there are processes like any other
+        if name not in (LOGIN, LOGIN_TOO):  # what tests start there are processes like any other
             apart += ["--pid", "--ipc", "--mount-proc"]
         ready = self.dir / f"ready.{name}"
         ready.unlink(missing_ok=True)
@@ -179,14 +188,21 @@ class SlurmLab:
         process.kill()
         process.wait()
 
+    def lose_power(self, node: str) -> float:
+        """Take a machine's power away: nobody hears a word of its end. Return when that was."""
+        at = time.time()
+        self.cut(node)
+        self.power_off(node)
+        return at
+
     def cut(self, node: str) -> None:
         self._in_switch("ip", "link", "set", self._cables[node], "down")
 
     def heal(self, node: str) -> None:
         self._in_switch("ip", "link", "set", self._cables[node], "up")
 
-    def recover(self) -> None:
-        """Bring back every machine, as the next test finds it."""
+    def recover(self, least: int = 0) -> None:
+        """Bring back every machine, as the next test finds it; wait for `least` of them, or for all."""
         for node in self.nodes:
             if node not in self._machines:
                 self.boot(node)
@@ -194,11 +210,12 @@ class SlurmLab:
             self.call("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
         for partition in ("main", "urgent"):
             self.call("scontrol", "update", f"PartitionName={partition}", "State=UP")
-        until(self._is_idle, "all nodes to be idle")
+        least = least or self.count
+        until(lambda: self._count_idle() >= least, f"{least} nodes to be idle", signs=self._count_idle)
 
-    def _is_idle(self) -> bool:
-        found = self.call("sinfo", "-h", "-p", "main", "-t", "idle", "-o", "%D|%t", check=False)
-        return found.strip() == f"{self.count}|idle"
+    def _count_idle(self) -> int:
+        found = self.call("sinfo", "-h", "-p", "main", "-t", "idle", "-o", "%D|%t", check=False).split()
+        return sum(int(row.split("|")[0]) for row in found if row.endswith("|idle"))
 
     def call(self, *words: str, on: str = LOGIN, cwd: str = "/", check: bool = True, **env: str) -> str:
         """Run a command on a machine of the lab, and return what it prints."""
@@ -206,7 +223,7 @@ class SlurmLab:
 
     def words(self, *words: str, on: str = LOGIN, cwd: str = "/") -> list[str]:
         """The command line that runs a command on a machine of the lab."""
-        inside = ["--net", "--uts", "--mount", *(() if on == LOGIN else ("--ipc", "--pid"))]
+        inside = ["--net", "--uts", "--mount", *(() if on in (LOGIN, LOGIN_TOO) else ("--ipc", "--pid"))]
         return ["nsenter", "-t", str(self._inits[on]), *inside, f"--wd={cwd}", *words]
 
     def pids(self, node: str, word: str) -> list[int]:
@@ -258,8 +275,8 @@ class SlurmLab:
 
 
 @contextlib.contextmanager
-def run_lab(nodes: int) -> Iterator[SlurmLab]:
-    lab = SlurmLab(nodes)
+def run_lab(nodes: int, conf: Mapping[str, str] | None = None) -> Iterator[SlurmLab]:
+    lab = SlurmLab(nodes, conf)
     try:
         lab.start()
         yield lab

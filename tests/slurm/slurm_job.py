@@ -18,7 +18,7 @@ from tests.slurm.lab import LOGIN, SlurmLab
 
 class SlurmJob(Job):
     def __init__(self, lab: SlurmLab, folder: Path, *words: str, env: dict[str, str], name: str = "job") -> None:
-        self.lab = lab
+        self.lab, self.at = lab, LOGIN  # where people type
         super().__init__(folder, *words, env=env, name=name)
         self.patience_s = 90.0  # nodes start as fresh interpreters
 
@@ -28,7 +28,7 @@ class SlurmJob(Job):
         self._started = True
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
-                self.lab.words(sys.executable, "-m", "holdfast.cli", "run", *words, cwd=str(self.folder)),
+                self.lab.words(sys.executable, "-m", "holdfast.cli", "run", *words, on=self.at, cwd=str(self.folder)),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -76,6 +76,7 @@ def test_scancel_of_the_job_of_the_start(start_slurm: StartSlurm, tmp_path: Path
     job.lab.call("scancel", gang)
     job.trains(generation=2)
     assert gang not in job.queue()
+    assert f"job {gang} was cancelled" in job.text() and "time limit" not in job.text()
     check_end(job, calm_weights)
 
 

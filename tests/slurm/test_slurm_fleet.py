@@ -10,6 +10,7 @@ import pytest
 from holdfast.fleet import slurm_fleet
 from holdfast.fleet.slurm_fleet import SlurmFleet
 from holdfast.fleet.slurm_reports import expand_hosts
+from holdfast.model.action import Dismissal
 from holdfast.model.fleet_report import FleetState
 from tests.cli.driver import until
 from tests.slurm import places
@@ -51,7 +52,7 @@ async def test_the_job_of_the_start_shrinks_and_a_refill_avoids_the_evicted_host
     assert len(jobs) == 1, "a gang"
     bad = others[-1]  # the first host of a job has its script, and Slurm keeps that one
     fleet._plan = msgspec.structs.replace(fleet._plan, drain=True)
-    await fleet.give_back(bad, "evicted")
+    await fleet.give_back(bad, "evicted", Dismissal.EVICTED)
     [job] = jobs
     assert hosts_of_job(slurm_lab, job) == tuple(host_of(fleet, node) for node in (first, *others[:-1]))
     assert slurm_lab.call("sinfo", "-h", "-p", "main", "-n", host_of(fleet, bad), "-o", "%T").startswith("drain")
@@ -96,7 +97,7 @@ async def test_a_host_without_power_proves_nothing(fleet: SlurmFleet, slurm_lab:
     seen = await fleet.survey()
     assert (seen[lost].state, seen[kept].state) == (FleetState.UNKNOWN, FleetState.UP)
     with pytest.raises(OSError, match="no answer"):
-        await fleet.give_back(lost, "evicted")
+        await fleet.give_back(lost, "evicted", Dismissal.EVICTED)
     slurm_lab.boot(host_of(fleet, lost))
     assert fleet.nodes() == (kept,)
 

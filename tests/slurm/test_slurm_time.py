@@ -26,7 +26,14 @@ def test_a_time_limit_is_seen_ahead_and_the_seats_move(
     start_slurm: StartSlurm, tmp_path: Path, calm_weights: str
 ) -> None:
     job = start_slurm(
-        "--nnodes", "2", "--slurm", "time=4", "--set", "recovery.leave_s=30", script=slowed(MODEL), HOLDFAST_STEPS=STEPS
+        "--nnodes",
+        "2",
+        "--slurm",
+        "time=4 exclusive",
+        "--set",
+        "recovery.leave_s=30",
+        script=slowed(MODEL),
+        HOLDFAST_STEPS=STEPS,
     )
     job.trains()
     [first] = job.queue()
@@ -69,6 +76,44 @@ def test_a_batch_job_goes_on_in_its_successor_after_the_time_limit(
     until(lambda: not lab.call("squeue", "-h").strip(), "an empty queue")
     report = load_report(tmp_path / "run")
     assert report.code == 0 and report.generation >= 2, "one journal"
+
+
+def test_a_batch_job_that_is_cancelled_says_so_and_has_no_successor(start_slurm: StartSlurm, tmp_path: Path) -> None:
+    lab = start_slurm.lab
+    (tmp_path / "job.py").write_text(TRAIN)
+    words = ["sbatch", "--run-dir", str(tmp_path / "run"), "--nnodes", "2", "--slurm", "time=30", "--no-zygote"]
+    start_slurm.call_holdfast(*words, "--set", "probe.allow=false", "job.py", str(tmp_path))
+    output = tmp_path / "run.out"
+    until(lambda: output.exists() and "first step after" in output.read_text(), "the first step", 100)
+    [job] = lab.call("squeue", "-h", "-o", "%i").split()
+    lab.call("scancel", job)
+    until(lambda: not lab.call("squeue", "-h").strip(), "an empty queue", 100)
+    text = output.read_text()
+    assert "time limit" not in text and ("stopped by SIGTERM" in text or f"job {job} was cancelled" in text), text
+
+
+def test_a_job_all_of_whose_nodes_are_preempted_waits_for_others(
+    start_slurm: StartSlurm, tmp_path: Path, calm_weights: str
+) -> None:
+    lab = start_slurm.lab
+    lab.call("scontrol", "update", "PartitionName=main", "GraceTime=40")
+    try:
+        store = {"HOLDFAST_STORE": str(tmp_path / "store")}
+        job = start_slurm("--nnodes", "2", script=slowed(MODEL), HOLDFAST_STEPS=STEPS, **store)
+        job.trains()
+        words = ("--parsable", "-p", "urgent", "-N6", "--exclusive", "--time=9", "-o", "/dev/null")
+        urgent = lab.call("sbatch", *words, "--wrap", "sleep 500").strip()
+        job.says("preempted: the fleet takes all nodes away", patience_s=120)
+        job.says("it goes on when Slurm has other nodes for it", patience_s=120)
+        job.says("waiting for 2 nodes: queued", patience_s=120)
+        assert job.process.poll() is None and "ended with code" not in job.text()
+        lab.call("scancel", urgent)
+        job.trains(generation=2)
+        job.ends(0, patience_s=300)
+        assert weights(job) == calm_weights
+        job.check_replay()
+    finally:
+        lab.call("scontrol", "update", "PartitionName=main", "GraceTime=180")
 
 
 def test_an_allocation_that_is_there_is_used_first(start_slurm: StartSlurm, tmp_path: Path) -> None:

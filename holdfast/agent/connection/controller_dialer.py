@@ -1,5 +1,6 @@
 """Dials the controller through a private unix socket or TLS, and refuses a peer that does not prove itself."""
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -9,6 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import aiohttp
+import msgspec
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from holdfast.core.agent_state_machine import PING_S
@@ -16,11 +18,12 @@ from holdfast.linux import peer_credentials
 from holdfast.wire import agent_messages
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.credentials.mutual_tls import KeyFiles
-from holdfast.wire.run_and_node_specs import NodeSpec
+from holdfast.wire.run_and_node_specs import NodeSpec, RunSpec, read_json
 
 _DIAL_S = 10.0  # for one try to reach the controller
 # The same where it may be at several addresses, and its machine may be lost: then another one answers within seconds.
 _TURN_S, _TURN_PING_S = 3.0, 4.0
+_FILE_S = 2.0  # for a file system to say where the controller is
 
 
 class UnprovenPeerError(OSError):
@@ -62,6 +65,7 @@ class ControllerDialer:
         self._addresses = [(url.hostname or "", url.port or 0) for url in urls]  # the one to dial next is the first
         self._keys = KeyFiles.in_folder(Path(node.keys))
         self._run_id = node.run_id
+        self._run_file = node.run_file
 
     def url_for(self, path: str) -> str:
         """Return the URL of a path on the controller, for a session of `open_session`."""
@@ -92,7 +96,8 @@ class ControllerDialer:
     async def open_link(self) -> AsyncIterator[WebSocketLink]:
         """Open a WebSocket to the controller and verify the peer; raise UnprovenPeerError if that is not our
         controller. Raise BrokenLinkError or another OSError if the link cannot be opened or breaks. The next link is
-        opened at the next address, if there are several."""
+        opened at the next address, if there are several, or where the controller has moved."""
+        await self._find_moved()
         url = self.url_for("/agent")
         dial_s, ping_s = (_DIAL_S, PING_S) if len(self._addresses) == 1 else (_TURN_S, _TURN_PING_S)
         try:
@@ -106,6 +111,15 @@ class ControllerDialer:
             raise BrokenLinkError(str(e)) from e
         finally:
             self._addresses.append(self._addresses.pop(0))
+
+    async def _find_moved(self) -> None:
+        """Read where the controller is now; a file system that does not answer says nothing. Who answers there has to
+        prove itself as ever."""
+        if self._run_file:
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                async with asyncio.timeout(_FILE_S):
+                    run = await asyncio.to_thread(read_json, Path(self._run_file), RunSpec)
+                self._addresses = [(run.host, run.port)]
 
     def _verify_peer(self, ws: aiohttp.ClientWebSocketResponse) -> None:
         """Raise UnprovenPeerError unless the peer is this run's controller. TLS has already proved its key."""

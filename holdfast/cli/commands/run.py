@@ -36,7 +36,11 @@ def main(argv: list[str]) -> int:
         settings = _load_settings(args)
         os.environ.update(with_whole_paths(os.environ, os.getcwd()))  # nothing of ours is started from this folder
         if args.journal:
-            return _join_in_turns(args, settings)
+            _require_postgres()
+        if args.journal and args.fleet == "join":
+            from holdfast.cli.launch.controller_turns import join_in_turns
+
+            return join_in_turns(args, settings, _make_entry(args))
         if args.fleet == "join":
             from holdfast.cli.launch.host_join import join_job
 
@@ -61,12 +65,11 @@ def main(argv: list[str]) -> int:
         return 2
 
 
-def _join_in_turns(args: RunArgs, settings: Settings) -> int:
+def _require_postgres() -> None:
     try:
-        from holdfast.cli.launch.controller_turns import join_in_turns
+        import holdfast.cli.launch.controller_lease  # noqa: F401  psycopg is an extra
     except ModuleNotFoundError as e:
         raise UsageError(f"--journal needs {e.name}: pip install 'holdfast[postgres]'") from None
-    return join_in_turns(args, settings, _make_entry(args))
 
 
 def _load_settings(args: RunArgs) -> Settings:

@@ -18,10 +18,11 @@ _LOOK_S = 1.0
 class ControllerLease:
     """Says which host carries the controller, and takes it over when nobody does."""
 
-    def __init__(self, url: str, run_id: str) -> None:
+    def __init__(self, url: str, run_id: str, *, goes_on: bool = False) -> None:
+        """`goes_on`: the run has ended only because the time of its nodes was over, and may be claimed."""
         if fault := why_no_url(url):
             raise UsageError(f"--journal {url} {fault}")
-        self.url, self.run_id = url, run_id
+        self.url, self.run_id, self._goes_on = url, run_id, goes_on
         self.holder = f"{socket.gethostname()} {secrets.token_hex(8)}"  # no other `holdfast run` has it
         self._link = PostgresLink(url)
         self._looked_at = 0.0
@@ -29,7 +30,7 @@ class ControllerLease:
     def try_to_claim(self) -> bool:
         """Take the lease for a controller of ours that is about to start; False if another host has it, or the run has
         ended. JournalAwayError if the database does not answer."""
-        return run_lease.claim_run(self._link, self.run_id, self.holder, "", START_S)
+        return run_lease.claim_run(self._link, self.run_id, self.holder, "", START_S, ended=self._goes_on)
 
     def is_free(self) -> bool:
         """Whether a run that has not ended has no controller any more. Looks once a second; a database that does not
@@ -63,7 +64,7 @@ class ControllerLease:
         """Claim a run whose last controller is gone, or may only just have gone; False if another host carries it."""
         until = time.monotonic() + 2 * LEASE_S
         while not self.try_to_claim():
-            if self.has_ended() or time.monotonic() > until:
+            if (self.has_ended() and not self._goes_on) or time.monotonic() > until:
                 return False
             time.sleep(_LOOK_S)
         return True

@@ -184,7 +184,7 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog, 
     account = controller.ledger.make_account()
     await _close_doors(run_dir, runners)
     record.forget_keys()
-    teller.tell_end(account, code)
+    teller.tell_end(account, code, goes_on=run_directory.outlives_nodes(run) and code == OUT_OF_TIME)
     return RunEnd(code=code, reason=account.ending)
 
 
@@ -384,8 +384,9 @@ class ConsoleTeller:
         )
         return f"while nobody watched, {since} {clock_text(self._unheard_until)}; {when}"
 
-    def tell_end(self, account: Account, code: int) -> None:
-        what = "done" if code == 0 else f"ended with code {code}"
+    def tell_end(self, account: Account, code: int, *, goes_on: bool = False) -> None:
+        """Print how the job ended; `goes_on`: its front waits for other nodes by itself."""
+        what = "so far" if goes_on else "done" if code == 0 else f"ended with code {code}"
         count = incidents_text(len(account.incidents), count_failures(account.incidents))
         ettr = ettr_said(account.ettr, account.at_most)
         ettr += f", because {NO_STEP}" if account.spent_s(TimeUse.RUN) else ""

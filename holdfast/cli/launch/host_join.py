@@ -67,6 +67,7 @@ class HostJoin:
         self.given = _user_certificates(args, settings)
         self.token, self.own_token = ("", None) if self.given else _read_token(args, self.host, self.port)
         self.settings, self._closed = settings, 0
+        self.run_file = ""  # as in NodeSpec
         self._holder = 0  # the pid of the node's; 0: the node was not started yet
         self._on_host = _read_identity()
         self.meant = args.run_id or (self.given.run if self.given else "")  # which job; "": whichever is there
@@ -131,6 +132,7 @@ class HostJoin:
             node=self.name,
             order=order,
             url=url,
+            run_file=self.run_file,
             keys=str(self._keys_folder),
             run_id=self.meant or node.run_id,
             on_host=self._on_host,

@@ -33,9 +33,9 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
     if (run_dir / "exit.json").exists() and not run_directory.goes_on(run_dir):
         raise UsageError(f"this run has ended; see holdfast report {run_dir}, or start a new one")
     _check_replay(run_dir)
-    if not run.journal:
+    if not run.journal and run.fleet != "slurm":  # whose hosts share the run directory
         run_directory.require_local_disk(run_dir)
-    lease = _claim_again(run) if run.journal else None
+    lease = _claim_again(run, run_directory.goes_on(run_dir)) if run.journal else None
     files = dict.fromkeys((*run.console_files, *find_console_files()))
     run = msgspec.structs.replace(run, console_files=tuple(files))
     if settings is not None:
@@ -56,11 +56,11 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
         return Supervisor(run_dir, listener, console, lease=lease).run() or 0
 
 
-def _claim_again(run: RunSpec) -> "ControllerLease":
+def _claim_again(run: RunSpec, goes_on: bool) -> "ControllerLease":
     """Claim a run in Postgres whose front on this host is gone; UsageError if another host carries its controller."""
     from holdfast.cli.launch.controller_lease import ControllerLease
 
-    lease = ControllerLease(run.journal, run.job.run_id)
+    lease = ControllerLease(run.journal, run.job.run_id, goes_on=goes_on)
     try:
         claimed = lease.await_claim()
     except JournalError as e:

@@ -7,6 +7,7 @@ import shutil
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,8 +22,12 @@ from holdfast.cli.terminal.rank_console import describe_shape, find_console_file
 from holdfast.config import Settings
 from holdfast.fleet.slurm_commands import is_inside_allocation
 from holdfast.fleet.slurm_fleet import SlurmPlan
+from holdfast.journal.journal_errors import JournalError
 from holdfast.model.job_and_seats import Job
 from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
+
+if TYPE_CHECKING:
+    from holdfast.cli.launch.controller_lease import ControllerLease
 
 _WHERE = "name the address at which the nodes reach this host, with --local-addr"
 
@@ -38,6 +43,7 @@ def run_on_slurm(args: RunArgs, settings: Settings, entry: EntryPoint, job: Job)
     nproc = args.ranks_per_node()
     args, why = choose_standbys(args) if args.refill_h is not None else (args, "")
     address = find_own_address(args.local_addr)
+    lease = _claim_lease(args.journal, job.run_id) if args.journal else None
     with listen_at(address, args.port, "give another with --port, or 0 for any free one") as listener:
         run_dir = run_directory.make_run_dir(args.run_dir, job.run_id)
         log_dir = run_directory.make_log_dir(args.log_dir, run_dir, job.run_id)
@@ -59,16 +65,32 @@ def run_on_slurm(args: RunArgs, settings: Settings, entry: EntryPoint, job: Job)
             console_files=files,
             fleet_flags=args.slurm,
             allocation=is_inside_allocation(os.environ),
+            journal=args.journal or "",
         )
         run_directory.publish_run(run_dir, run)
         run_selection.remember_run(run_dir)
         where = f", first on the hosts of job {run.allocation}" if run.allocation else ""
         say(f"slurm fleet: {describe_shape(args, nproc)}{where}; run directory {run_dir}")
-        for text in filter(None, (why, begun.said)):
+        risk = "" if lease else run_directory.shared_journal_risk(run_dir)
+        for text in filter(None, (why, begun.said, risk)):
             say(text)
         if args.detach:
             leave_terminal(run_dir)
-        return Supervisor(run_dir, listener, make_console(args, run, run_dir)).run() or 0  # no other host takes it over
+        # If another host goes on with the run, that one tells its end.
+        return Supervisor(run_dir, listener, make_console(args, run, run_dir), lease=lease).run() or 0
+
+
+def _claim_lease(url: str, run_id: str) -> "ControllerLease":
+    """Claim a new run in Postgres; UsageError if there is one of this name, or no database."""
+    from holdfast.cli.launch.controller_lease import ControllerLease
+
+    lease = ControllerLease(url, run_id)
+    try:
+        if lease.try_to_claim():
+            return lease
+    except JournalError as e:
+        raise UsageError(str(e)) from None
+    raise UsageError(f"run {run_id} is in {url} already; give another --rdzv-id, or go on with holdfast run --resume")
 
 
 def make_plan(run: RunSpec, run_dir: Path) -> SlurmPlan:

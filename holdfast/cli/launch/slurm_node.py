@@ -33,6 +33,7 @@ def main() -> int:
         args = _join_args(run, run_dir, name)
         joining = HostJoin(args, run.settings, run.entry)
         joining.run = msgspec.structs.replace(joining.run, log_dir=run.log_dir)  # where the run's own console looks
+        joining.run_file = str(run_dir / "run.json")
         console = make_console(args, joining.run, joining.run_dir)
         return joining.follow_job(console, lambda: False, (signal.SIGINT,)) or 0
     except UsageError as e:

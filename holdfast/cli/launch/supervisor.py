@@ -154,7 +154,9 @@ class Supervisor:
         while True:
             try:
                 if self._lease and not self._claim_lease(self._lease):
-                    say(f"{self._lease.carrier_text()} carries the controller now; this host goes on as a node")
+                    has_node = run_directory.read_spec(self._run_dir).fleet == "join"
+                    part = "this host goes on as a node" if has_node else "nothing is left to do here"
+                    say(f"{self._lease.carrier_text()} carries the controller now; {part}")
                     return None
             except JournalError as e:
                 say(f"{e}; ending this host's part in the job")
@@ -181,7 +183,8 @@ class Supervisor:
     def _waits_for_nodes(self) -> bool:
         """Whether the job goes on with other nodes here and now: Slurm took all, and this host is none of them."""
         run = run_directory.read_spec(self._run_dir)
-        if run.fleet != "slurm" or run.allocation or self._asked.numbers or not run_directory.goes_on(self._run_dir):
+        waits = run_directory.outlives_nodes(run) and not self._asked.numbers
+        if not waits or not run_directory.goes_on(self._run_dir):
             return False
         say("the job's state is on storage; it goes on when Slurm has other nodes for it")
         (self._run_dir / "exit.json").unlink()

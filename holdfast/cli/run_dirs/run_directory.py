@@ -81,6 +81,14 @@ def require_local_disk(run_dir: Path) -> None:
         )
 
 
+def shared_journal_risk(run_dir: Path) -> str:
+    """Say what must not be done to a journal in a folder that hosts share, as those of a run on Slurm do; "" if they
+    do not share it."""
+    kind = network_kind(run_dir)
+    only = "only one host at a time may open it: use holdfast status and report on this one"
+    return f"the journal is on {kind}, where {only}, or keep it in a database with --journal" if kind else ""
+
+
 def make_log_dir(wanted: str | None, run_dir: Path, run_id: str) -> Path:
     log_dir = _unused_path(Path(wanted).absolute(), run_id) if wanted else run_dir / "logs"
     try:
@@ -215,6 +223,11 @@ def read_door_secret(run_dir: Path) -> str:
 def write_door_secret(run_dir: Path, told: str) -> None:
     door_keys_folder(run_dir).mkdir(mode=0o700, exist_ok=True)
     mutual_tls.write_secret(door_keys_folder(run_dir) / "secret", told.encode())
+
+
+def outlives_nodes(run: RunSpec) -> bool:
+    """Whether the front of a run stays when the cluster takes all of its nodes away: it asks for others."""
+    return run.fleet == "slurm" and not run.allocation
 
 
 def goes_on(run_dir: Path) -> bool:

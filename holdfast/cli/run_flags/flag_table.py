@@ -81,7 +81,7 @@ OURS = (
         "journal",
         "URL",
         "keep the journal in Postgres (postgres://HOST/DATABASE), so that each host of --rdzv-endpoint can carry the "
-        "controller; needs --rdzv-id",
+        "controller, and needs --rdzv-id; with --fleet slurm, so that any host can --resume the run",
     ),
     Flag("detach", "", "give the terminal back at once; holdfast attach comes back to the run"),
     Flag("resume", "RUN", "continue this run (directory, id or part of it); no SCRIPT needed"),

@@ -205,7 +205,9 @@ def _journal_address(given: GivenFlags, fleet: str) -> str | None:
     url = given.flag_text("journal")
     if url is None or "resume" in given.words:
         return url
-    if fleet in ("slurm", "kubernetes"):
+    if fleet == "slurm":
+        return url  # all hosts see the run directory, by which another one goes on with the run
+    if fleet == "kubernetes":
         raise UsageError(f"--journal does not go with --fleet {fleet}: the journal is in the run directory")
     if fleet != "join":
         raise UsageError("--journal needs --rdzv-endpoint: on one host a database adds nothing to the run directory")

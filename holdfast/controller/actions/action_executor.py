@@ -23,7 +23,20 @@ from holdfast.core.record.ledger import Ledger
 from holdfast.core.snapshots import final_checkpoint
 from holdfast.core.snapshots.keeper_launch import leave_line
 from holdfast.core.snapshots.restore_choice import choose_restore, count_disks, leave_out_disks, steps_on_disks
-from holdfast.model.action import Acquire, Action, Block, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
+from holdfast.model.action import (
+    Acquire,
+    Action,
+    Block,
+    Dismiss,
+    Dismissal,
+    Finish,
+    Launch,
+    Probe,
+    Replay,
+    Say,
+    Stage,
+    Stop,
+)
 from holdfast.model.errand import Errand, FinalState, LaunchHere, Leave, StopHere
 from holdfast.model.event import Outcome
 from holdfast.model.job_and_seats import Seat, world_size
@@ -163,7 +176,7 @@ class ActionExecutor:
         leave = Leave(id=action.id, code=action.code, grace_s=0.0, reason=action.reason, disk_over=over)
         self.links.send_errand(action.node, leave)
         self._forget_node(action.node)
-        await self.fleet.give_back(action.node, action.reason)
+        await self.fleet.give_back(action.node, action.reason, action.cause)
         return Outcome(action=action.id, ok=True)
 
     def _forget_node(self, node: str) -> None:
@@ -392,7 +405,8 @@ class ActionExecutor:
         nodes = self.fleet.nodes()
         for node in nodes:
             self._forget_node(node)
-        results = await asyncio.gather(*(self.fleet.give_back(n, reason) for n in nodes), return_exceptions=True)
+        over = (self.fleet.give_back(node, reason, Dismissal.ENDED) for node in nodes)
+        results = await asyncio.gather(*over, return_exceptions=True)
         errors = {node: error for node, error in zip(nodes, results, strict=True) if error is not None}
         for error in errors.values():
             if not isinstance(error, OSError):

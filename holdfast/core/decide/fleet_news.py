@@ -4,15 +4,15 @@ from collections.abc import Set
 
 from holdfast.core.decide import launching
 from holdfast.core.decide.job_state import JobState
+from holdfast.core.decide.open_operator_requests import FLEET
 from holdfast.core.membership.seating import next_seats
-from holdfast.model.action import Say
+from holdfast.model.action import Dismissal, Say
 from holdfast.model.alarm import Kind
 from holdfast.model.event import Outcome, Phase
 from holdfast.model.fleet_report import FleetNode, FleetReport, FleetState
 
 OUT_OF_TIME = 95  # exit code: the fleet takes all nodes away; the same job can go on from its last checkpoint
 REFUSED = 2  # exit code: as for a setting that is wrong
-_FLEET = "the fleet"  # who wants a node gone
 
 
 def on_fleet_report(state: JobState, now: float, event: FleetReport) -> str:
@@ -41,7 +41,8 @@ def _part_with_gone(state: JobState, now: float, gone: dict[str, FleetNode]) -> 
         those = [node for node in beside if _reason(gone[node]) == why]
         if never_up := [node for node in those if node in standbys.coming]:
             said.append(f"{', '.join(never_up)} ended before the job had it: {why}")
-            state.emit(*(action for node in never_up for action in standbys.dismiss_node(node, None, f"gone: {why}")))
+            for node in never_up:
+                state.emit(*standbys.dismiss_node(node, None, f"gone: {why}", standbys.fleet.dismissal_of(node)))
             state.emit(Say(text=said[-1]))
             standbys.fleet.last_word = why
         if was_up := [node for node in those if node not in never_up]:
@@ -87,10 +88,10 @@ def drain_leaving(state: JobState, now: float) -> str:
     nodes, standbys, requests = state.nodes, state.nodes.standbys, state.requests
     fleet = standbys.fleet
     due = fleet.due_nodes(now, standbys.patience_s)
-    for node in [node for node, who in requests.draining.items() if who == _FLEET and node not in due]:
+    for node in [node for node, who in requests.draining.items() if who == FLEET and node not in due]:
         del requests.draining[node]  # it may stay for longer
     for node in sorted(due & nodes.pool.keys()):
-        state.emit(*standbys.dismiss_node(node, None, "the fleet will take it away"))
+        state.emit(*standbys.dismiss_node(node, None, "the fleet will take it away", Dismissal.DRAINED))
     told = _tell_leaving(state, now, {node for node in due & nodes.active if not requests.who_wants_gone(node)})
     over = {node for node in nodes.active & fleet.ends.keys() if fleet.leave_at(node) <= now}
     return "; ".join(filter(None, (told, _let_go(state, now, over) if over else "")))
@@ -99,7 +100,7 @@ def drain_leaving(state: JobState, now: float) -> str:
 def _tell_leaving(state: JobState, now: float, new: Set[str]) -> str:
     if not new:
         return ""
-    state.requests.draining |= dict.fromkeys(sorted(new), _FLEET)
+    state.requests.draining |= dict.fromkeys(sorted(new), FLEET)
     fleet = state.nodes.standbys.fleet
     why = ", ".join(sorted({fleet.nodes[node].reason for node in new} - {""}))
     said = f"the fleet takes {', '.join(sorted(new))} away {_time_left(state, now, new)}{f' ({why})' if why else ''}"
@@ -122,12 +123,13 @@ def _let_go(state: JobState, now: float, over: Set[str]) -> str:
     if all_end and len(nodes.usable_pool) < state.job.min_nodes:
         first_s = min(fleet.ends[node].at for node in nodes.active) - now
         last_s = max(state.limits.shutdown_grace_s, first_s / 2)
-        why = ", ".join(sorted({fleet.nodes[node].reason for node in nodes.active} - {""})) or "time limit"
-        told = f"{why}: the fleet takes all nodes away {_time_left(state, now, nodes.active)}"
-        told += ", and too few others have come; start the job again to go on from its last checkpoint"
+        limit = "" if any(fleet.ends[node].sudden for node in nodes.active) else "time limit"
+        why = ", ".join(sorted({fleet.nodes[node].reason for node in nodes.active} - {""})) or limit
+        told = f"{f'{why}: ' if why else ''}the fleet takes all nodes away {_time_left(state, now, nodes.active)}"
+        told += ", and too few others have come; the job can go on from its last checkpoint"
         return launching.finish_job(state, now, OUT_OF_TIME, told, last_s=last_s)
     if next_seats(state.job, nodes.seats, nodes.out | over, nodes.usable_pool, may_shrink=True):
-        state.requests.evicting |= {node: _FLEET for node in sorted(over) if node not in state.requests.evicting}
+        state.requests.evicting |= {node: FLEET for node in sorted(over) if node not in state.requests.evicting}
     return ""
 
 
@@ -136,11 +138,11 @@ def go_on(state: JobState, now: float) -> str:
     nodes, standbys = state.nodes, state.nodes.standbys
     why = "the fleet has taken it away"
     for node in sorted({*nodes.pool, *standbys.coming, *standbys.under_probe}):
-        state.emit(*standbys.dismiss_node(node, None, why))
+        state.emit(*standbys.dismiss_node(node, None, why, Dismissal.GONE))
     left = sorted(nodes.active)
     nodes.out.update(left)
     for node in left:
-        state.emit(*standbys.dismiss_node(node, None, why))
+        state.emit(*standbys.dismiss_node(node, None, why, Dismissal.GONE))
     state.requests.on_nodes_left(tuple(left))
     standbys.acquiring.clear()  # whoever was to come was given back with all others
     state.exit_code = state.wait_until = state.last_call_at = None

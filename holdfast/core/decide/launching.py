@@ -104,7 +104,8 @@ def part_with_beside(state: JobState, nodes: Iterable[str], kind: Kind, why: str
     lost = {"standby": tuple(node for node in nodes if node not in evicted), "evicted node": tuple(sorted(evicted))}
     for what, those in lost.items():
         for node in those:
-            state.emit(*state.nodes.standbys.dismiss_node(node, kind, f"{what} {why}"))
+            cause = state.nodes.standbys.fleet.dismissal_of(node)
+            state.emit(*state.nodes.standbys.dismiss_node(node, kind, f"{what} {why}", cause))
     who = " and ".join(f"{what} {', '.join(those)}" for what, those in lost.items() if those)
     said = f"{who} lost: {why}"
     state.emit(Say(text=said, standbys=lost["standby"]))
@@ -112,9 +113,15 @@ def part_with_beside(state: JobState, nodes: Iterable[str], kind: Kind, why: str
 
 
 def evict_nodes(
-    state: JobState, now: float, nodes: Iterable[str], silent: Collection[str], *, examine: bool = True
+    state: JobState,
+    now: float,
+    nodes: Iterable[str],
+    silent: Collection[str],
+    *,
+    examine: bool = True,
+    drained: Collection[str] = (),
 ) -> str:
-    leaving, actions = state.nodes.evict_nodes(nodes, silent, state.generation, examine=examine)
+    leaving, actions = state.nodes.evict_nodes(nodes, silent, state.generation, examine=examine, drained=drained)
     state.emit(*actions)
     at_once = len(leaving) > 1 and set(leaving) <= set(silent)  # one cause took them: a switch, or power
     state.failures.count_evictions(now, 1 if at_once else len(leaving))
@@ -220,7 +227,8 @@ def _launch_or_wait(state: JobState, now: float) -> str:
     if state.requests.evicting or state.requests.draining:
         spare = len(state.nodes.usable_pool) - len(state.nodes.out)  # seats that are empty come first
         leaving = state.requests.nodes_to_leave(state.nodes.active, spare)
-        evict_nodes(state, now, leaving, (), examine=False)  # nothing is wrong with them: a person wants them gone
+        # Nothing is known to be wrong with them, so nobody looks. A person who evicts one has a reason.
+        evict_nodes(state, now, leaving, (), examine=False, drained=state.requests.drained_nodes(leaving))
     # The first generation leaves torchrun's last call open for more nodes; a recovery does not wait for them.
     called = any(at is not None and at <= now for at in (state.last_call_at, state.wait_until))
     if seats := state.nodes.propose_seats(may_shrink=state.generation > 0 or called):

@@ -2,6 +2,8 @@
 
 from collections.abc import Set
 
+FLEET = "the fleet"  # who wants a node gone, if no person does
+
 
 class OpenRequests:
     """The open requests of people, as part of the job's state."""
@@ -30,6 +32,10 @@ class OpenRequests:
         gone = {node for node in active if node in self.evicting}
         drained = sorted(node for node in active if node in self.draining and node not in gone)
         return gone.union(drained[: max(0, standbys - len(gone))])
+
+    def drained_nodes(self, nodes: Set[str]) -> set[str]:
+        """Return the nodes among these that leave though nobody doubts them."""
+        return {node for node in nodes if self.evicting.get(node, FLEET) == FLEET}
 
     def who_wants_gone(self, node: str) -> str:
         """Return the person who asked to evict or drain this node; "" if nobody did."""

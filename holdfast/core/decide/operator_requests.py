@@ -3,6 +3,7 @@
 from holdfast.core.decide import launching
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.incident.ladder import GAVE_UP
+from holdfast.model.action import Dismissal
 from holdfast.model.event import Order, Phase
 from holdfast.model.incident_record import Remedy, Verdict
 
@@ -44,7 +45,8 @@ def on_leave_order(state: JobState, now: float, order: Order) -> str:
         return f"{node} will leave ({order.verb} by {order.who})"
     if order.verb == "drain" and not state.nodes.standbys.beside_job((node,)):
         return f"there is no node {node} to {order.verb}"
-    state.emit(*state.nodes.standbys.dismiss_node(node, None, gone))
+    cause = Dismissal.EVICTED if order.verb == "evict" else Dismissal.DRAINED
+    state.emit(*state.nodes.standbys.dismiss_node(node, None, gone, cause))
     return f"{node} leaves: {gone}"
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from holdfast.model.action import Dismissal
 from holdfast.model.fleet_report import FleetNode, FleetState
 
 
@@ -56,6 +57,10 @@ class FleetStates:
     def is_gone(self, node: str) -> bool:
         """Return whether the fleet has proof that nothing of this node runs."""
         return node in self.nodes and self.nodes[node].state is FleetState.GONE
+
+    def dismissal_of(self, node: str) -> Dismissal:
+        """Return why a node that is lost leaves: because of its machine, unless the fleet says otherwise."""
+        return Dismissal.GONE if self.is_gone(node) and not self.nodes[node].failed else Dismissal.EVICTED
 
     def near(self, node: str) -> tuple[str, ...]:
         return self.nodes[node].near if node in self.nodes else ()

@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Set
 
 import msgspec
 
-from holdfast.model.action import Block, Dismiss, Say
+from holdfast.model.action import Block, Dismiss, Dismissal, Say
 from holdfast.model.event import Outcome, Ready
 from holdfast.model.job_and_seats import HostIdentity
 
@@ -126,7 +126,9 @@ class HostFaults:
 
     def refuse(self, ready: Ready) -> tuple[Dismiss | Say, ...]:
         """Return the actions that refuse a node of a blocked host. Of each host the console is told once."""
-        dismiss = Dismiss(id=next(self._ids), node=ready.node, reason=ready.blocked, code=BLOCKED_EXIT)
+        dismiss = Dismiss(
+            id=next(self._ids), node=ready.node, reason=ready.blocked, code=BLOCKED_EXIT, cause=Dismissal.REFUSED
+        )
         known = ready.identity.id in self._refused
         self._refused.add(ready.identity.id)
         self._blocked[ready.identity.id] = ready.host

@@ -104,7 +104,13 @@ class JobNodes:
         return copy_bonds(self.seats, self.mesh, parity=self.job.parity)
 
     def evict_nodes(
-        self, nodes: Iterable[str], silent: Collection[str], generation: int, *, examine: bool
+        self,
+        nodes: Iterable[str],
+        silent: Collection[str],
+        generation: int,
+        *,
+        examine: bool,
+        drained: Collection[str] = (),
     ) -> tuple[list[str], list[Action]]:
         """Evict the active nodes among `nodes`. Return the evicted nodes and the actions that this requires."""
         leaving = sorted(self.active.intersection(nodes))
@@ -112,7 +118,9 @@ class JobNodes:
         self.out.update(leaving)
         for node in leaving:
             kind, answers = Kind.SILENCE if node in silent else Kind.CRASH, node not in self.unstopped
-            released = self.standbys.evict_node(node, kind, generation, examine=examine and answers)
+            released = self.standbys.evict_node(
+                node, kind, generation, examine=examine and answers, drained=node in drained
+            )
             actions += released
             if not released and node in self.back:
                 self.standbys.on_ready(self.back[node], 0)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 
 from holdfast.core.membership.fleet_states import FleetStates
 from holdfast.core.membership.host_blocking import HostFaults
-from holdfast.model.action import Acquire, Block, Dismiss, Probe, Say
+from holdfast.model.action import Acquire, Block, Dismiss, Dismissal, Probe, Say
 from holdfast.model.alarm import Kind
 from holdfast.model.event import Limits, Outcome, Ready
 from holdfast.model.fleet_report import FleetNode, FleetState
@@ -16,15 +16,7 @@ _IN_A_ROW = 3  # nodes that fail their check, and nobody passes: it is not the n
 RETRY_S = 10.0  # before a fleet that gave too few nodes is asked again
 LONGEST_RETRY_S = 300.0  # and at most, if it refuses, or what it gives ends at once: each time twice as long
 _LONGEST = 32  # times ready_s: no fleet is given longer for a node
-
-
-_EVICTED, _FAILED, _EXAMINED = "evicted", "failed its check", "examined: "
-_FOUND_WELL = f"{_EXAMINED}nothing is wrong with it, and another has its place"
-
-
-def blames_machine(reason: str) -> bool:
-    """Return whether a node that is dismissed for this reason should not be followed by another on its machine."""
-    return reason.startswith((_EVICTED, _FAILED, _EXAMINED, "evict by", "standby")) and reason != _FOUND_WELL
+_FOUND_WELL = "examined: nothing is wrong with it, and another has its place"
 
 
 class Standbys:
@@ -139,7 +131,8 @@ class Standbys:
         """Make a new node a standby, or probe it first if `level` is above 0. Dismiss a node that may not return."""
         self.coming.pop(event.node, None)
         if not self.may_return(event.node):
-            return (Dismiss(id=next(self._ids), node=event.node, reason="it had left the job before"),)
+            why = "it had left the job before"
+            return (Dismiss(id=next(self._ids), node=event.node, reason=why, cause=Dismissal.REFUSED),)
         self.gone.pop(event.node, None)
         self._met[event.node] = event
         self.fleet.doubt_gone(event.node)
@@ -167,7 +160,8 @@ class Standbys:
         why = event.failed.get(node, "" if event.ok else event.detail)
         self._failed = self._failed + 1 if why else 0
         if why and self._failed < _IN_A_ROW:
-            return f"{node} failed its check: {why}", self.dismiss_node(node, Kind.CRASH, f"{_FAILED}: {why}")
+            reason = f"failed its check: {why}"
+            return f"{node} {reason}", self.dismiss_node(node, Kind.CRASH, reason, Dismissal.EVICTED)
         said = f"{self._failed} nodes in a row failed their check, so standbys are not checked any more: {why}"
         self.pool[node] = self._met[node]
         self._checked[node] = now + self.limits.recheck_s
@@ -188,12 +182,15 @@ class Standbys:
         for id in [id for id, other in self.checking.items() if other == node]:
             del self.checking[id]
 
-    def evict_node(self, node: str, kind: Kind, generation: int, *, examine: bool) -> tuple[Dismiss, ...]:
+    def evict_node(
+        self, node: str, kind: Kind, generation: int, *, examine: bool, drained: bool = False
+    ) -> tuple[Dismiss, ...]:
         """Dismiss a seated node or, at its first eviction, keep it for an examination, from which it may come back."""
         again = node in self._evicted
         self._evicted.add(node)
         if kind is Kind.SILENCE or again or not examine or not self.job.probes:
-            return self.dismiss_node(node, kind, _EVICTED)
+            cause = Dismissal.DRAINED if drained else self.fleet.dismissal_of(node)
+            return self.dismiss_node(node, kind, "evicted", cause)
         self.suspects[node] = generation
         return ()
 
@@ -219,16 +216,17 @@ class Standbys:
         if event.ok and node not in event.untested:
             self.faults.on_examined(node, event.failed.get(node, ""))
         if why := event.failed.get(node, "" if event.ok else event.detail or "it could not be probed"):
-            found, actions = f"{node} is bad: {why}", self.dismiss_node(node, Kind.CRASH, f"{_EXAMINED}{why}")
+            found = f"{node} is bad: {why}"
+            actions = self.dismiss_node(node, Kind.CRASH, f"examined: {why}", Dismissal.EVICTED)
         elif self.job.can_acquire and len(self.pool) >= self.job.standbys:
             found = f"{node} is given back, {_FOUND_WELL}"
-            actions = self.dismiss_node(node, None, _FOUND_WELL)
+            actions = self.dismiss_node(node, None, _FOUND_WELL, Dismissal.SPARE)
         else:
             self.pool[node], self._checked[node] = self._met[node], now + self.limits.recheck_s
             found, actions = f"nothing is wrong with {node}: it is a standby again", ()
         return found, (*actions, Say(text=f"after its eviction: {found}"))
 
-    def dismiss_node(self, node: str, kind: Kind | None, reason: str) -> tuple[Dismiss, ...]:
+    def dismiss_node(self, node: str, kind: Kind | None, reason: str, cause: Dismissal) -> tuple[Dismiss, ...]:
         """Part with a node that was seated, waiting or still coming. Return the action that this requires, if any."""
         beside = node in self.pool or node in self.coming or node in self.checking.values()
         (self.unseated.add if beside or kind is None else self.unseated.discard)(node)
@@ -244,7 +242,7 @@ class Standbys:
         self.gone[node] = kind
         if kind is Kind.SILENCE and not self.job.can_acquire:
             return ()  # it shall find us when it comes back
-        return (Dismiss(id=next(self._ids), node=node, reason=reason),)
+        return (Dismiss(id=next(self._ids), node=node, reason=reason, cause=cause),)
 
     def block_hosts(self, active: Iterable[str]) -> list[Block | Say]:
         """Return the actions that block the hosts of nodes that have left because their machines are bad."""
@@ -275,7 +273,7 @@ class Standbys:
         if late and not self._came:
             self._patience_s = min(2 * patience_s, _LONGEST * self.limits.ready_s)
         self._came = self._came and not late
-        return tuple(action for node in late for action in self.dismiss_node(node, None, reason))
+        return tuple(action for node in late for action in self.dismiss_node(node, None, reason, Dismissal.LATE))
 
     def _arrival_limit_s(self, standing: bool) -> float:
         """Return how long a node may take to arrive. While the job stands, leave time for another node in its place."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from random import Random
 
+from holdfast.model.action import Dismissal
 from holdfast.model.fleet_report import FleetNode, FleetState
 from holdfast.model.observation import Departure
 from holdfast.sim.dst.fault_chances import FaultChances
@@ -100,7 +101,7 @@ class SimFleet:
         self._strike("acquired")
         return names
 
-    async def give_back(self, node: str, reason: str) -> None:
+    async def give_back(self, node: str, reason: str, cause: Dismissal = Dismissal.UNTOLD) -> None:
         await asyncio.sleep(self._scene.rng.uniform(0.01, 0.5))
         if not self.can_acquire:
             return
