@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -30,9 +31,10 @@ from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.access.node_enrolment import NodeEnrolment
 from holdfast.core.decide.decider import Decider
 from holdfast.core.membership.host_blocking import BlockedHost
+from holdfast.journal.journal_errors import JournalAwayError
 from holdfast.model.event import Ready
 from holdfast.model.job_and_seats import HostIdentity
-from holdfast.wire.credentials import enrolment, enrolment_token, job_secret_proof, mutual_tls
+from holdfast.wire.credentials import certificate_authority, enrolment, enrolment_token, job_secret_proof, mutual_tls
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority
 from holdfast.wire.credentials.mutual_tls import KeyFiles
 from tests.cli.driver import until
@@ -47,7 +49,9 @@ class Server:
     def __init__(self, folder: Path, token: str, proof_of: CertificateAuthority | None = None) -> None:
         """`proof_of`: whose certificate the proofs are about, where that is not the one of the link."""
         self.authority, self.now = CertificateAuthority(folder), 1e9
-        self.tokens = NodeTokens(folder, clock=lambda: self.now)
+        self.published: list[dict[str, str]] = []  # the serials that another host's controller would find
+        self.away = False
+        self.tokens = NodeTokens(folder, self._publish, clock=lambda: self.now)
         self.audit = folder / "audit.log"
         self.blocked = MemoryBlockList()
         self.refused: list[Ready] = []
@@ -61,11 +65,17 @@ class Server:
             admission=admission_of(self.blocked),
             announce=self.refused.append,
         )
+        self.refusal_of = self._enrolling.certificate_refusal
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run)
         self._up = threading.Event()
         self._thread.start()
         assert self._up.wait(30)
+
+    def _publish(self) -> None:
+        if self.away:
+            raise JournalAwayError("the journal does not answer")
+        self.published.append(self.authority.node_serials())
 
     def _run(self) -> None:
         self._loop.run_until_complete(self._open())
@@ -113,6 +123,34 @@ def test_a_host_enrols(server: Server, tmp_path: Path) -> None:
     assert keys.authority.read_bytes() == server.authority.keys.authority.read_bytes()
     again = CertificateAuthority(tmp_path / "door")  # of the next controller: the same
     assert again.keys.authority.read_bytes() == keys.authority.read_bytes()
+
+
+def shown_by(certificate: Path) -> dict[str, Any]:
+    shown: dict[str, Any] = ssl._ssl._test_decode_cert(str(certificate))  # type: ignore[attr-defined]
+    return shown
+
+
+def test_a_certificate_counts_only_where_its_serial_is_known_and_another_host_knows_it_first(
+    server: Server, tmp_path: Path
+) -> None:
+    call = EnrolmentClient(server.address, TOKEN)
+    shown = shown_by(call.enrol_node("a", tmp_path / "a").certificate)
+    call.close()
+    assert server.published[-1] == {"a": mutual_tls.certificate_serial(shown)}, "before the host had its answer"
+    assert not server.refusal_of(shown)
+    made = server.authority.sign_node("b", certificate_authority.request_pem(certificate_authority.make_key()))
+    (tmp_path / "b.pem").write_bytes(made)  # signed by our authority, and by no controller that the job knows
+    unknown = shown_by(tmp_path / "b.pem")
+    assert mutual_tls.certificate_node(unknown) == "b" and "no longer valid" in server.refusal_of(unknown)
+
+
+def test_a_host_waits_while_a_controller_of_another_host_could_not_know_it(server: Server, tmp_path: Path) -> None:
+    server.away = True
+    call = EnrolmentClient(server.address, TOKEN)
+    with pytest.raises(NoAnswerError, match="the journal does not answer"):
+        call.enrol_node("a", tmp_path / "a")
+    call.close()
+    assert not (tmp_path / "a").exists()
 
 
 def test_nobody_takes_the_name_of_a_node(server: Server, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`holdfast run`: starts a training job with torchrun's command line, and keeps it running."""
 
 import contextlib
+import importlib
 import os
 import secrets
 import sys
@@ -36,7 +37,11 @@ def main(argv: list[str]) -> int:
         settings = _load_settings(args)
         os.environ.update(with_whole_paths(os.environ, os.getcwd()))  # nothing of ours is started from this folder
         if args.journal:
-            return _join_in_turns(args, settings)
+            _require_postgres()
+        if args.fleet == "join" and args.journal:
+            from holdfast.cli.launch.controller_turns import join_in_turns
+
+            return join_in_turns(args, settings, _make_entry(args))
         if args.fleet == "join":
             from holdfast.cli.launch.host_join import join_job
 
@@ -61,12 +66,11 @@ def main(argv: list[str]) -> int:
         return 2
 
 
-def _join_in_turns(args: RunArgs, settings: Settings) -> int:
+def _require_postgres() -> None:
     try:
-        from holdfast.cli.launch.controller_turns import join_in_turns
+        importlib.import_module("psycopg")
     except ModuleNotFoundError as e:
         raise UsageError(f"--journal needs {e.name}: pip install 'holdfast[postgres]'") from None
-    return join_in_turns(args, settings, _make_entry(args))
 
 
 def _load_settings(args: RunArgs) -> Settings:

@@ -7,7 +7,7 @@ import time
 
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.journal import run_lease
-from holdfast.journal.journal_errors import JournalError
+from holdfast.journal.journal_errors import JournalAwayError, JournalError
 from holdfast.journal.postgres_link import PostgresLink, why_no_url
 from holdfast.journal.run_lease import LEASE_S, START_S
 from holdfast.model.event import Phase
@@ -23,6 +23,7 @@ class ControllerLease:
             raise UsageError(f"--journal {url} {fault}")
         self.url, self.run_id = url, run_id
         self.holder = f"{socket.gethostname()} {secrets.token_hex(8)}"  # no other `holdfast run` has it
+        self.place = self.holder.replace(" ", "-")  # of its run directory
         self._link = PostgresLink(url)
         self._looked_at = 0.0
 
@@ -41,6 +42,17 @@ class ControllerLease:
             found = run_lease.look_at_run(self._link, self.run_id)
             return found is not None and not found.held and found.phase is not Phase.DONE
         return False
+
+    def await_turn(self) -> bool:
+        """Wait until the run has no controller any more, and claim it; False if it has ended. While the database does
+        not answer, nothing is known."""
+        while True:
+            with contextlib.suppress(JournalAwayError):
+                if self.is_free() and self.try_to_claim():
+                    return True
+                if self.has_ended():
+                    return False
+            time.sleep(_LOOK_S)
 
     def has_ended(self) -> bool:
         found = run_lease.look_at_run(self._link, self.run_id)

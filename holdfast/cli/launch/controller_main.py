@@ -51,7 +51,7 @@ from holdfast.linux.preimported_fork import KEPT
 from holdfast.model.action import Finish, Say
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Begin, Ended, Entry, Order, Phase, Progress, Successor
-from holdfast.ports import ControllerPorts, Fleet, FleetRefusal
+from holdfast.ports import ControllerPorts, Fleet, FleetRefusal, Notes
 from holdfast.wire import folder_use_lock, program_fork_server, run_and_node_specs, unix_sockets
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.run_and_node_specs import ControllerAddress, RunEnd, RunSpec
@@ -127,11 +127,14 @@ async def _run_leased(run_dir: Path, listener: socket.socket, say: SaidLog, hold
     from holdfast.cli.launch.kubernetes_launch import make_lease
 
     lease = make_lease(run, run_dir, say)
-    await lease.take()
-    async with asyncio.TaskGroup() as tasks:
-        keeping = tasks.create_task(lease.keep())
+    if run.journal:  # the lease there decides; this one only owns the pods
         ended = await _run_controller(run_dir, listener, say, holder)
-        keeping.cancel()
+    else:
+        await lease.take()
+        async with asyncio.TaskGroup() as tasks:
+            keeping = tasks.create_task(lease.keep())
+            ended = await _run_controller(run_dir, listener, say, holder)
+            keeping.cancel()
     await lease.let_go()
     return ended
 
@@ -145,8 +148,8 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog, 
     teller = ConsoleTeller(run_dir, say)
     hooks = UserHooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, notes=record.notes, say=say)
     opinions = FailureOpinions(run.settings, run.log_dir, say)
-    tokens = NodeTokens(run_directory.door_keys_folder(run_dir))
-    fleet = _make_fleet(run, run_dir, env, tokens)
+    tokens = NodeTokens(run_directory.door_keys_folder(run_dir), record.put_keys)
+    fleet = _make_fleet(run, run_dir, env, tokens, record.notes)
     listeners = EntryListeners(teller, hooks, opinions)
     ports = _make_ports(run, run_dir, record, fleet=fleet, store=store, say=say, listeners=listeners)
     built = build_controller(run.settings, ports)
@@ -293,7 +296,7 @@ def _make_ports(
     )
 
 
-def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str], tokens: NodeTokens) -> Fleet:
+def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str], tokens: NodeTokens, notes: Notes) -> Fleet:
     if run.fleet == "join":
         return JoinFleet()
     if run.fleet == "slurm":
@@ -301,7 +304,7 @@ def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str], tokens: NodeTo
     if run.fleet == "kubernetes":
         from holdfast.cli.launch.kubernetes_launch import make_fleet  # its client is an extra, and slow to import
 
-        return make_fleet(run, run_dir, tokens)
+        return make_fleet(run, run_dir, tokens, notes)
     return LocalFleet(
         run_dir, run_directory.make_node_spec(run, run_dir), env, program_fork_server.socket_path(run_dir)
     )

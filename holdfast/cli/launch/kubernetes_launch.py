@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.cli.launch.cluster_launch import ClusterRun, check_cluster_flags, draft_run
+from holdfast.cli.launch.cluster_launch import ClusterRun, carry_in_turns, check_cluster_flags, draft_run
 from holdfast.cli.launch.controller_listener import listen_for_pods
+from holdfast.cli.launch.host_join import read_token
 from holdfast.cli.launch.pod_node import MODULE
 from holdfast.cli.launch.standby_choice import choose_standbys
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
@@ -17,11 +18,14 @@ from holdfast.config import Settings
 from holdfast.controller.access.enrolment_tokens import MOST_S, NodeTokens
 from holdfast.fleet import pod_manifest
 from holdfast.fleet.pod_manifest import PodShape
+from holdfast.journal.journal_errors import JournalError
 from holdfast.model.job_and_seats import Job
+from holdfast.ports import Notes
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
 
 if TYPE_CHECKING:
+    from holdfast.cli.launch.controller_lease import ControllerLease
     from holdfast.fleet.kubernetes_fleet import KubernetesFleet
     from holdfast.fleet.kubernetes_lease import KubernetesLease
 
@@ -35,13 +39,31 @@ def run_on_kubernetes(args: RunArgs, settings: Settings, entry: EntryPoint, job:
     shape = _make_shape(args, settings, entry, job)
     [(host, port)] = args.endpoints
     draft = msgspec.structs.replace(draft_run(args, settings, entry, job), host=host)
-    with listen_for_pods(host, port, "give another in --rdzv-endpoint") as listener:
-        begun = ClusterRun(args, draft, listener)
-        run_and_node_specs.write_json(begun.run_dir / _SHAPE, shape)
-        return begun.carry(f", as pods {shape.run}-n0 and on in the namespace {shape.namespace}", why)
+    lease, secret = _open_lease(args, job.run_id) if args.journal else (None, "")
+    run = ClusterRun(args, draft, lease, secret)
+    run_and_node_specs.write_json(run.run_dir / _SHAPE, shape)
+
+    def carry() -> int | None:
+        with listen_for_pods(host, port, "give another in --rdzv-endpoint") as listener:
+            return run.carry(listener, f", as pods {shape.run}-n0 and on in the namespace {shape.namespace}", why)
+
+    try:
+        return carry_in_turns(lease, carry) if lease else carry() or 0
+    except JournalError as e:
+        raise UsageError(str(e)) from None
 
 
-def make_fleet(run: RunSpec, run_dir: Path, tokens: NodeTokens) -> "KubernetesFleet":
+def _open_lease(args: RunArgs, run_id: str) -> "tuple[ControllerLease, str]":
+    """Return the claim on a run in Postgres, and the secret by which another host finds its keys there."""
+    from holdfast.cli.launch.controller_lease import ControllerLease
+
+    secret, node_token = read_token(args, *args.endpoints[0])
+    if node_token:
+        raise UsageError("a node token lets a node join; --journal with --fleet kubernetes needs the job's own secret")
+    return ControllerLease(args.journal or "", run_id), secret
+
+
+def make_fleet(run: RunSpec, run_dir: Path, tokens: NodeTokens, notes: Notes) -> "KubernetesFleet":
     from holdfast.fleet.kubernetes_client import KubernetesClient, read_config
     from holdfast.fleet.kubernetes_fleet import FleetWishes, KubernetesFleet
 
@@ -57,7 +79,7 @@ def make_fleet(run: RunSpec, run_dir: Path, tokens: NodeTokens) -> "KubernetesFl
         gather_s=run.settings.fleet.gather_s,
         avoid_s=run.settings.block.age_s,
     )
-    return KubernetesFleet(run_dir, shape, wishes, KubernetesClient(read_config(), shape.namespace))
+    return KubernetesFleet(notes, shape, wishes, KubernetesClient(read_config(), shape.namespace))
 
 
 def make_lease(run: RunSpec, run_dir: Path, say: Callable[[str], None]) -> "KubernetesLease":

@@ -33,7 +33,7 @@ def run_on_slurm(args: RunArgs, settings: Settings, entry: EntryPoint, job: Job)
     draft = msgspec.structs.replace(draft_run(args, settings, entry, job), host=address, allocation=allocation)
     with listen_at(address, args.port, "give another with --port, or 0 for any free one") as listener:
         where = f", first on the hosts of job {allocation}" if allocation else ""
-        return ClusterRun(args, draft, listener).carry(where, why)
+        return ClusterRun(args, draft).carry(listener, where, why) or 0  # no other host takes it over
 
 
 def make_plan(run: RunSpec, run_dir: Path) -> SlurmPlan:
