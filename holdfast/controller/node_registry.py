@@ -151,6 +151,11 @@ class NodeRegistry:
             return True
         return seat is not None and (alarm.generation != running or all(map(seat.has_rank, alarm.ranks)))
 
+    @property
+    def local_nodes(self) -> Collection[str]:
+        """Nodes that connected through this host's unix socket."""
+        return self._local
+
     def owns_rank(self, node: str, rank: int) -> bool:
         seat = self._seat_of(node)
         return seat is not None and seat.has_rank(rank)
