@@ -43,14 +43,30 @@ def test_runs_of_a_database_are_listed(
 
 
 def test_tables_are_looked_after(shared_postgres: str, capsys: pytest.CaptureFixture[str]) -> None:
+    blocked = ["blocked", "--journal", shared_postgres]
+    assert main(["journal", shared_postgres, "--schema", "3"]) == 0
+    assert main([*blocked, "--add", "gpu-a", "--why", "it burns"]) == 0
     assert main(["journal", shared_postgres, "--schema", "2"]) == 0
-    assert main(["journal", shared_postgres, "--schema", "1"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "the tables are of version 1; they were of 2"
-    assert main(["ls", "--journal", shared_postgres]) == 2
-    assert "--schema 2" in capsys.readouterr().err
+    assert capsys.readouterr().out.splitlines()[-1] == "the tables are of version 2; they were of 3"
+    for words in (["ls", "--journal", shared_postgres], blocked):
+        assert main(words) == 2
+        assert "--schema 3" in capsys.readouterr().err
     assert main(["journal", shared_postgres]) == 0
-    assert capsys.readouterr().out == "the tables are of version 1, this holdfast wants 2\n"
-    assert main(["journal", shared_postgres, "--schema", "2"]) == 0
+    assert capsys.readouterr().out == "the tables are of version 2, this holdfast wants 3\n"
+    assert main(["journal", shared_postgres, "--schema", "3"]) == 0
+    assert main(blocked) == 0
+    assert capsys.readouterr().out.endswith("nobody is blocked\n"), "version 2 knows no list"
+
+
+def test_blocked_hosts_of_a_database(shared_postgres: str, capsys: pytest.CaptureFixture[str]) -> None:
+    blocked = ["blocked", "--journal", shared_postgres]
+    assert main([*blocked, "--add", "gpu-a", "--why", "it burns"]) == 0
+    assert main(blocked) == 0
+    assert "gpu-a  since " in capsys.readouterr().out
+    assert main([*blocked, "--list", "x"]) == 2
+    assert main([*blocked, "--lift", "gpu-a"]) == 0
+    assert main([*blocked, "--lift", "gpu-a"]) == 2
+    assert "gpu-a is not blocked" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["ls", "--journal"], ["journal"]])

@@ -79,6 +79,7 @@ def test_a_pod_that_will_be_deleted_hands_its_seat_over_before_its_end(start: St
     job.ends(0)
 
 
+@pytest.mark.slow
 def test_another_controller_carries_the_run_on_and_knows_its_pods(
     start: Start, cluster: FakeCluster, shared_postgres: str
 ) -> None:

@@ -1,7 +1,6 @@
 """`holdfast run`: starts a training job with torchrun's command line, and keeps it running."""
 
 import contextlib
-import importlib
 import os
 import secrets
 import sys
@@ -11,6 +10,7 @@ from holdfast import config
 from holdfast.cli.launch.controller_listener import listen_at
 from holdfast.cli.launch.fork_server_start import start_fork_server
 from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs.database_link import check_database
 from holdfast.cli.run_flags import run_arguments
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
 from holdfast.client.boot.zygote import FIRST_PRELOAD, LATER_PRELOAD
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
         settings = _load_settings(args)
         os.environ.update(with_whole_paths(os.environ, os.getcwd()))  # nothing of ours is started from this folder
         if args.journal:
-            _require_postgres()
+            check_database(args.journal, "--journal ")
         if args.fleet == "join" and args.journal:
             from holdfast.cli.launch.controller_turns import join_in_turns
 
@@ -64,13 +64,6 @@ def main(argv: list[str]) -> int:
     except (UsageError, ConfigError) as e:
         print(f"holdfast run: {e}", file=sys.stderr)
         return 2
-
-
-def _require_postgres() -> None:
-    try:
-        importlib.import_module("psycopg")
-    except ModuleNotFoundError as e:
-        raise UsageError(f"--journal needs {e.name}: pip install 'holdfast[postgres]'") from None
 
 
 def _load_settings(args: RunArgs) -> Settings:

@@ -5,10 +5,9 @@ import secrets
 import socket
 import time
 
-from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.journal import run_lease
 from holdfast.journal.journal_errors import JournalAwayError, JournalError
-from holdfast.journal.postgres_link import PostgresLink, why_no_url
+from holdfast.journal.postgres_link import PostgresLink
 from holdfast.journal.run_lease import LEASE_S, START_S
 from holdfast.model.event import Phase
 
@@ -19,8 +18,6 @@ class ControllerLease:
     """Says which host carries the controller, and takes it over when nobody does."""
 
     def __init__(self, url: str, run_id: str) -> None:
-        if fault := why_no_url(url):
-            raise UsageError(f"--journal {url} {fault}")
         self.url, self.run_id = url, run_id
         self.holder = f"{socket.gethostname()} {secrets.token_hex(8)}"  # no other `holdfast run` has it
         self.place = self.holder.replace(" ", "-")  # of its run directory

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -287,13 +288,25 @@ def _make_ports(
         store=store,
         notes=record.notes,
         archives=run_dir / "releases",
-        blocked=BlockListThreads(BlockListFile(run_directory.block_list_path(run.settings.block.path))),
-        probe_history=run_dir / "probed.json",
+        blocked=_open_block_list(run),
+        probe_history=record.notes,
         make_clock=SteadyClock,
         say=say,
         on_entry=listeners.on_entry,
         on_replayed=listeners.on_replayed,
     )
+
+
+def _open_block_list(run: RunSpec) -> BlockListThreads:
+    """Open the list that settings name; else that of the database, or of this user."""
+    path = run.settings.block.path
+    if path or not run.journal:
+        return BlockListThreads(
+            BlockListFile(run_directory.block_list_path(path)), f"--list {shlex.quote(path)}" if path else ""
+        )
+    from holdfast.controller.access.block_list_database import BlockListDatabase
+
+    return BlockListThreads(BlockListDatabase(run.journal), f"--journal {shlex.quote(run.journal)}")
 
 
 def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str], tokens: NodeTokens, notes: Notes) -> Fleet:
