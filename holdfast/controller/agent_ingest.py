@@ -352,11 +352,15 @@ class AgentIngest:
 
 def _without_others_copies(message: agent_messages.FromAgent) -> agent_messages.FromAgent:
     """Return a message without copies that lie on other nodes: each node tells of its own."""
-    told = message.body if isinstance(message, Post) else message
-    if not isinstance(told, Hello | Done) or all(copy.node == told.node for copy in told.copies):
-        return message
-    own = msgspec.structs.replace(told, copies=tuple(copy for copy in told.copies if copy.node == told.node))
-    return msgspec.structs.replace(message, body=own) if isinstance(message, Post) else own
+    match message:
+        case Hello(node=node, copies=told):
+            own = tuple(copy for copy in told if copy.node == node)
+            return message if len(own) == len(told) else msgspec.structs.replace(message, copies=own)
+        case Post(body=Done(node=node, copies=told) as done):
+            own = tuple(copy for copy in told if copy.node == node)
+            kept = done if len(own) == len(told) else msgspec.structs.replace(done, copies=own)
+            return message if kept is done else msgspec.structs.replace(message, body=kept)
+    return message
 
 
 def _shorten(text: str) -> str:

@@ -92,6 +92,7 @@ def test_another_controller_carries_the_run_on_and_knows_its_pods(
     for job in jobs:
         job.patience_s = 60.0
     waiting = jobs[0].until(lambda: next((job for job in jobs if "waiting to take" in job.text()), None), "one to wait")
+    assert waiting
     leader = other_of(jobs, waiting)
     leader.run_dir = Path(leader.says("run directory").split("run directory ")[1])
     seated = [one["node"] for one in leader.trains(1)["nodes"] if one["role"] == "active"]
