@@ -20,7 +20,12 @@ from tests.cli.driver import ROOT, until
 from tests.kube.cluster import BINARIES
 
 DEPLOY = ROOT / "deploy" / "kubernetes"
-FILES = sorted(path for path in DEPLOY.rglob("*.yaml") if path.name not in ("kustomization.yaml", "pod_template.yaml"))
+PARTS = ("kustomization.yaml", "pod_template.yaml", "journal.yaml")  # of manifests, and not these themselves
+FILES = sorted(
+    path
+    for path in DEPLOY.rglob("*.yaml")
+    if path.name not in PARTS and path.parent.name != "postgres"  # patches
+)
 FOREIGN = ("ServiceMonitor", "JobSet", "TrainJob")  # custom resources: their schemas are elsewhere
 BUILDS = ("base", *(f"overlays/{path.name}" for path in sorted((DEPLOY / "overlays").iterdir())))
 
@@ -67,10 +72,26 @@ def test_the_controller_is_started_with_flags_that_there_are_and_as_its_lease_is
     assert object_name(args.run_id or "") == lease["metadata"]["name"]
 
 
+def build(folder: str) -> list[dict[str, Any]]:
+    built = subprocess.run([kubectl(), "kustomize", str(DEPLOY / folder)], capture_output=True, text=True, check=True)
+    return list(manifests(built.stdout))
+
+
+def test_controllers_with_a_journal_in_a_database_share_no_volume() -> None:
+    found = {one["kind"]: one for one in build("overlays/postgres")}
+    assert "PersistentVolumeClaim" not in found and found["Deployment"]["spec"]["replicas"] == 2
+    pod = found["Deployment"]["spec"]["template"]["spec"]
+    assert {"name": "state", "emptyDir": {}} in pod["volumes"]
+    [own] = pod["containers"]
+    words = own["args"][: own["args"].index("train.py")]
+    args = parse_run_args([*(word for word in words if "template" not in word), "-m", "train"], {})
+    assert args.journal == "postgres://holdfast@postgres/holdfast" and args.fleet == "kubernetes"
+    assert {"HOLDFAST_TOKEN", "PGPASSWORD", "HOLDFAST_HOME"} <= {one["name"] for one in own["env"]}
+
+
 @pytest.mark.parametrize("folder", BUILDS)
 def test_kustomize_builds_base_and_overlays(folder: str) -> None:
-    built = subprocess.run([kubectl(), "kustomize", str(DEPLOY / folder)], capture_output=True, text=True, check=True)
-    found = list(manifests(built.stdout))
+    found = build(folder)
     for one in found:
         if one["kind"] not in FOREIGN:
             kubernetes_validate.validate(one, "1.37", strict=True)
@@ -111,6 +132,25 @@ def test_the_controllers_script_begins_takes_up_and_stays_after_the_end(tmp_path
     until(lambda: re.search(r"\bsleep\b", _children(process.pid)), "it to stay")
     assert len(note.read_text().splitlines()) == 2, "a run that has ended is not started again"
     end(process)
+
+
+@pytest.mark.e2e
+def test_the_controllers_script_leaves_a_run_in_a_database_to_holdfast(tmp_path: Path) -> None:
+    """It begins anew after whatever end but 0, which says that the run has ended."""
+    (tmp_path / "holdfast").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/words\nexit $(cat {tmp_path}/code)\n')
+    (tmp_path / "holdfast").chmod(0o755)
+    (tmp_path / "controller.sh").write_text(CONTROLLER.replace("/state/run", str(tmp_path / "run")))
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["sh", str(tmp_path / "controller.sh"), "--journal=postgres://db/h", "--nnodes=2", "train.py"]
+    (tmp_path / "code").write_text("3")
+    assert subprocess.run(command, env=env, check=False).returncode == 3
+    (tmp_path / "code").write_text("0")
+    process = subprocess.Popen(command, env=env, start_new_session=True)
+    until(lambda: re.search(r"\bsleep\b", _children(process.pid)), "it to stay")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(30)
+    words = "run --journal=postgres://db/h --nnodes=2 train.py"
+    assert (tmp_path / "words").read_text().splitlines() == [words, words]
 
 
 def _children(pid: int) -> str:
