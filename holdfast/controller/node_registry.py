@@ -122,9 +122,10 @@ class NodeRegistry:
         self.stored = min(self.stored, step)
 
     def expect_nodes(self, now: float, nodes: Collection[str]) -> None:
-        """Expect nodes from before a controller restart; they get some time to reconnect before silence counts."""
+        """Expect nodes from before a controller restart. They get time to find this one, and as long as any silence."""
+        heard_at = now + max(0.0, _RECONNECT_S - self._silence.limits.silence_s)
         for node in nodes:
-            self._silence.on_message(now + _RECONNECT_S, node)
+            self._silence.on_message(heard_at, node)
 
     # --- questions ---------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from holdfast.cli import COMMANDS, main
-from holdfast.cli.commands import logs, ls
+from holdfast.cli.commands import logs
 from holdfast.cli.commands.run_rows import RunRow
 from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
