@@ -17,7 +17,7 @@ from holdfast.journal.postgres_link import PostgresLink
 from holdfast.model.action import Launch
 from holdfast.model.event import Phase, Progress
 
-LEASE_S = 6.0  # without a renewal for this long, another controller may take over
+LEASE_S = 5.0  # without a renewal for this long, another controller may take over
 RENEW_S = 1.0
 MARGIN_S = 1.0  # its holder stops so long before that: the server's clock and ours run at different speeds
 START_S = 30.0  # for a `holdfast run` that has claimed a run to start its controller
