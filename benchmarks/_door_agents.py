@@ -114,7 +114,7 @@ async def _control(listener: socket.socket, out: Connection, folder: Path) -> No
         "token",
         "bench",
         audit=audit,
-        tokens=NodeTokens(folder / "authority"),
+        tokens=NodeTokens(folder / "authority", lambda: None),
         certificates=built.certificates,
         admission=built.ingest.admission,
         announce=controller.process_event,

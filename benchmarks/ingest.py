@@ -68,7 +68,7 @@ def make_ports(folder: Path, on_entry: EntryListener) -> ControllerPorts:
         fleet=JoinFleet(),
         store=NoStore(),
         notes=NotesFolder(folder),
-        blocked=BlockListThreads(BlockListFile(folder / "blocked.json")),
+        blocked=BlockListThreads(BlockListFile(folder / "blocked.json"), ""),
         archives=folder,
         probe_history=None,
         make_clock=SteadyClock,

@@ -89,6 +89,8 @@ class BlockList(Protocol):
     """The list of blocked hosts, which several jobs read and write. Both methods return at once, whatever the list's
     file system does. An OSError says why the list cannot be read or written."""
 
+    flag: str  # that names the list to `holdfast blocked`; empty: none is needed
+
     def read_entries(self) -> Future[tuple[BlockedHost, ...] | OSError]: ...
 
     def add_entry(self, entry: BlockedHost) -> Future[OSError | None]: ...
@@ -129,7 +131,7 @@ class ControllerPorts(msgspec.Struct, frozen=True, kw_only=True):
     notes: Notes
     archives: Path  # of releases
     blocked: BlockList
-    probe_history: Path | None  # the file with earlier measurements of each node; None: none are kept
+    probe_history: Notes | None  # with earlier measurements of each node; None: none are kept
     make_clock: Callable[[float], Callable[[], float]]  # makes one that never tells less than this
     say: Callable[[str], None]  # to the person at the console
     on_entry: EntryListener

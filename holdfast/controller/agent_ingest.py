@@ -86,7 +86,7 @@ class AgentIngest:
             async for message in ws:
                 if message.type is not WSMsgType.BINARY:
                     break
-                heard = agent_messages.decode_from_agent(message.data)
+                heard = _without_others_copies(agent_messages.decode_from_agent(message.data))
                 if isinstance(heard, Hello) and (why := await self._meet_node(heard, node, caller)):
                     await ws.close(code=1008, message=why.encode())
                     break
@@ -116,9 +116,11 @@ class AgentIngest:
         epochs, generations = hello.epoch - self.links.epoch, hello.generation - self.view.generation
         if epochs <= 0 and generations <= 0:
             return ""
-        plan = self.executor.newest_plan()
-        launched = local or self.registry.has_seat(hello.node) or (plan is not None and hello.node in plan.nodes)
-        if launched and max(epochs, generations) <= _MOST_LOST and hello.epoch < agent_messages.MOST_EPOCHS:
+        if (
+            (local or self._was_launched(hello.node))
+            and max(epochs, generations) <= _MOST_LOST
+            and hello.epoch < agent_messages.MOST_EPOCHS
+        ):
             return ""
         self._say_once(
             hello.node,
@@ -126,6 +128,11 @@ class AgentIngest:
             f"{hello.generation}, but this is controller {self.links.epoch} and generation {self.view.generation}",
         )
         return "this job has had no such controller or generation"
+
+    def _was_launched(self, node: str) -> bool:
+        """Whether a node has a seat, or had one in the newest launch that a node may have received."""
+        plan = self.executor.newest_plan()
+        return self.registry.has_seat(node) or (plan is not None and node in plan.nodes)
 
     # --- messages ----------------------------------------------------------------------------------------------
 
@@ -325,7 +332,7 @@ class AgentIngest:
                     self.dispatch.on_done(done)
                     return
                 del self._stale[node]
-                if hello.generation == self.registry.orphaned:
+                if hello.generation == self.registry.orphaned and self._was_launched(node):
                     self.registry.record_copies(node, done.copies)
                 if done.ok and hello.ready and node not in self.view.pool:
                     self._announce_ready(hello)
@@ -342,6 +349,19 @@ class AgentIngest:
                     self.controller.announce_news(judged)
             case Ended() as ended:
                 self.controller.announce_news(ended)
+
+
+def _without_others_copies(message: agent_messages.FromAgent) -> agent_messages.FromAgent:
+    """Return a message without copies that lie on other nodes: each node tells of its own."""
+    match message:
+        case Hello(node=node, copies=told):
+            own = tuple(copy for copy in told if copy.node == node)
+            return message if len(own) == len(told) else msgspec.structs.replace(message, copies=own)
+        case Post(body=Done(node=node, copies=told) as done):
+            own = tuple(copy for copy in told if copy.node == node)
+            kept = done if len(own) == len(told) else msgspec.structs.replace(done, copies=own)
+            return message if kept is done else msgspec.structs.replace(message, body=kept)
+    return message
 
 
 def _shorten(text: str) -> str:

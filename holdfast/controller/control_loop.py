@@ -121,7 +121,7 @@ class Controller:
         the time of its nodes that had ended it."""
         unanswered = self._rebuild_decider()
         known = {*(s.node for s in self.view.seats), *self.view.pool, *self.view.under_probe}
-        self.registry.expect_nodes(self.clock(), known - set(self.view.gone))
+        self.registry.expect_nodes(self.clock(), known - set(self.view.gone), self.journal.alive_at)
         async with asyncio.TaskGroup() as self._tasks:
             if self.seq == 0:
                 fence, limits = fence_s(self.settings.node), self.settings.recovery

@@ -69,8 +69,8 @@ class HostAdmission:
         return f"{where} is blocked {by} for another {left_h:.1f} h: {entry.reason}; {self._lift_text(what)}"
 
     def _lift_text(self, what: str) -> str:
-        where = f" --list {self._limits.path}" if self._limits.path else ""
-        return f"holdfast blocked{where} --lift {what} on the controller's host lets it join again"
+        words = filter(None, ("holdfast blocked", self._blocked.flag, f"--lift {what}"))
+        return f"{' '.join(words)} on the controller's host lets it join again"
 
     async def block_host(self, action: Block) -> Outcome:
         """Put the action's host on the list. A job that cannot do so goes on, and says so."""

@@ -121,10 +121,14 @@ class NodeRegistry:
         """Count no checkpoint after this step: it belongs to a lineage that the job leaves."""
         self.stored = min(self.stored, step)
 
-    def expect_nodes(self, now: float, nodes: Collection[str]) -> None:
-        """Expect nodes from before a controller restart; they get some time to reconnect before silence counts."""
+    def expect_nodes(self, now: float, nodes: Collection[str], alone_since: float) -> None:
+        """Expect nodes from before a controller restart; they get some time to reconnect before silence counts. If they
+        have looked for a controller for long, as after a takeover, what counts is how long they do not find this one.
+        `alone_since` is the last sign of life of the controller before; 0: not known."""
+        looked = bool(alone_since) and now > alone_since + _RECONNECT_S
+        heard_at = now + max(0.0, _RECONNECT_S - (self._silence.limits.silence_s if looked else 0.0))
         for node in nodes:
-            self._silence.on_message(now + _RECONNECT_S, node)
+            self._silence.on_message(heard_at, node)
 
     # --- questions ---------------------------------------------------------------------------------------------
 
@@ -150,6 +154,11 @@ class NodeRegistry:
         if node in self._local or (alarm.suspects and not 0 < alarm.generation == running):
             return True
         return seat is not None and (alarm.generation != running or all(map(seat.has_rank, alarm.ranks)))
+
+    @property
+    def local_nodes(self) -> Collection[str]:
+        """Nodes that connected through this host's unix socket."""
+        return self._local
 
     def owns_rank(self, node: str, rank: int) -> bool:
         seat = self._seat_of(node)

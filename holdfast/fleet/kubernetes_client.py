@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import httpx2
 import msgspec
-from lightkube import ApiError, AsyncClient, KubeConfig
+from lightkube import ApiError, AsyncClient, KubeConfig, operators
 from lightkube.core.exceptions import ConfigError
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.coordination_v1 import Lease
@@ -142,10 +142,10 @@ class KubernetesClient:
                 return None
             raise
 
-    async def list_pods(self, run: str) -> tuple[list[PodView], str]:
-        """Return the pods of a run, and the version from which a watch goes on."""
+    async def list_pods(self, run: str | None) -> tuple[list[PodView], str]:
+        """Return the pods of a run, or of all runs, and the version from which a watch goes on."""
         with _told_errors():
-            listed = self._client.list(Pod, labels={RUN_LABEL: run}, chunk_size=_CHUNK)
+            listed = self._client.list(Pod, labels={RUN_LABEL: run or operators.exists()}, chunk_size=_CHUNK)
             found = [view_pod(pod.to_dict()) async for pod in listed]
             return found, listed.resourceVersion
 

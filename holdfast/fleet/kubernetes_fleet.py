@@ -5,11 +5,11 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from holdfast.core.decoding import from_json
 from holdfast.fleet.kubernetes_client import KubernetesClient, KubernetesError, ask_until_refused
 from holdfast.fleet.pod_manifest import (
     EVICTED_TAINT,
@@ -26,9 +26,9 @@ from holdfast.fleet.pod_table import PodTable
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_report import FleetNode, FleetState
 from holdfast.model.observation import Departure
-from holdfast.ports import FleetRefusal
-from holdfast.wire import run_and_node_specs
+from holdfast.ports import FleetRefusal, Notes
 
+_RECORDS = "pods.json"
 _AT_ONCE = 16  # requests
 _LOOK_S = 0.2
 _GRACE_S = 10.0  # for a node that we end ourselves: it was told to leave before
@@ -45,7 +45,7 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """RUN_DIR/pods.json: what a fleet must find again after a restart."""
+    """The note `pods.json`: what a fleet must find again after a restart."""
 
     next: int = 0  # number of the next node: no name is used twice
     nodes: dict[str, PodRecord] = {}
@@ -67,11 +67,10 @@ class KubernetesFleet:
     can_acquire = True
     survey_s = 1.0
 
-    def __init__(self, run_dir: Path, shape: PodShape, wishes: FleetWishes, client: KubernetesClient) -> None:
-        self._path, self._shape, self._wishes, self._client = run_dir / "pods.json", shape, wishes, client
-        self._records = FleetRecords()
-        if self._path.exists():
-            self._records = run_and_node_specs.read_json(self._path, FleetRecords)
+    def __init__(self, notes: Notes, shape: PodShape, wishes: FleetWishes, client: KubernetesClient) -> None:
+        self._notes, self._shape, self._wishes, self._client = notes, shape, wishes, client
+        found = notes.get_note(_RECORDS)
+        self._records = from_json(found, FleetRecords) if found else FleetRecords()
         self._table = PodTable(client, shape.run)
         self._owner: Manifest | None = None
         self._making: set[str] = set()
@@ -295,7 +294,7 @@ class KubernetesFleet:
 
     def _keep(self, **changed: Any) -> None:
         self._records = msgspec.structs.replace(self._records, **changed)
-        run_and_node_specs.write_json(self._path, self._records)
+        self._notes.put_note(_RECORDS, msgspec.json.encode(self._records))
 
     def _keep_node(self, node: str, **changed: bool) -> None:
         if node in self._records.nodes:

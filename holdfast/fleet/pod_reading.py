@@ -71,6 +71,7 @@ class _PodMeta(msgspec.Struct, frozen=True, rename="camel"):
     name: str = ""
     resource_version: str = ""
     labels: dict[str, str] = {}
+    creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None
 
 

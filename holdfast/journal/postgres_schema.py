@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from holdfast.journal.journal_errors import JournalError
 from holdfast.journal.postgres_link import PostgresLink
 
-SCHEMA = 2
+SCHEMA = 3
 _LOCK = 7_403_411_204_582  # any number: who changes the tables holds the lock of it
 _BEGINNING = (
     "create schema if not exists holdfast",
@@ -33,8 +33,10 @@ _FORWARD = {
     ),
     # For people: where the controller of a run answers.
     2: ("alter table holdfast.run add column address text not null default ''",),
+    # What all runs share: the list of blocked hosts.
+    3: ("create table holdfast.shared (name text primary key, content bytea not null)",),
 }
-_BACK = {2: ("alter table holdfast.run drop column address",)}
+_BACK = {3: ("drop table holdfast.shared",)}
 
 
 def read_version(link: PostgresLink) -> int:

@@ -6,16 +6,18 @@ Only the server's clock says whether a lease has expired.
 """
 
 import os
+from typing import NamedTuple
 
 import msgspec
 
 from holdfast.journal import postgres_schema
-from holdfast.journal.entry_chain import START_BYTES
+from holdfast.journal.entry_chain import START_BYTES, parse_row
 from holdfast.journal.journal_errors import JournalError
 from holdfast.journal.postgres_link import PostgresLink
-from holdfast.model.event import Phase
+from holdfast.model.action import Launch
+from holdfast.model.event import Phase, Progress
 
-LEASE_S = 6.0  # without a renewal for this long, another controller may take over
+LEASE_S = 5.0  # without a renewal for this long, another controller may take over
 RENEW_S = 1.0
 MARGIN_S = 1.0  # its holder stops so long before that: the server's clock and ours run at different speeds
 START_S = 30.0  # for a `holdfast run` that has claimed a run to start its controller
@@ -35,6 +37,20 @@ select run_id, start, epoch, holder, address, seq, chain, phase, expires_at > cl
     coalesce(extract(epoch from alive_at), 0)::float8, extract(epoch from began_at)::float8
 from holdfast.run
 """
+
+
+_GLANCED = 200  # entries; a job that trains writes its step every few seconds
+_NEWEST = """
+select seq, at, event, decision, epoch, chain from holdfast.entry
+where run_id = %(run)s order by seq desc limit %(count)s
+"""
+
+
+class RunGlance(NamedTuple):
+    """What is known of a run at a glance; None: not known."""
+
+    step: int | None = None
+    nodes: int | None = None
 
 
 class LeasedRun(msgspec.Struct, frozen=True, array_like=True):
@@ -61,6 +77,22 @@ def look_at_run(link: PostgresLink, run_id: str) -> LeasedRun | None:
 def list_runs(link: PostgresLink) -> list[LeasedRun]:
     """Return all runs, oldest first."""
     return [_parse_row(values) for values in link.execute(f"{_LOOK} order by began_at, run_id")]
+
+
+def glance_at_run(link: PostgresLink, run_id: str) -> RunGlance:
+    """Return what the newest entries of a run say, without rebuilding its decider."""
+    step = nodes = None
+    for values in link.execute(_NEWEST, {"run": run_id, "count": _GLANCED}):
+        try:
+            row = parse_row(values)
+            event, decision = (row.entry.event, row.entry.decision) if row else (None, None)
+        except (msgspec.DecodeError, UnicodeDecodeError):  # damaged, or of a newer holdfast: others tell more
+            continue
+        if step is None and isinstance(event, Progress):
+            step = event.step
+        for action in decision.actions if decision and nodes is None else ():
+            nodes = len(action.seats) if isinstance(action, Launch) else nodes
+    return RunGlance(step, nodes)
 
 
 def forget_run(link: PostgresLink, run_id: str) -> None:

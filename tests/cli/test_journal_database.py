@@ -7,7 +7,10 @@ import pytest
 
 from holdfast.cli import main
 from holdfast.cli.run_dirs import run_directory
-from holdfast.model.event import Decision, Entry, Phase, Tick
+from holdfast.model.action import Launch
+from holdfast.model.event import Decision, Entry, Phase, Progress, Tick
+from holdfast.model.job_and_seats import Seat
+from holdfast.model.release import Release
 
 TOKEN = "0b1c8e93d7a24f56b8e1902c7d3f4a65"
 
@@ -16,7 +19,13 @@ def write(url: str, run_id: str, phase: Phase, lease_s: float = 60.0) -> None:
     from holdfast.journal.postgres_journal import LeaseHolder, PostgresJournal
 
     journal = PostgresJournal(url, run_id, LeaseHolder(name="h0 abc", address="h0:29400", lease_s=lease_s))
-    journal.append(Entry(seq=1, at=1.0, event=Tick(), decision=Decision(phase=phase)), durable=True)
+    seats = tuple(Seat(node=f"n{i}", group_rank=i, first_rank=i, nproc=1) for i in range(2))
+    launch = Launch(id=1, generation=1, seats=seats, release=Release(number=1))
+    seen = Progress(generation=1, step=7, at=1.0, first_step=1, first_at=1.0, counted=False)
+    launched = Decision(phase=phase, actions=(launch,) if phase is Phase.TRAINING else ())
+    journal.append(Entry(seq=1, at=1.0, event=Tick(), decision=launched), durable=True)
+    if phase is Phase.TRAINING:
+        journal.append(Entry(seq=2, at=1.0, event=seen, decision=Decision(phase=phase)), durable=True)
     journal._link.close()  # as if killed
 
 
@@ -29,9 +38,10 @@ def test_runs_of_a_database_are_listed(
     assert main(["ls", "--journal", shared_postgres, "--json"]) == 0
     rows = {row["run_id"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows[ids[Phase.TRAINING]]["state"] == "training"
-    assert rows[ids[Phase.TRAINING]]["detail"] == ", carried by h0:29400"
+    assert rows[ids[Phase.TRAINING]]["detail"] == " with 2 nodes, step 7, carried by h0 at h0:29400"
+    assert (rows[ids[Phase.TRAINING]]["step"], rows[ids[Phase.TRAINING]]["nodes"]) == (7, 2)
     assert rows[ids[Phase.DONE]]["state"] == "ended"
-    assert rows[ids[Phase.HELD]]["state"] == "left"
+    assert rows[ids[Phase.HELD]]["state"] == "left" and rows[ids[Phase.HELD]]["detail"].startswith(", step unknown: ")
     assert main(["ls", "--journal", shared_postgres]) == 0
     assert f"{ids[Phase.DONE]}  ended  started " in capsys.readouterr().out
 
@@ -43,14 +53,30 @@ def test_runs_of_a_database_are_listed(
 
 
 def test_tables_are_looked_after(shared_postgres: str, capsys: pytest.CaptureFixture[str]) -> None:
+    blocked = ["blocked", "--journal", shared_postgres]
+    assert main(["journal", shared_postgres, "--schema", "3"]) == 0
+    assert main([*blocked, "--add", "gpu-a", "--why", "it burns"]) == 0
     assert main(["journal", shared_postgres, "--schema", "2"]) == 0
-    assert main(["journal", shared_postgres, "--schema", "1"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "the tables are of version 1; they were of 2"
-    assert main(["ls", "--journal", shared_postgres]) == 2
-    assert "--schema 2" in capsys.readouterr().err
+    assert capsys.readouterr().out.splitlines()[-1] == "the tables are of version 2; they were of 3"
+    for words in (["ls", "--journal", shared_postgres], blocked):
+        assert main(words) == 2
+        assert "--schema 3" in capsys.readouterr().err
     assert main(["journal", shared_postgres]) == 0
-    assert capsys.readouterr().out == "the tables are of version 1, this holdfast wants 2\n"
-    assert main(["journal", shared_postgres, "--schema", "2"]) == 0
+    assert capsys.readouterr().out == "the tables are of version 2, this holdfast wants 3\n"
+    assert main(["journal", shared_postgres, "--schema", "3"]) == 0
+    assert main(blocked) == 0
+    assert capsys.readouterr().out.endswith("nobody is blocked\n"), "version 2 knows no list"
+
+
+def test_blocked_hosts_of_a_database(shared_postgres: str, capsys: pytest.CaptureFixture[str]) -> None:
+    blocked = ["blocked", "--journal", shared_postgres]
+    assert main([*blocked, "--add", "gpu-a", "--why", "it burns"]) == 0
+    assert main(blocked) == 0
+    assert "gpu-a  since " in capsys.readouterr().out
+    assert main([*blocked, "--list", "x"]) == 2
+    assert main([*blocked, "--lift", "gpu-a"]) == 0
+    assert main([*blocked, "--lift", "gpu-a"]) == 2
+    assert "gpu-a is not blocked" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["ls", "--journal"], ["journal"]])

@@ -4,18 +4,27 @@ import os
 import signal
 import socket
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.cli.conftest import Start
-from tests.cli.driver import Job, gone
+from tests.cli.driver import CLEAN, Job, gone
 from tests.cli.test_join import host, leader_of
 from tests.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.e2e
 TOKEN = "0b1c8e93d7a24f56b8e1902c7d3f4a65"
 TAKEN_OVER_S = 15.0
+# Every rank writes down its longest pause between two steps.
+PAUSES = CLEAN.replace("step = int(", "pause, last = 0.0, time.monotonic()\nstep = int(").replace(
+    "    step += 1\n",
+    """    step += 1
+    pause, last = max(pause, time.monotonic() - last), time.monotonic()
+    open(f"{folder}/pause-{rank}", "w").write(str(pause))
+""",
+)
 
 
 @pytest.fixture
@@ -27,7 +36,7 @@ def endpoints() -> str:
 
 def begin(start: Start, endpoints: str, url: str, *flags: str, names: tuple[str, ...]) -> list[Job]:
     words = ("--journal", url, "--rdzv-id", f"job {endpoints}", "--set", "silence.silence_s=3", *flags)
-    return [host(start, endpoints, *words, name=name, HOLDFAST_TOKEN=TOKEN) for name in names]
+    return [host(start, endpoints, *words, name=name, script=PAUSES, HOLDFAST_TOKEN=TOKEN) for name in names]
 
 
 def struck(job: Job) -> list[int]:
@@ -52,7 +61,7 @@ def other_of(jobs: list[Job], one: Job) -> Job:
 
 
 def test_another_host_carries_the_controller_when_its_host_is_lost(
-    start: Start, endpoints: str, shared_postgres: str
+    start: Start, endpoints: str, shared_postgres: str, tmp_path: Path
 ) -> None:
     jobs = begin(start, endpoints, shared_postgres, "--nnodes", "2", names=("one", "two"))
     leader = leader_of(*jobs)
@@ -75,7 +84,9 @@ def test_another_host_carries_the_controller_when_its_host_is_lost(
     other.ends(0)
     report = other.report()
     assert report.code == 0 and not report.incidents
-    print(f"taken over after {took_s:.1f} s at a load of {os.getloadavg()[0]:.0f}")
+    pause_s = max(float(path.read_text()) for path in tmp_path.glob("pause-*"))
+    assert pause_s < 6.0, "nor have they waited for a controller"
+    print(f"taken over after {took_s:.1f} s, longest pause {pause_s:.1f} s, load {os.getloadavg()[0]:.0f}")
 
 
 @pytest.mark.slow

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from holdfast.cli import COMMANDS, main
-from holdfast.cli.commands import logs, ls
+from holdfast.cli.commands import logs
+from holdfast.cli.commands.run_rows import RunRow
 from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
@@ -140,7 +141,7 @@ def test_runs_are_listed(home: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["ls"]) == 0
     assert_screens("ls", {"ended after it was resumed, unreadable": shown_runs(capsys, tmp_path)})
     assert main(["ls", "--json"]) == 0
-    rows = msgspec.json.decode(capsys.readouterr().out, type=list[ls.RunRow])
+    rows = msgspec.json.decode(capsys.readouterr().out, type=list[RunRow])
     assert [row.run_dir for row in rows] == [str(first), str(own)]
     for number in range(12):
         published(None, f"more{number}")

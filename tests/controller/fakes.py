@@ -58,6 +58,8 @@ def admission_of(blocked: "MemoryBlockList") -> HostAdmission:
 
 
 class MemoryBlockList:
+    flag = ""
+
     def __init__(self, *entries: BlockedHost) -> None:
         self.entries = entries
         self.error: OSError | None = None

@@ -56,7 +56,7 @@ async def test_what_a_token_opens(desk_of: Open, tmp_path: Path, right: str) -> 
 @pytest.mark.parametrize("right", Right)
 async def test_who_may_have_a_token_made_for_a_node(desk_of: Open, tmp_path: Path, right: Right) -> None:
     token, audit = user_tokens.add_token(tmp_path / "people.json", "ann", right), AuditLog(tmp_path)
-    minting = TokenMinting(audit, NodeTokens(tmp_path))
+    minting = TokenMinting(audit, NodeTokens(tmp_path, lambda: None))
     async with desk_of(port=port(tmp_path / "people.json"), minting=minting) as desk:
         post = partial(desk.client.post, "/api/v1/node-tokens", headers=shown(token))
         answer = await post(json={"node": "n7"})

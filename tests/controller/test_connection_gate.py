@@ -42,7 +42,7 @@ async def _port(desk_of: Open, folder: Path, locked: bool) -> AsyncIterator[sock
             "t",
             "r",
             audit=audit,
-            tokens=NodeTokens(folder / "door"),
+            tokens=NodeTokens(folder / "door", lambda: None),
             certificates=desk.built.certificates,
             admission=desk.built.ingest.admission,
             announce=desk.controller.process_event,

@@ -120,11 +120,12 @@ async def test_a_gpu_that_a_person_blocked_was_on_no_host() -> None:
     assert refusal.startswith("GPU-1 is blocked by ann for another 1.0 h: noisy; ")
 
 
-@pytest.mark.parametrize("path", ["", "/site/list.json"])
-async def test_a_bad_machine_is_put_on_the_list(path: str) -> None:
+@pytest.mark.parametrize("flag", ["", "--list /site/list.json"])
+async def test_a_bad_machine_is_put_on_the_list(flag: str) -> None:
     said: list[str] = []
     blocked = MemoryBlockList()
-    limits = BlockLimits(age_s=7200, path=path)
+    blocked.flag = flag
+    limits = BlockLimits(age_s=7200)
     admission = HostAdmission(blocked, limits, Decider().view, now=lambda: 1000.0, say=said.append)
     block = Block(id=7, host="h1", identity=HostIdentity(id="id1", gpus=("GPU-1",)), reason="lost a GPU", incident=2)
     outcome = await admission.block_host(block)
@@ -132,8 +133,8 @@ async def test_a_bad_machine_is_put_on_the_list(path: str) -> None:
     [entry] = blocked.entries
     assert (entry.host, entry.id, entry.gpus, entry.incident) == ("h1", "id1", ("GPU-1",), 2)
     assert (entry.at, entry.until) == (1000.0, 8200.0)
-    option = f" --list {path}" if path else ""
-    assert f"h1 is blocked for 2 h: lost a GPU; holdfast blocked{option} --lift h1" in said[-1]
+    option = f"{flag} " if flag else ""
+    assert f"h1 is blocked for 2 h: lost a GPU; holdfast blocked {option}--lift h1" in said[-1]
     blocked.error = OSError("the disk is full")
     outcome = await admission.block_host(block)
     assert not outcome.ok and "not blocked" in said[-1] and "the disk is full" in said[-1]

@@ -13,11 +13,12 @@ from holdfast.controller.access.caller_admission import ANY_NODE, Caller, Right
 from holdfast.core.agent_state_machine import Post
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.errand import Done, Leave
+from holdfast.model.errand import Done, LaunchHere, Leave, StopHere
 from holdfast.model.event import Begin, Ended, Outcome, Phase, Progress, Ready
 from holdfast.model.observation import Beat, Mark, Strain, StrainKind
 from holdfast.model.probe import Finding
 from holdfast.model.stacks import Arrival, Collective, Flight, Process, Trace
+from holdfast.model.state_copy import Copy
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import FromAgent, Hello, NodeNotice, TraceAnswer
 from tests.controller.conftest import Agent, Desk, Open
@@ -273,3 +274,37 @@ async def test_nobody_tells_of_others_ranks_in_traces_hashes_and_strains(desk_of
         await agent.beat(8)
         await desk.until(lambda: desk.controller.reached_step == 8, "a step")
         assert desk.controller.detectors.replicas.newest_equal_step() == -1
+
+
+def copy_on(node: str, step: int, **fields: Any) -> Copy:
+    return Copy(rank=0, step=step, node=node, layout="l", world=1, whole=True, **fields)
+
+
+async def test_a_state_is_restored_from_nodes_that_had_seats_whatever_others_claim_to_hold(desk_of: Open) -> None:
+    async with desk_of(port=port, settings=PATIENT) as desk:
+        agent, evil = await trains(desk), await link(desk, "evil")
+        newer = (copy_on("evil", 9, disk=True, generation=1), copy_on("a", 10, disk=True, generation=1))
+        await says(evil, changed(HELLO, copies=newer))
+        await evil.hear()
+        assert desk.controller.registry.copies["evil"] == newer[:1], "what lies on others is theirs to tell"
+        await agent.post(changed(ALARM, kind=Kind.CRASH, suspects=("a",), ranks=(0,), code=1, not_after=None))
+        stop = await agent.errand()
+        assert isinstance(stop, StopHere)
+        held = (copy_on("a", 7), copy_on("b", 8))
+        await agent.post(Done(id=stop.id, node="a", ok=True, copies=held))
+        launch = await agent.errand()
+        assert isinstance(launch, LaunchHere) and launch.restore.step == 7
+        assert desk.controller.registry.copies["a"] == held[:1]
+
+
+async def test_memory_of_a_lost_generation_is_believed_only_of_nodes_that_were_launched(desk_of: Open) -> None:
+    async with desk_of(port=port, settings=PATIENT) as desk:
+        await trains(desk)
+        desk.controller.registry.record_orphaned(1)
+        evil = await link(desk, "evil")
+        await says(evil, changed(HELLO, generation=1))
+        stop = await evil.errand()
+        assert isinstance(stop, StopHere)
+        await evil.post(Done(id=stop.id, node="evil", ok=True, copies=(copy_on("evil", 9),)))
+        await asyncio.wait_for(heard_acks(evil, 1), 30)
+        assert "evil" not in desk.controller.registry.copies

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
@@ -12,7 +11,7 @@ from holdfast.core.diagnose.probe_assessment import ProbeLimits
 from holdfast.model.action import Probe
 from holdfast.model.errand import Done, Errand, PairTestHere, ProbeHere
 from holdfast.model.probe import Finding
-from tests.controller.fakes import FakeStore
+from tests.controller.fakes import FakeStore, MemoryNotes
 
 NODES = ("a", "b", "c", "d")
 PROBE = Probe(id=7, generation=3, nodes=NODES, level=2)
@@ -60,7 +59,9 @@ class Nodes:
         return found
 
 
-def tried(nodes: Nodes, hosts: dict[str, str] | None = None, kept: Path | None = None) -> tuple[dict[str, str], str]:
+def tried(
+    nodes: Nodes, hosts: dict[str, str] | None = None, kept: MemoryNotes | None = None
+) -> tuple[dict[str, str], str]:
     probing = NodeProbing(nodes.ask, FakeStore(), hosts if hosts is not None else {}, ProbeLimits(), kept)
     outcome = asyncio.run(probing.probe_nodes(PROBE))
     assert outcome.action == 7 and outcome.ok
@@ -124,12 +125,12 @@ def test_nodes_of_one_host_are_not_paired() -> None:
     assert failed == {} and nodes.waves == [] and detail
 
 
-def test_what_is_usual_is_kept(tmp_path: Path) -> None:
-    kept = tmp_path / "probed.json"
+def test_what_is_usual_is_kept() -> None:
+    kept = MemoryNotes()
     usual = [{node: (speed(value + at),) for at, node in enumerate(NODES)} for value in (10.0, 10.1, 9.9, 10.0)]
     for told in usual:
         assert tried(Nodes(told.get), kept=kept)[0] == {}
-    past = msgspec.json.decode(kept.read_bytes(), type=dict[str, MeasurementHistory])
+    past = msgspec.json.decode(kept.get_note("probed.json"), type=dict[str, MeasurementHistory])
     assert set(past) == set(NODES)
     assert [len(values) for values in past["a"].medians.values()] == [4]
     # As fast as another one always was, which no comparison among them would show.
@@ -137,10 +138,10 @@ def test_what_is_usual_is_kept(tmp_path: Path) -> None:
     assert list(failed) == ["d"]
 
 
-def test_what_cannot_be_read_is_learned_anew(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_learned_anew() -> None:
     """A measurement that is no number is null in JSON, and must not end the controller."""
-    kept = tmp_path / "probed.json"
+    kept = MemoryNotes()
     for _ in range(3):
         assert tried(Nodes(lambda node: (speed(float("nan")),)), kept=kept)[0] == {}
-    kept.write_bytes(b"{")
+    kept.put_note("probed.json", b"{")
     assert tried(Nodes(lambda node: (speed(10.0),)), kept=kept)[0] == {}

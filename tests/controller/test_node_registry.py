@@ -1,6 +1,7 @@
 """What is known of nodes, and when it is forgotten."""
 
 import msgspec
+import pytest
 
 from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
@@ -116,3 +117,12 @@ def test_ranks_beside_a_node_are_those_of_others_on_its_host_that_are_there() ->
     assert registry.ranks_beside("a") == (2, 3, 4, 5)
     assert registry.ranks_beside("d") == (4, 5)
     assert registry.ranks_beside("standby") == (4, 5)
+
+
+@pytest.mark.parametrize(("alone_since", "lost_at"), [(0.0, 108.0), (99.0, 108.0), (90.0, 105.0)])
+def test_nodes_that_have_looked_for_a_controller_for_long_are_lost_sooner(alone_since: float, lost_at: float) -> None:
+    registry, _ = begun()
+    registry.expect_nodes(100.0, ("a", "b"), alone_since)
+    registry.record_alive(lost_at - 1, "b")
+    assert not registry.overdue_alarms(lost_at - 0.1)
+    assert [alarm.suspects for alarm in registry.overdue_alarms(lost_at)] == [("a",)]

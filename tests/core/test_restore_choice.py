@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.snapshots.restore_choice import choose_restore, count_disks, leave_out_disks
+from holdfast.core.snapshots.restore_choice import choose_known_restore, choose_restore, count_disks, leave_out_disks
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.state_copy import Copy, Doubt
 
@@ -148,3 +148,12 @@ def test_disks_of_lines_that_were_left_and_in_doubt_do_not_count() -> None:
 def test_where_only_good_states_will_do_disks_must_be_verified() -> None:
     copies = [disk(r, s, verified=s == 5) for r in range(3) for s in (5, 9)]
     assert choose_restore(SEATS, copies, not_after=20).step == 5
+
+
+def test_claims_of_unknown_nodes_count_only_if_known_ones_hold_nothing() -> None:
+    claims = [own(r, 9, node="x", disk=True) for r in range(3)]
+    known = [own(r, 5) for r in range(3)]
+    nodes = {"n0", "n1", "n2"}
+    assert choose_known_restore(SEATS, [*claims, *known], nodes).step == 5
+    assert choose_known_restore(SEATS, [*claims, *known[:2]], nodes).step == 9, "after a blackout, hosts have new names"
+    assert choose_known_restore(SEATS, [*claims, *known], {*nodes, "x"}).step == 9

@@ -206,7 +206,7 @@ class Port:
         built = await self._open.enter_async_context(_running(folder))
         self.controller = built.controller
         authority, audit = CertificateAuthority(folder / "door"), AuditLog(folder)
-        tokens = NodeTokens(folder / "door")
+        tokens = NodeTokens(folder / "door", lambda: None)
         enrolling = NodeEnrolment(
             authority,
             TOKEN,

@@ -155,7 +155,7 @@ def merged(found: Manifest, patch: Manifest) -> Manifest:
 
 def fits(found: Manifest, labels: dict[str, str]) -> bool:
     own = found["metadata"].get("labels", {})
-    return all(own.get(key) == value for key, value in labels.items())
+    return all(own.get(key) == value if value else key in own for key, value in labels.items())
 
 
 class _Answering(BaseHTTPRequestHandler):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli.launch.run_record import NotesFolder
 from holdfast.fleet.kubernetes_client import KubernetesClient
 from holdfast.fleet.kubernetes_fleet import FleetWishes, KubernetesFleet
 from holdfast.fleet.pod_manifest import PodShape
@@ -26,7 +27,7 @@ def open_fleet(place: Path, cluster: Cluster, **wishes: float) -> KubernetesFlee
     shape = PodShape(run="lab", namespace=cluster.namespace, image="lab/holdfast:1", gpus=1, grace_s=3.0)
     asked = {"least": 1, "gather_s": 0.0, "avoid_s": 3600.0} | wishes
     fleet = KubernetesFleet(
-        place,
+        NotesFolder(place),
         shape,
         FleetWishes(
             command=lambda node: ("sleep", "1000"),

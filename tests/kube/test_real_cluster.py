@@ -162,7 +162,7 @@ def test_a_cluster_takes_all_that_we_ship(cluster: RealCluster) -> None:
     ):
         kubectl(cluster, "apply", "-f", "-", text=custom_kind(*kind))
         kubectl(cluster, "wait", "--for=condition=Established", f"crd/{kind[2].lower()}s.{kind[0]}")
-    for overlay in ("machines", "taints", "monitoring", "kueue"):
+    for overlay in ("machines", "taints", "monitoring", "kueue", "postgres"):
         said = kubectl(cluster, "apply", "-k", str(ROOT / "deploy/kubernetes/overlays" / overlay))
         assert "deployment.apps/holdfast" in said and "lease.coordination.k8s.io/holdfast-run" in said
     for example in sorted((ROOT / "deploy/kubernetes/examples").glob("*.yaml")):

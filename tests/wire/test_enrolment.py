@@ -30,6 +30,7 @@ from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.access.node_enrolment import NodeEnrolment
 from holdfast.core.decide.decider import Decider
 from holdfast.core.membership.host_blocking import BlockedHost
+from holdfast.journal.journal_errors import JournalAwayError
 from holdfast.model.event import Ready
 from holdfast.model.job_and_seats import HostIdentity
 from holdfast.wire.credentials import enrolment, enrolment_token, job_secret_proof, mutual_tls
@@ -47,7 +48,9 @@ class Server:
     def __init__(self, folder: Path, token: str, proof_of: CertificateAuthority | None = None) -> None:
         """`proof_of`: whose certificate the proofs are about, where that is not the one of the link."""
         self.authority, self.now = CertificateAuthority(folder), 1e9
-        self.tokens = NodeTokens(folder, clock=lambda: self.now)
+        self.published: list[dict[str, str]] = []  # the serials that another host's controller would find
+        self.away = False
+        self.tokens = NodeTokens(folder, self._publish, clock=lambda: self.now)
         self.audit = folder / "audit.log"
         self.blocked = MemoryBlockList()
         self.refused: list[Ready] = []
@@ -61,11 +64,17 @@ class Server:
             admission=admission_of(self.blocked),
             announce=self.refused.append,
         )
+        self.refusal_of = self._enrolling.certificate_refusal
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run)
         self._up = threading.Event()
         self._thread.start()
         assert self._up.wait(30)
+
+    def _publish(self) -> None:
+        if self.away:
+            raise JournalAwayError("the journal does not answer")
+        self.published.append(self.authority.node_serials())
 
     def _run(self) -> None:
         self._loop.run_until_complete(self._open())

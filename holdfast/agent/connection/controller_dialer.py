@@ -21,7 +21,7 @@ from holdfast.wire.credentials.mutual_tls import KeyFiles
 from holdfast.wire.run_and_node_specs import NodeSpec, RunSpec, read_json
 
 _DIAL_S = 10.0  # for one try to reach the controller
-# The same where it may be at several addresses, and its machine may be lost: then another one answers within seconds.
+# The same where the controller may move to another machine: then that one answers within seconds.
 _TURN_S, _TURN_PING_S = 3.0, 4.0
 _FILE_S = 2.0  # for a file system to say where the controller is
 
@@ -63,6 +63,7 @@ class ControllerDialer:
         self._path = Path(unquote(urls[0].path)) if urls[0].scheme == "unix" else None
         self._folder = -1
         self._addresses = [(url.hostname or "", url.port or 0) for url in urls]  # the one to dial next is the first
+        self._dial_s, self._ping_s = (_TURN_S, _TURN_PING_S) if node.moves else (_DIAL_S, PING_S)
         self._keys = KeyFiles.in_folder(Path(node.keys))
         self._run_id = node.run_id
         self._run_file = node.run_file
@@ -99,11 +100,10 @@ class ControllerDialer:
         opened at the next address, if there are several, or where the controller has moved."""
         await self._find_moved()
         url = self.url_for("/agent")
-        dial_s, ping_s = (_DIAL_S, PING_S) if len(self._addresses) == 1 else (_TURN_S, _TURN_PING_S)
         try:
             async with (
-                self.open_session(aiohttp.ClientTimeout(total=dial_s)) as session,
-                session.ws_connect(url, max_msg_size=agent_messages.MAX_BYTES, heartbeat=ping_s) as ws,
+                self.open_session(aiohttp.ClientTimeout(total=self._dial_s)) as session,
+                session.ws_connect(url, max_msg_size=agent_messages.MAX_BYTES, heartbeat=self._ping_s) as ws,
             ):
                 self._verify_peer(ws)
                 yield WebSocketLink(ws)

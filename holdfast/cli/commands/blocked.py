@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import database_link, run_directory
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
-from holdfast.controller.access.block_list_file import BlockListError, BlockListFile, Entries
+from holdfast.controller.access.block_list_file import BlockListError, BlockListFile, Entries, SharedBlockList
 from holdfast.core.membership.host_blocking import BlockedHost, BlockLimits, is_gpu_id, lift_entries
 from holdfast.core.terminal_sanitizer import strip_controls
 
@@ -34,16 +34,28 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--list", metavar="FILE", default="", help="the list, as in block.path (default: blocked.json in HOLDFAST_HOME)"
     )
+    parser.add_argument("--journal", metavar="URL", help="the list of this database instead, of runs with --journal")
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     args = parser.parse_args(argv)
     try:
-        return _run_verb(args, BlockListFile(run_directory.block_list_path(args.list)))
+        return _run_verb(args, _open_list(args))
     except (UsageError, BlockListError) as e:
         print(f"holdfast blocked: {e}", file=sys.stderr)
         return 2
 
 
-def _run_verb(args: argparse.Namespace, listed: BlockListFile) -> int:
+def _open_list(args: argparse.Namespace) -> SharedBlockList:
+    if args.journal is None:
+        return BlockListFile(run_directory.block_list_path(args.list))
+    if args.list:
+        raise UsageError("--list names a file and --journal a database; drop one of them")
+    database_link.check_database(args.journal, "--journal ")
+    from holdfast.controller.access.block_list_database import BlockListDatabase
+
+    return BlockListDatabase(args.journal)
+
+
+def _run_verb(args: argparse.Namespace, listed: SharedBlockList) -> int:
     now = time.time()
     if args.add is None and (args.why is not None or args.age_s is not None):
         raise UsageError("--why and --for go with --add")
@@ -82,7 +94,7 @@ def _make_entry(args: argparse.Namespace, now: float) -> BlockedHost:
     )
 
 
-def _lift_block(listed: BlockListFile, name: str, now: float) -> None:
+def _lift_block(listed: SharedBlockList, name: str, now: float) -> None:
     def lift(entries: Entries) -> Entries:
         left = lift_entries(entries, name)
         if left == entries:

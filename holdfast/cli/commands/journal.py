@@ -2,6 +2,7 @@
 
 import sys
 
+from holdfast.cli.run_dirs.database_link import open_database
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import counted_noun
@@ -26,14 +27,9 @@ def main(argv: list[str]) -> int:
 
 
 def _look_after(url: str, schema: int | None, forget: str | None) -> int:
-    try:
-        from holdfast.journal import postgres_link, postgres_schema, run_lease
-    except ModuleNotFoundError as e:
-        raise UsageError(f"this needs {e.name}: pip install 'holdfast[postgres]'") from None
-    if fault := postgres_link.why_no_url(url):
-        raise UsageError(f"{url} {fault}")
-    link = postgres_link.PostgresLink(url)
-    try:
+    with open_database(url) as link:
+        from holdfast.journal import postgres_schema, run_lease
+
         if schema is not None:
             before = postgres_schema.migrate_schema(link, schema)
             print(f"the tables are of version {schema}" + (f"; they were of {before}" if before != schema else ""))
@@ -46,6 +42,4 @@ def _look_after(url: str, schema: int | None, forget: str | None) -> int:
         known = f"this holdfast wants {postgres_schema.SCHEMA}"
         runs = counted_noun(len(run_lease.list_runs(link)), "run") if version == postgres_schema.SCHEMA else ""
         print(f"the tables are of version {version}, {known}" + (f"; {runs}" if runs else ""))
-    finally:
-        link.close()
     return 0

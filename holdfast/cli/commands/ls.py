@@ -1,5 +1,6 @@
-"""`holdfast ls`: lists this user's runs on this host, or the runs of a database, with the state of each."""
+"""`holdfast ls`: lists this user's runs on this host, or those of a database or a cluster, with the state of each."""
 
+import argparse
 import contextlib
 import sys
 import time
@@ -8,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.cli.commands.run_rows import CLUSTERS, RunRow, cluster_rows, database_rows
 from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
@@ -15,7 +17,6 @@ from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import duration_text, phase_said, step_said
 from holdfast.core.terminal_sanitizer import strip_controls
 from holdfast.journal.journal_errors import JournalError
-from holdfast.model.event import Phase
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.controller_request import ControllerNotRunning
 from holdfast.wire.run_and_node_specs import RunEnd
@@ -25,24 +26,16 @@ _NEWEST = 10
 _OLD = ("token", "env.json", "run.json")  # the oldest of them is as old as a run whose run.json does not say
 
 
-class RunRow(msgspec.Struct, frozen=True, kw_only=True):
-    run_id: str
-    run_dir: str  # or the database that has its journal
-    state: str  # the phase of one that is alive; "ended", "left" by its front, "unreadable"
-    detail: str
-    script: str
-    started_at: float
-    resumed_at: float = 0.0  # 0: it was not
-
-
 def main(argv: list[str]) -> int:
     parser = CommandParser(prog="holdfast ls", description="Show your runs on this host, the newest last.")
     parser.add_argument("--all", action="store_true", help=f"not only live ones and the {_NEWEST} newest")
     parser.add_argument("--json", action="store_true", help="print them as JSON")
     parser.add_argument("--journal", metavar="URL", help="the runs whose journals are in this database, of all hosts")
+    parser.add_argument("--fleet", choices=CLUSTERS, help="the runs that have nodes on this cluster")
+    parser.add_argument("--kube-namespace", metavar="NAME", help="with --fleet kubernetes: of this namespace")
     args = parser.parse_args(argv)
     try:
-        rows, count = _rows_of(args.journal) if args.journal else _rows_here(args.all)
+        rows, count = _find_rows(args)
     except (UsageError, JournalError) as e:
         print(f"holdfast ls: {e}", file=sys.stderr)
         return 2
@@ -52,14 +45,26 @@ def main(argv: list[str]) -> int:
     # Not a table: paths are long, and one that is folded cannot be copied.
     for row in rows:
         resumed = f", resumed {_ago_text(row.resumed_at)}" if row.resumed_at else ""
-        when = f"started {_ago_text(row.started_at)}{resumed}"
-        parts = (row.run_id, f"{row.state}{row.detail}", row.script, when, row.run_dir)
+        when = f"started {_ago_text(row.started_at)}{resumed}" if row.started_at else "since when is not known"
+        parts = (row.run_id, f"{row.state}{row.detail}", row.script, _owner_text(row.who), when, row.run_dir)
         print(strip_controls("  ".join(filter(None, parts))))
     if left_out := count - len(rows):
         print(f"and {left_out} older: holdfast ls --all")
     if not count:
-        print(f"{run_directory.NO_RUN}; start one with holdfast run")
+        print(f"{run_directory.NO_RUN}{' there' if args.journal or args.fleet else ''}; start one with holdfast run")
     return 0
+
+
+def _find_rows(args: argparse.Namespace) -> tuple[list[RunRow], int]:
+    """Return the rows to show, and how many runs there are."""
+    if args.journal and args.fleet:
+        raise UsageError("--journal lists the runs of a database and --fleet those of a cluster; drop one of them")
+    if args.kube_namespace and args.fleet != "kubernetes":
+        raise UsageError("--kube-namespace goes with --fleet kubernetes")
+    if not (args.journal or args.fleet):
+        return _rows_here(args.all)
+    rows = database_rows(args.journal) if args.journal else cluster_rows(args.fleet, args.kube_namespace)
+    return rows, len(rows)
 
 
 def _rows_here(every: bool) -> tuple[list[RunRow], int]:
@@ -69,29 +74,8 @@ def _rows_here(every: bool) -> tuple[list[RunRow], int]:
     return [_make_row(path) for path in shown], len(known)
 
 
-def _rows_of(url: str) -> tuple[list[RunRow], int]:
-    """Return the rows of all runs in a database, and how many there are."""
-    try:
-        from holdfast.journal import postgres_link, postgres_schema, run_lease
-    except ModuleNotFoundError as e:
-        raise UsageError(f"--journal needs {e.name}: pip install 'holdfast[postgres]'") from None
-    if fault := postgres_link.why_no_url(url):
-        raise UsageError(f"--journal {url} {fault}")
-    link = postgres_link.PostgresLink(url)
-    with contextlib.closing(link):
-        postgres_schema.require_schema(link)
-        found = run_lease.list_runs(link)
-    rows = []
-    for run in found:
-        state, detail = run.phase.value, f", carried by {run.address or run.holder.partition(' ')[0]}"
-        if run.phase is Phase.DONE:
-            state, detail = "ended", ""
-        elif not run.held:
-            since = f" for {duration_text(max(0.0, time.time() - run.alive_at))}" if run.alive_at else ""
-            state, detail = "left", f": no controller{since}; its command on a host of its --rdzv-endpoint takes it up"
-        row = RunRow(run_id=run.run_id, run_dir=url, state=state, detail=detail, script="", started_at=run.began_at)
-        rows.append(row)
-    return rows, len(rows)
+def _owner_text(who: str) -> str:
+    return f"of {who}" if who not in ("", run_directory.user_name()) else ""
 
 
 def _ago_text(at: float) -> str:
@@ -111,7 +95,9 @@ def _make_row(run_dir: Path) -> RunRow:
             script="",
             started_at=started_at,
         )
-    state, detail = _run_state(run_dir)
+    status = _ask_status(run_dir) if run_directory.find_controller(run_dir) else None
+    state, detail = _run_state(run_dir) if status is None else _live_state(status)
+    step = int(status["step"]) if status and not status.get("since") else -1  # else it is counted, and has no number
     return RunRow(
         run_id=run.job.run_id,
         run_dir=str(run_dir),
@@ -120,16 +106,28 @@ def _make_row(run_dir: Path) -> RunRow:
         script=" ".join(run.entry.argv),
         started_at=run.started_at or started_at,
         resumed_at=run.resumed_at,
+        nodes=len(status["nodes"]) if status and "nodes" in status else None,
+        step=step if step >= 0 else None,
+        who=run_directory.user_name(),
     )
 
 
+def _ask_status(run_dir: Path) -> dict[str, Any]:
+    """Return what a living controller says of its run; empty if it does not answer."""
+    with contextlib.suppress(ControllerNotRunning):
+        status: dict[str, Any] = ask_controller(run_dir, "/api/v1/status", wait_s=_ANSWER_S)
+        return status if {"phase", "step"} <= status.keys() else {}
+    return {}
+
+
+def _live_state(status: dict[str, Any]) -> tuple[str, str]:
+    if not status:
+        return "alive", ", but its controller does not answer"
+    return phase_said(status), f", {step_said(status['step'], status.get('since', ''))}"
+
+
 def _run_state(run_dir: Path) -> tuple[str, str]:
-    if run_directory.find_controller(run_dir):
-        try:
-            status: dict[str, Any] = ask_controller(run_dir, "/api/v1/status", wait_s=_ANSWER_S)
-            return phase_said(status), f", {step_said(status['step'], status.get('since', ''))}"
-        except (ControllerNotRunning, KeyError):
-            return "alive", ", but its controller does not answer"
+    """Return the state of a run that has no controller now."""
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return "ended", f" with code {run_and_node_specs.read_json(run_dir / 'exit.json', RunEnd).code}"
     if run_liveness.is_front_alive(run_dir):

@@ -10,6 +10,7 @@ from holdfast import config
 from holdfast.cli.launch.controller_listener import listen_at
 from holdfast.cli.launch.fork_server_start import start_fork_server
 from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs.database_link import check_database
 from holdfast.cli.run_flags import run_arguments
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
 from holdfast.client.boot.zygote import FIRST_PRELOAD, LATER_PRELOAD
@@ -36,8 +37,8 @@ def main(argv: list[str]) -> int:
         settings = _load_settings(args)
         os.environ.update(with_whole_paths(os.environ, os.getcwd()))  # nothing of ours is started from this folder
         if args.journal:
-            _require_postgres()
-        if args.journal and args.fleet == "join":
+            check_database(args.journal, "--journal ")
+        if args.fleet == "join" and args.journal:
             from holdfast.cli.launch.controller_turns import join_in_turns
 
             return join_in_turns(args, settings, _make_entry(args))
@@ -63,13 +64,6 @@ def main(argv: list[str]) -> int:
     except (UsageError, ConfigError) as e:
         print(f"holdfast run: {e}", file=sys.stderr)
         return 2
-
-
-def _require_postgres() -> None:
-    try:
-        import holdfast.cli.launch.controller_lease  # noqa: F401  psycopg is an extra
-    except ModuleNotFoundError as e:
-        raise UsageError(f"--journal needs {e.name}: pip install 'holdfast[postgres]'") from None
 
 
 def _load_settings(args: RunArgs) -> Settings:

@@ -5,14 +5,13 @@ import secrets
 import socket
 import time
 
-from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.journal import run_lease
-from holdfast.journal.journal_errors import JournalError
-from holdfast.journal.postgres_link import PostgresLink, why_no_url
+from holdfast.journal.journal_errors import JournalAwayError, JournalError
+from holdfast.journal.postgres_link import PostgresLink
 from holdfast.journal.run_lease import LEASE_S, START_S
 from holdfast.model.event import Phase
 
-_LOOK_S = 1.0
+_LOOK_S = 0.25  # a look costs one row; what is lost here, the job stands still
 
 
 class ControllerLease:
@@ -20,10 +19,9 @@ class ControllerLease:
 
     def __init__(self, url: str, run_id: str, *, goes_on: bool = False) -> None:
         """`goes_on`: the run has ended only because the time of its nodes was over, and may be claimed."""
-        if fault := why_no_url(url):
-            raise UsageError(f"--journal {url} {fault}")
         self.url, self.run_id, self._goes_on = url, run_id, goes_on
         self.holder = f"{socket.gethostname()} {secrets.token_hex(8)}"  # no other `holdfast run` has it
+        self.place = self.holder.replace(" ", "-")  # of its run directory
         self._link = PostgresLink(url)
         self._looked_at = 0.0
 
@@ -42,6 +40,17 @@ class ControllerLease:
             found = run_lease.look_at_run(self._link, self.run_id)
             return found is not None and not found.held and found.phase is not Phase.DONE
         return False
+
+    def await_turn(self) -> bool:
+        """Wait until the run has no controller any more, and claim it; False if it has ended. While the database does
+        not answer, nothing is known."""
+        while True:
+            with contextlib.suppress(JournalAwayError):
+                if self.is_free() and self.try_to_claim():
+                    return True
+                if self.has_ended():
+                    return False
+            time.sleep(_LOOK_S)
 
     def has_ended(self) -> bool:
         found = run_lease.look_at_run(self._link, self.run_id)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -51,7 +52,7 @@ from holdfast.linux.preimported_fork import KEPT
 from holdfast.model.action import Finish, Say
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Begin, Ended, Entry, Order, Phase, Progress, Successor
-from holdfast.ports import ControllerPorts, Fleet, FleetRefusal
+from holdfast.ports import ControllerPorts, Fleet, FleetRefusal, Notes
 from holdfast.wire import folder_use_lock, program_fork_server, run_and_node_specs, unix_sockets
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.run_and_node_specs import ControllerAddress, RunEnd, RunSpec
@@ -127,11 +128,14 @@ async def _run_leased(run_dir: Path, listener: socket.socket, say: SaidLog, hold
     from holdfast.cli.launch.kubernetes_launch import make_lease
 
     lease = make_lease(run, run_dir, say)
-    await lease.take()
-    async with asyncio.TaskGroup() as tasks:
-        keeping = tasks.create_task(lease.keep())
+    if run.journal:  # the lease there decides; this one only owns the pods
         ended = await _run_controller(run_dir, listener, say, holder)
-        keeping.cancel()
+    else:
+        await lease.take()
+        async with asyncio.TaskGroup() as tasks:
+            keeping = tasks.create_task(lease.keep())
+            ended = await _run_controller(run_dir, listener, say, holder)
+            keeping.cancel()
     await lease.let_go()
     return ended
 
@@ -145,8 +149,8 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog, 
     teller = ConsoleTeller(run_dir, say)
     hooks = UserHooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, notes=record.notes, say=say)
     opinions = FailureOpinions(run.settings, run.log_dir, say)
-    tokens = NodeTokens(run_directory.door_keys_folder(run_dir))
-    fleet = _make_fleet(run, run_dir, env, tokens)
+    tokens = NodeTokens(run_directory.door_keys_folder(run_dir), record.put_keys)
+    fleet = _make_fleet(run, run_dir, env, tokens, record.notes)
     listeners = EntryListeners(teller, hooks, opinions)
     ports = _make_ports(run, run_dir, record, fleet=fleet, store=store, say=say, listeners=listeners)
     built = build_controller(run.settings, ports)
@@ -284,8 +288,8 @@ def _make_ports(
         store=store,
         notes=record.notes,
         archives=run_dir / "releases",
-        blocked=BlockListThreads(BlockListFile(run_directory.block_list_path(run.settings.block.path))),
-        probe_history=run_dir / "probed.json",
+        blocked=_open_block_list(run),
+        probe_history=record.notes,
         make_clock=SteadyClock,
         say=say,
         on_entry=listeners.on_entry,
@@ -293,7 +297,19 @@ def _make_ports(
     )
 
 
-def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str], tokens: NodeTokens) -> Fleet:
+def _open_block_list(run: RunSpec) -> BlockListThreads:
+    """Open the list that settings name; else that of the database, or of this user."""
+    path = run.settings.block.path
+    if path or not run.journal:
+        return BlockListThreads(
+            BlockListFile(run_directory.block_list_path(path)), f"--list {shlex.quote(path)}" if path else ""
+        )
+    from holdfast.controller.access.block_list_database import BlockListDatabase
+
+    return BlockListThreads(BlockListDatabase(run.journal), f"--journal {shlex.quote(run.journal)}")
+
+
+def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str], tokens: NodeTokens, notes: Notes) -> Fleet:
     if run.fleet == "join":
         return JoinFleet()
     if run.fleet == "slurm":
@@ -301,7 +317,7 @@ def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str], tokens: NodeTo
     if run.fleet == "kubernetes":
         from holdfast.cli.launch.kubernetes_launch import make_fleet  # its client is an extra, and slow to import
 
-        return make_fleet(run, run_dir, tokens)
+        return make_fleet(run, run_dir, tokens, notes)
     return LocalFleet(
         run_dir, run_directory.make_node_spec(run, run_dir), env, program_fork_server.socket_path(run_dir)
     )

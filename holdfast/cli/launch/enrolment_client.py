@@ -18,6 +18,7 @@ from holdfast.wire.credentials.mutual_tls import KeyFiles
 
 _WAIT_S = 10.0
 _MOST_BYTES = 1 << 16
+_LATER = (http.HTTPStatus.TOO_MANY_REQUESTS, http.HTTPStatus.SERVICE_UNAVAILABLE)
 _ANOTHER = "it belongs to another job or has expired; make a new one on the controller's host with holdfast token node"
 
 
@@ -93,8 +94,8 @@ class TlsConnection:
             raise self._no_answer(e) from None
         except http.client.HTTPException:
             raise NotControllerError(f"the server at {self.where} is not holdfast") from None
-        if answer.status == http.HTTPStatus.TOO_MANY_REQUESTS:
-            raise NoAnswerError(f"the controller at {self.where} is busy")
+        if answer.status in _LATER:
+            raise NoAnswerError(f"the controller at {self.where} is busy: {_refusal_text(content, answer.status)}")
         if answer.status != 200:
             why = f"the controller at {self.where} refused: {_refusal_text(content, answer.status)}"
             raise EnrolmentRefusedError(why, answer.status)

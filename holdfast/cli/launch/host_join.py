@@ -65,7 +65,7 @@ class HostJoin:
         self.args = args
         self.host, self.port = args.endpoint
         self.given = _user_certificates(args, settings)
-        self.token, self.own_token = ("", None) if self.given else _read_token(args, self.host, self.port)
+        self.token, self.own_token = ("", None) if self.given else read_token(args, self.host, self.port)
         self.settings, self._closed = settings, 0
         self.run_file = ""  # as in NodeSpec
         self._holder = 0  # the pid of the node's; 0: the node was not started yet
@@ -133,6 +133,7 @@ class HostJoin:
             order=order,
             url=url,
             run_file=self.run_file,
+            moves=bool(self.args.journal),
             keys=str(self._keys_folder),
             run_id=self.meant or node.run_id,
             on_host=self._on_host,
@@ -192,11 +193,9 @@ class HostJoin:
 
     def _restore_run(self, lease: "ControllerLease") -> Begin | None:
         """Bring what an earlier controller left in the journal to this host; None if no controller has begun yet."""
-        from holdfast.cli.launch.run_handover import restore_run
-        from holdfast.journal.postgres_journal import PostgresJournal
+        from holdfast.cli.launch.run_handover import fetch_run
 
-        with contextlib.closing(PostgresJournal(lease.url, lease.run_id)) as journal:
-            return restore_run(journal, self.run_dir, self.token)
+        return fetch_run(lease.url, lease.run_id, self.run_dir, self.token)
 
     def _prepare_keys(self) -> None:
         if self.given:
@@ -386,7 +385,7 @@ def _read_identity() -> HostIdentity:
     return HostIdentity(id=id, gpus=tuple(gpu.uuid for gpu in gpus), gpu_names=names)
 
 
-def _read_token(args: RunArgs, host: str, port: int) -> tuple[str, NodeToken | None]:
+def read_token(args: RunArgs, host: str, port: int) -> tuple[str, NodeToken | None]:
     """Read the job's secret or a node token from a file or the environment; on loopback, a secret of our own."""
     if path := args.token_file or os.environ.get("HOLDFAST_TOKEN_FILE"):
         try:

@@ -1,7 +1,6 @@
 """`holdfast run --fleet kubernetes`: the controller runs here, in a pod or outside, and each node in a pod."""
 
 import logging
-import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -9,23 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.cli.launch import release_packing
+from holdfast.cli.launch.cluster_launch import ClusterRun, carry_in_turns, check_cluster_flags, draft_run
 from holdfast.cli.launch.controller_listener import listen_for_pods
+from holdfast.cli.launch.host_join import read_token
 from holdfast.cli.launch.pod_node import MODULE
 from holdfast.cli.launch.standby_choice import choose_standbys
-from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
-from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
-from holdfast.cli.terminal.rank_console import describe_shape, find_console_files, make_console, say
 from holdfast.config import Settings
 from holdfast.controller.access.enrolment_tokens import MOST_S, NodeTokens
 from holdfast.fleet import pod_manifest
 from holdfast.fleet.pod_manifest import PodShape
+from holdfast.journal.journal_errors import JournalError
 from holdfast.model.job_and_seats import Job
+from holdfast.ports import Notes
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
 
 if TYPE_CHECKING:
+    from holdfast.cli.launch.controller_lease import ControllerLease
     from holdfast.fleet.kubernetes_fleet import KubernetesFleet
     from holdfast.fleet.kubernetes_lease import KubernetesLease
 
@@ -34,46 +34,36 @@ _PYTHON = "python3"  # the image's own
 
 
 def run_on_kubernetes(args: RunArgs, settings: Settings, entry: EntryPoint, job: Job) -> int:
-    if isinstance(args.nproc, str):
-        raise UsageError(f"--nproc-per-node {args.nproc}: give a number, since this host is none of the nodes")
-    if settings.door.key:
-        raise UsageError("door.authority, door.certificate and door.key do not go with --fleet kubernetes; unset them")
-    nproc = args.ranks_per_node()
-    args, why = choose_standbys(args) if args.refill_h is not None else (args, "")
+    check_cluster_flags(args, settings)
+    args, why = choose_standbys(args)
     shape = _make_shape(args, settings, entry, job)
     [(host, port)] = args.endpoints
-    with listen_for_pods(host, port, "give another in --rdzv-endpoint") as listener:
-        run_dir = run_directory.make_run_dir(args.run_dir, job.run_id)
-        log_dir = run_directory.make_log_dir(args.log_dir, run_dir, job.run_id)
-        files = find_console_files()
-        begun = release_packing.pack_first_release(entry, run_dir, (log_dir, *map(Path, files)), copied=args.release)
-        run_directory.write_door_secret(run_dir, secrets.token_hex(16))
-        run_directory.open_authority(run_dir)
-        run = RunSpec(
-            job=msgspec.structs.replace(job, standbys=args.standbys, blocks=settings.block.age_s > 0),
-            entry=entry,
-            settings=settings,
-            fleet="kubernetes",
-            nproc=nproc,
-            log_dir=str(log_dir),
-            host=host,
-            port=listener.getsockname()[1],
-            release=begun.release,
-            console_files=files,
-        )
-        run_and_node_specs.write_json(run_dir / _SHAPE, shape)
-        run_directory.publish_run(run_dir, run)
-        run_selection.remember_run(run_dir)
-        where = f"pods {shape.run}-n0 and on in the namespace {shape.namespace}"
-        say(f"kubernetes fleet: {describe_shape(args, nproc)}, as {where}; run directory {run_dir}")
-        for text in filter(None, (why, begun.said)):
-            say(text)
-        if args.detach:
-            leave_terminal(run_dir)
-        return Supervisor(run_dir, listener, make_console(args, run, run_dir)).run() or 0  # no other host takes it over
+    draft = msgspec.structs.replace(draft_run(args, settings, entry, job), host=host)
+    lease, secret = _open_lease(args, job.run_id) if args.journal else (None, "")
+    run = ClusterRun(args, draft, lease, secret)
+    run_and_node_specs.write_json(run.run_dir / _SHAPE, shape)
+
+    def carry() -> int | None:
+        with listen_for_pods(host, port, "give another in --rdzv-endpoint") as listener:
+            return run.carry(listener, f", as pods {shape.run}-n0 and on in the namespace {shape.namespace}", why)
+
+    try:
+        return carry_in_turns(lease, carry) if lease else carry() or 0
+    except JournalError as e:
+        raise UsageError(str(e)) from None
 
 
-def make_fleet(run: RunSpec, run_dir: Path, tokens: NodeTokens) -> "KubernetesFleet":
+def _open_lease(args: RunArgs, run_id: str) -> "tuple[ControllerLease, str]":
+    """Return the claim on a run in Postgres, and the secret by which another host finds its keys there."""
+    from holdfast.cli.launch.controller_lease import ControllerLease
+
+    secret, node_token = read_token(args, *args.endpoints[0])
+    if node_token:
+        raise UsageError("a node token lets a node join; --journal with --fleet kubernetes needs the job's own secret")
+    return ControllerLease(args.journal or "", run_id), secret
+
+
+def make_fleet(run: RunSpec, run_dir: Path, tokens: NodeTokens, notes: Notes) -> "KubernetesFleet":
     from holdfast.fleet.kubernetes_client import KubernetesClient, read_config
     from holdfast.fleet.kubernetes_fleet import FleetWishes, KubernetesFleet
 
@@ -89,7 +79,7 @@ def make_fleet(run: RunSpec, run_dir: Path, tokens: NodeTokens) -> "KubernetesFl
         gather_s=run.settings.fleet.gather_s,
         avoid_s=run.settings.block.age_s,
     )
-    return KubernetesFleet(run_dir, shape, wishes, KubernetesClient(read_config(), shape.namespace))
+    return KubernetesFleet(notes, shape, wishes, KubernetesClient(read_config(), shape.namespace))
 
 
 def make_lease(run: RunSpec, run_dir: Path, say: Callable[[str], None]) -> "KubernetesLease":

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.cli.launch.cluster_launch import join_args
 from holdfast.cli.launch.host_join import HostJoin
-from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError, parse_run_args
+from holdfast.cli.run_flags.run_arguments import UsageError
 from holdfast.cli.terminal.rank_console import make_console, say
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.run_and_node_specs import RunSpec
@@ -22,7 +23,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: say("this pod is being deleted; staying until its grace is over"))
     try:
         run = run_and_node_specs.read_json(folder / "run.json", RunSpec)
-        args = _join_args(run, folder / "token", name)
+        args = join_args(run, name, "--token-file", str(folder / "token"))
         joining = HostJoin(args, run.settings, run.entry)
         console = make_console(args, joining.run, joining.run_dir)
         return joining.follow_job(console, lambda: False, (signal.SIGINT,)) or 0
@@ -32,17 +33,6 @@ def main() -> int:
     except (OSError, msgspec.DecodeError) as e:
         say(f"{name} cannot start: {e}")
         return 1
-
-
-def _join_args(run: RunSpec, token: Path, name: str) -> RunArgs:
-    words = ["--fleet", "join", "--rdzv-endpoint", f"{run.host}:{run.port}", "--rdzv-id", run.job.run_id]
-    words += ["--nnodes", f"{run.job.min_nodes}:{run.job.max_nodes}", "--nproc-per-node", str(run.nproc)]
-    words += ["--token-file", str(token), "--role", run.entry.role]
-    words += ["--module"]  # so that no script is looked for: one that the image lacks comes with the release
-    args = parse_run_args([*words, *run.entry.argv], {})
-    return msgspec.structs.replace(
-        args, module=run.entry.module, no_python=not run.entry.python, node_rank=int(name[1:])
-    )
 
 
 if __name__ == "__main__":

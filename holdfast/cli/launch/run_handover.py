@@ -1,6 +1,7 @@
 """What a controller on another host needs besides the journal, in notes in Postgres: sealed keys, and releases."""
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -70,6 +71,12 @@ class HandoverNotes:
 
 def _is_handed_over(path: Path, certified: bool) -> bool:
     return path.name == _SERIALS if certified else path.name != _SECRET and not path.name.startswith(".")
+
+
+def fetch_run(url: str, run_id: str, run_dir: Path, secret: str) -> Begin | None:
+    """Bring what an earlier controller left in the journal to this host; None if no controller has begun yet."""
+    with contextlib.closing(PostgresJournal(url, run_id)) as journal:
+        return restore_run(journal, run_dir, secret)
 
 
 def restore_run(journal: PostgresJournal, run_dir: Path, secret: str) -> Begin | None:

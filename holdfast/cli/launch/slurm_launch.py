@@ -2,7 +2,6 @@
 
 import ipaddress
 import os
-import secrets
 import shutil
 import socket
 import sys
@@ -11,14 +10,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.cli.launch import release_packing
+from holdfast.cli.launch.cluster_launch import ClusterRun, check_cluster_flags, draft_run
 from holdfast.cli.launch.controller_listener import listen_at
 from holdfast.cli.launch.slurm_node import MODULE
 from holdfast.cli.launch.standby_choice import choose_standbys
-from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
-from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
-from holdfast.cli.terminal.rank_console import describe_shape, find_console_files, make_console, say
 from holdfast.config import Settings
 from holdfast.fleet.slurm_commands import is_inside_allocation
 from holdfast.fleet.slurm_fleet import SlurmPlan
@@ -36,48 +32,15 @@ def run_on_slurm(args: RunArgs, settings: Settings, entry: EntryPoint, job: Job)
     for program in ("sbatch", "srun", "squeue", "scancel"):
         if shutil.which(program) is None:
             raise UsageError(f"--fleet slurm: there is no {program} on this host; run it where you would type sbatch")
-    if isinstance(args.nproc, str):
-        raise UsageError(f"--nproc-per-node {args.nproc}: give a number, since this host is none of the nodes")
-    if settings.door.key:
-        raise UsageError("door.authority, door.certificate and door.key do not go with --fleet slurm; unset them")
-    nproc = args.ranks_per_node()
-    args, why = choose_standbys(args) if args.refill_h is not None else (args, "")
-    address = find_own_address(args.local_addr)
+    check_cluster_flags(args, settings)
+    args, why = choose_standbys(args)
+    allocation, address = is_inside_allocation(os.environ), find_own_address(args.local_addr)
+    draft = msgspec.structs.replace(draft_run(args, settings, entry, job), host=address, allocation=allocation)
     lease = _claim_lease(args.journal, job.run_id) if args.journal else None
     with listen_at(address, args.port, "give another with --port, or 0 for any free one") as listener:
-        run_dir = run_directory.make_run_dir(args.run_dir, job.run_id)
-        log_dir = run_directory.make_log_dir(args.log_dir, run_dir, job.run_id)
-        files = find_console_files()
-        apart = (log_dir, *map(Path, files))
-        begun = release_packing.pack_first_release(entry, run_dir, apart, copied=args.release)
-        run_directory.write_door_secret(run_dir, secrets.token_hex(16))
-        run_directory.open_authority(run_dir)
-        run = RunSpec(
-            job=msgspec.structs.replace(job, standbys=args.standbys, blocks=settings.block.age_s > 0),
-            entry=entry,
-            settings=settings,
-            fleet="slurm",
-            nproc=nproc,
-            log_dir=str(log_dir),
-            host=address,
-            port=listener.getsockname()[1],
-            release=begun.release,
-            console_files=files,
-            fleet_flags=args.slurm,
-            allocation=is_inside_allocation(os.environ),
-            journal=args.journal or "",
-        )
-        run_directory.publish_run(run_dir, run)
-        run_selection.remember_run(run_dir)
-        where = f", first on the hosts of job {run.allocation}" if run.allocation else ""
-        say(f"slurm fleet: {describe_shape(args, nproc)}{where}; run directory {run_dir}")
-        risk = "" if lease else run_directory.shared_journal_risk(run_dir)
-        for text in filter(None, (why, begun.said, risk)):
-            say(text)
-        if args.detach:
-            leave_terminal(run_dir)
+        where = f", first on the hosts of job {allocation}" if allocation else ""
         # If another host goes on with the run, that one tells its end.
-        return Supervisor(run_dir, listener, make_console(args, run, run_dir), lease=lease).run() or 0
+        return ClusterRun(args, draft, lease).carry(listener, where, why) or 0
 
 
 def _claim_lease(url: str, run_id: str) -> "ControllerLease":

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.cli.launch.cluster_launch import join_args
 from holdfast.cli.launch.host_join import HostJoin
 from holdfast.cli.run_dirs import run_directory
-from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError, parse_run_args
+from holdfast.cli.run_flags.run_arguments import UsageError
 from holdfast.cli.terminal.rank_console import make_console, say
 from holdfast.fleet.slurm_fleet import FOLDER
 from holdfast.wire import run_and_node_specs
-from holdfast.wire.run_and_node_specs import RunSpec
 
 MODULE = "holdfast.cli.launch.slurm_node"
 _WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -30,7 +30,7 @@ def main() -> int:
         run_and_node_specs.publish_file(run_dir / FOLDER / f"{name}.topology", place.encode())
         run = run_directory.read_spec(run_dir)
         os.chdir(run.entry.cwd)
-        args = _join_args(run, run_dir, name)
+        args = join_args(run, name, "--run-dir", str(run_dir / FOLDER), "--redirects", "3")
         joining = HostJoin(args, run.settings, run.entry)
         joining.run = msgspec.structs.replace(joining.run, log_dir=run.log_dir)  # where the run's own console looks
         joining.run_file = str(run_dir / "run.json")
@@ -42,15 +42,6 @@ def main() -> int:
     except OSError as e:
         say(f"{name} cannot start on {os.uname().nodename}: {e}")
         return 1
-
-
-def _join_args(run: RunSpec, run_dir: Path, name: str) -> RunArgs:
-    words = ["--fleet", "join", "--rdzv-endpoint", f"{run.host}:{run.port}", "--rdzv-id", run.job.run_id]
-    words += ["--nnodes", f"{run.job.min_nodes}:{run.job.max_nodes}", "--nproc-per-node", str(run.nproc)]
-    words += ["--run-dir", str(run_dir / FOLDER), "--redirects", "3", "--role", run.entry.role]
-    words += ["--module"] if run.entry.module else [] if run.entry.python else ["--no-python"]
-    args = parse_run_args([*words, *run.entry.argv], {})
-    return msgspec.structs.replace(args, node_rank=int(name[1:]))
 
 
 if __name__ == "__main__":

@@ -207,9 +207,7 @@ def _journal_address(given: GivenFlags, fleet: str) -> str | None:
         return url
     if fleet == "slurm":
         return url  # all hosts see the run directory, by which another one goes on with the run
-    if fleet == "kubernetes":
-        raise UsageError(f"--journal does not go with --fleet {fleet}: the journal is in the run directory")
-    if fleet != "join":
+    if fleet == "local":
         raise UsageError("--journal needs --rdzv-endpoint: on one host a database adds nothing to the run directory")
     if _given_run_id(given) is None:
         raise UsageError("--journal needs --rdzv-id NAME, the same on every host: by it hosts find the run")
@@ -304,7 +302,8 @@ def _misplaced_flags(given: GivenFlags, fleet: str, hosts: int) -> list[str]:
     elif fleet == "slurm":
         names, why = _JOIN_ONLY, "Slurm says on which hosts nodes run"
     elif fleet == "kubernetes":
-        names, why = ("master-addr", "master-port", "node-rank", "local-addr", "token-file"), "pods get what they need"
+        own = () if given.flag_text("journal") else ("token-file",)  # with a journal elsewhere it opens the keys there
+        names, why = ("master-addr", "master-port", "node-rank", "local-addr", *own), "pods get what they need"
     elif given.flag_text("rdzv-endpoint"):
         names, why = ("master-addr", "master-port"), f"{given.words['rdzv-endpoint'].source} names the endpoint already"
     elif hosts == 1 and "master-port" not in given.words:

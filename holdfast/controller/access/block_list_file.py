@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -52,7 +52,7 @@ class BlockListFile:
 
     def add_entry(self, entry: BlockedHost) -> None:
         """Put an entry on the list, in place of older ones that say no more than it does."""
-        self.change(entry.at, lambda entries: (*(old for old in entries if not _is_within(old, entry)), entry))
+        self.change(entry.at, lambda entries: with_entry(entries, entry))
 
     def change(self, now: float, rewrite: Callable[[Entries], Entries]) -> None:
         """Rewrite the list while no other process can, without the entries whose time is over. BlockListError if that
@@ -63,7 +63,7 @@ class BlockListFile:
             if lock is None:
                 raise BlockListError(f"another process has held {self.path}.lock for {_LOCK_S:g} s")
             try:
-                left = rewrite(tuple(entry for entry in self.read_entries() if entry.until > now))
+                left = rewrite(without_expired(self.read_entries(), now))
                 content = msgspec.json.format(msgspec.json.encode(left))
                 mutual_tls.write_file_of_mode(self.path, content, self._present_mode(), durable=True)
             finally:
@@ -80,11 +80,22 @@ class BlockListFile:
         return 0o600
 
 
-class BlockListThreads:
-    """The list for the controller, which must not wait for a file system."""
+class SharedBlockList(Protocol):
+    """A list of blocked hosts that several jobs and people change; BlockListError says why that cannot be."""
 
-    def __init__(self, listed: BlockListFile) -> None:
-        self._listed = listed
+    def read_entries(self) -> Entries: ...
+
+    def add_entry(self, entry: BlockedHost) -> None: ...
+
+    def change(self, now: float, rewrite: Callable[[Entries], Entries]) -> None: ...
+
+
+class BlockListThreads:
+    """The list for the controller, which must not wait for a file system or a database."""
+
+    def __init__(self, listed: SharedBlockList, flag: str) -> None:
+        """`flag` names the list to `holdfast blocked`; empty for the list that this takes without one."""
+        self._listed, self.flag = listed, flag
 
     def read_entries(self) -> Future[Entries | OSError]:
         return _call_in_thread(self._listed.read_entries)
@@ -110,6 +121,15 @@ def _call_in_thread(call: Callable[[], Found]) -> Future[Found | OSError]:
 
 def _open_itself(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def with_entry(entries: Entries, entry: BlockedHost) -> Entries:
+    """Return the list with this entry in place of older ones that say no more than it does."""
+    return (*(old for old in entries if not _is_within(old, entry)), entry)
+
+
+def without_expired(entries: Entries, now: float) -> Entries:
+    return tuple(entry for entry in entries if entry.until > now)
 
 
 def _is_within(old: BlockedHost, new: BlockedHost) -> bool:

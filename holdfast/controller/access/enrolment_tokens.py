@@ -28,19 +28,21 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
 class NodeTokens:
     """The node tokens in a file that only the controller writes."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        """`folder` is the folder of the certificate authority; only its owner can read it."""
-        self._path, self._clock = folder / "tokens.json", clock
+    def __init__(self, folder: Path, publish: Callable[[], None], clock: Callable[[], float] = time.time) -> None:
+        """`folder` is the folder of the certificate authority; only its owner can read it. `publish` brings it to
+        where a controller of another host looks for it."""
+        self._path, self.publish, self._clock = folder / "tokens.json", publish, clock
         try:
             self._minted = from_json(self._path.read_bytes(), dict[str, TokenRecord])
         except (FileNotFoundError, msgspec.DecodeError):
             self._minted = {}  # one that is damaged lets nobody in
 
     def mint_token(self, name: str, within_s: float) -> NodeToken:
-        """Make a token, limited to this node if `name` is given; it is on disk when this returns."""
+        """Make a token, limited to this node if `name` is given; the next controller knows it when this returns."""
         made, now = enrolment_token.make_token(name), self._clock()
         kept = {id: found for id, found in self._minted.items() if now < found.until + _KEPT_S}
         self._write_tokens(kept | {made.id: TokenRecord(secret=made.secret, until=now + within_s, name=name)})
+        self.publish()
         return made
 
     def secret_of(self, id: str) -> str | None:

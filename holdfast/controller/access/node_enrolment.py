@@ -18,6 +18,7 @@ from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.access.request_rates import RequestRates
 from holdfast.controller.host_admission import HostAdmission
 from holdfast.core.decoding import from_json
+from holdfast.journal.journal_errors import JournalError
 from holdfast.model.event import Ready
 from holdfast.wire.credentials import enrolment, job_secret_proof, mutual_tls
 from holdfast.wire.credentials.enrolment import Challenge, EnrolmentGrant, EnrolmentRequest
@@ -66,8 +67,6 @@ class NodeEnrolment:
     def certificate_refusal(self, shown: dict[str, Any]) -> str:
         """Say why a node's certificate, which we signed, is no longer accepted; empty if it still is."""
         node, serial = mutual_tls.certificate_node(shown), mutual_tls.certificate_serial(shown)
-        if self._certificates.serial_of(node) is None:  # a controller that was lost with its host has signed it
-            self._certificates.add_serials({node: serial})
         return "" if self._certificates.is_valid(node, serial) else f"the certificate of {node} is no longer valid"
 
     async def challenge_route(self, request: web.Request) -> web.Response:
@@ -143,9 +142,13 @@ class NodeEnrolment:
         try:
             if token:
                 self._tokens.use_token(token, asked.name)
-            self._certificates.add_serials({asked.name: self._authority.register_node(asked.name, signed)})
+            serial = self._authority.register_node(asked.name, signed)
+            self._tokens.publish()  # before the node has it: another host's controller believes no serial it lacks
         except OSError as e:
             raise _RefusedError(503, f"the controller cannot record the node: {e.strerror}") from None
+        except JournalError as e:
+            raise _RefusedError(503, f"the controller cannot record the node: {e}") from None
+        self._certificates.add_serials({asked.name: serial})
         return signed.decode()
 
     def _audit_attempt(self, asked: EnrolmentRequest, token: str, origin: str, refused: str = "") -> bool:

@@ -22,7 +22,7 @@ from holdfast.core.incident import incident_text
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.snapshots import final_checkpoint
 from holdfast.core.snapshots.keeper_launch import leave_line
-from holdfast.core.snapshots.restore_choice import choose_restore, count_disks, leave_out_disks, steps_on_disks
+from holdfast.core.snapshots.restore_choice import choose_known_restore, count_disks, leave_out_disks, steps_on_disks
 from holdfast.model.action import (
     Acquire,
     Action,
@@ -305,7 +305,8 @@ class ActionExecutor:
         left = kept.left_lines if kept and known else (Doubt(generation=launch.generation, not_after=-1),)
         held = leave_out_disks(held, (*left, *launch.doubts))
         usable = [copy for copy in held if copy.step <= least and self._tries[copy.step] < _TRIES]
-        plan = choose_restore(launch.seats, usable, least if launch.verified else None)
+        known_nodes = {*(seat.node for seat in launch.seats), *(kept.nodes if kept else ()), *self.registry.local_nodes}
+        plan = choose_known_restore(launch.seats, usable, known_nodes, least if launch.verified else None)
         plan = msgspec.structs.replace(plan, doubts=launch.doubts)
         stored = self.registry.stored
         if kept and any(source.disk for source in plan.sources):  # all memory was lost, so nobody may know but the note

@@ -1,7 +1,6 @@
 """Probes nodes while the job stands: each alone, and if none fails, pairs of nodes."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 
 import msgspec
 
@@ -16,13 +15,13 @@ from holdfast.model.action import Probe
 from holdfast.model.errand import Done, Errand, PairTestHere, ProbeHere
 from holdfast.model.event import Outcome
 from holdfast.model.probe import Finding, PairMeeting
-from holdfast.ports import Store
-from holdfast.wire import run_and_node_specs
+from holdfast.ports import Notes, Store
 
 _SLACK_S = 180.0  # beyond what probes may take: to start, and for one that hangs to be given up on
 _RAIL_S = 40.0  # more for each rail: as long as a meeting may take, and the start of its process
 _MEETING_IDS = 10**6  # errands of waves are numbered downwards from here, as an action has but one number
 _WAVES = 100
+_HISTORY = "probed.json"
 NO_ANSWER = "did not answer during the probe"
 
 # An errand for each node, its number, and within how many seconds; whoever has not answered is missing.
@@ -36,9 +35,9 @@ class NodeProbing:
         store: Store,
         hosts: Mapping[str, str],
         limits: ProbeLimits,
-        kept: Path | None,
+        kept: Notes | None,
     ) -> None:
-        """`kept` is the file that keeps earlier measurements of each node; with None, no measurements are kept."""
+        """`kept` notes earlier measurements of each node; with None, no measurements are kept."""
         self._ask = ask
         self._store = store
         self._hosts = hosts
@@ -102,10 +101,9 @@ class NodeProbing:
         return PairMeeting(rank=rank, world=len(world), host=host, port=port, name=name, backend=backend)
 
     def _read_history(self) -> dict[str, MeasurementHistory]:
-        if self._kept is None or not self._kept.exists():
-            return {}
+        found = self._kept.get_note(_HISTORY) if self._kept else b""
         try:
-            return from_json(self._kept.read_bytes(), dict[str, MeasurementHistory])
+            return from_json(found, dict[str, MeasurementHistory]) if found else {}
         except msgspec.DecodeError:  # torn, or a measurement was no number: what is usual is learned anew
             return {}
 
@@ -113,7 +111,7 @@ class NodeProbing:
         for node, findings in sound.items():
             past[node] = probe_assessment.add_to_history(past.get(node, MeasurementHistory()), findings)
         if self._kept is not None:
-            run_and_node_specs.publish_file(self._kept, msgspec.json.encode(past))
+            self._kept.put_note(_HISTORY, msgspec.json.encode(past))
 
 
 def _rails_of(findings: tuple[Finding, ...]) -> tuple[str, ...]:

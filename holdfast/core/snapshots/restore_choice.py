@@ -31,6 +31,15 @@ def choose_restore(seats: tuple[Seat, ...], copies: Iterable[Copy], not_after: i
     return Restore(reason=f"nothing to restore from memory: {why}")
 
 
+def choose_known_restore(
+    seats: tuple[Seat, ...], copies: Collection[Copy], known: Collection[str], not_after: int | None = None
+) -> Restore:
+    """Return the restore plan from copies on known nodes, those that have or had seats. What other nodes claim counts
+    only if these hold nothing: any host that was let in could claim a newer step, and give ranks a state of its own."""
+    plan = choose_restore(seats, [copy for copy in copies if copy.node in known], not_after)
+    return plan if plan.sources else choose_restore(seats, copies, not_after)
+
+
 def _find_sources(seats: tuple[Seat, ...], copies: tuple[Copy, ...]) -> tuple[Source, ...] | None:
     """Return a source for every rank; None if a rank has none."""
     sources = []

@@ -35,6 +35,8 @@ class SimDisk:
 class EmptyBlockList:
     """The list of blocked hosts of a simulated site. It stays empty, because no fault here is a machine's own."""
 
+    flag = ""
+
     def read_entries(self) -> Future[tuple[BlockedHost, ...] | OSError]:
         empty: Future[tuple[BlockedHost, ...] | OSError] = Future()
         empty.set_result(())

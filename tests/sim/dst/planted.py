@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 
 from holdfast.agent.connection.controller_clock import ControllerClock
-from holdfast.controller.actions import action_executor
 from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.agent_ingest import AgentIngest
 from holdfast.controller.node_links import NodeLinks
@@ -89,7 +88,7 @@ def restore_without_all(patch: Patch) -> None:
         arena = self.memory.own.get(rank)
         return arena.snaps[-1] if arena and arena.snaps else None
 
-    patch.setattr(action_executor, "choose_restore", choose)
+    patch.setattr("holdfast.core.snapshots.restore_choice.choose_restore", choose)
     patch.setattr("holdfast.sim.dst.simulated_snapshot_keeper.SimKeeper.own_snapshot", own)
 
 

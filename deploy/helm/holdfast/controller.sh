@@ -1,0 +1,1 @@
+../../kubernetes/base/controller.sh
