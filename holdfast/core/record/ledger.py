@@ -157,6 +157,11 @@ class Ledger:
         """Return when the job began; 0 if it has not."""
         return self._start_at or 0.0
 
+    @property
+    def stepped_at(self) -> float:
+        """Return when the newest step that the journal has was made; 0 if it has none."""
+        return self._newest.at if self._newest else 0.0
+
     def make_account(self, now: float | None = None) -> Account:
         """Return the account so far; `now` extends it beyond the last entry of a job that still runs."""
         start_at = self._start_at if self._start_at is not None else 0.0
