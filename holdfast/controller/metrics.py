@@ -1,13 +1,12 @@
 """The job as Prometheus metrics, computed from the ledger when asked. How many series there are does not grow with the
 number of ranks, nor with the age of the job."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from holdfast import __version__
 from holdfast.controller.control_loop import Controller
 from holdfast.core.decide.node_roles import NodeRole
 from holdfast.core.detect.link_traffic import pick_job_links
@@ -32,7 +31,7 @@ class MetricRow(NamedTuple):
 
 
 METRICS = {
-    "holdfast_job_info": MetricRow("gauge", "1, for its labels.", ("run_id", "version")),
+    "holdfast_job_info": MetricRow("gauge", "1, for its label.", ("run_id",)),
     "holdfast_start_timestamp_seconds": MetricRow("gauge", "When the job began."),
     "holdfast_phase": MetricRow("gauge", "1 for the phase that the job is in, 0 for the others.", ("phase",)),
     "holdfast_ettr_ratio": MetricRow("gauge", "Productive share of the wall time; unknown time is included."),
@@ -91,7 +90,7 @@ class JobMetrics:
 def _job_samples(c: Controller) -> Iterator[Sample]:
     """Yield where the job is and what has happened to it."""
     view = c.view
-    yield "holdfast_job_info", (view.job.run_id, __version__), 1
+    yield "holdfast_job_info", (view.job.run_id,), 1
     if c.ledger.began_at:
         yield "holdfast_start_timestamp_seconds", (), c.ledger.began_at
     for phase in Phase:
@@ -124,7 +123,7 @@ def _time_samples(c: Controller) -> Iterator[Sample]:
     settled = c.ledger.settle_account(c.clock())
     for use in TimeUse:
         yield "holdfast_spent_seconds_total", (use.value,), settled.spent_s(use)
-    for cause, seconds in _lost_by_cause(settled).items():
+    for cause, seconds in limit_causes(settled.lost_s()).items():
         yield "holdfast_lost_seconds_total", (cause,), seconds
     for (kind, phase), seconds in _by_phase(account).items():
         yield "holdfast_restart_seconds_total", (kind, phase), seconds
@@ -137,10 +136,10 @@ def _time_samples(c: Controller) -> Iterator[Sample]:
             yield "holdfast_mfu_ratio", (release, "estimated" if pace.estimated else "told"), pace.mfu
 
 
-def _lost_by_cause(settled: Account) -> dict[str, float]:
+def limit_causes(lost_s: Mapping[str, float]) -> dict[str, float]:
     """Return the seconds by cause. The first causes keep their names, because a counter must not fall."""
     lost: dict[str, float] = {}
-    for cause, seconds in settled.lost_s().items():
+    for cause, seconds in lost_s.items():
         if cause != UNSETTLED:
             name = cause if len(lost) < CAUSES else OTHER_CAUSES
             lost[name] = lost.get(name, 0.0) + seconds

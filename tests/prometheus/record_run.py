@@ -86,7 +86,7 @@ def main() -> None:
         scenario.write_text((HERE / "scenario.toml").read_text().replace("{script}", str(HERE / "trained.py")))
         env = os.environ | {"HOLDFAST_HOME": folder}
         chaos = subprocess.Popen([sys.executable, "-m", "holdfast", "chaos", "run", str(scenario)], env=env)
-        while not (found := list(Path(folder).glob("chaos/*/run/controller.sock"))):
+        while not (found := list(Path(folder).glob("chaos/*/run/*/controller.sock"))):
             assert chaos.poll() is None
             time.sleep(0.5)
         recording = Recording(found[0].parent)
