@@ -1,21 +1,17 @@
 """Completion: which words are offered, and that real shells take them."""
 
-import contextlib
 import os
-import pty
-import select
 import shlex
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from holdfast.cli import COMMANDS
 from holdfast.cli.commands.completion import suggest_words
+from tests.cli.terminal import Terminal
 from tests.conftest import job_environment
 
 PATIENCE_S = 60.0
@@ -74,45 +70,7 @@ def shell_environment(folder: Path, home: Path) -> dict[str, str]:
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m holdfast "$@"\n')
     program.chmod(0o755)
     path = f"{program.parent}:{os.environ['PATH']}"
-    return job_environment(HOLDFAST_HOME=str(home), PATH=path, TERM="dumb", HOME=str(folder), ZDOTDIR=str(folder))
-
-
-class Shell:
-    """An interactive shell in a terminal of its own."""
-
-    def __init__(self, argv: list[str], folder: Path, home: Path) -> None:
-        env = shell_environment(folder, home)
-        self.main, other = pty.openpty()
-        self.process = subprocess.Popen(
-            argv, stdin=other, stdout=other, stderr=other, env=env, cwd=folder, start_new_session=True
-        )
-        os.close(other)
-        self.seen = ""
-
-    def type(self, text: str) -> None:
-        os.write(self.main, text.encode())
-
-    def shows(self, words: str) -> None:
-        """Wait until these words have been shown since the last time."""
-        until = time.monotonic() + PATIENCE_S
-        while words not in self.seen:
-            assert time.monotonic() < until, f"{words!r} is not in {self.seen!r}"
-            if select.select([self.main], [], [], 0.2)[0]:
-                self.seen += os.read(self.main, 4096).decode(errors="replace")
-        self.seen = self.seen.partition(words)[2]
-
-
-@contextlib.contextmanager
-def shell_of(name: str, flags: list[str], folder: Path, home: Path) -> Iterator[Shell]:
-    if shutil.which(name) is None:
-        pytest.skip(f"there is no {name} here")
-    shell = Shell([name, *flags], folder, home)
-    try:
-        yield shell
-    finally:
-        shell.process.kill()
-        shell.process.wait()
-        os.close(shell.main)
+    return job_environment(HOLDFAST_HOME=str(home), PATH=path, TERM="xterm", HOME=str(folder), ZDOTDIR=str(folder))
 
 
 STARTS = {
@@ -127,20 +85,19 @@ STARTS = {
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", list(STARTS))
 def test_a_real_shell_completes(name: str, home: Path, tmp_path: Path) -> None:
+    if shutil.which(name) is None:
+        pytest.skip(f"there is no {name} here")
     flags, start = STARTS[name]
-    with shell_of(name, flags, tmp_path, home) as shell:
+    with Terminal([name, *flags], env=shell_environment(tmp_path, home), cwd=tmp_path) as shell:
         shell.type(start)
         shell.shows("set up")
-        shell.type("holdfast rep\t")
-        shell.shows("holdfast report ")
-        shell.type("2026\t")
-        shell.shows("20261118-aa ")
-        shell.type("--js\t")
-        shell.shows("--json")
-        shell.type("\x15holdfast run --set hang.stan\t")
-        shell.shows("hang.stance=")
-        shell.type("\x15holdfast completion ./bi\t")
-        shell.shows("./bin/")  # files, where we have no word
+        for typed, shown in (
+            ("holdfast rep\t2026\t--js\t", "holdfast report 20261118-aa --json"),
+            ("\x15holdfast run --set hang.stan\t", "holdfast run --set hang.stance="),
+            ("\x15holdfast completion ./bi\t", "holdfast completion ./bin/"),  # files, where we have no word
+        ):
+            shell.type(typed)
+            shell.shows(shown)
 
 
 @pytest.mark.e2e
@@ -151,6 +108,6 @@ def test_fish_completes(home: Path, tmp_path: Path) -> None:
     script = f"holdfast completion fish | source; {ask}"
     env = shell_environment(tmp_path, home)
     done = subprocess.run(
-        ["fish", "--no-config", "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, env=env
+        ["fish", "--no-config", "-c", script], check=False, capture_output=True, text=True, timeout=PATIENCE_S, env=env
     )
     assert done.stdout.splitlines() == ["report\tshow what a job did and what it cost", "20261118-aa\trun"], done.stderr
