@@ -25,7 +25,13 @@ def test_words_of_a_job_that_trains() -> None:
     assert meter.describe_job(0.0, STATUS) == ("training", "step 10  ETTR 97.1 %")
     assert meter.describe_job(2.0, STATUS | {"step": 13})[1] == "step 13  1.5 steps/s  ETTR 97.1 %"
     assert meter.describe_job(60.0, STATUS | {"step": 14})[1] == "step 14  ETTR 97.1 %", "a rate is of the last seconds"
-    again = STATUS | {"step": 9, "incidents": 2, "failures": 3, "last_incident": "rank 1 was\x1b[2J killed", "ettr": None}
+    again = STATUS | {
+        "step": 9,
+        "incidents": 2,
+        "failures": 3,
+        "last_incident": "rank 1 was\x1b[2J killed",
+        "ettr": None,
+    }
     assert meter.describe_job(61.0, again)[1] == "step 9  2 incidents (3 failures), last: rank 1 was killed"
 
 
@@ -47,7 +53,14 @@ def test_words_of_a_job_that_does_not() -> None:
 
 @pytest.mark.parametrize(
     ("text", "most", "cut"),
-    [("four", 4, "four"), ("five!", 4, "fiv…"), ("日本語", 6, "日本語"), ("日本語", 5, "日本…"), ("a\nb", 9, "a b"), ("ab", 0, "")],
+    [
+        ("four", 4, "four"),
+        ("five!", 4, "fiv…"),
+        ("日本語", 6, "日本語"),
+        ("日本語", 5, "日本…"),
+        ("a\nb", 9, "a b"),
+        ("ab", 0, ""),
+    ],
 )
 def test_a_line_fits(text: str, most: int, cut: str) -> None:
     assert cut_columns(text, most) == cut

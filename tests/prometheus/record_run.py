@@ -1,6 +1,7 @@
-"""Records the metrics of a real job under the faults of scenario.toml: tests/prometheus/recorded.json.
+"""Records the metrics of real jobs under faults: tests/prometheus/faults.json and stands.json.
 
-python -m tests.prometheus.record_run   (as root: its hosts have networks of their own; 35 minutes)
+python -m tests.prometheus.record_run faults     (as root: its hosts have networks of their own)
+python -m tests.prometheus.record_run stands
 """
 
 import json
@@ -21,7 +22,7 @@ from holdfast.wire.controller_request import ControllerNotRunning
 HERE = Path(__file__).parent
 RULES = HERE.parents[1] / "deploy/prometheus/alerts.yaml"
 EVERY_S = 15.0
-HOLD_S = 420.0
+HOLD_FROM_S, HOLD_UNTIL_S = 45.0, 375.0  # of the job that stands
 
 
 def used_names() -> set[str]:
@@ -44,8 +45,8 @@ def scrape(run_dir: Path) -> dict[str, float]:
 
 
 class Recording:
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir, self.began_at = run_dir, time.time()
+    def __init__(self, name: str, run_dir: Path) -> None:
+        self.name, self.run_dir, self.began_at = name, run_dir, time.time()
         self.rows: list[dict[str, float]] = []
         self.notes: list[tuple[str, float]] = []
 
@@ -67,7 +68,8 @@ class Recording:
         return found
 
     def write(self) -> None:
-        names = sorted({name for row in self.rows for name in row if name.partition("{")[0] in used_names()})
+        used = used_names()
+        names = sorted({name for row in self.rows for name in row if name.partition("{")[0] in used})
         shift = [name for name in names if "timestamp" in name]
         series = {
             name: [
@@ -77,33 +79,30 @@ class Recording:
             for name in names
         }
         made = {"every_s": EVERY_S, "struck": self.struck(), "notes": self.notes, "series": series}
-        (HERE / "recorded.json").write_text(json.dumps(made, indent=1))
+        (HERE / f"{self.name}.json").write_text(json.dumps(made))
 
 
 def main() -> None:
+    [name] = sys.argv[1:]
     with tempfile.TemporaryDirectory(prefix="holdfast-record-") as folder:
         scenario = Path(folder) / "scenario.toml"
-        scenario.write_text((HERE / "scenario.toml").read_text().replace("{script}", str(HERE / "trained.py")))
+        scenario.write_text((HERE / f"{name}.toml").read_text().replace("{script}", str(HERE / "trained.py")))
         env = os.environ | {"HOLDFAST_HOME": folder}
         chaos = subprocess.Popen([sys.executable, "-m", "holdfast", "chaos", "run", str(scenario)], env=env)
-        while not (found := list(Path(folder).glob("chaos/*/run/*/controller.sock"))):
+        while not (found := list(Path(folder).glob("chaos/*/run/**/controller.sock"))):
             assert chaos.poll() is None
             time.sleep(0.5)
-        recording = Recording(found[0].parent)
-        held_at = 0.0
+        recording = Recording(name, found[0].parent)
+        due = [("hold", HOLD_FROM_S), ("resume", HOLD_UNTIL_S)] if name == "stands" else []
         while chaos.poll() is None:
             recording.take()
-            undone_at = recording.struck().get("undone rank.stop")
-            if undone_at is not None and not held_at and time.time() > recording.began_at + undone_at + 120:
-                held_at = time.time()
-                order(recording, "hold", env)
-            elif held_at and time.time() > held_at + HOLD_S and len(recording.notes) == 1:
-                order(recording, "resume", env)
             recording.write()
+            if due and time.time() > recording.began_at + due[0][1]:
+                order(recording, due.pop(0)[0], env)
 
 
 def order(recording: Recording, verb: str, env: dict[str, str]) -> None:
-    subprocess.run([sys.executable, "-m", "holdfast", verb, str(recording.run_dir)], env=env, check=True)
+    subprocess.run([sys.executable, "-m", "holdfast", verb, "--run", str(recording.run_dir)], env=env, check=True)
     recording.note(verb)
 
 

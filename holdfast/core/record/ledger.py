@@ -199,6 +199,10 @@ class Ledger:
             paces=self._paces.list_paces(),
         )
 
+    def measure_pace_anew(self) -> None:
+        """Leave the pace up to here out of later accounts."""
+        self._paces.measure_anew()
+
     def list_releases(self) -> tuple[ReleaseRun, ...]:
         """Return what was made under each release that was ever launched."""
         return tuple(ran for ran in self._ran.values() if ran.generations)
