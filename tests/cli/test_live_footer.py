@@ -131,9 +131,12 @@ def test_a_job_on_a_terminal(tmp_path: Path, warm_server: Path, no_orphans: str)
     try:
         with Terminal(argv, env=env, cwd=tmp_path) as terminal:
 
+            def at() -> str:
+                shown: str = terminal.screen.display[terminal.screen.cursor.y]
+                return shown
+
             def footer(*words: str) -> None:
                 """Wait until the line that the cursor is in, below all others, has these words."""
-                at = lambda: terminal.screen.display[terminal.screen.cursor.y]  # noqa: E731
                 terminal.until(lambda: all(re.search(word, at()) for word in words), f"a footer with {words}")
                 assert terminal.screen.cursor.x == 0 and at().rstrip() == terminal.lines()[-1]
 

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import urllib.parse
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import ClientSession
@@ -132,10 +133,10 @@ async def test_a_real_prometheus_reads_them(desk_of: Open, tmp_path: Path, unuse
         assert step == [str(desk.controller.reached_step)]
 
 
-async def ask(session: ClientSession, port: int, query: str) -> list[dict[str, dict[str, str]]]:
+async def ask(session: ClientSession, port: int, query: str) -> list[dict[str, Any]]:
     try:
         async with session.get(f"http://127.0.0.1:{port}/api/v1/query?query={urllib.parse.quote(query)}") as answer:
-            found: list[dict[str, dict[str, str]]] = json.loads(await answer.text())["data"]["result"]
+            found: list[dict[str, Any]] = json.loads(await answer.text())["data"]["result"]
             return found
     except (OSError, KeyError, ValueError):  # it starts
         return []

@@ -58,14 +58,12 @@ class Recording:
         self.notes.append((what, round(time.time() - self.began_at)))
 
     def struck(self) -> dict[str, float]:
-        """When each kind of fault was last struck and undone, in seconds since the beginning."""
-        found: dict[str, float] = {}
+        """When each kind of fault was last struck, in seconds since the beginning."""
         path = self.run_dir / "chaos.jsonl"
-        for line in path.read_text().splitlines() if path.exists() else ():
-            told = json.loads(line)
-            if told["line"] in ("struck", "undone"):
-                found[f"{told['line']} {told.get('kind') or told['fault']['kind']}"] = told["at"] - self.began_at
-        return found
+        told = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return {
+            line["fault"]["kind"]: round(line["at"] - self.began_at, 1) for line in told if line["line"] == "struck"
+        }
 
     def write(self) -> None:
         used = used_names()

@@ -24,7 +24,8 @@ def render_comparison(compared: ComparedJobs, names: tuple[str, str]) -> Group:
 
 def _rows(compared: ComparedJobs) -> Iterator[tuple[str, str, str]]:
     yield _row("time", compared.job_s, duration_text)
-    shares = [f"{'at most ' if most else ''}{_percent(ettr)}" for most, ettr in zip(compared.at_most, compared.ettr)]
+    pairs = zip(compared.at_most, compared.ettr, strict=True)
+    shares = [f"{'at most ' if most else ''}{_percent(ettr)}" for most, ettr in pairs]
     yield "ETTR", shares[0], shares[1]
     yield _row("new steps", compared.steps, _count)
     yield _row("steps redone", compared.redone, _count)
@@ -38,7 +39,8 @@ def _rows(compared: ComparedJobs) -> Iterator[tuple[str, str, str]]:
     lost = [sum(pair[place] for pair in compared.lost_s.values()) for place in (0, 1)]
     yield _row("lost", (lost[0], lost[1]), duration_text)
     for cause, seconds in compared.lost_s.items():
-        texts = [f"{duration_text(s)} ({_percent(share)})" for s, share in zip(seconds, compared.lost_share[cause])]
+        both = zip(seconds, compared.lost_share[cause], strict=True)
+        texts = [f"{duration_text(lost_s)} ({_percent(share)})" for lost_s, share in both]
         yield f"  {cause}", texts[0], texts[1]
 
 

@@ -44,7 +44,7 @@ def print_help(command: str, words: list[str]) -> bool:
     return False
 
 
-def _heads(line: CommandLine) -> dict[str, str | None]:
+def _heads(line: CommandLine) -> dict[str, Any]:
     return {key: line.get(key) for key in ("prog", "usage", "description", "epilog")}
 
 
