@@ -96,9 +96,10 @@ def _job_samples(c: Controller) -> Iterator[Sample]:
     for phase in Phase:
         yield "holdfast_phase", (phase.value,), view.phase is phase
     yield "holdfast_step", (), max(c.reached_step, 0)
-    stepped_at = [c.ledger.stepped_at, *(beat.at for beat in c.registry.beats.values() if beat.step >= 0)]
-    if latest := max(stepped_at):
-        yield "holdfast_step_timestamp_seconds", (), latest
+    stepped_at = [beat.at for beat in c.registry.beats.values() if beat.step >= 0]
+    stepped_at += [c.ledger.newest.at] if c.ledger.newest else []
+    if stepped_at:
+        yield "holdfast_step_timestamp_seconds", (), max(stepped_at)
     yield "holdfast_generation", (), view.generation
     yield "holdfast_release", (), view.running_release.number
     kinds = [record.kind for record in c.ledger.incidents]

@@ -17,7 +17,7 @@ def fold_since(entries: Iterable[Entry], since: float, now: float | None = None)
     for entry in entries:
         if before is None and entry.at > since:
             before = ledger.make_account()
-            ledger.measure_pace_anew()
+            ledger.paces.measure_anew()
         ledger.add(entry)
     return _clip_account(ledger.make_account(now), before or ledger.make_account(), since)
 
