@@ -120,10 +120,7 @@ async def test_a_real_prometheus_reads_them(desk_of: Open, tmp_path: Path, unuse
         with (tmp_path / "log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(*argv, stdout=log, stderr=log)
         try:
-            async with asyncio.timeout(PATIENCE_S), ClientSession() as session:
-                while not (found := await ask(session, unused_tcp_port, "{__name__=~'holdfast_.*'}")):
-                    assert process.returncode is None, (tmp_path / "log").read_text()
-                    await asyncio.sleep(0.2)
+            found = await ask_patiently(process, unused_tcp_port, "{__name__=~'holdfast_.*'}")
         finally:
             process.kill()
             await process.wait()
@@ -131,6 +128,14 @@ async def test_a_real_prometheus_reads_them(desk_of: Open, tmp_path: Path, unuse
         assert len(found) == len(series(desk))
         step = [one["value"][1] for one in found if one["metric"]["__name__"] == "holdfast_step"]
         assert step == [str(desk.controller.reached_step)]
+
+
+async def ask_patiently(process: asyncio.subprocess.Process, port: int, query: str) -> list[dict[str, Any]]:
+    async with asyncio.timeout(PATIENCE_S), ClientSession() as session:
+        while not (found := await ask(session, port, query)):
+            assert process.returncode is None
+            await asyncio.sleep(0.2)
+    return found
 
 
 async def ask(session: ClientSession, port: int, query: str) -> list[dict[str, Any]]:
