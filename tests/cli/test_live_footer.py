@@ -88,6 +88,9 @@ from holdfast.cli.terminal.live_footer import FooterLine
 line = FooterLine()
 line.set_words("training", "step 1")
 sys.stdin.readline()
+line.close()
+line.set_words("training", "step 2")  # by a thread that has asked before
+print("closed")
 """
 
 
@@ -99,6 +102,9 @@ def test_colours_are_a_choice(no_color: str, tmp_path: Path) -> None:
         terminal.shows("training  …")
         assert (b"\x1b[32m" in terminal.written) is not bool(no_color)
         assert terminal.screen.cursor.x == 0, "what the terminal echoes is overwritten"
+        terminal.type("\n")
+        terminal.until(lambda: "closed" in terminal.lines()[-1], "the end")
+        assert not any("step 2" in line for line in terminal.lines())
 
 
 # It prints, shows a progress bar as tqdm does, and is killed once, by itself.
@@ -143,7 +149,8 @@ def test_a_job_on_a_terminal(tmp_path: Path, warm_server: Path, no_orphans: str)
             footer("^training  step [0-9]+  [0-9.]+ steps/s  ETTR [0-9.]+ %")
             (tmp_path / "kill").touch()
             footer("^training  ", "1 incident, last: rank 0 on n0 was killed")
-            terminal.resize(40)
+            assert sum(line.startswith("training  ") for line in terminal.whole_text()) == 1, "it leaves no traces"
+            terminal.resize(40)  # what was drawn a moment before may wrap, as in every terminal
             terminal.written = b""
             terminal.until(lambda: terminal.written.count(b"training") > 2, "the footer anew")
             shown = re.findall(rb"training[^\r]*", terminal.written.replace(b"\x1b[m", b""))
@@ -157,7 +164,7 @@ def test_a_job_on_a_terminal(tmp_path: Path, warm_server: Path, no_orphans: str)
     finally:
         kill_marked(no_orphans)
     assert "more: holdfast report" in "".join(lines[-6:])
-    assert terminal.screen.cursor.x == 0 and not any(line.startswith("training ") for line in terminal.lines())
+    assert terminal.screen.cursor.x == 0 and not terminal.lines()[-1].startswith("training ")
     printed = [line for line in lines if "] line " in line and len(line) > 45]
     assert len(printed) > 20
     assert all(re.fullmatch(r"\[rank 0\] line \d+ x{40}", line) for line in printed)

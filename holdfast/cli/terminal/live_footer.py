@@ -35,7 +35,7 @@ class FooterLine:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._drawn = False
+        self._drawn = self._closed = False
         self._words: tuple[str, str] = "", ""
 
     def set_words(self, head: str, rest: str) -> None:
@@ -57,8 +57,9 @@ class FooterLine:
             self._draw()
 
     def close(self) -> None:
+        """Erase the line for good."""
+        self._closed = True
         if self._lock.acquire(timeout=_CLOSE_S):
-            self._words = "", ""
             self._erase()
             self._lock.release()
 
@@ -74,7 +75,7 @@ class FooterLine:
             width = os.get_terminal_size(_STDERR).columns
         except OSError:
             return
-        if behind or not head:
+        if behind or not head or self._closed:
             return
         head = cut_columns(head, width - 1)
         rest = cut_columns(f"{_GAP}{rest}" if rest else "", width - 1 - count_columns(head))
