@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.cli.terminal.quantity_text import ettr_said, incidents_text, step_said
+from holdfast.cli.terminal.quantity_text import ettr_said, incidents_text, phase_said, step_said
 from holdfast.core.decoding import from_json
 from holdfast.core.terminal_sanitizer import strip_controls
 from holdfast.wire import controller_request
@@ -151,11 +151,11 @@ class JobMeter:
         self._phase, self._since = "", 0.0
         self._steps: deque[tuple[float, int]] = deque()
 
-    def describe_job(self, now: float, status: Mapping[str, Any]) -> tuple[str, str]:
+    def describe_job(self, now: float, status: dict[str, Any]) -> tuple[str, str]:
         """Return the phase, and what else there is to say, the most important first; {}: no controller answers."""
         phase = "starting" if not self._phase else "no controller"
         if status:
-            phase = "ending" if status.get("parted") else str(status["phase"])
+            phase = phase_said(status)
         if phase != self._phase:
             self._phase, self._since = phase, now
             self._steps.clear()
