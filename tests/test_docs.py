@@ -143,6 +143,17 @@ def test_detectors_are_written_up() -> None:
     assert unwritten(sorted(path.stem for path in found if path.stem[0] != "_"), PAGES) == []
 
 
+def test_metrics_are_written_up() -> None:
+    from holdfast.controller.metrics import METRICS
+
+    page = ROOT / "docs/METRICS.md"
+    assert unwritten(METRICS, [page]) == []
+    named = {name for other in PAGES for name in re.findall(r"`(holdfast_\w+)\b(?!\.py)", other.read_text())}
+    assert named - METRICS.keys() == set(), "there is no such metric"
+    labels = dict(re.findall(r"^\* `(holdfast_\w+)(?:\{([\w,]+)\})?`", page.read_text(), re.M))
+    assert labels == {name: ",".join(row.labels) for name, row in METRICS.items()}
+
+
 def test_the_map_of_modules_is_of_these_modules() -> None:
     assert (ROOT / "docs/MODULES.md").read_text() == render_map(), "python -m tests.module_map > docs/MODULES.md"
 

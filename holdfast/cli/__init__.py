@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import importlib
 import sys
+from collections.abc import Callable
 
 from holdfast.cli.terminal.closed_pipe_output import drop_output, ignore_closed_pipe
 
@@ -34,6 +35,7 @@ COMMANDS = {
     "plan": "work out how many standbys a job needs",
     "journal": "look after a database that holds journals",
     "clean": "remove what killed runs have left behind",
+    "completion": "print what makes your shell complete these commands",
     "chaos": "inject known faults into a job",
     "sim": "simulate jobs and their faults in virtual time",
 }
@@ -49,6 +51,7 @@ _SHARED = {  # modules that are told which command they are
     **dict.fromkeys(("hold", "resume", "approve", "evict", "drain"), "job_orders"),
     **dict.fromkeys(("logs", "attach"), "logs"),
 }
+_HELP = frozenset(("-h", "--help"))
 _FOLLOWING = (["status"], ["logs"], ["attach"])  # may go on for ever; the others end, whether somebody reads on or not
 
 
@@ -81,15 +84,23 @@ def _obey(args: list[str]) -> int:
         meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
         print(f"holdfast: there is no command '{args[0]}'; {meant}", file=sys.stderr)
         return 2
-    shared = _SHARED.get(args[0])
-    module = shared or _MODULES.get(args[0], args[0])
-    command = importlib.import_module(f"holdfast.cli.commands.{module}")
-    code: int = command.main(args if shared else args[1:])
-    return code
+    if not _HELP.isdisjoint(args[1:]):
+        from holdfast.cli.terminal.prepared_help import print_help
+
+        if print_help(args[0], args[1:]):
+            return 0
+    return import_command(args[0])(args[1:])
+
+
+def import_command(name: str) -> Callable[[list[str]], int]:
+    """Import the module of a command, and return what takes the words after its name."""
+    shared = _SHARED.get(name)
+    module = importlib.import_module(f"holdfast.cli.commands.{shared or _MODULES.get(name, name)}")
+    return lambda words: int(module.main([name, *words] if shared else words))
 
 
 def _usage_text() -> str:
-    lines = [f"  {name:<8} {what}" for name, what in COMMANDS.items()]
+    lines = [f"  {name:<10} {what}" for name, what in COMMANDS.items()]
     return "\n".join(
         [
             "usage: holdfast COMMAND ...",

@@ -1,15 +1,70 @@
-"""The job as Prometheus metrics, computed from the ledger when asked."""
+"""The job as Prometheus metrics, computed from the ledger when asked. How many series there are does not grow with the
+number of ranks, nor with the age of the job."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from holdfast.controller.control_loop import Controller
 from holdfast.core.decide.node_roles import NodeRole
+from holdfast.core.detect.link_traffic import pick_job_links
 from holdfast.core.record.job_account import UNSETTLED, Account, TimeUse
 from holdfast.core.record.job_report import report_of
+from holdfast.model.alarm import Kind
+from holdfast.model.event import Phase
 from holdfast.model.observation import LinkTraffic
+
+LINKS = 64  # of a job with more of them, no single link has a series
+CAUSES = 64  # of lost time; what is lost to others is added up
+RELEASES = 4  # the newest ones: the pace of older ones changes no more
+COUNTERS = 32  # of RDMA ports
+OTHER_CAUSES = "other causes"
+Sample = tuple[str, tuple[str, ...], float]  # the metric's name, the values of its labels, and its value
+
+
+class MetricRow(NamedTuple):
+    kind: Literal["gauge", "counter"]
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+METRICS = {
+    "holdfast_job_info": MetricRow("gauge", "1, for its label.", ("run_id",)),
+    "holdfast_start_timestamp_seconds": MetricRow("gauge", "When the job began."),
+    "holdfast_phase": MetricRow("gauge", "1 for the phase that the job is in, 0 for the others.", ("phase",)),
+    "holdfast_ettr_ratio": MetricRow("gauge", "Productive share of the wall time; unknown time is included."),
+    "holdfast_last_hour_ettr_ratio": MetricRow("gauge", "Productive share of the last hour."),
+    "holdfast_ettr_is_at_most": MetricRow("gauge", "1 if the true ETTR may be lower than the one that is shown."),
+    "holdfast_step": MetricRow("gauge", "Newest step that every rank has made."),
+    "holdfast_step_timestamp_seconds": MetricRow("gauge", "When a rank last made a step."),
+    "holdfast_generation": MetricRow("gauge", "Launches of all ranks so far."),
+    "holdfast_release": MetricRow("gauge", "Number of the release that runs."),
+    "holdfast_steps_per_second": MetricRow("gauge", "Steady steps by release.", ("release",)),
+    "holdfast_tokens_per_second": MetricRow("gauge", "Tokens of steady steps by release.", ("release",)),
+    "holdfast_mfu_ratio": MetricRow("gauge", "Model FLOPs utilization by release.", ("release", "flops")),
+    "holdfast_incidents_total": MetricRow("counter", "Incidents that are over, by kind of alarm.", ("kind",)),
+    "holdfast_incident_open": MetricRow("gauge", "1 while an incident is open."),
+    "holdfast_planned_restarts_total": MetricRow("counter", "Planned restarts that are over."),
+    "holdfast_redone_steps_total": MetricRow("counter", "Steps that had been made before."),
+    "holdfast_held": MetricRow("gauge", "1 while a person is waited for."),
+    "holdfast_spent_seconds_total": MetricRow("counter", "Wall time by use.", ("use",)),
+    "holdfast_lost_seconds_total": MetricRow("counter", "Wall time lost by cause.", ("cause",)),
+    "holdfast_restart_seconds_total": MetricRow("counter", "Restarts by phase.", ("kind", "phase")),
+    "holdfast_nodes": MetricRow("gauge", "Nodes by role.", ("role",)),
+    "holdfast_nodes_wanted": MetricRow("gauge", "Nodes that the job should have, by role.", ("role",)),
+    "holdfast_copied_step": MetricRow("gauge", "Newest step that outlives the loss of a node."),
+    "holdfast_stored_step": MetricRow("gauge", "Step last written to storage."),
+    "holdfast_stored_timestamp_seconds": MetricRow("gauge", "When that was written."),
+    "holdfast_storage_failing": MetricRow("gauge", "1 while later steps cannot be written."),
+    "holdfast_network_bytes_per_second": MetricRow("gauge", "Bytes over the links of all nodes.", ("direction",)),
+    "holdfast_network_rdma_events_per_second": MetricRow("gauge", "RoCE counters of all nodes.", ("counter",)),
+    "holdfast_link_bytes_per_second": MetricRow("gauge", "Bytes over a link.", ("node", "link", "direction")),
+    "holdfast_link_rdma_events_per_second": MetricRow("gauge", "RoCE counters.", ("node", "link", "counter")),
+    "holdfast_journal_entries_total": MetricRow("counter", "Entries of the journal."),
+    "holdfast_loop_lag_seconds": MetricRow("gauge", "Lag of the controller's event loop."),
+}
 
 
 class JobMetrics:
@@ -17,80 +72,79 @@ class JobMetrics:
         self._controller = controller
 
     def collect(self) -> Iterator[Metric]:
+        """Yield the families that have samples, in the order of the table; what is not known has none."""
         c = self._controller
-        account, view = c.ledger.make_account(c.clock()), c.view
-        if account.ettr is not None:
-            yield GaugeMetricFamily(
-                "holdfast_ettr", "Productive share of the wall time; unknown time is included.", account.ettr
-            )
-        if account.hour_ettr is not None:
-            yield GaugeMetricFamily("holdfast_ettr_hour", "Productive share of the last hour.", account.hour_ettr)
-        yield from _pace_metrics(account)
-        yield GaugeMetricFamily("holdfast_step", "Newest step that every rank has made.", max(c.reached_step, 0))
-        if storage := c.registry.storage.newest:
-            yield GaugeMetricFamily("holdfast_stored_step", "Step last written to storage.", storage.step)
-            yield GaugeMetricFamily("holdfast_stored_timestamp_seconds", "When that was written.", storage.at)
-            missed = storage.missed is not None
-            yield GaugeMetricFamily("holdfast_storage_failing", "1 while later steps cannot be written.", missed)
-        yield GaugeMetricFamily("holdfast_generation", "Launches of all ranks so far.", view.generation)
-        yield CounterMetricFamily("holdfast_incidents", "Incidents that are over.", len(account.incidents))
-        yield CounterMetricFamily("holdfast_changes", "Planned restarts that are over.", len(account.changes))
-        redone = c.ledger.count_redone(c.reached_step)
-        yield CounterMetricFamily("holdfast_redone_steps", "Steps that had been made before.", redone)
-        yield GaugeMetricFamily("holdfast_release", "Number of the release that runs.", view.running_release.number)
-        held = bool(view.held_by or view.question)
-        yield GaugeMetricFamily("holdfast_held", "1 while a person is waited for.", held)
-        yield GaugeMetricFamily("holdfast_loop_lag_seconds", "Lag of the controller's event loop.", c.lag_s)
-        settled = c.ledger.settle_account(c.clock())
-        spent = CounterMetricFamily("holdfast_spent_seconds", "Wall time by use.", labels=["use"])
-        for use in TimeUse:
-            spent.add_metric([use.value], settled.spent_s(use))
-        yield spent
-        lost = CounterMetricFamily("holdfast_lost_seconds", "Wall time lost by cause.", labels=["cause"])
-        for cause, seconds in settled.lost_s().items():
-            if cause != UNSETTLED:
-                lost.add_metric([cause], seconds)
-        yield lost
-        nodes = GaugeMetricFamily("holdfast_nodes", "Nodes by role.", labels=["role"])
-        roles = list(view.assign_roles(c.ledger.admitting).values())
-        for role in NodeRole:
-            nodes.add_metric([role], roles.count(role))
-        yield nodes
-        yield from _traffic_metrics(c.detectors.network.list_traffic(c.clock()))
-        restarts = CounterMetricFamily("holdfast_restart_seconds", "Restarts by phase.", labels=["kind", "phase"])
-        for (kind, phase), seconds in _by_phase(account).items():
-            restarts.add_metric([kind, phase], seconds)
-        yield restarts
+        found: dict[str, list[tuple[tuple[str, ...], float]]] = {name: [] for name in METRICS}
+        for name, labels, value in (*_job_samples(c), *_time_samples(c), *_place_samples(c)):
+            found[name].append((labels, value))
+        for name, samples in found.items():
+            row = METRICS[name]
+            made = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
+            family = made(name, row.help, labels=row.labels)
+            for labels, value in samples:
+                family.add_metric(labels, value)
+            if samples:
+                yield family
 
 
-def _pace_metrics(account: Account) -> Iterator[Metric]:
-    """Yield the pace of each release in steady training; what is not known has no sample."""
-    steps = GaugeMetricFamily("holdfast_steps_per_second", "Steady steps by release.", labels=["release"])
-    tokens = GaugeMetricFamily("holdfast_tokens_per_second", "Tokens of steady steps by release.", labels=["release"])
-    mfu = GaugeMetricFamily("holdfast_mfu", "Model FLOPs utilization by release.", labels=["release", "flops"])
-    for pace in account.paces:
+def _job_samples(c: Controller) -> Iterator[Sample]:
+    """Yield where the job is and what has happened to it."""
+    view = c.view
+    yield "holdfast_job_info", (view.job.run_id,), 1
+    if c.ledger.began_at:
+        yield "holdfast_start_timestamp_seconds", (), c.ledger.began_at
+    for phase in Phase:
+        yield "holdfast_phase", (phase.value,), view.phase is phase
+    yield "holdfast_step", (), max(c.reached_step, 0)
+    stepped_at = [beat.at for beat in c.registry.beats.values() if beat.step >= 0]
+    stepped_at += [c.ledger.newest.at] if c.ledger.newest else []
+    if stepped_at:
+        yield "holdfast_step_timestamp_seconds", (), max(stepped_at)
+    yield "holdfast_generation", (), view.generation
+    yield "holdfast_release", (), view.running_release.number
+    kinds = [record.kind for record in c.ledger.incidents]
+    for kind in Kind:
+        yield "holdfast_incidents_total", (kind.value,), kinds.count(kind)
+    yield "holdfast_incident_open", (), bool(view.open_incident)
+    yield "holdfast_planned_restarts_total", (), len(c.ledger.changes)
+    yield "holdfast_redone_steps_total", (), c.ledger.count_redone(c.reached_step)
+    yield "holdfast_held", (), bool(view.held_by or view.question)
+    yield "holdfast_journal_entries_total", (), c.seq
+    yield "holdfast_loop_lag_seconds", (), c.lag_s
+
+
+def _time_samples(c: Controller) -> Iterator[Sample]:
+    """Yield what the time of the job was used for, and its pace."""
+    account = c.ledger.make_account(c.clock())
+    if account.ettr is not None:
+        yield "holdfast_ettr_ratio", (), account.ettr
+        yield "holdfast_ettr_is_at_most", (), bool(account.at_most)
+    if account.hour_ettr is not None:
+        yield "holdfast_last_hour_ettr_ratio", (), account.hour_ettr
+    settled = c.ledger.settle_account(c.clock())
+    for use in TimeUse:
+        yield "holdfast_spent_seconds_total", (use.value,), settled.spent_s(use)
+    for cause, seconds in limit_causes(settled.lost_s()).items():
+        yield "holdfast_lost_seconds_total", (cause,), seconds
+    for (kind, phase), seconds in _by_phase(account).items():
+        yield "holdfast_restart_seconds_total", (kind, phase), seconds
+    for pace in account.paces[-RELEASES:]:
         release = str(pace.release)
-        steps.add_metric([release], pace.steps_s)
+        yield "holdfast_steps_per_second", (release,), pace.steps_s
         if pace.tokens_s is not None:
-            tokens.add_metric([release], pace.tokens_s)
+            yield "holdfast_tokens_per_second", (release,), pace.tokens_s
         if pace.mfu is not None:
-            mfu.add_metric([release, "estimated" if pace.estimated else "told"], pace.mfu)
-    yield from (family for family in (steps, tokens, mfu) if family.samples)
+            yield "holdfast_mfu_ratio", (release, "estimated" if pace.estimated else "told"), pace.mfu
 
 
-def _traffic_metrics(traffic: dict[str, tuple[LinkTraffic, ...]]) -> Iterator[Metric]:
-    """Yield what goes over the links of the nodes' machines, since the reading before."""
-    flow = GaugeMetricFamily(
-        "holdfast_link_bytes_per_second", "Bytes over links.", labels=["node", "link", "direction"]
-    )
-    signs = GaugeMetricFamily("holdfast_rdma_events_per_second", "RoCE counters.", labels=["node", "link", "counter"])
-    for node, links in traffic.items():
-        for link in links:
-            flow.add_metric([node, link.link, "in"], link.in_bytes_s)
-            flow.add_metric([node, link.link, "out"], link.out_bytes_s)
-            for counter, rate in link.signs.items():
-                signs.add_metric([node, link.link, counter], rate)
-    yield from (family for family in (flow, signs) if family.samples)
+def limit_causes(lost_s: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds by cause. The first causes keep their names, because a counter must not fall."""
+    lost: dict[str, float] = {}
+    for cause, seconds in lost_s.items():
+        if cause != UNSETTLED:
+            name = cause if len(lost) < CAUSES else OTHER_CAUSES
+            lost[name] = lost.get(name, 0.0) + seconds
+    return lost
 
 
 def _by_phase(account: Account) -> dict[tuple[str, str], float]:
@@ -100,6 +154,41 @@ def _by_phase(account: Account) -> dict[tuple[str, str], float]:
         for phase, seconds in restart.phases_s.items():
             spent[kind, phase] = spent.get((kind, phase), 0.0) + seconds
     return spent
+
+
+def _place_samples(c: Controller) -> Iterator[Sample]:
+    """Yield which nodes there are, where state lies, and what goes over links."""
+    roles = list(c.view.assign_roles(c.ledger.admitting).values())
+    for role in NodeRole:
+        yield "holdfast_nodes", (role.value,), roles.count(role)
+    yield "holdfast_nodes_wanted", (NodeRole.ACTIVE.value,), c.view.job.max_nodes
+    yield "holdfast_nodes_wanted", (NodeRole.READY.value,), c.view.job.standbys
+    if c.aims.floor.floor >= 0:
+        yield "holdfast_copied_step", (), c.aims.floor.floor
+    if storage := c.registry.storage.newest:
+        yield "holdfast_stored_step", (), storage.step
+        yield "holdfast_stored_timestamp_seconds", (), storage.at
+        yield "holdfast_storage_failing", (), storage.missed is not None
+    yield from _traffic_samples(c.detectors.network.list_traffic(c.clock()))
+
+
+def _traffic_samples(traffic: dict[str, tuple[LinkTraffic, ...]]) -> Iterator[Sample]:
+    """Yield what goes over the links of the nodes' machines, since the reading before: of all, and of each if few."""
+    ours = [link for links in traffic.values() for link in pick_job_links(links)]
+    if ours:
+        yield "holdfast_network_bytes_per_second", ("in",), sum(link.in_bytes_s for link in ours)
+        yield "holdfast_network_bytes_per_second", ("out",), sum(link.out_bytes_s for link in ours)
+    for counter in sorted({counter for link in ours for counter in link.signs})[:COUNTERS]:
+        events_s = sum(link.signs.get(counter, 0.0) for link in ours)
+        yield "holdfast_network_rdma_events_per_second", (counter,), events_s
+    if sum(map(len, traffic.values())) > LINKS:
+        return
+    for node, links in traffic.items():
+        for link in links:
+            yield "holdfast_link_bytes_per_second", (node, link.link, "in"), link.in_bytes_s
+            yield "holdfast_link_bytes_per_second", (node, link.link, "out"), link.out_bytes_s
+            for counter in sorted(link.signs)[:COUNTERS]:
+                yield "holdfast_link_rdma_events_per_second", (node, link.link, counter), link.signs[counter]
 
 
 def render_metrics(controller: Controller) -> bytes:

@@ -368,3 +368,47 @@ def test_a_journal_that_lost_its_end_says_so(run_dir: Path, capsys: pytest.Captu
     report.load_report(run_dir)
     said = capsys.readouterr().err
     assert said.startswith("holdfast report: ") and "2" in said and "5" in said
+
+
+def test_a_part_of_a_run(run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    write(run_dir, *LINES, *END)
+    assert main(["report", "--since", "90s"]) == 0
+    shown = capsys.readouterr().out
+    assert "since " in shown.splitlines()[0] and "what was before is left out" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert main(["report", "--since", "90s", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["is_part"], told["wall_s"], told["start_at"]) == (True, 90.0, 111.0)
+    assert main(["report", "--since", "1d", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["is_part"] is False, "it was not that long"
+    for words, why in (
+        ("soon", "write a duration"),
+        ("1970-01-02", "after the end of the run"),
+        ("25:00", "write a dur"),
+    ):
+        assert main(["report", "--since", words]) == 2
+        said = capsys.readouterr().err
+        assert why in said and said.count("\n") == 1
+
+
+def test_two_runs_beside_each_other(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    write(run_dir, *LINES, *END)
+    other = run_directory.make_run_dir(None, "other")
+    spec = run_directory.read_spec(run_dir)
+    run_directory.publish_run(other, spec)
+    write(other, *NO_STEPS)
+    assert main(["report", str(run_dir), "--compare", "other"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert " ".join(shown.split()).startswith("r other time 3 min 21 s 3 min 21 s ETTR")
+    assert "not known" in shown and "no step was seen" in shown
+    assert main(["report", str(run_dir), "--compare", "other", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["runs"] == [str(run_dir), str(other)] and told["compared"]["ettr"][1] is None
+    assert [one["job_s"] for one in told["reports"]] == told["compared"]["job_s"]
+    assert main(["report", "--compare", "nothing"]) == 2
+    assert "nothing is not a run" in capsys.readouterr().err

@@ -164,19 +164,22 @@ async def test_metrics(desk_of: Open) -> None:
         found = {family.name: family for family in text_string_to_metric_families(await answer.text())}
         value = {name: family.samples[0].value for name, family in found.items()}
         assert value["holdfast_generation"] == 2
-        assert value["holdfast_incidents"] == 1
+        kinds = {sample.labels["kind"]: sample.value for sample in found["holdfast_incidents"].samples}
+        assert kinds == dict.fromkeys(Kind, 0) | {"crash": 1}
+        phases = {sample.labels["phase"]: sample.value for sample in found["holdfast_phase"].samples}
+        assert phases == dict.fromkeys(Phase, 0) | {"training": 1}
         assert [value[f"holdfast_{of}"] for of in ("stored_step", "stored_timestamp_seconds", "storage_failing")] == [
             1,
             7,
             1,
         ]
-        assert 0 <= value["holdfast_ettr"] <= 1
+        assert 0 <= value["holdfast_ettr_ratio"] <= 1
         assert found["holdfast_incidents"].type == "counter"
         uses = {sample.labels["use"]: sample.value for sample in found["holdfast_spent_seconds"].samples}
         assert set(uses) == {use.value for use in TimeUse}
         roles = {sample.labels["role"]: sample.value for sample in found["holdfast_nodes"].samples}
         assert roles == dict.fromkeys(NodeRole, 0) | {"active": 1}
-        assert (value["holdfast_changes"], value["holdfast_release"], value["holdfast_held"]) == (0, 1, 0)
+        assert (value["holdfast_planned_restarts"], value["holdfast_release"], value["holdfast_held"]) == (0, 1, 0)
         phases = {(s.labels["kind"], s.labels["phase"]) for s in found["holdfast_restart_seconds"].samples}
         assert {("incident", "stop"), ("incident", "first step")} <= phases
 
@@ -196,8 +199,8 @@ async def test_the_pace_of_releases_in_metrics_and_status(desk_of: Open) -> None
         value = {family.name: family.samples[0].value for family in families if family.samples}
         assert value["holdfast_steps_per_second"] == pytest.approx(1.0)
         assert value["holdfast_tokens_per_second"] == pytest.approx(500.0)
-        assert value["holdfast_mfu"] == pytest.approx(0.3)
-        assert "holdfast_ettr_hour" not in value, "it is not that old"
+        assert value["holdfast_mfu_ratio"] == pytest.approx(0.3)
+        assert "holdfast_last_hour_ettr_ratio" not in value, "it is not that old"
         told = await (await desk.client.get("/api/v1/status", headers=HEADERS)).json()
         assert "500 tokens/s, MFU 30.0 %" in told["pace"][0] and told["hour_ettr"] is None
 

@@ -155,8 +155,12 @@ async def test_traffic_is_shown(desk_of: Open) -> None:
             flows = [s for s in samples if s.name == "holdfast_link_bytes_per_second"]
             [into] = [s.value for s in flows if s.labels == {"node": "a", "link": "mlx5_0 port 1", "direction": "in"}]
             assert into == pytest.approx(2e9) and len(flows) == 8
-            [sign, *_] = [s for s in samples if s.name == "holdfast_rdma_events_per_second"]
+            [sign, *_] = [s for s in samples if s.name == "holdfast_link_rdma_events_per_second"]
             assert (sign.labels["counter"], sign.value) == ("np_cnp_sent", 5.0)
+            total = {s.labels["direction"]: s.value for s in samples if s.name == "holdfast_network_bytes_per_second"}
+            assert total == {"in": 8e9, "out": 0.0}
+            [signs] = [s for s in samples if s.name == "holdfast_network_rdma_events_per_second"]
+            assert (signs.labels, signs.value) == ({"counter": "np_cnp_sent"}, 20.0)
             assert alarms(desk) == []
 
 

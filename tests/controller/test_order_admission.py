@@ -128,10 +128,10 @@ async def test_before_any_step_the_ettr_is_not_known(desk_of: Open) -> None:
         assert (status["ettr"], status["step"]) == (None, -1)
         assert status["now"] == "the ranks of generation 1 run; no step was seen yet"
         metrics = await (await desk.client.get("/metrics", headers=HEADERS)).text()
-        assert "holdfast_step" in metrics and "holdfast_ettr" not in metrics
+        assert "holdfast_step" in metrics and "holdfast_ettr_ratio" not in metrics
         await agent.beat(1)
         await desk.phase(Phase.TRAINING)
-        assert 0 <= (await status_of(desk))["ettr"] <= 1 and await metric(desk, "holdfast_ettr") <= 1
+        assert 0 <= (await status_of(desk))["ettr"] <= 1 and await metric(desk, "holdfast_ettr_ratio") <= 1
 
 
 async def test_what_cannot_be_done_is_refused(desk_of: Open) -> None:
@@ -172,7 +172,7 @@ async def test_hold_and_resume(desk_of: Open) -> None:
         [change] = report["changes"]
         assert change["held_s"] > 0 and report["restarts"][0]["phases_s"]["held"] == pytest.approx(change["held_s"])
         metrics = await (await desk.client.get("/metrics", headers=HEADERS)).text()
-        assert "holdfast_changes_total 1.0" in metrics and "holdfast_held 0.0" in metrics
+        assert "holdfast_planned_restarts_total 1.0" in metrics and "holdfast_held 0.0" in metrics
 
 
 async def test_a_job_that_waits_for_nodes_can_be_held(desk_of: Open) -> None:

@@ -172,8 +172,8 @@ async def test_machines_that_wait_for_others_too_long_are_given_back(lab: Lab) -
         await fleet.give_back(node, "gone")
     lab.machines.limit = 3  # now there is room for the job, if not for its standby
     await (await lab.reopen(least=3, gather_s=PATIENCE_S)).acquire(4)
-    await lab.until_all(lambda seen: sum(one.state is UP for one in seen.values()) == 3)
-    lab.machines.kill("n4")
+    seen = await lab.until_all(lambda seen: sum(one.state is UP for one in seen.values()) == 3)
+    lab.machines.kill(next(node for node, one in seen.items() if one.state is UP))
     fleet = await lab.reopen(least=3, gather_s=0.01)
     for _ in range(3):
         states = sorted(one.state for one in (await fleet.survey()).values())

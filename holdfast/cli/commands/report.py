@@ -12,6 +12,7 @@ from rich.text import Text
 
 from holdfast.cli.run_dirs import run_directory, run_journal, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.run_flags.since_flag import parse_since
 from holdfast.cli.terminal.command_output import make_output
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import (
@@ -43,9 +44,11 @@ from holdfast.core.record.ledger import fold_entries
 from holdfast.core.record.lost_time_bill import Bill, Row, draw_bill
 from holdfast.core.record.release_history import new_and_redone
 from holdfast.core.record.release_pace import describe_paces
+from holdfast.core.record.report_comparison import ComparedJobs, compare_jobs
+from holdfast.core.record.report_window import fold_since
 from holdfast.core.record.solving_rungs import describe_rungs
 from holdfast.core.sum_preserving_rounding import share_tenths
-from holdfast.core.terminal_sanitizer import strip_tree
+from holdfast.core.terminal_sanitizer import strip_controls, strip_tree
 from holdfast.journal.journal_errors import JournalError
 from holdfast.model.incident_record import Change, Record
 
@@ -96,11 +99,16 @@ _LETTERS = {
 def main(argv: list[str]) -> int:
     parser = CommandParser(prog="holdfast report", description="Show what a job did and what it cost.")
     run_selection.add_run_argument(parser)
+    parser.add_argument("--since", metavar="WHEN", help="only the last 30m, 2h or 1d of it, or since 14:02 or a date")
+    parser.add_argument("--compare", metavar="RUN", help="show another run beside it; --since is for both")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     args = parser.parse_args(argv)
     try:
         run_dir = run_selection.run_to_read(args)
-        report = load_report(run_dir)
+        report = load_report(run_dir, args.since)
+        if args.compare is not None:
+            other = run_selection.find(args.compare)
+            return _print_comparison((run_dir, other), (report, load_report(other, args.since)), args.json)
     except (UsageError, JournalError) as e:
         print(f"holdfast report: {e}", file=sys.stderr)
         return 2
@@ -113,12 +121,32 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def load_report(run_dir: Path) -> Report:
+def _print_comparison(runs: tuple[Path, Path], reports: tuple[Report, Report], as_json: bool) -> int:
+    compared = compare_jobs(*reports)
+    if as_json:
+        told = {"runs": [str(run_dir) for run_dir in runs], "compared": compared, "reports": reports}
+        print(msgspec.json.encode(told).decode())
+        return 0
+    from holdfast.cli.commands.report_comparison import render_comparison
+
+    shown = msgspec.convert(strip_tree(msgspec.to_builtins(compared)), ComparedJobs)
+    make_output().print(render_comparison(shown, (strip_controls(runs[0].name), strip_controls(runs[1].name))))
+    return 0
+
+
+def load_report(run_dir: Path, since: str | None = None) -> Report:
+    """Return the report of a run, or of its part since a time; UsageError if there is no such part."""
     now = time.time() if run_directory.find_controller(run_dir) else None
     with contextlib.closing(run_journal.open_to_read(run_dir)) as journal:
         if journal.lost:
             print(f"holdfast report: {lost_journal_sentence(journal.lost)}", file=sys.stderr)
-        report = report_of(fold_entries(journal.read(), now))
+        account = fold_entries(journal.read(), now)
+        since_at = parse_since(since, account) if since is not None else account.start_at
+        if since_at > account.start_at:
+            account = fold_since(journal.read(), since_at, now)
+            report = msgspec.structs.replace(report_of(account), is_part=True)
+        else:
+            report = report_of(account)
     if now is not None or report.code is not None:
         return report
     return msgspec.structs.replace(report, absence=run_liveness.ending_text(run_dir))
@@ -136,6 +164,7 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
     )
     bill = draw_bill(report)
     parts: list[Text | Table] = [
+        Text(_part_text(report), style="dim"),
         head,
         _time_bar(report, width, letters),
         _spent_text(report, bill, letters),
@@ -162,6 +191,12 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
     return Group(*(part for part in parts if part))
 
 
+def _part_text(report: Report) -> str:
+    if not report.is_part:
+        return ""
+    return f"since {clock_text(report.start_at)}, {duration_text(report.wall_s)}; what was before is left out"
+
+
 def _state_text(report: Report) -> str:
     if report.code is not None:
         return f"ended with code {report.code}: {report.ending}"
@@ -175,7 +210,7 @@ def _since_start(report: Report) -> str:
     """Return the productive share since the first step in words; "" unless the start took much of the time so far."""
     uses = (TimeUse.TRAIN, TimeUse.UNKNOWN)  # those that the ETTR counts
     first_at = next((span.start_at for span in report.spans if span.use in uses), None)
-    if first_at is None:
+    if first_at is None or report.is_part:
         return ""
     start_s = first_at - report.start_at
     if start_s < _START_SHARE * report.wall_s or report.job_s <= start_s:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from holdfast.cli.launch.controller_lease import ControllerLease
 from holdfast.cli.launch.fork_server_start import start_fork_server
 from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.terminal.live_footer import show_footer
 from holdfast.cli.terminal.rank_console import Console, ConsolePump, say
 from holdfast.core.incident.incident_text import describe_exit
 from holdfast.fleet import slurm_fleet
@@ -115,7 +116,8 @@ class Supervisor:
         process_attributes.leave_input_note(self._run_dir / run_directory.STDIN)
         pump = ConsolePump(self._console)
         self._server = self._server or self._start_fork_server()
-        code = self._keep_controller()
+        with show_footer(self._run_dir):
+            code = self._keep_controller()
         if code is None:
             pump.await_shown(self._asked.more_than(2))
             return None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from holdfast.cli.run_dirs.run_places import holdfast_home as holdfast_home
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
 from holdfast.core.decoding import from_json
@@ -36,11 +37,6 @@ SECRET_FILES = ("token", "env.json")  # these and the folders below are needed t
 _RESUME_FOLDERS = ("door", "keys", "slurm/*/keys", f"{COMPILED_CODE}*", f"releases/{COMPILED_ARCHIVES}")
 STDIN = "stdin"  # the note of the front, whose standard input rank 0 reads
 CONTROLLER = "holdfast.cli.launch.controller_main"  # the module, and the word that its command line has
-
-
-def holdfast_home() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(os.environ.get("HOLDFAST_HOME") or Path(state) / "holdfast")
 
 
 def make_run_dir(wanted: str | None, run_id: str) -> Path:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from holdfast.cli.run_dirs import run_directory, run_liveness
+from holdfast.cli.run_dirs.run_places import known_runs as known_runs
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.quantity_text import duration_text
 
@@ -106,19 +107,6 @@ def _ended_since(run_dir: Path) -> str:
     except OSError:
         return ""
     return "" if run_directory.find_controller(run_dir) else duration_text(max(0.0, time.time() - at))
-
-
-def known_runs() -> list[Path]:
-    """Return every existing run of this user on this host, oldest first."""
-    found = {path.parent for path in (run_directory.holdfast_home() / "runs").glob("*/run.json")}
-    elsewhere = run_directory.holdfast_home() / "elsewhere"
-    for link in elsewhere.iterdir() if elsewhere.is_dir() else ():
-        with contextlib.suppress(OSError):
-            if (link / "run.json").exists():
-                found.add(link.resolve())
-            else:
-                link.unlink()
-    return sorted(found, key=lambda run_dir: ((run_dir / "run.json").stat().st_mtime, run_dir))
 
 
 def remember_run(run_dir: Path) -> None:

@@ -14,6 +14,7 @@ from string import Template
 import msgspec
 
 from holdfast.cli.run_flags.run_arguments import RunArgs, StreamChoice
+from holdfast.cli.terminal.live_footer import make_room
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.cli.terminal.traceback_folding import TracebackFolding
 from holdfast.core.terminal_sanitizer import sanitize_line, sentence_of_ours
@@ -39,14 +40,15 @@ def say(text: str) -> None:
 
 
 def write_all(fd: int, content: bytes) -> None:
-    """Write all of the content; a console that is gone (as after `| head`) must not end a job."""
-    while content and fd not in _closed:
-        try:
-            content = content[os.write(fd, content) :]
-        except BlockingIOError:  # whoever started us has left it so
-            select.select([], [fd], [])
-        except OSError:
-            _closed.add(fd)
+    """Write whole lines; a console that is gone (as after `| head`) must not end a job."""
+    with make_room():
+        while content and fd not in _closed:
+            try:
+                content = content[os.write(fd, content) :]
+            except BlockingIOError:  # whoever started us has left it so
+                select.select([], [fd], [])
+            except OSError:
+                _closed.add(fd)
 
 
 def find_console_files() -> tuple[str, ...]:

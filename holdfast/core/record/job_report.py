@@ -30,6 +30,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     since: str = ""  # what steps are counted from; "": they have numbers of their own
     start_at: float
+    is_part: bool = False  # what was before `start_at` is left out
     wall_s: float
     job_s: float  # of it, without the time in which the job was over and nobody saw it
     ettr: float | None  # None: no step was ever seen, so it is not known

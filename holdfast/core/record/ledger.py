@@ -38,7 +38,7 @@ class Ledger:
         self.generation = 0
         self.best, self.step = -1, -1  # furthest step told by the script; newest step, of whichever generation
         self.progress: Progress | None = None  # of this generation
-        self._newest: Progress | None = None  # of whichever
+        self.newest: Progress | None = None  # of whichever
         self.incidents: list[Record] = []
         self.changes: list[Change] = []
         self.opinions: list[str] = []
@@ -50,7 +50,7 @@ class Ledger:
         self._is_from_zero = False  # steps that the script does not tell are counted from the start of this run
         self._ran: dict[int, ReleaseRun] = {}
         self._redone: list[RedoneSteps] = []  # the newest is of what this generation mended
-        self._paces = ReleasePaces()
+        self.paces = ReleasePaces()
         self._release = 0
         self._stepped_in = 0  # the release that made the newest step
         self._seated: frozenset[str] = frozenset()
@@ -75,7 +75,7 @@ class Ledger:
             self._start_at = self._at = min(entry.at, told_at or entry.at)
         self._watch_takeover(entry)
         self._last_at = max(self._last_at, entry.at)
-        self._paces.add(entry)
+        self.paces.add(entry)
         decision, event = entry.decision, entry.event
         before = self.progress
         if self.phase is Phase.TRAINING or isinstance(event, Progress):
@@ -191,7 +191,7 @@ class Ledger:
             storage=self.storage,
             opinions=tuple(self.opinions),
             lost_standbys=tuple(self._lost_standbys),
-            paces=self._paces.list_paces(),
+            paces=self.paces.list_paces(),
         )
 
     def list_releases(self) -> tuple[ReleaseRun, ...]:
@@ -228,7 +228,7 @@ class Ledger:
 
     def _counted_since(self) -> str:
         """Return since when the newest step was counted; "" if the script or its optimizer gave the step's number."""
-        newest = self._newest
+        newest = self.newest
         if newest is not None and newest.counted:
             return "the last launch"
         return FROM_START if newest is not None and newest.numbered and self._is_from_zero else ""
@@ -341,7 +341,7 @@ class Ledger:
             self.best = -1
         if before is None:
             self._add_unheard(event)
-        self.step, self._newest, self._stepped_in = event.step, event, self._release
+        self.step, self.newest, self._stepped_in = event.step, event, self._release
         made = max(0, event.step - (before.step if before else event.first_step - 1))
         if before and made > 1e9 * max(1.0, event.at - before.at):  # some number their steps by samples or tokens
             return  # a slip of the script: nobody made these steps, and its next report has another number
@@ -355,7 +355,7 @@ class Ledger:
 
     def _add_unheard(self, event: Progress) -> None:
         """Count the steps before the one that this generation resumed from of which nobody told: somebody made them."""
-        alike = self._newest is not None and not event.counted and self._newest.numbered is event.numbered
+        alike = self.newest is not None and not event.counted and self.newest.numbered is event.numbered
         if alike and 0 <= self.best < event.first_step - 1:
             self._add_steps(self._stepped_in, event.first_step - 1 - self.best, 0)
             self.best = event.first_step - 1
@@ -399,7 +399,7 @@ class Ledger:
 
     def _split_end(self, span: Span) -> list[Span]:
         """Divide the last training span of a job at its newest step: the next generation found nothing left to do."""
-        at = max(self._good_at, self._newest.at if self._newest else 0.0)
+        at = max(self._good_at, self.newest.at if self.newest else 0.0)
         trained = span.clip_end(at)
         ended = Span(use=TimeUse.END, start_at=trained.end_at, end_at=span.end_at)
         return [part for part in (trained, ended) if part.seconds]

@@ -106,6 +106,10 @@ class ReleasePaces:
             tally = self._tallies.setdefault((self._release, self._ranks), PaceTally())
             tally.add_stretch(last, progress, whole=self._whole)
 
+    def measure_anew(self) -> None:
+        """Forget what was measured up to here."""
+        self._tallies.clear()
+
     def list_paces(self) -> tuple[ReleasePace, ...]:
         """Return the pace of every release that has trained steadily, by number."""
         longest: dict[int, ReleasePace] = {}
