@@ -260,6 +260,8 @@ def _order_route(controller: Controller, audit: AuditLog) -> Answer:
         caller, view = CALLER.get(), controller.view
         order, denied = body.make_order(caller.name), _missing_right(caller, body.verb)
         why = denied or (await _order_fault(controller, order) if order else NO_SUCH_ORDER)
+        if body.preview and order and not why:
+            return _json_response(OrderReceipt(seq=controller.seq, next=describe_effect(view, order), taken=False))
         audit.record_order(caller.name, caller.origin, body, why)
         if why or order is None:
             return _error_response(403 if denied else 400, why)

@@ -27,6 +27,7 @@ class OrderBody(msgspec.Struct, frozen=True, kw_only=True):
     release: Release | None = None
     number: Number = 0
     window_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e12)] = 0.0
+    preview: bool = False  # only say what it would lead to
 
     def make_order(self, who: str) -> Order | None:
         """Return the order, as given by a person whose name is proved; None if no order has this verb."""
@@ -46,11 +47,11 @@ class OrderBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OrderReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to an order that is now in the journal."""
+    """The answer to an order that is now in the journal, or that was only asked about."""
 
-    seq: int  # of its entry
+    seq: int  # of its entry, or of the newest one
     next: str  # what happens
-    taken: bool = True
+    taken: bool = True  # False: it was a preview
 
 
 class OrderFault(StrEnum):

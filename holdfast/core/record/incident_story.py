@@ -108,9 +108,9 @@ class StoryFold:
             case Ready() | Ended():
                 self._put_line(StoryLine(at=at, part="news", text=_news_text(event)))
         closed = decision.closed.sentence if decision.closed else ""
-        if reason and moved and not closed and not (told and told in reason):
-            part = "outcome" if decision.phase is Phase.STARTING else "verdict"
-            self._put_line(StoryLine(at=at, part=part, text=reason))
+        started = decision.phase is Phase.STARTING  # which the outcome of the launch has said
+        if reason and moved and not closed and not started and not (told and told in reason):
+            self._put_line(StoryLine(at=at, part="verdict", text=reason))
         for action in decision.actions:
             if isinstance(action, Say) and (action.text == closed or action.text in reason):
                 continue
@@ -175,6 +175,12 @@ def _action_noun(action: Action) -> str:
             return f"block of host {host}"
         case Finish():
             return "end of the job"
+        case Stop(generation=generation):
+            return f"stop of generation {generation}"
+        case Acquire():
+            return "request for nodes"
+        case Stage(release=release):
+            return f"staging of release {release.number}"
     return type(action).__name__.lower()
 
 

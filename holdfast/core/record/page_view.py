@@ -62,7 +62,8 @@ class PageIncident(msgspec.Struct, frozen=True, kw_only=True):
     resumed_at: float
     good_step: int
     resumed_from: int | None
-    lost_s: float  # without a step, and redone work
+    lost_s: float  # without a step, and for redone work
+    redo_s: float  # of it, the latter
     lost_steps: int | None
     failures: int
     phases_s: dict[str, float]
@@ -351,6 +352,7 @@ def _show_node(story: NodeStory, live: dict[str, Any], front: int) -> PageNode:
 
 
 def _show_incident(record: Record, bill: Bill) -> PageIncident:
+    row = bill.incidents.get(record.number, {})
     return PageIncident(
         number=record.number,
         label=record_label(record),
@@ -368,7 +370,8 @@ def _show_incident(record: Record, bill: Bill) -> PageIncident:
         resumed_at=record.resumed_at,
         good_step=record.good_step,
         resumed_from=record.resumed_from,
-        lost_s=sum(bill.incidents.get(record.number, {}).values()),
+        lost_s=sum(row.values()),
+        redo_s=row.get(TimeUse.REDO, 0.0),
         lost_steps=lost_steps(record),
         failures=record.failures,
         phases_s=phases_s(record),

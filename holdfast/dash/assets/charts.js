@@ -109,7 +109,7 @@ function marks(incidents, x) {
     const at = x(one.good_at);
     if (!numbered && at < last + 3) continue;
     last = at;
-    found.push(svg("line", { class: "mark", x1: at, x2: at, y1: TOP - 6, y2: TALL - BOTTOM }));
+    found.push(svg("line", { class: numbered ? "mark" : "mark many", x1: at, x2: at, y1: TOP - 6, y2: TALL - BOTTOM }));
     const label = `Incident ${one.number}: ${one.label}, ${duration(one.lost_s)} lost`;
     if (numbered) found.push(svg("a", { href: `#/incidents/${one.number}`, "aria-label": label },
       svg("title", {}, label), svg("circle", { cx: at, cy: TOP - 8, r: 5 }),
@@ -145,7 +145,7 @@ export function timeLabel(at, range) {
 
 const PHASE_COLOURS = { detect: "detect", silence: "detect", "last step": "pause", stop: "stop", probe: "diagnose", held: "hold",
   wait: "wait", launch: "launch", "failed start": "stall", "imports and groups": "start-up", "imports and restore": "start-up",
-  restore: "pause", "first step": "run" };
+  restore: "pause", "first step": "run", redo: "redo" };
 
 export function phaseBar(phases) {
   const shown = Object.entries(phases).filter(([, seconds]) => seconds > 0);

@@ -49,7 +49,7 @@ export function facts(one) {
   const ranks = one.ranks.length ? `${one.ranks.length === 1 ? "rank" : "ranks"} ${someNames(one.ranks.map(String))}` : "";
   const where = [someNames(one.nodes), ranks].filter(Boolean).join(", ") || "no node is named";
   const from = one.resumed_from !== null ? `; went on from step ${count(one.resumed_from)}` : "";
-  const steps = one.lost_steps ? ` and ${plural(one.lost_steps, "step")}` : "";
+  const redone = one.redo_s ? `, then ${one.lost_steps ? plural(one.lost_steps, "step") : "steps"} redone in ${duration(one.redo_s)}` : "";
   const again = one.failures > 1 ? ` It failed ${one.failures} times before the next step.` : "";
   const at = one.good_step >= 0 ? `at step ${count(one.good_step)}, ` : "before any step, ";
   return h("dl", { class: "facts" },
@@ -57,7 +57,7 @@ export function facts(one) {
     fact("Where and when", `${capital(where)}, ${at}${clock(one.alarm_at, true)}`),
     fact("Why we think so, and did so", capital(one.why) + (one.guess ? " (on evidence short of proof)" : "")),
     fact("What was done", `${remedyText(one)}${one.remedy === "give up" ? "" : from}`),
-    fact("What it cost", h("b", {}, `${duration(one.lost_s)}${steps}`)));
+    fact("What it cost", [h("b", {}, duration(one.lost_s)), redone ? `: ${duration(one.lost_s - one.redo_s)} without a step${redone}` : ""]));
 }
 
 const fact = (name, value, size = "") => h("div", { class: size }, h("dt", {}, name), h("dd", {}, value));
@@ -89,7 +89,7 @@ const backLink = () => h("a", { href: "#/incidents" }, "All incidents");
 function storyOf(number, story) {
   const one = job.view.incidents[number - 1];
   const began = one ? one.good_at : story.lines[0]?.at ?? 0;
-  const head = one ? sheet(`Incident ${number}: ${one.label}`, siblings(number), facts(one), h("div", { style: { height: "18px" } }), phaseBar(one.phases_s))
+  const head = one ? sheet(`Incident ${number}: ${one.label}`, siblings(number), facts(one), h("div", { style: { height: "18px" } }), phaseBar(one.redo_s ? { ...one.phases_s, redo: one.redo_s } : one.phases_s))
     : sheet(`Incident ${number} is open`, backLink(), h("p", {}, capital(job.view.head.now)));
   const note = one ? `times since the last good step, ${clock(one.good_at)}` : "so far";
   const parts = [head, sheet("What happened", note, h("ol", { class: "story" }, foldEchoes(story.lines).map((line) => storyLine(line, began))),

@@ -78,23 +78,31 @@ function paintGrid(grid) {
   const shade = shades(cells);
   cells.forEach((cell, n) => {
     pen.fillStyle = shade.of(cell);
-    pen.fillRect(grid.spots[n].x, grid.spots[n].y, grid.size - 1, grid.size - 1);
+    const spot = grid.spots[n];
+    pen.fillRect(spot.x, spot.y, grid.size - 1, grid.size - 1);
+    if (!grid.head || !spot.isFirst) return;
+    pen.fillStyle = colour("soft");
+    pen.font = "12px system-ui, sans-serif";
+    pen.fillText(cell.group, spot.x, spot.y - 5);
   });
   grid.legend.replaceChildren(...shade.legend.map(([fill, text]) => h("li", {}, h("span", { class: "dot", style: { background: fill } }), text)));
   drawCursor(grid, pen);
 }
 
-// Cells of one group stand together, with a gap before the next. Groups that fit side by side share a row.
+// Cells of one group stand together. A group that does not fit into a row begins the next, if it fits there.
 function layOut(grid, wide) {
-  const total = grid.cells.length;
+  const total = grid.cells.length, sizes = new Map();
+  for (const cell of grid.cells) sizes.set(cell.group, (sizes.get(cell.group) || 0) + 1);
   grid.size = total > 8192 ? 8 : total > 2048 ? 10 : total > 512 ? 14 : total > 64 ? 20 : 30;
-  const gap = Math.max(2, Math.floor(grid.size / 3));
+  grid.head = total <= 512 ? 17 : 0;  // a name above each group
+  const gap = grid.head ? 14 : 3, row = grid.size + (grid.head ? grid.head + 8 : 1);
   let x = 0, y = 0, group = null;
   grid.spots = grid.cells.map((cell) => {
-    if (group !== null && cell.group !== group) x += gap;
+    const isNew = cell.group !== group, needed = grid.size * (isNew ? sizes.get(cell.group) : 1);
+    if (isNew && group !== null) x += gap;
+    if (x > 0 && x + Math.min(needed, wide) > wide) { x = 0; y += row; }
     group = cell.group;
-    if (x + grid.size > wide) { x = 0; y += grid.size + (grid.size > 12 ? 4 : 1); }
-    const spot = { x, y };
+    const spot = { x, y: y + grid.head, isFirst: isNew };
     x += grid.size;
     return spot;
   });

@@ -1,5 +1,7 @@
 // The view of the job: fetched whole, then changed by what the server tells; or embedded in a mailed file.
 
+import { properNames } from "./words.js";
+
 export const job = { view: null, version: 0, linked: false, embedded: null };
 const watchers = new Set();
 
@@ -55,6 +57,7 @@ function applyChange(value, change) {
 }
 
 function tell(names) {
+  if (names.includes("nodes")) for (const node of job.view.nodes) properNames.add(node[0]).add(node[4]);
   for (const watcher of [...watchers]) watcher(names);
 }
 

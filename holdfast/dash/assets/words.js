@@ -42,7 +42,13 @@ export const count = (number) => Math.round(number).toLocaleString("en");
 export const percent = (part) => `${(100 * part).toFixed(1)} %`;
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : noun.endsWith("s") ? "es" : "s"}`;
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
+// Sentences begin with a capital letter, but names of nodes and hosts are written as they are.
+export const properNames = new Set();
+export function capital(text) {
+  const [first] = text.split(/[\s,:;]/, 1);
+  return /^[a-z]+$/.test(first) && !properNames.has(first) ? text.charAt(0).toUpperCase() + text.slice(1) : text;
+}
 
 export function pace(stepsPerSecond) {
   if (stepsPerSecond >= 0.1) return `${Number(stepsPerSecond.toPrecision(3))} steps/s`;
