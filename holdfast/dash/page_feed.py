@@ -8,9 +8,11 @@ import msgspec
 from holdfast.core.record.incident_story import IncidentStory
 from holdfast.core.record.page_view import PageFold, PageView
 from holdfast.core.terminal_sanitizer import strip_tree
+from holdfast.dash.page_assets import write_page_file
 from holdfast.dash.page_source import PageSource
 
 _PATCHES = 120  # that are kept; who is further behind gets the whole view again
+_STORIES = 300  # of incidents, the newest, in a file
 _AT_ONCE = 5000  # entries that are read before the page shows them
 
 Sections = dict[str, Any]
@@ -77,6 +79,16 @@ class PageFeed:
         if version > self.version or (version < self.version and (not found or found[0][0] != version + 1)):
             return None
         return [patch for _, patch in found]
+
+    def write_file(self) -> str:
+        """Return the page with all that it has now, and the stories of the newest incidents, as one file."""
+        while self.behind:
+            self.refresh_view()
+        last = len(self._sections["incidents"]) + 1
+        told = {number: self._fold.tell_story(number) for number in range(max(1, last - _STORIES), last + 1)}
+        stories = {number: strip_tree(msgspec.to_builtins(story)) for number, story in told.items() if story}
+        sections = self._sections | {"orders_taken": False, "reading": False}
+        return write_page_file(f"holdfast: {self._sections['head']['run_id']}", sections, stories)
 
     def tell_story(self, number: int) -> IncidentStory | None:
         return self._fold.tell_story(number)

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib import resources
 from typing import Any
 
 import msgspec
@@ -11,6 +10,7 @@ from aiohttp import web
 
 from holdfast.core.decoding import from_json
 from holdfast.core.terminal_sanitizer import strip_tree
+from holdfast.dash.page_assets import TYPES, read_assets
 from holdfast.dash.page_feed import PageFeed
 from holdfast.dash.page_session import HEADERS, USED_UP, PageSession
 from holdfast.dash.page_source import PageSource, SourceError
@@ -22,7 +22,6 @@ _QUIET_S = 15.0  # then a listener hears that the server is there
 _SLOW_S = 10.0  # a listener that does not read for so long is dropped
 _MAX_BODY = 1 << 14
 _ORDERS = ("hold", "resume", "approve", "evict", "drain", "stop")
-_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -186,19 +185,14 @@ def _asset(name: str) -> web.Response:
     found = read_assets().get(name)
     if found is None:
         raise web.HTTPNotFound(text="there is no such file")
-    return web.Response(text=found, content_type=_TYPES[name.rpartition(".")[2]], charset="utf-8")
-
-
-def read_assets() -> dict[str, str]:
-    """Return the files of the page by name."""
-    files = resources.files("holdfast.dash").joinpath("assets").iterdir()
-    return {file.name: file.read_text("utf-8") for file in files if file.name.rpartition(".")[2] in _TYPES}
+    return web.Response(text=found, content_type=TYPES[name.rpartition(".")[2]], charset="utf-8")
 
 
 def _go_home() -> web.Response:
     """Send a browser on to the page itself. After a redirect it would not show a strict cookie, if another page or a
     file has led it here."""
-    goes_on = '<!doctype html><title>holdfast</title><meta http-equiv="refresh" content="0; url=/">'
+    goes_on = '<!doctype html><title>holdfast</title><link rel="icon" href="data:,">'
+    goes_on += '<meta http-equiv="refresh" content="0; url=/">'
     return web.Response(text=goes_on, content_type="text/html")
 
 

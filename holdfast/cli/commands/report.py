@@ -97,9 +97,12 @@ def main(argv: list[str]) -> int:
     parser = CommandParser(prog="holdfast report", description="Show what a job did and what it cost.")
     run_selection.add_run_argument(parser)
     parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the web page of the run into one file, to mail")
     args = parser.parse_args(argv)
     try:
         run_dir = run_selection.run_to_read(args)
+        if args.html:
+            return _write_page(run_dir, args.html)
         report = load_report(run_dir)
     except (UsageError, JournalError) as e:
         print(f"holdfast report: {e}", file=sys.stderr)
@@ -110,6 +113,22 @@ def main(argv: list[str]) -> int:
         console = make_output()
         shown = msgspec.convert(strip_tree(msgspec.to_builtins(report)), Report)
         console.print(render_report(shown, min(_BAR, console.width), letters=console.color_system is None))
+    return 0
+
+
+def _write_page(run_dir: Path, path: Path) -> int:
+    """Write the page of a run as it is now into one file."""
+    from holdfast.cli.page.page_sources import RunSource
+    from holdfast.dash.page_feed import PageFeed
+    from holdfast.dash.page_source import SourceError
+
+    try:
+        written = PageFeed(RunSource(run_dir)).write_file()
+        path.write_text(written, encoding="utf-8")
+    except (SourceError, OSError) as e:
+        print(f"holdfast report: {e}", file=sys.stderr)
+        return 2
+    print(f"holdfast report: wrote {path}, {len(written.encode()) / 1e6:.1f} MB; it quotes logs and names machines")
     return 0
 
 

@@ -14,6 +14,7 @@ from holdfast.core.record.ledger import Ledger
 from holdfast.core.record.lost_time_bill import Bill, draw_bill
 from holdfast.core.record.node_history import NodeHistory, NodeStory
 from holdfast.core.record.release_pace import ReleasePace, describe_paces
+from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.model.action import Launch, Stage
 from holdfast.model.event import Begin, Entry, Limits, MeshReport, Order, Phase, Progress, StorageReport
 from holdfast.model.incident_record import Change, Record
@@ -374,7 +375,7 @@ def _show_incident(record: Record, bill: Bill) -> PageIncident:
         redo_s=row.get(TimeUse.REDO, 0.0),
         lost_steps=lost_steps(record),
         failures=record.failures,
-        phases_s=phases_s(record),
+        phases_s=share_tenths(phases_s(record)),
         sentence=record.sentence,
     )
 
@@ -385,6 +386,6 @@ def _show_change(change: Change, bill: Bill, number: int) -> PageChange:
         at=change.asked_at,
         lost_s=sum(bill.changes.get(number, {}).values()),
         release=change.release,
-        phases_s=phases_s(change),
+        phases_s=share_tenths(phases_s(change)),
         sentence=change.sentence,
     )
