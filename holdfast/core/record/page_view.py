@@ -288,7 +288,7 @@ class PageFold:
             redone=sum(ran.redone for ran in account.ran),
             storage=account.storage,
             roles=_count_roles(nodes),
-            said={name: status[name] for name in told if status.get(name)},
+            said={name: status[name] for name in told if status.get(name) not in (None, "", 0, -1, {})},
         )
 
     def _measure_pace(self) -> float | None:

@@ -21,7 +21,7 @@ export function nowView() {
 
 function headline(view) {
   const { head } = view;
-  const calm = head.over ? (head.code ? "bad" : "good") : !head.watched ? "" : PILLS[head.phase] || "";
+  const calm = head.over ? (head.code ? "bad" : "good") : !head.watched || job.embedded ? "" : PILLS[head.phase] || "";
   return h("section", { class: "now", "aria-label": "Now" },
     h("div", { class: "state" },
       h("span", { class: `pill ${calm}${head.watched && job.linked ? " beats" : ""}` }, stateWord(head)),
@@ -31,7 +31,8 @@ function headline(view) {
 
 function stateWord(head) {
   if (head.over) return head.code ? `Ended with code ${head.code}` : "Finished";
-  if (!head.watched) return job.embedded ? `${capital(head.phase)} when written` : "Not watched";
+  if (job.embedded) return `${capital(head.phase)} when this was written`;
+  if (!head.watched) return "Not watched";
   return capital(head.phase);
 }
 
