@@ -50,7 +50,12 @@ _SHARED = {  # modules that are told which command they are
     **dict.fromkeys(("hold", "resume", "approve", "evict", "drain"), "job_orders"),
     **dict.fromkeys(("logs", "attach"), "logs"),
 }
-_FOLLOWING = (["status"], ["logs"], ["attach"], ["dash"])  # may go on for ever; the others end, whether somebody reads on or not
+_FOLLOWING = (
+    ["status"],
+    ["logs"],
+    ["attach"],
+    ["dash"],
+)  # may go on for ever; the others end, whether somebody reads on or not
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -52,13 +52,15 @@ def write_page_file(title: str, sections: dict[str, Any], stories: dict[int, Any
     policy = f"default-src 'none'; img-src data:; script-src '{_digest(script)}'; style-src '{_digest(style)}'"
     icon = base64.b64encode(assets["mark.svg"].encode()).decode()
     page = assets["page.html"]
+    rule = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    shown = f'<script type="application/json" id="embedded">{embedded}</script>'
     put = {
-        '<link rel="icon" href="assets/mark.svg" type="image/svg+xml">': f'<link rel="icon" href="data:image/svg+xml;base64,{icon}">',
+        'href="assets/mark.svg"': f'href="data:image/svg+xml;base64,{icon}"',
         '<link rel="stylesheet" href="assets/page.css">': f"<style>{style}</style>",
-        '<script type="module" src="assets/page.js"></script>': f'<meta name="generator" content="holdfast">',
+        '<script type="module" src="assets/page.js"></script>\n': "",
         "<title>holdfast</title>": f"<title>{escape(title)}</title>",
-        '<meta charset="utf-8">': f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        "</body>": f'<script type="application/json" id="embedded">{embedded}</script>\n<script>{script}</script>\n</body>',
+        '<meta charset="utf-8">': f'<meta charset="utf-8">\n{rule}',
+        "</body>": f"{shown}\n<script>{script}</script>\n</body>",
     }
     for old, new in put.items():
         assert page.count(old) == 1, old

@@ -53,10 +53,8 @@ class PageFeed:
     def refresh_view(self) -> None:
         """Read what is new and make a version of it, if anything has changed."""
         self.behind = False
-        count = 0
-        for entry in self._source.read_entries(self._fold.seq):
+        for count, entry in enumerate(self._source.read_entries(self._fold.seq), 1):
             self._fold.add(entry)
-            count += 1
             if count == _AT_ONCE:
                 self.behind = True
                 break

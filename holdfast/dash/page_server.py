@@ -144,7 +144,9 @@ class PageServer:
     async def _send_changes(self, answer: web.StreamResponse, version: int) -> None:
         while True:
             patches = self._feed.patches_since(version)
-            events = [b"data: %b\n\n" % patch for patch in patches] if patches is not None else [b"event: anew\ndata:\n\n"]
+            events = (
+                [b"data: %b\n\n" % patch for patch in patches] if patches is not None else [b"event: anew\ndata:\n\n"]
+            )
             version = self._feed.version
             async with asyncio.timeout(_SLOW_S):
                 await answer.write(b"".join(events) or b": here\n\n")

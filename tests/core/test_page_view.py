@@ -92,7 +92,12 @@ def test_a_lost_node_is_evicted_and_its_seat_taken() -> None:
     roles = {node.node: node for node in view.nodes}
     assert roles["n0"].role == "evicted" and roles["n0"].first_rank < 0 and roles["n0"].incidents == 1
     assert roles[lost.admitted[0]].role == "active"
-    ranks = sorted(rank for node in view.nodes if node.first_rank >= 0 for rank in range(node.first_rank, node.first_rank + node.nproc))
+    ranks = sorted(
+        rank
+        for node in view.nodes
+        if node.first_rank >= 0
+        for rank in range(node.first_rank, node.first_rank + node.nproc)
+    )
     assert ranks == list(range(8)) and view.head.ranks == 8
 
 
@@ -124,7 +129,9 @@ def test_the_curve_is_bounded_and_ends_with_the_newest_step() -> None:
 
 def test_a_status_adds_what_only_the_controller_knows() -> None:
     fold = folded(simulated()[:40])
-    nodes = [{"node": f"n{n}", "role": "draining" if n == 1 else "active", "step": 9 - n, "phase": ""} for n in range(4)]
+    nodes = [
+        {"node": f"n{n}", "role": "draining" if n == 1 else "active", "step": 9 - n, "phase": ""} for n in range(4)
+    ]
     status = {"now": "training; every rank has made step 6", "step": 6, "nodes": nodes, "floor": -1, "held": "Ada"}
     view = fold.make_view(None, status)
     assert view.head.watched and view.head.now == status["now"] and view.head.said == {"held": "Ada"}

@@ -119,7 +119,10 @@ async def test_an_order_goes_to_the_controller_and_its_refusal_back(place: Place
         async with place.client.post(f"{place.home}/order", json=body, headers={"Origin": place.home}) as answer:
             return answer.status, await answer.text()
 
-    assert await order({"verb": "evict", "node": "n1", "preview": True}) == (200, '{"seq":1,"next":"n1 leaves now","taken":false}')
+    assert await order({"verb": "evict", "node": "n1", "preview": True}) == (
+        200,
+        '{"seq":1,"next":"n1 leaves now","taken":false}',
+    )
     status, text = await order({"verb": "evict", "node": "n9"})
     assert status == 409 and "no node" in text
     for bad in ({"verb": "update"}, {"verb": 1}, []):

@@ -97,7 +97,9 @@ def main(argv: list[str]) -> int:
     parser = CommandParser(prog="holdfast report", description="Show what a job did and what it cost.")
     run_selection.add_run_argument(parser)
     parser.add_argument("--json", action="store_true", help="print it as JSON")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the web page of the run into one file, to mail")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the web page of the run into one file, to mail"
+    )
     args = parser.parse_args(argv)
     try:
         run_dir = run_selection.run_to_read(args)

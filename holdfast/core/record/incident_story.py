@@ -1,4 +1,4 @@
-"""The story of each incident: signals, alarms, evidence, verdicts, actions and outcomes, in the order of the journal."""
+"""The story of each incident: signals, alarms, verdicts, actions and outcomes, in the order of the journal."""
 
 from collections import deque
 
@@ -8,7 +8,7 @@ from holdfast.core.incident.first_cause import ECHOES
 from holdfast.core.incident.incident_text import describe_cause, list_some
 from holdfast.model.action import Acquire, Action, Block, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
 from holdfast.model.alarm import Alarm, Stance
-from holdfast.model.event import Entry, Ended, Order, Outcome, Phase, Ready
+from holdfast.model.event import Ended, Entry, Order, Outcome, Phase, Ready
 from holdfast.model.incident_record import Record, Remedy
 
 _BEFORE_S = 120.0  # signals so long before the first alarm are told with it
@@ -104,7 +104,9 @@ class StoryFold:
             case Outcome():
                 self._put_line(self._outcome_line(event, at))
             case Order():
-                self._put_line(StoryLine(at=at, part="order", text=f"{event.who} ordered: {event.verb} {event.node}".strip()))
+                self._put_line(
+                    StoryLine(at=at, part="order", text=f"{event.who} ordered: {event.verb} {event.node}".strip())
+                )
             case Ready() | Ended():
                 self._put_line(StoryLine(at=at, part="news", text=_news_text(event)))
         closed = decision.closed.sentence if decision.closed else ""
@@ -161,7 +163,9 @@ def _alarm_line(alarm: Alarm, at: float) -> StoryLine:
 
 def _news_text(event: Ready | Ended) -> str:
     if isinstance(event, Ready):
-        return f"{event.node} reports that it is ready" + (f", and is refused: {event.blocked}" if event.blocked else "")
+        return f"{event.node} reports that it is ready" + (
+            f", and is refused: {event.blocked}" if event.blocked else ""
+        )
     return f"all ranks of {event.node} have ended well"
 
 
@@ -225,5 +229,6 @@ def list_undone(record: Record, alarms: list[Alarm]) -> list[str]:
         found.append(f"Nothing was done about {count} that only said that another rank had failed first.")
     noted = sum(alarm.stance is not Stance.ACT for alarm in alarms)
     if noted:
-        found.append(f"{noted} alarm{'' if noted == 1 else 's'} of detectors that may not act {'was' if noted == 1 else 'were'} only noted.")
+        were = "alarm was" if noted == 1 else "alarms were"
+        found.append(f"{noted} {were} only noted, because the detector may not act.")
     return found

@@ -1,4 +1,4 @@
-"""The web page's view of a job: one value, folded from the journal, that the live page and the mailed file both draw."""
+"""The web page's view of a job: one value, folded from the journal, that the live page and the mailed file draw."""
 
 from collections.abc import Iterable
 from itertools import takewhile

@@ -22,7 +22,8 @@ function showView(focus) {
   const { name, rest } = shownPlace(), main = document.getElementById("main");
   leaveView();
   forgetColours();
-  main.replaceChildren(...VIEWS[name][1](rest));
+  const parts = VIEWS[name][1](rest), title = rest ? `Incident ${rest}` : VIEWS[name][0];
+  main.replaceChildren(...(name === "now" ? [] : [h("h1", { class: "unseen" }, title)]), ...parts);
   for (const link of document.querySelectorAll("nav a"))
     link.dataset.view === name ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current");
   document.title = `${VIEWS[name][0]} · ${job.view.head.run_id || "holdfast"}`;
