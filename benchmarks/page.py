@@ -18,7 +18,7 @@ from holdfast.cli.page.page_sources import JournalSource
 from holdfast.dash.page_feed import PageFeed
 from holdfast.dash.page_source import JobPresence
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.event import Entry, Progress
+from holdfast.model.event import Entry, Phase, Progress
 from holdfast.sim.checked_seed_run import simulate
 from holdfast.sim.job_world import SimSetup
 
@@ -32,9 +32,8 @@ def write_journal(path: Path) -> tuple[Entry, ...]:
     """Half a simulated day of faults, then steady training until there are enough entries; returns the last of them."""
     found: list[Entry] = []
     simulate(SimSetup(seed=1, nodes=NODES, nproc=NPROC, standbys=20, days=DAYS), found.append)
-    last = max(
-        n for n, entry in enumerate(found) if isinstance(entry.event, Progress) and entry.decision.phase == "training"
-    )
+    told = (n for n, entry in enumerate(found) if isinstance(entry.event, Progress))
+    last = max(n for n in told if found[n].decision.phase is Phase.TRAINING)
     with contextlib.closing(SqliteJournal(path)) as journal:
         for entry in (*found[: last + 1], *steady(found[last], ENTRIES - last - 1)):
             journal.append(entry, durable=False)
