@@ -229,6 +229,8 @@ def make_api(built: BuiltController, door: ApiEntrance) -> web.Application:
     app.router.add_get("/api/v1/report", report)
     app.router.add_get("/api/v1/entries", entries)
     app.router.add_post("/api/v1/orders", _order_route(controller, door.audit))
+    # A route of its own: a controller that does not know it must not take the order.
+    app.router.add_post("/api/v1/orders/preview", _order_route(controller, door.audit, preview=True))
     app.router.add_get("/api/v1/releases", _releases_route(controller))
     app.router.add_get(f"{_ARCHIVES}{COMPILED_ARCHIVES}", _compiled_route(controller))
     app.router.add_get(f"{_ARCHIVES}{{digest}}", _archive_route(controller))
@@ -251,7 +253,7 @@ def make_runner(app: web.Application) -> web.AppRunner:
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def _order_route(controller: Controller, audit: AuditLog) -> Answer:
+def _order_route(controller: Controller, audit: AuditLog, *, preview: bool = False) -> Answer:
     async def take(request: web.Request) -> web.Response:
         try:
             body = from_json(await request.read(), OrderBody)
@@ -260,7 +262,7 @@ def _order_route(controller: Controller, audit: AuditLog) -> Answer:
         caller, view = CALLER.get(), controller.view
         order, denied = body.make_order(caller.name), _missing_right(caller, body.verb)
         why = denied or (await _order_fault(controller, order) if order else NO_SUCH_ORDER)
-        if body.preview and order and not why:
+        if preview and order and not why:
             return _json_response(OrderReceipt(seq=controller.seq, next=describe_effect(view, order), taken=False))
         audit.record_order(caller.name, caller.origin, body, why)
         if why or order is None:
@@ -420,6 +422,8 @@ def describe_api() -> dict[str, Any]:
     body = {"required": True, "content": order_body}
     done = {"200": {"description": "taken, and what happens next", "content": taken}}
     paths["/api/v1/orders"] = {"post": {"requestBody": body, "responses": done | bad}}
+    would = {"200": {"description": "not taken: what it would lead to", "content": taken}}
+    paths["/api/v1/orders/preview"] = {"post": {"requestBody": body, "responses": would | bad}}
     found = {"200": {"description": "where all processes are, and whom they wait for", "content": traced}}
     paths["/api/v1/trace"] = {"post": {"requestBody": {"content": trace_body}, "responses": found | bad}}
     made = {"200": {"description": "a token that enrols one node, once", "content": minted}}

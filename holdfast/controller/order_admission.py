@@ -27,7 +27,6 @@ class OrderBody(msgspec.Struct, frozen=True, kw_only=True):
     release: Release | None = None
     number: Number = 0
     window_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e12)] = 0.0
-    preview: bool = False  # only say what it would lead to
 
     def make_order(self, who: str) -> Order | None:
         """Return the order, as given by a person whose name is proved; None if no order has this verb."""

@@ -21,6 +21,7 @@ _REFRESH_S, _IDLE_S = 2.0, 10.0  # while the job runs, and when it is over
 _QUIET_S = 15.0  # then a listener hears that the server is there
 _SLOW_S = 10.0  # a listener that does not read for so long is dropped
 _MAX_BODY = 1 << 14
+_OLDER = "this controller is older than the page and cannot say what the order would do; use the command line"
 _ORDERS = ("hold", "resume", "approve", "evict", "drain", "stop")
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -174,8 +175,12 @@ class PageServer:
             raise web.HTTPBadRequest(text=f"this is no order: {e}") from None
         if order.verb not in _ORDERS:
             raise web.HTTPBadRequest(text=f"the page gives these orders: {', '.join(_ORDERS)}")
-        body = {"verb": order.verb, "node": order.node, "preview": order.preview}
-        taken = await asyncio.to_thread(self._source.ask_controller, "/api/v1/orders", body)
+        path = "/api/v1/orders/preview" if order.preview else "/api/v1/orders"
+        body = {"verb": order.verb, "node": order.node}
+        try:
+            taken = await asyncio.to_thread(self._source.ask_controller, path, body)
+        except SourceError as e:
+            raise SourceError(_OLDER if order.preview and str(e) == "HTTP 404" else str(e)) from None
         return _json(strip_tree(taken))
 
     async def _take_stacks(self, request: web.Request) -> web.Response:

@@ -127,7 +127,8 @@ async def test_an_order_goes_to_the_controller_and_its_refusal_back(place: Place
     assert status == 409 and "no node" in text
     for bad in ({"verb": "update"}, {"verb": 1}, []):
         assert (await order(bad))[0] == 400
-    assert sent[0] == ("/api/v1/orders", {"verb": "evict", "node": "n1", "preview": True}) and len(sent) == 2
+    evict = {"verb": "evict", "node": "n1"}
+    assert sent == [("/api/v1/orders/preview", evict), ("/api/v1/orders", evict | {"node": "n9"})]
 
 
 def test_the_one_script_has_every_module_and_no_import() -> None:
