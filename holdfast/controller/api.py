@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -211,12 +212,7 @@ def make_api(built: BuiltController, door: ApiEntrance) -> web.Application:
         if not 0 <= after < _MOST_SEQ:
             return _error_response(400, "after must be a number: the sequence number of the last entry you have")
         controller.journal.flush()
-        found = []
-        for entry in controller.journal.read(after):
-            found.append(entry)
-            if len(found) == _MAX_ENTRIES:
-                break
-        return _json_response(_redact_for_caller(found))
+        return _json_response(_redact_for_caller(list(islice(controller.journal.read(after), _MAX_ENTRIES))))
 
     async def metrics(request: web.Request) -> web.Response:
         return web.Response(body=render_metrics(controller), content_type="text/plain", charset="utf-8")
@@ -422,8 +418,7 @@ def describe_api() -> dict[str, Any]:
     body = {"required": True, "content": order_body}
     done = {"200": {"description": "taken, and what happens next", "content": taken}}
     paths["/api/v1/orders"] = {"post": {"requestBody": body, "responses": done | bad}}
-    would = {"200": {"description": "not taken: what it would lead to", "content": taken}}
-    paths["/api/v1/orders/preview"] = {"post": {"requestBody": body, "responses": would | bad}}
+    paths["/api/v1/orders/preview"] = paths["/api/v1/orders"]  # as if it were taken
     found = {"200": {"description": "where all processes are, and whom they wait for", "content": traced}}
     paths["/api/v1/trace"] = {"post": {"requestBody": {"content": trace_body}, "responses": found | bad}}
     made = {"200": {"description": "a token that enrols one node, once", "content": minted}}
