@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import importlib
 import shutil
 import subprocess
 import sys
@@ -20,18 +21,20 @@ from holdfast.dash.page_source import JobPresence
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.event import Entry, Phase, Progress
 from holdfast.sim.checked_seed_run import simulate
+from holdfast.sim.fault_source import NodeLoss, RankCrash
 from holdfast.sim.job_world import SimSetup
 
-NODES, NPROC, DAYS = 2048, 8, 0.5
+NODES, NPROC, DAYS = 2048, 8, 0.05
+FAULTS = ((1500.0, RankCrash(node="n1")), (2700.0, NodeLoss(node="n5")))
 ENTRIES = 100_000
 REFRESH_S, MINUTE_S = 2.0, 60.0
 USABLE_GOAL_S, LIVE_GOAL_BYTES = 1.0, 100_000
 
 
 def write_journal(path: Path) -> tuple[Entry, ...]:
-    """Half a simulated day of faults, then steady training until there are enough entries; returns the last of them."""
+    """An hour with two faults, then steady training until there are enough entries; returns the last of them."""
     found: list[Entry] = []
-    simulate(SimSetup(seed=1, nodes=NODES, nproc=NPROC, standbys=20, days=DAYS), found.append)
+    simulate(SimSetup(seed=1, nodes=NODES, nproc=NPROC, standbys=20, days=DAYS, script=FAULTS), found.append)
     told = (n for n, entry in enumerate(found) if isinstance(entry.event, Progress))
     last = max(n for n in told if found[n].decision.phase is Phase.TRAINING)
     with contextlib.closing(SqliteJournal(path)) as journal:
@@ -94,7 +97,7 @@ def measure_browser(path: Path) -> dict[str, float] | str:
     """Seconds until a real browser shows the first screen and the grid of ranks; a sentence where there is none."""
     program = shutil.which("chromium")
     try:
-        from playwright.sync_api import sync_playwright
+        sync_playwright = importlib.import_module("playwright.sync_api").sync_playwright
     except ImportError:
         return "playwright is not installed"
     if program is None:

@@ -125,8 +125,7 @@ async def test_an_order_goes_to_the_controller_and_its_refusal_back(place: Place
     )
     status, text = await order({"verb": "evict", "node": "n9"})
     assert status == 409 and "no node" in text
-    for bad in ({"verb": "update"}, {"verb": 1}, []):
-        assert (await order(bad))[0] == 400
+    assert [(await order(bad))[0] for bad in ({"verb": "update"}, {"verb": 1}, 7)] == [400, 400, 400]
     evict = {"verb": "evict", "node": "n1"}
     assert sent == [("/api/v1/orders/preview", evict), ("/api/v1/orders", evict | {"node": "n9"})]
 
