@@ -9,7 +9,8 @@ from holdfast.core.record.incident_story import IncidentStory, StoryLine
 from holdfast.core.record.job_report import report_of
 from holdfast.core.record.ledger import fold_entries
 from holdfast.core.record.page_view import PageFold, PageView
-from holdfast.model.event import Entry, Progress
+from holdfast.model.action import Probe
+from holdfast.model.event import Entry, Outcome, Progress
 from holdfast.sim.checked_seed_run import simulate
 from holdfast.sim.fault_source import FaultRates, NodeLoss, RankCrash
 from holdfast.sim.job_world import SimSetup
@@ -139,3 +140,16 @@ def test_a_status_adds_what_only_the_controller_knows() -> None:
         "n0": ("active", 0),
         "n1": ("draining", 1),
     }
+
+
+def test_probes_are_told_of_each_node() -> None:
+    fold = PageFold()
+    plain = simulated()[0]
+    for seq, event, actions in (
+        (1, plain.event, (Probe(id=90, generation=0, nodes=("a", "b"), level=2),)),
+        (2, Outcome(action=90, ok=True, failed={"b": "memory differs"}), ()),
+    ):
+        decision = msgspec.structs.replace(plain.decision, actions=actions)
+        fold.add(Entry(seq=seq, at=float(seq), event=event, decision=decision))
+    found = {node.node: [(one.ok, one.found) for one in node.probes] for node in fold.make_view(None).nodes}
+    assert found == {"a": [(True, "")], "b": [(False, "memory differs")]}

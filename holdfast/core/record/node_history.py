@@ -14,6 +14,8 @@ _PROBES = 20  # of one node, the newest
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a probe or a replay found on one node."""
+
     at: float
     what: str  # probe or replay
     ok: bool

@@ -12,7 +12,7 @@ from holdfast.core.record.job_account import Account, Span, TimeUse
 from holdfast.core.record.job_report import report_of
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.record.lost_time_bill import Bill, draw_bill
-from holdfast.core.record.node_history import NodeHistory, NodeStory
+from holdfast.core.record.node_history import NodeHistory, NodeStory, ProbeResult
 from holdfast.core.record.release_pace import ReleasePace, describe_paces
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.model.action import Launch, Stage
@@ -92,6 +92,7 @@ class PageNode(msgspec.Struct, frozen=True, array_like=True):
     last: str
     lag: int  # steps behind the furthest node, of a job that runs; 0: none, or not known
     phase: str  # what its ranks do when they do not train
+    probes: tuple[ProbeResult, ...]  # the newest
 
 
 class PageRelease(msgspec.Struct, frozen=True, kw_only=True):
@@ -349,6 +350,7 @@ def _show_node(story: NodeStory, live: dict[str, Any], front: int) -> PageNode:
         last=story.last,
         lag=max(0, front - live["step"]) if live.get("step", -1) >= 0 else 0,
         phase=str(live.get("phase", "") or live.get("reason", "")),
+        probes=tuple(story.probes),
     )
 
 

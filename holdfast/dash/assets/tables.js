@@ -38,10 +38,16 @@ function nodeTable(view) {
   const rows = sorted.slice(0, SHOWN).map((node) => h("tr", {}, cell(h("b", {}, node[0])), cell(node[1] === "ready" ? "standby" : node[1]),
     cell(node[2] < 0 ? "" : node[3] > 1 ? `${node[2]} to ${node[2] + node[3] - 1}` : String(node[2]), "Ranks:"),
     cell([node[4], ...node[5]].filter(Boolean).join(" / "), "Host:"), cell(node[7] ? count(node[7]) : "", node[7] ? "Incidents:" : "", "num"),
-    cell(node[6] ? count(node[6]) : "", node[6] ? "Alarms:" : "", "num"), cell(node[10] || node[8] || "", ""), job.view.orders_taken ? cell(nodeOrders(node), "") : null));
+    cell(node[6] ? count(node[6]) : "", node[6] ? "Alarms:" : "", "num"), cell([node[10] || node[8] || "", probesText(node[11])], ""), job.view.orders_taken ? cell(nodeOrders(node), "") : null));
   const left = found.length - rows.length;
   return h("div", {}, table(["Node", "State", "Ranks", "Host", "Incidents ", "Alarms ", "Last said of it", job.view.orders_taken ? "Orders" : null].filter((name) => name !== null), rows),
     left > 0 ? h("p", { class: "soft small" }, `${count(left)} more; those with incidents come first. Filter to find one.`) : null);
+}
+
+function probesText(probes) {
+  const last = probes[probes.length - 1];
+  if (!last) return "";
+  return h("div", { class: last.ok ? "soft small" : "bad small" }, `${last.what} at ${clock(last.at, true)}: ${last.ok ? "nothing wrong" : last.found}`);
 }
 
 function nodeOrders(node) {
