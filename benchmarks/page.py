@@ -153,7 +153,7 @@ def main() -> None:
         findings.skipped["browser"] = seen
     else:
         findings.figures |= seen
-        findings.goals[f"usable in {USABLE_GOAL_S:g} s"] = seen["usable_s"] < USABLE_GOAL_S
+        findings.goals[f"usable in {USABLE_GOAL_S:g} s, once the journal is read"] = seen["usable_s"] < USABLE_GOAL_S
     live = findings.figures["live_bytes_a_minute"]
     findings.goals["less than 100 KB a minute"] = isinstance(live, int | float) and live < LIVE_GOAL_BYTES
     table = Table(title=f"{NODES * NPROC:,} ranks, {ENTRIES:,} entries")

@@ -13,7 +13,7 @@ from holdfast.dash.page_source import PageSource
 
 _PATCHES = 120  # that are kept; who is further behind gets the whole view again
 _STORIES = 300  # of incidents, the newest, in a file
-_AT_ONCE = 5000  # entries that are read before the page shows them
+_AT_ONCE = 5000  # entries that are read before the page shows them first, and twice as many each time after
 
 Sections = dict[str, Any]
 
@@ -46,6 +46,7 @@ class PageFeed:
         self._fold = PageFold()
         self._patches: deque[tuple[int, bytes]] = deque(maxlen=_PATCHES)
         self._sections: Sections = {}
+        self._at_once = _AT_ONCE
         self.version = 0
         self.whole = b""  # the newest version, encoded
         self.behind = True  # entries are there that have not been read
@@ -55,8 +56,8 @@ class PageFeed:
         self.behind = False
         for count, entry in enumerate(self._source.read_entries(self._fold.seq), 1):
             self._fold.add(entry)
-            if count == _AT_ONCE:
-                self.behind = True
+            if count == self._at_once:
+                self.behind, self._at_once = True, 2 * self._at_once
                 break
         seen = self._source.look_at_job()
         view = self._fold.make_view(seen.now, seen.status, seen.absence)
