@@ -88,7 +88,7 @@ function curveSheet() {
     const told = view.curve.some((point) => point[2] !== null);
     place.dataset.wide = wide;
     title.textContent = told ? "Loss" : "Steps";
-    note.textContent = told ? "numbers mark incidents" : "no loss is known; numbers mark incidents";
+    note.textContent = `${told ? "" : "no loss is known; "}lines mark incidents`;
     return curve(view, wide);
   };
   const title = h("h2", { id: "curve-title" }, "Loss"), note = h("span", { class: "side" });
