@@ -140,7 +140,7 @@ def test_a_browser_shows_what_the_report_says(journal: Path, report: Report, bro
 
         for view in ("incidents", "ranks", "timeline", "nodes", "releases", "settings"):
             page.click(f'nav a[data-view="{view}"]')
-            assert page.get_attribute(f'nav a[data-view="{view}"]', "aria-current") == "page"
+            page.wait_for_selector(f'nav a[data-view="{view}"][aria-current="page"]')
             assert page.evaluate("document.activeElement.id") == "main"
         page.set_viewport_size({"width": 390, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
