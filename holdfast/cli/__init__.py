@@ -16,6 +16,7 @@ COMMANDS = {
     "logs": "show what ranks have printed",
     "attach": "follow a run that another terminal has started",
     "report": "show what a job did and what it cost",
+    "dash": "show a job in a browser",
     "trace": "show where every process of a job is, and which rank the others wait for",
     "diagnose": "read logs: which failure it was, whose, and what to do next",
     "update": "bring newer code to a running job",
@@ -52,7 +53,7 @@ _SHARED = {  # modules that are told which command they are
     **dict.fromkeys(("logs", "attach"), "logs"),
 }
 _HELP = frozenset(("-h", "--help"))
-_FOLLOWING = (["status"], ["logs"], ["attach"])  # may go on for ever; the others end, whether somebody reads on or not
+_FOLLOWING = (["status"], ["logs"], ["attach"], ["dash"])  # may go on for ever; the others end, even if nobody reads on
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -211,12 +212,7 @@ def make_api(built: BuiltController, door: ApiEntrance) -> web.Application:
         if not 0 <= after < _MOST_SEQ:
             return _error_response(400, "after must be a number: the sequence number of the last entry you have")
         controller.journal.flush()
-        found = []
-        for entry in controller.journal.read(after):
-            found.append(entry)
-            if len(found) == _MAX_ENTRIES:
-                break
-        return _json_response(_redact_for_caller(found))
+        return _json_response(_redact_for_caller(list(islice(controller.journal.read(after), _MAX_ENTRIES))))
 
     async def metrics(request: web.Request) -> web.Response:
         return web.Response(body=render_metrics(controller), content_type="text/plain", charset="utf-8")
@@ -229,6 +225,8 @@ def make_api(built: BuiltController, door: ApiEntrance) -> web.Application:
     app.router.add_get("/api/v1/report", report)
     app.router.add_get("/api/v1/entries", entries)
     app.router.add_post("/api/v1/orders", _order_route(controller, door.audit))
+    # A route of its own: a controller that does not know it must not take the order.
+    app.router.add_post("/api/v1/orders/preview", _order_route(controller, door.audit, preview=True))
     app.router.add_get("/api/v1/releases", _releases_route(controller))
     app.router.add_get(f"{_ARCHIVES}{COMPILED_ARCHIVES}", _compiled_route(controller))
     app.router.add_get(f"{_ARCHIVES}{{digest}}", _archive_route(controller))
@@ -251,7 +249,7 @@ def make_runner(app: web.Application) -> web.AppRunner:
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def _order_route(controller: Controller, audit: AuditLog) -> Answer:
+def _order_route(controller: Controller, audit: AuditLog, *, preview: bool = False) -> Answer:
     async def take(request: web.Request) -> web.Response:
         try:
             body = from_json(await request.read(), OrderBody)
@@ -260,6 +258,8 @@ def _order_route(controller: Controller, audit: AuditLog) -> Answer:
         caller, view = CALLER.get(), controller.view
         order, denied = body.make_order(caller.name), _missing_right(caller, body.verb)
         why = denied or (await _order_fault(controller, order) if order else NO_SUCH_ORDER)
+        if preview and order and not why:
+            return _json_response(OrderReceipt(seq=controller.seq, next=describe_effect(view, order), taken=False))
         audit.record_order(caller.name, caller.origin, body, why)
         if why or order is None:
             return _error_response(403 if denied else 400, why)
@@ -418,6 +418,7 @@ def describe_api() -> dict[str, Any]:
     body = {"required": True, "content": order_body}
     done = {"200": {"description": "taken, and what happens next", "content": taken}}
     paths["/api/v1/orders"] = {"post": {"requestBody": body, "responses": done | bad}}
+    paths["/api/v1/orders/preview"] = paths["/api/v1/orders"]  # as if it were taken
     found = {"200": {"description": "where all processes are, and whom they wait for", "content": traced}}
     paths["/api/v1/trace"] = {"post": {"requestBody": {"content": trace_body}, "responses": found | bad}}
     made = {"200": {"description": "a token that enrols one node, once", "content": minted}}

@@ -46,11 +46,11 @@ class OrderBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OrderReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to an order that is now in the journal."""
+    """The answer to an order that is now in the journal, or that was only asked about."""
 
-    seq: int  # of its entry
+    seq: int  # of its entry, or of the newest one
     next: str  # what happens
-    taken: bool = True
+    taken: bool = True  # False: it was a preview
 
 
 class OrderFault(StrEnum):

@@ -95,6 +95,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     flops: float = 0.0  # and floating-point operations
     parameters: int = 0  # of the whole model, where they can be counted; 0: not known
     peak_flops: float = 0.0  # FLOP/s that the GPUs of all ranks can make at most; 0: not known
+    loss: float | None = None  # mean of the nodes' newest losses; None: not told, or one of them is not finite
 
     @property
     def is_steady(self) -> bool:

@@ -180,8 +180,8 @@ async def test_metrics(desk_of: Open) -> None:
         roles = {sample.labels["role"]: sample.value for sample in found["holdfast_nodes"].samples}
         assert roles == dict.fromkeys(NodeRole, 0) | {"active": 1}
         assert (value["holdfast_planned_restarts"], value["holdfast_release"], value["holdfast_held"]) == (0, 1, 0)
-        phases = {(s.labels["kind"], s.labels["phase"]) for s in found["holdfast_restart_seconds"].samples}
-        assert {("incident", "stop"), ("incident", "first step")} <= phases
+        restarts = {(s.labels["kind"], s.labels["phase"]) for s in found["holdfast_restart_seconds"].samples}
+        assert {("incident", "stop"), ("incident", "first step")} <= restarts
 
 
 async def test_the_pace_of_releases_in_metrics_and_status(desk_of: Open) -> None:

@@ -338,3 +338,20 @@ async def test_a_job_that_ends_takes_no_more_orders(desk_of: Open) -> None:
         await order(desk, "stop")
         await desk.phase(Phase.ENDING)
         assert await refused(desk, "hold") is OrderFault.JOB_ENDING
+
+
+async def test_a_preview_says_what_an_order_would_do_and_does_nothing(desk_of: Open) -> None:
+    async with pair(desk_of) as (desk, _, _):
+        seq = desk.controller.seq
+
+        async def preview(**body: str) -> tuple[int, dict[str, Any]]:
+            answer = await desk.client.post("/api/v1/orders/preview", json=body, headers=HEADERS)
+            return answer.status, await answer.json()
+
+        status, said = await preview(verb="hold")
+        assert status == 200 and not said["taken"]
+        assert said["next"] == "all ranks stop now; nodes and state are kept until holdfast resume"
+        status, said = await preview(verb="evict", node="c")
+        assert status == 400 and "no node 'c'" in said["error"]
+        assert desk.controller.view.phase is Phase.TRAINING and not desk.controller.view.held_by
+        assert desk.controller.seq == seq

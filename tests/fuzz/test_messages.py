@@ -25,6 +25,7 @@ from holdfast.controller.api import TraceBody
 from holdfast.controller.order_admission import OrderBody
 from holdfast.core.decoding import from_json, from_msgpack
 from holdfast.core.diagnose.fleet_baseline import MeasurementHistory
+from holdfast.dash.page_server import PageOrder
 from holdfast.linux.preimported_fork import Program
 from holdfast.model.errand import Done, Leave
 from holdfast.model.job_and_seats import Dims
@@ -77,6 +78,7 @@ CODECS: dict[str, Codec] = {
     "enrol": _json(enrolment.EnrolmentRequest),
     "enrolled": _json(enrolment.EnrolmentGrant),
     "order": _json(OrderBody),
+    "order on the page": _json(PageOrder),
     "trace": _json(TraceBody),
     "plan": (action_executor._PLANNED, action_executor.LaunchPlan, _TEXT),
     "past": _json(dict[str, MeasurementHistory]),

@@ -102,9 +102,16 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--since", metavar="WHEN", help="only the last 30m, 2h or 1d of it, or since 14:02 or a date")
     parser.add_argument("--compare", metavar="RUN", help="show another run beside it; --since is for both")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the web page of the run into one file, to mail"
+    )
     args = parser.parse_args(argv)
     try:
         run_dir = run_selection.run_to_read(args)
+        if args.html:
+            if args.since or args.compare or args.json:
+                raise UsageError("--html writes the page of the whole run; leave out --since, --compare and --json")
+            return _write_page(run_dir, args.html)
         report = load_report(run_dir, args.since)
         if args.compare is not None:
             other = run_selection.find(args.compare)
@@ -131,6 +138,22 @@ def _print_comparison(runs: tuple[Path, Path], reports: tuple[Report, Report], a
 
     shown = msgspec.convert(strip_tree(msgspec.to_builtins(compared)), ComparedJobs)
     make_output().print(render_comparison(shown, (strip_controls(runs[0].name), strip_controls(runs[1].name))))
+    return 0
+
+
+def _write_page(run_dir: Path, path: Path) -> int:
+    """Write the page of a run as it is now into one file."""
+    from holdfast.cli.page.page_sources import RunSource
+    from holdfast.dash.page_feed import PageFeed
+    from holdfast.dash.page_source import SourceError
+
+    try:
+        written = PageFeed(RunSource(run_dir)).write_file()
+        path.write_text(written, encoding="utf-8")
+    except (SourceError, OSError) as e:
+        print(f"holdfast report: {e}", file=sys.stderr)
+        return 2
+    print(f"holdfast report: wrote {path}, {len(written.encode()) / 1e6:.1f} MB; it quotes logs and names machines")
     return 0
 
 

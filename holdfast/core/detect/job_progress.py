@@ -1,5 +1,6 @@
 """The job's progress, computed from the beats of its nodes; the slowest node determines the job's step."""
 
+import math
 from collections import deque
 from collections.abc import Iterable
 
@@ -160,4 +161,12 @@ class JobPace:
             flops=min(b.flops for b in beats),
             parameters=0 if any(splits_model(b.mesh) for b in beats) else agreed_count(b.parameters for b in beats),
             peak_flops=sum(b.peak_flops for b in beats) if all(b.peak_flops > 0 for b in beats) else 0.0,
+            loss=_mean_loss(tuple(b.loss for b in beats)),
         )
+
+
+def _mean_loss(losses: tuple[float | None, ...]) -> float | None:
+    """Return the mean of the losses that nodes have told; None if there is none, or one is not finite."""
+    told = [loss for loss in losses if loss is not None]
+    mean = sum(told) / len(told) if told else math.nan
+    return mean if math.isfinite(mean) else None

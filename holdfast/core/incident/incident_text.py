@@ -44,7 +44,7 @@ def describe_cause(alarm: Alarm) -> str:
         return f"{where} {alarm.reason}"
     if alarm.kind is Kind.LOSS and len(alarm.ranks) > 1:
         have = alarm.reason.replace("has ", "have ", 1)
-        return f"{format_ranks(alarm.ranks)} on {_list_some(alarm.suspects)} {have}"
+        return f"{format_ranks(alarm.ranks)} on {list_some(alarm.suspects)} {have}"
     if alarm.kind is Kind.HANG and len(alarm.ranks) > 1:
         stand = alarm.reason.replace("has stood", "have stood", 1).replace("keeps ", "keep ", 1)
         return f"{format_ranks(alarm.ranks)} on {where} {stand}"
@@ -85,7 +85,7 @@ def _class_words(klass: str) -> str:
     return klass.replace("_", " ")
 
 
-def _list_some(names: Sequence[str]) -> str:
+def list_some(names: Sequence[str]) -> str:
     """Return names as a phrase; of many, the first few and how many more there are."""
     shown = [*names[:_NAMED], f"{len(names) - _NAMED} more"] if len(names) > _NAMED + 1 else list(names)
     return " and ".join((", ".join(shown[:-1]), shown[-1])) if len(shown) > 1 else shown[0]

@@ -1,5 +1,7 @@
 """Beats by the thousand become the job's few words."""
 
+import math
+
 from msgspec.structs import replace
 
 from holdfast.core.detect.job_progress import JobPace, PaceLimits
@@ -230,3 +232,13 @@ def test_a_node_that_speaks_again_counts_again() -> None:
     job.on_launch(2, ("a", "b"))
     job.on_silence(("b",))
     assert job.on_beat(3.0, beat("a", 21, 3.0, generation=2)) is None, "b has made no step of this generation"
+
+
+def test_the_loss_is_the_mean_of_what_nodes_told_unless_one_is_not_finite() -> None:
+    for losses, mean in (((1.0, 3.0), 2.0), ((None, 3.0), 3.0), ((None, None), None), ((1.0, math.nan), None)):
+        job = JobPace(PaceLimits())
+        job.on_launch(1, ("a", "b"))
+        found = [
+            job.on_beat(1.0, replace(beat(node, 1, 0.5), loss=loss)) for node, loss in zip("ab", losses, strict=True)
+        ][1]
+        assert found is not None and found.loss == mean

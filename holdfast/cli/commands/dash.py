@@ -1,0 +1,120 @@
+"""`holdfast dash`: serves the web page of a run on loopback, to the one who opens the address that it prints."""
+
+import argparse
+import asyncio
+import contextlib
+import getpass
+import os
+import signal
+import socket
+import sys
+import tempfile
+import webbrowser
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+from aiohttp import web
+
+from holdfast.cli.page.page_sources import ControllerSource, JournalSource, RunSource
+from holdfast.cli.run_dirs import run_selection
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.terminal.command_parser import CommandParser
+from holdfast.dash.page_server import PageServer
+from holdfast.dash.page_session import PageSession
+from holdfast.dash.page_source import PageSource, SourceError
+from holdfast.journal.journal_errors import JournalError
+
+_ABOUT = (
+    "Show a run in a browser: what it does, what it lost and why. RUN may also be a journal file, or the address of a "
+    "controller (http://HOST:PORT), for which you need a token. Ctrl-C ends it."
+)
+_GONE_S = 1.0
+
+
+def main(argv: list[str]) -> int:
+    parser = CommandParser(prog="holdfast dash", description=_ABOUT)
+    run_selection.add_run_argument(parser)
+    parser.add_argument("--port", type=int, default=0, help="on 127.0.0.1 (default: a free one)")
+    parser.add_argument("--no-open", action="store_true", help="only print the address, start no browser")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="your token for a controller's address")
+    parser.add_argument("--cacert", type=Path, metavar="FILE", help="the authority of a controller's certificate")
+    args = parser.parse_args(argv)
+    try:
+        source = _find_source(args)
+        next(iter(source.read_entries(0)), None)  # whether it can be read
+        listener = _listen(args.port)
+    except (UsageError, SourceError, JournalError, OSError) as e:
+        print(f"holdfast dash: {e}", file=sys.stderr)
+        return 2
+    try:
+        asyncio.run(_serve_page(_find_source(args), listener, opens=not args.no_open))
+    except SourceError as e:
+        print(f"holdfast dash: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _find_source(args: argparse.Namespace) -> PageSource:
+    name = run_selection.named_run(args)
+    if name and name.startswith(("http://", "https://")):
+        return ControllerSource(name, _read_token(args.token_file), args.cacert)
+    if name and Path(name).is_file():
+        return JournalSource(Path(name))
+    return RunSource(run_selection.run_to_read(args))
+
+
+def _read_token(path: Path | None) -> str:
+    if path is not None:
+        return path.read_text(encoding="utf-8").strip()
+    if not sys.stdin.isatty():
+        raise UsageError("give your token for this address with --token-file; holdfast token add makes one")
+    return getpass.getpass("token: ").strip()
+
+
+def _listen(port: int) -> socket.socket:
+    if not 0 <= port < 1 << 16:
+        raise UsageError("--port must be from 0 to 65535")
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError as e:
+        raise UsageError(f"port {port} cannot be used: {e.strerror}; give another --port") from None
+
+
+async def _serve_page(source: PageSource, listener: socket.socket, *, opens: bool) -> None:
+    port = listener.getsockname()[1]
+    session = PageSession(port)
+    server = PageServer(source, session)
+    runner = web.AppRunner(server.make_app(), access_log=None, shutdown_timeout=_GONE_S, auto_decompress=False)
+    await runner.setup()
+    await web.SockSite(runner, listener).start()
+    address = f"http://127.0.0.1:{port}/?code={session.code}"
+    print(f"holdfast dash: {address}\nholdfast dash: the address works once; Ctrl-C ends this", flush=True)
+    asked = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, asked.set)
+    following = asyncio.ensure_future(server.follow_job())
+    leaving = asyncio.ensure_future(asked.wait())
+    try:
+        with _browser(address) if opens else contextlib.nullcontext():
+            await asyncio.wait((following, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if following.done():
+            following.result()
+    finally:
+        following.cancel()
+        leaving.cancel()
+        server.close()
+        await runner.cleanup()
+
+
+@contextlib.contextmanager
+def _browser(address: str) -> Iterator[None]:
+    """Open a browser if there is a screen. It gets a private file that leads on: other users see its command line."""
+    if not (sys.stdout.isatty() and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))):
+        yield
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".html", prefix="holdfast-") as file:
+        file.write(f'<meta http-equiv="refresh" content="0; url={escape(address)}">')
+        file.flush()
+        webbrowser.open(Path(file.name).as_uri())
+        yield

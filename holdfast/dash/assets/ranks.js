@@ -1,0 +1,177 @@
+// The grid of ranks: one cell each, on a canvas, so that 16,384 of them stay readable and quick.
+
+import { forgetColours } from "./charts.js";
+import { openRank } from "./rank.js";
+import { block, job, onLeave } from "./store.js";
+import { announce, colour, count, h, plural, sheet } from "./words.js";
+
+const ROLES = { active: "train", admitting: "start-up", draining: "launch", ready: "bar", probing: "diagnose", evicted: "detect",
+  examined: "diagnose", lost: "detect", dismissed: "stop", acquiring: "wait", queued: "wait" };
+const HEAT = { light: ["#e7ecef", "#f7d9a8", "#ee9f5b", "#d1453b", "#8f1d2c"], dark: ["#2a3138", "#5c4a22", "#a8682a", "#d1453b", "#ff8f85"] };
+const chosen = { colour: "state", group: "node" };
+
+export function ranksView() {
+  const dims = job.view.head.mesh.map(([name]) => name);
+  const near = job.view.nodes.some((node) => node[5].length);
+  const canvas = h("canvas", { tabindex: "0", role: "application", "aria-label": "Grid of ranks. Arrow keys move, Enter opens a rank." });
+  const tip = h("div", { class: "tip", hidden: true }), legend = h("ul", { class: "legend" }), side = h("span", { class: "side" });
+  const grid = { canvas, tip, legend, side, cells: [], at: 0, columns: 1, size: 10 };
+  const paint = () => paintGrid(grid);
+  const pick = (name, options) => h("label", {}, name === "colour" ? "Colour by" : "Group by", h("select", { onchange: (event) => {
+    chosen[name] = event.target.value;
+    paint();
+  } }, options.map(([value, text]) => h("option", { value, selected: chosen[name] === value }, text))));
+  const groups = [["node", "node"], ["host", "host"], ...(near ? [["near", "switch"]] : []), ...dims.map((name, n) => [`dim${n}`, `${name} group`])];
+  const tools = h("div", { class: "tools" },
+    pick("colour", [["state", "state"], ["incidents", "incidents so far"], ["alarms", "alarms so far"], ["lag", "steps behind"]]),
+    pick("group", groups));
+  listenToGrid(grid);
+  requestAnimationFrame(paint);
+  const watch = new ResizeObserver(paint);
+  requestAnimationFrame(() => watch.observe(canvas.parentElement));
+  onLeave(() => { watch.disconnect(); tip.remove(); });
+  block(["nodes"], () => { requestAnimationFrame(paint); return h("span", {}); });
+  document.body.append(tip);
+  return [h("section", { class: "sheet", "aria-label": "Ranks" }, h("header", {}, h("h2", {}, "Ranks"), side), tools,
+    h("div", { class: "gridwrap" }, canvas), legend)];
+}
+
+function cellsOf(view) {
+  const sizes = view.head.mesh.map(([, size]) => size), cells = [];
+  for (const node of view.nodes) {
+    if (node[2] < 0) continue;
+    for (let local = 0; local < node[3]; local++) cells.push({ rank: node[2] + local, node, group: groupOf(node, node[2] + local, sizes) });
+  }
+  cells.sort((a, b) => a.rank - b.rank);
+  if (chosen.group !== "node") cells.sort((a, b) => compareNames(a.group, b.group) || a.rank - b.rank);
+  return cells;
+}
+
+const compareNames = (a, b) => String(a).localeCompare(String(b), "en", { numeric: true });
+
+function groupOf(node, rank, sizes) {
+  if (chosen.group === "host") return node[4] || node[0];
+  if (chosen.group === "near") return node[5].join(" / ") || "not told";
+  if (!chosen.group.startsWith("dim")) return node[0];
+  // Over ranks the last dimension varies fastest. A group is the ranks that differ in this dimension alone.
+  const dim = Number(chosen.group.slice(3)), places = [];
+  let rest = rank;
+  for (let n = sizes.length - 1; n >= 0; n--) { places[n] = rest % sizes[n]; rest = Math.floor(rest / sizes[n]); }
+  return places.map((place, n) => (n === dim ? "*" : place)).join(".");
+}
+
+function paintGrid(grid) {
+  const { canvas } = grid, view = job.view, cells = cellsOf(view);
+  grid.cells = cells;
+  grid.side.textContent = `${plural(cells.length, "rank")} on ${plural(view.nodes.filter((node) => node[2] >= 0).length, "node")}`;
+  if (!canvas.parentElement || !cells.length) return;
+  forgetColours();
+  const wide = canvas.parentElement.clientWidth;
+  layOut(grid, wide);
+  const scale = devicePixelRatio || 1, last = grid.spots[cells.length - 1], tall = last.y + grid.size + 4;
+  canvas.style.width = `${wide}px`;
+  canvas.style.height = `${tall}px`;
+  canvas.width = wide * scale;
+  canvas.height = tall * scale;
+  const pen = canvas.getContext("2d");
+  pen.scale(scale, scale);
+  const shade = shades(cells);
+  cells.forEach((cell, n) => {
+    pen.fillStyle = shade.of(cell);
+    const spot = grid.spots[n];
+    pen.fillRect(spot.x, spot.y, grid.size - 1, grid.size - 1);
+    if (!grid.head || !spot.isFirst) return;
+    pen.fillStyle = colour("soft");
+    pen.font = "12px system-ui, sans-serif";
+    pen.fillText(cell.group, spot.x, spot.y - 5);
+  });
+  grid.legend.replaceChildren(...shade.legend.map(([fill, text]) => h("li", {}, h("span", { class: "dot", style: { background: fill } }), text)));
+  drawCursor(grid, pen);
+}
+
+// Cells of one group stand together. A group that does not fit into a row begins the next, if it fits there.
+function layOut(grid, wide) {
+  const total = grid.cells.length, sizes = new Map();
+  for (const cell of grid.cells) sizes.set(cell.group, (sizes.get(cell.group) || 0) + 1);
+  grid.size = total > 8192 ? 8 : total > 2048 ? 10 : total > 512 ? 14 : total > 64 ? 20 : 30;
+  grid.head = total <= 512 ? 17 : 0;  // a name above each group
+  const gap = grid.head ? 14 : 3, row = grid.size + (grid.head ? grid.head + 8 : 1);
+  let x = 0, y = 0, group = null;
+  grid.spots = grid.cells.map((cell) => {
+    const isNew = cell.group !== group, needed = grid.size * (isNew ? sizes.get(cell.group) : 1);
+    if (isNew && group !== null) x += gap;
+    if (x > 0 && x + Math.min(needed, wide) > wide) { x = 0; y += row; }
+    group = cell.group;
+    const spot = { x, y: y + grid.head, isFirst: isNew };
+    x += grid.size;
+    return spot;
+  });
+}
+
+function shades(cells) {
+  if (chosen.colour === "state") {
+    const found = new Map();
+    for (const cell of cells) found.set(cell.node[1], (found.get(cell.node[1]) || 0) + 1);
+    const fills = Object.fromEntries([...found.keys()].map((role) => [role, colour(ROLES[role] || "bar")]));
+    return { of: (cell) => fills[cell.node[1]], legend: [...found].map(([role, number]) => [fills[role], `${role} ${count(number)}`]) };
+  }
+  const field = { incidents: 7, alarms: 6, lag: 9 }[chosen.colour];
+  const most = Math.max(1, ...cells.map((cell) => cell.node[field]));
+  const dark = getComputedStyle(document.documentElement).colorScheme.includes("dark");
+  const steps = HEAT[dark ? "dark" : "light"];
+  const level = (value) => (value === 0 ? 0 : Math.min(4, 1 + Math.floor((3.999 * (value - 1)) / Math.max(1, most))));
+  const bounds = steps.map((fill, n) => {
+    const inside = cells.map((cell) => cell.node[field]).filter((value) => level(value) === n);
+    return inside.length ? [fill, Math.min(...inside) === Math.max(...inside) ? String(inside[0]) : `${Math.min(...inside)} to ${Math.max(...inside)}`] : null;
+  });
+  return { of: (cell) => steps[level(cell.node[field])], legend: bounds.filter(Boolean) };
+}
+
+function drawCursor(grid, pen) {
+  const spot = grid.spots[grid.at];
+  if (!spot || document.activeElement !== grid.canvas) return;
+  pen.strokeStyle = colour("ink");
+  pen.lineWidth = 2;
+  pen.strokeRect(spot.x - 1, spot.y - 1, grid.size + 1, grid.size + 1);
+}
+
+function listenToGrid(grid) {
+  const { canvas, tip } = grid;
+  canvas.addEventListener("mousemove", (event) => showTip(grid, findCell(grid, event), event));
+  canvas.addEventListener("mouseleave", () => { tip.hidden = true; });
+  canvas.addEventListener("click", (event) => {
+    const found = findCell(grid, event);
+    if (found >= 0) openRank(grid.cells[found].rank, grid.cells[found].node);
+  });
+  canvas.addEventListener("focus", () => paintGrid(grid));
+  canvas.addEventListener("blur", () => paintGrid(grid));
+  canvas.addEventListener("keydown", (event) => {
+    const rowLength = grid.spots.filter((spot) => spot.y === grid.spots[grid.at]?.y).length;
+    const moves = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: rowLength, ArrowUp: -rowLength, Home: -grid.at, End: grid.cells.length - 1 - grid.at };
+    if (event.key === "Enter" && grid.cells[grid.at]) return openRank(grid.cells[grid.at].rank, grid.cells[grid.at].node);
+    if (!(event.key in moves)) return undefined;
+    event.preventDefault();
+    grid.at = Math.max(0, Math.min(grid.cells.length - 1, grid.at + moves[event.key]));
+    announce(cellText(grid.cells[grid.at]));
+    return paintGrid(grid);
+  });
+}
+
+function findCell(grid, event) {
+  const box = grid.canvas.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top;
+  return (grid.spots || []).findIndex((spot) => x >= spot.x && x < spot.x + grid.size && y >= spot.y && y < spot.y + grid.size);
+}
+
+function cellText(cell) {
+  const [node, role, , , , , alarms, incidents, , lag] = cell.node;
+  return [`rank ${cell.rank} on ${node}`, role, incidents ? plural(incidents, "incident") : "", alarms ? plural(alarms, "alarm") : "",
+    lag ? `${plural(lag, "step")} behind` : ""].filter(Boolean).join(", ");
+}
+
+function showTip(grid, index, event) {
+  grid.tip.hidden = index < 0;
+  if (index < 0) return;
+  grid.tip.textContent = cellText(grid.cells[index]);
+  grid.tip.style.left = `${Math.min(event.clientX + 14, innerWidth - 240)}px`;
+  grid.tip.style.top = `${event.clientY + 16}px`;
+}

@@ -1,0 +1,93 @@
+"""Keeps the page's view up to date, and tells what has changed in it since an earlier version."""
+
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from holdfast.core.record.incident_story import IncidentStory
+from holdfast.core.record.page_view import PageFold, PageView
+from holdfast.core.terminal_sanitizer import strip_tree
+from holdfast.dash.page_assets import write_page_file
+from holdfast.dash.page_source import PageSource
+
+_PATCHES = 120  # that are kept; who is further behind gets the whole view again
+_STORIES = 300  # of incidents, the newest, in a file
+_AT_ONCE = 5000  # entries that are read before the page shows them first, and twice as many each time after
+
+Sections = dict[str, Any]
+
+
+def shown_sections(view: PageView) -> Sections:
+    """Return the view as plain values, without characters that would deceive a reader."""
+    sections: Sections = strip_tree(msgspec.to_builtins(view))
+    return sections
+
+
+def compare_sections(before: Sections, after: Sections) -> Sections:
+    """Return what turns one version into the next: of lists and objects, only the rows and fields that differ."""
+    return {name: _compare_values(before.get(name), new) for name, new in after.items() if before.get(name) != new}
+
+
+def _compare_values(old: Any, new: Any) -> Any:
+    if isinstance(old, list) and isinstance(new, list):
+        changed = {str(n): row for n, row in enumerate(new) if n >= len(old) or old[n] != row}
+        return {"$length": len(new), "$rows": changed}
+    if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
+        return {"$fields": {key: value for key, value in new.items() if old[key] != value}}
+    return {"$whole": new}
+
+
+class PageFeed:
+    """Reads the source in steps. All methods are called by one thread, but for `patches_since`."""
+
+    def __init__(self, source: PageSource) -> None:
+        self._source = source
+        self._fold = PageFold()
+        self._patches: deque[tuple[int, bytes]] = deque(maxlen=_PATCHES)
+        self._sections: Sections = {}
+        self._at_once = _AT_ONCE
+        self.version = 0
+        self.whole = b""  # the newest version, encoded
+        self.behind = True  # entries are there that have not been read
+
+    def refresh_view(self) -> None:
+        """Read what is new and make a version of it, if anything has changed."""
+        self.behind = False
+        for count, entry in enumerate(self._source.read_entries(self._fold.seq), 1):
+            self._fold.add(entry)
+            if count == self._at_once:
+                self.behind, self._at_once = True, 2 * self._at_once
+                break
+        seen = self._source.look_at_job()
+        view = self._fold.make_view(seen.now, seen.status, seen.absence)
+        after = shown_sections(view)
+        after["reading"] = self.behind
+        after["orders_taken"] = self._source.may_order
+        patch = compare_sections(self._sections, after)
+        if not patch:
+            return
+        self.version += 1
+        self._sections = after
+        self._patches.append((self.version, msgspec.json.encode({"version": self.version, "changed": patch})))
+        self.whole = msgspec.json.encode({"version": self.version, "sections": after})
+
+    def patches_since(self, version: int) -> list[bytes] | None:
+        """Return what has changed since a version, oldest first; None if that is too long ago."""
+        found = [(number, patch) for number, patch in list(self._patches) if number > version]
+        if version > self.version or (version < self.version and (not found or found[0][0] != version + 1)):
+            return None
+        return [patch for _, patch in found]
+
+    def write_file(self) -> str:
+        """Return the page with all that it has now, and the stories of the newest incidents, as one file."""
+        while self.behind:
+            self.refresh_view()
+        last = len(self._sections["incidents"]) + 1
+        told = {number: self._fold.tell_story(number) for number in range(max(1, last - _STORIES), last + 1)}
+        stories = {number: strip_tree(msgspec.to_builtins(story)) for number, story in told.items() if story}
+        sections = self._sections | {"orders_taken": False, "reading": False}
+        return write_page_file(f"holdfast: {self._sections['head']['run_id']}", sections, stories)
+
+    def tell_story(self, number: int) -> IncidentStory | None:
+        return self._fold.tell_story(number)

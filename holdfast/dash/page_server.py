@@ -1,0 +1,211 @@
+"""The page's server on loopback: files, the view, what changes in it, and orders that go to the controller."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from holdfast.core.decoding import from_json
+from holdfast.core.terminal_sanitizer import strip_tree
+from holdfast.dash.page_assets import TYPES, read_assets
+from holdfast.dash.page_feed import PageFeed
+from holdfast.dash.page_session import HEADERS, USED_UP, PageSession
+from holdfast.dash.page_source import PageSource, SourceError
+from holdfast.dash.stack_picture import draw_stacks
+
+_LISTENERS = 16  # pages that are told of changes at once
+_REFRESH_S, _IDLE_S = 2.0, 10.0  # while the job runs, and when it is over
+_QUIET_S = 15.0  # then a listener hears that the server is there
+_SLOW_S = 10.0  # a listener that does not read for so long is dropped
+_MAX_BODY = 1 << 14
+_OLDER = "this controller is older than the page and cannot say what the order would do; use the command line"
+_ORDERS = ("hold", "resume", "approve", "evict", "drain", "stop")
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class PageOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """An order that a person gives on the page; with `preview`, only what it would do is asked."""
+
+    verb: str
+    node: str = ""
+    preview: bool = False
+
+
+class PageServer:
+    def __init__(self, source: PageSource, session: PageSession) -> None:
+        self._source = source
+        self._session = session
+        self._feed = PageFeed(source)
+        self._reader = ThreadPoolExecutor(1)  # the journal belongs to one thread
+        self._news = asyncio.Condition()
+        self._listeners = 0
+        self._wanted = asyncio.Event()
+
+    def make_app(self) -> web.Application:
+        app = web.Application(middlewares=[self._guard()], client_max_size=_MAX_BODY)
+        app.router.add_get("/", self._show_page)
+        app.router.add_get("/assets/{name}", self._show_asset)
+        app.router.add_get("/view", self._show_view)
+        app.router.add_get("/live", self._tell_changes)
+        app.router.add_get("/story/{number:[0-9]{1,9}}", self._show_story)
+        app.router.add_get("/rank/{rank:[0-9]{1,9}}", self._show_rank)
+        app.router.add_post("/order", self._take_order)
+        app.router.add_post("/trace", self._take_stacks)
+        return app
+
+    async def follow_job(self) -> None:
+        """Keep the view up to date for as long as somebody looks; returns never."""
+        while True:
+            await self._refresh()
+            if self._feed.behind:
+                continue
+            if not self._listeners:
+                self._wanted.clear()
+                await self._wanted.wait()
+            await asyncio.sleep(_REFRESH_S if self._source.may_order else _IDLE_S)
+
+    def close(self) -> None:
+        self._reader.shutdown(wait=False, cancel_futures=True)
+
+    async def _refresh(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._reader, self._feed.refresh_view)
+        async with self._news:
+            self._news.notify_all()
+
+    def _guard(self) -> Any:
+        @web.middleware
+        async def guard(request: web.Request, handler: Answer) -> web.StreamResponse:
+            try:
+                answer = self._enter(request) or await handler(request)
+            except web.HTTPException as e:
+                answer = _refuse(e.status, e.text or e.reason)
+            except SourceError as e:
+                answer = _refuse(409, str(e))
+            if not answer.prepared:
+                answer.headers.update(HEADERS)
+            return answer
+
+        return guard
+
+    def _enter(self, request: web.Request) -> web.StreamResponse | None:
+        """Answer whoever may not come in, and whoever comes with the code; None for the rest."""
+        why = self._session.refuse(request)
+        shown = request.query.get("code") if request.path == "/" else None
+        if shown is None:
+            return _refuse(403, why) if why else None
+        if not why:
+            return _go_home()  # it is in already
+        if not self._session.is_host(request) or not self._session.take_code(shown):
+            return _refuse(403, USED_UP)
+        answer = _go_home()
+        self._session.set_cookie(answer)
+        return answer
+
+    async def _show_page(self, request: web.Request) -> web.Response:
+        return _asset("page.html")
+
+    async def _show_asset(self, request: web.Request) -> web.Response:
+        return _asset(request.match_info["name"])
+
+    async def _show_view(self, request: web.Request) -> web.Response:
+        if not self._feed.whole:
+            await self._await_news(0)
+        self._wanted.set()
+        answer = web.Response(body=self._feed.whole, content_type="application/json")
+        answer.enable_compression()
+        return answer
+
+    async def _await_news(self, version: int) -> None:
+        async with self._news:
+            await self._news.wait_for(lambda: self._feed.version > version)
+
+    async def _tell_changes(self, request: web.Request) -> web.StreamResponse:
+        """Send every change as an event, until the page is closed or does not read."""
+        after = request.query.get("after", "")
+        if not after.isdecimal() or len(after) > 18:
+            return _refuse(400, "after must be the number of a version")
+        if self._listeners >= _LISTENERS:
+            return _refuse(503, f"{_LISTENERS} pages are open already; close one")
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", **HEADERS})
+        self._listeners += 1
+        self._wanted.set()
+        try:
+            await answer.prepare(request)
+            await self._send_changes(answer, int(after))
+        except (ConnectionError, TimeoutError):
+            pass  # it has gone, or is too slow; a page that wants to go on comes back
+        finally:
+            self._listeners -= 1
+        return answer
+
+    async def _send_changes(self, answer: web.StreamResponse, version: int) -> None:
+        while True:
+            patches = self._feed.patches_since(version)
+            events = (
+                [b"data: %b\n\n" % patch for patch in patches] if patches is not None else [b"event: anew\ndata:\n\n"]
+            )
+            version = self._feed.version
+            async with asyncio.timeout(_SLOW_S):
+                await answer.write(b"".join(events) or b": here\n\n")
+            try:
+                async with asyncio.timeout(_QUIET_S):
+                    await self._await_news(version)
+            except TimeoutError:
+                continue
+
+    async def _show_story(self, request: web.Request) -> web.Response:
+        number = int(request.match_info["number"])
+        story = await asyncio.get_running_loop().run_in_executor(self._reader, self._feed.tell_story, number)
+        if story is None:
+            raise web.HTTPNotFound(text=f"there is no incident {number}")
+        return _json(strip_tree(msgspec.to_builtins(story)))
+
+    async def _show_rank(self, request: web.Request) -> web.Response:
+        lines = await asyncio.to_thread(self._source.read_log, int(request.match_info["rank"]))
+        return _json({"lines": strip_tree(list(lines))})
+
+    async def _take_order(self, request: web.Request) -> web.Response:
+        try:
+            order = from_json(await request.read(), PageOrder)
+        except msgspec.DecodeError as e:
+            raise web.HTTPBadRequest(text=f"this is no order: {e}") from None
+        if order.verb not in _ORDERS:
+            raise web.HTTPBadRequest(text=f"the page gives these orders: {', '.join(_ORDERS)}")
+        path = "/api/v1/orders/preview" if order.preview else "/api/v1/orders"
+        body = {"verb": order.verb, "node": order.node}
+        try:
+            taken = await asyncio.to_thread(self._source.ask_controller, path, body)
+        except SourceError as e:
+            raise SourceError(_OLDER if order.preview and str(e) == "HTTP 404" else str(e)) from None
+        return _json(strip_tree(taken))
+
+    async def _take_stacks(self, request: web.Request) -> web.Response:
+        found = await asyncio.to_thread(self._source.ask_controller, "/api/v1/trace", {"deadline_s": 5.0})
+        return _json(strip_tree(msgspec.to_builtins(draw_stacks(found))))
+
+
+def _asset(name: str) -> web.Response:
+    found = read_assets().get(name)
+    if found is None:
+        raise web.HTTPNotFound(text="there is no such file")
+    return web.Response(text=found, content_type=TYPES[name.rpartition(".")[2]], charset="utf-8")
+
+
+def _go_home() -> web.Response:
+    """Send a browser on to the page itself. After a redirect it would not show a strict cookie, if another page or a
+    file has led it here."""
+    goes_on = '<!doctype html><title>holdfast</title><link rel="icon" href="data:,">'
+    goes_on += '<meta http-equiv="refresh" content="0; url=/">'
+    return web.Response(text=goes_on, content_type="text/html")
+
+
+def _json(value: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+def _refuse(status: int, why: str) -> web.Response:
+    return web.json_response({"error": why}, status=status)

@@ -1,0 +1,36 @@
+"""Where the page gets its facts from: a journal, and a controller if there is one."""
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import msgspec
+
+from holdfast.model.event import Entry
+
+
+class SourceError(Exception):
+    """What was asked for cannot be had; one sentence says why."""
+
+
+class JobPresence(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a job beside its journal."""
+
+    status: dict[str, Any] | None = None  # as the controller tells it; None: there is no controller
+    absence: str = ""  # why there is none
+    now: float | None = None  # of a job that runs; None: its time ends with its journal
+
+
+class PageSource(Protocol):
+    may_order: bool  # whether there is a controller to give orders to
+
+    def read_entries(self, after: int) -> Iterable[Entry]:
+        """Return the entries of the journal after this one; always called by the same thread."""
+
+    def look_at_job(self) -> JobPresence:
+        """Return what the controller says; called by the same thread."""
+
+    def ask_controller(self, path: str, body: dict[str, Any]) -> Any:
+        """Send a request to the controller and return its answer; SourceError if it refuses or there is none."""
+
+    def read_log(self, rank: int) -> tuple[str, ...]:
+        """Return the last lines of a rank's newest output; SourceError if they are not here."""

@@ -1,0 +1,92 @@
+"""What the page is told of changes makes the view that it would get whole."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.dash.page_feed import PageFeed, compare_sections
+from holdfast.dash.page_source import JobPresence, SourceError
+from holdfast.model.event import Entry
+from tests.core.test_page_view import simulated
+
+
+class GrowingSource:
+    """A journal that grows by a few entries at each look."""
+
+    may_order = False
+
+    def __init__(self) -> None:
+        self.there = 0
+
+    def read_entries(self, after: int) -> Iterable[Entry]:
+        return [entry for entry in simulated()[: self.there] if entry.seq > after]
+
+    def look_at_job(self) -> JobPresence:
+        return JobPresence()
+
+    def ask_controller(self, path: str, body: dict[str, Any]) -> Any:
+        raise SourceError("there is no controller")
+
+    def read_log(self, rank: int) -> tuple[str, ...]:
+        raise SourceError("there is no output")
+
+
+def applied(view: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
+    """As store.js does it."""
+    found = dict(view)
+    for name, change in changed.items():
+        if "$whole" in change:
+            found[name] = change["$whole"]
+        elif "$fields" in change:
+            found[name] = found[name] | change["$fields"]
+        else:
+            rows = found[name][: change["$length"]]
+            for index, row in sorted((int(n), row) for n, row in change["$rows"].items()):
+                rows[index : index + 1] = [row]
+            found[name] = rows
+    return found
+
+
+numbers = st.integers(0, 3)
+values = numbers | st.lists(numbers, max_size=5) | st.dictionaries(st.sampled_from("xyz"), numbers)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from("abc"), values), st.dictionaries(st.sampled_from("abc"), values))
+def test_a_patch_makes_the_next_version(before: dict[str, Any], after: dict[str, Any]) -> None:
+    whole = before | after  # sections are never taken away
+    assert applied(before, compare_sections(before, whole)) == whole
+
+
+def test_a_page_that_listens_sees_what_a_new_page_sees() -> None:
+    source = GrowingSource()
+    feed = PageFeed(source)
+    source.there = 3
+    feed.refresh_view()
+    first = msgspec.json.decode(feed.whole)
+    view = first["sections"]
+    while source.there < len(simulated()):
+        source.there += 25
+        feed.refresh_view()
+        for patch in feed.patches_since(first["version"]) or ():
+            told = msgspec.json.decode(patch)
+            view, first["version"] = applied(view, told["changed"]), told["version"]
+    assert view == msgspec.json.decode(feed.whole)["sections"]
+    assert len(view["incidents"]) == 2
+    assert feed.patches_since(feed.version) == []
+
+
+def test_nothing_new_is_no_version_and_who_is_far_behind_begins_anew() -> None:
+    source = GrowingSource()
+    feed = PageFeed(source)
+    for there in range(1, 300):
+        source.there = there
+        feed.refresh_view()
+    version = feed.version
+    feed.refresh_view()
+    assert feed.version == version
+    assert feed.patches_since(1) is None and feed.patches_since(version + 1) is None
+    assert len(feed.patches_since(version - 5) or ()) == 5
