@@ -97,6 +97,8 @@ def _hits_of_trace(trace: ExceptionChain, known: dict[int, list[RowPattern]]) ->
     best: list[CatalogHit] = []
     worth = -1.0
     for place, raised in enumerate(trace.chain):
+        if best and raised.is_wrapper:
+            continue  # it names the type of its cause, and nothing more
         hits = _hits_of_exception(raised, known)
         after = trace.chain[place + 1].link if place + 1 < len(trace.chain) else ""
         less = (

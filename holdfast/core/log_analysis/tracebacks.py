@@ -80,6 +80,11 @@ class RaisedException(msgspec.Struct, kw_only=True):
         return self.type.rsplit(".", 1)[-1]
 
     @property
+    def is_wrapper(self) -> bool:
+        """Whether its message only announces the traceback of another process or thread, which is shown below it."""
+        return self.message.startswith("Caught ") and _WRAPS.search(self.message) is not None
+
+    @property
     def stack(self) -> str:
         """What was said before the traceback and its frames as text, one per line; the innermost frame is last, so that
         a row's pattern can anchor to it."""

@@ -57,6 +57,13 @@ def test_in_the_message_of_what_may_be_anything(file: str) -> None:
     assert found(raised("ValueError: shard 7 is fine", file)).klass != "data_corrupt"
 
 
+@pytest.mark.parametrize("kind", ["OSError", "ValueError", "ShardError"])
+def test_what_a_worker_raised_says_more_than_who_passes_it_on(kind: str) -> None:
+    wrapper = raised(f"{kind}: Caught {kind} in DataLoader worker process 0.\nOriginal {{}}")
+    one = found(wrapper.format(raised(f"{kind}: cannot take shard 200, damaged", "/w/shards.py")))
+    assert (one.origin, one.evidence[0]) == ("shards.py:3", f"{kind}: cannot take shard 200, damaged")
+
+
 def test_a_bug_stays_a_bug() -> None:
     assert found(raised("KeyError: 'shard is damaged'")).klass == "python_exception"
 
