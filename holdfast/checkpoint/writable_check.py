@@ -48,5 +48,5 @@ def _explain_refusal(url: str) -> str:
     except StorageError as e:
         cause = e.__cause__
         lasting = isinstance(cause, _REFUSED) or (isinstance(cause, OSError) and cause.errno in _FOR_GOOD)
-        return str(e) if lasting else ""
+        return f"{url} cannot be written: {getattr(cause, 'strerror', None) or e}" if lasting else ""
     return ""

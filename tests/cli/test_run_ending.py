@@ -18,6 +18,12 @@ FAILURES = {
     "its own code": ("import sys; sys.exit(3)", ("--max-restarts", "0"), 3, "--max-restarts 0 used up"),
     "a signal": ("import os; os.kill(os.getpid(), 11)", ("--max-restarts", "0"), 139, "was killed by SIGSEGV"),
     "before the first step": ("import no_such_thing", (), 93, "before any step was seen"),
+    "a path that can never be written": (
+        "import holdfast, torch; holdfast.Checkpointer(model=torch.nn.Linear(1, 1), path='/proc/nope')",
+        (),
+        93,
+        "cannot write checkpoints: /proc/nope cannot be written: ",
+    ),
     "one of two": (
         "import os, sys; sys.exit(int(os.environ['RANK']))",
         ("--nnodes", "2", "--max-restarts", "0"),

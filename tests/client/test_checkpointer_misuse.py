@@ -13,6 +13,7 @@ from torch import nn
 import holdfast
 from holdfast.checkpoint.state_image import StateError
 from holdfast.client.checkpointing.checkpointer import Checkpointer
+from holdfast.wire import rank_keeper_messages
 from tests.client.fake_keeper import FakeKeeper
 from tests.client.job import Job
 
@@ -136,8 +137,22 @@ def test_a_path_that_could_be_written_before(
     """A job that has come far is not ended for storage that is away for a while."""
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("HOLDFAST_GENERATION", "2")
-    Checkpointer(model=nn.Linear(1, 1), path=tmp_path / "file" / "ckpt")
-    assert capfd.readouterr().err.startswith("holdfast: ")
+    Checkpointer(model=nn.Linear(1, 1), path=tmp_path / "ckpt").save(3)
+    again = Checkpointer(model=nn.Linear(1, 1), path=tmp_path / "file" / "ckpt")
+    assert capfd.readouterr().err.startswith("holdfast: cannot write checkpoints: ")
+    slot = keeper.arena().list_sealed()[0].slot
+    keeper.answer = rank_keeper_messages.StateGrant(source="memory", step=3, arena=keeper._path(0), slot=slot)
+    assert again.restore() == 3
+
+
+def test_no_life_begins_at_step_0_without_its_storage(
+    tmp_path: Path, keeper: FakeKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("HOLDFAST_GENERATION", "2")
+    again = Checkpointer(model=nn.Linear(1, 1), path=tmp_path / "file")
+    with pytest.raises(StateError, match=f"cannot write checkpoints: {tmp_path}/file cannot be written: "):
+        again.restore()
 
 
 def test_many_ranks_without_a_group(monkeypatch: pytest.MonkeyPatch) -> None:

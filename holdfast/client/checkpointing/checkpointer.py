@@ -211,10 +211,12 @@ class Checkpointer:
             self._storing.release_path()
 
     def _check_path(self) -> RivalRun | None:
-        """Raise StateError before training if checkpoints cannot be written; in later generations, only warn."""
+        """Raise StateError before training if checkpoints cannot be written; in later generations, restore() does so
+        unless it finds a state."""
+        self._refused = ""
         if not self._storage or self._replay:
             return None
-        why = self._world.broadcast_first(write_refusal(self._storage.url) if self._world.rank == 0 else "")
+        self._refused = why = self._world.broadcast_first(write_refusal(self._storage.url) if self._world.rank == 0 else "")
         rival = RivalRun(self._storage.url, self._world, with_agent=self._link is not None)
         if rival.sentence:
             self._say_once(f"{rival.sentence}; states there can be restored, but not saved")
@@ -362,6 +364,8 @@ class Checkpointer:
         if told.stored > 0 and url:
             what = f"there is no checkpoint at {url}, but step {told.stored} was written there"
             raise StateError(f"{what}; see whether the storage is mounted")
+        if self._refused:  # nothing would be lost by an end here
+            raise StateError(f"cannot write checkpoints: {self._refused}")
         return 0
 
     def _load_checkpoint(self, restoring: StateRestore, url: str, step: int) -> str:
