@@ -36,6 +36,7 @@ from holdfast.core.agent_state_machine import (
     RememberLeaving,
     SendPost,
 )
+from holdfast.core.detect.job_progress import LEAD, made_steps
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Errand, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere, StopHere
 from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Loss, Mark, StepValues
@@ -368,12 +369,14 @@ class Agent:
             self._queue_packet(agent_messages.encode(beat))
 
     def _summarize_ranks(self) -> Beat:
-        """Return the node's beat, with the step of its slowest rank; the step is -1 until every rank has made one."""
+        """Return the node's beat, with the step of its slowest rank; the step is -1 until every rank has made one, or
+        others have made so many that the rest is taken for ranks that tell of none."""
         generation, source = self.life.generation, self.ranks.read_loss_source() or self.losses.source
         ended = {key for key, rank in self.ranks.held.items() if rank.code is not None}
         told = [show_first_step(r, ended=key in ended) for key, r in self._read_slots().items()]
         readings = [r for r in told if r.generation == generation and r.step >= 0]
-        if generation == 0 or len(readings) < self.identity.nproc:
+        lead = max((made_steps(r.step, r.first_step) for r in readings), default=0)
+        if generation == 0 or not readings or (len(readings) < self.identity.nproc and lead < LEAD):
             return Beat(node=self.node, generation=generation, step=-1, at=0.0, loss_source=source)
         offset_s = self.controller_clock.offset_s
         reports = self.tracer.read_reports(generation, self.controller_clock.wall_s())

@@ -18,6 +18,7 @@ from holdfast.agent.rank import last_words
 from holdfast.agent.rank.rank_processes import RankProcesses
 from holdfast.core.agent_state_machine import ClockTick, RememberDone, RememberLeaving
 from holdfast.core.detect.crash import alarm_of
+from holdfast.core.detect.job_progress import LEAD
 from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done, LaunchHere, Leave, StopHere
@@ -209,8 +210,10 @@ def test_the_slowest_rank_speaks_for_the_node(agent: Agent) -> None:
     assert agent._summarize_ranks().step == -1
     slots[0].step(10)
     assert agent._summarize_ranks().step == -1, "not every rank has made a step"
+    slots[0].step(9 + LEAD)
+    assert agent._summarize_ranks().step == 9 + LEAD, "the other one tells of none, as it seems"
     slots[1].step(8)
-    slots[0].step(11)
+    slots[0].step(10 + LEAD)
     beat = agent._summarize_ranks()
     assert (beat.node, beat.generation, beat.step, beat.first_step) == ("n0", 2, 8, 8)
     assert abs(beat.at - time.time()) < 5

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from holdfast.cli import main
+from holdfast.core.detect.job_progress import LEAD
 from tests.cli.conftest import Start
 from tests.cli.console_transcript import assert_transcript
 from tests.cli.driver import TRAIN, Job, gone
@@ -39,6 +40,22 @@ def test_a_killed_rank_is_restarted_in_place(start: Start, capsys: pytest.Captur
     job.report()  # its spans tile the wall clock
     assert_transcript(job, "crash")
     assert job.check_replay() > 5
+
+
+def test_a_stage_that_tells_of_no_steps_hides_no_progress(start: Start) -> None:
+    """As the first stage of a pipeline that has no optimizer."""
+    job = start(
+        "--nnodes", "2", "--nproc-per-node", "1", script=TRAIN.replace("holdfast.step", "rank == '0' or holdfast.step")
+    )
+    before = job.trains()["step"]
+    job.kill(job.rank(1))
+    job.trains(generation=2)
+    job.finish()
+    job.ends(0)
+    [record] = job.report().incidents
+    assert (record.ranks, record.failures) == ((1,), 1) and LEAD <= before <= record.good_step
+    assert record.resumed_from is not None and record.resumed_from <= record.good_step + 1
+    assert not any("no step" in line or "without a step" in line for line in job.sentences()), job.text()
 
 
 UNEVEN = """

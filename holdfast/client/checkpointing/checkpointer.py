@@ -216,7 +216,9 @@ class Checkpointer:
         self._refused = ""
         if not self._storage or self._replay:
             return None
-        self._refused = why = self._world.broadcast_first(write_refusal(self._storage.url) if self._world.rank == 0 else "")
+        self._refused = why = self._world.broadcast_first(
+            write_refusal(self._storage.url) if self._world.rank == 0 else ""
+        )
         rival = RivalRun(self._storage.url, self._world, with_agent=self._link is not None)
         if rival.sentence:
             self._say_once(f"{rival.sentence}; states there can be restored, but not saved")

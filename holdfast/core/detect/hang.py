@@ -19,7 +19,7 @@ from math import inf
 
 import msgspec
 
-from holdfast.core.detect.job_progress import agreed_origin
+from holdfast.core.detect.job_progress import StepTellers, agreed_origin
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, RankMotion, find_motion, training_processes
 from holdfast.core.diagnose.named_hang_timeout import (
     ENDLESS,
@@ -128,6 +128,7 @@ class HangDetector:
         self._beats: dict[str, Beat] = {}
         self._order: dict[str, int] = {}  # in which they came first
         self._slowest = ""
+        self._tellers = StepTellers()
         self.step = -1
         self.moved_at = 0.0  # when the job's step last rose
         self._trained_at = 0.0  # since when steps are made that were not saved: the first step, or the newest saved one
@@ -157,6 +158,7 @@ class HangDetector:
         self._beats.clear()
         self._order.clear()
         self._slowest = ""
+        self._tellers.on_launch(nodes)
         self.step, self._phase = -1, ""
         self._trained_at, self._start_s = now, 0.0
         self._reset_looks(now)
@@ -165,12 +167,17 @@ class HangDetector:
         self.resumed = False
         if beat.generation != self.generation or beat.node not in self._nodes:
             return
+        if not self._tellers.on_beat(beat, self.step):
+            return
+        for mute in self._tellers.excused & self._beats.keys():
+            del self._beats[mute]
+            self._slowest = ""
         before = self._beats.get(beat.node)
         self._beats[beat.node] = beat
         self._order.setdefault(beat.node, len(self._order))
         if before and (beat.sealed > before.sealed or beat.stored > before.stored):
             self._trained_at = now
-        if len(self._beats) < len(self._nodes):
+        if len(self._beats) + len(self._tellers.excused) < len(self._nodes):
             return
         slowest = self._find_slowest(before, beat)
         if slowest.step > self.step:

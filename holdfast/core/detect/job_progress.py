@@ -13,12 +13,49 @@ from holdfast.model.observation import Beat
 
 _APART_S = 1.0  # a node that is behind where another was so long before does not step together with it
 _FRONT, _FRONT_S = 16, 0.25  # of the furthest steps so many are known, so far apart
+LEAD = 5  # steps that others have made when who has made none is taken for one that tells of none
 _UNSPLIT = REPLICAS | {"cp"}  # parallel dimensions in which every rank knows the size of the whole model
 
 
 class PaceLimits(msgspec.Struct, frozen=True, kw_only=True):
     progress_s: float = 10.0  # how often progress goes into the journal while nothing happens
     peak_flops: float = 0.0  # FLOP/s of one rank's GPU, for MFU; 0: as the table of GPUs says
+
+
+def made_steps(step: int, first_step: int) -> int:
+    """Return how many steps were made in this generation by whoever is at `step`."""
+    return step - first_step + 1 if step >= 0 else 0
+
+
+class StepTellers:
+    """Finds nodes whose ranks run and tell of no step while others have made several, such as the first stage of a
+    pipeline if it has no optimizer. They do not measure the job's progress. Each counts again once it has caught up.
+
+    Ranks that wait for one another are never so far apart, so a rank that hangs before its first step keeps the others
+    from going so far, or it hinders nobody.
+    """
+
+    def __init__(self) -> None:
+        self._waited_for: set[str] = set()  # nodes that have told of no step
+        self._mute: set[str] = set()  # those of them whose ranks run
+        self.excused: frozenset[str] = frozenset()  # those of them that the job's step does not wait for
+
+    def on_launch(self, nodes: Iterable[str]) -> None:
+        self._waited_for, self._mute, self.excused = set(nodes), set(), frozenset()
+
+    def on_beat(self, beat: Beat, reached: int) -> bool:
+        """Take in a beat of this generation, in which the job is at step `reached`; return whether the beat counts."""
+        if beat.step < 0:
+            if beat.running > 0 and beat.node in self._waited_for:
+                self._mute.add(beat.node)
+            return beat.node not in self.excused
+        self._waited_for.discard(beat.node)
+        if beat.node in self.excused and beat.step >= reached:
+            self.excused -= {beat.node}
+        if self._waited_for and self._waited_for <= self._mute and made_steps(beat.step, beat.first_step) >= LEAD:
+            self.excused |= self._waited_for
+            self._waited_for = set()
+        return beat.node not in self.excused
 
 
 def agreed_origin(origins: Iterable[int]) -> int:
@@ -53,6 +90,7 @@ class JobPace:
         self._silent: set[str] = set()  # nodes whose last word may be older than their last step
         self._front: deque[tuple[float, int]] = deque(maxlen=_FRONT)  # when nodes first made which furthest steps
         self._apart: set[str] = set()  # nodes that were behind others at their last beat: not all step together
+        self._tellers = StepTellers()
         self._said_at = 0.0
         self._said_step = -1
         self._said_parted = False
@@ -66,6 +104,7 @@ class JobPace:
         self._beats, self._missing, self._behind, self._warming = {}, set(nodes), set(nodes), set(nodes)
         self._silent, self._apart = set(), set()
         self._front.clear()
+        self._tellers.on_launch(nodes)
         self._said_at, self._said_step, self._said_parted = 0.0, -1, False
 
     def on_silence(self, nodes: Iterable[str]) -> None:
@@ -75,7 +114,7 @@ class JobPace:
         self._silent |= (self._beats.keys() & set(nodes)) - self._apart
 
     def on_beat(self, now: float, beat: Beat) -> Progress | None:
-        if beat.generation != self.generation or beat.step < 0:
+        if beat.generation != self.generation or not self._tellers.on_beat(beat, self._said_step) or beat.step < 0:
             return None
         first, redoing, warming = bool(self._missing), bool(self._behind), bool(self._warming)
         self._beats[beat.node] = beat
@@ -86,6 +125,8 @@ class JobPace:
             self._behind.discard(beat.node)
         if beat.step >= beat.first_step + WARM_STEPS:
             self._warming.discard(beat.node)
+        for waited_for in (self._missing, self._behind, self._warming):
+            waited_for -= self._tellers.excused
         if self._missing:
             return None
         caught_up, steady = redoing and not self._behind, warming and not self._warming

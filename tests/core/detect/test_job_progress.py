@@ -4,7 +4,7 @@ import math
 
 from msgspec.structs import replace
 
-from holdfast.core.detect.job_progress import JobPace, PaceLimits
+from holdfast.core.detect.job_progress import LEAD, JobPace, PaceLimits
 from holdfast.model.event import Progress
 from holdfast.model.observation import Beat
 
@@ -242,3 +242,43 @@ def test_the_loss_is_the_mean_of_what_nodes_told_unless_one_is_not_finite() -> N
             job.on_beat(1.0, replace(beat(node, 1, 0.5), loss=loss)) for node, loss in zip("ab", losses, strict=True)
         ][1]
         assert found is not None and found.loss == mean
+
+
+def mute(node: str, *, running: int = 1) -> Beat:
+    return replace(beat(node, -1, 0.0), running=running)
+
+
+def test_a_stage_without_an_optimizer_does_not_hide_the_steps_of_the_others() -> None:
+    job = pace()
+    job.on_beat(0.9, mute("a"))
+    said = [job.on_beat(float(step), beat("b", step, float(step))) for step in range(1, LEAD + 1)]
+    assert said[:-1] == [None] * (LEAD - 1) and job.step == LEAD
+    assert (last := said[-1]) and (last.step, last.first_step, last.first_at) == (LEAD, 1, 1.0)
+    assert job.on_beat(9.0, mute("a")) is None
+    assert job.on_beat(30.0, beat("b", 30, 30.0)) and job.step == 30
+
+
+def test_a_node_that_is_late_by_some_steps_is_waited_for() -> None:
+    job = pace()
+    job.on_beat(0.9, mute("a"))
+    assert not any(job.on_beat(float(step), beat("b", step, float(step))) for step in range(1, LEAD))
+    assert (found := job.on_beat(6.0, beat("a", 1, 6.0))) and found.step == 1
+
+
+def test_a_node_that_is_later_still_counts_once_it_has_caught_up() -> None:
+    job = pace()
+    job.on_beat(0.9, mute("a"))
+    for step in range(1, LEAD + 3):
+        job.on_beat(float(step), beat("b", step, float(step)))
+    job.on_beat(12.0, beat("a", 1, 12.0))
+    assert job.step == LEAD + 2, "the job does not go back"
+    job.on_beat(13.0, beat("a", LEAD + 1, 13.0))
+    assert job.step == LEAD + 1
+    job.on_beat(14.0, beat("b", LEAD + 9, 14.0))
+    assert job.step == LEAD + 1, "the slowest that tells of steps"
+
+
+def test_a_node_of_which_nothing_runs_or_is_heard_is_waited_for() -> None:
+    for job, told in ((pace(), mute("a", running=0)), (pace(), beat("a", -1, 0.0)), (pace(), beat("b", -1, 0.0))):
+        job.on_beat(0.9, told)
+        assert job.on_beat(50.0, beat("b", 50, 50.0)) is None and job.step == -1
