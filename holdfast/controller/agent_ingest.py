@@ -15,6 +15,7 @@ from holdfast.controller.host_admission import HostAdmission
 from holdfast.controller.node_links import Outbox, send_packets
 from holdfast.controller.stack_tracing import StackTracing
 from holdfast.core.agent_state_machine import PING_S, Post
+from holdfast.core.detect import nonfinite_loss
 from holdfast.core.detect.rebooted_node import RebootDetector
 from holdfast.core.detect.vanished_ranks import MissingRanksDetector
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter
@@ -344,6 +345,8 @@ class AgentIngest:
                 self._spiked.is_repeat(now, (alarm.generation, alarm.signature))
             ):
                 pass
+            case Alarm(kind=Kind.LINES, klass=nonfinite_loss.BAD_LOSS) if self.registry.knows_losses:
+                pass  # the loss itself is judged, and not what a rank prints of it
             case Alarm() as alarm:
                 if judged := self.detectors.network.judge_alarm(alarm):
                     self.controller.announce_news(judged)

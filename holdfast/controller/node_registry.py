@@ -32,6 +32,7 @@ class NodeRegistry:
         self.orphaned = 0  # a generation that the journal has lost: what it left on nodes may be gone on from
         self.imports: tuple[str, ...] = ()  # what the zygote of rank 0's node has for the script
         self._loss_sources: set[str] = set()
+        self.knows_losses = False  # some rank's losses were reported, or are read where they are logged
         self._view = view
         self._links = links
         self._silence = SilenceDetector(limits)
@@ -65,6 +66,7 @@ class NodeRegistry:
         self.beats[beat.node] = beat
         if beat.generation == self._view.generation:
             self.stored = max(self.stored, beat.stored)
+            self.knows_losses |= beat.loss is not None or bool(beat.loss_source)
             self.made_up = beat.made_up if beat.step >= 0 else self.made_up
             self.record_stored(now, beat)
 

@@ -120,6 +120,7 @@ class StorageReport(msgspec.Struct, frozen=True, kw_only=True, tag="storage"):
     step: int = -1  # -1: nothing was written in this run
     at: float = 0.0  # when that was, by its writer; or when it was told
     missed: MissedCheckpoint | None = None  # since then
+    doubted: bool = False  # at the end: the loss went wrong after an earlier step, so no run resumes from this one
     disk: int = -1  # at the end: a newer step that lies on the disks of nodes, for all ranks; -1: none does
 
 

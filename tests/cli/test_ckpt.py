@@ -16,9 +16,10 @@ import pytest
 from holdfast.agent.snapshots.disk_state import DiskNote
 from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
 from holdfast.checkpoint.manifest import Author
-from holdfast.checkpoint.retention import find_checkpoints
+from holdfast.checkpoint.retention import find_checkpoints, mark_doubts
 from holdfast.cli import main
 from holdfast.cli.commands import ckpt
+from holdfast.model.state_copy import Doubt
 from tests.agent.peers import layout
 from tests.checkpoint.making import save
 from tests.cli.console_transcript import assert_screens
@@ -122,6 +123,10 @@ def test_what_is_shown(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_verify(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ckpt.main(["verify", str(base)]) == 0
     assert capsys.readouterr().out.count(": sound\n") == 3
+    doubt = Doubt(generation=99, not_after=2)
+    assert mark_doubts(str(base), find_checkpoints(str(base))[0].author.run, (doubt,)) == (3,)
+    assert ckpt.main(["verify", str(base)]) == 0
+    assert "step-00000003: sound, but not used: states after step 2 " in capsys.readouterr().out
     spoil(base, 2)
     assert ckpt.main(["verify", str(base)]) == 1
     assert ckpt.main(["verify", str(base), "--step", "3"]) == 0

@@ -1,6 +1,7 @@
 """What agents say and hear: welcomes, acknowledgements, errands; and what the decider is told of it."""
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.errand import Done, LaunchHere, Leave, StopHere
 from holdfast.model.event import Ended, Limits, Phase, Progress, Ready
 from holdfast.model.job_and_seats import Job
-from holdfast.model.observation import Mark
+from holdfast.model.observation import Beat, Mark
 from holdfast.model.state_copy import Aim, MissedCheckpoint
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import Ack, AimMessage, ErrandMessage, HashReport, ScriptImports, Welcome
@@ -329,6 +330,21 @@ async def test_a_spike_that_all_nodes_see_is_told_once(desk_of: Open) -> None:
             await agent.post(msgspec.structs.replace(spike, ranks=(rank,)))
         await agent.post(msgspec.structs.replace(spike, signature="spike own times 2"))
         await desk.until(lambda: sum(isinstance(e, Alarm) for e in desk.events()) == 2, "two alarms")
+
+
+@pytest.mark.parametrize("told", [{}, {"loss": 0.5}, {"loss_source": "wandb"}])
+async def test_what_is_printed_of_a_loss_that_is_reported_is_no_news(desk_of: Open, told: dict[str, Any]) -> None:
+    printed = Alarm(
+        kind=Kind.LINES, at=1.0, suspects=("a",), ranks=(0,), generation=1, klass="nan_divergence",
+        reason="prints a loss of nan", stance=Stance.NOTIFY,
+    )  # fmt: skip
+    async with desk_of() as desk:
+        agent = await desk.train()
+        await agent.ws.send_bytes(agent_messages.encode(Beat(node="a", generation=1, step=9, at=1.0, **told)))
+        await agent.post(printed)
+        await agent.post(msgspec.structs.replace(printed, klass="gpu_oom", reason="is short of memory"))
+        await desk.until(lambda: any(e.klass == "gpu_oom" for e in desk.events() if isinstance(e, Alarm)), "the second")
+        assert any(e.klass == printed.klass for e in desk.events() if isinstance(e, Alarm)) is not bool(told)
 
 
 @pytest.mark.parametrize("parity", [False, True])

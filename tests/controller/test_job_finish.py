@@ -45,6 +45,17 @@ async def test_the_end_tells_which_step_only_disks_have() -> None:
     assert bench.registry.storage.close(-1, 40) == StorageReport(step=40, at=2.0), "storage has it"
 
 
+async def test_the_end_tells_whether_the_newest_checkpoint_is_in_doubt() -> None:
+    for not_after, doubted in ((None, False), (30, False), (29, True)):
+        bench = Bench("a")
+        bench.registry.storage.on_told(1.0, 1, 30, None)
+        carried = asyncio.create_task(bench.carry_out(msgspec.structs.replace(FINISH, not_after=not_after)))
+        await settle()
+        bench.done("a", 9)
+        await carried
+        assert bench.outcomes[-1].storage == StorageReport(step=30, at=1.0, doubted=doubted)
+
+
 async def test_the_end_puts_the_newest_common_step_on_storage() -> None:
     """Ranks are ended first, as only then all nodes hold what they hold for good; who has no ranks is not asked."""
     bench = Bench("a", "b", "standby", limits=Limits())

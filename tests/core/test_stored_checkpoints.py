@@ -41,6 +41,15 @@ def test_what_was_written_last_may_be_an_older_step_of_a_later_launch() -> None:
     assert watch.newest == StorageReport(step=10, at=3.0)
 
 
+def test_the_newest_checkpoint_may_be_one_that_no_run_resumes_from() -> None:
+    watch = StorageWatch()
+    watch.on_told(1.0, 3, 20, None)
+    assert watch.close(-1, not_after=20) == watch.close(-1) == StorageReport(step=20, at=1.0)
+    said = storage_said(watch.close(-1, not_after=9))
+    assert said.startswith("step 20 was last written to storage, at ")
+    assert said.endswith(", and is in doubt: no run resumes from it (holdfast ckpt ls)")
+
+
 def test_a_final_step_that_nobody_tells_of_is_missed() -> None:
     watch = StorageWatch()
     assert watch.close(60) is None, "no node has told of any storage"

@@ -126,10 +126,11 @@ def _chosen_urls(place: str, step: int | None, *, states: bool = False) -> list[
 
 def _verify_checkpoints(args: argparse.Namespace) -> int:
     broken = 0
+    doubted = {one.url: one.why for one in find_checkpoints(args.place) if one.doubted}
     for url in _chosen_urls(args.place, args.step, states=True):
         faults = verify_checkpoint(url)
         broken += bool(faults)
-        print(f"{url}: {'broken' if faults else 'sound'}")
+        print(f"{url}: {'broken' if faults else 'sound'}{f', but not used: {doubted[url]}' if url in doubted else ''}")
         for fault in faults:
             print(f"  {fault}")
     return BROKEN if broken else 0

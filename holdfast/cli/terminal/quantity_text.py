@@ -78,6 +78,8 @@ def storage_said(storage: StorageReport | None, *, unwatched: bool = False) -> s
         newest = f"{NO_CHECKPOINT}: {why}" if why else ""
     else:
         newest = f"step {storage.step} was last written to storage, at {clock_text(storage.at)}"
+        if storage.doubted:
+            newest = f"{newest}, and is in doubt: no run resumes from it (holdfast ckpt ls)"
         if unwatched:
             newest = f"{newest}, as far as the journal tells: later ones may be there (holdfast ckpt ls)"
         newest = f"{newest}; later ones were not: {why}" if why else newest

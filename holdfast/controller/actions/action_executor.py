@@ -359,7 +359,7 @@ class ActionExecutor:
             self.say(f"cannot end {node}: {why}")
         failed = dict(sorted(answered.failed.items())) | stuck
         await self.store.quit()
-        storage = self.registry.storage.close(promised, on_disks)
+        storage = self.registry.storage.close(promised, on_disks, action.not_after)
         return Outcome(action=action.id, ok=not failed, failed=failed, storage=storage)
 
     def _leave_errands(

@@ -9,6 +9,8 @@ from math import isfinite
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Loss
 
+BAD_LOSS = "nan_divergence"  # the class of such alarms
+
 
 def alarm_of(told: Loss) -> Alarm:
     what = "had losses that were not finite" if isfinite(told.loss) else f"has a loss of {told.loss}"
@@ -18,7 +20,7 @@ def alarm_of(told: Loss) -> Alarm:
         suspects=(told.node,),
         ranks=(told.rank,),
         generation=told.generation,
-        klass="nan_divergence",
+        klass=BAD_LOSS,
         reason=f"{what} since step {_step_text(told)}",
         signature="loss",
         not_after=told.step - 1 if told.numbered else None,

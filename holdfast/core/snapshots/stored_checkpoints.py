@@ -51,10 +51,12 @@ class StorageWatch:
         last = f"step {newest.step} was last written to storage" if newest.step >= 0 else NO_CHECKPOINT
         return f"the job is at step {reached}, and {last} in this run"
 
-    def close(self, promised: int, disk: int = -1) -> StorageReport | None:
+    def close(self, promised: int, disk: int = -1, not_after: int | None = None) -> StorageReport | None:
         """Return what is there at the end of the job, in which nodes were to write the step `promised`, and in which
-        the step `disk` lies on their disks; -1: none."""
+        the step `disk` lies on their disks; -1: none. States after `not_after` are in doubt."""
         newest = self.newest
+        if newest and not_after is not None and newest.step > not_after:
+            newest = msgspec.structs.replace(newest, doubted=True)
         if newest and not newest.missed and newest.step < promised:
             why = f"nobody has told that step {promised} was written"
             newest = msgspec.structs.replace(newest, missed=MissedCheckpoint(step=promised, why=why))
