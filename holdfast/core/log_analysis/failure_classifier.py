@@ -11,6 +11,7 @@ from holdfast.core.log_analysis.collective_mismatch import find_mismatch
 from holdfast.core.log_analysis.failure_catalog import UNKNOWN, CatalogRow, FailureCatalog, FailureClass
 from holdfast.core.log_analysis.holdfast_console_log import (
     ConsoleIncident,
+    drop_survived_stands,
     is_own_sentence,
     read_last_incident,
     retell_incident,
@@ -45,6 +46,7 @@ class FailureEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 def classify_failure(case: FailureEvidence, catalog: FailureCatalog) -> Diagnosis:
     fill_times(case.lines)
+    case = msgspec.structs.replace(case, lines=drop_survived_stands(case.lines))
     told = read_last_incident(case.lines)
     if told is None:
         return _classify_lines(case, catalog)

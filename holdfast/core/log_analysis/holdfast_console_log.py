@@ -7,6 +7,7 @@ import msgspec
 
 from holdfast.core.diagnose.named_hang_timeout import ENDLESS
 from holdfast.core.incident.incident_case import CODE
+from holdfast.core.log_analysis.action_choice import EVICT
 from holdfast.core.log_analysis.line_prefixes import LogLine
 from holdfast.model.diagnosis import Diagnosis
 
@@ -19,6 +20,12 @@ _CAUSE = re.compile(  # ends before the step at which it happened, what came aft
 _HUNG = re.compile(
     r"^ranks? (?P<ranks>[\d, andmore-]+?) on (?P<nodes>[\w., -]+?) (?:ha(?:s|ve) stood|keeps? the others waiting)\b"
 )
+_LOST = re.compile(r"^(?P<node>[\w.-]+) (?:has been silent for |(?:is gone|has lost its machine), says its fleet\b)")
+_STOOD = re.compile(
+    r"^holdfast: (?:ranks? [\d, andmore-]+ on .* (?:ha(?:s|ve) stood|keeps? the others waiting)\b|no step for )"
+)
+_WENT_ON = re.compile(r"^holdfast: (?:ranks? [\d, andmore-]+|the job) went on after \d+ s\b")
+_ENDED_WELL = re.compile(r"^holdfast: done: 0 incidents\b")
 _STOPPED = re.compile(r"\b(?:is|are) stopped\b")
 _AFTER_CAUSE = r"(?:[;,]| at step | before any step | \d+ steps? after )"
 _RAISED = re.compile(
@@ -39,6 +46,26 @@ class ConsoleIncident(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = ""  # in holdfast's words
     earlier: tuple[str, ...] = ()  # causes of the incidents before it
     went_on: bool = False  # ranks have made steps since
+
+
+def drop_survived_stands(lines: Sequence[LogLine]) -> list[LogLine]:
+    """Return the lines without what is no failure: stands that ended by themselves, and all of a run that ended well
+    without an incident."""
+    ended: dict[int, int] = {}  # by source: the place up to which stands have ended
+    well: dict[int, int] = {}
+    for place, said in enumerate(lines):
+        if _WENT_ON.search(said.text):
+            ended[said.source] = place
+        elif _ENDED_WELL.search(said.text):
+            well[said.source] = place
+    if not ended and not well:
+        return list(lines)
+    return [
+        said
+        for place, said in enumerate(lines)
+        if place > well.get(said.source, -1)
+        and not (place <= ended.get(said.source, -1) and (_STOOD.search(said.text) or _WENT_ON.search(said.text)))
+    ]
 
 
 def read_last_incident(lines: Sequence[LogLine]) -> ConsoleIncident | None:
@@ -89,6 +116,10 @@ def retell_incident(found: Diagnosis, told: ConsoleIncident) -> Diagnosis:
             root_rank=int(hung["ranks"]) if one else None,
             node=hung["nodes"] if one else "",
             hint=_CONTINUE if _STOPPED.search(told.cause) else found.hint,
+        )
+    elif found.klass == "node_failure" and (lost := _LOST.search(told.cause)):
+        found = msgspec.structs.replace(
+            found, action=EVICT, explanation=f"Holdfast said: {told.cause}.", node=lost["node"]
         )
     said = found.explanation if found.confidence else f"Holdfast said: {told.cause}."
     explanation = f"{said}{_describe_earlier(told.earlier)}"

@@ -86,11 +86,40 @@ def test_a_stopped_rank_is_named_and_nobody_else(ended: bool) -> None:
 
 
 def test_what_holdfast_said_is_not_ascribed_to_a_rank() -> None:
-    for cause in ("n1 has been silent for 3 s", "rank 1 on n1 has a loss of nan since step 7"):
-        found = diagnosis(console(cause))
-        assert "holdfast said so" in found.explanation and "said so first" not in found.explanation
+    found = diagnosis(console("rank 1 on n1 has a loss of nan since step 7"))
+    assert "holdfast said so" in found.explanation and "said so first" not in found.explanation
     error = diagnosis(console("rank 0 on n0 exited with code 1 (ValueError: bad batch)"))
     assert "rank 0 on n0 said so first" in error.explanation
+
+
+@pytest.mark.parametrize(
+    "cause", ["n1 has been silent for 3 s", "n1 is gone, says its fleet: none of its processes is alive"]
+)
+def test_a_lost_node_is_the_one_that_left(cause: str) -> None:
+    found = diagnosis(console(cause))
+    assert (found.klass, found.node, found.action) == ("node_failure", "n1", "evict_and_restart")
+    assert found.explanation == f"Holdfast said: {cause}."
+
+
+STAND = (
+    "holdfast: rank 0 on n0 keeps the others waiting at step 20 for 6 s: rank 0 has not come to barrier 26 of group 0"
+)
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_a_stand_that_ended_is_no_failure(long: bool) -> None:
+    steps = "\n".join(f"[rank 0] step {step} and nothing else" for step in range(WHOLE // 30 if long else 2))
+    over = f"{steps}\n{STAND}\n{steps}\nholdfast: rank 0 went on after 21 s at step 20\n{steps}"
+    assert diagnosis(over).confidence == 0
+    assert diagnosis(f"{over}\n{STAND}").klass == "process_hang", "another one, which has not ended"
+    error = "rank 0 on n0 exited with code 1 (ValueError: bad batch)"
+    assert diagnosis(f"{over}\n{console(error)}").klass == "python_exception"
+
+
+def test_a_run_that_ended_well_has_no_failure() -> None:
+    done = "holdfast: done: 0 incidents, ETTR 4.3 %; more: holdfast report /runs/r"
+    assert diagnosis(f"{STAND}\nConnectionError: retrying\n{done}").confidence == 0
+    assert diagnosis(f"{done}\nValueError: bad batch").klass == "python_exception", "of what came later"
 
 
 def test_an_incident_that_no_row_knows_is_told_as_holdfast_told_it() -> None:
