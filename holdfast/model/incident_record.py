@@ -56,7 +56,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
     suspects: tuple[str, ...] = ()
     grouped_at: float = 0.0  # when ranks of the next generation had their process groups; 0: nobody told
-    restored_at: float = 0.0  # and their state
+    restoring_at: float = 0.0  # when they began to restore their state
+    restored_at: float = 0.0  # and when they had it
     rolled_back: int = 0  # the release that was given up for it
     brought_in: int = 0  # the release that had waited for a restart, and came in with one of this incident
     counted: bool = False  # its last good step is a count since the launch, and nobody knows where that began
@@ -87,6 +88,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     resumed_from: int | None
     held_s: float = 0.0  # between stop and launch a person let it wait so long
     grouped_at: float = 0.0
+    restoring_at: float = 0.0
     restored_at: float = 0.0
     evicted: tuple[str, ...] = ()
     admitted: tuple[str, ...] = ()

@@ -3,6 +3,8 @@
 import mmap
 import time
 
+import pytest
+
 from holdfast.agent.rank.node_beat import make_beat, show_first_step
 from holdfast.wire.rank_memory.slot_reader import SLOT_BYTES, SlotReading, SlotWriter, read_slot
 
@@ -32,13 +34,14 @@ def test_groups_and_states_are_there_when_the_last_rank_has_them() -> None:
     node = Node()
     node.slots[0].mark_grouped()
     node.slots[1].mark_grouped()
-    node.slots[1].mark_restored()
+    node.slots[1].mark_restored(0.5)
     for slot in node.slots:
         slot.step(1)
     readings = node.readings()
     beat = make_beat("n1", readings, 1000.0)
     assert beat.grouped_at == readings[1].grouped_at + 1000.0
     assert beat.restored_at == readings[1].restored_at + 1000.0
+    assert beat.restored_at - beat.restoring_at == pytest.approx(0.5, abs=1e-6)
 
 
 def test_batches_can_be_left_out_when_every_rank_asks() -> None:

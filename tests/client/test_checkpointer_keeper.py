@@ -56,10 +56,11 @@ def test_the_node_is_told_when_the_state_is_there(
         progress = RankProgress()
         monkeypatch.setattr(checkpointer, "here", progress)
         job = Job(0)
-        before = read_slot(memory, generation)
+        before, began_at = read_slot(memory, generation), time.monotonic()
         assert (before is None or before.restored_at == 0.0) and job.ckpt.restore() == step
         now = read_slot(memory, generation)
         assert now and 0.0 < now.restored_at <= time.monotonic() and now.grouped_at == 0.0
+        assert began_at <= now.restoring_at < now.restored_at
         if generation == 1:
             job.train(1, 3)
             newest = keeper.arena().list_sealed()[0]

@@ -78,7 +78,7 @@ def test_it_is_bit_for_bit_as_by_hand(progress: RankProgress, name: str, tells: 
         return lambda: progress.step(step) if tells != "asked" else None
 
     if tells == "step":
-        progress.on_restored(0)
+        progress.on_restored(0, 0.0)
     eased = Training(name)
     found = eased.run(told)
     assert progress._easing is not None

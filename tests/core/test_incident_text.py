@@ -110,6 +110,13 @@ def test_group_set_up_and_restore_are_told_where_ranks_told_them() -> None:
         grouped_at=100.8, restored_at=101.1
     )
     assert "launch 0.1, imports and restore 0.5, first step 0.1)" in told(restored_at=101.1)
+    # What a script does between its groups and its restore is no restore.
+    assert "launch 0.1, imports and groups 0.2, set-up 0.2, restore 0.1, first step 0.1)" in told(
+        grouped_at=100.8, restoring_at=101.0, restored_at=101.1
+    )
+    assert "launch 0.1, imports and set-up 0.4, restore 0.1, first step 0.1)" in told(
+        restoring_at=101.0, restored_at=101.1
+    )
     # Ranks may have been there before the news that all were launched, and no phase is negative for it.
     assert "launch 0.1, imports and groups 0.0, restore 0.5, first step 0.1)" in told(
         grouped_at=100.55, restored_at=101.1

@@ -75,7 +75,7 @@ def test_when_it_had_its_group_and_its_state_is_told(arena: mmap.mmap) -> None:
     slot.mark_grouped()
     grouped = read_slot(arena, 1)
     assert grouped and start.at <= grouped.grouped_at <= time.monotonic() and grouped.restored_at == 0.0
-    slot.mark_restored()
+    slot.mark_restored(0.0)
     slot.mark_grouped()
     slot.step(3)
     now = read_slot(arena, 1)

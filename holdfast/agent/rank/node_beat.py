@@ -39,6 +39,7 @@ def make_beat(node: str, readings: Sequence[SlotReading], wall_s: float) -> Beat
         # One rank that does not ask would make the step that all the others leave out, and wait for them in it.
         skippable=all(r.skippable for r in readings),
         grouped_at=_latest_instant([r.grouped_at for r in readings], wall_s),
+        restoring_at=_latest_instant([r.restoring_at for r in readings], wall_s),
         restored_at=_latest_instant([r.restored_at for r in readings], wall_s),
         skipped=max(r.skipped for r in readings),
         skipped_samples=sum(r.skipped_samples for r in readings),

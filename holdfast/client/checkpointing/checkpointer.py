@@ -174,15 +174,14 @@ class Checkpointer:
         with here.phase("restore"):
             began_at = time.monotonic()
             step = self._resume_from(self._link) if self._link else self._restore_newest()
+        took_s = time.monotonic() - began_at
         if self._snapshots:
             self._snapshots.on_restored()
         if self.restored_from != "none":
             self._last = step
             if self._world.rank == 0:
-                _print_line(
-                    f"step {step} was restored from {self.restored_from} in {time.monotonic() - began_at:.2f} s"
-                )
-        here.on_restored(step)
+                _print_line(f"step {step} was restored from {self.restored_from} in {took_s:.2f} s")
+        here.on_restored(step, took_s)
         return step
 
     def wait(self, timeout_s: float | None = None) -> bool:

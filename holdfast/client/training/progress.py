@@ -211,10 +211,10 @@ class RankProgress:
         if (slot := self._slot or self.find_slot()) is not None:
             slot.mark_grouped()
 
-    def on_restored(self, step: int) -> None:
+    def on_restored(self, step: int, took_s: float) -> None:
         """Report that the rank has restored the state of this step, or that there is none."""
         if (slot := self._slot or self.find_slot()) is not None:
-            slot.mark_restored()
+            slot.mark_restored(took_s)
         if self._easing is not None:
             self._easing.done = step
 

@@ -76,6 +76,7 @@ class Pause(msgspec.Struct, kw_only=True):
             resumed_from=resumed_step(event, self),
             held_s=max(0.0, self.released_at - stopped_at) if self.released_at else 0.0,
             grouped_at=event.grouped_at,
+            restoring_at=event.restoring_at,
             restored_at=event.restored_at,
             evicted=self.evicted,
             admitted=self.admitted,

@@ -192,6 +192,7 @@ class JobPace:
             counted=counted,
             numbered=slowest.counted and not counted,
             grouped_at=max(b.grouped_at for b in beats),
+            restoring_at=max(b.restoring_at for b in beats),
             restored_at=max(b.restored_at for b in beats),
             skippable=all(b.skippable for b in beats),
             skipped=max(b.skipped for b in beats),

@@ -220,15 +220,16 @@ def phases_s(record: Record | Change) -> dict[str, float]:
         ends["probe"] = record.stopped_at + record.probed_s
     else:
         ends = {"last step": record.asked_at, "stop": record.stopped_at, "held": record.stopped_at + record.held_s}
-    restored = "restore" if record.grouped_at else "imports and restore"
+    set_up = "set-up" if record.grouped_at else "imports and set-up"
+    restored = "restore" if record.grouped_at or record.restoring_at else "imports and restore"
     ends |= {"wait": record.ordered_at, "launch": record.launched_at}
-    ends |= {"imports and groups": record.grouped_at, restored: record.restored_at}
+    ends |= {"imports and groups": record.grouped_at, set_up: record.restoring_at, restored: record.restored_at}
     if record.resumed_from is not None or record.resumed_at > record.launched_at:  # else its ranks make no steps
         ends["first step"] = record.resumed_at
     found: dict[str, float] = {}
     at = record.good_at
     for name, end_at in ends.items():
-        untold = name in ("imports and groups", restored) and not end_at
+        untold = name in ("imports and groups", set_up, restored) and not end_at
         end_at = min(max(end_at, at), record.resumed_at)  # ranks may be further than the news of their launch
         least_s = SHOWN_S if name in ("silence", "probe", "wait") else 0.0  # such as a replay that is refused
         if not untold and (end_at > at + least_s or name not in _OPTIONAL):

@@ -55,6 +55,7 @@ class Incident(msgspec.Struct, kw_only=True):
     brought_in: int = 0  # the release that came in with a restart of this incident
     skipped: tuple[Skip, ...] = ()
     grouped_at: float = 0.0
+    restoring_at: float = 0.0
     restored_at: float = 0.0
     untold: bool = False  # as in Record
     watched_at: float = 0.0  # since when there was a controller, if there had been none; 0: there was one before
@@ -84,7 +85,7 @@ class Incident(msgspec.Struct, kw_only=True):
 
     def on_recovered(self, event: Progress) -> None:
         """Note when the ranks of the next generation had their process groups and their state."""
-        self.grouped_at, self.restored_at = event.grouped_at, event.restored_at
+        self.grouped_at, self.restoring_at, self.restored_at = event.grouped_at, event.restoring_at, event.restored_at
 
     def on_nothing_left(self) -> None:
         """Count from the failure, not from the last good step, because that step was the last one of the script."""
@@ -237,6 +238,7 @@ class Incident(msgspec.Struct, kw_only=True):
             ranks=cause.ranks,
             suspects=cause.suspects,
             grouped_at=self.grouped_at,
+            restoring_at=self.restoring_at,
             restored_at=self.restored_at,
             rolled_back=self.rolled_back,
             brought_in=self.brought_in,

@@ -76,6 +76,7 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
     tokens: float = 0.0  # that the steps of this generation took, as the script tells it; 0: it does not
     flops: float = 0.0  # and floating-point operations
     parameters: int = 0  # that its optimizers train; 0: not known
+    restoring_at: float = 0.0  # when it began to restore its state
     lasting_bad_step: int = -1  # the first step whose loss was not finite and whose next one was not either
     claimed: bool = False  # the process of this pid makes the rank's steps
     ending: str = ""  # of a script: "returned", "parting" (it destroys its process groups), "parted" (none is left)
@@ -148,7 +149,7 @@ def _is_possible(reading: SlotReading) -> bool:
     bad = (reading.first_bad_step, reading.lasting_bad_step)
     steps = (reading.step, reading.first_step, reading.loss_step, *bad, reading.origin)
     counts = (reading.skipped, reading.skipped_samples, reading.parameters)
-    instants = (reading.at, reading.first_at, reading.grouped_at, reading.restored_at)
+    instants = (reading.at, reading.first_at, reading.grouped_at, reading.restoring_at, reading.restored_at)
     return all(abs(number) <= MOST for number in (*steps, *counts)) and all(abs(at) <= MOST_S for at in instants)
 
 
@@ -156,7 +157,7 @@ def _parse_reading(body: bytes) -> SlotReading:
     seq, flags, step, at, loss_step, loss, grad_norm, tokens, flops = HOT.unpack_from(body)
     generation, rank, pid, first_step, first_at, first_bad_step, *rest = COLD.unpack_from(body, HOT.size)
     phase_at, failed_at, phase, failure, grouped_at, restored_at, skipped, skipped_samples, *rest = rest
-    origin, parameters, lasting_bad_step = rest
+    origin, parameters, lasting_bad_step, restoring_at = rest
     return SlotReading(
         seq=seq,
         generation=generation,
@@ -179,6 +180,7 @@ def _parse_reading(body: bytes) -> SlotReading:
         failure=_read_failure(failure),
         grouped_at=grouped_at,
         restored_at=restored_at,
+        restoring_at=restoring_at,
         skippable=bool(flags & SKIPPABLE),
         skipped=skipped,
         skipped_samples=skipped_samples,

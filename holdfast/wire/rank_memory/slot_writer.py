@@ -21,7 +21,7 @@ SLOT_BYTES = RING_AT + RING * ENTRY_BYTES
 
 SUM = struct.Struct("<I")
 HOT = struct.Struct("<QIqdqdddd")  # seq, flags, step, at, loss_step, loss, grad_norm, tokens, flops
-COLD = struct.Struct("<qiiqdqdd24s120sddQQqqq")  # generation, rank, pid, first step and at, first bad step, the rest
+COLD = struct.Struct("<qiiqdqdd24s120sddQQqqqd")  # generation, rank, pid, first step and at, first bad step, the rest
 BODY = slice(SUM.size, SUM.size + HOT.size + COLD.size)
 PHASE_BYTES = 24
 _MOST = 1 << 62
@@ -63,7 +63,7 @@ class SlotWriter:
         self._told = 0  # entries of the ring
         self._phase, self._phase_at = b"", 0.0
         self._failure, self._failed_at = b"", 0.0
-        self._grouped_at = self._restored_at = 0.0
+        self._grouped_at = self._restoring_at = self._restored_at = 0.0
         self._skipped = self._skipped_samples = 0
         self._origin = -1
         self._parameters = 0
@@ -205,10 +205,11 @@ class SlotWriter:
             self._pack_cold_part()
             self._write_record()
 
-    def mark_restored(self) -> None:
-        """Record that the rank has its state, or knows that there is none."""
+    def mark_restored(self, took_s: float) -> None:
+        """Record that the rank has its state, or knows that there is none, and for how long it looked for it."""
         if self._is_ours():
             self._restored_at = monotonic()
+            self._restoring_at = self._restored_at - took_s
             self._pack_cold_part()
             self._write_record()
 
@@ -252,7 +253,7 @@ class SlotWriter:
         self._phase_at, self._failed_at, phase, failure, *rest = rest
         self._phase, self._failure = phase.rstrip(b"\0"), failure.rstrip(b"\0")
         self._grouped_at, self._restored_at, self._skipped, self._skipped_samples, *rest = rest
-        self._origin, self._parameters, self._lasting_bad_step = rest
+        self._origin, self._parameters, self._lasting_bad_step, self._restoring_at = rest
         self._bad_step = self._loss_step if self.is_loss_bad else -1
 
     def note_skip(self, step: int, batches: int, samples: int) -> None:
@@ -266,7 +267,7 @@ class SlotWriter:
         first = (self._first_step, self._first_at, self._first_bad_step)
         rest = (self._phase_at, self._failed_at, self._phase, self._failure, self._grouped_at, self._restored_at)
         last = (self._skipped, self._skipped_samples, self._origin, self._parameters, self._lasting_bad_step)
-        self._cold = COLD.pack(*self._owner, *first, *rest, *last)
+        self._cold = COLD.pack(*self._owner, *first, *rest, *last, self._restoring_at)
 
     def _write_record(self) -> None:
         self._seq = seq = self._seq + 1

@@ -147,11 +147,14 @@ def test_counted_steps_are_no_measure_of_what_is_redone() -> None:
 
 def test_the_last_rank_counts_for_groups_and_states_and_every_one_must_ask() -> None:
     job = pace()
-    one = replace(beat("a", 5, 3.0), grouped_at=1.0, restored_at=2.5, skippable=True, skipped=2, skipped_samples=8)
+    one = replace(beat("a", 5, 3.0), grouped_at=1.0, restoring_at=1.2, restored_at=2.5, skippable=True, skipped=2)
+    one = replace(one, skipped_samples=8)
     job.on_beat(3.0, one)
-    found = job.on_beat(3.0, replace(one, node="b", grouped_at=1.5, restored_at=2.0, skipped_samples=7))
+    found = job.on_beat(
+        3.0, replace(one, node="b", grouped_at=1.5, restoring_at=1.9, restored_at=2.0, skipped_samples=7)
+    )
     assert found is not None
-    assert (found.grouped_at, found.restored_at, found.skippable) == (1.5, 2.5, True)
+    assert (found.grouped_at, found.restoring_at, found.restored_at, found.skippable) == (1.5, 1.9, 2.5, True)
     assert (found.skipped, found.skipped_samples) == (2, 15)
     job.on_beat(4.0, replace(one, step=6, skippable=False))
     job.on_beat(4.0, replace(one, node="b", step=6))
