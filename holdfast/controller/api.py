@@ -32,7 +32,7 @@ from holdfast.core.detect.link_traffic import pick_job_links
 from holdfast.core.diagnose import blocking_ranks
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks
 from holdfast.core.incident.incident_text import count_failures
-from holdfast.core.record.job_account import TimeUse
+from holdfast.core.record.job_account import Account, TimeUse
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.release_history import ReleaseOverview
 from holdfast.core.record.release_pace import describe_paces
@@ -87,6 +87,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0  # of all incidents; one that fails again before its next step is the same incident
     changes: int = 0  # planned restarts
     last_change: str = ""
+    slow: str = ""  # who was last said to be slow in this generation, and when
     redone: int = 0  # steps that had been made before
     at_most: str = ""  # as in the report, before the ETTR
     parted: bool = False  # every rank has left its process groups or returned
@@ -131,6 +132,13 @@ def _view_nodes(controller: Controller, queued: dict[str, str]) -> tuple[NodeVie
     return (*views, *(NodeView(node=node, role=role, reason=queued.get(node, "")) for node, role in roles.items()))
 
 
+def _slow_text(account: Account, generation: int) -> str:
+    newest = account.slow[-1] if account.slow else None
+    if newest is None or newest.generation != generation:
+        return ""
+    return f"{newest.text} (told {account.end_at - newest.at:.0f} s ago)"
+
+
 def status_of(controller: Controller) -> Status:
     view, account = controller.view, controller.ledger.make_account(controller.clock())
     queued = dict(view.queued)
@@ -152,6 +160,7 @@ def status_of(controller: Controller) -> Status:
         incidents=view.incidents,
         failures=count_failures(account.incidents) + view.open_failures,
         last_incident=account.incidents[-1].sentence if account.incidents else "",
+        slow=_slow_text(account, view.generation),
         floor=floor.floor,
         disk=floor.disk.newest_kept,
         behind="; ".join(filter(None, (floor.behind, floor.disk.missed))),

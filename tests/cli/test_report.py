@@ -96,6 +96,19 @@ def test_a_lost_standby_is_named(run_dir: Path, capsys: pytest.CaptureFixture[st
     assert "n2" in lost and lost in capsys.readouterr().out
 
 
+def test_a_rank_that_is_only_slow_is_named(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(
+        run_dir, *LINES[:6], '70 alarm slow n1 rank 1 stance notify said "makes the others wait: for 68 % of the time"'
+    )
+    assert main(["report"]) == 0
+    [slow] = report.load_report(run_dir).slow
+    assert slow.text.startswith("rank 1 on n1 makes the others wait: for 68 %") and (slow.ranks, slow.at) == (
+        (1,),
+        70.0,
+    )
+    assert f": {slow.text}" in capsys.readouterr().out
+
+
 def test_json(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(run_dir, *LINES, *END)
     assert main(["report", "--json"]) == 0  # the newest run

@@ -202,6 +202,7 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
     over = report.code is not None or bool(report.absence)
     parts += [Text(said)] if (said := no_step_said(report.spent_s[TimeUse.RUN], over=over)) else []
     parts += _stall_texts(report)
+    parts += [Text(f"slow, told at {clock_text(one.at)}: {one.text}") for one in report.slow]
     parts += [Text(_unwatched_text(one)) for one in report.unwatched]
     parts += [Text(UNKNOWN_TIME)] if report.spent_s.get(TimeUse.UNKNOWN) else []
     parts.append(_standbys_text(report))

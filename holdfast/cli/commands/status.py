@@ -114,6 +114,8 @@ def render_status(status: dict[str, Any]) -> Group:
         lines.append(Text(storage_said(storage), style="bold" if storage.missed else "dim"))
     if status.get("behind"):
         lines.append(Text(status["behind"], style="bold"))
+    if status.get("slow"):
+        lines.append(Text(f"slow: {status['slow']}"))
     if status["last_incident"]:
         lines.append(Text(f"last incident: {status['last_incident']}"))
     if status.get("last_change"):

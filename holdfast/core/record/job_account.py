@@ -17,6 +17,16 @@ HOUR_S = 3600.0  # the window of the sliding ETTR
 UNSETTLED = "open incident"  # of what an incident has cost whose cause is not known yet
 
 
+class SlowNotice(msgspec.Struct, frozen=True, kw_only=True):
+    """A report that ranks, or all of them, have become slow, and that the job went on with them."""
+
+    at: float
+    generation: int
+    ranks: tuple[int, ...]  # empty: nobody is named
+    nodes: tuple[str, ...]
+    text: str  # what is known, and what was done
+
+
 class TimeUse(StrEnum):
     """The use of a second of the job's time; only TRAIN is productive."""
 
@@ -103,6 +113,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     ending: str = ""
     storage: StorageReport | None = None  # what was last written there; None: no node has told of any
     opinions: tuple[str, ...] = ()  # of language models and people, on incidents
+    slow: tuple[SlowNotice, ...] = ()  # the newest, for which no incident was opened
     lost_standbys: tuple[str, ...] = ()  # which, and why
     paces: tuple[ReleasePace, ...] = ()  # of releases in steady training
 

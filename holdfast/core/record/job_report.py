@@ -3,7 +3,7 @@
 import msgspec
 
 from holdfast.core.incident.incident_text import lost_steps, phases_s
-from holdfast.core.record.job_account import Account, ReleaseRun, Span, TimeUse, UnwatchedTime
+from holdfast.core.record.job_account import Account, ReleaseRun, SlowNotice, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.release_pace import ReleasePace
 from holdfast.core.record.solving_rungs import count_rungs
 from holdfast.model.event import StorageReport
@@ -46,6 +46,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     spans: tuple[Span, ...]
     unwatched: tuple[UnwatchedTime, ...] = ()
     opinions: tuple[str, ...] = ()
+    slow: tuple[SlowNotice, ...] = ()  # for which no incident was opened
     lost_standbys: tuple[str, ...] = ()  # which, and why
     paces: tuple[ReleasePace, ...] = ()  # of releases in steady training
     rungs: dict[str, int] = {}  # incidents and changes of code by what ended them
@@ -76,6 +77,7 @@ def report_of(account: Account) -> Report:
         spans=account.spans,
         unwatched=account.unwatched,
         opinions=account.opinions,
+        slow=account.slow,
         lost_standbys=account.lost_standbys,
         paces=account.paces,
         rungs=count_rungs(account.incidents, account.changes),

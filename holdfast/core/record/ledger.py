@@ -1,18 +1,28 @@
 """The ledger: it folds the journal into spans that cover every second of the job without gap or overlap."""
 
+from collections import deque
 from collections.abc import Iterable
 from itertools import pairwise
 
 import msgspec
 
 from holdfast.core.incident import incident_text
-from holdfast.core.record.job_account import FROM_START, Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
+from holdfast.core.record.job_account import (
+    FROM_START,
+    Account,
+    RedoneSteps,
+    ReleaseRun,
+    SlowNotice,
+    Span,
+    TimeUse,
+    UnwatchedTime,
+)
 from holdfast.core.record.job_ending import describe_end, read_storage
 from holdfast.core.record.release_pace import ReleasePaces
 from holdfast.core.record.span_cuts import ALONE, TRAINED, OpenStandstill, find_first_cut
 from holdfast.model.action import Finish, Launch, Say
-from holdfast.model.alarm import LEFT, OPINION, Alarm
-from holdfast.model.event import Begin, Ended, Entry, Phase, Progress, StorageReport, Successor
+from holdfast.model.alarm import LEFT, OPINION, Alarm, Kind, Stance
+from holdfast.model.event import Begin, Decision, Ended, Entry, Phase, Progress, StorageReport, Successor
 from holdfast.model.incident_record import Change, Record, is_given_up
 from holdfast.model.release import Release
 
@@ -27,6 +37,7 @@ _USES = {
     Phase.HELD: TimeUse.HOLD,
     Phase.ENDING: TimeUse.STOP,
 }
+_SLOW = 20  # notices that are kept
 _OF_NONE = (TimeUse.END, *ALONE)  # uses that no incident or planned restart costs
 
 
@@ -43,6 +54,7 @@ class Ledger:
         self.changes: list[Change] = []
         self.opinions: list[str] = []
         self._lost_standbys: list[str] = []
+        self._slow: deque[SlowNotice] = deque(maxlen=_SLOW)
         self.admitting: frozenset[str] = frozenset()  # nodes that are new in this generation, which has no step yet
         self.finish: Finish | None = None
         self.storage: StorageReport | None = None  # None: no node has told of any
@@ -101,6 +113,8 @@ class Ledger:
         self.storage = read_storage(event) or self.storage
         if isinstance(event, Alarm) and event.signature == OPINION:
             self.opinions.append(event.reason)
+        if isinstance(event, Alarm) and event.kind is Kind.SLOW and decision.phase is Phase.TRAINING:
+            self._on_slow(event, decision)
         if decision.changed:
             self.changes.append(decision.changed)
             self._redone.append(RedoneSteps(change=len(self.changes)))
@@ -116,6 +130,13 @@ class Ledger:
                 self._lost_standbys.append(action.text)
             elif isinstance(action, Launch):
                 self._on_launch(action)
+
+    def _on_slow(self, alarm: Alarm, decision: Decision) -> None:
+        for said in decision.actions:
+            if isinstance(said, Say):
+                text = said.text if alarm.stance is Stance.ACT else f"{said.text}; nothing was done but to say so"
+                who = {"ranks": alarm.ranks, "nodes": alarm.suspects}
+                self._slow.append(SlowNotice(at=alarm.at, generation=alarm.generation, text=text, **who))
 
     def _watch_takeover(self, entry: Entry) -> None:
         """Note a time without a controller, and what is told of it afterwards."""
@@ -190,6 +211,7 @@ class Ledger:
             ending=ending,
             storage=self.storage,
             opinions=tuple(self.opinions),
+            slow=tuple(self._slow),
             lost_standbys=tuple(self._lost_standbys),
             paces=self.paces.list_paces(),
         )
