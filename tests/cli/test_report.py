@@ -98,7 +98,7 @@ def test_a_lost_standby_is_named(run_dir: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_rank_that_is_only_slow_is_named(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(
-        run_dir, *LINES[:6], '70 alarm slow n1 rank 1 stance notify said "makes the others wait: for 68 % of the time"'
+        run_dir, *LINES[:7], '70 alarm slow n1 rank 1 stance notify said "makes the others wait: for 68 % of the time"'
     )
     assert main(["report"]) == 0
     [slow] = report.load_report(run_dir).slow

@@ -135,8 +135,8 @@ class Ledger:
         for said in decision.actions:
             if isinstance(said, Say):
                 text = said.text if alarm.stance is Stance.ACT else f"{said.text}; nothing was done but to say so"
-                who = {"ranks": alarm.ranks, "nodes": alarm.suspects}
-                self._slow.append(SlowNotice(at=alarm.at, generation=alarm.generation, text=text, **who))
+                at, ranks, nodes = alarm.at, alarm.ranks, alarm.suspects
+                self._slow.append(SlowNotice(at=at, generation=alarm.generation, ranks=ranks, nodes=nodes, text=text))
 
     def _watch_takeover(self, entry: Entry) -> None:
         """Note a time without a controller, and what is told of it afterwards."""
