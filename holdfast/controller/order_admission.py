@@ -178,4 +178,4 @@ def _describe_standbys(view: JobView) -> str:
         return f"{usable} {'standby waits' if usable == 1 else 'standbys wait'}"
     if view.pool or view.coming or view.under_check or view.job.standbys:
         return "none is ready yet"
-    return "this job keeps none, and holdfast evict waits for none"
+    return "this job keeps none, so one more is asked for (holdfast evict waits for none)"

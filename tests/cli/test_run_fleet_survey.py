@@ -22,5 +22,5 @@ def test_nodes_that_are_gone_are_replaced_though_silence_would_take_minutes(star
     job.ends(0)
     [record] = job.report().incidents
     assert (record.kind, record.evicted) == ("silence", (lost,))
-    assert record.cause == f"{lost} is gone, says its fleet: none of its processes is alive"
+    assert record.cause == f"{lost} is gone, says its fleet (none of its processes is alive)"
     job.check_replay()

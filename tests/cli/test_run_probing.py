@@ -90,7 +90,7 @@ def test_the_machine_that_computes_wrongly_is_evicted(start: Start, tmp_path: Pa
     assert [node for record in incidents for node in record.evicted] == [sick] == [*last.evicted]
     assert "gemm_bits" in last.verdict.reason
     assert last.probed_s > 0
-    assert job.report().spent_s["diagnose"] > 0
+    assert job.report().spent_s["probe"] > 0
     assert 3 in [probe.level for probe in probes_of_all(job)]
     assert {words[0] for words in said(job, "weights")} == {words[0] for words in said(calm, "weights")}
 

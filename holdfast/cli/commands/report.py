@@ -64,7 +64,7 @@ _COLOURS = {
     TimeUse.STOP: "bright_red",
     TimeUse.LAUNCH: "yellow",
     TimeUse.START_UP: "cyan",
-    TimeUse.DIAGNOSE: "bright_magenta",
+    TimeUse.PROBE: "bright_magenta",
     TimeUse.WAIT: "bright_black",
     TimeUse.PAUSE: "blue",
     TimeUse.HOLD: "white",
@@ -83,7 +83,7 @@ _LETTERS = {
     TimeUse.STOP: "x",
     TimeUse.LAUNCH: "l",
     TimeUse.START_UP: "s",
-    TimeUse.DIAGNOSE: "d",
+    TimeUse.PROBE: "P",
     TimeUse.WAIT: ".",
     TimeUse.PAUSE: "p",
     TimeUse.HOLD: "h",
@@ -291,7 +291,7 @@ def _start_text(bill: Bill, cause: str) -> str:
 def _row_text(row: Row, record: Record | Change | None = None) -> str:
     """Return the uses of a row, and of what phases its stop and its start-up consist if there are several."""
     parts = {TimeUse.STOP: stop_phases_s(record), TimeUse.START_UP: start_up_s(record)} if record else {}
-    hidden = (TimeUse.REDO, TimeUse.DIAGNOSE) if row.get(TimeUse.DIAGNOSE) == 0.0 else (TimeUse.REDO,)
+    hidden = (TimeUse.REDO, TimeUse.PROBE) if row.get(TimeUse.PROBE) == 0.0 else (TimeUse.REDO,)
     said = {use: f"{use.value} {seconds:.1f}" for use, seconds in row.items() if use not in hidden}
     return ", ".join(f"{text}{_detail_text(row[use], parts.get(use, {}))}" for use, text in said.items())
 

@@ -25,7 +25,7 @@ def departure_alarm(departure: Departure) -> Alarm:
 def gone_alarm(at: float, node: str, seen: FleetNode) -> Alarm:
     """Return the alarm for a node of which the fleet knows that it is gone. If its machine failed, that is proof."""
     what = "has lost its machine" if seen.failed else "is gone"
-    reason = f"{what}, says its fleet{f': {seen.reason}' if seen.reason else ''}"
+    reason = f"{what}, says its fleet{f' ({seen.reason})' if seen.reason else ''}"
     signature = MACHINE_LOST if seen.failed else f"gone {node}"
     return Alarm(kind=Kind.SILENCE, at=at, suspects=(node,), reason=reason, signature=signature)
 

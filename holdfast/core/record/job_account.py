@@ -34,7 +34,7 @@ class TimeUse(StrEnum):
     REDO = "redo"
     DETECT = "detect"
     STOP = "stop"
-    DIAGNOSE = "diagnose"
+    PROBE = "probe"
     LAUNCH = "launch"
     START_UP = "start-up"
     WAIT = "wait"

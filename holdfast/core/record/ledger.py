@@ -32,7 +32,7 @@ _USES = {
     Phase.STARTING: TimeUse.START_UP,  # imports, groups, state and first step: the ranks' own business
     Phase.TRAINING: TimeUse.TRAIN,
     Phase.STOPPING: TimeUse.STOP,
-    Phase.PROBING: TimeUse.DIAGNOSE,
+    Phase.PROBING: TimeUse.PROBE,
     Phase.PAUSING: TimeUse.PAUSE,
     Phase.HELD: TimeUse.HOLD,
     Phase.ENDING: TimeUse.STOP,

@@ -93,7 +93,7 @@ def test_what_holdfast_said_is_not_ascribed_to_a_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    "cause", ["n1 has been silent for 3 s", "n1 is gone, says its fleet: none of its processes is alive"]
+    "cause", ["n1 has been silent for 3 s", "n1 is gone, says its fleet (none of its processes is alive)"]
 )
 def test_a_lost_node_is_the_one_that_left(cause: str) -> None:
     found = diagnosis(console(cause))
