@@ -234,7 +234,8 @@ async def test_evict_a_node_that_trains(desk_of: Open) -> None:
 async def test_drain_waits_for_a_standby(desk_of: Open) -> None:
     async with pair(desk_of) as (desk, a, b):
         assert await order(desk, "drain", "b") == (
-            "b leaves when a standby can take its seat; this job keeps none, so one more is asked for (holdfast evict waits for none)"
+            "b leaves when a standby can take its seat; this job keeps none, so one more is asked for "
+            "(holdfast evict waits for none)"
         )
         assert await roles(desk) == {"a": "active", "b": "draining"}
         assert desk.controller.view.phase is Phase.TRAINING
