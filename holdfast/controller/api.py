@@ -32,7 +32,7 @@ from holdfast.core.detect.link_traffic import pick_job_links
 from holdfast.core.diagnose import blocking_ranks
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks
 from holdfast.core.incident.incident_text import count_failures
-from holdfast.core.record.job_account import Account, TimeUse
+from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.release_history import ReleaseOverview
 from holdfast.core.record.release_pace import describe_paces
@@ -132,22 +132,14 @@ def _view_nodes(controller: Controller, queued: dict[str, str]) -> tuple[NodeVie
     return (*views, *(NodeView(node=node, role=role, reason=queued.get(node, "")) for node, role in roles.items()))
 
 
-def _slow_text(account: Account, generation: int) -> str:
-    newest = account.slow[-1] if account.slow else None
-    if newest is None or newest.generation != generation:
-        return ""
-    return f"{newest.text} (told {account.end_at - newest.at:.0f} s ago)"
-
-
 def status_of(controller: Controller) -> Status:
     view, account = controller.view, controller.ledger.make_account(controller.clock())
-    queued = dict(view.queued)
     finish, waiting, floor = controller.ledger.finish, view.waiting_release, controller.aims.floor
     return Status(
         run_id=view.job.run_id,
         phase=view.phase,
         reason=controller.reason,
-        queued=queued,
+        queued=(queued := dict(view.queued)),
         now=view.describe_present(controller.clock(), controller.reached_step, finish.reason if finish else ""),
         generation=view.generation,
         step=controller.reached_step,
@@ -160,7 +152,7 @@ def status_of(controller: Controller) -> Status:
         incidents=view.incidents,
         failures=count_failures(account.incidents) + view.open_failures,
         last_incident=account.incidents[-1].sentence if account.incidents else "",
-        slow=_slow_text(account, view.generation),
+        slow=account.describe_slow(view.generation),
         floor=floor.floor,
         disk=floor.disk.newest_kept,
         behind="; ".join(filter(None, (floor.behind, floor.disk.missed))),

@@ -8,6 +8,7 @@ from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import fold_entries
 from holdfast.model.action import Say
 from holdfast.model.incident_record import Remedy
+from tests.core.test_ledger import START, account
 from tests.core.transcript import Scenario
 
 
@@ -40,3 +41,13 @@ def test_an_older_journal_tells_of_a_lost_standby_by_words_alone() -> None:
         decision = msgspec.structs.replace(entry.decision, actions=tuple(says))
         older.append(msgspec.structs.replace(entry, decision=decision))
     assert fold_entries(older).lost_standbys == found
+
+
+def test_a_rank_that_was_only_told_to_be_slow_is_in_the_account() -> None:
+    slow = 'alarm slow n0 rank 0 said "makes the others wait"'
+    hidden, shown = (slow.replace(" said", f" stance {stance} said") for stance in ("observe", "notify"))
+    told, tolerated = (found := account(*START, f"19 {hidden}", f"20 {shown}", f"21 {slow}", now=25.0)).slow
+    assert (told.at, told.ranks, told.nodes) == (20.0, (0,), ("n0",))
+    assert told.text == "rank 0 on n0 makes the others wait; nothing was done but to say so"
+    assert tolerated.text.startswith("rank 0 on n0 makes the others wait; not acted on, as ")
+    assert found.describe_slow(1) == f"{tolerated.text} (told 4 s ago)" and found.describe_slow(2) == ""

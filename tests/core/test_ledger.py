@@ -69,15 +69,6 @@ def test_training_ends_at_the_last_good_step_not_at_the_alarm() -> None:
     assert (found.step, found.generation, found.phase) == (26, 2, Phase.TRAINING)
 
 
-def test_a_rank_that_was_only_told_to_be_slow_is_in_the_account() -> None:
-    slow = 'alarm slow n0 rank 0 said "makes the others wait"'
-    observed, told = (slow.replace(" said", f" stance {stance} said") for stance in ("observe", "notify"))
-    told, tolerated = account(*START, f"19 {observed}", f"20 {told}", f"21 {slow}", now=25.0).slow
-    assert (told.at, told.ranks, told.nodes) == (20.0, (0,), ("n0",))
-    assert told.text == "rank 0 on n0 makes the others wait; nothing was done but to say so"
-    assert tolerated.text.startswith("rank 0 on n0 makes the others wait; not acted on, as ")
-
-
 def test_the_last_hour_has_an_ettr_of_its_own() -> None:
     lines = (*START, *CRASH, "36 progress 22 at 35")
     assert account(*lines, now=3599.0).hour_ettr is None, "it is not that old"
@@ -160,7 +151,7 @@ def test_chained_failures_redo_the_same_work_twice() -> None:
     assert found.lost_s() == {
         START_AND_END: 5.0,
         "SIGKILL of unknown sender": 13.0,
-        "a native crash ended the process": 10.0,
+        "a native crash ended the process (60% sure)": 10.0,
     }
     assert found.mttr_s == pytest.approx((10 + 5) / 2)
 

@@ -155,9 +155,7 @@ class HangDetector:
 
     def on_launch(self, now: float, generation: int, nodes: tuple[str, ...]) -> None:
         self.generation, self._nodes = generation, frozenset(nodes)
-        self._beats.clear()
-        self._order.clear()
-        self._slowest = ""
+        self._beats, self._order, self._slowest = {}, {}, ""
         self._tellers.on_launch(nodes)
         self.step, self._phase = -1, ""
         self._trained_at, self._start_s = now, 0.0

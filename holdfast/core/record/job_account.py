@@ -6,6 +6,7 @@ import msgspec
 
 from holdfast.core.incident import incident_text
 from holdfast.core.record.release_pace import ReleasePace
+from holdfast.core.record.slow_notices import SlowNotice
 from holdfast.model.event import Phase, StorageReport
 from holdfast.model.incident_record import Change, Record, Remedy
 
@@ -15,16 +16,6 @@ PLANNED = "planned restarts"  # the cause of what they cost
 FROM_START = "the start of this run"  # from which steps are counted that the script does not tell
 HOUR_S = 3600.0  # the window of the sliding ETTR
 UNSETTLED = "open incident"  # of what an incident has cost whose cause is not known yet
-
-
-class SlowNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """A report that ranks, or all of them, have become slow, and that the job went on with them."""
-
-    at: float
-    generation: int
-    ranks: tuple[int, ...]  # empty: nobody is named
-    nodes: tuple[str, ...]
-    text: str  # what is known, and what was done
 
 
 class TimeUse(StrEnum):
@@ -113,9 +104,16 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     ending: str = ""
     storage: StorageReport | None = None  # what was last written there; None: no node has told of any
     opinions: tuple[str, ...] = ()  # of language models and people, on incidents
-    slow: tuple[SlowNotice, ...] = ()  # the newest, for which no incident was opened
+    slow: tuple[SlowNotice, ...] = ()  # for which no incident was opened
     lost_standbys: tuple[str, ...] = ()  # which, and why
     paces: tuple[ReleasePace, ...] = ()  # of releases in steady training
+
+    def describe_slow(self, generation: int) -> str:
+        """Return in words who was last told to be slow in this generation; "" if nobody was."""
+        newest = self.slow[-1] if self.slow else None
+        if newest is None or newest.generation != generation:
+            return ""
+        return f"{newest.text} (told {self.end_at - newest.at:.0f} s ago)"
 
     @property
     def wall_s(self) -> float:

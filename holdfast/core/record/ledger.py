@@ -1,28 +1,19 @@
 """The ledger: it folds the journal into spans that cover every second of the job without gap or overlap."""
 
-from collections import deque
 from collections.abc import Iterable
 from itertools import pairwise
 
 import msgspec
 
 from holdfast.core.incident import incident_text
-from holdfast.core.record.job_account import (
-    FROM_START,
-    Account,
-    RedoneSteps,
-    ReleaseRun,
-    SlowNotice,
-    Span,
-    TimeUse,
-    UnwatchedTime,
-)
+from holdfast.core.record.job_account import FROM_START, Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.job_ending import describe_end, read_storage
 from holdfast.core.record.release_pace import ReleasePaces
+from holdfast.core.record.slow_notices import SlowNotice, find_slow_notices
 from holdfast.core.record.span_cuts import ALONE, TRAINED, OpenStandstill, find_first_cut
 from holdfast.model.action import Finish, Launch, Say
-from holdfast.model.alarm import LEFT, OPINION, Alarm, Kind, Stance
-from holdfast.model.event import Begin, Decision, Ended, Entry, Phase, Progress, StorageReport, Successor
+from holdfast.model.alarm import LEFT, OPINION, Alarm
+from holdfast.model.event import Begin, Ended, Entry, Phase, Progress, StorageReport, Successor
 from holdfast.model.incident_record import Change, Record, is_given_up
 from holdfast.model.release import Release
 
@@ -37,7 +28,6 @@ _USES = {
     Phase.HELD: TimeUse.HOLD,
     Phase.ENDING: TimeUse.STOP,
 }
-_SLOW = 20  # notices that are kept
 _OF_NONE = (TimeUse.END, *ALONE)  # uses that no incident or planned restart costs
 
 
@@ -45,16 +35,14 @@ class Ledger:
     """Takes journal entries one by one; `make_account` may be called at any time."""
 
     def __init__(self) -> None:
-        self.phase = Phase.NEW
-        self.generation = 0
+        self.phase, self.generation = Phase.NEW, 0
         self.best, self.step = -1, -1  # furthest step told by the script; newest step, of whichever generation
         self.progress: Progress | None = None  # of this generation
         self.newest: Progress | None = None  # of whichever
         self.incidents: list[Record] = []
         self.changes: list[Change] = []
-        self.opinions: list[str] = []
-        self._lost_standbys: list[str] = []
-        self._slow: deque[SlowNotice] = deque(maxlen=_SLOW)
+        self.opinions, self._lost_standbys = list[str](), list[str]()
+        self._slow: list[SlowNotice] = []
         self.admitting: frozenset[str] = frozenset()  # nodes that are new in this generation, which has no step yet
         self.finish: Finish | None = None
         self.storage: StorageReport | None = None  # None: no node has told of any
@@ -113,8 +101,7 @@ class Ledger:
         self.storage = read_storage(event) or self.storage
         if isinstance(event, Alarm) and event.signature == OPINION:
             self.opinions.append(event.reason)
-        if isinstance(event, Alarm) and event.kind is Kind.SLOW and decision.phase is Phase.TRAINING:
-            self._on_slow(event, decision)
+        self._slow += find_slow_notices(event, decision) if isinstance(event, Alarm) else ()
         if decision.changed:
             self.changes.append(decision.changed)
             self._redone.append(RedoneSteps(change=len(self.changes)))
@@ -130,13 +117,6 @@ class Ledger:
                 self._lost_standbys.append(action.text)
             elif isinstance(action, Launch):
                 self._on_launch(action)
-
-    def _on_slow(self, alarm: Alarm, decision: Decision) -> None:
-        for said in decision.actions:
-            if isinstance(said, Say):
-                text = said.text if alarm.stance is Stance.ACT else f"{said.text}; nothing was done but to say so"
-                at, ranks, nodes = alarm.at, alarm.ranks, alarm.suspects
-                self._slow.append(SlowNotice(at=at, generation=alarm.generation, ranks=ranks, nodes=nodes, text=text))
 
     def _watch_takeover(self, entry: Entry) -> None:
         """Note a time without a controller, and what is told of it afterwards."""
