@@ -53,8 +53,8 @@ PACKAGE = ROOT / "holdfast"
 # are cancelled, and controllers that move on Slurm, 150; runs and blocked hosts of databases and clusters, and
 # controllers of Kubernetes that take turns, 440; help and completion from prepared command lines 230, metrics by a
 # table 90, the footer of a terminal 220, parts of runs and two runs beside each other 260; the web page: the story of
-# each incident and the history of each node from the journal, its server and its sources, 1,750; ranks that tell of no steps, slow
-# ranks in the report, and consoles without a failure, 250.
+# each incident and the history of each node from the journal, its server and its sources, 1,750; ranks that
+# tell of no steps, slow ranks in the report, and consoles without a failure, 250.
 TOTAL_LINES = 79_500
 SETTINGS = 116  # a detector has about five: its stance, its pace, its limits; hooks have five
 NOUNS = 80  # structs in holdfast/model/
