@@ -5,8 +5,8 @@ import { openRank } from "./rank.js";
 import { block, job, onLeave } from "./store.js";
 import { announce, colour, count, h, plural, sheet } from "./words.js";
 
-const ROLES = { active: "train", admitting: "start-up", draining: "launch", ready: "bar", probing: "diagnose", evicted: "detect",
-  examined: "diagnose", lost: "detect", dismissed: "stop", acquiring: "wait", queued: "wait" };
+const ROLES = { active: "train", admitting: "start-up", draining: "launch", ready: "bar", probing: "probe", evicted: "detect",
+  examined: "probe", lost: "detect", dismissed: "stop", acquiring: "wait", queued: "wait" };
 const HEAT = { light: ["#e7ecef", "#f7d9a8", "#ee9f5b", "#d1453b", "#8f1d2c"], dark: ["#2a3138", "#5c4a22", "#a8682a", "#d1453b", "#ff8f85"] };
 const chosen = { colour: "state", group: "node" };
 
