@@ -144,7 +144,7 @@ class ControllerSource:
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         try:
-            return msgspec.json.decode(self._send(method, path, body))
+            return from_json(self._send(method, path, body), object)
         except msgspec.DecodeError:
             raise SourceError(f"the server at {self._place.netloc} is not holdfast") from None
 
@@ -171,6 +171,6 @@ class ControllerSource:
 
 def _refusal_text(content: bytes, status: int) -> str:
     try:
-        return str(msgspec.json.decode(content)["error"])
-    except (msgspec.DecodeError, KeyError, TypeError):
+        return str(from_json(content, dict[str, object])["error"])
+    except (msgspec.DecodeError, KeyError):
         return f"HTTP {status}"
