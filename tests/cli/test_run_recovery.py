@@ -170,7 +170,7 @@ def test_nothing_of_an_old_generation_stays(start: Start, tmp_path: Path) -> Non
     job.kill(first[3])
     job.trains(generation=2)
     assert gone(*first, *left)
-    again = [int(pid) for pid in (tmp_path / "children").read_text().split()][2:]
+    again = job.until(lambda: [int(pid) for pid in (tmp_path / "children").read_text().split()][2:], "its children")
     assert len(again) == 2 and not any(gone(pid) for pid in again)
     job.finish()
     job.ends(0)

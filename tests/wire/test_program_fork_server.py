@@ -20,9 +20,9 @@ from tests.conftest import job_environment
 pytestmark = pytest.mark.e2e
 
 SLEEPER = """
-import sys, time
+import os, sys, time
 def main():
-    print(sys.argv[1], flush=True)
+    os.write(1, f"{sys.argv[1]}\\n".encode())  # at once: one that is killed leaves no half of a line
     time.sleep(60)
 if __name__ == "__main__":
     main()
