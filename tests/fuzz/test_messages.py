@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, reject
 from hypothesis import strategies as st
 
 from holdfast.agent import probes
@@ -119,7 +119,13 @@ def test_what_msgspec_itself_does_not_refuse(name: str, contents: dict[Any, byte
 def test_what_was_encoded_comes_back(name: str, data: st.DataObject) -> None:
     decode, _, encode = CODECS[name]
     content = encode(data.draw(_values(CODECS[name])))
-    assert encode(decode(content)) == content  # values may hold a NaN, which equals nothing
+    try:
+        again = encode(decode(content))  # values may hold a NaN, which equals nothing
+    except msgspec.DecodeError as e:
+        if "absurd" not in str(e):  # the bounds of an alarm are not in its type
+            raise
+        reject()
+    assert again == content
 
 
 @given(

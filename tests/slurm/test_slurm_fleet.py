@@ -1,10 +1,12 @@
 """What is the Slurm fleet's own, on a real Slurm: jobs that shrink, hosts that are left out, hosts unheard of."""
 
+import contextlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from holdfast.fleet import slurm_fleet
@@ -92,6 +94,7 @@ async def test_refills_wait_in_the_queue_in_bounded_numbers(fleet: SlurmFleet, s
 async def test_a_host_without_power_proves_nothing(fleet: SlurmFleet, slurm_lab: SlurmLab, tmp_path: Path) -> None:
     [kept, lost] = await fleet.acquire(2)
     all_up(fleet, tmp_path)
+    command = psutil.Process(fleet._records[lost].srun)
     slurm_lab.power_off(host_of(fleet, lost))
     until(lambda: not places.slurm_answers(tmp_path, lost), "Slurm to miss the host", 120)
     seen = await fleet.survey()
@@ -100,6 +103,9 @@ async def test_a_host_without_power_proves_nothing(fleet: SlurmFleet, slurm_lab:
         await fleet.give_back(lost, "evicted", Dismissal.EVICTED)
     slurm_lab.boot(host_of(fleet, lost))
     assert fleet.nodes() == (kept,)
+    with contextlib.suppress(psutil.NoSuchProcess):  # it waits for the host's word for minutes
+        for process in (*command.children(recursive=True), command):
+            process.kill()
 
 
 async def test_an_allocation_is_used_first_and_stays(slurm_lab: SlurmLab, tmp_path: Path, fleet: SlurmFleet) -> None:
