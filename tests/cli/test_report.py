@@ -403,25 +403,3 @@ def test_a_part_of_a_run(run_dir: Path, capsys: pytest.CaptureFixture[str], monk
         assert main(["report", "--since", words]) == 2
         said = capsys.readouterr().err
         assert why in said and said.count("\n") == 1
-
-
-def test_two_runs_beside_each_other(
-    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    write(run_dir, *LINES, *END)
-    other = run_directory.make_run_dir(None, "other")
-    spec = run_directory.read_spec(run_dir)
-    run_directory.publish_run(other, spec)
-    write(other, *NO_STEPS)
-    assert main(["report", str(run_dir), "--compare", "other"]) == 0
-    shown = capsys.readouterr().out
-    assert max(map(len, shown.splitlines())) <= 80
-    assert " ".join(shown.split()).startswith("r other time 3 min 21 s 3 min 21 s ETTR")
-    assert "not known" in shown and "no step was seen" in shown
-    assert main(["report", str(run_dir), "--compare", "other", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["runs"] == [str(run_dir), str(other)] and told["compared"]["ettr"][1] is None
-    assert [one["job_s"] for one in told["reports"]] == told["compared"]["job_s"]
-    assert main(["report", "--compare", "nothing"]) == 2
-    assert "nothing is not a run" in capsys.readouterr().err

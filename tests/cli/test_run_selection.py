@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.cli import COMMANDS, main
 from holdfast.cli.commands import logs
-from holdfast.cli.commands.run_rows import RunRow
+from holdfast.cli.commands.ls_elsewhere import RunRow
 from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.cli.commands.run_rows import CLUSTERS, RunRow, cluster_rows, database_rows
+from holdfast.cli.commands.ls_elsewhere import CLUSTERS, RunRow, cluster_rows, database_rows
 from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError

@@ -134,7 +134,7 @@ def _print_comparison(runs: tuple[Path, Path], reports: tuple[Report, Report], a
         told = {"runs": [str(run_dir) for run_dir in runs], "compared": compared, "reports": reports}
         print(msgspec.json.encode(told).decode())
         return 0
-    from holdfast.cli.commands.report_comparison import render_comparison
+    from holdfast.cli.commands.report_two_runs import render_comparison
 
     shown = msgspec.convert(strip_tree(msgspec.to_builtins(compared)), ComparedJobs)
     make_output().print(render_comparison(shown, (strip_controls(runs[0].name), strip_controls(runs[1].name))))
@@ -149,9 +149,13 @@ def _write_page(run_dir: Path, path: Path) -> int:
 
     try:
         written = PageFeed(RunSource(run_dir)).write_file()
-        path.write_text(written, encoding="utf-8")
     except (SourceError, OSError) as e:
         print(f"holdfast report: {e}", file=sys.stderr)
+        return 2
+    try:
+        path.write_text(written, encoding="utf-8")
+    except OSError as e:
+        print(f"holdfast report: cannot write {path}: {e.strerror}", file=sys.stderr)
         return 2
     print(f"holdfast report: wrote {path}, {len(written.encode()) / 1e6:.1f} MB; it quotes logs and names machines")
     return 0
