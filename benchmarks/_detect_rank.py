@@ -141,7 +141,7 @@ class Trainer:
         over = torch.zeros(2, device=self.device)
         while not over[1]:
             batch = next(self.batches).to(self.device)
-            time.sleep(STEP_S)  # a stand-in for computing, as there are more ranks than cores
+            self.compute(STEP_S)
             self._obey(self.orders.read(self.step))
             loss = self.loss_of(batch)
             self.optimizer.zero_grad()
@@ -161,6 +161,10 @@ class Trainer:
         path = str(self.folder / "states")
         return holdfast.Checkpointer(model=self.model, optimizer=self.optimizer, path=path, every=1_000_000)
 
+    def compute(self, seconds: float) -> None:
+        """A stand-in, as there are more ranks than cores."""
+        time.sleep(seconds)
+
     def loss_of(self, batch: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = self.model(batch).square().mean()
         return loss
@@ -177,7 +181,7 @@ class Trainer:
             return
         fresh = self.orders.begin(order)
         if kind == "slow":
-            time.sleep(STEP_S * (order["times"] - 1))
+            self.compute(STEP_S * (order["times"] - 1))
         elif fresh:
             work = getattr(self, f"_{kind}")
             if order["seconds"] == FOR_EVER_S:

@@ -3,10 +3,12 @@
 import os
 import random
 import time
+from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
-from benchmarks._detect_scene import RANKS, Named, Scene, at_random
+from benchmarks._detect_scene import RANKS, SCRIPT, Named, Scene, at_random
 from benchmarks._harness import Job
 
 WINDOW_S = 20.0
@@ -52,14 +54,20 @@ def window(scene: Scene, times: float, chance: random.Random) -> Window:
     )
 
 
-def windows(times: list[float], seed: int) -> list[Window]:
+def windows(
+    times: list[float],
+    seed: int,
+    script: Path = SCRIPT,
+    flags: tuple[str, ...] = (),
+    env: Mapping[str, str] | None = None,
+) -> list[Window]:
     """These in a random order, in one job."""
     chance = random.Random(seed)
     order = list(times)
     chance.shuffle(order)
     with Job(RANKS) as job:
-        scene = Scene(job)
-        scene.start(*FLAGS)
+        scene = Scene(job, script)
+        scene.start(*FLAGS, *flags, env=env)
         found = []
         for one in order:
             found.append(window(scene, one, chance))

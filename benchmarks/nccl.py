@@ -1,7 +1,7 @@
 """Faults of a job over NCCL: who is named, how soon, and when it steps again. Four ranks, each on a node of its own.
 
 One GPU is enough: ranks share it. `make gpu-lab` runs this on a machine with a GPU that has nothing but its own Python
-and torch. BENCH_PARTS=faults,gpus,calm,exact,torchrun chooses parts; BENCH_ROUNDS is how often each is done.
+and torch. BENCH_PARTS=faults,gpus,slow,calm,exact,torchrun chooses parts; BENCH_ROUNDS is how often each is done.
 """
 
 import os
@@ -15,19 +15,21 @@ import msgspec
 from rich.table import Table
 
 from benchmarks._detect_scene import RANKS, Failed, Named, Scene, at_random
+from benchmarks._detect_slow import Window, windows
 from benchmarks._harness import Job
 from benchmarks._nccl_exact_scene import KINDS, by_torchrun, exactness
 from benchmarks._report import FULL, Findings, median, report
 from holdfast.model.alarm import Kind, Stance
 
 SCRIPT = Path(__file__).with_name("_nccl_rank.py")
-PARTS = os.environ.get("BENCH_PARTS", "faults,gpus,calm,exact,torchrun").split(",")
+PARTS = os.environ.get("BENCH_PARTS", "faults,gpus,slow,calm,exact,torchrun").split(",")
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "4" if FULL else "1"))
 CALM_S = float(os.environ.get("BENCH_CALM_S", "600" if FULL else "60"))
 SEED = int(os.environ.get("BENCH_SEED", "1"))
 FLAGS = ("--nnodes=4", "--nproc-per-node=1", "--standbys=2")
 FAILED = (Kind.CRASH, Kind.HANG, Kind.LOSS, Kind.HEALTH)
 LIMIT_S = 90.0
+SLOW_TIMES, SLOW_EACH = 1.3, 2  # a slow GPU's share of time; windows of each kind in a round
 NAMED_GOAL_S, STEPPING_GOAL_S, RIGHT_GOAL = 10.0, 20.0, 0.95
 
 SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
@@ -141,6 +143,21 @@ def calm(seed: int) -> list[Named]:
     return found
 
 
+def slowed(seed: int) -> list[Window]:
+    """A rank whose GPU takes longer while its process runs ahead of it as the others do; and windows without one."""
+    flags = (*FLAGS, "--set=slow.shared_gpus=true", "--set=slow.stance=observe")
+    return windows([SLOW_TIMES, 1.0] * SLOW_EACH, seed, SCRIPT, flags, paths() | {"BENCH_ON_GPU": "1"})
+
+
+def judge_slow(found: list[Window], table: Table, findings: Findings) -> None:
+    for name, times in (("slow", SLOW_TIMES), ("clean", 1.0)):
+        mine = [one for one in found if one.times == times]
+        right, named = sum(one.right for one in mine), median([one.named_s for one in mine])
+        table.add_row("GPU slow", f"{times:g} times", f"{right} of {len(mine)}", f"{named} s" if named else "", "")
+        findings.figures |= {f"{name} right": right, f"{name} windows": len(mine), f"{name} named_s": named}
+        findings.goals[f"{name}_right"] = right >= RIGHT_GOAL * len(mine)
+
+
 def judge(name: str, found: list[Trial], table: Table, findings: Findings) -> None:
     for kind in dict.fromkeys(trial.kind for trial in found):
         mine = [trial for trial in found if trial.kind == kind]
@@ -171,6 +188,8 @@ def main() -> int:
         findings.goals["gpus_named_in_time"] = all(t.named_s is not None and t.named_s < NAMED_GOAL_S for t in found)
         back = median([trial.stepping_s for trial in found])
         findings.goals["gpus_stepping_in_time"] = back is not None and back < STEPPING_GOAL_S
+    if "slow" in PARTS:
+        judge_slow([one for n in range(ROUNDS) for one in slowed(SEED + n)], table, findings)
     if "calm" in PARTS:
         false = calm(SEED)
         acted = [alarm for alarm in false if alarm.stance == Stance.ACT.value]
