@@ -87,10 +87,12 @@ def main() -> None:
         note("restored", step=start)
         for step in range(start + 1, args.steps + 1):
             trained(model, optimizer)
-            ckpt.save(step)
             if ON_GPU:
-                torch.cuda.synchronize()
+                torch.cuda.current_stream().synchronize()  # of the step alone: copies go on beside the next
             note("step", step=step)
+            ckpt.save(step)
+        if ON_GPU:
+            torch.cuda.synchronize()
         args.ckpt.write_text(digest(model))
 
 

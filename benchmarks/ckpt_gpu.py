@@ -179,13 +179,17 @@ def killed() -> dict[str, Any]:
             if job.wait_steps(4, fault, LIMIT_S / 4) is None:
                 raise SystemExit(f"the job does not step:\n{job.last_words(40)}")
             time.sleep(chance.uniform(0.0, 0.5))
-            fault = job.fault()
-            job.kill(job.pid_of(0))
+            fault, victim = job.fault(), job.pid_of(0)
+            job.kill(victim)
+            reaped = job.wait(lambda victim=victim: None if Path(f"/proc/{victim}").exists() else time.time(), 60.0)  # type: ignore[misc]
             done = max(event.step for event in job.events() if event.kind == "step")
             if job.wait_steps(1, fault, LIMIT_S / 4) is None:
                 raise SystemExit(f"the job did not come back:\n{job.last_words(40)}")
             fresh = {event.kind: event for event in reversed(job.events()) if event.pid not in fault.before}
             phases.append({kind: event.at - fault.at for kind, event in fresh.items()})
+            phases[-1]["reaped"] = (reaped or time.time()) - fault.at
+            if (second := job.wait_steps(2, fault, LIMIT_S / 4)) is not None:
+                phases[-1]["second_step"] = second - fault.at
             lost.append(done - fresh["restored"].step)
         job.launchers[0].wait(LIMIT_S / 4)
         found = (job.folder / "checkpoint.pt").read_text()
