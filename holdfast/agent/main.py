@@ -25,8 +25,8 @@ from holdfast.agent.rank.rank_processes import RankProcesses
 from holdfast.agent.rank.stack_tracer import NodeTracer, StackTracer
 from holdfast.agent.releases.compiled_code import CompiledCode
 from holdfast.agent.releases.release_stager import ReleaseStager
-from holdfast.agent.snapshots.keeper import Keeper
 from holdfast.agent.snapshots.keeper_address import make_keeper_identity
+from holdfast.agent.snapshots.keeper_assembly import build_keeper
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
 from holdfast.agent.system import snapshot_memory
 from holdfast.linux import preimported_fork
@@ -66,7 +66,7 @@ def _assemble_parts(
     )  # fmt: skip
     budget = snapshot_memory.SnapshotBudget(lambda: snapshot_memory.measure_room(node_dir, spec))
     keeper_ports = KeeperPorts(ranks.make_arena, clock, events.say, events.on_copies, events.on_marks)
-    keeper = Keeper(make_keeper_identity(spec, ranks.keeper_path), keeper_ports, budget)
+    keeper = build_keeper(make_keeper_identity(spec, ranks.keeper_path), keeper_ports, budget)
     ties = MonitorPorts(
         events.on_alarm, events.on_traffic, events.on_logged,
         lambda: [*ranks.held.values()], controller_clock.wall_s, clock,

@@ -23,13 +23,14 @@ from holdfast.checkpoint.arena_header import (
     MAGIC,
     MOST_SLOTS,
     PAGE_BYTES,
+    SYSTEM_PROCESSES,
     VERSION,
     ArenaHeader,
+    ArenaProcesses,
     SlotHeader,
     arena_bytes,
     block_count,
     head_bytes,
-    is_alive,
     memory_fence,
     round_to_pages,
 )
@@ -52,6 +53,9 @@ __all__ = [
 # Flags of a snapshot. DUE: it is to become a checkpoint; STORED: it was read from one.
 VERIFIED, POISONED, DUE, STORED = 1, 2, 4, 8
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which Python 3.11 has no name for
+
+
+ArenaBytes = mmap.mmap | bytearray
 
 
 class ArenaError(Exception):
@@ -89,8 +93,9 @@ class SlotClaim(msgspec.Struct, frozen=True, kw_only=True):
 class Arena:
     """One rank's snapshot slots. A reading process must keep a single Arena, because the object counts its pins."""
 
-    def __init__(self, memory: mmap.mmap) -> None:
+    def __init__(self, memory: ArenaBytes, processes: ArenaProcesses = SYSTEM_PROCESSES) -> None:
         self.memory = memory
+        self._processes = processes
         whole = memoryview(memory)
         head = ArenaHeader(whole[:PAGE_BYTES])
         self.rank, self.world = head.rank, head.world
@@ -101,6 +106,7 @@ class Arena:
         self._heads = [SlotHeader(whole[self.head_at(slot) : self.image_at(slot)]) for slot in range(self.slots)]
         self._claims: deque[SlotClaim] = deque()
         self._pins = [0] * self.slots
+        self._seen: list[SealedSnapshot | None] = [None] * self.slots  # when it was last looked at
         self._lock = threading.Lock()
 
     @classmethod
@@ -117,12 +123,27 @@ class Arena:
             memory = mmap.mmap(fd, 0)
         finally:
             os.close(fd)
+        return cls.format_memory(memory, layout=layout, image_bytes=image_bytes, slots=slots, rank=rank, world=world)
+
+    @classmethod
+    def format_memory(
+        cls,
+        memory: ArenaBytes,
+        processes: ArenaProcesses = SYSTEM_PROCESSES,
+        *,
+        layout: bytes,
+        image_bytes: int,
+        slots: int,
+        rank: int,
+        world: int,
+    ) -> "Arena":
+        """Create an arena in memory of its size, which is all zeros."""
         whole = memoryview(memory)
         head = ArenaHeader(whole[:PAGE_BYTES])
         head.version, head.slots, head.rank, head.world = VERSION, slots, rank, world
         head.image_bytes, head.slot_bytes = image_bytes, round_to_pages(image_bytes)
         whole[ArenaHeader.LAYOUT] = layout
-        arena = cls(memory)
+        arena = cls(memory, processes)
         for slot in arena._heads:
             slot.block_bytes, slot.blocks = BLOCK_BYTES, block_count(image_bytes)
         memory_fence()
@@ -170,6 +191,7 @@ class Arena:
 
     def populate_pages(self) -> None:
         """Fault in every page now, so that no later write waits for one."""
+        assert isinstance(self.memory, mmap.mmap)
         try:
             self.memory.madvise(mmap.MADV_HUGEPAGE)
         except OSError:
@@ -188,7 +210,7 @@ class Arena:
             head = self._heads[slot]
             before = head.seq
             self._set_seq(slot, self._next_seq())
-            if not is_alive(head.pin):
+            if not self._processes.is_alive(head.pin):
                 return SnapshotSlot(self, slot, SnapshotName(step=step, generation=generation, flags=flags))
             self._set_seq(slot, before)  # its reader came first; nothing was written yet
         self.skipped += 1
@@ -199,9 +221,9 @@ class Arena:
         self.is_settled()
         for slot in self._writable_slots():
             head, seq = self._heads[slot], self._next_seq()
-            head.writer, head.claim = os.getpid(), (seq + 1) & LOW
+            head.writer, head.claim = self._processes.own_pid(), (seq + 1) & LOW
             memory_fence()
-            if not is_alive(head.pin):
+            if not self._processes.is_alive(head.pin):
                 self._claims.append(SlotClaim(slot=slot, seq=seq, name=name, at=time.time()))
                 return self._claims[-1]
             head.claim = head.seq & LOW
@@ -233,7 +255,7 @@ class Arena:
         whole = [sealed for sealed in self.list_sealed() if not sealed.flags & POISONED]
         ahead = {claim.slot: claim.seq for claim in self._claims}
         newest = self._claims[-1].slot if self._claims else next((sealed.slot for sealed in whole), -1)
-        open_ = [slot for slot in range(self.slots) if not is_alive(self._heads[slot].pin)]
+        open_ = [slot for slot in range(self.slots) if not self._processes.is_alive(self._heads[slot].pin)]
         if open_ == [newest] and newest not in ahead and len(whole) > 1:
             return open_
         worth = {sealed.slot: sealed.seq for sealed in whole} | ahead
@@ -259,30 +281,33 @@ class Arena:
         return tuple(sorted(found, key=lambda sealed: -sealed.seq))
 
     def _read_sealed(self, slot: int) -> SealedSnapshot | None:
-        head = self._heads[slot]
-        seq = head.seq
+        head, seen = self._heads[slot], self._seen[slot]
+        flags, seq = head.flags, head.seq
+        if seen and (seen.seq, seen.flags) == (seq, flags):  # all else of it never changes
+            return seen
         memory_fence()
         name = {"step": head.step, "generation": head.generation}
         looked = SealedSnapshot(slot=slot, seq=seq, flags=head.flags, at=head.at, **name)
         memory_fence()
-        return looked if seq and seq % 2 == 0 and head.seq == seq else None
+        self._seen[slot] = looked if seq and seq % 2 == 0 and head.seq == seq else None
+        return self._seen[slot]
 
     def pin(self, slot: int, seq: int) -> bool:
         """Keep the writer away from this snapshot until unpin. False if the slot no longer holds it or is claimed."""
         head = self._heads[slot]
         with self._lock:
             self._pins[slot] += 1
-            head.pin = os.getpid()
+            head.pin = self._processes.own_pid()
             memory_fence()
             ahead = (head.claim - head.seq) & LOW  # more than 0: queued work will write here
-            if head.seq == seq and not (0 < ahead < LOW // 2 and is_alive(head.writer)):
+            if head.seq == seq and not (0 < ahead < LOW // 2 and self._processes.is_alive(head.writer)):
                 return True
             self._drop_pin(slot)
             return False
 
     def count_pinned(self) -> int:
         """Return the number of slots that live processes have pinned."""
-        return sum(is_alive(head.pin) for head in self._heads)
+        return sum(self._processes.is_alive(head.pin) for head in self._heads)
 
     def can_pin(self, *, late: bool = False) -> bool:
         return can_spare_slot(self.slots, self.count_pinned(), late=late)
@@ -291,7 +316,7 @@ class Arena:
         """Pin a slot that the calling writer has just begun or claimed; `unpin` ends the pin."""
         with self._lock:
             self._pins[slot] += 1
-            self._heads[slot].pin = os.getpid()
+            self._heads[slot].pin = self._processes.own_pid()
 
     def unpin(self, slot: int) -> None:
         with self._lock:

@@ -5,7 +5,7 @@ Words are aligned and little-endian, so that a processor writes each of them at 
 
 import os
 from threading import Lock
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, Protocol, TypeVar, cast, overload
 
 PAGE_BYTES = 4096
 BLOCK_BYTES = 8 << 20  # what one checksum covers
@@ -114,8 +114,27 @@ def memory_fence() -> None:
         lock.release()
 
 
+class ArenaProcesses(Protocol):
+    """The processes of a machine; pins and claims of a dead process do not count."""
+
+    def own_pid(self) -> int: ...
+    def is_alive(self, pid: int) -> bool: ...
+
+
+class SystemProcesses:
+    """The processes of this machine."""
+
+    def own_pid(self) -> int:
+        return os.getpid()
+
+    def is_alive(self, pid: int) -> bool:
+        return is_alive(pid)
+
+
+SYSTEM_PROCESSES = SystemProcesses()
+
+
 def is_alive(pid: int) -> bool:
-    """Return whether this process exists; pins and claims of a dead process do not count."""
     if not 0 < pid <= _MOST_PID:  # what lies in a damaged slot is nobody
         return False
     try:

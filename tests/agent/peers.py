@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.snapshots.keeper import Keeper, KeeperIdentity
+from holdfast.agent.snapshots.keeper_assembly import build_keeper
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts, MakeArena
 from holdfast.checkpoint.arena import Arena, SealedSnapshot
 from holdfast.checkpoint.image_layout import ImageLayout, RecordSpec, arrange_image
@@ -74,7 +75,7 @@ class Node:
 
     def _new_keeper(self) -> Keeper:
         place = KeeperIdentity(node=self.name, run_id="r", socket_path=self.folder / "k", disk=self.disk)
-        return Keeper(place, keeper_ports(self.make, self.said))
+        return build_keeper(place, keeper_ports(self.make, self.said))
 
     def successor(self) -> Keeper:
         keeper = self._new_keeper()

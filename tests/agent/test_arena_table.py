@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.agent.snapshots.arena_table import ArenaTable, OwnArena, pin_snapshot
-from holdfast.checkpoint.arena import VERIFIED, Arena, ArenaError
+from holdfast.checkpoint.arena import VERIFIED, Arena
 
 SLOTS = 3
 
@@ -79,14 +79,12 @@ def test_flags_and_drops_reach_the_memory(scene: Scene) -> None:
     assert scene.steps() == [1]
 
 
-def test_what_the_holder_kept_is_adopted(scene: Scene, tmp_path: Path) -> None:
+def test_what_the_holder_kept_is_adopted(scene: Scene) -> None:
     scene.save(7)
     table = ArenaTable()
-    table.adopt_arena(scene.own.path)
+    table.put_arena(scene.own.path, Arena.open(scene.own.path))
     assert [(one.rank, one.step) for one in table.list_snapshots()] == [(4, 7)] and table.count_slots(4) == SLOTS
     assert table.find_arena(5) is None and table.count_slots(5) == 0
-    with pytest.raises(ArenaError, match="there is no arena"):
-        table.adopt_arena(str(tmp_path / "nowhere"))
 
 
 def test_a_pin_is_released_once(scene: Scene) -> None:

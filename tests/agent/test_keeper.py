@@ -14,6 +14,8 @@ import pytest
 from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
 from holdfast.agent.snapshots.keeper import Keeper, KeeperIdentity
+from holdfast.agent.snapshots.keeper_assembly import build_keeper
+from holdfast.agent.snapshots.keeper_sockets import KeeperSockets
 from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention
 from holdfast.checkpoint.arena import DUE, Arena
 from holdfast.checkpoint.manifest import Author, PartFailedError
@@ -86,7 +88,7 @@ class Bench:
 
     def fresh(self) -> Keeper:
         place = KeeperIdentity(node="n0", run_id="r", socket_path=self.folder / "keeper.sock")
-        return Keeper(place, keeper_ports(self.make, self.said))
+        return build_keeper(place, keeper_ports(self.make, self.said))
 
     async def make(self, name: str, size: int) -> str:
         fd = os.memfd_create(name)
@@ -102,8 +104,8 @@ class Bench:
 
     async def ask(self, question: ToKeeper) -> FromKeeper:
         async with asyncio.timeout(120):
-            await until(self.keeper.socket_path.exists)
-            reader, writer = await asyncio.open_unix_connection(self.keeper.socket_path)
+            await until(self.keeper.place.socket_path.exists)
+            reader, writer = await asyncio.open_unix_connection(self.keeper.place.socket_path)
             writer.write(rank_keeper_messages.encode(question) + b"\n")
             answer: FromKeeper = rank_keeper_messages.from_keeper(await reader.readline())
             writer.close()
@@ -141,18 +143,16 @@ def from_own_memory(step: int) -> Restore:
     return Restore(step=step, sources=(Source(rank=0, own=True, nodes=("n0",)),))
 
 
-def test_who_has_left_is_no_peer(tmp_path: Path, bench: Bench) -> None:
-    keys = Organisation(tmp_path / "ca").keys("n0")
-    place = KeeperIdentity(node="n0", run_id="r", socket_path=tmp_path / "k", keys=keys, host="127.0.0.1")
-    keeper = Keeper(place, keeper_ports(bench.make, bench.said))
-    shown = {"subjectAltName": (("URI", "holdfast:node:b"),), "serialNumber": "0B"}
-    assert keeper._guard and keeper._guard.accepts_certificate(shown)
-    assert not keeper._guard.accepts_certificate({**shown, "subjectAltName": ()}), "it names no node"
+def test_who_has_left_is_no_peer(tmp_path: Path) -> None:
+    links = KeeperSockets(tmp_path / "k", "r", Organisation(tmp_path / "ca").keys("n0"), "127.0.0.1")
+    guard, shown = links._guard, {"subjectAltName": (("URI", "holdfast:node:b"),), "serialNumber": "0B"}
+    assert guard and guard.accepts_certificate(shown)
+    assert not guard.accepts_certificate({**shown, "subjectAltName": ()}), "it names no node"
     for revoked in ("0B", "holdfast:node:b"):
-        keeper.revoked = frozenset({revoked})
-        assert not keeper._guard.accepts_certificate(shown)
-    keeper.revoked = frozenset({"0A", "holdfast:node:a"})
-    assert keeper._guard.accepts_certificate(shown)
+        links.revoked = frozenset({revoked})
+        assert not guard.accepts_certificate(shown)
+    links.revoked = frozenset({"0A", "holdfast:node:a"})
+    assert guard.accepts_certificate(shown)
 
 
 async def test_a_snapshot_outlives_its_rank(bench: Bench) -> None:
@@ -186,7 +186,7 @@ async def test_one_that_was_away_keeps_nothing_of_the_line_that_was_left(bench: 
     arena = await bench.arena(want(1))
     snapshot(arena, 4)
     if full:  # such a node cannot start ranks, and would hand over what it holds as it leaves
-        note = bench.keeper._notes / "launch.json"
+        note = bench.folder / "launch.json"
         note.unlink()
         (note / "in the way").mkdir(parents=True)
     error = bench.keeper.begin_launch(msgspec.structs.replace(launch(2, from_own_memory(4)), astray=True))

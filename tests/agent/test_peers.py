@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from holdfast.agent.snapshots.note_folder import NoteFolder
 from holdfast.agent.snapshots.peer_arenas import NO_LAYOUT, PeerLayouts
 from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, TransportError
@@ -243,7 +244,7 @@ def tell_layout(layouts: PeerLayouts, ask: PeerRequest, content: bytes) -> None:
 
 
 def test_a_layout_is_what_its_digest_says(tmp_path: Path) -> None:
-    layouts, plan = PeerLayouts(tmp_path), layout(1, 4, False)
+    layouts, plan = PeerLayouts(NoteFolder(tmp_path)), layout(1, 4, False)
     ask = PeerRequest(verb="tell", rank=1, layout=plan.digest.hex())
     other = msgspec.msgpack.encode(layout(2, 4, False))
     for content in (bytes(100), other, b"\x80"):

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.agent.snapshots.disk_state import DiskNote
 from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
+from holdfast.checkpoint.disk_state import DiskNote
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.retention import find_checkpoints, mark_doubts
 from holdfast.cli import main

@@ -85,10 +85,6 @@ class ArenaTable:
         self._count = 0
         self._lock = threading.Lock()
 
-    def adopt_arena(self, path: str) -> None:
-        """Take over an arena that exists at this path. Raises ArenaError if there is none."""
-        self.put_arena(path, Arena.open(path))
-
     def put_arena(self, path: str, arena: Arena) -> OwnArena:
         """Give a rank this arena, in place of any other; pins of the other one stay until they are released."""
         with self._lock:

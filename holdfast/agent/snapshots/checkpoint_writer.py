@@ -171,12 +171,15 @@ class CheckpointWriter:
             if job.step in job.told:
                 self.done[rank] = max(self.done.get(rank, -1), job.step)
             if outcome.ok and outcome.url:
-                if job.step > self.stored:
-                    self.stored, self.stored_at = job.step, self._clock.monotonic()
+                self.note_published(job.step)
                 missed = self.missed_checkpoint
                 if missed and missed.step <= job.step:  # a later one may have been left out meanwhile
                     self.missed_checkpoint = None
         return outcome
+
+    def note_published(self, step: int) -> None:
+        if step > self.stored:
+            self.stored, self.stored_at = step, self._clock.monotonic()
 
     def note_missed(self, rank: int, step: int, why: str) -> None:
         """Note that a step was not written. Rank 0 publishes, so what others cannot write it hears of, or waits for."""

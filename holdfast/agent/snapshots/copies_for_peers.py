@@ -4,28 +4,24 @@ Links of other keepers are served in threads, so a lock guards the copies.
 """
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 
 import msgspec
 
 from holdfast.agent.snapshots.arena_table import ArenaTable, SnapshotPin, pin_snapshot
-from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
+from holdfast.agent.snapshots.keeper_interfaces import GivenState, KeeperNotes, KeeperPorts, StateDisk
 from holdfast.agent.snapshots.parity_copies import ParityCopies
 from holdfast.agent.snapshots.peer_arenas import NO_LAYOUT, PREFIX, PeerArena, PeerLayouts, PeerMemory
-from holdfast.agent.snapshots.snapshot_disk import SnapshotDisk
 from holdfast.checkpoint.arena import Arena, ArenaError, SealedSnapshot, SnapshotSlot
 from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, cut_range
 from holdfast.core.snapshots.copy_intake import CopyName, Intake, judge_copy, refuse_generation
 from holdfast.model.job_and_seats import Seat
-from holdfast.wire.holder_messages import KeptArena
 from holdfast.wire.rank_keeper_messages import layout_file_name
-
-Given = tuple[Sequence[memoryview], Callable[[], None]]
 
 
 class IncomingCopy(msgspec.Struct):
@@ -37,12 +33,14 @@ class IncomingCopy(msgspec.Struct):
 
 
 class PeerCopies:
-    def __init__(self, notes: Path, arenas: ArenaTable, ports: KeeperPorts, disk: SnapshotDisk) -> None:
+    def __init__(
+        self, notes: KeeperNotes, arenas: ArenaTable, memory: PeerMemory, disk: StateDisk, ports: KeeperPorts
+    ) -> None:
         self._say = ports.say
         self._disk = disk
         self._notes = notes
         self._arenas = arenas  # of this node's own ranks, which others may fetch from as well
-        self._memory = PeerMemory(ports.make_arena)
+        self._memory = memory
         self._plans = PeerLayouts(notes)
         self._backups: dict[int, PeerArena] = {}
         self._coming: dict[int, IncomingCopy] = {}
@@ -55,9 +53,8 @@ class PeerCopies:
     def use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         self._memory.use_loop(loop)
 
-    def adopt_arena(self, kept: KeptArena) -> None:
-        arena = Arena.open(kept.path)
-        name = kept.name.removeprefix(PREFIX)
+    def adopt_arena(self, name: str, arena: Arena) -> None:
+        name = name.removeprefix(PREFIX)
         if name == str(arena.rank):
             self._backups[arena.rank] = PeerArena(arena)
         else:
@@ -152,12 +149,12 @@ class PeerCopies:
 
     # --- others fetch ------------------------------------------------------------------------------------------
 
-    def serve_pull(self, ask: PeerRequest) -> Given | PeerRefusal:
+    def serve_pull(self, ask: PeerRequest) -> GivenState | PeerRefusal:
         """Return the requested layout, or byte ranges of a snapshot after verifying it; a refusal if it is not here."""
         if ask.verb == "plan":
-            path = self._notes / layout_file_name(ask.rank, ask.layout)
-            if path.exists():
-                return [memoryview(path.read_bytes())], _do_nothing
+            with contextlib.suppress(OSError):
+                content = self._notes.read_note(layout_file_name(ask.rank, ask.layout))
+                return [memoryview(content)], _do_nothing
             state = self._disk.find_state(ask.rank, ask.layout)
             return ([memoryview(msgspec.msgpack.encode(state.note.layout))], _do_nothing) if state else NO_LAYOUT
         for arena, ranges in self._find_ranges(ask):

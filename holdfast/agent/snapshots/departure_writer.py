@@ -8,8 +8,7 @@ import msgspec
 
 from holdfast.agent.snapshots.arena_table import ArenaTable, SnapshotPin, pin_snapshot
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
-from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
-from holdfast.agent.snapshots.snapshot_disk import SnapshotDisk
+from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts, StateDisk
 from holdfast.checkpoint.arena import STORED
 from holdfast.checkpoint.write_lane import WriteOutcome
 from holdfast.model.errand import FinalState, Leave
@@ -23,9 +22,7 @@ _OLDER = 0.5  # of the time an older write that is under way may have: it may be
 class FinalWriter:
     """Writes the final states of this node's ranks. All nodes get the same step; rank 0's keeper reports."""
 
-    def __init__(
-        self, arenas: ArenaTable, persisting: CheckpointWriter, disk: SnapshotDisk, ports: KeeperPorts
-    ) -> None:
+    def __init__(self, arenas: ArenaTable, persisting: CheckpointWriter, disk: StateDisk, ports: KeeperPorts) -> None:
         self._arenas = arenas
         self._persisting = persisting
         self._disk = disk

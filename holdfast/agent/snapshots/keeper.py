@@ -6,12 +6,10 @@ what it reads, and answers a rank's two questions: where to put snapshots, and w
 
 import asyncio
 import contextlib
-import logging
-import secrets
-import socket
 import sys
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,12 +17,18 @@ from holdfast.agent.snapshots.arena_table import ArenaTable, OwnArena
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
 from holdfast.agent.snapshots.copies_for_peers import PeerCopies
 from holdfast.agent.snapshots.departure_writer import FinalWriter
-from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
+from holdfast.agent.snapshots.keeper_interfaces import (
+    ArenaMemory,
+    KeeperLinks,
+    KeeperNotes,
+    KeeperPorts,
+    StateDisk,
+    WaitForLoop,
+)
 from holdfast.agent.snapshots.parcel_transport import ParcelTransport
-from holdfast.agent.snapshots.peer_arenas import PREFIX
+from holdfast.agent.snapshots.peer_arenas import PREFIX, PeerMemory
 from holdfast.agent.snapshots.peer_sender import PeerSender
 from holdfast.agent.snapshots.replica_hashes import ReplicaHasher
-from holdfast.agent.snapshots.snapshot_disk import SnapshotDisk
 from holdfast.agent.snapshots.state_fetch import StateFetch
 from holdfast.agent.system.snapshot_memory import SnapshotBudget
 from holdfast.checkpoint.arena import (
@@ -39,8 +43,8 @@ from holdfast.checkpoint.arena import (
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.keeper_client import make_want
 from holdfast.checkpoint.manifest import Author, StorageError
-from holdfast.checkpoint.peer_server import PeerServer
-from holdfast.checkpoint.peer_transport import PeerGuard, TransportError
+from holdfast.checkpoint.peer_transport import TransportError
+from holdfast.core.decoding import from_json
 from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.snapshots.disk_floor import DiskLimits
 from holdfast.core.snapshots.keeper_launch import KeeperLaunch, read_launch
@@ -48,20 +52,18 @@ from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.core.snapshots.slot_pin_limit import FLOOR_SLOTS
 from holdfast.model.errand import LaunchHere, Leave
 from holdfast.model.observation import Beat
-from holdfast.model.state_copy import Aim, Copy, Source
-from holdfast.wire import rank_keeper_messages, run_and_node_specs, unix_sockets
-from holdfast.wire.credentials.mutual_tls import NODE, KeyFiles
+from holdfast.model.state_copy import Address, Aim, Copy, Source
+from holdfast.wire import rank_keeper_messages
+from holdfast.wire.credentials.mutual_tls import KeyFiles
 from holdfast.wire.holder_messages import KeptArena
 from holdfast.wire.rank_keeper_messages import ArenaGrant as ArenaAt
 from holdfast.wire.rank_keeper_messages import ArenaRequest, KeeperRefusal, StateGrant, StateRequest
 
-_LOOK_S = 0.02  # how often the headers are looked at
 _IDLE_S = 0.2  # the same while no rank has asked for memory
 _SLOTS = 4  # for a rank that will ask for as many at most
-_BACKLOG = 256
-_LINKS = "links-"
 _CHECKING = 0.05  # of a core is at most spent on checksums of snapshots
-_log = logging.getLogger("holdfast.keeper")
+_LAUNCH = "launch.json"
+_WANT = "want-"
 
 
 class KeeperIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,34 +77,41 @@ class KeeperIdentity(msgspec.Struct, frozen=True, kw_only=True):
     limits: BackupLimits = BackupLimits()
     disk: DiskLimits = DiskLimits()
     replica: ReplicaLimits = ReplicaLimits()
+    look_s: float = 0.02  # how often it looks at the headers of snapshots
+
+
+class KeeperParts(NamedTuple):
+    """What a keeper works with: in memory, on disk, and beyond its node."""
+
+    arenas: ArenaTable
+    memory: ArenaMemory
+    wait_for_loop: WaitForLoop  # from a thread, until an arena is made
+    notes: KeeperNotes
+    links: KeeperLinks
+    disk: StateDisk
+    persisting: CheckpointWriter
 
 
 class Keeper:
-    def __init__(self, place: KeeperIdentity, ports: KeeperPorts, budget: SnapshotBudget | None = None) -> None:
+    def __init__(
+        self, place: KeeperIdentity, ports: KeeperPorts, parts: KeeperParts, budget: SnapshotBudget | None = None
+    ) -> None:
         self.place = place
         self.node = place.node
-        self.socket_path = place.socket_path
-        self._notes = place.socket_path.parent
-        self._ports = ports
-        self._budget = budget
-        self._guard = PeerGuard(place.keys, self._is_peer, place.run_id, self._is_gone) if place.keys else None
-        self._arenas = ArenaTable()
-        self._persisting = CheckpointWriter(ports.say, ports.clock)
-        transport = ParcelTransport(self._arenas, self._notes, self._guard, place.limits.bytes_s)
+        self._ports, self._budget = ports, budget
+        self._memory, self._notes, self._links = parts.memory, parts.notes, parts.links
+        self._arenas, self.disk, self._persisting = parts.arenas, parts.disk, parts.persisting
+        transport = ParcelTransport(self._arenas, self._notes, self._links, place.limits.bytes_s)
         to_disk = bool(place.disk.path)
         self.backing = PeerSender(
             self._arenas, transport, ports.clock, ports.say, ports.report_progress, to_disk=to_disk
         )
-        self.disk = SnapshotDisk(place.disk, self._notes, self._arenas, ports)
         self.parting = FinalWriter(self._arenas, self._persisting, self.disk, ports)
         self.hashing = ReplicaHasher(
             self._arenas, self._notes, place.replica, ports.report_marks, self.backing.next_seqs
         )
-        self._shelf = PeerCopies(self._notes, self._arenas, ports, self.disk)
-        self._listener: socket.socket | None = None
-        self.revoked: frozenset[str] = frozenset()  # what Welcome says of it
-        # Of this life alone: who has sent us something before is to notice that we are new.
-        self._links_path = self._notes / f"{_LINKS}{secrets.token_hex(4)}.sock"
+        for_peers = PeerMemory(ports.make_arena, parts.memory, parts.wait_for_loop)
+        self._shelf = PeerCopies(self._notes, self._arenas, for_peers, self.disk, ports)
         self._launch = KeeperLaunch()
         self._seen: dict[int, tuple[tuple[int, int], ...]] = {}  # rank -> seq and flags of what was looked at last
 
@@ -112,18 +121,19 @@ class Keeper:
             with contextlib.suppress(ArenaError):  # made, and never used
                 self._adopt_arena(one)
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            self._begin_generation(run_and_node_specs.read_json(self._notes / "launch.json", LaunchHere))
+            self._begin_generation(from_json(self._notes.read_note(_LAUNCH), LaunchHere))
             self._shelf.begin_launch(self._launch.generation, sys.maxsize)  # nothing was given up since
-        for path in self._notes.glob("want-*.json"):
+        for name in self._notes.list_notes(_WANT):
             with contextlib.suppress(OSError, msgspec.DecodeError):
-                self._on_want(run_and_node_specs.read_json(path, ArenaRequest))
+                self._on_want(from_json(self._notes.read_note(name), ArenaRequest))
         self._persisting.mark_recalled()
 
     def _adopt_arena(self, kept: KeptArena) -> None:
+        arena = self._memory.open(kept.path)
         if kept.name.startswith(PREFIX):
-            self._shelf.adopt_arena(kept)
+            self._shelf.adopt_arena(kept.name, arena)
         else:
-            self._arenas.adopt_arena(kept.path)
+            self._arenas.put_arena(kept.path, arena)
 
     def _on_want(self, want: ArenaRequest) -> None:
         """Note a rank's arena request. Put it into effect if it is of this generation and the rank has its arena."""
@@ -138,11 +148,14 @@ class Keeper:
         self.backing.on_want(want)
         self.hashing.on_want(want)
 
-    def _is_peer(self, serial: str) -> bool:
-        return serial not in self.revoked
+    @property
+    def revoked(self) -> frozenset[str]:
+        """Who may not talk to this keeper any more."""
+        return self._links.revoked
 
-    def _is_gone(self, node: str) -> bool:
-        return NODE + node in self.revoked
+    @revoked.setter
+    def revoked(self, serials: frozenset[str]) -> None:
+        self._links.revoked = serials
 
     @property
     def stored(self) -> int:
@@ -150,11 +163,9 @@ class Keeper:
         return self._persisting.stored
 
     @property
-    def address(self) -> tuple[str, int]:
-        """Where other keepers reach this one: host and port, or socket path and 0; ("", 0) if it does not listen."""
-        if self._listener is None:
-            return ("", 0)
-        return (self.place.host, self._listener.getsockname()[1]) if self.place.keys else (str(self._links_path), 0)
+    def address(self) -> Address:
+        """Where other keepers reach this one."""
+        return self._links.address
 
     def list_copies(self) -> tuple[Copy, ...]:
         """Return all snapshots, copies and parities on this node that could be restored."""
@@ -221,9 +232,9 @@ class Keeper:
         self._arenas.drop_after(self._launch.shared_step)
         self.disk.remove_given_up(self._launch)
         try:
-            run_and_node_specs.write_json(self._notes / "launch.json", errand)
+            self._notes.write_note(_LAUNCH, msgspec.json.encode(errand))
         except OSError as e:
-            return f"cannot write launch.json in {self._notes}: {e.strerror}"
+            return f"cannot write {e.filename or _LAUNCH}: {e.strerror}"
         return ""
 
     def _begin_generation(self, errand: LaunchHere) -> None:
@@ -250,32 +261,7 @@ class Keeper:
 
     async def serve(self) -> None:
         self._shelf.use_loop(asyncio.get_running_loop())
-        if self.place.keys:
-            self._listener = socket.create_server((self.place.host, 0), backlog=_BACKLOG)
-        else:
-            for old in self._notes.glob(f"{_LINKS}*"):
-                old.unlink(missing_ok=True)
-            self._listener = unix_sockets.listen(self._links_path, backlog=_BACKLOG)
-        PeerServer(self._listener, self._guard, self._shelf.receive_push, self._shelf.serve_pull).start()
-        listener = unix_sockets.listen(self.socket_path)
-        server = await asyncio.start_unix_server(self._serve_rank, sock=listener, limit=rank_keeper_messages.MAX_BYTES)
-        try:
-            async with server:
-                await server.serve_forever()
-        finally:
-            with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there
-            self._listener.close()
-
-    async def _serve_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while line := await reader.readline():
-                writer.write(rank_keeper_messages.encode(await self._answer_request(line)) + b"\n")
-                await writer.drain()
-        except (OSError, ValueError) as e:
-            _log.info("the connection of a rank broke: %s", e)
-        finally:
-            writer.close()
+        await self._links.serve(self._answer_request, self._shelf)
 
     async def _answer_request(self, line: bytes) -> rank_keeper_messages.FromKeeper:
         try:
@@ -296,7 +282,7 @@ class Keeper:
             except (OSError, ValueError, ArenaError) as e:
                 return KeeperRefusal(why=f"no memory for snapshots: {e}")
         self._on_want(want)
-        run_and_node_specs.write_json(self._notes / f"want-{want.rank}.json", want)
+        self._notes.write_note(f"{_WANT}{want.rank}.json", msgspec.json.encode(want))
         return ArenaAt(path=own.path)
 
     async def _new_arena(self, want: ArenaRequest) -> OwnArena:
@@ -314,7 +300,9 @@ class Keeper:
             slots = given.slots
         path = await self._ports.make_arena(f"rank-{want.rank}", arena_bytes(want.image_bytes, slots))
         layout, world = bytes.fromhex(want.layout), want.world
-        arena = Arena.make(path, layout=layout, image_bytes=want.image_bytes, slots=slots, rank=want.rank, world=world)
+        arena = self._memory.make(
+            path, layout=layout, image_bytes=want.image_bytes, slots=slots, rank=want.rank, world=world
+        )
         return self._arenas.put_arena(path, arena)
 
     async def _find_state(self, asked: StateRequest) -> StateGrant | KeeperRefusal:
@@ -381,7 +369,7 @@ class Keeper:
     async def _fetch_state(self, source: Source) -> StateGrant | KeeperRefusal:
         """Fetch the state of a rank that ran on another node: from keepers that hold it, into an arena on this node."""
         launch, began_at = self._launch, self._ports.clock.monotonic()
-        gathering = StateFetch(launch.restore, source.rank, self._guard)
+        gathering = StateFetch(launch.restore, source.rank, self._links)
         try:
             plan = await asyncio.to_thread(gathering.fetch_layout)
             own, slot = await self._begin_fetched(plan)
@@ -404,7 +392,9 @@ class Keeper:
                     tasks.create_task(work)
                 if self.backing.is_next_ready():
                     tasks.create_task(self.backing.send_next())
-                await asyncio.sleep(_LOOK_S if self._arenas.list_arenas() else _IDLE_S)
+                await asyncio.sleep(
+                    self.place.look_s if self._arenas.list_arenas() else max(_IDLE_S, self.place.look_s)
+                )
 
     async def check_snapshots(self) -> None:
         """Compute checksums of each rank's newest snapshot, at low speed; older snapshots are soon overwritten."""

@@ -1,14 +1,26 @@
-"""Ports of a keeper and its parts: memory, a clock, callbacks for news, and interfaces for the sender of copies."""
+"""Ports of a keeper and its parts: memory, notes, a clock, links, a disk, and callbacks for news."""
 
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Protocol
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from holdfast.agent.agent_clock import AgentClock
+from holdfast.checkpoint.arena import Arena
+from holdfast.checkpoint.disk_state import DiskState
+from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.peer_server import PushTarget
+from holdfast.checkpoint.peer_transport import BytePacer, PeerRefusal, PeerRequest
+from holdfast.core.snapshots.disk_floor import DiskLimits
 from holdfast.core.snapshots.floor_pins_and_copies import CopyParcel, CopyRun, OwnSnapshot, Sealed
+from holdfast.core.snapshots.keeper_launch import KeeperLaunch
 from holdfast.model.observation import Mark
-from holdfast.wire.rank_keeper_messages import ArenaRequest
+from holdfast.model.state_copy import Address, Aim, Copy
+from holdfast.wire.rank_keeper_messages import ArenaRequest, FromKeeper
 
 MakeArena = Callable[[str, int], Awaitable[str]]
+WaitForLoop = Callable[[Coroutine[Any, Any, str], asyncio.AbstractEventLoop], str]
+AnswerRank = Callable[[bytes], Awaitable[FromKeeper]]
+GivenState = tuple[Sequence[memoryview], Callable[[], None]]  # and what is to be called once it was read
 
 
 class KeeperPorts(NamedTuple):
@@ -43,3 +55,68 @@ class CopyTransport(Protocol):
 
         After the run is cancelled this call ends soon, whether or not everything has arrived.
         """
+
+
+class ArenaMemory(Protocol):
+    """Arenas in memory of the holder, by their paths. Both methods raise ArenaError."""
+
+    def make(self, place: str, *, layout: bytes, image_bytes: int, slots: int, rank: int, world: int) -> Arena: ...
+    def open(self, path: str) -> Arena: ...
+
+
+class KeeperNotes(Protocol):
+    """Notes by name, which outlive an agent. Reading and writing raise OSError."""
+
+    def read_note(self, name: str) -> bytes: ...
+    def write_note(self, name: str, content: bytes) -> None: ...
+    def list_notes(self, prefix: str) -> list[str]: ...
+
+
+class PeerShelf(Protocol):
+    """What a keeper holds for keepers of other nodes. Links call it in threads."""
+
+    def receive_push(self, ask: PeerRequest, node: str = "") -> PushTarget | PeerRefusal: ...
+    def serve_pull(self, ask: PeerRequest) -> GivenState | PeerRefusal: ...
+
+
+class KeeperLinks(Protocol):
+    """Links to the ranks of this node and to keepers of other nodes. Threads push and pull: that raises TransportError
+    or OSError."""
+
+    revoked: frozenset[str]  # who may not talk to it any more
+
+    @property
+    def address(self) -> Address:
+        """Where other keepers reach this one: host and port, or socket path and 0; ("", 0) if it does not listen."""
+
+    async def serve(self, answer_rank: AnswerRank, shelf: PeerShelf) -> None:
+        """Answer ranks and other keepers until this is cancelled."""
+
+    def push_state(self, to: Address, ask: PeerRequest, views: Sequence[memoryview], pacer: BytePacer) -> int: ...
+    def pull_state(self, at: Address, ask: PeerRequest, views: Sequence[memoryview]) -> int: ...
+    def fetch_content(self, at: Address, ask: PeerRequest) -> bytes: ...
+
+
+class StateDisk(Protocol):
+    """States of this node's ranks on its local disk."""
+
+    limits: DiskLimits
+    unseen: bool  # nobody has tried yet whether anything can be written
+    written: int  # newest step that is on disk
+    tried: int  # newest that is, or could not be written
+    final: int  # that was written when the node left the job
+
+    def begin_generation(self, author: Author) -> None: ...
+    async def use_run(self, run: str) -> None: ...
+    async def look_at_path(self) -> None: ...
+    def list_copies(self, node: str) -> list[Copy]: ...
+    def find_state(self, rank: int, layout: str, step: int | None = None) -> DiskState | None: ...
+    def read_image(self, state: DiskState, into: memoryview) -> None: ...
+    def open_image(self, rank: int, layout: str, step: int) -> memoryview | None: ...
+    async def follow_aim(self, aim: Aim, ranks: Sequence[int]) -> None: ...
+    def remove_given_up(self, launch: KeeperLaunch) -> None: ...
+    def remove_run(self) -> None: ...
+    async def write_final(self, step: int, ranks: Sequence[int], within_s: float) -> None: ...
+    async def leave_job(
+        self, ranks: Sequence[int], stored: int, spared: Sequence[int], not_after: int, *, answered: bool
+    ) -> None: ...

@@ -1,20 +1,13 @@
 """Sends parts of pinned snapshots to the keepers of other nodes, each in a thread of its own."""
 
 import asyncio
-from pathlib import Path
 
 from holdfast.agent.snapshots.arena_table import ArenaTable
+from holdfast.agent.snapshots.keeper_interfaces import KeeperLinks, KeeperNotes
 from holdfast.checkpoint.parity_image import half_of
-from holdfast.checkpoint.peer_transport import (
-    BytePacer,
-    PeerGuard,
-    PeerKeeper,
-    PeerRequest,
-    RefusalCode,
-    TransportError,
-    push_state,
-)
+from holdfast.checkpoint.peer_transport import BytePacer, PeerRequest, RefusalCode, TransportError
 from holdfast.core.snapshots.floor_pins_and_copies import CopyParcel, CopyRun
+from holdfast.model.state_copy import Address
 from holdfast.wire.rank_keeper_messages import ArenaRequest, layout_file_name
 
 
@@ -33,10 +26,10 @@ class CancelablePacer(BytePacer):
 
 
 class ParcelTransport:
-    def __init__(self, arenas: ArenaTable, notes: Path, guard: PeerGuard | None, bytes_s: float) -> None:
+    def __init__(self, arenas: ArenaTable, notes: KeeperNotes, links: KeeperLinks, bytes_s: float) -> None:
         self._arenas = arenas
         self._notes = notes
-        self._guard = guard
+        self._links = links
         self._pacer = BytePacer(bytes_s)  # of all that this node sends
 
     async def send_parcel(self, parcel: CopyParcel, want: ArenaRequest, run: CopyRun) -> str:
@@ -56,18 +49,18 @@ class ParcelTransport:
             bytes=sum(map(len, views)),
             pair=parcel.pair,
         )
-        keeper, pacer = PeerKeeper(parcel.at, self._guard), CancelablePacer(self._pacer, run)
-        return await asyncio.to_thread(self._push_views, keeper, ask, views, pacer)
+        pacer = CancelablePacer(self._pacer, run)
+        return await asyncio.to_thread(self._push_views, parcel.at, ask, views, pacer)
 
-    def _push_views(self, keeper: PeerKeeper, ask: PeerRequest, views: list[memoryview], pacer: BytePacer) -> str:
+    def _push_views(self, to: Address, ask: PeerRequest, views: list[memoryview], pacer: BytePacer) -> str:
         try:
             try:
-                push_state(keeper, ask, views, pacer)
+                self._links.push_state(to, ask, views, pacer)
             except TransportError as e:
                 if e.code is not RefusalCode.NO_LAYOUT:
                     raise
-                self._send_layout(keeper, ask)
-                push_state(keeper, ask, views, pacer)
+                self._send_layout(to, ask)
+                self._links.push_state(to, ask, views, pacer)
         except OSError as e:
             return str(e)
         except TransportError as e:
@@ -76,7 +69,7 @@ class ParcelTransport:
             # Another rank has gone on to a later step. The controller hears that from its node, and aims anew.
         return ""
 
-    def _send_layout(self, keeper: PeerKeeper, ask: PeerRequest) -> None:
-        content = (self._notes / layout_file_name(ask.rank, ask.layout)).read_bytes()
+    def _send_layout(self, to: Address, ask: PeerRequest) -> None:
+        content = self._notes.read_note(layout_file_name(ask.rank, ask.layout))
         plan = PeerRequest(verb="tell", rank=ask.rank, layout=ask.layout, generation=ask.generation, bytes=len(content))
-        push_state(keeper, plan, [memoryview(content)], BytePacer(0))
+        self._links.push_state(to, plan, [memoryview(content)], BytePacer(0))

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import msgspec
 
+from holdfast.agent.snapshots.keeper_interfaces import KeeperNotes
 from holdfast.agent.snapshots.parity_encoder import SUPERSEDED, ParityEncoder, ParityPair
 from holdfast.agent.snapshots.peer_arenas import PREFIX, PeerArena, PeerLayouts, PeerMemory
 from holdfast.checkpoint.arena import POISONED, VERIFIED, Arena, ArenaError
@@ -20,9 +20,9 @@ from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.parity_image import ParityLayout, make_parity_layout
 from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, TransportError
+from holdfast.core.decoding import from_json
 from holdfast.core.snapshots.copy_intake import Intake, judge_half, refuse_generation
 from holdfast.model.state_copy import Copy
-from holdfast.wire import run_and_node_specs
 
 _MEET_S = 10.0  # for the other rank of a pair, without which nobody knows how much memory it takes
 Ranks = tuple[int, int]
@@ -30,7 +30,7 @@ Ranks = tuple[int, int]
 
 class ParityCopies:
     def __init__(
-        self, notes: Path, plans: PeerLayouts, memory: PeerMemory, report_progress: Callable[[], None]
+        self, notes: KeeperNotes, plans: PeerLayouts, memory: PeerMemory, report_progress: Callable[[], None]
     ) -> None:
         self._report_progress = report_progress
         self._notes = notes
@@ -46,7 +46,7 @@ class ParityCopies:
 
     def adopt_arena(self, name: str, arena: Arena) -> None:
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            pair = run_and_node_specs.read_json(self._note_path(name), ParityPair)
+            pair = from_json(self._notes.read_note(_note_name(name)), ParityPair)
             if pair.digest == arena.layout:
                 self._kept[pair.ranks] = (pair, PeerArena(arena))
 
@@ -152,7 +152,7 @@ class ParityCopies:
             found = before[1] if before and before[0] == pair else None
             backup = self._memory.fit_arena(found, pair.name, pair.digest, ask, image_bytes)
             if backup is not found:
-                run_and_node_specs.write_json(self._note_path(pair.name), pair)
+                self._notes.write_note(_note_name(pair.name), msgspec.json.encode(pair))
             with self._lock:
                 self._kept[pair.ranks] = (pair, backup)
                 if backup is not found and (mixing := self._mixing.pop(pair.ranks, None)):
@@ -193,8 +193,9 @@ class ParityCopies:
         backup.arena.write_checksums(mixing.slot.index)
         self._memory.call_soon(self._report_progress)
 
-    def _note_path(self, name: str) -> Path:
-        return self._notes / f"pair-{name}.json"
+
+def _note_name(pair: str) -> str:
+    return f"pair-{pair}.json"
 
 
 def _do_nothing() -> None:

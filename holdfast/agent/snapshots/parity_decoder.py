@@ -5,9 +5,11 @@ from collections.abc import Sequence
 import msgspec
 import xxhash
 
+from holdfast.agent.snapshots.keeper_interfaces import KeeperLinks
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.parity_image import SUM_BYTES, Cut, make_parity_layout, xor_into
-from holdfast.checkpoint.peer_transport import CHUNK_BYTES, PeerKeeper, PeerRequest, TransportError, pull_state
+from holdfast.checkpoint.peer_transport import CHUNK_BYTES, PeerRequest, TransportError
+from holdfast.model.state_copy import Address
 
 _CHUNKS = 4  # fetched at once
 Run = tuple[int, int, int]  # bytes from..to of the holder's image, and where in ours they go
@@ -16,12 +18,13 @@ Run = tuple[int, int, int]  # bytes from..to of the holder's image, and where in
 class KeeperSource(msgspec.Struct, frozen=True):
     """A keeper to pull bytes from, and the request to send; each pull adds its ranges."""
 
-    keeper: PeerKeeper
+    links: KeeperLinks
+    address: Address
     ask: PeerRequest
 
     def pull_ranges(self, ranges: Sequence[Cut], views: Sequence[memoryview]) -> None:
         if ranges:
-            pull_state(self.keeper, msgspec.structs.replace(self.ask, ranges=tuple(ranges)), views)
+            self.links.pull_state(self.address, msgspec.structs.replace(self.ask, ranges=tuple(ranges)), views)
 
 
 class ParityDecoder:

@@ -1,20 +1,19 @@
 """Arenas for copies and parities that this node keeps for other nodes, and the layouts of their ranks."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import msgspec
 
 from holdfast.agent.snapshots.arena_table import SnapshotPin, pin_snapshot
-from holdfast.agent.snapshots.keeper_interfaces import MakeArena
+from holdfast.agent.snapshots.keeper_interfaces import ArenaMemory, KeeperNotes, MakeArena, WaitForLoop
 from holdfast.checkpoint.arena import Arena, arena_bytes
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, RefusalCode, TransportError
 from holdfast.core.decoding import from_msgpack
 from holdfast.model.state_copy import KEPT_DIGITS
-from holdfast.wire import run_and_node_specs
 from holdfast.wire.rank_keeper_messages import layout_file_name
 
 NO_LAYOUT = PeerRefusal("this node does not know the layout", RefusalCode.NO_LAYOUT)
@@ -56,14 +55,14 @@ class PeerArena(msgspec.Struct):
 class PeerLayouts:
     """Layouts of ranks that run on other nodes, each received once and kept on disk."""
 
-    def __init__(self, notes: Path) -> None:
+    def __init__(self, notes: KeeperNotes) -> None:
         self._notes = notes
         self._known: dict[tuple[int, str], ImageLayout] = {}
 
     def get(self, rank: int, layout: str) -> ImageLayout | None:
         if (rank, layout) not in self._known:
             try:
-                content = (self._notes / layout_file_name(rank, layout)).read_bytes()
+                content = self._notes.read_note(layout_file_name(rank, layout))
                 self._known[rank, layout] = from_msgpack(content, ImageLayout)
             except (OSError, msgspec.DecodeError):
                 return None
@@ -81,7 +80,7 @@ class PeerLayouts:
                 raise TransportError(f"this is no layout: {e}") from None
             if plan.rank != ask.rank or len(ask.layout) < KEPT_DIGITS or not plan.digest.hex().startswith(ask.layout):
                 raise TransportError(f"this is not the layout {ask.layout} of rank {ask.rank}")
-            run_and_node_specs.publish_file(self._notes / layout_file_name(ask.rank, ask.layout), bytes(content))
+            self._notes.write_note(layout_file_name(ask.rank, ask.layout), bytes(content))
             self._known.pop((ask.rank, ask.layout), None)
 
         return PushTarget([memoryview(content)], 0, learned)
@@ -90,8 +89,8 @@ class PeerLayouts:
 class PeerMemory:
     """Has the event loop make arenas for peers. Never ask for one while holding a lock that the loop may wait for."""
 
-    def __init__(self, make_arena: MakeArena) -> None:
-        self._make_arena = make_arena
+    def __init__(self, make_arena: MakeArena, memory: ArenaMemory, wait_for_loop: WaitForLoop) -> None:
+        self._make_arena, self._memory, self._wait_for_loop = make_arena, memory, wait_for_loop
         self._running: asyncio.AbstractEventLoop | None = None
 
     def use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -111,10 +110,17 @@ class PeerMemory:
             return found
         assert self._running is not None
         making = _await_path(self._make_arena(f"{PREFIX}{name}", arena_bytes(image_bytes, _SLOTS)))
-        path = asyncio.run_coroutine_threadsafe(making, self._running).result(_MAKE_S)
+        path = self._wait_for_loop(making, self._running)
         rank, world = ask.rank, ask.world
-        return PeerArena(Arena.make(path, layout=layout, image_bytes=image_bytes, slots=_SLOTS, rank=rank, world=world))
+        return PeerArena(
+            self._memory.make(path, layout=layout, image_bytes=image_bytes, slots=_SLOTS, rank=rank, world=world)
+        )
 
 
 async def _await_path(making: Awaitable[str]) -> str:
     return await making
+
+
+def wait_for_loop(making: Coroutine[Any, Any, str], loop: asyncio.AbstractEventLoop) -> str:
+    """Wait in a thread until the event loop has made an arena."""
+    return asyncio.run_coroutine_threadsafe(making, loop).result(_MAKE_S)

@@ -10,12 +10,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from pathlib import Path
 
 import msgspec
 import xxhash
 
 from holdfast.agent.snapshots.arena_table import ArenaTable, pin_snapshot
+from holdfast.agent.snapshots.keeper_interfaces import KeeperNotes
 from holdfast.checkpoint.arena import Arena, SealedSnapshot
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.core.decoding import make_decoder
@@ -69,7 +69,7 @@ class ReplicaHasher:
     def __init__(
         self,
         arenas: ArenaTable,
-        notes: Path,
+        notes: KeeperNotes,
         limits: ReplicaLimits,
         report_marks: Callable[[tuple[Mark, ...]], None],
         next_floor: Callable[[], Mapping[int, int]],  # rank -> seq of the snapshot that will become the floor
@@ -96,7 +96,7 @@ class ReplicaHasher:
         if not self._limits.every:
             return
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            layout = _decode((self._notes / layout_file_name(want.rank, want.layout)).read_bytes())
+            layout = _decode(self._notes.read_note(layout_file_name(want.rank, want.layout)))
             if parts := shared_parts(layout):
                 self._parts[want.rank] = parts
 

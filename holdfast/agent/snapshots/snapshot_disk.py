@@ -18,9 +18,9 @@ import msgspec
 
 from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.snapshots.arena_table import ArenaTable, SnapshotPin, pin_snapshot
-from holdfast.agent.snapshots.disk_state import DiskNote, DiskState
-from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
+from holdfast.agent.snapshots.keeper_interfaces import KeeperNotes, KeeperPorts
 from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention, storage_owner
+from holdfast.checkpoint.disk_state import DiskNote, DiskState
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.local_storage import LocalStorage
 from holdfast.checkpoint.manifest import Author, CorruptError, StorageError, step_of
@@ -61,7 +61,7 @@ class PacedPulse(WritePulse):
 class SnapshotDisk:
     """Writes, lists, reads and removes states. Methods that touch the disk for long run in threads."""
 
-    def __init__(self, limits: DiskLimits, notes: Path, arenas: ArenaTable, ports: KeeperPorts) -> None:
+    def __init__(self, limits: DiskLimits, notes: KeeperNotes, arenas: ArenaTable, ports: KeeperPorts) -> None:
         self.limits = limits
         self._notes = notes
         self._arenas = arenas
@@ -261,7 +261,7 @@ class SnapshotDisk:
         arena, pulse = pin.arena, pulse if self._leaving else PacedPulse(pulse, self._ports.clock)
         base = str(self._make_folder(arena.rank))
         try:
-            plan = (self._notes / layout_file_name(arena.rank, arena.layout.hex())).read_bytes()
+            plan = self._notes.read_note(layout_file_name(arena.rank, arena.layout.hex()))
             note = DiskNote(layout=from_msgpack(plan, ImageLayout), verified=verified)
         except (OSError, msgspec.DecodeError) as e:
             raise StorageError(f"the layout of rank {arena.rank} cannot be read: {e}") from None

@@ -5,9 +5,10 @@ from typing import TypeVar
 
 import msgspec
 
+from holdfast.agent.snapshots.keeper_interfaces import KeeperLinks
 from holdfast.agent.snapshots.parity_decoder import KeeperSource, ParityDecoder, Run
 from holdfast.checkpoint.image_layout import ImageItem, ImageLayout
-from holdfast.checkpoint.peer_transport import PeerGuard, PeerKeeper, PeerRequest, TransportError, fetch_content
+from holdfast.checkpoint.peer_transport import PeerRequest, TransportError
 from holdfast.core.decoding import from_msgpack
 from holdfast.model.state_copy import CopySummary, Restore
 
@@ -17,10 +18,10 @@ T = TypeVar("T")
 class StateFetch:
     """Fetches one rank's image from the keepers that a restore names."""
 
-    def __init__(self, restore: Restore, rank: int, guard: PeerGuard | None) -> None:
+    def __init__(self, restore: Restore, rank: int, links: KeeperLinks) -> None:
         self._restore = restore
         self._rank = rank
-        self._guard = guard
+        self._links = links
 
     def fetch_layout(self) -> ImageLayout:
         """Fetch the image's layout from a node with the rank's own state; raise TransportError if none answers."""
@@ -71,10 +72,7 @@ class StateFetch:
         if kept.half >= 0:
             pair = (kept.rank, kept.beside) if kept.half == 0 else (kept.beside, kept.rank)
         ask = PeerRequest(verb="pull", rank=kept.rank, layout=kept.layout, step=self._restore.step, pair=pair)
-        return KeeperSource(self._keeper_at(kept.node), ask)
-
-    def _keeper_at(self, node: str) -> PeerKeeper:
-        return PeerKeeper(self._restore.keepers[node], self._guard)
+        return KeeperSource(self._links, self._restore.keepers[kept.node], ask)
 
     def _pull_runs(self, kept: CopySummary, runs: Sequence[Run], image: memoryview) -> str:
         ranges = [(start, end) for start, end, _ in runs]
@@ -83,7 +81,7 @@ class StateFetch:
 
     def _layout_from(self, kept: CopySummary) -> ImageLayout:
         ask = PeerRequest(verb="plan", rank=kept.rank, layout=kept.layout)
-        content = fetch_content(self._keeper_at(kept.node), ask)
+        content = self._links.fetch_content(self._restore.keepers[kept.node], ask)
         try:
             return from_msgpack(content, ImageLayout)
         except msgspec.DecodeError as e:

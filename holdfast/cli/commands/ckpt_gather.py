@@ -5,8 +5,8 @@ import re
 
 import msgspec
 
-from holdfast.agent.snapshots.disk_state import DiskNote
 from holdfast.checkpoint import checkpoint_load, checkpoint_save, storage_owner
+from holdfast.checkpoint.disk_state import DiskNote
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.manifest import CheckpointPart, StorageError
 from holdfast.checkpoint.retention import StoredCheckpoint, find_checkpoints

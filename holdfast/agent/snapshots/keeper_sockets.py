@@ -1,0 +1,88 @@
+"""The sockets of a keeper: ranks ask it over one, and keepers of other nodes push and pull state over another."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from holdfast.agent.snapshots.keeper_interfaces import AnswerRank, PeerShelf
+from holdfast.checkpoint import peer_transport
+from holdfast.checkpoint.peer_server import PeerServer
+from holdfast.checkpoint.peer_transport import BytePacer, PeerGuard, PeerKeeper, PeerRequest
+from holdfast.model.state_copy import Address
+from holdfast.wire import rank_keeper_messages, unix_sockets
+from holdfast.wire.credentials.mutual_tls import NODE, KeyFiles
+
+_BACKLOG = 256
+_LINKS = "links-"
+_log = logging.getLogger("holdfast.keeper")
+
+
+class KeeperSockets:
+    def __init__(self, socket_path: Path, run_id: str, keys: KeyFiles | None, host: str) -> None:
+        """`keys` prove us to other keepers, and them to us; None: all are on this host. They reach us at `host`."""
+        self.revoked: frozenset[str] = frozenset()  # what Welcome says of it
+        self._socket_path = socket_path
+        self._host = host
+        self._guard = PeerGuard(keys, self._is_peer, run_id, self._is_gone) if keys else None
+        # Of this life alone: who has sent us something before is to notice that we are new.
+        self._links_path = socket_path.with_name(f"{_LINKS}{secrets.token_hex(4)}.sock")
+        self._listener: socket.socket | None = None
+
+    def _is_peer(self, serial: str) -> bool:
+        return serial not in self.revoked
+
+    def _is_gone(self, node: str) -> bool:
+        return NODE + node in self.revoked
+
+    @property
+    def address(self) -> Address:
+        """Where other keepers reach this one: host and port, or socket path and 0; ("", 0) if it does not listen."""
+        if self._listener is None:
+            return ("", 0)
+        return (self._host, self._listener.getsockname()[1]) if self._guard else (str(self._links_path), 0)
+
+    async def serve(self, answer_rank: AnswerRank, shelf: PeerShelf) -> None:
+        if self._guard:
+            self._listener = socket.create_server((self._host, 0), backlog=_BACKLOG)
+        else:
+            for old in self._socket_path.parent.glob(f"{_LINKS}*"):
+                old.unlink(missing_ok=True)
+            self._listener = unix_sockets.listen(self._links_path, backlog=_BACKLOG)
+        PeerServer(self._listener, self._guard, shelf.receive_push, shelf.serve_pull).start()
+
+        async def serve_rank(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await _serve_rank(answer_rank, reader, writer)
+
+        listener = unix_sockets.listen(self._socket_path)
+        server = await asyncio.start_unix_server(serve_rank, sock=listener, limit=rank_keeper_messages.MAX_BYTES)
+        try:
+            async with server:
+                await server.serve_forever()
+        finally:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there
+            self._listener.close()
+
+    def push_state(self, to: Address, ask: PeerRequest, views: Sequence[memoryview], pacer: BytePacer) -> int:
+        return peer_transport.push_state(PeerKeeper(to, self._guard), ask, views, pacer)
+
+    def pull_state(self, at: Address, ask: PeerRequest, views: Sequence[memoryview]) -> int:
+        return peer_transport.pull_state(PeerKeeper(at, self._guard), ask, views)
+
+    def fetch_content(self, at: Address, ask: PeerRequest) -> bytes:
+        return peer_transport.fetch_content(PeerKeeper(at, self._guard), ask)
+
+
+async def _serve_rank(answer_rank: AnswerRank, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while line := await reader.readline():
+            writer.write(rank_keeper_messages.encode(await answer_rank(line)) + b"\n")
+            await writer.drain()
+    except (OSError, ValueError) as e:
+        _log.info("the connection of a rank broke: %s", e)
+    finally:
+        writer.close()
