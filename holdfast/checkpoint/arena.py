@@ -52,6 +52,7 @@ __all__ = [
 
 # Flags of a snapshot. DUE: it is to become a checkpoint; STORED: it was read from one.
 VERIFIED, POISONED, DUE, STORED = 1, 2, 4, 8
+_FLAGS, _SEQ = SlotHeader.flags.index, SlotHeader.seq.index
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which Python 3.11 has no name for
 
 
@@ -106,7 +107,8 @@ class Arena:
         self._heads = [SlotHeader(whole[self.head_at(slot) : self.image_at(slot)]) for slot in range(self.slots)]
         self._claims: deque[SlotClaim] = deque()
         self._pins = [0] * self.slots
-        self._seen: list[SealedSnapshot | None] = [None] * self.slots  # when it was last looked at
+        self._words = [(head.views["I"], head.views["Q"]) for head in self._heads]
+        self._listed: tuple[list[tuple[int, int]], tuple[SealedSnapshot, ...]] = ([], ())  # of which flags and seqs
         self._lock = threading.Lock()
 
     @classmethod
@@ -166,14 +168,19 @@ class Arena:
             raise ArenaError(f"the arena at {path} cannot be mapped: {e.strerror}") from None
         finally:
             os.close(fd)
+        return cls.adopt_memory(memory, path)
+
+    @classmethod
+    def adopt_memory(cls, memory: ArenaBytes, path: str, processes: ArenaProcesses = SYSTEM_PROCESSES) -> "Arena":
+        """Return the arena in this memory, which lies at this path. Raises ArenaError if it is not a valid arena."""
         if memory[: len(MAGIC)] != MAGIC:
             raise ArenaError(f"{path} is not an arena: it begins with other bytes")
         head = ArenaHeader(memoryview(memory)[:PAGE_BYTES])
         if head.version != VERSION:
             raise ArenaError(f"{path} is an arena of version {head.version}, but this holdfast needs version {VERSION}")
-        if not 0 < head.slots <= MOST_SLOTS or size != arena_bytes(head.image_bytes, head.slots):
+        if not 0 < head.slots <= MOST_SLOTS or len(memory) != arena_bytes(head.image_bytes, head.slots):
             raise ArenaError(f"{path} is an arena, but not of the size in its header")
-        return cls(memory)
+        return cls(memory, processes)
 
     def head_at(self, slot: int) -> int:
         """Return the offset in the arena at which a slot begins. Raises ArenaError if there is no such slot."""
@@ -277,20 +284,24 @@ class Arena:
 
     def list_sealed(self) -> tuple[SealedSnapshot, ...]:
         """Return every whole snapshot, newest first."""
+        looked = [(ints[_FLAGS], longs[_SEQ]) for ints, longs in self._words]  # which tell whether anything has changed
+        if looked == self._listed[0]:
+            return self._listed[1]
         found = [sealed for slot in range(self.slots) if (sealed := self._read_sealed(slot))]
-        return tuple(sorted(found, key=lambda sealed: -sealed.seq))
+        listed = tuple(sorted(found, key=lambda sealed: -sealed.seq))
+        whole = [(slot, *words) for slot, words in enumerate(looked) if words[1] and not words[1] % 2]
+        if [(sealed.slot, sealed.flags, sealed.seq) for sealed in found] == whole:
+            self._listed = looked, listed
+        return listed
 
     def _read_sealed(self, slot: int) -> SealedSnapshot | None:
-        head, seen = self._heads[slot], self._seen[slot]
-        flags, seq = head.flags, head.seq
-        if seen and (seen.seq, seen.flags) == (seq, flags):  # all else of it never changes
-            return seen
+        head = self._heads[slot]
+        seq = head.seq
         memory_fence()
         name = {"step": head.step, "generation": head.generation}
         looked = SealedSnapshot(slot=slot, seq=seq, flags=head.flags, at=head.at, **name)
         memory_fence()
-        self._seen[slot] = looked if seq and seq % 2 == 0 and head.seq == seq else None
-        return self._seen[slot]
+        return looked if seq and seq % 2 == 0 and head.seq == seq else None
 
     def pin(self, slot: int, seq: int) -> bool:
         """Keep the writer away from this snapshot until unpin. False if the slot no longer holds it or is claimed."""

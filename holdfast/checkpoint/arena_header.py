@@ -25,17 +25,17 @@ class HeaderWord(Generic[N]):
     def __init__(self, code: str, offset: int) -> None:
         self.code = code
         self.offset = offset
-        self._index = offset // (4 if code == "I" else 8)
+        self.index = offset // (4 if code == "I" else 8)
 
     @overload
     def __get__(self, head: None, owner: type) -> "HeaderWord[N]": ...
     @overload
     def __get__(self, head: "ArenaHeader | SlotHeader", owner: type) -> N: ...
     def __get__(self, head: "ArenaHeader | SlotHeader | None", owner: type) -> "HeaderWord[N] | N":
-        return self if head is None else cast(N, head.views[self.code][self._index])
+        return self if head is None else cast(N, head.views[self.code][self.index])
 
     def __set__(self, head: "ArenaHeader | SlotHeader", value: N) -> None:
-        head.views[self.code][self._index] = value
+        head.views[self.code][self.index] = value
 
 
 def _typed_views(memory: memoryview) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 import msgspec
 
@@ -64,6 +65,16 @@ class PushTarget(msgspec.Struct):
                 self.finished = True
 
 
+GivenState = tuple[Sequence[memoryview], Callable[[], None]]  # and what is to be called once it was read
+
+
+class PeerShelf(Protocol):
+    """What a keeper holds for keepers of other nodes. Links call it in threads."""
+
+    def receive_push(self, ask: PeerRequest, node: str = "") -> PushTarget | PeerRefusal: ...
+    def serve_pull(self, ask: PeerRequest) -> GivenState | PeerRefusal: ...
+
+
 class UnprovenLink:
     """A link whose peer has not been authenticated yet."""
 
@@ -81,7 +92,7 @@ class PeerServer:
         listener: socket.socket,
         guard: PeerGuard | None,
         take: Callable[[PeerRequest, str], PushTarget | PeerRefusal],
-        give: Callable[[PeerRequest], tuple[Sequence[memoryview], Callable[[], None]] | PeerRefusal],
+        give: Callable[[PeerRequest], GivenState | PeerRefusal],
     ) -> None:
         """`guard` authenticates links to a listener that other hosts can reach; None for a unix socket. `take` is told
         which node pushes; "" if it is on this host."""

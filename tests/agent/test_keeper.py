@@ -194,6 +194,14 @@ async def test_one_that_was_away_keeps_nothing_of_the_line_that_was_left(bench: 
     assert bench.keeper.list_copies() == (), "step 4 was made again by others, and is another one by now"
 
 
+async def test_a_rank_is_refused_with_a_reason_if_its_request_cannot_be_noted(bench: Bench) -> None:
+    """It would ask for ever if the keeper hung up."""
+    bench.keeper.begin_launch(launch(1))
+    (bench.folder / "want-0.json" / "in the way").mkdir(parents=True)
+    answer = await bench.ask(want(1))
+    assert isinstance(answer, KeeperRefusal) and "want-0.json" in answer.why
+
+
 async def test_a_damaged_snapshot_is_named_and_not_offered_again(bench: Bench) -> None:
     bench.keeper.begin_launch(launch(1))
     arena = await bench.arena(want(1))

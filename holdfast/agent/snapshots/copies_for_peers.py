@@ -13,11 +13,11 @@ from itertools import accumulate
 import msgspec
 
 from holdfast.agent.snapshots.arena_table import ArenaTable, SnapshotPin, pin_snapshot
-from holdfast.agent.snapshots.keeper_interfaces import GivenState, KeeperNotes, KeeperPorts, StateDisk
+from holdfast.agent.snapshots.keeper_interfaces import KeeperNotes, KeeperPorts, StateDisk
 from holdfast.agent.snapshots.parity_copies import ParityCopies
 from holdfast.agent.snapshots.peer_arenas import NO_LAYOUT, PREFIX, PeerArena, PeerLayouts, PeerMemory
 from holdfast.checkpoint.arena import Arena, ArenaError, SealedSnapshot, SnapshotSlot
-from holdfast.checkpoint.peer_server import PushTarget
+from holdfast.checkpoint.peer_server import GivenState, PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, cut_range
 from holdfast.core.snapshots.copy_intake import CopyName, Intake, judge_copy, refuse_generation
 from holdfast.model.job_and_seats import Seat

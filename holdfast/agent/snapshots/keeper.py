@@ -276,13 +276,13 @@ class Keeper:
 
     async def _grant_arena(self, want: ArenaRequest) -> ArenaAt | KeeperRefusal:
         own = self._arenas.find_arena(want.rank)
-        if own is None or not own.fits(want):
-            try:
+        try:
+            if own is None or not own.fits(want):
                 own = await self._new_arena(want)
-            except (OSError, ValueError, ArenaError) as e:
-                return KeeperRefusal(why=f"no memory for snapshots: {e}")
+            self._notes.write_note(f"{_WANT}{want.rank}.json", msgspec.json.encode(want))
+        except (OSError, ValueError, ArenaError) as e:
+            return KeeperRefusal(why=f"no memory for snapshots: {e}")
         self._on_want(want)
-        self._notes.write_note(f"{_WANT}{want.rank}.json", msgspec.json.encode(want))
         return ArenaAt(path=own.path)
 
     async def _new_arena(self, want: ArenaRequest) -> OwnArena:

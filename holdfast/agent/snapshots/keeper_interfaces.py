@@ -8,8 +8,8 @@ from holdfast.agent.agent_clock import AgentClock
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.disk_state import DiskState
 from holdfast.checkpoint.manifest import Author
-from holdfast.checkpoint.peer_server import PushTarget
-from holdfast.checkpoint.peer_transport import BytePacer, PeerRefusal, PeerRequest
+from holdfast.checkpoint.peer_server import PeerShelf
+from holdfast.checkpoint.peer_transport import BytePacer, PeerRequest
 from holdfast.core.snapshots.disk_floor import DiskLimits
 from holdfast.core.snapshots.floor_pins_and_copies import CopyParcel, CopyRun, OwnSnapshot, Sealed
 from holdfast.core.snapshots.keeper_launch import KeeperLaunch
@@ -20,7 +20,6 @@ from holdfast.wire.rank_keeper_messages import ArenaRequest, FromKeeper
 MakeArena = Callable[[str, int], Awaitable[str]]
 WaitForLoop = Callable[[Coroutine[Any, Any, str], asyncio.AbstractEventLoop], str]
 AnswerRank = Callable[[bytes], Awaitable[FromKeeper]]
-GivenState = tuple[Sequence[memoryview], Callable[[], None]]  # and what is to be called once it was read
 
 
 class KeeperPorts(NamedTuple):
@@ -70,13 +69,6 @@ class KeeperNotes(Protocol):
     def read_note(self, name: str) -> bytes: ...
     def write_note(self, name: str, content: bytes) -> None: ...
     def list_notes(self, prefix: str) -> list[str]: ...
-
-
-class PeerShelf(Protocol):
-    """What a keeper holds for keepers of other nodes. Links call it in threads."""
-
-    def receive_push(self, ask: PeerRequest, node: str = "") -> PushTarget | PeerRefusal: ...
-    def serve_pull(self, ask: PeerRequest) -> GivenState | PeerRefusal: ...
 
 
 class KeeperLinks(Protocol):

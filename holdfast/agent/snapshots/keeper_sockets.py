@@ -8,9 +8,9 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.agent.snapshots.keeper_interfaces import AnswerRank, PeerShelf
+from holdfast.agent.snapshots.keeper_interfaces import AnswerRank
 from holdfast.checkpoint import peer_transport
-from holdfast.checkpoint.peer_server import PeerServer
+from holdfast.checkpoint.peer_server import PeerServer, PeerShelf
 from holdfast.checkpoint.peer_transport import BytePacer, PeerGuard, PeerKeeper, PeerRequest
 from holdfast.model.state_copy import Address
 from holdfast.wire import rank_keeper_messages, unix_sockets

@@ -3,11 +3,15 @@
 import argparse
 import re
 import time
+from pathlib import Path
 
 from holdfast.agent.agent_interfaces import AgentEvents, AgentIdentity, AgentParts
 from holdfast.agent.agent_shell import Agent
 from holdfast.agent.connection.controller_clock import ControllerClock
-from holdfast.agent.snapshots.peer_sender import PeerSender
+from holdfast.agent.snapshots.arena_table import ArenaTable
+from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
+from holdfast.agent.snapshots.keeper import Keeper, KeeperIdentity, KeeperParts
+from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.config import Settings
@@ -23,12 +27,14 @@ from holdfast.sim.dst.controller_interface import DstController
 from holdfast.sim.dst.dst_world import RealParts
 from holdfast.sim.dst.seed_run import SeedResult, play_seed
 from holdfast.sim.dst.seed_setup import draw_setup
-from holdfast.sim.dst.simulated_agent_notes import SimNotes
-from holdfast.sim.dst.simulated_copy_transport import SimBackup, SimTransport
+from holdfast.sim.dst.simulated_agent_notes import SimKeeperNotes, SimNotes
 from holdfast.sim.dst.simulated_errands import SimDiagnosis, SimStaging, SimTracer
-from holdfast.sim.dst.simulated_snapshot_keeper import SimOwnSnapshots
+from holdfast.sim.dst.simulated_keeper_links import run_at_once
+from holdfast.sim.dst.simulated_rank_holder import SimHolder
+from holdfast.sim.dst.simulated_state_disk import SimStateDisk
 
 BROKEN = 1
+_LOOK_S = 0.5  # of keepers, at the headers of snapshots: a real one looks more often, which would cost most of a seed
 _SEED = re.compile("[0-9]{1,12}")
 
 
@@ -74,27 +80,50 @@ def build_agent(process: AgentProcess) -> DstAgent:
 
 def _play_parts(process: AgentProcess, events: AgentEvents) -> AgentParts:
     machine, scene = process.machine, process.scene
-    snapshots = SimOwnSnapshots(machine.memory)
-    transport = SimTransport(process)
-    to_disk = bool(scene.setup.settings.disk.path)
-    sender = PeerSender(snapshots, transport, machine.clock, events.say, events.on_copies, to_disk=to_disk)
     controller_clock = ControllerClock(machine.clock)
-    keeper = SimBackup(process, process.open_keeper(snapshots, sender))
+    holder = process.open_holder(events.on_rank_exit)
+    keeper = _build_keeper(process, holder, events)
     return AgentParts(
         clock=machine.clock,
         controller_clock=controller_clock,
         dialer=process,
         notes=SimNotes(process),
-        ranks=process.open_holder(events.on_rank_exit),
+        ranks=holder,
         tracer=SimTracer(machine),
         keeper=keeper,
         staging=SimStaging(process.chances),
         diagnosis=SimDiagnosis(scene),
         health=process.open_health(events.on_alarm, lambda: machine.clock.monotonic() + controller_clock.offset_s),
         judge=process.judge_exit,
-        reach=transport.try_peers,
-        background=(keeper.send_copies,),
+        reach=process.links.try_peers,
+        background=(keeper.serve, keeper.watch_snapshots),
     )
+
+
+def _build_keeper(process: AgentProcess, holder: SimHolder, events: AgentEvents) -> Keeper:
+    machine, settings = process.machine, process.scene.setup.settings
+    arenas, writer = ArenaTable(), CheckpointWriter(events.say, machine.clock)
+    process.persisting = writer
+    place = KeeperIdentity(
+        node=machine.name,
+        run_id=process.scene.setup.job.run_id,
+        socket_path=Path(machine.name),
+        limits=settings.backup,
+        disk=settings.disk,
+        replica=settings.replica,
+        look_s=_LOOK_S,
+    )
+    parts = KeeperParts(
+        arenas=arenas,
+        memory=machine.open_arenas(machine.lives),
+        wait_for_loop=run_at_once,
+        notes=SimKeeperNotes(process),
+        links=process.links,
+        disk=SimStateDisk(process, settings.disk, arenas),
+        persisting=writer,
+    )
+    ports = KeeperPorts(holder.make_arena, machine.clock, events.say, events.on_copies, events.on_marks)
+    return Keeper(place, ports, parts)
 
 
 REAL_PARTS = RealParts(build_controller=build_controller, build_agent=build_agent)

@@ -13,10 +13,10 @@ from holdfast.sim.dst.agent_interface import AgentCrashed, DstAgent
 from holdfast.sim.dst.controller_process import ControllerProcess
 from holdfast.sim.dst.fault_chances import FaultChances
 from holdfast.sim.dst.simulated_errands import SimHealth
+from holdfast.sim.dst.simulated_keeper_links import SimKeeperLinks
 from holdfast.sim.dst.simulated_link import AgentEnd, SimLink
-from holdfast.sim.dst.simulated_machine import SimMachine
+from holdfast.sim.dst.simulated_machine import PublishedSteps, SimMachine
 from holdfast.sim.dst.simulated_rank_holder import SimHolder
-from holdfast.sim.dst.simulated_snapshot_keeper import CopySender, SimKeeper, SimOwnSnapshots
 from holdfast.sim.dst.virtual_loop import describe_error
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import Ack, ErrandMessage
@@ -46,7 +46,8 @@ class AgentProcess:
         self.alive = True
         self.link: SimLink | None = None
         self.holder: SimHolder
-        self.keeper: SimKeeper
+        self.links = SimKeeperLinks(machine, office.cloud.machines, self.check_alive)
+        self.persisting: PublishedSteps
         self.health: SimHealth
         self.agent = build_agent(self)
         if machine.leaves:
@@ -56,13 +57,6 @@ class AgentProcess:
     def open_holder(self, on_rank_exit: Callable[[HolderRank], None]) -> SimHolder:
         self.holder = SimHolder(self.machine, self.chances, self.check_alive, on_rank_exit)
         return self.holder
-
-    def open_keeper(self, snapshots: SimOwnSnapshots, sender: CopySender) -> SimKeeper:
-        machine, verifies = self.machine, self.scene.setup.verified
-        self.keeper = SimKeeper(
-            machine.name, machine.memory, snapshots, sender, verifies=verifies, states=machine.states
-        )
-        return self.keeper
 
     def open_health(self, on_alarm: Callable[[Alarm], None], now: Callable[[], float]) -> SimHealth:
         self.health = SimHealth(self.machine, on_alarm, now)
@@ -125,6 +119,7 @@ class AgentProcess:
         """Kill the agent: it finishes nothing that it had begun, and the kernel closes its link."""
         self.alive = False
         self._task.cancel()
+        self.links.break_all()
         if self.link:
             self.link.hang_up()
 

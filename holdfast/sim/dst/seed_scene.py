@@ -2,18 +2,18 @@
 
 import asyncio
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
 
 from holdfast.sim.dst.seed_setup import SeedSetup
-from holdfast.sim.dst.virtual_loop import VirtualLoop
+from holdfast.sim.dst.virtual_loop import VirtualLoop, describe_error
 
 
 class SeedScene:
     def __init__(self, setup: SeedSetup, say: Callable[[str], None] | None) -> None:
         self.setup = setup
-        self.loop = VirtualLoop()
+        self.loop = VirtualLoop(setup.seed)
         self.rng = Random(setup.seed)
         self.over = False  # the job is
         self.failure = ""  # the first promise that was broken
@@ -35,6 +35,14 @@ class SeedScene:
 
     def call_later(self, delay_s: float, call: Callable[..., object], *args: object) -> None:
         self.loop.call_later(delay_s, call, *args)
+
+    def run_task(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine of the simulated world; its error is a finding."""
+        self.loop.create_task(work).add_done_callback(self._on_task_end)
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            self.report_failure(f"the simulated world fails: {describe_error(error)}")
 
     def report_failure(self, what: str) -> None:
         if not self.failure and not self._closed:

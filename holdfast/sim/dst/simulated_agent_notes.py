@@ -68,3 +68,23 @@ class SimNotes:
     def clear_alone(self) -> None:
         self._process.check_alive()
         self._disk.alone = None
+
+
+class SimKeeperNotes:
+    """One keeper's access to its notes on the same disk."""
+
+    def __init__(self, process: AgentProcess) -> None:
+        self._process = process
+        self._disk = process.machine.disk
+
+    def read_note(self, name: str) -> bytes:
+        if name not in self._disk.notes:
+            raise FileNotFoundError(name)
+        return self._disk.notes[name]
+
+    def write_note(self, name: str, content: bytes) -> None:
+        self._process.check_alive()
+        self._disk.write_note(name, content)
+
+    def list_notes(self, prefix: str) -> list[str]:
+        return sorted(name for name in self._disk.notes if name.startswith(prefix))

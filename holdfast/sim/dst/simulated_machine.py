@@ -1,18 +1,22 @@
 """A simulated machine: its clock, disk, snapshot memory, ranks, and the agent that comes and goes."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
+from holdfast.checkpoint.disk_state import DiskState
+from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.peer_server import PeerShelf
 from holdfast.core.agent_state_machine import OWN
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter
 from holdfast.model.errand import LaunchHere
 from holdfast.sim.dst.seed_scene import SeedScene
+from holdfast.sim.dst.simulated_holder_memory import HolderMemory, ProcessArenas
 from holdfast.sim.dst.simulated_link import SimLink
 from holdfast.sim.dst.simulated_node_disk import NodeDisk
-from holdfast.sim.dst.simulated_snapshot_keeper import HolderMemory, SimKeeper, SimStates
 from holdfast.wire.holder_messages import HolderRank, RankEnded, RankKey, ZygoteWarmed
+from holdfast.wire.rank_keeper_messages import FromKeeper
 from holdfast.wire.rank_memory.slot_reader import SlotReading
 
 _AGENT_S = 0.3  # until the holder has a new one
@@ -102,12 +106,38 @@ class RankListener(Protocol):
     def on_rank_end(self, held: SimRank) -> None: ...
 
 
+class KeeperAccess(Protocol):
+    """A keeper, as ranks and keepers of other machines reach it."""
+
+    shelf: PeerShelf | None
+
+    async def ask_keeper(self, line: bytes) -> FromKeeper | None: ...
+
+
+class PublishedSteps(Protocol):
+    """The real writer of checkpoints, which hears from simulated storage what is published."""
+
+    author: Author
+
+    def note_published(self, step: int) -> None: ...
+
+
+class KeptState(NamedTuple):
+    """A rank's state on disk."""
+
+    state: DiskState
+    image: bytes
+
+
 class MachineAgent(Protocol):
     """An agent's process, as its machine and other machines see it."""
 
     alive: bool
     link: SimLink | None
-    keeper: SimKeeper
+    persisting: PublishedSteps
+
+    @property
+    def links(self) -> KeeperAccess: ...
 
     def hear_holder(self, message: RankEnded | ZygoteWarmed) -> None: ...
 
@@ -153,7 +183,7 @@ class SimMachine:
         self.clock = MachineClock(scene)
         self.disk = NodeDisk()
         self.memory = HolderMemory()
-        self.states = SimStates()
+        self.states: list[KeptState] = []  # on disk
         self.held: dict[RankKey, SimRank] = {}
         self.alive = True
         self.cut = False  # the controller cannot be reached
@@ -171,6 +201,10 @@ class SimMachine:
     def is_connected(self) -> bool:
         """Whether this machine can reach the machines of other ranks."""
         return self.alive and not self.apart
+
+    def open_arenas(self, life: int = 0) -> ProcessArenas:
+        """Return the arenas as a rank sees them, or this life of the agent."""
+        return ProcessArenas(self.memory, life, lambda: self.lives if self.agent else 0)
 
     def running_ranks(self, up_to: int | None = None) -> list[SimRank]:
         return [h for h in self.held.values() if h.code is None and (up_to is None or h.generation <= up_to)]

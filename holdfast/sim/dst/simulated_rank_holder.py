@@ -50,7 +50,8 @@ class SimHolder:
         self.warm = asyncio.Event()
         self.cold = ""
         ranks = tuple(held.describe_rank() for held in self._machine.held.values())
-        self.send_agent(HolderListing(ranks=ranks, arena="", arenas=(), warm=self._machine.warm))
+        arenas = tuple(self._machine.memory.kept.values())
+        self.send_agent(HolderListing(ranks=ranks, arena="", arenas=arenas, warm=self._machine.warm))
 
     def send_agent(self, message: HolderListing | RankEnded | ZygoteWarmed) -> None:
         """Queue a message for the agent; called by the machine."""
@@ -59,7 +60,8 @@ class SimHolder:
     async def listen(self, listed: asyncio.Event) -> None:
         while True:
             match await self._sent.get():
-                case HolderListing(ranks=ranks, warm=warm):
+                case HolderListing(ranks=ranks, arenas=arenas, warm=warm):
+                    self.arenas = arenas
                     self.held = {rank.rank_key: rank for rank in ranks}
                     if warm:
                         self.warm.set()
@@ -70,6 +72,10 @@ class SimHolder:
                 case ZygoteWarmed():
                     self.warm.set()
             self._sent.task_done()
+
+    async def make_arena(self, name: str, size_bytes: int) -> str:
+        self._check_alive()
+        return self._machine.memory.make_arena(name, size_bytes)
 
     async def launch_ranks(self, errand: LaunchHere) -> str:
         self._check_alive()

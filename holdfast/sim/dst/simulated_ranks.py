@@ -1,10 +1,12 @@
 """The simulated ranks of each generation: they meet, restore state, and make steps together while all are healthy."""
 
-import msgspec
+import asyncio
 
+from holdfast.model.state_copy import Doubt
 from holdfast.sim.dst.seed_scene import SeedScene
 from holdfast.sim.dst.simulated_machine import SimMachine, SimRank
-from holdfast.sim.dst.simulated_snapshot_keeper import SimKeeper, SimSnapshot
+from holdfast.sim.dst.simulated_rank_state import RankState, SimStateError
+from holdfast.sim.dst.simulated_state_image import StateTruth
 from holdfast.sim.dst.truth_checks import TruthChecks
 
 ECHO = "RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.7]:24017"
@@ -16,10 +18,10 @@ class SimStorage:
     """Checkpoints on shared storage; once a generation has published one, older generations can publish none."""
 
     def __init__(self) -> None:
-        self.kept: dict[int, SimSnapshot] = {}
+        self.kept: dict[int, StateTruth] = {}
         self.owner = 0
 
-    def publish_checkpoint(self, generation: int, snap: SimSnapshot) -> bool:
+    def publish_checkpoint(self, generation: int, snap: StateTruth) -> bool:
         if generation < self.owner:
             return False
         self.owner = generation
@@ -36,6 +38,7 @@ class RankTeam:
         self.generation = generation
         self.size = size
         self.members: dict[int, SimRank] = {}
+        self._states: dict[int, RankState] = {}  # of those that have begun to take up theirs
         self.step = -1  # the last that all ranks have made
         self.spoilt_at = -1  # the first step of a state that leads to NaN
         self.nan_at = -1  # the step at which the loss shows it
@@ -50,75 +53,51 @@ class RankTeam:
         """Form process groups and restore state once all ranks have started; retry while some are unhealthy."""
         if self.broken or self.is_formed or len(self.members) < self.size:
             return
-        if any(held.code is not None for held in self.members.values()):
+        if self._has_ended():
             return
-        agents = [held.machine.agent for held in self.members.values()]
-        if not all(held.is_healthy for held in self.members.values()) or None in agents:
+        if not all(held.is_healthy for held in self.members.values()):
             self.scene.call_later(_AGAIN_S, self.meet_ranks)
             return
-        picks = {rank: self._resume_rank(held) for rank, held in self.members.items()}
-        denied = [rank for rank, pick in picks.items() if isinstance(pick, str)]
-        for rank in denied:
-            held = self.members[rank]
-            held.machine.end_rank(held, 1, (f"holdfast.checkpoint.state_image.StateError: {picks[rank]}",))
-        if not denied:
-            self._begin_steps({rank: pick for rank, pick in picks.items() if not isinstance(pick, str)})
+        self._states = {rank: RankState(held, self.scene.setup.verified) for rank, held in self.members.items()}
+        self.scene.run_task(self._restore_ranks(self._states))
 
-    def _begin_steps(self, picks: dict[int, SimSnapshot | None]) -> None:
-        memory = any(self._rank_keeper(held).launch.find_source(held.rank) for held in self.members.values())
+    def _has_ended(self) -> bool:
+        return any(held.code is not None for held in self.members.values())
+
+    async def _restore_ranks(self, states: dict[int, RankState]) -> None:
+        """Have every rank ask its keeper for memory and state, and begin to make steps once all have them."""
+        found = await asyncio.gather(*(self._restore_rank(states[rank]) for rank in states))
+        while not self._has_ended() and not all(held.is_healthy for held in self.members.values()):  # noqa: ASYNC110
+            await asyncio.sleep(_AGAIN_S)  # they wait for one another
+        if self.broken or self._has_ended() or states is not self._states:
+            return
+        memory = any(state.source != "none" for state in states.values())
+        picks = dict(zip(states, found, strict=True))
+        if not memory:
+            newest = self._find_checkpoint(states[min(states)].doubts)
+            picks = dict.fromkeys(picks, newest)
+        self._begin_steps(picks, memory)
+
+    async def _restore_rank(self, state: RankState) -> StateTruth | None:
+        held = state.held
+        try:
+            return await state.restore()
+        except SimStateError as e:
+            held.machine.end_rank(held, 1, (f"holdfast.checkpoint.state_image.StateError: {e}",))
+            return None
+
+    def _begin_steps(self, picks: dict[int, StateTruth | None], memory: bool) -> None:
         self.teams.truth.on_restore(self.generation, list(self.members.values()), picks, memory)
         snap = next(iter(picks.values()))
         self.step = snap.step if snap else 0
         if snap and snap.nan_at >= 0:
             self.spoilt_at, self.nan_at = snap.step, snap.nan_at
-        for held in self.members.values():
-            self._rank_keeper(held).grant_arena(held.rank, self.size)
         self.scene.call_later(self.scene.setup.step_s, self.advance_step)
 
-    @staticmethod
-    def _rank_keeper(held: SimRank) -> SimKeeper:
-        assert held.machine.agent is not None
-        return held.machine.agent.keeper
-
-    def _resume_rank(self, held: SimRank) -> SimSnapshot | str | None:
-        """Return the snapshot that a rank resumes from, None for a fresh start, or a string that says why it cannot."""
-        keeper, rank = self._rank_keeper(held), held.rank
-        if why := keeper.launch.refuse_request(self.generation):
-            return why
-        source = keeper.launch.find_source(rank)
-        if source is None:
-            return self._find_checkpoint()
-        step = keeper.launch.restore.step
-        snap = keeper.own_snapshot(rank) if source.own else self._fetch_copy(held, source.nodes, step)
-        if snap is None:
-            return f"the snapshot of step {step} is gone"
-        if not source.own or source.disk:
-            snap = msgspec.structs.replace(snap, label=self.generation - 1, verified=False)
-            held.machine.memory.take_snapshot(rank, self.size, snap, keeper.snapshots.list_pinned(rank))
-        held.machine.memory.own[rank].drop_after(step)
-        return snap
-
-    def _fetch_copy(self, held: SimRank, nodes: tuple[str, ...], step: int) -> SimSnapshot | None:
-        for name in nodes:
-            there = self.teams.machines.get(name)
-            if (
-                there
-                and there.is_connected
-                and there.agent
-                and (snap := there.agent.keeper.give_snapshot(held.rank, step))
-            ):
-                return snap
-        return None
-
-    def _find_checkpoint(self) -> SimSnapshot | None:
+    def _find_checkpoint(self, doubts: tuple[Doubt, ...]) -> StateTruth | None:
         """Return the newest checkpoint that rank 0 has no doubt about; None if there is none."""
-        first = self.members[min(self.members)]
-        doubts = self._rank_keeper(first).launch.restore.doubts
-        sound = [
-            snap
-            for snap in self.teams.storage.kept.values()
-            if not any(snap.label <= doubt.generation and snap.step > doubt.not_after for doubt in doubts)
-        ]
+        kept = self.teams.storage.kept.values()
+        sound = [snap for snap in kept if not any(doubt.bans_state(snap.made, snap.step) for doubt in doubts)]
         return max(sound, key=lambda snap: snap.step, default=None)
 
     # --- steps -------------------------------------------------------------------------------------------------
@@ -143,29 +122,26 @@ class RankTeam:
         for held in who:
             held.make_step(step, held.machine.clock.monotonic(), finite=not 0 <= self.nan_at <= step)
             if held.nan_since < 0:
-                snap = self._make_snapshot(step)
-                agent = held.machine.agent
-                held.machine.memory.take_snapshot(
-                    held.rank, self.size, snap, agent.keeper.snapshots.list_pinned(held.rank) if agent else ()
-                )
+                self._states[held.rank].take_snapshot(self._describe_state(step))
 
-    def _make_snapshot(self, step: int) -> SimSnapshot:
+    def _describe_state(self, step: int) -> StateTruth:
         nan_at = self.nan_at if 0 <= self.spoilt_at <= step else -1
-        return SimSnapshot(step=step, label=self.generation, made=self.generation, nan_at=nan_at)
+        return StateTruth(step=step, made=self.generation, nan_at=nan_at)
 
     def _plan_checkpoint(self) -> None:
         every = self.scene.setup.save_steps
         if every and self.step % every == 0 and not 0 <= self.nan_at <= self.step:
             self.scene.call_later(
-                self.scene.rng.uniform(0.2, 3.0), self._publish_snapshot, self._make_snapshot(self.step)
+                self.scene.rng.uniform(0.2, 3.0), self._publish_snapshot, self._describe_state(self.step)
             )
 
-    def _publish_snapshot(self, snap: SimSnapshot) -> None:
+    def _publish_snapshot(self, snap: StateTruth) -> None:
         agents = [held.machine.agent for held in self.members.values()]
-        together = all(agent and agent.keeper.launch.generation == self.generation for agent in agents)
+        together = all(agent and agent.persisting.author.generation == self.generation for agent in agents)
         if together and self.teams.storage.publish_checkpoint(self.generation, snap):
-            keeper = self._rank_keeper(self.members[0])
-            keeper.stored = max(keeper.stored, snap.step)
+            first = self.members[0].machine.agent
+            assert first is not None
+            first.persisting.note_published(snap.step)
 
     def _end_well(self) -> None:
         self.ending = True

@@ -11,8 +11,8 @@ from holdfast.model.alarm import SWITCH, Alarm, Kind, Stance
 from holdfast.model.event import Ended, Entry, Progress, Tick
 from holdfast.sim.dst.controller_disk import SimDisk
 from holdfast.sim.dst.seed_scene import SeedScene
-from holdfast.sim.dst.simulated_machine import SimMachine, SimRank
-from holdfast.sim.dst.simulated_snapshot_keeper import DiskEntry, SimSnapshot
+from holdfast.sim.dst.simulated_machine import KeptState, SimMachine, SimRank
+from holdfast.sim.dst.simulated_state_image import StateTruth, read_truths
 from holdfast.sim.invariants import InvariantWatch, RecoveryEffort, UnsafeError
 
 _TOLD_S = 6.0  # times that agents tell may be off by what a message takes, and by their clocks' drift
@@ -20,7 +20,7 @@ _TOLD_S = 6.0  # times that agents tell may be off by what a message takes, and 
 
 class TruthChecks:
     def __init__(
-        self, scene: SeedScene, disk: SimDisk, machines: dict[str, SimMachine], stored: Mapping[int, SimSnapshot]
+        self, scene: SeedScene, disk: SimDisk, machines: dict[str, SimMachine], stored: Mapping[int, StateTruth]
     ) -> None:
         self.scene = scene
         self.disk = disk
@@ -167,7 +167,7 @@ class TruthChecks:
             )
 
     def on_restore(
-        self, generation: int, members: list[SimRank], picks: dict[int, SimSnapshot | None], memory: bool
+        self, generation: int, members: list[SimRank], picks: dict[int, StateTruth | None], memory: bool
     ) -> None:
         """Check the states that a generation resumes from: one step, one lineage, complete and not in doubt."""
         releases = sorted({held.release for held in members})
@@ -205,7 +205,9 @@ class TruthChecks:
     def _check_held(self, generation: int, nodes: set[str]) -> None:
         """Check that a generation's nodes hold only states of its lineage, since later launches may take up any."""
         for node in sorted(nodes):
-            for rank, snap in self._machines[node].memory.list_snapshots():
+            for rank, sealed, snap in self._machines[node].memory.list_states():
+                if sealed.step != snap.step:
+                    self.report_broken(f"{node} holds step {snap.step} of rank {rank} as step {sealed.step}")
                 if snap.made != (line := self._step_maker(snap.step, generation)):
                     self.report_broken(
                         f"{node} holds step {snap.step} of rank {rank} from {snap.made}, a line that was left: "
@@ -224,26 +226,27 @@ class TruthChecks:
 
     # --- states on disks ---------------------------------------------------------------------------------------
 
-    def on_disk_removal(self, machine: SimMachine, kept: list[DiskEntry]) -> None:
+    def on_disk_removal(self, machine: SimMachine, kept: list[KeptState]) -> None:
         """Keep only these states on a machine's disk. Check that the newest step that lies whole on disks stays there,
         unless storage has one that is at least as new."""
         before, stored = self._newest_on_disks(), max(self._stored, default=-1)
-        machine.states.kept = kept
+        machine.states = kept
         if self._newest_on_disks() < before and stored < before:
             self.report_broken(f"{machine.name} removes step {before} from its disk, and storage has step {stored}")
 
     def on_disk_eviction(self, machine: SimMachine, generation: int) -> None:
         """Remove all states of an evicted machine. Check that a later generation has made a step without them."""
-        if machine.states.kept and self._newest_generation() <= generation:
+        if machine.states and self._newest_generation() <= generation:
             self.report_broken(f"{machine.name} removes its states, and nobody has made a step since")
-        machine.states.kept = []
+        machine.states = []
 
     def _newest_on_disks(self) -> int:
         """Return the newest step of which disks have the state of every rank, made by one generation; -1: none."""
         held: dict[tuple[int, int, int], set[int]] = {}
         for machine in self._machines.values():
-            for rank, world, snap in machine.states.kept:
-                held.setdefault((snap.step, snap.made, world), set()).add(rank)
+            for state, image in machine.states:
+                plan, snap = state.note.layout, next(read_truths(image))
+                held.setdefault((snap.step, snap.made, plan.world), set()).add(plan.rank)
         return max((step for (step, _, world), ranks in held.items() if len(ranks) == world), default=-1)
 
     def on_step(self, generation: int, step: int, training: list[int]) -> None:

@@ -1,10 +1,17 @@
 """An event loop in virtual time: nothing sleeps, and the clock jumps to the next event."""
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from random import Random
+from typing import Any, TypeVarTuple
 
 START_AT = 1000.0
 _RESOLUTION_S = 1e-9
 _ROUNDS = 10_000
+_THREAD_S = 0.2  # what a thread does takes so long at most
+
+Ts = TypeVarTuple("Ts")
 
 
 class StuckError(Exception):
@@ -14,8 +21,9 @@ class StuckError(Exception):
 class VirtualLoop(asyncio.BaseEventLoop):
     """Runs real coroutines in virtual time; events of one instant run in the order in which they were planned."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int) -> None:
         super().__init__()
+        self._rng = Random(f"threads {seed}")
         self.at = START_AT
         self._clock_resolution = _RESOLUTION_S
         self._selector = self
@@ -32,6 +40,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
             raise StuckError("one thing leads to the next, and no time passes")
         self.at += timeout
         return []
+
+    def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], Any], *args: *Ts) -> asyncio.Future[Any]:
+        """Run a function as a thread would: after some time, and not at all if nobody waits for it any more."""
+        done: asyncio.Future[Any] = self.create_future()
+
+        def run() -> None:
+            if done.done():
+                return
+            try:
+                done.set_result(func(*args))
+            except BaseException as e:
+                done.set_exception(e)
+
+        self.call_later(self._rng.uniform(0.0, _THREAD_S), run)
+        return done
 
     def _process_events(self, events: list[object]) -> None:
         pass

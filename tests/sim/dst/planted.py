@@ -6,6 +6,9 @@ from typing import Any
 import msgspec
 
 from holdfast.agent.connection.controller_clock import ControllerClock
+from holdfast.agent.snapshots.arena_table import ArenaTable
+from holdfast.agent.snapshots.keeper import Keeper
+from holdfast.agent.snapshots.peer_arenas import PeerArena
 from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.agent_ingest import AgentIngest
 from holdfast.controller.node_links import NodeLinks
@@ -21,8 +24,8 @@ from holdfast.sim.dst.agent_interface import AgentCrashed
 from holdfast.sim.dst.controller_disk import DiskJournal
 from holdfast.sim.dst.seed_setup import draw_setup
 from holdfast.sim.dst.simulated_agent_notes import SimNotes
-from holdfast.sim.dst.simulated_snapshot_keeper import SimKeeper
 from holdfast.wire import agent_messages
+from holdfast.wire.rank_keeper_messages import KeeperRefusal, StateGrant
 from tests.sim.dst.mutant import Mutant, Patch, draw_with_disks
 
 
@@ -84,12 +87,8 @@ def restore_without_all(patch: Patch) -> None:
             return Restore()
         return Restore(step=best, sources=tuple(_newest(seats, rank, held[rank]) for rank in ranks))
 
-    def own(self: Any, rank: int) -> Any:
-        arena = self.memory.own.get(rank)
-        return arena.snaps[-1] if arena and arena.snaps else None
-
     patch.setattr("holdfast.core.snapshots.restore_choice.choose_restore", choose)
-    patch.setattr("holdfast.sim.dst.simulated_snapshot_keeper.SimKeeper.own_snapshot", own)
+    patch.setattr(Keeper, "_own_state", _grant_newest)
 
 
 def _newest(seats: Any, rank: int, held: list[Copy]) -> Source:
@@ -121,12 +120,12 @@ def astray_believed(patch: Patch) -> None:
 
 def astray_kept(patch: Patch) -> None:
     """A node that was away is seated again, and keeps what it holds of a line that was left."""
-    launched = SimKeeper.begin_launch
+    launched = Keeper.begin_launch
 
-    def launches(self: SimKeeper, errand: Any) -> None:
-        launched(self, msgspec.structs.replace(errand, astray=False))
+    def launches(self: Keeper, errand: Any) -> str:
+        return launched(self, msgspec.structs.replace(errand, astray=False))
 
-    patch.setattr(SimKeeper, "begin_launch", launches)
+    patch.setattr(Keeper, "begin_launch", launches)
 
 
 def nothing_is_dropped(patch: Patch) -> None:
@@ -135,7 +134,24 @@ def nothing_is_dropped(patch: Patch) -> None:
     def reads(errand: Any) -> KeeperLaunch:
         return msgspec.structs.replace(read_launch(errand), shared_step=10**9)
 
-    patch.setattr("holdfast.sim.dst.simulated_snapshot_keeper.read_launch", reads)
+    patch.setattr("holdfast.agent.snapshots.keeper.read_launch", reads)
+
+
+def copies_are_not_dropped(patch: Patch) -> None:
+    """A keeper drops its own snapshots that a launch gives up, but not the copies that it holds for others."""
+    patch.setattr(PeerArena, "forget_after", lambda self, step: None)
+
+
+def any_own_snapshot_is_granted(patch: Patch) -> None:
+    """A rank gets its newest snapshot, whichever step the job goes on from, and nothing is dropped."""
+    patch.setattr(Keeper, "_own_state", _grant_newest)
+    patch.setattr(ArenaTable, "drop_after", lambda self, step: None)
+
+
+async def _grant_newest(self: Keeper, own: Any) -> Any:
+    for newest in own.arena.list_sealed():
+        return StateGrant(source="memory", step=newest.step, arena=own.path, slot=newest.slot)
+    return KeeperRefusal(why="there is none")
 
 
 def nobody_leaves(patch: Patch) -> None:
@@ -236,7 +252,7 @@ def not_refilled(patch: Patch) -> None:
 
 def disks_are_cleared_at_the_end(patch: Patch) -> None:
     """Whatever storage has, the end of the job removes all from the disks."""
-    patch.setattr("holdfast.sim.dst.simulated_snapshot_keeper.list_stored_ranks", lambda newest, stored, spared: newest)
+    patch.setattr("holdfast.sim.dst.simulated_state_disk.list_stored_ranks", lambda newest, stored, spared: newest)
 
 
 def disks_are_cleared_by_a_launch_without_sources(patch: Patch) -> None:
@@ -262,28 +278,30 @@ def disks_are_cleared_by_eviction(patch: Patch) -> None:
 
 PLANTED = (
     Mutant(no_fence, 1),
-    Mutant(launch_under_way_untold, 197),
+    Mutant(launch_under_way_untold, 109),
     Mutant(acks_before_disk, 1),
     Mutant(acts_before_disk, 0),
     Mutant(ids_reused, 0),
-    Mutant(plan_made_anew, 93),
-    Mutant(restore_without_all, 12),
-    Mutant(strangers_copies, 167),
+    Mutant(plan_made_anew, 550),
+    Mutant(restore_without_all, 56),
+    Mutant(strangers_copies, 56),
     Mutant(astray_believed, 138),
     Mutant(astray_kept, 138),
     Mutant(nobody_leaves, 35, draw_setup),
     Mutant(nothing_is_dropped, 12),
-    Mutant(leaving_is_forgotten, 9),
+    Mutant(copies_are_not_dropped, 61),
+    Mutant(any_own_snapshot_is_granted, 11),
+    Mutant(leaving_is_forgotten, 86),
     Mutant(full_disks_matter, 204, draw_setup),
     Mutant(stops_are_believed, 1),
     Mutant(nobody_is_waited_for, 2),
-    Mutant(fleets_are_believed, 99),
+    Mutant(fleets_are_believed, 672),
     Mutant(wall_clock, 2),
-    Mutant(forgets_reborn, 76),
-    Mutant(old_ranks_stay, 94, draw_setup),
+    Mutant(forgets_reborn, 627),
+    Mutant(old_ranks_stay, None, draw_setup),
     Mutant(silence_unheard, 68),
-    Mutant(not_refilled, 2),
+    Mutant(not_refilled, 31),
     Mutant(disks_are_cleared_at_the_end, 2, draw_with_disks),
-    Mutant(disks_are_cleared_by_a_launch_without_sources, 42, draw_with_disks),
+    Mutant(disks_are_cleared_by_a_launch_without_sources, 52, draw_with_disks),
     Mutant(disks_are_cleared_by_eviction, 22, draw_with_disks),
 )

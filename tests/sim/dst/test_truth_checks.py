@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from holdfast.checkpoint.arena import arena_bytes
 from holdfast.cli.commands.sim_dst import REAL_PARTS
 from holdfast.logs import catalog_files
 from holdfast.model.event import Decision, Entry, Phase, Progress
@@ -11,7 +12,7 @@ from holdfast.sim.dst.dst_world import DstWorld
 from holdfast.sim.dst.seed_setup import draw_setup
 from holdfast.sim.dst.simulated_machine import SimRank
 from holdfast.sim.dst.simulated_ranks import RankTeam
-from holdfast.sim.dst.simulated_snapshot_keeper import SimSnapshot
+from holdfast.sim.dst.simulated_state_image import StateTruth, make_layout, write_truth
 
 
 class History:
@@ -21,12 +22,24 @@ class History:
         self.world = DstWorld(draw_setup(1), REAL_PARTS, catalog_files.load_failures(), None)
         self.machine = self.world.machines[self.world.cloud.make_machine()]
 
-    def resume(self, generation: int, snap: SimSnapshot | None) -> str:
+    def resume(self, generation: int, snap: StateTruth | None) -> str:
         """Let a generation go on from a state in memory, or begin anew; return the promise that this breaks."""
         self.team = RankTeam(self.world.teams, generation, 1)
         held = SimRank(generation=generation, rank=0, machine=self.machine, world=1, release=1)
         self.world.truth.on_restore(generation, [held], {0: snap}, memory=snap is not None)
         return self.world.scene.failure
+
+    def hold(self, truth: StateTruth) -> None:
+        """Put a state into the memory of the machine."""
+        plan, memory = make_layout(0, 1), self.machine.memory
+        path = memory.make_arena(f"of {truth.made}", arena_bytes(plan.image_bytes, 1))
+        arena = self.machine.open_arenas().make(
+            path, layout=plan.digest, image_bytes=plan.image_bytes, slots=1, rank=0, world=1
+        )
+        slot = arena.begin_slot(truth.step, truth.made)
+        assert slot
+        write_truth(slot.image, truth)
+        slot.seal()
 
     def make_steps(self, last: int) -> None:
         for step in range(self.team.step + 1, last + 1):
@@ -53,8 +66,8 @@ def history() -> Iterator[History]:
     told.world.close()
 
 
-def third_step(made: int) -> SimSnapshot:
-    return SimSnapshot(step=3, label=made, made=made, nan_at=-1)
+def third_step(made: int) -> StateTruth:
+    return StateTruth(step=3, made=made)
 
 
 def test_the_newest_line_is_not_left_although_the_journal_never_heard_of_it(history: History) -> None:
@@ -67,7 +80,7 @@ def test_a_line_is_left_once_the_journal_knows_a_newer_one(history: History) -> 
 
 
 def test_a_node_must_not_keep_a_state_of_a_line_that_was_left(history: History) -> None:
-    history.machine.memory.take_snapshot(0, 1, third_step(2), ())
+    history.hold(third_step(2))
     assert history.resume(3, third_step(2)) == ""
-    history.machine.memory.take_snapshot(0, 1, third_step(1), ())
+    history.hold(third_step(1))
     assert "n0 holds step 3 of rank 0 from 1, a line that was left" in history.resume(4, third_step(2))

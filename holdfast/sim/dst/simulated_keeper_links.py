@@ -1,0 +1,120 @@
+"""The links of one simulated keeper: to the ranks of its machine, and to keepers of other machines."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+from holdfast.checkpoint.peer_server import PeerShelf
+from holdfast.checkpoint.peer_transport import (
+    BytePacer,
+    PeerRefusal,
+    PeerRequest,
+    TransportError,
+    cut_chunks,
+)
+from holdfast.model.observation import Reach
+from holdfast.model.state_copy import Address
+from holdfast.sim.dst.agent_interface import AgentCrashed
+from holdfast.sim.dst.simulated_machine import SimMachine
+from holdfast.wire.rank_keeper_messages import FromKeeper
+
+_PORT = 1
+_BREAKS = 0.05  # of copies, after their first part
+
+
+class SimKeeperLinks:
+    """Bytes go over at once, in the thread that sends them, if both machines are connected."""
+
+    def __init__(self, machine: SimMachine, machines: dict[str, SimMachine], check_alive: Callable[[], None]) -> None:
+        self.revoked: frozenset[str] = frozenset()
+        self.address: Address = ("", 0)
+        self.shelf: PeerShelf | None = None
+        self._machine, self._machines = machine, machines
+        self._check_alive = check_alive
+        self._answer: Callable[[bytes], Awaitable[FromKeeper]]
+        self._asked: dict[asyncio.Task[FromKeeper], None] = {}  # in the order in which they came
+
+    async def serve(self, answer_rank: Callable[[bytes], Awaitable[FromKeeper]], shelf: PeerShelf) -> None:
+        self._answer, self.shelf, self.address = answer_rank, shelf, (self._machine.name, _PORT)
+        await asyncio.Event().wait()
+
+    def break_all(self) -> None:
+        """Break what ranks ask, as their keeper has died."""
+        for asked in self._asked:
+            asked.cancel()
+
+    async def ask_keeper(self, line: bytes) -> FromKeeper | None:
+        """Return what the keeper answers to a rank; None if it does not listen, or the link breaks."""
+        if self.shelf is None:
+            return None
+        asked = asyncio.create_task(self._call_keeper(line))
+        self._asked[asked] = None
+        await asyncio.wait([asked])
+        del self._asked[asked]
+        if asked.cancelled() or isinstance(asked.exception(), AgentCrashed | OSError | ValueError):
+            return None
+        return asked.result()
+
+    async def _call_keeper(self, line: bytes) -> FromKeeper:
+        return await self._answer(line)
+
+    async def try_peers(self, peers: dict[str, Address]) -> Reach:
+        """Tell which of these machines are connected, as this one sees it."""
+        self._check_alive()
+        there = {peer: self._machines.get(peer) for peer in peers}
+        reached = [peer for peer, one in there.items() if one and one.is_connected and self._machine.is_connected]
+        missed = tuple(peer for peer in peers if peer not in reached)
+        return Reach(node=self._machine.name, reached=tuple(reached), missed=missed)
+
+    # --- keepers of other machines -----------------------------------------------------------------------------
+
+    def push_state(self, to: Address, ask: PeerRequest, views: Sequence[memoryview], pacer: BytePacer) -> int:
+        target = self._reach_shelf(to).receive_push(ask, self._machine.name)
+        if isinstance(target, PeerRefusal):
+            raise TransportError(f"the keeper refused: {target.text}", target.code)
+        ours, theirs = cut_chunks(views), cut_chunks(target.views)
+        breaks = self._machine.scene.rng.random() < _BREAKS
+        for number in range(target.first_missing(len(ours)), len(ours)):
+            if number and breaks:
+                raise TransportError("the link broke while sending")
+            pacer.spend_bytes(len(ours[number]))
+            theirs[number][:] = ours[number]
+            target.on_chunk(number)
+        target.finish_once()
+        return sum(map(len, ours))
+
+    def pull_state(self, at: Address, ask: PeerRequest, views: Sequence[memoryview]) -> int:
+        content = self.fetch_content(at, ask)
+        if len(content) != sum(map(len, views)):
+            raise TransportError(f"the keeper has {len(content)} bytes instead of the {sum(map(len, views))} requested")
+        start = 0
+        for view in views:
+            view[:] = content[start : start + len(view)]
+            start += len(view)
+        return len(content)
+
+    def fetch_content(self, at: Address, ask: PeerRequest) -> bytes:
+        given = self._reach_shelf(at).serve_pull(ask)
+        if isinstance(given, PeerRefusal):
+            raise TransportError(f"the keeper refused: {given.text}", given.code)
+        views, release = given
+        content = b"".join(views)
+        release()
+        return content
+
+    def _reach_shelf(self, at: Address) -> PeerShelf:
+        self._check_alive()
+        there = self._machines.get(at[0])
+        links = there.agent.links if there and there.agent and there.is_connected else None
+        if not (links and links.shelf and self._machine.is_connected):
+            raise TransportError(f"the keeper at {at[0]} cannot be reached")
+        return links.shelf
+
+
+def run_at_once(making: Coroutine[Any, Any, str], loop: asyncio.AbstractEventLoop) -> str:
+    """Run a coroutine that waits for nothing to its end: threads of a simulation run in its event loop."""
+    try:
+        making.send(None)
+    except StopIteration as done:
+        return str(done.value)
+    raise AssertionError("a simulated holder makes arenas without a wait")

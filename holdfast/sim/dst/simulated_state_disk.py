@@ -1,0 +1,156 @@
+"""States on the disks of simulated machines: a keeper writes, reads and removes them as on real disks."""
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, Protocol
+
+from holdfast.checkpoint.arena import Arena, SealedSnapshot
+from holdfast.checkpoint.disk_state import DiskNote, DiskState
+from holdfast.checkpoint.manifest import Author
+from holdfast.core.snapshots.disk_floor import DiskLimits, list_stored_ranks
+from holdfast.core.snapshots.keeper_launch import KeeperLaunch
+from holdfast.model.state_copy import Aim, Copy
+from holdfast.sim.dst.agent_process import AgentProcess
+from holdfast.sim.dst.simulated_machine import KeptState
+from holdfast.sim.dst.simulated_state_image import make_layout
+
+
+class RankArena(Protocol):
+    @property
+    def arena(self) -> Arena: ...
+
+
+class RankArenas(Protocol):
+    """The arenas of a node's own ranks, which a keeper has."""
+
+    def find_arena(self, rank: int) -> RankArena | None: ...
+
+
+class PinnedSnapshot(NamedTuple):
+    arena: Arena
+    sealed: SealedSnapshot
+
+
+class SimStateDisk:
+    """One keeper's access to the states on its machine's disk, which outlive its memory."""
+
+    def __init__(self, process: AgentProcess, limits: DiskLimits, arenas: RankArenas) -> None:
+        self.limits = limits
+        self.unseen = False
+        self.written = self.tried = self.final = -1
+        self._process, self._machine = process, process.machine
+        self._truth = process.office.truth
+        self._arenas = arenas
+        self._author = Author(0)
+        self._aimed = self._removed = -1
+
+    def begin_generation(self, author: Author) -> None:
+        self._author = author
+        self.written = self.tried = self._aimed = self._removed = -1
+
+    async def use_run(self, run: str) -> None:
+        pass  # a seed has one
+
+    async def look_at_path(self) -> None:
+        pass
+
+    # --- what lies there ---------------------------------------------------------------------------------------
+
+    def list_copies(self, node: str) -> list[Copy]:
+        return [one.state.describe_copy(node) for one in self._machine.states]
+
+    def find_state(self, rank: int, layout: str, step: int | None = None) -> DiskState | None:
+        found = [one.state for one in self._machine.states if one.state.matches(rank, layout, step)]
+        return max(found, key=lambda state: (state.author.generation, state.step), default=None)
+
+    def read_image(self, state: DiskState, into: memoryview) -> None:
+        into[:] = next(one.image for one in self._machine.states if one.state == state)
+
+    def open_image(self, rank: int, layout: str, step: int) -> memoryview | None:
+        state = self.find_state(rank, layout, step)
+        return memoryview(next(one.image for one in self._machine.states if one.state == state)) if state else None
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    async def follow_aim(self, aim: Aim, ranks: Sequence[int]) -> None:
+        if aim.generation != self._author.generation:
+            return
+        if aim.disk_from > self._removed:
+            self._removed = aim.disk_from
+            self._process.check_alive()
+            later = [one for one in self._machine.states if one.state.step >= aim.disk_from]
+            self._truth.on_disk_removal(self._machine, later)
+        if aim.disk > self._aimed:
+            author, self._aimed = self._author, aim.disk
+            ok = await self._write_step(aim.disk, ranks, verified=aim.verified >= aim.disk)
+            if author == self._author:
+                self.tried, self.written = aim.disk, aim.disk if ok else self.written
+
+    async def _write_step(self, step: int, ranks: Sequence[int], *, verified: bool) -> bool:
+        """Write the ranks' snapshots of this step; False if one is missing, the disk is full, or another generation
+        has begun."""
+        author, pins = self._author, [pin for rank in ranks if (pin := self._pin_step(rank, step))]
+        try:
+            await asyncio.sleep(self._machine.scene.rng.choice((0.1, 1.0, 6.0)))
+            self._process.check_alive()
+            if len(pins) < len(ranks) or self._machine.disk.full or author != self._author:
+                return False
+            self._machine.states += [self._describe_state(pin, verified=verified) for pin in pins]
+            return True
+        finally:
+            for arena, sealed in pins:
+                arena.unpin(sealed.slot)
+
+    def _pin_step(self, rank: int, step: int) -> PinnedSnapshot | None:
+        own = self._arenas.find_arena(rank)
+        found = [one for one in own.arena.list_sealed() if one.step == step] if own else []
+        if own is None or not found or not own.arena.pin(found[0].slot, found[0].seq):
+            return None
+        return PinnedSnapshot(own.arena, found[0])
+
+    def _describe_state(self, pin: PinnedSnapshot, *, verified: bool) -> KeptState:
+        arena, sealed = pin
+        state = DiskState(
+            url=f"/disk/rank-{arena.rank}/step-{sealed.step}-{self._author.generation}",
+            step=sealed.step,
+            author=self._author,
+            note=DiskNote(layout=make_layout(arena.rank, arena.world), verified=verified),
+            bytes=arena.image_bytes,
+        )
+        return KeptState(state, bytes(arena.slot_image(sealed.slot)))
+
+    async def write_final(self, step: int, ranks: Sequence[int], within_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                if await self._write_step(step, ranks, verified=False):
+                    self.final = step
+
+    # --- removal -----------------------------------------------------------------------------------------------
+
+    def remove_given_up(self, launch: KeeperLaunch) -> None:
+        self._process.check_alive()
+        states = self._machine.states
+        wanted = [one for one in states if not launch.gives_up(one.state.author.generation, one.state.step)]
+        if launch.restore.sources or launch.restore.doubts:  # what it gives up is of no use
+            self._machine.states = wanted
+        else:
+            self._truth.on_disk_removal(self._machine, wanted)
+
+    def remove_run(self) -> None:
+        self._process.check_alive()
+        self._truth.on_disk_eviction(self._machine, self._author.generation)
+
+    async def leave_job(
+        self, ranks: Sequence[int], stored: int, spared: Sequence[int], not_after: int, *, answered: bool
+    ) -> None:
+        self._process.check_alive()
+        self._truth.on_disk_removal(self._machine, self._list_unstored(stored, spared))
+
+    def _list_unstored(self, stored: int, spared: Collection[int]) -> list[KeptState]:
+        """Return the states that stay on disk at the end of the job."""
+        newest: dict[int, int] = {}
+        for state, _ in self._machine.states:
+            newest[state.note.layout.rank] = max(newest.get(state.note.layout.rank, -1), state.step)
+        gone = list_stored_ranks(newest, stored, spared)
+        return [one for one in self._machine.states if one.state.note.layout.rank not in gone]
