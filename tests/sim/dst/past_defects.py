@@ -82,11 +82,11 @@ def last_call_stays_over(patch: Patch) -> None:
 
 
 PAST_DEFECTS = (
-    Mutant(stopped_launch_told_again, None),
+    Mutant(stopped_launch_told_again, 162),
     Mutant(late_hello_replaces_link, 9, draw_stalled),
     Mutant(ends_dated_at_once, 41),
     Mutant(standbys_stay_believed, 28, draw_forgetful),
     Mutant(unknown_generation_not_fenced, 727, draw_forgetful),
     Mutant(lineage_kept, 87, draw_forgetful),
-    Mutant(last_call_stays_over, None, draw_forgetful),
+    Mutant(last_call_stays_over, 156, draw_forgetful),
 )

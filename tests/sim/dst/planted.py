@@ -298,7 +298,7 @@ PLANTED = (
     Mutant(fleets_are_believed, 672),
     Mutant(wall_clock, 2),
     Mutant(forgets_reborn, 627),
-    Mutant(old_ranks_stay, None, draw_setup),
+    Mutant(old_ranks_stay, 779, draw_setup),
     Mutant(silence_unheard, 68),
     Mutant(not_refilled, 31),
     Mutant(disks_are_cleared_at_the_end, 2, draw_with_disks),
