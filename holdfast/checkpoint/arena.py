@@ -23,14 +23,13 @@ from holdfast.checkpoint.arena_header import (
     MAGIC,
     MOST_SLOTS,
     PAGE_BYTES,
-    SYSTEM_PROCESSES,
     VERSION,
     ArenaHeader,
-    ArenaProcesses,
     SlotHeader,
     arena_bytes,
     block_count,
     head_bytes,
+    is_alive,
     memory_fence,
     round_to_pages,
 )
@@ -52,11 +51,7 @@ __all__ = [
 
 # Flags of a snapshot. DUE: it is to become a checkpoint; STORED: it was read from one.
 VERIFIED, POISONED, DUE, STORED = 1, 2, 4, 8
-_FLAGS, _SEQ = SlotHeader.flags.index, SlotHeader.seq.index
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which Python 3.11 has no name for
-
-
-ArenaBytes = mmap.mmap | bytearray
 
 
 class ArenaError(Exception):
@@ -94,9 +89,8 @@ class SlotClaim(msgspec.Struct, frozen=True, kw_only=True):
 class Arena:
     """One rank's snapshot slots. A reading process must keep a single Arena, because the object counts its pins."""
 
-    def __init__(self, memory: ArenaBytes, processes: ArenaProcesses = SYSTEM_PROCESSES) -> None:
+    def __init__(self, memory: mmap.mmap) -> None:
         self.memory = memory
-        self._processes = processes
         whole = memoryview(memory)
         head = ArenaHeader(whole[:PAGE_BYTES])
         self.rank, self.world = head.rank, head.world
@@ -107,8 +101,6 @@ class Arena:
         self._heads = [SlotHeader(whole[self.head_at(slot) : self.image_at(slot)]) for slot in range(self.slots)]
         self._claims: deque[SlotClaim] = deque()
         self._pins = [0] * self.slots
-        self._words = [(head.views["I"], head.views["Q"]) for head in self._heads]
-        self._listed: tuple[list[tuple[int, int]], tuple[SealedSnapshot, ...]] = ([], ())  # of which flags and seqs
         self._lock = threading.Lock()
 
     @classmethod
@@ -125,27 +117,12 @@ class Arena:
             memory = mmap.mmap(fd, 0)
         finally:
             os.close(fd)
-        return cls.format_memory(memory, layout=layout, image_bytes=image_bytes, slots=slots, rank=rank, world=world)
-
-    @classmethod
-    def format_memory(
-        cls,
-        memory: ArenaBytes,
-        processes: ArenaProcesses = SYSTEM_PROCESSES,
-        *,
-        layout: bytes,
-        image_bytes: int,
-        slots: int,
-        rank: int,
-        world: int,
-    ) -> "Arena":
-        """Create an arena in memory of its size, which is all zeros."""
         whole = memoryview(memory)
         head = ArenaHeader(whole[:PAGE_BYTES])
         head.version, head.slots, head.rank, head.world = VERSION, slots, rank, world
         head.image_bytes, head.slot_bytes = image_bytes, round_to_pages(image_bytes)
         whole[ArenaHeader.LAYOUT] = layout
-        arena = cls(memory, processes)
+        arena = cls(memory)
         for slot in arena._heads:
             slot.block_bytes, slot.blocks = BLOCK_BYTES, block_count(image_bytes)
         memory_fence()
@@ -168,19 +145,14 @@ class Arena:
             raise ArenaError(f"the arena at {path} cannot be mapped: {e.strerror}") from None
         finally:
             os.close(fd)
-        return cls.adopt_memory(memory, path)
-
-    @classmethod
-    def adopt_memory(cls, memory: ArenaBytes, path: str, processes: ArenaProcesses = SYSTEM_PROCESSES) -> "Arena":
-        """Return the arena in this memory, which lies at this path. Raises ArenaError if it is not a valid arena."""
         if memory[: len(MAGIC)] != MAGIC:
             raise ArenaError(f"{path} is not an arena: it begins with other bytes")
         head = ArenaHeader(memoryview(memory)[:PAGE_BYTES])
         if head.version != VERSION:
             raise ArenaError(f"{path} is an arena of version {head.version}, but this holdfast needs version {VERSION}")
-        if not 0 < head.slots <= MOST_SLOTS or len(memory) != arena_bytes(head.image_bytes, head.slots):
+        if not 0 < head.slots <= MOST_SLOTS or size != arena_bytes(head.image_bytes, head.slots):
             raise ArenaError(f"{path} is an arena, but not of the size in its header")
-        return cls(memory, processes)
+        return cls(memory)
 
     def head_at(self, slot: int) -> int:
         """Return the offset in the arena at which a slot begins. Raises ArenaError if there is no such slot."""
@@ -198,7 +170,6 @@ class Arena:
 
     def populate_pages(self) -> None:
         """Fault in every page now, so that no later write waits for one."""
-        assert isinstance(self.memory, mmap.mmap)
         try:
             self.memory.madvise(mmap.MADV_HUGEPAGE)
         except OSError:
@@ -217,7 +188,7 @@ class Arena:
             head = self._heads[slot]
             before = head.seq
             self._set_seq(slot, self._next_seq())
-            if not self._processes.is_alive(head.pin):
+            if not is_alive(head.pin):
                 return SnapshotSlot(self, slot, SnapshotName(step=step, generation=generation, flags=flags))
             self._set_seq(slot, before)  # its reader came first; nothing was written yet
         self.skipped += 1
@@ -228,9 +199,9 @@ class Arena:
         self.is_settled()
         for slot in self._writable_slots():
             head, seq = self._heads[slot], self._next_seq()
-            head.writer, head.claim = self._processes.own_pid(), (seq + 1) & LOW
+            head.writer, head.claim = os.getpid(), (seq + 1) & LOW
             memory_fence()
-            if not self._processes.is_alive(head.pin):
+            if not is_alive(head.pin):
                 self._claims.append(SlotClaim(slot=slot, seq=seq, name=name, at=time.time()))
                 return self._claims[-1]
             head.claim = head.seq & LOW
@@ -262,7 +233,7 @@ class Arena:
         whole = [sealed for sealed in self.list_sealed() if not sealed.flags & POISONED]
         ahead = {claim.slot: claim.seq for claim in self._claims}
         newest = self._claims[-1].slot if self._claims else next((sealed.slot for sealed in whole), -1)
-        open_ = [slot for slot in range(self.slots) if not self._processes.is_alive(self._heads[slot].pin)]
+        open_ = [slot for slot in range(self.slots) if not is_alive(self._heads[slot].pin)]
         if open_ == [newest] and newest not in ahead and len(whole) > 1:
             return open_
         worth = {sealed.slot: sealed.seq for sealed in whole} | ahead
@@ -284,15 +255,8 @@ class Arena:
 
     def list_sealed(self) -> tuple[SealedSnapshot, ...]:
         """Return every whole snapshot, newest first."""
-        looked = [(ints[_FLAGS], longs[_SEQ]) for ints, longs in self._words]  # which tell whether anything has changed
-        if looked == self._listed[0]:
-            return self._listed[1]
         found = [sealed for slot in range(self.slots) if (sealed := self._read_sealed(slot))]
-        listed = tuple(sorted(found, key=lambda sealed: -sealed.seq))
-        whole = [(slot, *words) for slot, words in enumerate(looked) if words[1] and not words[1] % 2]
-        if [(sealed.slot, sealed.flags, sealed.seq) for sealed in found] == whole:
-            self._listed = looked, listed
-        return listed
+        return tuple(sorted(found, key=lambda sealed: -sealed.seq))
 
     def _read_sealed(self, slot: int) -> SealedSnapshot | None:
         head = self._heads[slot]
@@ -308,17 +272,17 @@ class Arena:
         head = self._heads[slot]
         with self._lock:
             self._pins[slot] += 1
-            head.pin = self._processes.own_pid()
+            head.pin = os.getpid()
             memory_fence()
             ahead = (head.claim - head.seq) & LOW  # more than 0: queued work will write here
-            if head.seq == seq and not (0 < ahead < LOW // 2 and self._processes.is_alive(head.writer)):
+            if head.seq == seq and not (0 < ahead < LOW // 2 and is_alive(head.writer)):
                 return True
             self._drop_pin(slot)
             return False
 
     def count_pinned(self) -> int:
         """Return the number of slots that live processes have pinned."""
-        return sum(self._processes.is_alive(head.pin) for head in self._heads)
+        return sum(is_alive(head.pin) for head in self._heads)
 
     def can_pin(self, *, late: bool = False) -> bool:
         return can_spare_slot(self.slots, self.count_pinned(), late=late)
@@ -327,7 +291,7 @@ class Arena:
         """Pin a slot that the calling writer has just begun or claimed; `unpin` ends the pin."""
         with self._lock:
             self._pins[slot] += 1
-            self._heads[slot].pin = self._processes.own_pid()
+            self._heads[slot].pin = os.getpid()
 
     def unpin(self, slot: int) -> None:
         with self._lock:

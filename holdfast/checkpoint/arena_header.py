@@ -5,7 +5,7 @@ Words are aligned and little-endian, so that a processor writes each of them at 
 
 import os
 from threading import Lock
-from typing import Any, Generic, Protocol, TypeVar, cast, overload
+from typing import Any, Generic, TypeVar, cast, overload
 
 PAGE_BYTES = 4096
 BLOCK_BYTES = 8 << 20  # what one checksum covers
@@ -25,17 +25,17 @@ class HeaderWord(Generic[N]):
     def __init__(self, code: str, offset: int) -> None:
         self.code = code
         self.offset = offset
-        self.index = offset // (4 if code == "I" else 8)
+        self._index = offset // (4 if code == "I" else 8)
 
     @overload
     def __get__(self, head: None, owner: type) -> "HeaderWord[N]": ...
     @overload
     def __get__(self, head: "ArenaHeader | SlotHeader", owner: type) -> N: ...
     def __get__(self, head: "ArenaHeader | SlotHeader | None", owner: type) -> "HeaderWord[N] | N":
-        return self if head is None else cast(N, head.views[self.code][self.index])
+        return self if head is None else cast(N, head.views[self.code][self._index])
 
     def __set__(self, head: "ArenaHeader | SlotHeader", value: N) -> None:
-        head.views[self.code][self.index] = value
+        head.views[self.code][self._index] = value
 
 
 def _typed_views(memory: memoryview) -> dict[str, Any]:
@@ -114,27 +114,8 @@ def memory_fence() -> None:
         lock.release()
 
 
-class ArenaProcesses(Protocol):
-    """The processes of a machine; pins and claims of a dead process do not count."""
-
-    def own_pid(self) -> int: ...
-    def is_alive(self, pid: int) -> bool: ...
-
-
-class SystemProcesses:
-    """The processes of this machine."""
-
-    def own_pid(self) -> int:
-        return os.getpid()
-
-    def is_alive(self, pid: int) -> bool:
-        return is_alive(pid)
-
-
-SYSTEM_PROCESSES = SystemProcesses()
-
-
 def is_alive(pid: int) -> bool:
+    """Return whether this process exists; pins and claims of a dead process do not count."""
     if not 0 < pid <= _MOST_PID:  # what lies in a damaged slot is nobody
         return False
     try:

@@ -18,7 +18,6 @@ from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
 from holdfast.agent.snapshots.copies_for_peers import PeerCopies
 from holdfast.agent.snapshots.departure_writer import FinalWriter
 from holdfast.agent.snapshots.keeper_interfaces import (
-    ArenaMemory,
     KeeperLinks,
     KeeperNotes,
     KeeperPorts,
@@ -84,7 +83,6 @@ class KeeperParts(NamedTuple):
     """What a keeper works with: in memory, on disk, and beyond its node."""
 
     arenas: ArenaTable
-    memory: ArenaMemory
     wait_for_loop: WaitForLoop  # from a thread, until an arena is made
     notes: KeeperNotes
     links: KeeperLinks
@@ -99,7 +97,7 @@ class Keeper:
         self.place = place
         self.node = place.node
         self._ports, self._budget = ports, budget
-        self._memory, self._notes, self._links = parts.memory, parts.notes, parts.links
+        self._notes, self._links = parts.notes, parts.links
         self._arenas, self.disk, self._persisting = parts.arenas, parts.disk, parts.persisting
         transport = ParcelTransport(self._arenas, self._notes, self._links, place.limits.bytes_s)
         to_disk = bool(place.disk.path)
@@ -110,7 +108,7 @@ class Keeper:
         self.hashing = ReplicaHasher(
             self._arenas, self._notes, place.replica, ports.report_marks, self.backing.next_seqs
         )
-        for_peers = PeerMemory(ports.make_arena, parts.memory, parts.wait_for_loop)
+        for_peers = PeerMemory(ports.make_arena, parts.wait_for_loop)
         self._shelf = PeerCopies(self._notes, self._arenas, for_peers, self.disk, ports)
         self._launch = KeeperLaunch()
         self._seen: dict[int, tuple[tuple[int, int], ...]] = {}  # rank -> seq and flags of what was looked at last
@@ -129,7 +127,7 @@ class Keeper:
         self._persisting.mark_recalled()
 
     def _adopt_arena(self, kept: KeptArena) -> None:
-        arena = self._memory.open(kept.path)
+        arena = Arena.open(kept.path)
         if kept.name.startswith(PREFIX):
             self._shelf.adopt_arena(kept.name, arena)
         else:
@@ -300,9 +298,7 @@ class Keeper:
             slots = given.slots
         path = await self._ports.make_arena(f"rank-{want.rank}", arena_bytes(want.image_bytes, slots))
         layout, world = bytes.fromhex(want.layout), want.world
-        arena = self._memory.make(
-            path, layout=layout, image_bytes=want.image_bytes, slots=slots, rank=want.rank, world=world
-        )
+        arena = Arena.make(path, layout=layout, image_bytes=want.image_bytes, slots=slots, rank=want.rank, world=world)
         return self._arenas.put_arena(path, arena)
 
     async def _find_state(self, asked: StateRequest) -> StateGrant | KeeperRefusal:
@@ -392,9 +388,7 @@ class Keeper:
                     tasks.create_task(work)
                 if self.backing.is_next_ready():
                     tasks.create_task(self.backing.send_next())
-                await asyncio.sleep(
-                    self.place.look_s if self._arenas.list_arenas() else max(_IDLE_S, self.place.look_s)
-                )
+                await asyncio.sleep(self.place.look_s if self._arenas.list_arenas() else _IDLE_S)
 
     async def check_snapshots(self) -> None:
         """Compute checksums of each rank's newest snapshot, at low speed; older snapshots are soon overwritten."""

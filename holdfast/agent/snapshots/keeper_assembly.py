@@ -9,14 +9,12 @@ from holdfast.agent.snapshots.note_folder import NoteFolder
 from holdfast.agent.snapshots.peer_arenas import wait_for_loop
 from holdfast.agent.snapshots.snapshot_disk import SnapshotDisk
 from holdfast.agent.system.snapshot_memory import SnapshotBudget
-from holdfast.checkpoint.arena import Arena
 
 
 def build_keeper(place: KeeperIdentity, ports: KeeperPorts, budget: SnapshotBudget | None = None) -> Keeper:
     arenas, notes = ArenaTable(), NoteFolder(place.socket_path.parent)
     parts = KeeperParts(
         arenas=arenas,
-        memory=Arena,
         wait_for_loop=wait_for_loop,
         notes=notes,
         links=KeeperSockets(place.socket_path, place.run_id, place.keys, place.host),

@@ -1,11 +1,10 @@
-"""Ports of a keeper and its parts: memory, notes, a clock, links, a disk, and callbacks for news."""
+"""Ports of a keeper and its parts: memory, a clock, notes, links, a disk, and callbacks for news."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from holdfast.agent.agent_clock import AgentClock
-from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.disk_state import DiskState
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.peer_server import PeerShelf
@@ -19,7 +18,7 @@ from holdfast.wire.rank_keeper_messages import ArenaRequest, FromKeeper
 
 MakeArena = Callable[[str, int], Awaitable[str]]
 WaitForLoop = Callable[[Coroutine[Any, Any, str], asyncio.AbstractEventLoop], str]
-AnswerRank = Callable[[bytes], Awaitable[FromKeeper]]
+AnswerRank = Callable[[bytes], Coroutine[Any, Any, FromKeeper]]
 
 
 class KeeperPorts(NamedTuple):
@@ -54,13 +53,6 @@ class CopyTransport(Protocol):
 
         After the run is cancelled this call ends soon, whether or not everything has arrived.
         """
-
-
-class ArenaMemory(Protocol):
-    """Arenas in memory of the holder, by their paths. Both methods raise ArenaError."""
-
-    def make(self, place: str, *, layout: bytes, image_bytes: int, slots: int, rank: int, world: int) -> Arena: ...
-    def open(self, path: str) -> Arena: ...
 
 
 class KeeperNotes(Protocol):

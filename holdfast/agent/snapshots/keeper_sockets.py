@@ -6,6 +6,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from holdfast.agent.snapshots.keeper_interfaces import AnswerRank
@@ -53,10 +54,7 @@ class KeeperSockets:
                 old.unlink(missing_ok=True)
             self._listener = unix_sockets.listen(self._links_path, backlog=_BACKLOG)
         PeerServer(self._listener, self._guard, shelf.receive_push, shelf.serve_pull).start()
-
-        async def serve_rank(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await _serve_rank(answer_rank, reader, writer)
-
+        serve_rank = partial(_serve_rank, answer_rank)
         listener = unix_sockets.listen(self._socket_path)
         server = await asyncio.start_unix_server(serve_rank, sock=listener, limit=rank_keeper_messages.MAX_BYTES)
         try:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from holdfast.agent.snapshots.arena_table import SnapshotPin, pin_snapshot
-from holdfast.agent.snapshots.keeper_interfaces import ArenaMemory, KeeperNotes, MakeArena, WaitForLoop
+from holdfast.agent.snapshots.keeper_interfaces import KeeperNotes, MakeArena, WaitForLoop
 from holdfast.checkpoint.arena import Arena, arena_bytes
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.peer_server import PushTarget
@@ -89,8 +89,8 @@ class PeerLayouts:
 class PeerMemory:
     """Has the event loop make arenas for peers. Never ask for one while holding a lock that the loop may wait for."""
 
-    def __init__(self, make_arena: MakeArena, memory: ArenaMemory, wait_for_loop: WaitForLoop) -> None:
-        self._make_arena, self._memory, self._wait_for_loop = make_arena, memory, wait_for_loop
+    def __init__(self, make_arena: MakeArena, wait_for_loop: WaitForLoop) -> None:
+        self._make_arena, self._wait_for_loop = make_arena, wait_for_loop
         self._running: asyncio.AbstractEventLoop | None = None
 
     def use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -112,9 +112,7 @@ class PeerMemory:
         making = _await_path(self._make_arena(f"{PREFIX}{name}", arena_bytes(image_bytes, _SLOTS)))
         path = self._wait_for_loop(making, self._running)
         rank, world = ask.rank, ask.world
-        return PeerArena(
-            self._memory.make(path, layout=layout, image_bytes=image_bytes, slots=_SLOTS, rank=rank, world=world)
-        )
+        return PeerArena(Arena.make(path, layout=layout, image_bytes=image_bytes, slots=_SLOTS, rank=rank, world=world))
 
 
 async def _await_path(making: Awaitable[str]) -> str:

@@ -115,11 +115,10 @@ def _build_keeper(process: AgentProcess, holder: SimHolder, events: AgentEvents)
     )
     parts = KeeperParts(
         arenas=arenas,
-        memory=machine.open_arenas(machine.lives),
         wait_for_loop=run_at_once,
         notes=SimKeeperNotes(process),
         links=process.links,
-        disk=SimStateDisk(process, settings.disk, arenas),
+        disk=SimStateDisk(process, settings.disk, lambda rank: own.arena if (own := arenas.find_arena(rank)) else None),
         persisting=writer,
     )
     ports = KeeperPorts(holder.make_arena, machine.clock, events.say, events.on_copies, events.on_marks)

@@ -64,5 +64,6 @@ class DstWorld:
         for machine in self.machines.values():
             if machine.agent:
                 machine.agent.alive = False
+            machine.memory.lose_all()
         self.office.crash_controller("with the simulation")
         self.scene.close()

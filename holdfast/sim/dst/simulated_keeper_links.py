@@ -1,23 +1,18 @@
 """The links of one simulated keeper: to the ranks of its machine, and to keepers of other machines."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from holdfast.checkpoint.peer_server import PeerShelf
-from holdfast.checkpoint.peer_transport import (
-    BytePacer,
-    PeerRefusal,
-    PeerRequest,
-    TransportError,
-    cut_chunks,
-)
+from holdfast.checkpoint.peer_transport import BytePacer, PeerRefusal, PeerRequest, TransportError, cut_chunks
 from holdfast.model.observation import Reach
 from holdfast.model.state_copy import Address
 from holdfast.sim.dst.agent_interface import AgentCrashed
 from holdfast.sim.dst.simulated_machine import SimMachine
 from holdfast.wire.rank_keeper_messages import FromKeeper
 
+AnswerRank = Callable[[bytes], Coroutine[Any, Any, FromKeeper]]
 _PORT = 1
 _BREAKS = 0.05  # of copies, after their first part
 
@@ -31,10 +26,10 @@ class SimKeeperLinks:
         self.shelf: PeerShelf | None = None
         self._machine, self._machines = machine, machines
         self._check_alive = check_alive
-        self._answer: Callable[[bytes], Awaitable[FromKeeper]]
+        self._answer: AnswerRank
         self._asked: dict[asyncio.Task[FromKeeper], None] = {}  # in the order in which they came
 
-    async def serve(self, answer_rank: Callable[[bytes], Awaitable[FromKeeper]], shelf: PeerShelf) -> None:
+    async def serve(self, answer_rank: AnswerRank, shelf: PeerShelf) -> None:
         self._answer, self.shelf, self.address = answer_rank, shelf, (self._machine.name, _PORT)
         await asyncio.Event().wait()
 
@@ -47,16 +42,13 @@ class SimKeeperLinks:
         """Return what the keeper answers to a rank; None if it does not listen, or the link breaks."""
         if self.shelf is None:
             return None
-        asked = asyncio.create_task(self._call_keeper(line))
+        asked = asyncio.create_task(self._answer(line))
         self._asked[asked] = None
         await asyncio.wait([asked])
         del self._asked[asked]
         if asked.cancelled() or isinstance(asked.exception(), AgentCrashed | OSError | ValueError):
             return None
         return asked.result()
-
-    async def _call_keeper(self, line: bytes) -> FromKeeper:
-        return await self._answer(line)
 
     async def try_peers(self, peers: dict[str, Address]) -> Reach:
         """Tell which of these machines are connected, as this one sees it."""

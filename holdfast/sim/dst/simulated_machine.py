@@ -12,7 +12,7 @@ from holdfast.core.agent_state_machine import OWN
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter
 from holdfast.model.errand import LaunchHere
 from holdfast.sim.dst.seed_scene import SeedScene
-from holdfast.sim.dst.simulated_holder_memory import HolderMemory, ProcessArenas
+from holdfast.sim.dst.simulated_holder_memory import HolderMemory
 from holdfast.sim.dst.simulated_link import SimLink
 from holdfast.sim.dst.simulated_node_disk import NodeDisk
 from holdfast.wire.holder_messages import HolderRank, RankEnded, RankKey, ZygoteWarmed
@@ -202,10 +202,6 @@ class SimMachine:
         """Whether this machine can reach the machines of other ranks."""
         return self.alive and not self.apart
 
-    def open_arenas(self, life: int = 0) -> ProcessArenas:
-        """Return the arenas as a rank sees them, or this life of the agent."""
-        return ProcessArenas(self.memory, life, lambda: self.lives if self.agent else 0)
-
     def running_ranks(self, up_to: int | None = None) -> list[SimRank]:
         return [h for h in self.held.values() if h.code is None and (up_to is None or h.generation <= up_to)]
 
@@ -228,6 +224,7 @@ class SimMachine:
     def start_agent(self) -> None:
         if self.alive and self.agent is None:
             self.lives += 1
+            self.memory.release_pins()  # once more: a dead agent's code may have run a little longer
             self.agent = self._make_agent(self)
 
     def kill_agent(self) -> None:
@@ -235,6 +232,7 @@ class SimMachine:
             self.scene.log_line(f"{self.name}: the agent is killed")
             self.agent.end_process()
             self.agent = None
+            self.memory.release_pins()
             self.scene.call_later(_AGENT_S + self.scene.rng.random(), self.start_agent)
 
     def start_rank(self, errand: LaunchHere, key: RankKey) -> SimRank:
@@ -266,8 +264,7 @@ class SimMachine:
         """End the holder and all processes below it. A machine that left by itself and has no fleet is booted again."""
         self.end_machine("it leaves")
         if self.left_by == OWN and not self.scene.setup.job.can_acquire:  # it found nobody; a person starts it again
-            self.disk.lose_power()
-            self.memory, self.held, self.warm = HolderMemory(), {}, False
+            self._lose_power()
             self.scene.call_later(self.scene.rng.uniform(2.0, 20.0), self._boot_again)
 
     def end_machine(self, why: str) -> None:
@@ -281,13 +278,17 @@ class SimMachine:
         for held in list(self.running_ranks()):
             held.code = -9
             self._ranks.on_rank_end(held)
+        self.memory.lose_all()
 
     def reboot(self) -> None:
         """Lose power and boot again: nothing in memory survives."""
         self.end_machine("it loses power")
-        self.disk.lose_power()
-        self.memory, self.held, self.warm = HolderMemory(), {}, False
+        self._lose_power()
         self.scene.call_later(self.scene.rng.choice((0.3, 1.0, 5.0, 30.0)), self._boot_again)
+
+    def _lose_power(self) -> None:
+        self.disk.lose_power()
+        self.held, self.warm = {}, False
 
     def _boot_again(self) -> None:
         if not self.alive and not self.scene.over:

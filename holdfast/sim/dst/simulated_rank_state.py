@@ -35,7 +35,6 @@ class RankState:
         want = msgspec.structs.replace(
             make_want(plan, _SLOTS, "", None), generation=held.generation, verified=self._verified
         )
-        arenas = held.machine.open_arenas()
         try:
             name = rank_keeper_messages.layout_file_name(held.rank, want.layout)
             held.machine.disk.write_note(name, msgspec.msgpack.encode(plan))
@@ -43,13 +42,13 @@ class RankState:
             raise SimStateError(str(e)) from None
         granted = await self._ask_keeper(want)
         assert isinstance(granted, ArenaGrant)
-        self._arena = arenas.open(granted.path)
+        self._arena = Arena.open(granted.path)
         state = await self._ask_keeper(StateRequest(rank=held.rank, generation=held.generation))
         assert isinstance(state, StateGrant)
         self.source, self.doubts = state.source, state.doubts
         if state.source == "none":
             return None
-        arena = self._arena if state.arena == granted.path else arenas.open(state.arena)
+        arena = self._arena if state.arena == granted.path else Arena.open(state.arena)
         if not any((one.slot, one.step) == (state.slot, state.step) for one in arena.list_sealed()):
             raise SimStateError(f"there is no whole snapshot of step {state.step} in slot {state.slot}")
         truths = set(read_truths(arena.slot_image(state.slot)))

@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 from holdfast.checkpoint.arena import Arena, SealedSnapshot
 from holdfast.checkpoint.disk_state import DiskNote, DiskState
@@ -16,17 +16,6 @@ from holdfast.sim.dst.simulated_machine import KeptState
 from holdfast.sim.dst.simulated_state_image import make_layout
 
 
-class RankArena(Protocol):
-    @property
-    def arena(self) -> Arena: ...
-
-
-class RankArenas(Protocol):
-    """The arenas of a node's own ranks, which a keeper has."""
-
-    def find_arena(self, rank: int) -> RankArena | None: ...
-
-
 class PinnedSnapshot(NamedTuple):
     arena: Arena
     sealed: SealedSnapshot
@@ -35,13 +24,13 @@ class PinnedSnapshot(NamedTuple):
 class SimStateDisk:
     """One keeper's access to the states on its machine's disk, which outlive its memory."""
 
-    def __init__(self, process: AgentProcess, limits: DiskLimits, arenas: RankArenas) -> None:
+    def __init__(self, process: AgentProcess, limits: DiskLimits, find_arena: Callable[[int], Arena | None]) -> None:
         self.limits = limits
         self.unseen = False
         self.written = self.tried = self.final = -1
         self._process, self._machine = process, process.machine
         self._truth = process.office.truth
-        self._arenas = arenas
+        self._find_arena = find_arena  # of one of the node's own ranks
         self._author = Author(0)
         self._aimed = self._removed = -1
 
@@ -65,11 +54,14 @@ class SimStateDisk:
         return max(found, key=lambda state: (state.author.generation, state.step), default=None)
 
     def read_image(self, state: DiskState, into: memoryview) -> None:
-        into[:] = next(one.image for one in self._machine.states if one.state == state)
+        into[:] = self._image_of(state)
 
     def open_image(self, rank: int, layout: str, step: int) -> memoryview | None:
         state = self.find_state(rank, layout, step)
-        return memoryview(next(one.image for one in self._machine.states if one.state == state)) if state else None
+        return memoryview(self._image_of(state)) if state else None
+
+    def _image_of(self, state: DiskState) -> bytes:
+        return next(one.image for one in self._machine.states if one.state == state)
 
     # --- writing -----------------------------------------------------------------------------------------------
 
@@ -103,11 +95,11 @@ class SimStateDisk:
                 arena.unpin(sealed.slot)
 
     def _pin_step(self, rank: int, step: int) -> PinnedSnapshot | None:
-        own = self._arenas.find_arena(rank)
-        found = [one for one in own.arena.list_sealed() if one.step == step] if own else []
-        if own is None or not found or not own.arena.pin(found[0].slot, found[0].seq):
-            return None
-        return PinnedSnapshot(own.arena, found[0])
+        arena = self._find_arena(rank)
+        for sealed in arena.list_sealed() if arena else ():
+            if arena and sealed.step == step and arena.pin(sealed.slot, sealed.seq):
+                return PinnedSnapshot(arena, sealed)
+        return None
 
     def _describe_state(self, pin: PinnedSnapshot, *, verified: bool) -> KeptState:
         arena, sealed = pin

@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.agent.agent_shell import Agent
 from holdfast.agent.snapshots.keeper import Keeper
+from holdfast.checkpoint.arena import Arena
 from holdfast.cli.commands.sim_dst import REAL_PARTS
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.logs import catalog_files
@@ -73,7 +74,7 @@ def test_the_next_agent_knows_launch_arenas_and_copies_and_old_pins_are_void(wor
     pinned = [own.arena.count_pinned() for own in first._arenas.list_arenas()]
     assert any(pinned), "the floor"
     machine.kill_agent()
-    arena = machine.open_arenas().open(machine.memory.kept[f"rank-{machine.running_ranks()[0].rank}"].path)
+    arena = Arena.open(machine.memory.kept[f"rank-{machine.running_ranks()[0].rank}"].path)
     assert arena.list_sealed() and arena.count_pinned() == 0
     world.scene.run(world.scene.now() + 20.0)
     second = keeper_of(machine)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.checkpoint.arena import arena_bytes
+from holdfast.checkpoint.arena import Arena, arena_bytes
 from holdfast.cli.commands.sim_dst import REAL_PARTS
 from holdfast.logs import catalog_files
 from holdfast.model.event import Decision, Entry, Phase, Progress
@@ -33,9 +33,7 @@ class History:
         """Put a state into the memory of the machine."""
         plan, memory = make_layout(0, 1), self.machine.memory
         path = memory.make_arena(f"of {truth.made}", arena_bytes(plan.image_bytes, 1))
-        arena = self.machine.open_arenas().make(
-            path, layout=plan.digest, image_bytes=plan.image_bytes, slots=1, rank=0, world=1
-        )
+        arena = Arena.make(path, layout=plan.digest, image_bytes=plan.image_bytes, slots=1)
         slot = arena.begin_slot(truth.step, truth.made)
         assert slot
         write_truth(slot.image, truth)
