@@ -1,5 +1,8 @@
 """Messages between ranks and the keeper of their node: JSON, one message per line of a unix socket."""
 
+from collections.abc import Callable, Coroutine
+from typing import Any
+
 import msgspec
 
 from holdfast.core.decoding import make_decoder
@@ -72,6 +75,7 @@ class KeeperRefusal(msgspec.Struct, frozen=True, kw_only=True, tag="denied"):
 
 
 FromKeeper = ArenaGrant | StateGrant | KeeperRefusal
+AnswerRank = Callable[[bytes], Coroutine[Any, Any, FromKeeper]]  # to one line
 
 encode = msgspec.json.Encoder().encode
 to_keeper = make_decoder(msgspec.json.Decoder(ToKeeper))

@@ -277,9 +277,12 @@ class Keeper:
         try:
             if own is None or not own.fits(want):
                 own = await self._new_arena(want)
-            self._notes.write_note(f"{_WANT}{want.rank}.json", msgspec.json.encode(want))
         except (OSError, ValueError, ArenaError) as e:
             return KeeperRefusal(why=f"no memory for snapshots: {e}")
+        try:
+            self._notes.write_note(f"{_WANT}{want.rank}.json", msgspec.json.encode(want))
+        except OSError as e:
+            return KeeperRefusal(why=f"what rank {want.rank} asks for cannot be noted: {e}")
         self._on_want(want)
         return ArenaAt(path=own.path)
 

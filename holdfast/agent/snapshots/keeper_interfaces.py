@@ -10,15 +10,13 @@ from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.peer_server import PeerShelf
 from holdfast.checkpoint.peer_transport import BytePacer, PeerRequest
 from holdfast.core.snapshots.disk_floor import DiskLimits
-from holdfast.core.snapshots.floor_pins_and_copies import CopyParcel, CopyRun, OwnSnapshot, Sealed
 from holdfast.core.snapshots.keeper_launch import KeeperLaunch
 from holdfast.model.observation import Mark
 from holdfast.model.state_copy import Address, Aim, Copy
-from holdfast.wire.rank_keeper_messages import ArenaRequest, FromKeeper
+from holdfast.wire.rank_keeper_messages import AnswerRank
 
 MakeArena = Callable[[str, int], Awaitable[str]]
 WaitForLoop = Callable[[Coroutine[Any, Any, str], asyncio.AbstractEventLoop], str]
-AnswerRank = Callable[[bytes], Coroutine[Any, Any, FromKeeper]]
 
 
 class KeeperPorts(NamedTuple):
@@ -27,32 +25,6 @@ class KeeperPorts(NamedTuple):
     say: Callable[[str], None]  # shows a sentence on the console of the job
     report_progress: Callable[[], None]  # tells the controller now how far the copies are
     report_marks: Callable[[tuple[Mark, ...]], None]  # tells the controller hashes of state that replicas share
-
-
-class OwnSnapshots(Protocol):
-    """The snapshots of this node's ranks."""
-
-    def list_snapshots(self) -> Sealed:
-        """Return the sealed snapshots, for each rank the newest first."""
-
-    def count_slots(self, rank: int) -> int: ...
-
-    def pin_own(self, snapshot: OwnSnapshot, *, spare: bool, late: bool = False) -> bool:
-        """Keep the rank from overwriting a snapshot; False if that is gone or, with `spare`, no slot can be spared."""
-
-    def unpin_own(self, snapshot: OwnSnapshot) -> None: ...
-
-    def mark_verified(self, snapshot: OwnSnapshot) -> None: ...
-
-
-class CopyTransport(Protocol):
-    """Sends copies to other nodes."""
-
-    async def send_parcel(self, parcel: CopyParcel, want: ArenaRequest, run: CopyRun) -> str:
-        """Send a part of a pinned snapshot; return why that failed, empty if it arrived or a later step replaced it.
-
-        After the run is cancelled this call ends soon, whether or not everything has arrived.
-        """
 
 
 class KeeperNotes(Protocol):

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from holdfast.agent.snapshots.keeper_interfaces import AnswerRank
 from holdfast.checkpoint import peer_transport
 from holdfast.checkpoint.peer_server import PeerServer, PeerShelf
 from holdfast.checkpoint.peer_transport import BytePacer, PeerGuard, PeerKeeper, PeerRequest
 from holdfast.model.state_copy import Address
 from holdfast.wire import rank_keeper_messages, unix_sockets
 from holdfast.wire.credentials.mutual_tls import NODE, KeyFiles
+from holdfast.wire.rank_keeper_messages import AnswerRank
 
 _BACKLOG = 256
 _LINKS = "links-"

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable
 
 from holdfast.agent.agent_clock import AgentClock
-from holdfast.agent.snapshots.keeper_interfaces import CopyTransport, OwnSnapshots
+from holdfast.agent.snapshots.arena_table import ArenaTable
+from holdfast.agent.snapshots.parcel_transport import ParcelTransport
 from holdfast.core.snapshots.floor_pins_and_copies import (
     AimReceived,
     ArenaGranted,
@@ -33,8 +34,8 @@ _AGAIN_S = 1.0  # after a link that broke
 class PeerSender:
     def __init__(
         self,
-        snapshots: OwnSnapshots,
-        transport: CopyTransport,
+        snapshots: ArenaTable,
+        transport: ParcelTransport,
         clock: AgentClock,
         say: Callable[[str], None],
         report_progress: Callable[[], None],

@@ -10,9 +10,8 @@ from holdfast.model.observation import Reach
 from holdfast.model.state_copy import Address
 from holdfast.sim.dst.agent_interface import AgentCrashed
 from holdfast.sim.dst.simulated_machine import SimMachine
-from holdfast.wire.rank_keeper_messages import FromKeeper
+from holdfast.wire.rank_keeper_messages import AnswerRank, FromKeeper
 
-AnswerRank = Callable[[bytes], Coroutine[Any, Any, FromKeeper]]
 _PORT = 1
 _BREAKS = 0.05  # of copies, after their first part
 
