@@ -58,7 +58,7 @@ from holdfast.wire.holder_messages import KeptArena
 from holdfast.wire.rank_keeper_messages import ArenaGrant as ArenaAt
 from holdfast.wire.rank_keeper_messages import ArenaRequest, KeeperRefusal, StateGrant, StateRequest
 
-_IDLE_S = 0.2  # the same while no rank has asked for memory
+_IDLE_S = 0.2  # between looks while no rank has asked for memory, at least
 _SLOTS = 4  # for a rank that will ask for as many at most
 _CHECKING = 0.05  # of a core is at most spent on checksums of snapshots
 _LAUNCH = "launch.json"
@@ -391,7 +391,7 @@ class Keeper:
                     tasks.create_task(work)
                 if self.backing.is_next_ready():
                     tasks.create_task(self.backing.send_next())
-                await asyncio.sleep(self.place.look_s if self._arenas.list_arenas() else _IDLE_S)
+                await asyncio.sleep(max(self.place.look_s, 0.0 if self._arenas.list_arenas() else _IDLE_S))
 
     async def check_snapshots(self) -> None:
         """Compute checksums of each rank's newest snapshot, at low speed; older snapshots are soon overwritten."""
