@@ -1,12 +1,15 @@
 """Arenas that the holder of a simulated machine keeps for its agents and ranks."""
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator
 
 from holdfast.checkpoint.arena import Arena, ArenaError, SealedSnapshot
 from holdfast.sim.dst.simulated_state_image import StateTruth, read_truths
 from holdfast.wire.holder_messages import KeptArena
+
+_MANY_FILES = 400  # a process may often have 1,024
 
 
 class HolderMemory:
@@ -22,6 +25,8 @@ class HolderMemory:
             if kept:
                 _close_arena(kept)
             fd = os.memfd_create(f"simulated-{name}")
+            if fd >= _MANY_FILES:  # mappings hold theirs until the dead agents and worlds that have them are collected
+                gc.collect()
             os.ftruncate(fd, size)
             kept = self.kept[name] = KeptArena(name=name, bytes=size, path=f"/proc/self/fd/{fd}")
         return kept.path

@@ -1,6 +1,8 @@
 """The real keeper on simulated machines: real bytes are copied and fetched, and pins end with their agent."""
 
 import asyncio
+import gc
+import os
 from collections.abc import Iterator
 
 import msgspec
@@ -19,8 +21,7 @@ from holdfast.sim.dst.simulated_machine import SimMachine
 from holdfast.sim.dst.virtual_loop import VirtualLoop
 
 
-@pytest.fixture
-def world() -> Iterator[DstWorld]:
+def trained_world() -> DstWorld:
     """A job that trains on two nodes, with a standby. It copies snapshots, and has no storage."""
     setup = draw_setup(1)
     job = msgspec.structs.replace(
@@ -34,6 +35,12 @@ def world() -> Iterator[DstWorld]:
     made.faults.stop_faults()
     made.scene.run(made.scene.now() + 60.0)
     assert not made.scene.failure and made.truth.steps > 10
+    return made
+
+
+@pytest.fixture
+def world() -> Iterator[DstWorld]:
+    made = trained_world()
     yield made
     made.close()
 
@@ -81,6 +88,22 @@ def test_the_next_agent_knows_launch_arenas_and_copies_and_old_pins_are_void(wor
     assert second is not first and second._launch == first._launch
     assert {copy.rank for copy in second.list_copies()} == {0, 1}
     assert not world.scene.failure
+
+
+def count_arenas() -> int:
+    """Return how many arenas of simulated holders this process still has."""
+    return sum("/memfd:simulated-" in os.readlink(fd.path) for fd in os.scandir("/proc/self/fd") if fd.is_symlink())
+
+
+def test_a_world_leaves_no_arenas_behind() -> None:
+    gc.collect()
+    before = count_arenas()
+    made = trained_world()
+    assert count_arenas() > before
+    made.close()
+    del made
+    gc.collect()
+    assert count_arenas() <= before
 
 
 def test_a_thread_takes_virtual_time_and_ends_with_who_waits_for_it() -> None:
