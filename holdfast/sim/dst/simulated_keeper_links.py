@@ -79,9 +79,9 @@ class SimKeeperLinks:
         if len(content) != sum(map(len, views)):
             raise TransportError(f"the keeper has {len(content)} bytes instead of the {sum(map(len, views))} requested")
         start = 0
-        for view in views:
-            view[:] = content[start : start + len(view)]
-            start += len(view)
+        for part in views:
+            part[:] = content[start : start + len(part)]
+            start += len(part)
         return len(content)
 
     def fetch_content(self, at: Address, ask: PeerRequest) -> bytes:
