@@ -187,10 +187,10 @@ class Agent:
 
     def _on_message(self, message: agent_messages.FromController) -> None:
         match message:
-            case Welcome(at=at, beat_s=beat_s, releases=releases, revoked=revoked, epoch=epoch):
+            case Welcome(beat_s=beat_s, releases=releases, revoked=revoked, epoch=epoch):
                 self.keeper.revoked = frozenset(revoked)
                 self.beat_s, self._told_imports = beat_s, ()
-                self.controller_clock.on_welcome(at)
+                self.controller_clock.on_welcome(message.at, message.ahead_s)
                 if not self._staged:
                     self._tasks.create_task(self._stage_releases(message.run, releases))
                 self._send_beat()  # the newest step, before posts tell how ranks ended
@@ -383,6 +383,7 @@ class Agent:
         beat = msgspec.structs.replace(
             make_beat(self.node, readings, offset_s),
             sent=self.clock.monotonic() + offset_s,
+            exact=self.controller_clock.is_exact,
             arrivals={rank: told.arrivals for rank, told in reports.items()},
             gpus={rank: told.gpu for rank, told in reports.items() if told.gpu},
             mesh=self.ranks.read_mesh(),

@@ -57,8 +57,8 @@ def _assemble_parts(
     spec: NodeSpec, node_dir: Path, sock: socket.socket, judge: JudgeLastWords, events: AgentEvents
 ) -> AgentParts:
     clock = SystemClock()
-    controller_clock = ControllerClock(clock)
     dialer = ControllerDialer(spec)
+    controller_clock = ControllerClock(clock, same_machine=dialer.same_machine)
     staging = ReleaseStager(spec, node_dir, dialer, clock, events.say)
     ranks = RankProcesses(
         spec, node_dir, sock, clock,

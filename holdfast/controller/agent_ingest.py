@@ -241,6 +241,7 @@ class AgentIngest:
         waiting = self.view.waiting_release
         return Welcome(
             at=now,
+            ahead_s=self.controller.clock.ahead_s,
             beat_s=self._beat_s,
             releases=(self.view.running_release, *((waiting,) if waiting else ())),
             revoked=self.certificates.revoked_ids(),

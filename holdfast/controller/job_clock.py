@@ -8,10 +8,10 @@ class SteadyClock:
     """Wall time that never runs backwards, whatever NTP or a restart does, so that spans cover it without overlap."""
 
     def __init__(self, not_before: float = 0.0) -> None:
-        self._wall_s = max(time.time(), not_before) - time.monotonic()
+        self.ahead_s = max(time.time(), not_before) - time.monotonic()
 
     def __call__(self) -> float:
-        return time.monotonic() + self._wall_s
+        return time.monotonic() + self.ahead_s
 
 
 class JobClock:
@@ -23,6 +23,11 @@ class JobClock:
 
     def __call__(self) -> float:
         return self._read()
+
+    @property
+    def ahead_s(self) -> float | None:
+        """The job's time minus the machine's monotonic time; None where time is not this machine's."""
+        return self._read.ahead_s if isinstance(self._read, SteadyClock) else None
 
     def continue_from(self, at: float) -> None:
         """Never return a time before that of the journal's last entry."""

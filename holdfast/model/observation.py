@@ -88,6 +88,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     step: Number  # -1: not every rank of the node has made a step
     at: Instant  # when the slowest rank reached that step
     sent: Instant = 0.0  # when it was said; 0: unknown
+    exact: bool = False  # its times are by the very clock of the controller's machine
     first_step: Number = -1
     first_at: Instant = 0.0
     counted: bool = True  # steps counted by us since launch, not told by the script

@@ -82,6 +82,7 @@ class ScriptImports(msgspec.Struct, frozen=True, kw_only=True, tag="imports"):
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     at: float  # the controller's clock
+    ahead_s: float | None = None  # how far it is ahead of the monotonic clock of its machine
     beat_s: float
     releases: tuple[Release, ...] = ()  # that the node is to have before it is ready
     revoked: tuple[str, ...] = ()  # serials of certificates that count no more, and NODE + name of their nodes

@@ -68,6 +68,10 @@ class ControllerDialer:
         self._run_id = node.run_id
         self._run_file = node.run_file
 
+    @property
+    def same_machine(self) -> bool:
+        return self._path is not None
+
     def url_for(self, path: str) -> str:
         """Return the URL of a path on the controller, for a session of `open_session`."""
         if self._path is not None:

@@ -126,9 +126,10 @@ class SlowDetector:
         """Return the delay of a node's fastest recent beat. It is added to the node's times to correct its clock.
 
         A node sets its clock by one message from the controller, whose delay is unknown. On a busy machine the delay is
-        tens of milliseconds, so that without the correction the node would always look late.
+        tens of milliseconds, so that without the correction the node would always look late. A node on the controller's
+        machine has no error to correct: there a slow beat would only make the node look late.
         """
-        if not beat.sent:
+        if not beat.sent or beat.exact:
             return 0.0
         roads = self._roads.setdefault(beat.node, deque(maxlen=_ROADS))
         roads.append(now - beat.sent)

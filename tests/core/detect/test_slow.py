@@ -23,10 +23,12 @@ def run(
     off_s: float = 0.0,
     nproc: int = 1,
     limits: SlowLimits | None = None,
+    road_s: float = 0.0,
 ) -> list[Alarm]:
     """Ranks that meet in two collectives a step, `factor(node, step)` times slower than 0.2 s.
 
-    The clock of node n1 is off by `off_s`.
+    The clock of node n1 is off by `off_s`. With `road_s`, all have the controller's clock, and each beat of n1 is on
+    its way for so long.
     """
     chance = random.Random(seed)
     made = SlowDetector(limits or SlowLimits())
@@ -44,8 +46,8 @@ def run(
         if now >= beat_at:
             beat_at += 1.0
             for node in range(NODES):
-                sent = now + (off_s if node == 1 else 0.0) - chance.expovariate(200.0)
-                beat = Beat(node=f"n{node}", generation=1, step=step, at=now, sent=sent)
+                sent = now + (off_s - road_s if node == 1 else 0.0) - chance.expovariate(200.0)
+                beat = Beat(node=f"n{node}", generation=1, step=step, at=now, sent=sent, exact=road_s > 0)
                 own_ranks = range(node * nproc, (node + 1) * nproc)
                 told = {rank: tuple(arrivals[rank][-32:]) for rank in own_ranks}  # again and again
                 alarm = made.on_beat(now, beat, told)
@@ -55,6 +57,11 @@ def run(
 
 def one_slow(node: int | None, times: float, since: int = 0) -> Callable[[int, int], float]:
     return lambda other, step: times if other == node and step > since else 1.0
+
+
+def test_slow_beats_of_a_busy_machine_are_no_late_ranks() -> None:
+    assert run(one_slow(None, 1.0), noise=0.03, seed=1, road_s=0.04) == []
+    assert run(one_slow(None, 1.0), noise=0.03, seed=1, off_s=-0.04) == [], "a clock that is late is set right"
 
 
 @pytest.mark.parametrize("times", [2.0, 1.5, 1.3])
