@@ -44,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in set(os.environ) - KEPT:
         if not name.startswith("PYTEST_"):
             del os.environ[name]
+    os.environ["OMP_NUM_THREADS"] = "1"  # as ranks have it: threads of tiny products would spin for one another
     sys.dont_write_bytecode = False  # or every worker compiles every test anew
     os.umask(0o022)
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
