@@ -18,7 +18,9 @@ from holdfast.linux import process_attributes
 
 KEPT = "HOLDFAST_KEPT"  # in the environment: the numbers of files that were passed on, in their order
 FAILED = 127  # exit code of a fork that could not become its program
-_OURS = "HOLDFAST_"  # variables that nothing reads while it is imported
+_OURS = "HOLDFAST_"  # variables that nothing reads while it is imported, and others of that kind
+# The interpreter sets LC_CTYPE by itself where no locale is given.
+_UNREAD = frozenset({"LC_CTYPE", "KUBECONFIG"})
 # As `python -m` does it, but for the working directory: a file there may have the name of a module that we need.
 _NOWHERE = os.devnull
 _RUN = (
@@ -167,8 +169,7 @@ def _can_fork(program: Program) -> bool:
 
 
 def _imported_with(env: dict[str, str]) -> dict[str, str]:
-    # The interpreter sets LC_CTYPE by itself where no locale is given.
-    return {name: value for name, value in env.items() if not name.startswith(_OURS) and name != "LC_CTYPE"}
+    return {name: value for name, value in env.items() if not name.startswith(_OURS) and name not in _UNREAD}
 
 
 def _program_main(program: Program) -> Callable[[], int | None]:

@@ -32,9 +32,8 @@ def start(tmp_path: Path, warm_server: Path, monkeypatch: pytest.MonkeyPatch, no
         run_dir = ("--run-dir", str(tmp_path / "run"))
         fresh = () if zygote or "import torch" in script else ("--no-zygote",)
         words = (*run_dir, *fresh, *untried, *flags, f"{name}.py", str(tmp_path))
-        shared = (
-            {} if any(not key.startswith("HOLDFAST_") for key in env) else {program_fork_server.NAMED: str(warm_server)}
-        )
+        changing = [key for key in env if not key.startswith("HOLDFAST_") and key != "KUBECONFIG"]
+        shared = {} if changing else {program_fork_server.NAMED: str(warm_server)}
         jobs.append(Job(tmp_path, *words, env=make_rank_environment(job_environment()) | env | shared, name=name))
         return jobs[-1]
 

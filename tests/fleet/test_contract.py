@@ -90,6 +90,8 @@ class Site:
 async def site(request: pytest.FixtureRequest, tmp_path: Path, no_orphans: str) -> AsyncIterator[Site]:
     if request.param == "slurm":
         request.getfixturevalue("slurm_lab")
+    if request.param == "local":
+        places.share_server(tmp_path, request.getfixturevalue("warm_server"))
     site = Site(next(kind for kind in FLEETS if kind.name == request.param), tmp_path)
     yield site
     for node in site.fleet.nodes():
