@@ -130,12 +130,15 @@ class Job:
 
     process: "subprocess.Popen[bytes] | Front"
 
-    def __init__(self, folder: Path, *words: str, env: dict[str, str], name: str = "job") -> None:
+    def __init__(
+        self, folder: Path, *words: str, env: dict[str, str], name: str = "job", executed: bool = False
+    ) -> None:
         self.folder = folder
         self.run_dir = folder / "run"
         self.output = folder / f"{name}.out"
         self.patience_s = PATIENCE_S
         self._env = env
+        self._executed = executed or program_fork_server.NAMED not in env
         self._started = False
         self.start(*words)
 
@@ -145,7 +148,7 @@ class Job:
             self.process.wait(PATIENCE_S)
         self._started = True
         with self.output.open("ab") as output:
-            if program_fork_server.NAMED in self._env:
+            if not self._executed:
                 self.process = Front(self.folder, words, self._env, output.fileno())
                 return
             self.process = subprocess.Popen(
