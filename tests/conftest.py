@@ -150,7 +150,7 @@ def no_orphans(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     mark = uuid.uuid4().hex
     monkeypatch.setenv(MARK, mark)
     yield mark
-    left = _settled(lambda: marked(mark))
+    left = _settled(lambda: marked(mark), _spent_ticks)
     if left:
         story = "\n".join(f"  {pid}: {_argv(pid)}" for pid in left)
         kill_marked(mark)
@@ -213,11 +213,30 @@ def _shm() -> set[str]:
     return {p.name for p in Path("/dev/shm").glob("holdfast*")}
 
 
-def _settled(look: Callable[[], set[T]]) -> set[T]:
-    until = time.monotonic() + PATIENCE_S
-    while (left := look()) and time.monotonic() < until:
+def _settled(look: Callable[[], set[T]], signs: Callable[[set[T]], object] = lambda left: None) -> set[T]:
+    """What is left when nothing changes its signs of life any more; what still does is not late but slow."""
+    began_at = moved_at = time.monotonic()
+    seen = None
+    while left := look():
+        now = time.monotonic()
+        if (found := signs(left)) != seen:
+            seen, moved_at = found, now
+        if now > min(moved_at + PATIENCE_S, began_at + 6 * PATIENCE_S):
+            break
         time.sleep(0.05)
     return left
+
+
+def _spent_ticks(pids: set[int]) -> object:
+    """What each of these has computed."""
+    return [_stat(pid).rpartition(")")[2].split()[11:13] for pid in sorted(pids)]
+
+
+def _stat(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "gone"
 
 
 @pytest.fixture(scope="session")

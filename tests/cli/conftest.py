@@ -55,6 +55,7 @@ def starting(folder: Path, warm_server: Path, mark: str) -> Iterator[Start]:
         fresh = () if zygote or "import torch" in script else ("--no-zygote",)
         words = (*run_dir, *fresh, *untried, *flags, f"{name}.py", str(folder))
         changing = [key for key in env if not key.startswith("HOLDFAST_") and key != "KUBECONFIG"]
+        assert not changing or "OWN_SERVER" in changing, "six seconds of a processor; or name it HOLDFAST_..."
         shared = {} if changing else {program_fork_server.NAMED: str(warm_server)}
         environment = make_rank_environment(job_environment()) | env | shared
         jobs.append(Job(folder, *words, env=environment, name=name, executed=executed or not shared))
