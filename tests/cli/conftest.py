@@ -2,7 +2,7 @@
 
 import signal
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,7 +37,7 @@ def start_shared(tmp_path_factory: pytest.TempPathFactory, warm_server: Path) ->
     starts.close()
 
 
-def starting(folder: Path, warm_server: Path, mark: str) -> Iterator[Start]:
+def starting(folder: Path, warm_server: Path, mark: str) -> Generator[Start, None, None]:
     jobs: list[Job] = []
 
     def start(
