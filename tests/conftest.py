@@ -44,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in set(os.environ) - KEPT:
         if not name.startswith("PYTEST_"):
             del os.environ[name]
+    os.environ["OMP_NUM_THREADS"] = "1"  # as ranks have it: threads of tiny products would spin for one another
     sys.dont_write_bytecode = False  # or every worker compiles every test anew
     os.umask(0o022)
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
@@ -149,7 +150,7 @@ def no_orphans(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     mark = uuid.uuid4().hex
     monkeypatch.setenv(MARK, mark)
     yield mark
-    left = _settled(lambda: marked(mark))
+    left = _settled(lambda: marked(mark), _spent_ticks)
     if left:
         story = "\n".join(f"  {pid}: {_argv(pid)}" for pid in left)
         kill_marked(mark)
@@ -212,11 +213,30 @@ def _shm() -> set[str]:
     return {p.name for p in Path("/dev/shm").glob("holdfast*")}
 
 
-def _settled(look: Callable[[], set[T]]) -> set[T]:
-    until = time.monotonic() + PATIENCE_S
-    while (left := look()) and time.monotonic() < until:
+def _settled(look: Callable[[], set[T]], signs: Callable[[set[T]], object] = lambda left: None) -> set[T]:
+    """What is left when nothing changes its signs of life any more; what still does is not late but slow."""
+    began_at = moved_at = time.monotonic()
+    seen = None
+    while left := look():
+        now = time.monotonic()
+        if (found := signs(left)) != seen:
+            seen, moved_at = found, now
+        if now > min(moved_at + PATIENCE_S, began_at + 6 * PATIENCE_S):
+            break
         time.sleep(0.05)
     return left
+
+
+def _spent_ticks(pids: set[int]) -> object:
+    """What each of these has computed."""
+    return [_stat(pid).rpartition(")")[2].split()[11:13] for pid in sorted(pids)]
+
+
+def _stat(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "gone"
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.sources import statements
+
 PACKAGE = Path(__file__).parents[1] / "holdfast"
 
 # Not `chaos`, whose catalog has them as data.
@@ -11,30 +13,37 @@ PACKAGES = tuple("agent controller cli fleet sim client dash journal checkpoint 
 STAND_INS = frozenset({"print", "tuple", "list", "dict", "set", "str", "int", "bool"})  # as functions that do nothing
 
 
-class Wiring(ast.NodeVisitor):
+class Wiring:
     """Finds, in one file, functions that stand in for a wire and functions that are given to another object."""
 
     def __init__(self, callables: set[str], aliases: set[str]) -> None:
         self.callables, self.aliases = callables, aliases
         self.faults: list[tuple[int, str]] = []
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+    def visit(self, tree: ast.Module) -> None:
+        for node in statements(tree):
+            match node:
+                case ast.ClassDef():
+                    self._visit_class(node)
+                case ast.Assign():
+                    self._visit_assign(node)
+                case ast.AnnAssign():
+                    self._visit_annotated(node)
+
+    def _visit_class(self, node: ast.ClassDef) -> None:
         for line in node.body:
             if isinstance(line, ast.AnnAssign) and isinstance(line.value, ast.Lambda):
                 self.faults.append((line.lineno, f"{ast.unparse(line.target)} has a function as its default"))
-        self.generic_visit(node)
 
-    def visit_Assign(self, node: ast.Assign) -> None:
+    def _visit_assign(self, node: ast.Assign) -> None:
         for target in node.targets:
             for one, value in pairs(target, node.value):
                 self._look(one, value, is_function=isinstance(value, ast.Lambda))
-        self.generic_visit(node)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+    def _visit_annotated(self, node: ast.AnnAssign) -> None:
         stands_in = isinstance(node.value, ast.Name) and node.value.id in STAND_INS
         function = isinstance(node.value, ast.Lambda) or (stands_in and is_callable(node.annotation, self.aliases))
         self._look(node.target, node.value, is_function=function)
-        self.generic_visit(node)
 
     def _look(self, target: ast.expr, value: ast.expr | None, *, is_function: bool) -> None:
         if not isinstance(target, ast.Attribute):
@@ -77,7 +86,7 @@ def function_aliases(trees: list[ast.Module]) -> set[str]:
 def callable_attributes(trees: list[ast.Module], aliases: set[str]) -> set[str]:
     """Names of attributes that hold functions: by their annotation, or by that of the parameter they are set from."""
     found: set[str] = set()
-    for node in (node for tree in trees for node in ast.walk(tree)):
+    for node in (node for tree in trees for node in statements(tree)):
         match node:
             case ast.AnnAssign(target=ast.Attribute(attr=name) | ast.Name(id=name)):
                 found |= {name} if is_callable(node.annotation, aliases) else set()
@@ -89,7 +98,7 @@ def callable_attributes(trees: list[ast.Module], aliases: set[str]) -> set[str]:
 def _set_from_functions(init: ast.FunctionDef, aliases: set[str]) -> Iterator[str]:
     parameters = [*init.args.args, *init.args.kwonlyargs]
     functions = {one.arg for one in parameters if is_callable(one.annotation, aliases)}
-    for line in (line for line in ast.walk(init) if isinstance(line, ast.Assign)):
+    for line in (line for line in statements(init) if isinstance(line, ast.Assign)):
         for target, value in pairs(line.targets[0], line.value):
             if isinstance(target, ast.Attribute) and isinstance(value, ast.Name) and value.id in functions:
                 yield target.attr

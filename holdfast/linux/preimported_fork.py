@@ -4,8 +4,10 @@
 that none of the parent's frames remain below the program's, and the program starts as with `python -m`.
 """
 
+import atexit
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from typing import NoReturn
@@ -16,7 +18,9 @@ from holdfast.linux import process_attributes
 
 KEPT = "HOLDFAST_KEPT"  # in the environment: the numbers of files that were passed on, in their order
 FAILED = 127  # exit code of a fork that could not become its program
-_OURS = "HOLDFAST_"  # variables that nothing reads while it is imported
+_OURS = "HOLDFAST_"  # variables that nothing reads while it is imported, and others of that kind
+# The interpreter sets LC_CTYPE by itself where no locale is given.
+_UNREAD = frozenset({"LC_CTYPE", "KUBECONFIG"})
 # As `python -m` does it, but for the working directory: a file there may have the name of a module that we need.
 _NOWHERE = os.devnull
 _RUN = (
@@ -71,11 +75,33 @@ def run(main: Callable[[], int | None]) -> NoReturn:
     """Run this program; in each forked child, run the program that the child was forked for."""
     _born_env.update(os.environ)
     _born_path.extend(sys.path if sys.flags.safe_path else sys.path[1:])
+    program = 0  # the pid of a program that was forked; ranks, which a zygote forks in its turn, have others
     while True:
         try:
-            sys.exit(main())
+            code = main()
         except ForkedChild as reborn:
-            main = _program_main(reborn.program)
+            main, program = _program_main(reborn.program), os.getpid()
+            continue
+        except SystemExit as e:
+            if program != os.getpid() or not isinstance(e.code, int | None):
+                raise
+            code = e.code
+        if program == os.getpid():
+            _end_program(code or 0)
+        sys.exit(code)
+
+
+def _end_program(code: int) -> NoReturn:
+    """End a forked program without freeing what was imported. To free it is to copy every page of it first, because
+    the parent shares them: half a second of a processor for each node of a job."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # nobody reads it any more, or the program has closed it
+            pass
+    os._exit(code)
 
 
 def exclude_modules(modules: set[str]) -> None:
@@ -143,8 +169,7 @@ def _can_fork(program: Program) -> bool:
 
 
 def _imported_with(env: dict[str, str]) -> dict[str, str]:
-    # The interpreter sets LC_CTYPE by itself where no locale is given.
-    return {name: value for name, value in env.items() if not name.startswith(_OURS) and name != "LC_CTYPE"}
+    return {name: value for name, value in env.items() if not name.startswith(_OURS) and name not in _UNREAD}
 
 
 def _program_main(program: Program) -> Callable[[], int | None]:

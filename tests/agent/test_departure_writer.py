@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from holdfast.agent.snapshots import checkpoint_writer
 from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention
 from holdfast.checkpoint.arena import STORED, Arena
 from holdfast.checkpoint.manifest import Author
@@ -219,7 +220,8 @@ async def test_of_missed_steps_the_latest_is_told(stored: Stored) -> None:
 
 
 @pytest.mark.usefixtures("hanging_storage")
-async def test_storage_that_hangs_does_not_hold_up_the_end(stored: Stored) -> None:
+async def test_storage_that_hangs_does_not_hold_up_the_end(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_writer, "_STALL_S", 3.0)  # a thread waits it out when all else is over
     arena = await stored.arena()
     snapshot(arena, 7)
     began_at = time.monotonic()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,8 @@ from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.wire import program_fork_server
 from holdfast.wire.controller_request import ControllerNotRunning
+from holdfast.wire.inherited_environment import make_rank_environment
+from tests.conftest import SERVER, job_environment
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 40.0  # without any sign of getting further; for anything that should happen at once
@@ -97,15 +100,30 @@ def below(pid: int, word: str) -> int | None:
     return None
 
 
-class Front:
-    """A `holdfast run` that was forked by a fork server, and looks like a Popen."""
+def run_command(*words: str, folder: Path, patience_s: float = 300.0) -> subprocess.CompletedProcess[str]:
+    """`holdfast` with these words, in a folder; forked where tests share a fork server, as importing takes longest."""
+    env = make_rank_environment(job_environment())
+    if SERVER not in os.environ:
+        argv = [sys.executable, "-m", "holdfast.cli", *words]
+        return subprocess.run(
+            argv, env=env, cwd=folder, capture_output=True, text=True, timeout=patience_s, check=False
+        )
+    env |= {program_fork_server.NAMED: os.environ[SERVER]}
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        front = Front(folder, words, env, OpenFiles(stdout=out.fileno(), stderr=err.fileno()))
+        code = front.wait(patience_s)
+        told = [file.read() for file in (out, err) if file.seek(0) == 0]
+    return subprocess.CompletedProcess(words, code, *told)
 
-    def __init__(self, folder: Path, words: tuple[str, ...], env: dict[str, str], output: int) -> None:
+
+class Front:
+    """A command of holdfast that was forked by a fork server, and looks like a Popen."""
+
+    def __init__(self, folder: Path, words: tuple[str, ...], env: dict[str, str], files: OpenFiles) -> None:
         self.returncode: int | None = None
         self._code = folder / f"code-{time.monotonic_ns()}"
-        args = (str(self._code), "run", *words)
+        args = (str(self._code), *words)
         program = Program(module="tests.cli.front_program", args=args, env=env, cwd=str(folder))
-        files = OpenFiles(stdout=output, stderr=output)
         self._process = program_fork_server.start_program(program, files, Path(env[program_fork_server.NAMED]))
         self.pid = self._process.pid
 
@@ -130,12 +148,15 @@ class Job:
 
     process: "subprocess.Popen[bytes] | Front"
 
-    def __init__(self, folder: Path, *words: str, env: dict[str, str], name: str = "job") -> None:
+    def __init__(
+        self, folder: Path, *words: str, env: dict[str, str], name: str = "job", executed: bool = False
+    ) -> None:
         self.folder = folder
         self.run_dir = folder / "run"
         self.output = folder / f"{name}.out"
         self.patience_s = PATIENCE_S
         self._env = env
+        self._executed = executed or program_fork_server.NAMED not in env
         self._started = False
         self.start(*words)
 
@@ -145,8 +166,9 @@ class Job:
             self.process.wait(PATIENCE_S)
         self._started = True
         with self.output.open("ab") as output:
-            if program_fork_server.NAMED in self._env:
-                self.process = Front(self.folder, words, self._env, output.fileno())
+            if not self._executed:
+                files = OpenFiles(stdout=output.fileno(), stderr=output.fileno())
+                self.process = Front(self.folder, ("run", *words), self._env, files)
                 return
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "holdfast.cli", "run", *words],

@@ -1,4 +1,4 @@
-"""`holdfast run` for a fork server to fork: its exit code goes to the file that is named first."""
+"""Commands of holdfast for a fork server to fork: its exit code goes to the file that is named first."""
 
 import os
 import sys

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from holdfast.model.action import Launch, Replay
 from holdfast.model.event import Entry, Phase
 from holdfast.model.incident_record import Remedy
 from tests.cli.conftest import Start
-from tests.cli.driver import ROOT, Job
+from tests.cli.driver import Job, run_command
 from tests.wire.test_release_file_selection import git
 
 PATIENCE_S = 150.0  # torch is imported on a machine busy with other things
@@ -141,9 +140,7 @@ class Case:
 
     def does(self, *words: str) -> subprocess.CompletedProcess[str]:
         """A command beside the job."""
-        argv = [sys.executable, "-m", "holdfast.cli", *words, "--run", str(self.folder / "run")]
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.run(argv, env=env, cwd=self.folder, capture_output=True, text=True, timeout=300, check=False)
+        return run_command(*words, "--run", str(self.folder / "run"), folder=self.folder)
 
     def updates(self, part: str) -> None:
         """Bring newer code, now; it has been taken when this returns, and is checked and staged meanwhile."""

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.run_dirs import run_directory
-from holdfast.wire import run_and_node_specs
+from holdfast.linux.peer_credentials import read_peer
+from holdfast.wire import run_and_node_specs, unix_sockets
 from tests.cli.conftest import Start
-from tests.cli.driver import Job, gone, until
+from tests.cli.driver import TRAIN, Job, gone, until
 
 pytestmark = [
     pytest.mark.e2e,
@@ -51,11 +52,18 @@ def as_another(act: Callable[[], str]) -> str:
     return text
 
 
+@pytest.fixture(scope="module")
+def watched(start_shared: Start) -> Job:
+    """A job that no attack below harms."""
+    return start_shared("--nnodes", "2", "--nproc-per-node", "1", script=TRAIN.replace("0.02", "0.1"))
+
+
 @pytest.fixture
-def open_path(tmp_path: Path) -> Iterator[None]:
+def open_path(watched: Job) -> Iterator[None]:
     """Nothing but the run directory itself keeps anybody out."""
-    above = [folder for folder in tmp_path.parents if folder.stat().st_uid == os.getuid() and folder != Path("/")]
-    modes = {folder: folder.stat().st_mode for folder in (tmp_path, *above)}
+    folders = (watched.folder, *watched.folder.parents)
+    above = [folder for folder in folders if folder.stat().st_uid == os.getuid() and folder != Path("/")]
+    modes = {folder: folder.stat().st_mode for folder in above}
     for folder in modes:
         folder.chmod(0o755)
     yield
@@ -70,8 +78,8 @@ def connect(path: Path) -> str:
 
 
 @pytest.mark.usefixtures("open_path")
-def test_he_calls_at_every_socket_of_a_job(start: Start) -> None:
-    job = start("--nnodes", "2", "--nproc-per-node", "1")
+def test_he_calls_at_every_socket_of_a_job(watched: Job) -> None:
+    job = watched
     job.trains()
     sockets = [path for path in job.run_dir.rglob("*") if path.is_socket()]
     names = {path.name.split("-")[0] for path in sockets}
@@ -81,8 +89,6 @@ def test_he_calls_at_every_socket_of_a_job(start: Start) -> None:
     for name in ("token", "env.json", "journal.db", "controller.log", "run.json"):
         path = job.run_dir / name
         assert as_another(lambda path=path: path.read_text()) == "PermissionError"  # type: ignore[misc]
-    job.finish()
-    job.ends(0)
 
 
 SHOWN: tuple[dict[str, str], ...] = (
@@ -110,8 +116,8 @@ def code_of(request: urllib.request.Request) -> int:
         return e.code
 
 
-def test_he_calls_at_the_port(start: Start) -> None:
-    job = start()
+def test_he_calls_at_the_port(watched: Job) -> None:
+    job = watched
     job.trains()
     found = run_directory.find_controller(job.run_dir)
     assert found
@@ -123,8 +129,6 @@ def test_he_calls_at_the_port(start: Start) -> None:
     agent = urllib.request.Request(found.url + "/agent", headers={"X-Holdfast-Token": token(job)})
     with pytest.raises(urllib.error.HTTPError, match="403"):  # people are no nodes, whatever they know
         urllib.request.urlopen(agent, timeout=20)
-    job.finish()
-    job.ends(0)
 
 
 def token(job: Job) -> str:
@@ -173,8 +177,8 @@ def test_he_takes_the_place_of_a_controller_that_is_gone(start: Start) -> None:
     job.ends(0)
 
 
-def test_he_calls_a_thousand_times_and_says_nothing(start: Start) -> None:
-    job = start()
+def test_he_calls_a_thousand_times_and_says_nothing(watched: Job) -> None:
+    job = watched
     job.trains()
     found = run_directory.find_controller(job.run_dir)
     assert found
@@ -192,8 +196,6 @@ def test_he_calls_a_thousand_times_and_says_nothing(start: Start) -> None:
     finally:
         for link in idle:
             link.close()
-    job.finish()
-    job.ends(0)
 
 
 def _answers(url: str, token: str) -> bool:
@@ -224,8 +226,8 @@ def test_he_has_made_the_run_directory(tmp_path: Path, start: Start) -> None:
     assert list(theirs.iterdir()) == []
 
 
-def test_a_second_controller_does_not_work(start: Start) -> None:
-    job = start()
+def test_a_second_controller_does_not_work(watched: Job) -> None:
+    job = watched
     job.trains()
     before = job.controller()
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -239,19 +241,19 @@ def test_a_second_controller_does_not_work(start: Start) -> None:
     assert done.returncode == 1
     job.says("another controller")
     assert job.controller() == before
-    job.finish()
-    job.ends(0)
 
 
-def test_a_crash_writes_no_keys_to_disk(start: Start) -> None:
-    """Cores of what has keys in its memory; ranks keep the limit that the user has set."""
+def test_a_crash_writes_no_keys_to_disk(start: Start, warm_server: Path) -> None:
+    """Cores of what has keys in its memory; ranks keep the limit of whoever forks them, here the server."""
     _, most = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (most, most))
+    with unix_sockets.connect(warm_server) as link:
+        server, _ = read_peer(link)
+    resource.prlimit(server, resource.RLIMIT_CORE, (most, most))
     try:
-        job = start(OWN_FORK_SERVER="1")
+        job = start()
+        job.trains()
     finally:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, most))
-    job.trains()
+        resource.prlimit(server, resource.RLIMIT_CORE, (0, most))
     limits = [
         resource.prlimit(pid, resource.RLIMIT_CORE)[0] for pid in (job.controller(), job.agent("n0"), job.rank(0))
     ]

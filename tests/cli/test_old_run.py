@@ -144,6 +144,10 @@ def resumed(old: Path, warm_server: Path, no_orphans: str) -> Iterator[Job]:
         port = free.getsockname()[1]
     path.write_text(json.dumps(json.loads(path.read_text()) | {"port": port}))
     env = make_rank_environment(job_environment()) | {program_fork_server.NAMED: str(warm_server)}
+    # Its processes are forked, and do not import torch seven times, with an environment that is today's.
+    kept = path.with_name("env.json")
+    assert isinstance(json.loads(kept.read_text()).get("PATH"), str)
+    kept.write_text(json.dumps(env))
     job = Job(old, "--resume", str(path.parent), env=env)
     job.run_dir = path.parent
     yield job

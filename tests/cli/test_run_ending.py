@@ -204,7 +204,7 @@ def test_holdfast_stop_now_hastens_one_that_stops_already(start: Start, capsys: 
 
 def test_ctrl_c_while_nodes_are_being_started(start: Start) -> None:
     """The job's own fork server imports for seconds before the first node is there; nobody waits for it, or is left."""
-    job = start("--nnodes", "3", zygote=True, NOT_SHARED="with other jobs")
+    job = start("--nnodes", "3", zygote=True, OWN_SERVER="1")
     job.until(lambda: (job.run_dir / "nodes" / "n2").exists(), "a node that is to be started")
     job.interrupt()
     job.ends(130)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.wire import program_fork_server
 from tests.cli.conftest import Start
 from tests.cli.driver import Job, gone
 from tests.cli.test_run_postgres import other_of, struck
@@ -22,10 +23,11 @@ FLAGS = ("--fleet", "kubernetes", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id",
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, no_orphans: str) -> Iterator[FakeCluster]:
+def cluster(tmp_path: Path, no_orphans: str, warm_server: Path) -> Iterator[FakeCluster]:
+    """Its machines have torch imported already."""
     cluster = FakeCluster(tmp_path / "cluster")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    cluster.machines.env = job_environment() | {"PATH": path}
+    cluster.machines.env = job_environment() | {"PATH": path, program_fork_server.NAMED: str(warm_server)}
     yield cluster
     cluster.close()
 

@@ -13,7 +13,7 @@ import os, sys, time
 import torch, torch.distributed as dist
 import holdfast
 
-folder, batched = sys.argv[1], os.environ["BATCHED"] == "1"
+folder, batched = sys.argv[1], os.environ["HOLDFAST_BATCHED"] == "1"
 dist.init_process_group("gloo")
 rank, world, parts = dist.get_rank(), dist.get_world_size(), 4
 open_sends = []
@@ -60,12 +60,13 @@ for step in range(1, 1_000_000):
     if seen[0][0]:
         break
 dist.destroy_process_group()
+os._exit(0)
 """
 
 
 @pytest.mark.parametrize("batched", ["0", pytest.param("1", marks=pytest.mark.slow)])
 def test_the_stage_that_stands_is_named(start: Start, batched: str) -> None:
-    job = start("--nnodes", "2", "--nproc-per-node", "2", script=PIPELINE, BATCHED=batched)
+    job = start("--nnodes", "2", "--nproc-per-node", "2", script=PIPELINE, HOLDFAST_BATCHED=batched)
     job.trains()
     job.until(lambda: job.status()["step"] > 20, "some steps")
     (job.folder / "pause-2").touch()

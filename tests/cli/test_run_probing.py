@@ -81,7 +81,7 @@ def test_the_machine_that_computes_wrongly_is_evicted(start: Start, tmp_path: Pa
     calm = start(*flags, script=TRAIN, name="calm", HOLDFAST_STEPS="150")
     calm.ends(0, patience_s=90)
     calm.run_dir.rename(calm.folder / "calm-run")
-    job = start(*flags, script=SICK, probes=True, HOLDFAST_STEPS="150", PYTHONPATH=spoiled(tmp_path))
+    job = start(*flags, script=SICK, probes=True, HOLDFAST_STEPS="150", OWN_SERVER="1", PYTHONPATH=spoiled(tmp_path))
     job.ends(0, patience_s=200)
     sick = (tmp_path / "sick").read_text()
     incidents = job.report().incidents  # two, or one that took two rounds

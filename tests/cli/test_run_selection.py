@@ -254,7 +254,7 @@ def test_a_job_outlives_its_terminal(start: Start, tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 def test_a_job_without_a_terminal(start: Start, tmp_path: Path) -> None:
-    job = start("--nproc-per-node", "1", "--detach", APART="1")  # as a process that a shell would wait for
+    job = start("--nproc-per-node", "1", "--detach", executed=True)  # as a process that a shell would wait for
     job.ends(0)
     assert f"holdfast stop {tmp_path / 'run'}" in job.sentences()[-1]
     job.trains()

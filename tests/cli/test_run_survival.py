@@ -205,7 +205,7 @@ def test_an_agent_dies(start: Start) -> None:
 
 @pytest.mark.slow
 def test_the_front_dies_while_nodes_are_being_started(start: Start) -> None:
-    job = start("--nnodes", "2", zygote=True, NOT_SHARED="with other jobs")
+    job = start("--nnodes", "2", zygote=True, OWN_SERVER="1")
     job.until(lambda: (job.run_dir / "nodes" / "n1").exists(), "a node that is to be started")
     job.kill(job.process.pid)
     job.start("--resume", str(job.run_dir))

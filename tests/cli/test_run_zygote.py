@@ -98,7 +98,7 @@ EARLY = EARLY.replace("import torch\n", "import torch\nprint('ready', 'torch._dy
 
 @pytest.mark.slow
 def test_the_first_line_waits_for_torch_alone_and_a_restart_for_nothing(start: Start) -> None:
-    job = start("--nproc-per-node", "2", "--max-restarts", "99", script=EARLY, SOME_VARIABLE="1")  # its own fork server
+    job = start("--nproc-per-node", "2", "--max-restarts", "99", script=EARLY, OWN_SERVER="1")
     job.trains()
     zygotes = job.run_dir / "nodes" / "n0" / "agent.log"
     job.until(lambda: "zygote: " in zygotes.read_text(), "a zygote with more modules")

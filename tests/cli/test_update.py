@@ -15,7 +15,7 @@ from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.wire.controller_request import ControllerNotRunning
 from tests.cli.conftest import Start
-from tests.cli.driver import ROOT, TRAIN, Job, below
+from tests.cli.driver import ROOT, TRAIN, Job, below, run_command
 from tests.wire.test_release_file_selection import git
 
 pytestmark = pytest.mark.e2e
@@ -35,9 +35,7 @@ with open(f"{sys.argv[1]}/notes", "a") as notes:
 
 
 def holdfast(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    argv = [sys.executable, "-m", "holdfast.cli", *words]
-    return subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    return run_command(*words, folder=folder)
 
 
 def age(path: Path) -> None:

@@ -1,6 +1,7 @@
 """The record of a job's state: who may write to it, and what holds when a phase begins."""
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -139,6 +140,10 @@ def test_handlers_import_the_state_in_one_direction() -> None:
         assert "TYPE_CHECKING" not in text
 
 
+# What every trespass names; most files do not, and need not be parsed.
+NAMED = re.compile(r"job_state|(?<![a-z])(decider|view)(?![a-z])")
+
+
 def trespasses(tree: ast.AST) -> Iterator[str]:
     """Where code outside of core goes past the view: to the state itself, or to write through a decider or a view."""
     yield from (f"imports {name}" for name in imported(tree) if name.startswith("holdfast.core.decide.job_state"))
@@ -184,7 +189,10 @@ def test_what_the_view_hands_out_cannot_be_changed() -> None:
 def test_nobody_outside_of_core_reaches_past_the_view() -> None:
     outside = [path for path in sorted(PACKAGE.rglob("*.py")) if path.relative_to(PACKAGE).parts[0] != "core"]
     assert len(outside) > 100
-    found = {path: list(trespasses(ast.parse(path.read_text()))) for path in outside}
+    texts = {path: path.read_text() for path in outside}
+    named = {path: text for path, text in texts.items() if NAMED.search(text)}
+    assert len(named) > 30
+    found = {path: list(trespasses(ast.parse(text))) for path, text in named.items()}
     assert {path: faults for path, faults in found.items() if faults} == {}
 
 
@@ -202,4 +210,4 @@ def test_nobody_outside_of_core_reaches_past_the_view() -> None:
     ],
 )
 def test_a_trespass_is_seen(text: str) -> None:
-    assert list(trespasses(ast.parse(text)))
+    assert NAMED.search(text) and list(trespasses(ast.parse(text)))

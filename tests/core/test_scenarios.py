@@ -1,6 +1,7 @@
 """Every scenario reads today as it was written down, and its journal replays to the same decisions."""
 
 import os
+from functools import cache
 from itertools import pairwise
 
 import msgspec
@@ -14,10 +15,16 @@ from holdfast.sim.invariants import InvariantWatch
 from tests.core.transcript import Scenario, names
 
 
+@cache
+def played(name: str) -> tuple[Scenario, str]:
+    """A scenario that was played, and how it reads today; nobody below changes what it holds."""
+    scenario = Scenario(name)
+    return scenario, scenario.play()
+
+
 @pytest.mark.parametrize("name", names())
 def test_scenario(name: str) -> None:
-    scenario = Scenario(name)
-    today = scenario.play()
+    scenario, today = played(name)
     if os.environ.get("PYTEST_HOLDFAST_REWRITE"):
         scenario.path.write_text(today, encoding="utf-8")
     assert today == scenario.path.read_text(encoding="utf-8")
@@ -25,8 +32,7 @@ def test_scenario(name: str) -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_its_journal_replays(name: str) -> None:
-    scenario = Scenario(name)
-    scenario.play()
+    scenario, _ = played(name)
     journal = msgspec.json.encode(scenario.entries)
     decider = Decider()
     entries = msgspec.json.decode(journal, type=list[Entry])
@@ -36,8 +42,7 @@ def test_its_journal_replays(name: str) -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_it_is_safe(name: str) -> None:
-    scenario = Scenario(name)
-    scenario.play()
+    scenario, _ = played(name)
     decider, watch = Decider(), InvariantWatch()
     for entry in scenario.entries:
         decider.step(entry.at, entry.event)
@@ -48,8 +53,7 @@ def test_it_is_safe(name: str) -> None:
 @pytest.mark.parametrize("name", names())
 def test_what_is_settled_stays(name: str) -> None:
     """Counters are made of it: no second of a use or a cause is ever taken back, and at the end all are there."""
-    scenario = Scenario(name)
-    scenario.play()
+    scenario, _ = played(name)
     ledger, before = Ledger(), dict[str, float]()
     for entry, after in pairwise([*scenario.entries, None]):
         assert entry is not None

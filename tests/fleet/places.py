@@ -11,8 +11,12 @@ import pytest
 
 from holdfast.config import Settings
 from holdfast.fleet.local_process_fleet import LocalFleet, node_processes
+from holdfast.wire.inherited_environment import make_rank_environment
 from holdfast.wire.run_and_node_specs import EntryPoint, NodeSpec
-from tests.cli.driver import ROOT, gone
+from tests.cli.driver import gone
+from tests.conftest import job_environment
+
+_SERVER = "fork.sock"
 
 # Nobody listens at port 1: agents dial in vain, and go on trying.
 TEMPLATE = NodeSpec(
@@ -28,7 +32,12 @@ TEMPLATE = NodeSpec(
 
 
 def local(place: Path) -> LocalFleet:
-    return LocalFleet(place, TEMPLATE, {**os.environ, "PYTHONPATH": str(ROOT)})
+    """Its nodes are forked by the server that a link in the place leads to, or executed."""
+    return LocalFleet(place, TEMPLATE, make_rank_environment(job_environment()), place / _SERVER)
+
+
+def share_server(place: Path, server: Path) -> None:
+    (place / _SERVER).symlink_to(server)
 
 
 def local_alive(place: Path, node: str) -> bool:
@@ -43,6 +52,7 @@ def lose_local(place: Path, node: str) -> None:
 
 def hold_local(place: Path, patch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Keep nodes that are asked for from coming up, until the returned function is called."""
+    (place / _SERVER).unlink(missing_ok=True)
     go, slow = place / "go", place / "slow-python"
     python = shlex.quote(sys.executable)
     slow.write_text(f'#!/bin/sh\nwhile [ ! -e {shlex.quote(str(go))} ]; do sleep 0.05; done\nexec {python} "$@"\n')

@@ -87,9 +87,13 @@ class Site:
 
 
 @pytest.fixture(params=[kind.name for kind in FLEETS])
-async def site(request: pytest.FixtureRequest, tmp_path: Path, no_orphans: str) -> AsyncIterator[Site]:
+async def site(
+    request: pytest.FixtureRequest, tmp_path: Path, warm_server: Path, no_orphans: str
+) -> AsyncIterator[Site]:
     if request.param == "slurm":
         request.getfixturevalue("slurm_lab")
+    if request.param == "local":
+        places.share_server(tmp_path, warm_server)
     site = Site(next(kind for kind in FLEETS if kind.name == request.param), tmp_path)
     yield site
     for node in site.fleet.nodes():

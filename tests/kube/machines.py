@@ -24,7 +24,7 @@ from tests.kube.fake_api import timestamp
 
 Manifest = dict[str, Any]
 _LOOK_S = 0.05
-_MARK = "LAB_POD"  # in the environment of everything that a pod has started
+_MARK = "HOLDFAST_LAB_POD"  # in the environment of everything that a pod has started
 
 
 class Api:

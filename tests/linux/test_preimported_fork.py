@@ -101,6 +101,36 @@ def test_its_exit_code_is_its_own(pair: Pair) -> None:
     assert pair.forked(env={"HOLDFAST_CODE": "7"})[0] == 7
 
 
+ENDING = """
+import atexit, os, sys, threading, time
+who = ["parent"]
+class Freed:
+    def __del__(self, open=open, who=who):
+        open(f"freed by its {who[0]}", "w").close()
+freed = Freed()
+def late():
+    time.sleep(0.1)
+    open("late", "w").close()
+def main():
+    who[0] = "program"
+    atexit.register(lambda: open("left", "w").close())
+    if not (child := os.fork()):
+        who[0] = "rank"
+        sys.exit(0)
+    os.waitpid(child, 0)
+    threading.Thread(target=late).start()
+    sys.exit(5)
+"""
+
+
+def test_it_ends_in_order_but_frees_nothing_and_what_it_forks_ends_as_ever(pair: Pair) -> None:
+    (pair.folder / "told.py").write_text(ENDING)
+    assert pair.forked()[0] == 5
+    left = {path.name for path in pair.folder.iterdir()}
+    assert left >= {"late", "left", "freed by its rank", "freed by its parent"}
+    assert "freed by its program" not in left, "to free what its parent shares is to copy it"
+
+
 def test_what_would_have_been_imported_otherwise_is_executed(pair: Pair) -> None:
     code, told = pair.forked(env={"LD_SOMETHING": "1"})
     assert code == 0 and not told["forked"]
