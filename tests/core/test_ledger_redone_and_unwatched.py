@@ -1,5 +1,6 @@
 """What is counted of steps made again, of ranks that have come to their end, and of time without a controller."""
 
+from holdfast.core.incident.incident_text import lost_steps
 from holdfast.core.record.job_account import NO_CONTROLLER, START_AND_END, TimeUse
 from holdfast.core.record.job_report import report_of
 from holdfast.core.record.ledger import Ledger
@@ -36,12 +37,21 @@ def test_steps_of_which_nobody_told_were_made_if_the_job_goes_on_after_them() ->
     assert [ran.steps for ran in begun.ran] == [1], "an earlier job made what came before"
 
 
-def test_work_lost_by_two_failures_is_redone_after_the_second() -> None:
+def test_each_failure_has_as_many_steps_redone_as_it_said_were_lost() -> None:
+    """The second comes amid steps that are made again, and has lost only what was made since the first."""
     second = ("40 alarm crash n0 rank 0 code -9", "41 outcome 5 ok", "43 outcome 6 ok", "46 progress 1 at 45")
     first = (*START, *CRASH, "36 progress 1 at 35", "40 progress 8 at 39 from 1 since 35")
+    amid = account(*first, *second, "52 progress 7 at 51 from 1 since 45")
+    assert [amid.redone_steps(incident=number) for number in (1, 2)] == [8, 7]
     found = account(*first, *second, "70 progress 25 at 69 from 1 since 45")
-    assert [found.redone_steps(incident=number) for number in (1, 2)] == [8, 21]
+    assert [lost_steps(record) for record in found.incidents] == [21, 8]
+    assert [f"lost {made} steps and" in found.incidents[i].sentence for i, made in enumerate((21, 8))] == [True] * 2
+    assert [restart.redone for restart in report_of(found).restarts] == [21, 8]
     assert [(ran.steps, ran.redone) for ran in found.ran] == [(25, 29)]
+    held = account(
+        *first, "40 order hold", "41 outcome 5 ok", "42 order resume", "43 outcome 6 ok", "46 progress 5 at 45"
+    )
+    assert [held.redone_steps(incident=1), held.redone_steps(change=1)] == [8, 1]
 
 
 def test_what_ranks_do_after_they_left_their_process_group_is_no_training() -> None:

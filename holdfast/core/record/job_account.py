@@ -72,7 +72,7 @@ class ReleaseRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RedoneSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """How many steps ranks have made again after one incident or one planned restart, up to the next."""
+    """How many of the steps that one incident or one planned restart lost have been made again."""
 
     incident: int = 0  # its number; 0: it was planned
     change: int = 0
