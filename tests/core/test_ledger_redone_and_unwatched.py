@@ -54,6 +54,17 @@ def test_each_failure_has_as_many_steps_redone_as_it_said_were_lost() -> None:
     assert [held.redone_steps(incident=1), held.redone_steps(change=1)] == [8, 1]
 
 
+def test_a_step_that_is_told_while_nodes_are_probed_was_lost_with_the_others() -> None:
+    failed = ("30 progress 21 at 25 from 1 since 5", "30 alarm loss n0 step 19", "31 outcome 3 ok", "33 outcome 4 ok")
+    again = ("36 progress 19 at 35", "40 progress 21 at 39 from 19 since 35", "40 alarm loss n0 step 19")
+    probed = ("41 outcome 5 ok", "42 progress 23 at 40 from 19 since 35", "60 outcome 6 ok", "61 outcome 7 ok")
+    back = ("65 progress 11 at 64", "99 progress 31 at 98 from 11 since 64")
+    found = account("0 begin nnodes 1 probes", *START[1:], *failed, *again, *probed, *back)
+    assert [(record.good_step, lost_steps(record)) for record in found.incidents] == [(18, 3), (18, 13)]
+    assert found.spent_s(TimeUse.PROBE) == 19.0
+    assert [restart.redone for restart in report_of(found).restarts] == [3, 13]
+
+
 def test_what_ranks_do_after_they_left_their_process_group_is_no_training() -> None:
     left = (*START, "15 progress 11 at 14 from 1 since 5", "18 progress 12 at 16 from 1 since 5 parted")
     found = account(*left, now=60.0)

@@ -77,7 +77,10 @@ class Incident(msgspec.Struct, kw_only=True):
         if event.generation != self.generation:
             return False
         self.untold = False
-        if event.step <= self.good_step:
+        if event.step <= max(self.good_step, self.made_step):
+            return False
+        if self.made_step >= 0:  # it is in doubt like those before it
+            self.made_step = event.step
             return False
         self.good_step, self.good_at = event.step, max(self.good_at, min(event.at, self.opened_at))
         self.counted, self.numbered = event.counted, event.numbered
