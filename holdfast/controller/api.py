@@ -140,7 +140,9 @@ def status_of(controller: Controller) -> Status:
         phase=view.phase,
         reason=controller.reason,
         queued=(queued := dict(view.queued)),
-        now=view.describe_present(controller.clock(), controller.reached_step, finish.reason if finish else ""),
+        now=view.describe_present(
+            controller.clock(), controller.reached_step, finish.reason if finish else "", controller.mute_ranks
+        ),
         generation=view.generation,
         step=controller.reached_step,
         ettr=account.ettr,

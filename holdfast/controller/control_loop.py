@@ -203,6 +203,12 @@ class Controller:
         step = pace.step if pace.generation == self.view.generation else -1
         return step if step >= 0 else self.ledger.step
 
+    @property
+    def mute_ranks(self) -> tuple[int, ...]:
+        """The ranks that tell of no step, so that the newest step is that of the others."""
+        pace = self.detectors.pace
+        return pace.find_mute(self.view.seats) if pace.generation == self.view.generation else ()
+
     def announce_news(self, news: Alarm | Ended | Outcome) -> None:
         """Process an alarm, an end or an outcome; progress first, so that the decider knows the newest step."""
         if isinstance(news, Alarm) and news.kind is Kind.SILENCE:

@@ -200,7 +200,7 @@ class NodeRegistry:
         """Return the ranks of other present nodes that are, or may be, on the same host as this one."""
         host, lost = self.hosts.get(node), self.lost_nodes()
         beside = [s for s in self._view.seats if s.node not in (node, *lost) and self.hosts.get(s.node, host) == host]
-        return tuple(rank for seat in beside for rank in range(seat.first_rank, seat.first_rank + seat.nproc))
+        return tuple(rank for seat in beside for rank in seat.ranks)
 
     def known_nodes(self) -> set[str]:
         """Return the nodes that the decider has heard of."""

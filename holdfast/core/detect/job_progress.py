@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.core.membership.seating import REPLICAS
 from holdfast.model.event import WARM_STEPS, Progress
-from holdfast.model.job_and_seats import Dims
+from holdfast.model.job_and_seats import Dims, Seat
 from holdfast.model.observation import Beat
 
 _APART_S = 1.0  # a node that is behind where another was so long before does not step together with it
@@ -149,6 +149,11 @@ class JobPace:
         if self._missing or not self._beats:
             return -1
         return self.number_step(self._slowest_beat)
+
+    def find_mute(self, seats: Iterable[Seat]) -> tuple[int, ...]:
+        """Return the ranks of this generation that the job's step is not taken from, because they tell of none."""
+        silent = {rank for seat in seats if seat.node in self._tellers.excused for rank in seat.ranks}
+        return tuple(sorted(silent.union(*(beat.mute for beat in self._beats.values()))))
 
     def number_step(self, beat: Beat) -> int:
         """Return the step of a node's beat, numbered as the job's step is; -1 if it has none."""

@@ -44,7 +44,7 @@ def _find_sources(seats: tuple[Seat, ...], copies: tuple[Copy, ...]) -> tuple[So
     """Return a source for every rank; None if a rank has none."""
     sources = []
     for seat in seats:
-        for rank in range(seat.first_rank, seat.first_rank + seat.nproc):
+        for rank in seat.ranks:
             source = _find_source(rank, seat.node, copies)
             if source is None:
                 return None

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from holdfast.core.detect.job_progress import LEAD, JobPace, PaceLimits
 from holdfast.model.event import Progress
+from holdfast.model.job_and_seats import Seat
 from holdfast.model.observation import Beat
 
 
@@ -259,6 +260,12 @@ def test_a_stage_without_an_optimizer_does_not_hide_the_steps_of_the_others() ->
     assert (last := said[-1]) and (last.step, last.first_step, last.first_at) == (LEAD, 1, 1.0)
     assert job.on_beat(9.0, mute("a")) is None
     assert job.on_beat(30.0, beat("b", 30, 30.0)) and job.step == 30
+    seats = [Seat(node=node, group_rank=i, first_rank=2 * i, nproc=2) for i, node in enumerate("ab")]
+    assert job.find_mute(seats) == (0, 1)
+    job.on_beat(31.0, replace(beat("b", 31, 31.0), mute=(3,)))
+    assert job.find_mute(seats) == (0, 1, 3)
+    job.on_beat(32.0, beat("a", 31, 32.0))
+    assert job.find_mute(seats) == (3,), "who has caught up tells of steps"
 
 
 def test_a_node_that_is_late_by_some_steps_is_waited_for() -> None:
