@@ -146,6 +146,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     untested: tuple[str, ...] = ()  # Probe, Replay: of `failed`, those that did not answer or could not be tested
     departed: tuple[int, ...] = ()  # Stop: ranks that had ended well before it
     disks: int = 0  # Launch: nodes from whose disks ranks get their states
+    apart: str = ""  # Launch: which step was held for which rank, if none was held for all
     refused: bool = False  # Acquire: for good; `detail` is the cluster's own sentence
     storage: StorageReport | None = None  # Finish: after it; None: no node has told of any storage
 

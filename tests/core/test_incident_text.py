@@ -54,6 +54,13 @@ def test_where_nobody_knows_what_the_script_went_on_from_it_says_so() -> None:
     assert "evicted n2 and restarted on fewer nodes (whether" in told(resumed_from=None, evicted=("n2",))
 
 
+def test_a_job_whose_ranks_held_no_step_in_common_is_told_why_it_went_back() -> None:
+    why = "as no step was held for every rank (rank 0: step 60, rank 5: step 41)"
+    apart = "rank 0: step 60, rank 5: step 41"
+    assert f"; restarted in place, from step 0, {why}: lost 41 steps" in told(resumed_from=0, apart=apart)
+    assert f"; restarted in place from step 30, {why}, lost 11 steps and" in told(resumed_from=30, apart=apart)
+
+
 def test_a_script_that_starts_from_the_beginning_is_not_called_resumed() -> None:
     lost = "but the script started from step 0: lost 41 steps and 1.2 s ("
     assert f"at step 41; restarted in place, {lost}" in told(resumed_from=0)

@@ -54,6 +54,15 @@ def test_each_failure_has_as_many_steps_redone_as_it_said_were_lost() -> None:
     assert [held.redone_steps(incident=1), held.redone_steps(change=1)] == [8, 1]
 
 
+def test_ranks_without_a_step_in_common_are_in_the_record_of_what_restarted_them() -> None:
+    apart, why = 'apart "rank 0: step 21, rank 1: step 9"', "as no step was held for every rank (rank 0: step 21, "
+    found = account(*START, *CRASH[:-1], f"33 outcome 4 ok {apart}", "36 progress 1 at 35")
+    assert f"in place, from step 0, {why}" in found.incidents[0].sentence
+    hold = ("40 order hold", "41 outcome 3 ok", "42 order resume", f"43 outcome 4 ok {apart}", "46 progress 1 at 45")
+    found = account(*START, "36 progress 5 at 35", *hold)
+    assert f"restarted, held for 1.0 s, from step 0, {why}" in found.changes[0].sentence
+
+
 def test_a_step_that_is_told_while_nodes_are_probed_was_lost_with_the_others() -> None:
     failed = ("30 progress 21 at 25 from 1 since 5", "30 alarm loss n0 step 19", "31 outcome 3 ok", "33 outcome 4 ok")
     again = ("36 progress 19 at 35", "40 progress 21 at 39 from 19 since 35", "40 alarm loss n0 step 19")

@@ -218,6 +218,7 @@ def _outcome(words: Words, now: float, generation: int) -> Event:
         nodes=nodes,
         failed=dict(zip(failed[::2], failed[1::2], strict=True)),
         untested=tuple(failed[::2]) if untested else (),
+        apart=words.after("apart", ""),
         departed=tuple(int(rank) for rank in words.after("departed", "").split(",") if rank),
     )
 

@@ -290,7 +290,7 @@ def wait_for_nodes(state: JobState, now: float) -> str:
 def on_started(state: JobState, now: float, event: Outcome) -> str:
     state.enter(Phase.STARTING)
     if state.interruption:
-        state.interruption.launched_at = now
+        state.interruption.launched_at, state.interruption.apart = now, event.apart
     if state.incident:
         state.incident.disks = event.disks
     return f"generation {state.generation} started" + (f", {event.detail}" if event.detail else "")

@@ -120,7 +120,8 @@ def _describe_recovery(record: Record) -> str:
     else:
         made = lost_steps(record)
         lost = f"{count_steps(made)} and " if made is not None else ""
-        text += f" from step {record.resumed_from}{describe_disks(record.disks)}, lost {lost}{lost_s:.1f} s"
+        where = f"{describe_disks(record.disks)}{_describe_apart(record)}"
+        text += f" from step {record.resumed_from}{where}, lost {lost}{lost_s:.1f} s"
     return f"{text} ({describe_phases(record)})"
 
 
@@ -142,7 +143,20 @@ def describe_fresh_start(record: Record | Change) -> str:
 def why_from_zero(record: Record | Change) -> str:
     """Return in words that a job began at step 0 again. If holdfast restores its state, the script chose nothing."""
     doubted = isinstance(record, Record) and record.made_step >= 0 and record.restored_at > 0
+    if record.apart and not doubted:
+        return f"from step 0{_describe_apart(record)}"
     return "from step 0, as later states are in doubt" if doubted else "but the script started from step 0"
+
+
+def _describe_apart(record: Record | Change) -> str:
+    """Return why no newer state was restored if ranks held different steps, to follow the step; else ""."""
+    return f", as no step was held for every rank ({record.apart})" if record.apart else ""
+
+
+def advise_apart(apart: str) -> str:
+    """Return in one sentence why snapshots in memory were of no use, and how to have some that are."""
+    why = f"no state in memory can be restored, as no step is held for every rank ({apart})"
+    return f"{why}; ranks must make and save() the same steps together: have each step wait for all, as DDP's does"
 
 
 def describe_unknown_resume(record: Record | Change) -> str:

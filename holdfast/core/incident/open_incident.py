@@ -49,6 +49,7 @@ class Incident(msgspec.Struct, kw_only=True):
     ordered_at: float = 0.0
     launched_at: float = 0.0
     disks: int = 0  # that the newest launch reads states from
+    apart: str = ""  # as in Record
     evicted: tuple[str, ...] = ()
     admitted: tuple[str, ...] = ()
     rolled_back: int = 0  # the release that was given up
@@ -254,6 +255,7 @@ class Incident(msgspec.Struct, kw_only=True):
             ordered_at=self.ordered_at,
             skipped=self.skipped,
             disks=self.disks,
+            apart=self.apart,
         )
         return msgspec.structs.replace(record, sentence=incident_text.incident_sentence(record))
 
