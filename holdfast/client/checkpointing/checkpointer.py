@@ -139,6 +139,11 @@ class Checkpointer:
             taken = None
         else:
             taken = self._take_snapshot(step, due)
+        if (
+            self._link and (why := self._link.write_files()) and why not in self._said
+        ):  # each node has a disk of its own
+            self._said.add(why)
+            _print_line(f"rank {self._world.rank} {why}")
         if taken is None:
             self.skipped += 1
             return False
