@@ -91,6 +91,21 @@ def test_an_order_to_nobody_says_since_when(home: Path, capsys: pytest.CaptureFi
     assert_screens("orders_to_nobody", screens)
 
 
+def test_every_order_takes_the_run_as_a_plain_word(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    over, there = published(None, "first"), published(str(tmp_path / "own"), "second")
+    for run_dir in (over, there):
+        run_and_node_specs.write_json(run_dir / "exit.json", RunEnd(code=0, reason="done"))
+    bare = [["hold"], ["resume"], ["approve"], ["stop"], ["rollback"]]
+    others = [["evict", "n0"], ["drain", "n0"], ["rollback", "3"], ["update", "."], ["token", "node", "n7"]]
+    for words in (*bare, *others):
+        assert main([*words, "first"]) == 2
+        assert f"the run in {over} has ended with code 0, " in capsys.readouterr().err, words
+    assert main(["update", str(over)]) == 2
+    assert f"the run in {over} has ended with code 0, " in capsys.readouterr().err
+
+
 def test_a_part_of_an_id_will_do(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As long as it names one run; an id as a whole comes first, and a run may lie anywhere."""
     first, second = published(None, "20261117-101112-a1b2"), published(None, "20261117-131415-c3d4")

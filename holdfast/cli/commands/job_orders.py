@@ -69,7 +69,7 @@ def _make_parser(verb: str) -> argparse.ArgumentParser:
     parser = CommandParser(prog=f"holdfast {verb}", description=_ABOUT[verb])
     if verb in _WITH_NODE:
         parser.add_argument("node", metavar="NODE", help="as holdfast status names it")
-    run_selection.add_run_argument(parser, order=True, positional=False)
+    run_selection.add_run_argument(parser, order=True)
     parser.add_argument("--no-wait", action="store_true", help="do not wait until it is done")
     return parser
 

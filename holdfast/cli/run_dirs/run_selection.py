@@ -20,16 +20,14 @@ class AmbiguousRun(UsageError):
     """Several runs match the given part of an id."""
 
 
-def add_run_argument(parser: argparse.ArgumentParser, *, order: bool = False, positional: bool = True) -> None:
-    """Add `--run RUN` and, if `positional`, also a plain RUN argument."""
-    said = _HELP_ORDER if order else _HELP
-    if positional:
-        parser.add_argument("run", nargs="?", metavar="RUN", help=said)
-    parser.add_argument("--run", dest="named", metavar="RUN", help="the same as RUN alone" if positional else said)
+def add_run_argument(parser: argparse.ArgumentParser, *, order: bool = False) -> None:
+    """Add a plain RUN, after the other plain arguments of the command, and `--run RUN`."""
+    parser.add_argument("run", nargs="?", metavar="RUN", help=_HELP_ORDER if order else _HELP)
+    parser.add_argument("--run", dest="named", metavar="RUN", help="the same as RUN alone")
 
 
 def named_run(args: argparse.Namespace) -> str | None:
-    alone: str | None = getattr(args, "run", None)
+    alone: str | None = args.run
     if alone is not None and args.named is not None and alone != args.named:
         raise UsageError(f"two runs are named, {alone} and {args.named}; name one")
     return alone if args.named is None else str(args.named)
