@@ -138,6 +138,7 @@ class FailureHistory:
             lost_s=case.lost_s,
             probed=verdict.remedy is Remedy.PROBE,
             rolled=verdict.remedy is Remedy.ROLLBACK,
+            evicted=verdict.remedy is Remedy.EVICT,
             replayed=verdict.remedy is Remedy.REPLAY,
             hard=cause.hard,
         )
