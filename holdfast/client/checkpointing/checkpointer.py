@@ -216,7 +216,7 @@ class Checkpointer:
 
     def _check_path(self) -> RivalRun | None:
         """Raise StateError before training if checkpoints cannot be written; in later generations, restore() does so
-        unless it finds a state."""
+        unless it finds a state, and without it the first save."""
         self._refused = ""
         if not self._storage or self._replay:
             return None
@@ -233,10 +233,12 @@ class Checkpointer:
         return rival
 
     def _check_line(self, step: int) -> None:
-        """Raise StateError if restore() was not called and the storage already has a checkpoint of this step or a
-        later one. The next restore would find that checkpoint instead of ours."""
+        """Raise StateError if restore() was not called, and the storage cannot be written or already has a checkpoint
+        of this step or a later one. The next restore would find that checkpoint instead of ours."""
         if not self._unread or not self._storage:
             return
+        if self._refused:
+            raise StateError(f"cannot write checkpoints: {self._refused}")
         self._unread = False
         url, newest = self._storage.url, -1
         if self._world.rank == 0:
