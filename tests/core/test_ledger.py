@@ -152,7 +152,7 @@ def test_chained_failures_redo_the_same_work_twice() -> None:
     assert found.lost_s() == {
         START_AND_END: 5.0,
         "SIGKILL of unknown sender": 16.0,
-        "a native crash ended the process (60% sure)": 7.0,
+        "a native crash ended the process": 7.0,
     }
     assert found.mttr_s == pytest.approx((10 + 5) / 2)
 

@@ -13,7 +13,7 @@ from holdfast.core.record.job_account import CAUSES, START_AND_END, Span, TimeUs
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.lost_time_bill import draw_bill
 from holdfast.core.sum_preserving_rounding import share_tenths
-from tests.core.test_ledger import START, account
+from tests.core.test_ledger import CRASH, START, account
 
 SECONDS = st.floats(0.0, 500.0)
 
@@ -61,6 +61,21 @@ def test_rows_say_what_the_causes_say() -> None:
     )
     uses = dict(re.findall(r"█ ([\w-]+) ([\d.]+) s", shown))
     assert sum(float(seconds) for use, seconds in uses.items() if use != "train") == pytest.approx(11.8)
+
+
+def test_a_cause_has_one_row_however_sure_of_it_each_incident_is() -> None:
+    second = ("40 alarm crash n0 rank 0 code -9", "41 outcome 5 ok", "43 outcome 6 ok", "46 progress 23 at 45")
+    found = account(*START, *CRASH, "36 progress 22 at 35", *second, now=50.0)
+
+    def costs(*labels: str) -> tuple[set[str], set[str]]:
+        named = [msgspec.structs.replace(r, label=label) for r, label in zip(found.incidents, labels, strict=True)]
+        booked = msgspec.structs.replace(found, incidents=tuple(named))
+        return set(booked.lost_s()) - {START_AND_END}, set(draw_bill(report_of(booked)).causes) - {START_AND_END}
+
+    assert costs("CUDA error (55% sure)", "CUDA error (60% sure)") == ({"CUDA error"}, {"CUDA error (55 to 60% sure)"})
+    assert costs("CUDA error (55% sure)", "CUDA error") == ({"CUDA error"}, {"CUDA error (55 to 100% sure)"})
+    assert costs("CUDA error (55% sure)", "CUDA error (55% sure)")[1] == {"CUDA error (55% sure)"}
+    assert costs("CUDA error (55% sure)", "host out of memory")[1] == {"CUDA error (55% sure)", "host out of memory"}
 
 
 def shown_report(*lines: str, now: float) -> str:

@@ -1,5 +1,6 @@
 """Sentences about incidents: which rank failed on which node and why, the step resumed from, and the cost."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -24,6 +25,7 @@ _BEFORE_START_UP = ("detect", "silence", "last step", "stop", "probe", "held", "
 _OPTIONAL = ("silence", "probe", "held", "wait", "last step")  # told of only if they took time
 SHOWN_S = 0.05  # which is more than nothing in tenths
 _NAMED = 4  # of nodes that share a cause
+_UNSURE = re.compile(r" \((\d+)% sure\)$")
 
 
 def describe_exit(code: int) -> str:
@@ -79,6 +81,20 @@ def is_guessed_kill(alarm: Alarm) -> bool:
 def record_label(record: Record) -> str:
     """Return what the cost of an incident is booked as; older journals tell only its class or kind."""
     return record.label or _class_words(record.klass) or record.kind
+
+
+def split_label(record: Record) -> tuple[str, int]:
+    """Return the cause that the cost of an incident is booked on, and how sure that is, in percent."""
+    label = record_label(record)
+    unsure = _UNSURE.search(label)
+    return (label[: unsure.start()], int(unsure[1])) if unsure else (label, 100)
+
+
+def describe_sureness(label: str, sure: Iterable[int]) -> str:
+    """Return a cause with how sure its incidents are of it."""
+    least, most = min(sure := list(sure)), max(sure)
+    told = f" ({least}{f' to {most}' if most > least else ''}% sure)"
+    return label + (told if least < 100 else "")
 
 
 def _class_words(klass: str) -> str:

@@ -168,7 +168,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     def lost_s(self) -> dict[str, float]:
         """Return the seconds lost by cause, redone work included."""
-        causes = {r.number: incident_text.record_label(r) for r in self.incidents}
+        causes = {r.number: incident_text.split_label(r)[0] for r in self.incidents}
         lost: dict[str, float] = {}
         for span in self.spans:
             if span.use not in NOT_LOST:
