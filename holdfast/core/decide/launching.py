@@ -196,7 +196,7 @@ def launch_or_wait(state: JobState, now: float) -> str:
 
 def block_hosts(state: JobState) -> None:
     """Block the hosts of nodes that have left because their machines are bad."""
-    if state.job.blocks:
+    if state.job.blocks and state.nodes.standbys.faults.has_evicted:
         state.emit(*state.nodes.standbys.block_hosts(state.nodes.active))
 
 
