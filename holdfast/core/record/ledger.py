@@ -6,11 +6,11 @@ from itertools import pairwise
 import msgspec
 
 from holdfast.core.incident import incident_text
+from holdfast.core.record.alarm_notices import KEPT_NOTICES, AlarmNotice, find_notices, is_about_loss
 from holdfast.core.record.job_account import FROM_START, Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.job_ending import describe_end, read_storage
 from holdfast.core.record.owed_steps import OwedSteps
 from holdfast.core.record.release_pace import ReleasePaces
-from holdfast.core.record.slow_notices import SlowNotice, find_slow_notices
 from holdfast.core.record.span_cuts import ALONE, TRAINED, OpenStandstill, find_first_cut
 from holdfast.model.action import Finish, Launch, Say
 from holdfast.model.alarm import LEFT, OPINION, Alarm
@@ -43,7 +43,7 @@ class Ledger:
         self.incidents: list[Record] = []
         self.changes: list[Change] = []
         self.opinions, self._lost_standbys = list[str](), list[str]()
-        self._slow: list[SlowNotice] = []
+        self._slow, self._losses = list[AlarmNotice](), list[AlarmNotice]()
         self.admitting: frozenset[str] = frozenset()  # nodes that are new in this generation, which has no step yet
         self.finish: Finish | None = None
         self.storage: StorageReport | None = None  # None: no node has told of any
@@ -101,7 +101,9 @@ class Ledger:
         self.storage = read_storage(event) or self.storage
         if isinstance(event, Alarm) and event.signature == OPINION:
             self.opinions.append(event.reason)
-        self._slow += find_slow_notices(event, decision) if isinstance(event, Alarm) else ()
+        if isinstance(event, Alarm):
+            (self._losses if is_about_loss(event) else self._slow).extend(find_notices(event, decision))
+            del self._losses[KEPT_NOTICES:]
         if decision.changed:
             self.changes.append(decision.changed)
             self._on_recovery(decision.changed, RedoneSteps(change=len(self.changes)))
@@ -191,6 +193,7 @@ class Ledger:
             storage=self.storage,
             opinions=tuple(self.opinions),
             slow=tuple(self._slow),
+            losses=tuple(self._losses),
             lost_standbys=tuple(self._lost_standbys),
             paces=self.paces.list_paces(),
         )
