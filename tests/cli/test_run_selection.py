@@ -84,6 +84,9 @@ def test_an_order_to_nobody_says_since_when(home: Path, capsys: pytest.CaptureFi
     newest = published(None, "second")
     run_and_node_specs.write_json(newest / "exit.json", RunEnd(code=93, reason="rank 3 failed, and a long story"))
     os.utime(newest / "exit.json", (time.time() - 300.5,) * 2)
+    later = published(None, "third")  # it began later, and ended before that
+    run_and_node_specs.write_json(later / "exit.json", RunEnd(code=0, reason="done"))
+    os.utime(later / "exit.json", (time.time() - 900.5,) * 2)
     screens = {}
     for words in ("stop", "hold", "resume", "approve", "evict n1", "drain n1", "update", "rollback", "stop second"):
         assert main(words.split()) == 2

@@ -93,18 +93,23 @@ def run_to_change(args: argparse.Namespace) -> Path:
     if alive:
         return alive[0]
     newest = run_directory.find_run_dir(None)
-    if since := _ended_since(newest):
-        raise UsageError(f"no run is alive here; the last one, {newest.name}, ended {since} ago")
+    if _ended_since(newest):
+        last = max({newest, *known_runs()}, key=_end_of)  # not the one that began last
+        raise UsageError(f"no run is alive here; the last one, {last.name}, ended {_ended_since(last)} ago")
     return newest  # its controller may be back presently
 
 
 def _ended_since(run_dir: Path) -> str:
     """Say how long ago a run ended; "" if it may still be alive."""
+    at = _end_of(run_dir)
+    return "" if not at or run_directory.find_controller(run_dir) else duration_text(max(0.0, time.time() - at))
+
+
+def _end_of(run_dir: Path) -> float:
     try:
-        at = (run_dir / "exit.json").stat().st_mtime
+        return (run_dir / "exit.json").stat().st_mtime
     except OSError:
-        return ""
-    return "" if run_directory.find_controller(run_dir) else duration_text(max(0.0, time.time() - at))
+        return 0.0
 
 
 def remember_run(run_dir: Path) -> None:
