@@ -87,6 +87,16 @@ def test_what_ranks_do_after_they_left_their_process_group_is_no_training() -> N
     assert spans(failed)[-5:-3] == [("train", 5, 16, 0), ("end", 16, 30, 0)], "it lost nothing before the failure"
 
 
+def test_training_ends_when_the_last_rank_makes_its_last_step() -> None:
+    """Ranks may have different numbers of batches, as with DDP's join."""
+    apart = (*START, "16 progress 12 at 15 from 1 since 5", "48 progress 12 at 15 from 1 since 5 last 47")
+    found = account(*apart, "60 ended n0", "61 outcome 3 ok")
+    assert spans(found)[-3:] == [("train", 5, 47, 0), ("end", 47, 60, 0), ("stop", 60, 61, 0)]
+    assert [(ran.steps, ran.redone) for ran in found.ran] == [(12, 0)] and found.step == 12
+    parted = account(*apart, "50 progress 12 at 15 from 1 since 5 last 49 parted", now=60.0)
+    assert spans(parted)[-2:] == [("train", 5, 49, 0), ("end", 49, 60, 0)]
+
+
 def test_training_ends_at_the_last_step_of_a_job_that_ended_well() -> None:
     """A script that only returns says nothing before its end."""
     found = account(*START, "16 progress 12 at 15 from 1 since 5", "60 ended n0", "61 outcome 3 ok")

@@ -197,6 +197,7 @@ def _progress(words: Words, now: float, generation: int) -> Event:
         skippable=words.has("skippable"),
         backed=words.has("backed"),
         parted=words.has("parted"),
+        last_at=float(words.after("last", "0")),
     )
 
 

@@ -90,7 +90,7 @@ class Ledger:
                 self._good_at = max(self._good_at, event.at)
         if isinstance(event, Ended) and decision.phase is Phase.ENDING and self.phase is Phase.TRAINING:
             self._is_over = self._told and event.departed
-            self._set_parted(True, self._last_known_at)
+            self._set_parted(True, max(self._last_known_at, self.progress.last_at if self.progress else 0.0))
         if decision.changed and decision.changed.failed:
             self._end_failed_change(decision.changed.resumed_at, entry.at)
         if decision.phase is not self.phase:
@@ -340,7 +340,7 @@ class Ledger:
         while self._redo_to is not None and event.step >= self._redo_to:
             self._close_span(event.reached_at(self._redo_to, before))
             self._redo_from(self._redo_to)
-        self._set_parted(event.parted, event.at)
+        self._set_parted(event.parted, max(event.at, event.last_at))
         if event.renumbers(before):
             self.best = -1
         if before is None:

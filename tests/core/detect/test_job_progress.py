@@ -238,6 +238,23 @@ def test_a_node_that_speaks_again_counts_again() -> None:
     assert job.on_beat(3.0, beat("a", 21, 3.0, generation=2)) is None, "b has made no step of this generation"
 
 
+def test_ranks_that_go_on_after_the_others_are_told_of() -> None:
+    job = pace()
+    assert job.on_beat(1.0, beat("a", 30, 1.0)) is None and job.on_beat(1.0, beat("b", 30, 1.0))
+    assert job.on_beat(2.0, beat("b", 36, 1.9)) is None and job.flush_progress(2.0) is None, (
+        "that is no more than a lead"
+    )
+    for at in (20.0, 31.0):
+        job.on_beat(at - 0.5, beat("a", 30, 1.0))
+        told = job.on_beat(at, beat("b", int(6 * at), at))
+        assert told and (told.step, told.at, told.last_at) == (30, 1.0, at)
+    assert job.on_beat(32.0, replace(beat("a", 30, 1.0), last_at=31.5)) is None
+    told = job.flush_progress(32.0)
+    assert told and told.last_at == 31.5, "of another rank of that node"
+    assert job.flush_progress(33.0) is None
+    assert (told := job.on_beat(34.0, beat("a", 240, 33.9))) is None or told.last_at == 0.0
+
+
 def test_the_loss_is_the_mean_of_what_nodes_told_unless_one_is_not_finite() -> None:
     for losses, mean in (((1.0, 3.0), 2.0), ((None, 3.0), 3.0), ((None, None), None), ((1.0, math.nan), None)):
         job = JobPace(PaceLimits())
