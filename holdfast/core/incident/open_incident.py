@@ -13,6 +13,7 @@ from holdfast.model.job_and_seats import Seat
 from holdfast.model.release import Skip
 
 DEPARTED = "python_exception"  # the taxonomy's class for what only a change of the script mends
+JOIN_HINT = "Have every rank make as many steps: even out the data, or use torch's join()."
 KEPT_ALARMS = 64  # of one incident; the rest are only counted
 _TOGETHER_S = 3.0  # nodes that fall silent within this hang on the same switch, or on the same power
 
@@ -147,7 +148,7 @@ class Incident(msgspec.Struct, kw_only=True):
             action="rollback_or_fix_code",
             confidence=1.0,
             reason=f"left {when} {incident_text.WENT_ON}",
-            hint="Have every rank make as many steps: even out the data, or use torch's join().",
+            hint=JOIN_HINT,
             signature=f"departed {here}",
         )
         self.departures = (*self.departures, departure)
