@@ -6,13 +6,13 @@ import msgspec
 
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.open_planned_restart import Pause, resumed_step
-from holdfast.core.diagnose.blocking_ranks import format_ranks
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import is_node_loss, is_node_proof
 from holdfast.core.incident.incident_case import machine_faults
 from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.incident.open_incident import Incident
 from holdfast.core.membership.standbys import BRIEF, CHECK
+from holdfast.core.rank_ranges import format_ranks
 from holdfast.model.action import Action, Finish, Say, Stop
 from holdfast.model.alarm import NO_STEP, Alarm, Kind, Stance
 from holdfast.model.event import Begin, Ended, MeshReport, Outcome, Phase, Progress, Ready

@@ -2,9 +2,9 @@
 
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.open_planned_restart import Pause
-from holdfast.core.diagnose.blocking_ranks import format_ranks
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.open_incident import Incident
+from holdfast.core.rank_ranges import format_ranks
 from holdfast.model.event import Phase
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from holdfast.core.diagnose.blocking_ranks import format_ranks
 from holdfast.core.incident.first_cause import ECHOES, is_switch_loss
 from holdfast.core.incident.incident_case import TOLD
+from holdfast.core.rank_ranges import format_ranks
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.incident_record import Change, Record, Remedy

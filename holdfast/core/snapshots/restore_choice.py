@@ -7,7 +7,7 @@ parity half is usable only together with the state that it was XORed with.
 
 from collections.abc import Collection, Iterable
 
-from holdfast.core.diagnose.blocking_ranks import format_ranks
+from holdfast.core.rank_ranges import format_ranks
 from holdfast.model.job_and_seats import Seat, world_size
 from holdfast.model.state_copy import KEPT_DIGITS, Copy, CopySummary, Doubt, Restore, Source
 
