@@ -4,6 +4,7 @@ import os
 import socket
 import time
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
@@ -96,6 +97,9 @@ class KeeperClient:
         self._unwritten[name], self._tried_at = content, 0.0
         self.write_files()
         return str(self.path.parent / name)
+
+    def put_metadata(self, metadata: bytes) -> str:
+        return self.put_file(f"metadata-{blake2b(metadata, digest_size=16).hexdigest()}", metadata)
 
     def write_files(self) -> str:
         """Write what could not be written before; return in one sentence why it cannot be, "" if all is written."""

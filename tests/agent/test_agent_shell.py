@@ -211,7 +211,7 @@ def test_the_slowest_rank_speaks_for_the_node(agent: Agent) -> None:
     slots[0].step(10)
     assert agent._summarize_ranks().step == -1, "not every rank has made a step"
     slots[0].step(9 + LEAD)
-    agent.ranks.held = {RankKey(2, rank): HolderRank(key=f"2:{rank}", pid=1) for rank in (4, 5)}
+    ranks_of(agent).held = {RankKey(2, rank): HolderRank(key=f"2:{rank}", pid=1) for rank in (4, 5)}
     beat = agent._summarize_ranks()
     assert (beat.step, beat.mute) == (9 + LEAD, (5,)), "the other one tells of none, as it seems"
     slots[1].step(8)

@@ -342,12 +342,12 @@ def test_what_is_due_is_computed_anew_only_when_something_changes() -> None:
     states = FleetStates(leave_s=60.0)
     told = {node: FleetNode(state=FleetState.UP, ends_at=at) for node, at in (("a", 1000.0), ("b", 2000.0))}
     states.take_report(0.0, told)
-    none = states.due_nodes(1.0, 100.0)
+    none, a = states.due_nodes(1.0, 100.0), frozenset({"a"})
     assert (none, states.wake_at) == ((frozenset(), frozenset()), 840.0)
     assert states.due_nodes(839.0, 100.0)[0] is none[0]
-    assert states.due_nodes(840.0, 100.0) == ({"a"}, frozenset()) and states.wake_at == 940.0
-    assert states.due_nodes(940.0, 100.0) == ({"a"}, {"a"}) and states.wake_at == 1840.0
-    assert states.due_nodes(941.0, 1000.0) == ({"a"}, {"a"}) and states.wake_at == 1000.0, "b: half of its time"
+    assert states.due_nodes(840.0, 100.0) == (a, frozenset()) and states.wake_at == 940.0
+    assert states.due_nodes(940.0, 100.0) == (a, a) and states.wake_at == 1840.0
+    assert states.due_nodes(941.0, 1000.0) == (a, a) and states.wake_at == 1000.0, "b: half of its time"
     states.forget_node("a")
     assert states.due_nodes(942.0, 1000.0) == (frozenset(), frozenset())
     states.take_report(943.0, {"b": FleetNode(state=FleetState.UP, ends_at=1100.0)})

@@ -200,9 +200,8 @@ def _first_remedy(case: IncidentCase) -> Verdict:
             return _give_up(f"it {cause.reason} again before the first step, which is no machine's fault")
         return _restarts_used_up(case) if case.is_capped else Verdict(remedy=Remedy.RESTART, reason=_NOBODY)
     # An echo names a node that lost its peer, which is no reason to blame it however often it happens.
-    again = any(set(p.nodes) & set(cause.suspects) for p in case.recent_failures)
-    blamed = again and not role and not is_echo(cause) and cause.kind is not Kind.SLOW
-    if case.replaceable and blamed and not case.evicted_before:
+    again = any(set(p.nodes) & set(cause.suspects) for p in case.recent_failures) and not case.evicted_before
+    if case.replaceable and again and not role and not is_echo(cause) and cause.kind is not Kind.SLOW:
         reason = f"the same failure on {where} again within the window: evicted"
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=reason)
     if case.is_capped:

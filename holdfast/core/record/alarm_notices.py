@@ -1,13 +1,11 @@
 """Alarm notices: what was said of slow ranks and of bad losses while the job went on with them."""
 
-from collections.abc import Iterator
-
 import msgspec
 
 from holdfast.core.detect.nonfinite_loss import BAD_LOSS
 from holdfast.model.action import Say
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.event import Decision, Phase
+from holdfast.model.event import Decision, Event, Phase
 
 KEPT_NOTICES = 100  # about losses: a script may have a bad one at every step
 
@@ -22,17 +20,24 @@ class AlarmNotice(msgspec.Struct, frozen=True, kw_only=True):
     text: str  # what is known, and what was done
 
 
-def is_about_loss(alarm: Alarm) -> bool:
-    return alarm.kind is Kind.LOSS or alarm.klass == BAD_LOSS
+class AlarmNotices:
+    """Collects the notices about slow ranks and about bad losses."""
+
+    def __init__(self) -> None:
+        self.slow: list[AlarmNotice] = []
+        self.losses: list[AlarmNotice] = []
+
+    def add(self, event: Event, decision: Decision) -> None:
+        """Add what was said of an alarm about slow ranks or a bad loss that has not stopped the job."""
+        if not isinstance(event, Alarm) or decision.phase is not Phase.TRAINING:
+            return
+        told = [said.text for said in decision.actions if isinstance(said, Say)]
+        if event.kind is Kind.SLOW:
+            more = "" if event.stance is Stance.ACT else "; nothing was done but to say so"
+            self.slow += [_make_notice(event, text + more) for text in told]
+        elif (event.kind is Kind.LOSS or event.klass == BAD_LOSS) and len(self.losses) < KEPT_NOTICES:
+            self.losses += [_make_notice(event, text) for text in told]
 
 
-def find_notices(alarm: Alarm, decision: Decision) -> Iterator[AlarmNotice]:
-    """Yield what was said of an alarm about slow ranks or a bad loss that has not stopped the job."""
-    slow = alarm.kind is Kind.SLOW
-    if not (slow or is_about_loss(alarm)) or decision.phase is not Phase.TRAINING:
-        return
-    at, generation, ranks, nodes = alarm.at, alarm.generation, alarm.ranks, alarm.suspects
-    for said in decision.actions:
-        if isinstance(said, Say):
-            more = "; nothing was done but to say so" if slow and alarm.stance is not Stance.ACT else ""
-            yield AlarmNotice(at=at, generation=generation, ranks=ranks, nodes=nodes, text=said.text + more)
+def _make_notice(alarm: Alarm, text: str) -> AlarmNotice:
+    return AlarmNotice(at=alarm.at, generation=alarm.generation, ranks=alarm.ranks, nodes=alarm.suspects, text=text)

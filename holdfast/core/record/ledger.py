@@ -6,7 +6,7 @@ from itertools import pairwise
 import msgspec
 
 from holdfast.core.incident import incident_text
-from holdfast.core.record.alarm_notices import KEPT_NOTICES, AlarmNotice, find_notices, is_about_loss
+from holdfast.core.record.alarm_notices import AlarmNotices
 from holdfast.core.record.job_account import FROM_START, Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.job_ending import describe_end, read_storage
 from holdfast.core.record.owed_steps import OwedSteps
@@ -43,7 +43,7 @@ class Ledger:
         self.incidents: list[Record] = []
         self.changes: list[Change] = []
         self.opinions, self._lost_standbys = list[str](), list[str]()
-        self._slow, self._losses = list[AlarmNotice](), list[AlarmNotice]()
+        self._notices = AlarmNotices()
         self.admitting: frozenset[str] = frozenset()  # nodes that are new in this generation, which has no step yet
         self.finish: Finish | None = None
         self.storage: StorageReport | None = None  # None: no node has told of any
@@ -101,9 +101,7 @@ class Ledger:
         self.storage = read_storage(event) or self.storage
         if isinstance(event, Alarm) and event.signature == OPINION:
             self.opinions.append(event.reason)
-        if isinstance(event, Alarm):
-            (self._losses if is_about_loss(event) else self._slow).extend(find_notices(event, decision))
-            del self._losses[KEPT_NOTICES:]
+        self._notices.add(event, decision)
         if decision.changed:
             self.changes.append(decision.changed)
             self._on_recovery(decision.changed, RedoneSteps(change=len(self.changes)))
@@ -192,8 +190,8 @@ class Ledger:
             ending=ending,
             storage=self.storage,
             opinions=tuple(self.opinions),
-            slow=tuple(self._slow),
-            losses=tuple(self._losses),
+            slow=tuple(self._notices.slow),
+            losses=tuple(self._notices.losses),
             lost_standbys=tuple(self._lost_standbys),
             paces=self.paces.list_paces(),
         )
