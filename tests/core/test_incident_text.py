@@ -39,6 +39,13 @@ def test_what_was_evicted_on_the_way_is_told_though_the_last_verdict_was_a_resta
     assert "then failed once more" in told(failures=2)
 
 
+def test_another_failure_at_the_last_is_named() -> None:
+    last = "rank 1 on n1 exited with code 1 (StateError: call restore() first)"
+    gave_up = Verdict(remedy=Remedy.GIVE_UP, reason="the script failed the same way again without progress")
+    text = told(failures=3, last_cause=last, verdict=gave_up)
+    assert f", then failed 2 times more before the next step, the last time because {last}; gave up: the scr" in text
+
+
 def test_a_standby_that_joins_at_a_restart_is_told() -> None:
     assert "restarted in place with n9 admitted from step 40" in told(admitted=("n9",))
 

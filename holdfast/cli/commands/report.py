@@ -30,6 +30,7 @@ from holdfast.core.decide.controller_takeover import lost_journal_sentence
 from holdfast.core.incident.incident_text import (
     FAILED_START,
     count_failures,
+    describe_again,
     describe_new_release,
     describe_step,
     is_fresh_start,
@@ -354,7 +355,7 @@ def _incidents_table(report: Report, bill: Bill) -> Table:
         swapped = f"; {', '.join(record.admitted)} took its place" if record.admitted else ""
         why = f"{record.verdict.reason}{swapped}{describe_new_release(record)}{_fresh_start_text(record)}"
         lost = _lost_text(record, bill.incidents.get(record.number, {}), redone.get(record.number))
-        happened = f"{record.cause}{describe_step(record)}"
+        happened = f"{record.cause}{describe_step(record)}{describe_again(record)}"
         table.add_row(str(record.number), clock_text(record.alarm_at), happened, why, lost)
     return table
 

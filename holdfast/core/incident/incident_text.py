@@ -122,10 +122,7 @@ def describe_new_release(record: Record | Change) -> str:
 
 
 def _describe_recovery(record: Record) -> str:
-    again = (
-        f", then failed {_count_times(record.failures - 1)} more before the next step" if record.failures > 1 else ""
-    )
-    text = f"{record.cause}{describe_step(record)}{again}; {_describe_remedy(record)}"
+    text = f"{record.cause}{describe_step(record)}{describe_again(record)}; {_describe_remedy(record)}"
     if record.verdict.remedy is Remedy.GIVE_UP:
         return text
     lost_s = record.resumed_at - record.good_at
@@ -139,6 +136,14 @@ def _describe_recovery(record: Record) -> str:
         where = f"{describe_disks(record.disks)}{_describe_apart(record)}"
         text += f" from step {record.resumed_from}{where}, lost {lost}{lost_s:.1f} s"
     return f"{text} ({describe_phases(record)})"
+
+
+def describe_again(record: Record) -> str:
+    """Return how often the job failed again before a step, and what the last time was, to follow the first cause."""
+    if record.failures < 2:
+        return ""
+    last = f", the last time because {record.last_cause}" if record.last_cause else ""
+    return f", then failed {_count_times(record.failures - 1)} more before the next step{last}"
 
 
 def describe_disks(count: int) -> str:

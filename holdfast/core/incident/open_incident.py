@@ -197,6 +197,12 @@ class Incident(msgspec.Struct, kw_only=True):
         """Whether the last good step is a count since the launch of its generation."""
         return self.counted if self.good_step >= 0 else self.stood_counted
 
+    def _describe_last(self, first: Alarm) -> str:
+        """Return in words what the last failure was, if it was another one than the first; "" otherwise."""
+        if self.rounds < 2 or not self.judged or not self.alarms or self.alarms[0].signature == first.signature:
+            return ""
+        return incident_text.describe_cause(self.shared_cause)
+
     @property
     def echoes(self) -> int:
         return len(self.alarms) - 1 + self.dropped
@@ -225,6 +231,7 @@ class Incident(msgspec.Struct, kw_only=True):
             cause=incident_text.describe_cause(cause),
             kind=cause.kind.value,
             last_kind=self.last_kind,
+            last_cause=self._describe_last(cause),
             klass=cause.klass,
             verdict=verdict,
             good_step=self._good_step(resumed_from),
