@@ -198,6 +198,7 @@ def _progress(words: Words, now: float, generation: int) -> Event:
         backed=words.has("backed"),
         parted=words.has("parted"),
         last_at=float(words.after("last", "0")),
+        grouped_at=float(words.after("grouped", "0")),
     )
 
 

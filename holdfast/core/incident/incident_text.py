@@ -234,8 +234,15 @@ def count_failures(records: Iterable[Record]) -> int:
 
 
 def describe_phases(record: Record | Change) -> str:
-    """Return the phases of a recovery with their seconds, in tenths that add up to the total."""
-    return ", ".join(f"{name} {seconds:.1f}" for name, seconds in share_tenths(phases_s(record)).items())
+    """Return the phases of a recovery with their seconds, in tenths that add up to the total. As in the report, stop
+    and start-up are rounded as wholes, and then their parts."""
+    wholes: dict[str, dict[str, float]] = {}
+    for name, seconds in phases_s(record).items():
+        whole = "stop" if name in ("silence", "stop") else name if name in _BEFORE_START_UP else "start-up"
+        wholes.setdefault(whole, {})[name] = seconds
+    rounded = share_tenths({whole: sum(parts.values()) for whole, parts in wholes.items()})
+    shown = {n: s for whole, parts in wholes.items() for n, s in share_tenths(parts, rounded[whole]).items()}
+    return ", ".join(f"{name} {shown[name]:.1f}" for name in phases_s(record))
 
 
 def start_up_s(record: Record | Change) -> dict[str, float]:
