@@ -139,6 +139,7 @@ class FailureHistory:
             probed=verdict.remedy is Remedy.PROBE,
             rolled=verdict.remedy is Remedy.ROLLBACK,
             evicted=verdict.remedy is Remedy.EVICT,
+            ranks=cause.ranks,
             replayed=verdict.remedy is Remedy.REPLAY,
             hard=cause.hard,
         )

@@ -216,7 +216,7 @@ def _reason_to_stay(case: IncidentCase) -> str:
     if case.cause.kind in (Kind.HANG, Kind.SLOW) and case.cause.suspects and not case.follows_the_rank:
         return f"no standby can replace {', '.join(case.cause.suspects)}: restarted in place"
     gone = ", ".join(case.evicted_before)
-    return f"it came again without {gone}, evicted for it: {_NOBODY}" if gone else _NOBODY
+    return f"the rank failed so again without {gone}, evicted for it: {_NOBODY}" if gone else _NOBODY
 
 
 def _evict_proven(case: IncidentCase) -> Verdict:
