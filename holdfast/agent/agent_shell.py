@@ -375,7 +375,8 @@ class Agent:
         ended = {key for key, rank in self.ranks.held.items() if rank.code is not None}
         told = [show_first_step(r, ended=key in ended) for key, r in self._read_slots().items()]
         readings = [r for r in told if r.generation == generation and r.step >= 0]
-        lead = max((made_steps(r.step, r.first_step) for r in readings), default=0)
+        stepped = {r.rank: made_steps(r.step, r.first_step) for r in readings}
+        lead = max(stepped.values(), default=0)
         if generation == 0 or not readings or (len(readings) < self.identity.nproc and lead < LEAD):
             return Beat(node=self.node, generation=generation, step=-1, at=0.0, loss_source=source)
         offset_s = self.controller_clock.offset_s
@@ -390,6 +391,7 @@ class Agent:
             replayable=self.ranks.read_replayable(),
             peak_flops=self.health.peak_flops,
             loss_source=source,
+            mute=tuple(sorted({key.rank for key in self.ranks.held if key.generation == generation} - {*stepped})),
         )
         return self._complete_beat(beat)
 

@@ -3,6 +3,8 @@
 import os
 import socket
 import time
+from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
@@ -13,6 +15,7 @@ from holdfast.wire.progress_environment import GENERATION, KEEPER
 
 _AGAIN_S = 0.2
 _LOST_S = 60.0  # an agent that died is back by then
+_ROOM_S = 5.0  # between two tries to write to a full disk
 
 
 def current_generation() -> int:
@@ -47,6 +50,8 @@ class KeeperClient:
     def __init__(self, path: str, lost_s: float = _LOST_S) -> None:
         self.path = Path(path)
         self._lost_s = lost_s
+        self._unwritten: dict[str, bytes] = {}  # files for the keeper, by name
+        self._tried_at, self._problem = 0.0, ""  # the newest try to write them
 
     @classmethod
     def for_this_rank(cls) -> "KeeperClient | None":
@@ -88,12 +93,34 @@ class KeeperClient:
             time.sleep(_AGAIN_S)
 
     def put_file(self, name: str, content: bytes) -> str:
-        """Write a file atomically into the keeper's folder; return its path."""
-        path = self.path.parent / name
-        draft = path.with_name(f".{name}.{os.getpid()}.{socket.gethostname()}")
-        draft.write_bytes(content)
-        draft.replace(path)
-        return str(path)
+        """Write a file atomically into the keeper's folder, now or, if its disk is full, later; return its path."""
+        self._unwritten[name], self._tried_at = content, 0.0
+        self.write_files()
+        return str(self.path.parent / name)
+
+    def put_metadata(self, metadata: bytes) -> str:
+        return self.put_file(f"metadata-{blake2b(metadata, digest_size=16).hexdigest()}", metadata)
+
+    def write_files(self) -> str:
+        """Write what could not be written before; return in one sentence why it cannot be, "" if all is written."""
+        if self._unwritten and time.monotonic() >= self._tried_at + _ROOM_S:
+            self._problem = self._write_left()
+            self._tried_at = time.monotonic()
+        return self._problem
+
+    def _write_left(self) -> str:
+        for name, content in list(self._unwritten.items()):
+            path = self.path.parent / name
+            draft = path.with_name(f".{name}.{os.getpid()}.{socket.gethostname()}")
+            try:
+                draft.write_bytes(content)
+                draft.replace(path)
+            except OSError as e:
+                with suppress(OSError):
+                    draft.unlink(missing_ok=True)
+                return f"cannot write into {path.parent}: {e.strerror}; until it can, its state has no copies elsewhere"
+            del self._unwritten[name]
+        return ""
 
 
 def _exchange_line(peer: socket.socket, line: bytes) -> bytes:

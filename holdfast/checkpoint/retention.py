@@ -89,7 +89,8 @@ def apply_doubts(
     for one in found:
         made = one.author.generation if one.ok and one.author.run == run else sys.maxsize
         doubt = next((d for d in doubts if d.bans_state(made, one.step)), None)
-        why = f"states after step {doubt.not_after} of generation {doubt.generation} are in doubt" if doubt else ""
+        of = f"states after step {doubt.not_after}" if doubt and doubt.not_after >= 0 else "all states"
+        why = f"{of} of generation {doubt.generation} are in doubt" if doubt else ""
         told.append(msgspec.structs.replace(one, ok=False, why=why, doubted=True) if doubt else one)
     return tuple(told)
 

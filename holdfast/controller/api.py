@@ -134,13 +134,13 @@ def _view_nodes(controller: Controller, queued: dict[str, str]) -> tuple[NodeVie
 
 def status_of(controller: Controller) -> Status:
     view, account = controller.view, controller.ledger.make_account(controller.clock())
-    finish, waiting, floor = controller.ledger.finish, view.waiting_release, controller.aims.floor
+    waiting, floor = view.waiting_release, controller.aims.floor
     return Status(
         run_id=view.job.run_id,
         phase=view.phase,
         reason=controller.reason,
         queued=(queued := dict(view.queued)),
-        now=view.describe_present(controller.clock(), controller.reached_step, finish.reason if finish else ""),
+        now=controller.describe_present(),
         generation=view.generation,
         step=controller.reached_step,
         ettr=account.ettr,

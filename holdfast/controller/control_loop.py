@@ -203,6 +203,12 @@ class Controller:
         step = pace.step if pace.generation == self.view.generation else -1
         return step if step >= 0 else self.ledger.step
 
+    def describe_present(self) -> str:
+        """Return one line on what the job is doing now, with the ranks that tell of no step."""
+        pace, finish = self.detectors.pace, self.ledger.finish
+        mute = pace.find_mute(self.view.seats) if pace.generation == self.view.generation else ()
+        return self.view.describe_present(self.clock(), self.reached_step, finish.reason if finish else "", mute)
+
     def announce_news(self, news: Alarm | Ended | Outcome) -> None:
         """Process an alarm, an end or an outcome; progress first, so that the decider knows the newest step."""
         if isinstance(news, Alarm) and news.kind is Kind.SILENCE:

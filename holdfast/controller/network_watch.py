@@ -63,7 +63,7 @@ class NetworkWatch:
             return None
         self._switch.on_beat(beat)
         known = self._view.without_links
-        if beat.node in known and not self._switch.is_cut(beat.node):
+        if beat.node in known and not self._switch.is_cut(beat.node) and self._registry.has_heard_host(beat.node):
             return LinksUp(nodes=(beat.node,))
         cut = {node for strain in beat.strains if strain.kind is StrainKind.CUT for node in strain.nodes}
         if cut <= known or not self._registry.may_accuse(beat.node, cut):

@@ -200,7 +200,13 @@ class NodeRegistry:
         """Return the ranks of other present nodes that are, or may be, on the same host as this one."""
         host, lost = self.hosts.get(node), self.lost_nodes()
         beside = [s for s in self._view.seats if s.node not in (node, *lost) and self.hosts.get(s.node, host) == host]
-        return tuple(rank for seat in beside for rank in range(seat.first_rank, seat.first_rank + seat.nproc))
+        return tuple(rank for seat in beside for rank in seat.ranks)
+
+    def has_heard_host(self, node: str) -> bool:
+        """Return whether all present nodes that are, or may be, on this node's host have sent a beat to this
+        controller: one of them tells of the host's links for all."""
+        host = self.hosts.get(node)
+        return all(one in self.beats for one in self.present_nodes() if self.hosts.get(one, host) == host)
 
     def known_nodes(self) -> set[str]:
         """Return the nodes that the decider has heard of."""

@@ -254,7 +254,7 @@ class AgentProtocol:
                 self.generation, self._over, self._departed = errand.generation, set(), set()
                 self.returned = set()
             self._begun = 0
-            self.expected = set(range(seat.first_rank, seat.first_rank + seat.nproc)) - self._over
+            self.expected = set(seat.ranks) - self._over
         elif isinstance(errand, StopHere):
             self.stopped = max(self.stopped, errand.generation)
         return (CarryOut(errand),)

@@ -4,8 +4,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.diagnose.blocking_ranks import BlockingRanks, format_ranks
+from holdfast.core.diagnose.blocking_ranks import BlockingRanks
 from holdfast.core.diagnose.stack_tree import StackBranch, grow_tree
+from holdfast.core.rank_ranges import format_ranks
 from holdfast.dash.page_source import SourceError
 from holdfast.model.stacks import Trace
 

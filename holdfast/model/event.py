@@ -97,6 +97,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     parameters: int = 0  # of the whole model, where they can be counted; 0: not known
     peak_flops: float = 0.0  # FLOP/s that the GPUs of all ranks can make at most; 0: not known
     loss: float | None = None  # mean of the nodes' newest losses; None: not told, or one of them is not finite
+    last_at: float = 0.0  # when a rank made its newest step, if ranks do not step together; 0: they do
 
     @property
     def is_steady(self) -> bool:
@@ -146,6 +147,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     untested: tuple[str, ...] = ()  # Probe, Replay: of `failed`, those that did not answer or could not be tested
     departed: tuple[int, ...] = ()  # Stop: ranks that had ended well before it
     disks: int = 0  # Launch: nodes from whose disks ranks get their states
+    apart: str = ""  # Launch: which step was held for which rank, if none was held for all
     refused: bool = False  # Acquire: for good; `detail` is the cluster's own sentence
     storage: StorageReport | None = None  # Finish: after it; None: no node has told of any storage
 

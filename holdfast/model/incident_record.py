@@ -39,6 +39,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     kind: str  # of the first alarm
     last_kind: str = ""  # of what the verdict is on, where there were several failures; "": journals did not tell
+    last_cause: str = ""  # and what that was, if it was another one than the first
     klass: str  # of the failure taxonomy, "" where unknown
     verdict: Verdict
     good_step: int  # last step before the trouble, -1: none was made
@@ -64,6 +65,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     skipped: tuple[Skip, ...] = ()
     untold: bool = False  # ranks ran without a controller, and nobody said which step they came to
     disks: int = 0  # nodes from whose disks it went on
+    apart: str = ""  # which step was held in memory for which rank, if none was for all
     label: str = ""  # what its cost is booked as; "": its class or kind
     made_step: int = -1  # the last step that ranks made, where steps after the last good one are in doubt
     again_at: float = 0.0  # when the last failure was heard of, where there were several
@@ -96,6 +98,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     brought_in: int = 0  # a release that came in with it, although the restart was for something else
     ordered_at: float = 0.0  # as in Record
     failed: bool = False  # its ranks made no step: it ended where an incident began
+    apart: str = ""  # as in Record
     sentence: str = ""
 
 

@@ -59,8 +59,12 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     nproc: int
     near: tuple[str, ...] = ()  # where its machine is, from wide to narrow, as the fleet says; (): not known
 
+    @property
+    def ranks(self) -> range:
+        return range(self.first_rank, self.first_rank + self.nproc)
+
     def has_rank(self, rank: int) -> bool:
-        return self.first_rank <= rank < self.first_rank + self.nproc
+        return rank in self.ranks
 
 
 def world_size(seats: tuple[Seat, ...]) -> int:

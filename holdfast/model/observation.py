@@ -126,6 +126,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     strains: tuple[Strain, ...] = ()  # of the machine, if this node reads for it
     links_read: bool = True  # the strains tell of links; a new agent has not read them yet
     parted: bool = False  # every rank's script has left its process groups or returned
+    mute: tuple[Number, ...] = ()  # ranks that tell of no step, while others here have made several
+    last_at: Instant = 0.0  # when the furthest of its ranks reached its own newest step; 0: as `at`
 
 
 class Departure(msgspec.Struct, frozen=True, kw_only=True):

@@ -74,6 +74,7 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True):
     store: bool = False  # it becomes a checkpoint: another release goes on with it
     stored: int = -1  # without sources: the newest checkpoint that is on storage, as far as nodes have reported
     reason: str = ""
+    apart: str = ""  # without sources: which step is held for which rank, if none is held for all
 
 
 class Half(msgspec.Struct, frozen=True, kw_only=True):

@@ -211,10 +211,13 @@ def test_the_slowest_rank_speaks_for_the_node(agent: Agent) -> None:
     slots[0].step(10)
     assert agent._summarize_ranks().step == -1, "not every rank has made a step"
     slots[0].step(9 + LEAD)
-    assert agent._summarize_ranks().step == 9 + LEAD, "the other one tells of none, as it seems"
+    ranks_of(agent).held = {RankKey(2, rank): HolderRank(key=f"2:{rank}", pid=1) for rank in (4, 5)}
+    beat = agent._summarize_ranks()
+    assert (beat.step, beat.mute) == (9 + LEAD, (5,)), "the other one tells of none, as it seems"
     slots[1].step(8)
     slots[0].step(10 + LEAD)
     beat = agent._summarize_ranks()
+    assert beat.mute == ()
     assert (beat.node, beat.generation, beat.step, beat.first_step) == ("n0", 2, 8, 8)
     assert abs(beat.at - time.time()) < 5
     agent.controller_clock.on_welcome(time.time() + 1000)

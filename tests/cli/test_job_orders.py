@@ -73,6 +73,11 @@ def test_a_script_without_steps_goes_on_when_its_ranks_run(monkeypatch: pytest.M
         "held, and no step is seen": job_orders._done_text(held, {"verb": "hold"}, False),
         "held, and steps are counted": job_orders._done_text(counted, {"verb": "hold"}, False),
     }
+    there = held | {"nodes": [{"node": "n1", "role": "active"}]}
+    resumes = "n1 leaves when the job resumes"
+    assert job_orders._done_text(there, {"verb": "evict", "node": "n1"}, False) == resumes
+    drained = job_orders._done_text(there, {"verb": "drain", "node": "n1"}, False)
+    assert drained == f"{resumes}, once a standby can take its seat"
     assert_screens("orders", screens)
 
 

@@ -155,6 +155,28 @@ def test_a_progress_bar_is_shown_now_and_then(
     assert capfd.readouterr().out == "[rank 0] 100 %\n"
 
 
+def test_the_unfinished_bar_of_a_killed_rank_comes_before_what_the_next_ranks_print(
+    ranks: Ranks, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console = ranks.console()
+    ranks.write(b"start\n")
+    console.show_new_output()
+    ranks.write(b"10%\r11%\r")
+    console.show_new_output()
+    ranks.write(b"50%\r", rank=1)
+    monkeypatch.setattr(rank_console, "_BAR_S", 0.0)
+    ranks.write(b"12%\r", rank=1)
+    console._look_at = 0.0
+    console.show_new_output()
+    assert capfd.readouterr().out == "[rank 0] start\n[rank 1] 12%\n"
+    ranks.write(b"again\n", generation=2)
+    console._look_at = 0.0
+    console.show_new_output()
+    assert capfd.readouterr().out == "[rank 0] 11%\n[rank 0] again\n", "and what was shown is not shown again"
+    console.drain_output()
+    assert capfd.readouterr().out == ""
+
+
 def test_a_line_without_end_is_cut(ranks: Ranks, capfd: pytest.CaptureFixture[str]) -> None:
     shown = ranks.console()
     ranks.write(b"y" * 300_000)

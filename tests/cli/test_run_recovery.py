@@ -50,6 +50,8 @@ def test_a_stage_that_tells_of_no_steps_hides_no_progress(start: Start) -> None:
     before = job.trains()["step"]
     job.kill(job.rank(1))
     job.trains(generation=2)
+    assert "the ranks that tell of steps have made step " in (now := job.status()["now"]), now
+    assert now.endswith("; rank 0 tells of none"), now
     job.finish()
     job.ends(0)
     [record] = job.report().incidents

@@ -84,11 +84,29 @@ def test_an_order_to_nobody_says_since_when(home: Path, capsys: pytest.CaptureFi
     newest = published(None, "second")
     run_and_node_specs.write_json(newest / "exit.json", RunEnd(code=93, reason="rank 3 failed, and a long story"))
     os.utime(newest / "exit.json", (time.time() - 300.5,) * 2)
+    later = published(None, "third")  # it began later, and ended before that
+    run_and_node_specs.write_json(later / "exit.json", RunEnd(code=0, reason="done"))
+    os.utime(later / "exit.json", (time.time() - 900.5,) * 2)
     screens = {}
     for words in ("stop", "hold", "resume", "approve", "evict n1", "drain n1", "update", "rollback", "stop second"):
         assert main(words.split()) == 2
         screens[words] = capsys.readouterr().err.replace(str(newest), "RUN")
     assert_screens("orders_to_nobody", screens)
+
+
+def test_every_order_takes_the_run_as_a_plain_word(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    over, there = published(None, "first"), published(str(tmp_path / "own"), "second")
+    for run_dir in (over, there):
+        run_and_node_specs.write_json(run_dir / "exit.json", RunEnd(code=0, reason="done"))
+    bare = [["hold"], ["resume"], ["approve"], ["stop"], ["rollback"]]
+    others = [["evict", "n0"], ["drain", "n0"], ["rollback", "3"], ["update", "."], ["token", "node", "n7"]]
+    for words in (*bare, *others):
+        assert main([*words, "first"]) == 2
+        assert f"the run in {over} has ended with code 0, " in capsys.readouterr().err, words
+    assert main(["update", str(over)]) == 2
+    assert f"the run in {over} has ended with code 0, " in capsys.readouterr().err
 
 
 def test_a_part_of_an_id_will_do(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """A Checkpointer and the keeper of its node: memory that outlives the rank."""
 
 import copy
+import errno
 import mmap
 import os
 import re
@@ -11,7 +12,7 @@ import msgspec
 import pytest
 from torch import nn
 
-from holdfast.checkpoint import dcp
+from holdfast.checkpoint import dcp, keeper_client
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.keeper_client import KeeperClient, KeeperError
 from holdfast.checkpoint.state_image import StateError
@@ -99,6 +100,27 @@ def test_what_the_keeper_hears(keeper: FakeKeeper, tmp_path: Path) -> None:
     assert "model.first.weight" in metadata.state_dict_metadata
     assert "optimizer.state.first.weight.exp_avg" in metadata.state_dict_metadata
     assert not list((tmp_path / "x").iterdir()), "writing is the keeper's work"
+
+
+def test_a_full_disk_costs_copies_and_no_training_until_there_is_room(
+    keeper: FakeKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(keeper_client, "_ROOM_S", 0.0)
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_bytes", refuse)
+        job = Job(0, path=tmp_path / "x").train(1, 2)
+    assert keeper.arena().list_sealed()[0].step == 2, "snapshots are taken all the same"
+    why = f"cannot write into {tmp_path}: No space left on device"
+    [told] = [line for line in capsys.readouterr().err.splitlines() if "cannot write" in line]
+    assert told == f"holdfast: rank 0 {why}; until it can, its state has no copies elsewhere"
+    want = keeper.wants[0]
+    layout = tmp_path / rank_keeper_messages.layout_file_name(0, want.layout)
+    assert not layout.exists() and not Path(want.metadata_path).exists() and not list(tmp_path.glob(".*"))
+    job.train(3, 3)
+    assert layout.exists() and Path(want.metadata_path).exists() and not capsys.readouterr().err
 
 
 def test_a_keeper_that_comes_back(keeper: FakeKeeper) -> None:

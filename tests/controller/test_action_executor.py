@@ -18,6 +18,7 @@ from holdfast.controller.snapshot_aims import SnapshotAims
 from holdfast.core.decide.decider import Decider
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.core.diagnose.probe_assessment import ProbeLimits
+from holdfast.core.incident import incident_text
 from holdfast.core.membership.host_blocking import BlockLimits
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.replay.regrouped_replay import ReplayLimits
@@ -140,6 +141,21 @@ async def test_a_launch_is_told_to_every_seat() -> None:
     await carried
     assert bench.outcomes == [Outcome(action=7, ok=True)]
     bench.done("b", 7)  # late
+
+
+async def test_ranks_without_a_step_in_common_are_told_of_with_what_mends_it() -> None:
+    bench = Bench(limits=Limits())
+    steps = {"a": ((0, 60), (1, 60)), "b": ((2, 20), (3, 20))}
+    copy = Copy(rank=0, step=0, node="", layout="l", world=4, whole=True)
+    for node, held in steps.items():
+        bench.hold({node: tuple(msgspec.structs.replace(copy, node=node, rank=r, step=s) for r, s in held)})
+    carried = asyncio.create_task(bench.carry_out(LAUNCH))
+    await settle()
+    for node in "ab":
+        bench.done(node, 7)
+    await carried
+    assert bench.outcomes[0].apart == "ranks 0-1: step 60, ranks 2-3: step 20"
+    assert bench.said == [incident_text.advise_apart(bench.outcomes[0].apart)]
 
 
 async def test_failures_are_named_by_node() -> None:

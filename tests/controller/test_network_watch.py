@@ -117,6 +117,34 @@ async def test_a_link_is_told_when_it_is_down_and_when_it_is_up(desk_of: Open) -
         assert desk.controller.view.without_links == frozenset()
 
 
+async def test_a_new_controller_waits_for_the_node_that_tells_of_its_hosts_links(desk_of: Open) -> None:
+    """One agent reads the links of a host, for all nodes there: what another does not tell is not up for that."""
+    async with desk_of(job=JOB, settings=QUICK) as desk:
+        agents = await started(
+            desk, lambda node: msgspec.structs.replace(greet(node), host="h" if node in "ab" else node)
+        )
+        desk.controller.process_event(LinksDown(nodes=("a", "b")))  # its journal knows, and no beat has come yet
+
+        async def tell(node: str, *down: str) -> None:
+            cut = (Strain(kind=StrainKind.CUT, sign="net.down eth0", nodes=down, since=1.0, text="has no link"),)
+            beat = Beat(node=node, generation=1, step=-1, at=0.0, strains=cut if down else ())
+            desk.built.ingest.registry.beats.pop(node, None)
+            await agents[node].ws.send_bytes(agent_messages.encode(beat))
+            await desk.until(lambda: node in desk.built.ingest.registry.beats, "its beat")
+
+        def told() -> list[LinksUp]:
+            return [event for event in desk.events() if isinstance(event, LinksUp)]
+
+        await tell("b")
+        assert told() == []
+        await tell("a", "a", "b")
+        await tell("b")
+        assert told() == []
+        await tell("a")
+        await tell("b")
+        assert told() == [LinksUp(nodes=("a",)), LinksUp(nodes=("b",))]
+
+
 async def test_nodes_of_one_host_ask_nobody(desk_of: Open) -> None:
     """Their keepers are reached by paths, not over a network, and the links of their host are not between them."""
     async with desk_of(job=JOB, settings=QUICK) as desk:

@@ -6,6 +6,7 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
 from holdfast.core.decide.node_roles import NodeRole
 from holdfast.core.detect.silence import gone_alarm
+from holdfast.core.membership.fleet_states import FleetStates
 from holdfast.core.membership.standbys import LONGEST_RETRY_S, RETRY_S
 from holdfast.model.action import Action, Block, Dismiss, Finish, Launch, Say, Stop
 from holdfast.model.event import Begin, Event, Limits, Outcome, Phase, Progress, Ready, Tick
@@ -334,3 +335,20 @@ def test_nodes_that_are_lost_together_are_told_with_what_they_share() -> None:
         play.hear(5.0, gone_alarm(4.5, node, gone))
     play.hear(5.1, Outcome(action=play.view.awaited, ok=True))
     assert "a, b fell silent at once, all of s1: a switch, a cable or their power; evicted" in play.said()
+
+
+def test_what_is_due_is_computed_anew_only_when_something_changes() -> None:
+    """Every event asks, and a large job has thousands of nodes with a time limit."""
+    states = FleetStates(leave_s=60.0)
+    told = {node: FleetNode(state=FleetState.UP, ends_at=at) for node, at in (("a", 1000.0), ("b", 2000.0))}
+    states.take_report(0.0, told)
+    none, a = states.due_nodes(1.0, 100.0), frozenset({"a"})
+    assert (none, states.wake_at) == ((frozenset(), frozenset()), 840.0)
+    assert states.due_nodes(839.0, 100.0)[0] is none[0]
+    assert states.due_nodes(840.0, 100.0) == (a, frozenset()) and states.wake_at == 940.0
+    assert states.due_nodes(940.0, 100.0) == (a, a) and states.wake_at == 1840.0
+    assert states.due_nodes(941.0, 1000.0) == (a, a) and states.wake_at == 1000.0, "b: half of its time"
+    states.forget_node("a")
+    assert states.due_nodes(942.0, 1000.0) == (frozenset(), frozenset())
+    states.take_report(943.0, {"b": FleetNode(state=FleetState.UP, ends_at=1100.0)})
+    assert states.due_nodes(943.0, 1000.0)[0] == {"b"}, "earlier than was known"

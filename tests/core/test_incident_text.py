@@ -39,6 +39,13 @@ def test_what_was_evicted_on_the_way_is_told_though_the_last_verdict_was_a_resta
     assert "then failed once more" in told(failures=2)
 
 
+def test_another_failure_at_the_last_is_named() -> None:
+    last = "rank 1 on n1 exited with code 1 (StateError: call restore() first)"
+    gave_up = Verdict(remedy=Remedy.GIVE_UP, reason="the script failed the same way again without progress")
+    text = told(failures=3, last_cause=last, verdict=gave_up)
+    assert f", then failed 2 times more before the next step, the last time because {last}; gave up: the scr" in text
+
+
 def test_a_standby_that_joins_at_a_restart_is_told() -> None:
     assert "restarted in place with n9 admitted from step 40" in told(admitted=("n9",))
 
@@ -52,6 +59,13 @@ def test_where_nobody_knows_what_the_script_went_on_from_it_says_so() -> None:
         " 41 steps after its launch; restarted in place (whether the script resumed is not known), lost 1.2 s" in text
     )
     assert "evicted n2 and restarted on fewer nodes (whether" in told(resumed_from=None, evicted=("n2",))
+
+
+def test_a_job_whose_ranks_held_no_step_in_common_is_told_why_it_went_back() -> None:
+    why = "as no step was held for every rank (rank 0: step 60, rank 5: step 41)"
+    apart = "rank 0: step 60, rank 5: step 41"
+    assert f"; restarted in place, from step 0, {why}: lost 41 steps" in told(resumed_from=0, apart=apart)
+    assert f"; restarted in place from step 30, {why}, lost 11 steps and" in told(resumed_from=30, apart=apart)
 
 
 def test_a_script_that_starts_from_the_beginning_is_not_called_resumed() -> None:

@@ -2,13 +2,17 @@
 
 import msgspec
 import pytest
+from rich.console import Console
 
+from holdfast.cli.commands.report import render_report
+from holdfast.core.detect.nonfinite_loss import BAD_LOSS
 from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import fold_entries
 from holdfast.model.action import Say
+from holdfast.model.alarm import Alarm
 from holdfast.model.incident_record import Remedy
-from tests.core.test_ledger import START, account
+from tests.core.test_ledger import START, account, entries
 from tests.core.transcript import Scenario
 
 
@@ -51,3 +55,21 @@ def test_a_rank_that_was_only_told_to_be_slow_is_in_the_account() -> None:
     assert told.text == "rank 0 on n0 makes the others wait; nothing was done but to say so"
     assert tolerated.text.startswith("rank 0 on n0 makes the others wait; not acted on, as ")
     assert found.describe_slow(1) == f"{tolerated.text} (told 4 s ago)" and found.describe_slow(2) == ""
+
+
+def test_a_bad_loss_that_was_only_told_is_in_the_account_and_the_report() -> None:
+    bad = 'alarm lines n0 rank 0 stance notify said "prints a loss of nan; nothing is done"'
+    told = [f"{20 + i} {bad}" for i in range(6)]
+    journal = entries(*START, *told)
+    for i, entry in enumerate(journal):
+        if isinstance(entry.event, Alarm):
+            event = msgspec.structs.replace(entry.event, klass=BAD_LOSS)
+            journal[i] = msgspec.structs.replace(entry, event=event)
+    found = fold_entries(journal)
+    assert (len(found.losses), found.slow) == (6, ())
+    assert found.losses[0].text == "rank 0 on n0 prints a loss of nan; nothing is done"
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(render_report(report_of(found)))
+    assert captured.get().count(": rank 0 on n0 prints a loss of nan; nothing is done") == 4
+    assert "loss, told 2 times more" in captured.get()

@@ -1,5 +1,6 @@
 """What is counted of steps made again, of ranks that have come to their end, and of time without a controller."""
 
+from holdfast.core.incident.incident_text import lost_steps
 from holdfast.core.record.job_account import NO_CONTROLLER, START_AND_END, TimeUse
 from holdfast.core.record.job_report import report_of
 from holdfast.core.record.ledger import Ledger
@@ -36,12 +37,41 @@ def test_steps_of_which_nobody_told_were_made_if_the_job_goes_on_after_them() ->
     assert [ran.steps for ran in begun.ran] == [1], "an earlier job made what came before"
 
 
-def test_work_lost_by_two_failures_is_redone_after_the_second() -> None:
+def test_each_failure_has_as_many_steps_redone_as_it_said_were_lost() -> None:
+    """The second comes amid steps that are made again, and has lost only what was made since the first."""
     second = ("40 alarm crash n0 rank 0 code -9", "41 outcome 5 ok", "43 outcome 6 ok", "46 progress 1 at 45")
     first = (*START, *CRASH, "36 progress 1 at 35", "40 progress 8 at 39 from 1 since 35")
+    amid = account(*first, *second, "52 progress 7 at 51 from 1 since 45")
+    assert [amid.redone_steps(incident=number) for number in (1, 2)] == [8, 7]
     found = account(*first, *second, "70 progress 25 at 69 from 1 since 45")
-    assert [found.redone_steps(incident=number) for number in (1, 2)] == [8, 21]
+    assert [lost_steps(record) for record in found.incidents] == [21, 8]
+    assert [f"lost {made} steps and" in found.incidents[i].sentence for i, made in enumerate((21, 8))] == [True] * 2
+    assert [restart.redone for restart in report_of(found).restarts] == [21, 8]
     assert [(ran.steps, ran.redone) for ran in found.ran] == [(25, 29)]
+    held = account(
+        *first, "40 order hold", "41 outcome 5 ok", "42 order resume", "43 outcome 6 ok", "46 progress 5 at 45"
+    )
+    assert [held.redone_steps(incident=1), held.redone_steps(change=1)] == [8, 1]
+
+
+def test_ranks_without_a_step_in_common_are_in_the_record_of_what_restarted_them() -> None:
+    apart, why = 'apart "rank 0: step 21, rank 1: step 9"', "as no step was held for every rank (rank 0: step 21, "
+    found = account(*START, *CRASH[:-1], f"33 outcome 4 ok {apart}", "36 progress 1 at 35")
+    assert f"in place, from step 0, {why}" in found.incidents[0].sentence
+    hold = ("40 order hold", "41 outcome 3 ok", "42 order resume", f"43 outcome 4 ok {apart}", "46 progress 1 at 45")
+    found = account(*START, "36 progress 5 at 35", *hold)
+    assert f"restarted, held for 1.0 s, from step 0, {why}" in found.changes[0].sentence
+
+
+def test_a_step_that_is_told_while_nodes_are_probed_was_lost_with_the_others() -> None:
+    failed = ("30 progress 21 at 25 from 1 since 5", "30 alarm loss n0 step 19", "31 outcome 3 ok", "33 outcome 4 ok")
+    again = ("36 progress 19 at 35", "40 progress 21 at 39 from 19 since 35", "40 alarm loss n0 step 19")
+    probed = ("41 outcome 5 ok", "42 progress 23 at 40 from 19 since 35", "60 outcome 6 ok", "61 outcome 7 ok")
+    back = ("65 progress 11 at 64", "99 progress 31 at 98 from 11 since 64")
+    found = account("0 begin nnodes 1 probes", *START[1:], *failed, *again, *probed, *back)
+    assert [(record.good_step, lost_steps(record)) for record in found.incidents] == [(18, 3), (18, 13)]
+    assert found.spent_s(TimeUse.PROBE) == 19.0
+    assert [restart.redone for restart in report_of(found).restarts] == [3, 13]
 
 
 def test_what_ranks_do_after_they_left_their_process_group_is_no_training() -> None:
@@ -55,6 +85,16 @@ def test_what_ranks_do_after_they_left_their_process_group_is_no_training() -> N
     assert spans(again)[-3:] == [("train", 5, 16, 0), ("end", 16, 40, 0), ("train", 40, 50, 0)]
     failed = account(*left, "30 alarm crash n0 rank 0 code 1", "31 outcome 3 ok", "33 outcome 4 ok", "36 progress 13")
     assert spans(failed)[-5:-3] == [("train", 5, 16, 0), ("end", 16, 30, 0)], "it lost nothing before the failure"
+
+
+def test_training_ends_when_the_last_rank_makes_its_last_step() -> None:
+    """Ranks may have different numbers of batches, as with DDP's join."""
+    apart = (*START, "16 progress 12 at 15 from 1 since 5", "48 progress 12 at 15 from 1 since 5 last 47")
+    found = account(*apart, "60 ended n0", "61 outcome 3 ok")
+    assert spans(found)[-3:] == [("train", 5, 47, 0), ("end", 47, 60, 0), ("stop", 60, 61, 0)]
+    assert [(ran.steps, ran.redone) for ran in found.ran] == [(12, 0)] and found.step == 12
+    parted = account(*apart, "50 progress 12 at 15 from 1 since 5 last 49 parted", now=60.0)
+    assert spans(parted)[-2:] == [("train", 5, 49, 0), ("end", 49, 60, 0)]
 
 
 def test_training_ends_at_the_last_step_of_a_job_that_ended_well() -> None:

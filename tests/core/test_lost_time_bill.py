@@ -1,5 +1,6 @@
 """Figures of a report, rounded: rows, causes and uses add up."""
 
+import random
 import re
 
 import msgspec
@@ -13,7 +14,7 @@ from holdfast.core.record.job_account import CAUSES, START_AND_END, Span, TimeUs
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.lost_time_bill import draw_bill
 from holdfast.core.sum_preserving_rounding import share_tenths
-from tests.core.test_ledger import START, account
+from tests.core.test_ledger import CRASH, START, account
 
 SECONDS = st.floats(0.0, 500.0)
 
@@ -61,6 +62,35 @@ def test_rows_say_what_the_causes_say() -> None:
     )
     uses = dict(re.findall(r"█ ([\w-]+) ([\d.]+) s", shown))
     assert sum(float(seconds) for use, seconds in uses.items() if use != "train") == pytest.approx(11.8)
+
+
+def test_a_cause_has_one_row_however_sure_of_it_each_incident_is() -> None:
+    second = ("40 alarm crash n0 rank 0 code -9", "41 outcome 5 ok", "43 outcome 6 ok", "46 progress 23 at 45")
+    found = account(*START, *CRASH, "36 progress 22 at 35", *second, now=50.0)
+
+    def costs(*labels: str) -> tuple[set[str], set[str]]:
+        named = [msgspec.structs.replace(r, label=label) for r, label in zip(found.incidents, labels, strict=True)]
+        booked = msgspec.structs.replace(found, incidents=tuple(named))
+        return set(booked.lost_s()) - {START_AND_END}, set(draw_bill(report_of(booked)).causes) - {START_AND_END}
+
+    assert costs("CUDA error (55% sure)", "CUDA error (60% sure)") == ({"CUDA error"}, {"CUDA error (55 to 60% sure)"})
+    assert costs("CUDA error (55% sure)", "CUDA error") == ({"CUDA error"}, {"CUDA error (55 to 100% sure)"})
+    assert costs("CUDA error (55% sure)", "CUDA error (55% sure)")[1] == {"CUDA error (55% sure)"}
+    assert costs("CUDA error (55% sure)", "host out of memory")[1] == {"CUDA error (55% sure)", "host out of memory"}
+
+
+def test_rows_have_the_seconds_of_the_console() -> None:
+    chance = random.Random(7)
+    for _ in range(50):
+        at = [28.0]
+        for _ in range(6):
+            at.append(round(at[-1] + chance.uniform(0.2, 1.4), 2))
+        crash = (f"{at[1]} alarm crash n0 rank 0 code -9", f"{at[2]} outcome 3 ok", f"{at[3]} outcome 4 ok")
+        first = f"{at[6]} progress 22 at {at[5]} grouped {at[4]}"
+        found = account(*START, f"28.1 progress 21 at {at[0]} from 1 since 5", *crash, first, now=50.0)
+        said = re.findall(r"(detect|stop|launch) ([\d.]+)", found.incidents[0].sentence)
+        row = draw_bill(report_of(found)).incidents[1]
+        assert [(use.value, f"{row[use]:.1f}") for use in (TimeUse.DETECT, TimeUse.STOP, TimeUse.LAUNCH)] == said
 
 
 def shown_report(*lines: str, now: float) -> str:

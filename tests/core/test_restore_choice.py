@@ -53,6 +53,17 @@ def test_a_rank_without_any_copy() -> None:
     assert "no step is held for every rank" in plan.reason
 
 
+def test_ranks_that_do_not_step_together_hold_no_step_in_common_and_that_is_said() -> None:
+    copies = [own(0, 60), own(0, 59), own(1, 20), own(2, 20), own(2, 19)]
+    plan = choose_restore(SEATS, copies)
+    assert (plan.sources, plan.apart) == ((), "rank 0: step 60, ranks 1-2: step 20")
+    assert not choose_restore(SEATS, copies[:3]).apart, "nothing of rank 2 is held at all"
+    assert not choose_restore(SEATS, [*copies, own(0, 20)]).apart
+    seats = tuple(Seat(node=f"n{i}", group_rank=i, first_rank=i, nproc=1) for i in range(6))
+    many = [Copy(rank=r, step=9 - r, node=f"n{r}", layout="l", world=6, whole=True) for r in range(6)]
+    assert choose_restore(seats, many).apart == "rank 0: step 9, rank 1: step 8, ..., rank 5: step 4"
+
+
 def test_poisoned_copies_and_other_world_sizes_do_not_count() -> None:
     poisoned = [own(r, 7, poisoned=r == 1) for r in range(3)]
     older = [own(r, 6) for r in range(3)]

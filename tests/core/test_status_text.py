@@ -80,6 +80,14 @@ def test_steps_that_are_counted_since_the_launch_are_told_so() -> None:
     assert told.hear(parted).endswith("or its script has returned, after 7 steps since the last launch")
 
 
+def test_ranks_that_tell_of_no_step_are_not_said_to_have_made_one() -> None:
+    *_, (told, _) = lives()
+    view = told.decider.view
+    said = view.describe_present(told.now, 7, "", (0,))
+    assert said == "training; the ranks that tell of steps have made step 7; rank 0 tells of none"
+    assert view.describe_present(told.now, 7, "", (0, 1)).endswith("; ranks 0-1 tell of none")
+
+
 def test_each_phase_says_what_is_so() -> None:
     said = [(told.decider.view.phase, words) for told, words in lives()]
     killed = "rank 1 on b was killed by SIGKILL"

@@ -197,6 +197,8 @@ def _progress(words: Words, now: float, generation: int) -> Event:
         skippable=words.has("skippable"),
         backed=words.has("backed"),
         parted=words.has("parted"),
+        last_at=float(words.after("last", "0")),
+        grouped_at=float(words.after("grouped", "0")),
     )
 
 
@@ -218,6 +220,7 @@ def _outcome(words: Words, now: float, generation: int) -> Event:
         nodes=nodes,
         failed=dict(zip(failed[::2], failed[1::2], strict=True)),
         untested=tuple(failed[::2]) if untested else (),
+        apart=words.after("apart", ""),
         departed=tuple(int(rank) for rank in words.after("departed", "").split(",") if rank),
     )
 

@@ -29,6 +29,7 @@ def make_beat(node: str, readings: Sequence[SlotReading], wall_s: float) -> Beat
         generation=slowest.generation,
         step=slowest.step,
         at=slowest.at + wall_s,
+        last_at=max(r.at for r in readings) + wall_s,
         first_step=min(r.first_step for r in readings),
         first_at=max(r.first_at for r in readings) + wall_s,
         counted=slowest.counted,

@@ -18,7 +18,7 @@ from holdfast.agent.rank import last_words
 from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.agent.rank.zygote_preload import ZygotePreload
 from holdfast.core.decoding import from_json
-from holdfast.core.diagnose.blocking_ranks import format_ranks
+from holdfast.core.rank_ranges import format_ranks
 from holdfast.linux import process_attributes
 from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Dims

@@ -73,6 +73,9 @@ class ParcelTransport:
         return ""
 
     def _send_layout(self, to: Address, ask: PeerRequest) -> None:
-        content = self._notes.read_note(layout_file_name(ask.rank, ask.layout))
+        try:
+            content = self._notes.read_note(layout_file_name(ask.rank, ask.layout))
+        except FileNotFoundError:
+            raise OSError(f"rank {ask.rank} could not write its layout: see its output, and the node's disk") from None
         plan = PeerRequest(verb="tell", rank=ask.rank, layout=ask.layout, generation=ask.generation, bytes=len(content))
         self._links.push_state(to, plan, [memoryview(content)], BytePacer(0))

@@ -139,6 +139,8 @@ class Writer(StorageWriter):
         content = pickle.dumps(metadata, protocol=2)
         if self._slot and (link := KeeperClient.for_this_rank()):
             link.put_file(self._metadata_name, content)
+            if why := link.write_files():
+                raise StateError(why)
             self._slot.seal()
             self._finished[self._storage.url] = self._call.step, self._run
             return

@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     revoking.add_argument("name")
     joining = verbs.add_parser("node", help="make a token that lets one host join a job, once; it is shown once")
     joining.add_argument("name", nargs="?", default="", help="name of the node (default: the host chooses one)")
-    run_selection.add_run_argument(joining, order=True, positional=False)
+    run_selection.add_run_argument(joining, order=True)
     joining.add_argument(
         "--within", type=float, default=3600.0, metavar="S", help="time for the host to join (default 3600)"
     )

@@ -69,7 +69,7 @@ def _make_parser(verb: str) -> argparse.ArgumentParser:
     parser = CommandParser(prog=f"holdfast {verb}", description=_ABOUT[verb])
     if verb in _WITH_NODE:
         parser.add_argument("node", metavar="NODE", help="as holdfast status names it")
-    run_selection.add_run_argument(parser, order=True, positional=False)
+    run_selection.add_run_argument(parser, order=True)
     parser.add_argument("--no-wait", action="store_true", help="do not wait until it is done")
     return parser
 
@@ -152,14 +152,15 @@ def _done_text(status: StatusTree, body: dict[str, Any], goes_on: bool) -> str:
         case "resume" | "approve" if goes_on and not (status["held"] or status["asking"]):
             return f"{phase_said(status)}, {step}"
         case "evict" | "drain":
-            return _gone_text(status, body["node"], goes_on)
+            return _gone_text(status, body["node"], goes_on, drains=body["verb"] == "drain")
     return ""
 
 
-def _gone_text(status: StatusTree, node: str, goes_on: bool) -> str:
+def _gone_text(status: StatusTree, node: str, goes_on: bool, *, drains: bool) -> str:
     here = any(view["node"] == node and view["role"] in _HERE for view in status["nodes"])
     if here:
-        return f"{node} leaves when the job resumes" if status["phase"] == "held" else ""
+        standby = ", once a standby can take its seat" if drains else ""
+        return f"{node} leaves when the job resumes{standby}" if status["phase"] == "held" else ""
     return (
         f"{node} has left; {phase_said(status)}, {step_said(status['step'], status.get('since', ''))}"
         if goes_on

@@ -23,12 +23,12 @@ from holdfast.core.diagnose.blocking_ranks import (
     STOPPED,
     BlockingRanks,
     find_motion,
-    format_ranks,
     training_processes,
     vote_rounds,
 )
 from holdfast.core.diagnose.stack_tree import StackBranch, grow_tree, list_branches
 from holdfast.core.diagnose.wait_graph import build_wait_graph
+from holdfast.core.rank_ranges import format_ranks
 from holdfast.core.terminal_sanitizer import cut_words, strip_tree
 from holdfast.model.stacks import Process
 from holdfast.wire.controller_request import ControllerNotRunning

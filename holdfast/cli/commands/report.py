@@ -30,6 +30,7 @@ from holdfast.core.decide.controller_takeover import lost_journal_sentence
 from holdfast.core.incident.incident_text import (
     FAILED_START,
     count_failures,
+    describe_again,
     describe_new_release,
     describe_step,
     is_fresh_start,
@@ -56,6 +57,7 @@ UNKNOWN_TIME = "what ranks did in the unknown time nobody has told; the ETTR cou
 _BAR = 100  # characters
 _START_SHARE = 0.01  # of the time: a start that took less is not worth a word
 _STALLS = 4  # that are told one by one, the longest
+_LOSSES = 4  # bad ones that are told one by one, the first
 _ALIKE_S = 0.1  # a start-up whose phases miss more of it had several launches
 _COLOURS = {
     TimeUse.TRAIN: "green",
@@ -206,7 +208,9 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
     over = report.code is not None or bool(report.absence)
     parts += [Text(said)] if (said := no_step_said(report.spent_s[TimeUse.RUN], over=over)) else []
     parts += _stall_texts(report)
-    parts += [Text(f"slow, told at {clock_text(one.at)}: {one.text}") for one in report.slow]
+    for what, told in (("slow", report.slow), ("loss", report.losses[:_LOSSES])):
+        parts += [Text(f"{what}, told at {clock_text(one.at)}: {one.text}") for one in told]
+    parts += [Text(f"loss, told {more} times more")] if (more := len(report.losses) - _LOSSES) > 0 else []
     parts += [Text(_unwatched_text(one)) for one in report.unwatched]
     parts += [Text(UNKNOWN_TIME)] if report.spent_s.get(TimeUse.UNKNOWN) else []
     parts.append(_standbys_text(report))
@@ -351,7 +355,7 @@ def _incidents_table(report: Report, bill: Bill) -> Table:
         swapped = f"; {', '.join(record.admitted)} took its place" if record.admitted else ""
         why = f"{record.verdict.reason}{swapped}{describe_new_release(record)}{_fresh_start_text(record)}"
         lost = _lost_text(record, bill.incidents.get(record.number, {}), redone.get(record.number))
-        happened = f"{record.cause}{describe_step(record)}"
+        happened = f"{record.cause}{describe_step(record)}{describe_again(record)}"
         table.add_row(str(record.number), clock_text(record.alarm_at), happened, why, lost)
     return table
 

@@ -16,10 +16,13 @@ _LOOK_S = 0.1
 
 def main(argv: list[str]) -> int:
     parser = CommandParser(prog="holdfast rollback", description="Go back to an older release, now.")
-    parser.add_argument("release", nargs="?", type=int, default=0, metavar="REL", help="default: the one before")
-    run_selection.add_run_argument(parser, order=True, positional=False)
+    parser.add_argument("release", nargs="?", default="0", metavar="REL", help="default: the one before")
+    run_selection.add_run_argument(parser, order=True)
     parser.add_argument("--no-wait", action="store_true", help="do not wait until it makes steps")
     args = parser.parse_args(argv)
+    if not args.release.isdecimal():  # releases are numbers: this is the RUN
+        args.run, args.release = args.run or args.release, "0"
+    args.release = int(args.release)
     return exit_code_of("rollback", lambda: _roll_back(args))
 
 

@@ -42,11 +42,11 @@ def main(argv: list[str]) -> int:
 def _make_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="holdfast update",
-        usage="holdfast update [flags] [PATH|GIT_REF] [-- SCRIPT [arguments of the script]]",
+        usage="holdfast update [flags] [PATH|GIT_REF] [RUN] [-- SCRIPT [arguments of the script]]",
         description="Bring newer code to a running job: checked on one node, staged on all, then launched.",
     )
     parser.add_argument("what", nargs="?", metavar="PATH|GIT_REF", help="default: the job's own folder as it is now")
-    run_selection.add_run_argument(parser, order=True, positional=False)
+    run_selection.add_run_argument(parser, order=True)
     when = parser.add_mutually_exclusive_group()
     when.add_argument("--now", action="store_true", help="restart the job for it, in place, as soon as it is staged")
     when.add_argument("--lazy", action="store_true", help="bring it in with the next restart (the default)")
@@ -59,6 +59,8 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _update_job(args: argparse.Namespace, words: tuple[str, ...]) -> int:
+    if args.what and not args.run and (Path(args.what) / "run.json").exists():
+        args.run, args.what = args.what, None
     run_dir = run_selection.run_to_change(args)
     window_s, env = _parse_seconds(args.window), _parse_environment(args.env)
     run = run_directory.read_spec(run_dir)

@@ -20,16 +20,14 @@ class AmbiguousRun(UsageError):
     """Several runs match the given part of an id."""
 
 
-def add_run_argument(parser: argparse.ArgumentParser, *, order: bool = False, positional: bool = True) -> None:
-    """Add `--run RUN` and, if `positional`, also a plain RUN argument."""
-    said = _HELP_ORDER if order else _HELP
-    if positional:
-        parser.add_argument("run", nargs="?", metavar="RUN", help=said)
-    parser.add_argument("--run", dest="named", metavar="RUN", help="the same as RUN alone" if positional else said)
+def add_run_argument(parser: argparse.ArgumentParser, *, order: bool = False) -> None:
+    """Add a plain RUN, after the other plain arguments of the command, and `--run RUN`."""
+    parser.add_argument("run", nargs="?", metavar="RUN", help=_HELP_ORDER if order else _HELP)
+    parser.add_argument("--run", dest="named", metavar="RUN", help="the same as RUN alone")
 
 
 def named_run(args: argparse.Namespace) -> str | None:
-    alone: str | None = getattr(args, "run", None)
+    alone: str | None = args.run
     if alone is not None and args.named is not None and alone != args.named:
         raise UsageError(f"two runs are named, {alone} and {args.named}; name one")
     return alone if args.named is None else str(args.named)
@@ -95,18 +93,23 @@ def run_to_change(args: argparse.Namespace) -> Path:
     if alive:
         return alive[0]
     newest = run_directory.find_run_dir(None)
-    if since := _ended_since(newest):
-        raise UsageError(f"no run is alive here; the last one, {newest.name}, ended {since} ago")
+    if _ended_since(newest):
+        last = max({newest, *known_runs()}, key=_end_of)  # not the one that began last
+        raise UsageError(f"no run is alive here; the last one, {last.name}, ended {_ended_since(last)} ago")
     return newest  # its controller may be back presently
 
 
 def _ended_since(run_dir: Path) -> str:
     """Say how long ago a run ended; "" if it may still be alive."""
+    at = _end_of(run_dir)
+    return "" if not at or run_directory.find_controller(run_dir) else duration_text(max(0.0, time.time() - at))
+
+
+def _end_of(run_dir: Path) -> float:
     try:
-        at = (run_dir / "exit.json").stat().st_mtime
+        return (run_dir / "exit.json").stat().st_mtime
     except OSError:
-        return ""
-    return "" if run_directory.find_controller(run_dir) else duration_text(max(0.0, time.time() - at))
+        return 0.0
 
 
 def remember_run(run_dir: Path) -> None:

@@ -2,8 +2,8 @@
 
 from html import escape
 
-from holdfast.core.diagnose.blocking_ranks import format_ranks
 from holdfast.core.diagnose.stack_tree import StackBranch
+from holdfast.core.rank_ranges import format_ranks
 
 _WIDTH, _ROW, _FONT = 1200.0, 18, 11
 _CHAR = 6.4  # of the font, about

@@ -78,6 +78,7 @@ class _FollowedFile:
         self.fd = fd
         self.offset = 0
         self.rest = b""  # of a line without its end
+        self.bar = b""  # what was last shown of it, if it is a progress bar
         self.shown_at = 0.0  # when something was
 
 
@@ -129,18 +130,20 @@ class Console:
 
     def _finish_file(self, file: _FollowedFile) -> None:
         self._follow_file(file)
-        if file.rest:
+        if file.rest and file.rest != file.bar:
             self._show_lines(file, [file.rest])
-            file.rest = b""
+        file.rest = file.bar = b""
         self._unfold_traceback(file)
 
     def _find_files(self) -> None:
-        """Find the files of new generations, and drop those of generations that are long over."""
+        """Find the files of new generations, and drop those of generations that are long over. Ranks of the one before
+        have ended: their unfinished lines come before what the next ones print."""
         there = list_generations(self._log_dir)
-        self._newest = there[-1] if there else 0
+        before, self._newest = self._newest, there[-1] if there else 0
         for path, file in list(self._files.items()):
-            if self._file_generation(path) < self._newest - 1:
+            if before < self._newest:
                 self._finish_file(file)
+            if self._file_generation(path) < self._newest - 1:
                 del self._files[path]
         for generation in there[-2:]:
             folder = self._log_dir / f"gen-{generation}"
@@ -191,7 +194,8 @@ class Console:
         if lines:
             self._show_lines(file, lines)
         if b"\r" in file.rest and time.monotonic() >= file.shown_at + _BAR_S:
-            self._show_lines(file, [file.rest])
+            file.bar = file.rest
+            self._show_lines(file, [file.bar])
         if len(file.rest) > _CHUNK:
             self._show_lines(file, [file.rest])
             file.rest = b""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from holdfast.core.diagnose.blocking_ranks import format_ranks
+from holdfast.core.rank_ranges import format_ranks
 
 _BEGINS = re.compile(rb"(?:  \+ Exception Group )?Traceback \(most recent call last\):")
 _CHAINED = re.compile(rb"During handling of the above exception|The above exception was the direct cause")

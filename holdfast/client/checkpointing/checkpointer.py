@@ -13,7 +13,6 @@ import time
 import weakref
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
-from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -139,6 +138,8 @@ class Checkpointer:
             taken = None
         else:
             taken = self._take_snapshot(step, due)
+        if self._link and (why := self._link.write_files()):
+            self._say_once(f"rank {self._world.rank} {why}", by_all=True)  # each node has a disk of its own
         if taken is None:
             self.skipped += 1
             return False
@@ -211,7 +212,7 @@ class Checkpointer:
 
     def _check_path(self) -> RivalRun | None:
         """Raise StateError before training if checkpoints cannot be written; in later generations, restore() does so
-        unless it finds a state."""
+        unless it finds a state, and without it the first save."""
         self._refused = ""
         if not self._storage or self._replay:
             return None
@@ -228,10 +229,12 @@ class Checkpointer:
         return rival
 
     def _check_line(self, step: int) -> None:
-        """Raise StateError if restore() was not called and the storage already has a checkpoint of this step or a
-        later one. The next restore would find that checkpoint instead of ours."""
+        """Raise StateError if restore() was not called, and the storage cannot be written or already has a checkpoint
+        of this step or a later one. The next restore would find that checkpoint instead of ours."""
         if not self._unread or not self._storage:
             return
+        if self._refused:
+            raise StateError(f"cannot write checkpoints: {self._refused}")
         self._unread = False
         url, newest = self._storage.url, -1
         if self._world.rank == 0:
@@ -314,7 +317,7 @@ class Checkpointer:
             finally:
                 os.close(fd)
             return RankSnapshots(layout, arena, path)
-        left = self._link.put_file(_metadata_name(self._metadata), self._metadata) if self._metadata else ""
+        left = self._link.put_metadata(self._metadata) if self._metadata else ""
         want = make_want(layout, self._slots, left, self._storage)
         path = self._link.request_arena(msgspec.structs.replace(want, verified=self._verified), layout)
         arena = Arena.open(path)
@@ -415,18 +418,14 @@ class Checkpointer:
         if not storing.offer_snapshot(self._snapshots, self._metadata, taken):
             self._say_once("a checkpoint was due while another was still being written, and is left out")
 
-    def _say_once(self, what: str) -> None:
-        if what not in self._said and self._world.rank == 0:
+    def _say_once(self, what: str, *, by_all: bool = False) -> None:
+        if what not in self._said and (by_all or self._world.rank == 0):
             _print_line(what)
         self._said.add(what)
 
 
 def _print_line(what: str) -> None:
     print(f"holdfast: {what}", file=sys.stderr, flush=True)
-
-
-def _metadata_name(metadata: bytes) -> str:
-    return f"metadata-{blake2b(metadata, digest_size=16).hexdigest()}"
 
 
 def _on_exit(checkpointer: "weakref.ref[Checkpointer]") -> None:

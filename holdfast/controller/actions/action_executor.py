@@ -223,6 +223,8 @@ class ActionExecutor:
         disks = count_disks(plan)
         if disks:
             self.say(f"resuming from step {plan.step}{incident_text.describe_disks(disks)}")
+        if plan.apart:
+            self.say(incident_text.advise_apart(plan.apart))
         job = self.view.job
         errands: dict[str, Errand] = {
             seat.node: LaunchHere(
@@ -248,7 +250,7 @@ class ActionExecutor:
             for seat in action.seats
         }
         outcome = await self._gather_outcome(action.id, errands, self.view.limits.launch_s)
-        outcome = msgspec.structs.replace(outcome, disks=disks)
+        outcome = msgspec.structs.replace(outcome, disks=disks, apart=plan.apart)
         worth_telling = plan.sources or self.registry.stored >= 0 or plan.doubts
         return msgspec.structs.replace(outcome, detail=plan.reason) if worth_telling else outcome
 
@@ -313,7 +315,7 @@ class ActionExecutor:
             stored = max(stored, kept.stored)
         if least >= stored > plan.step and not (plan.sources and stored in self._stored_tried):
             reason = f"step {stored} on storage is newer than any step that memory or disks hold for every rank"
-            return Restore(doubts=launch.doubts, stored=stored, reason=reason)
+            return Restore(doubts=launch.doubts, stored=stored, reason=reason, apart=plan.apart)
         self.registry.lower_stored(plan.step)
         return plan
 

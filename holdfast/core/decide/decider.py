@@ -156,7 +156,7 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
             return launching.on_node_ended(state, now, event)
         case Phase.PAUSING, Alarm():
             return planned_restart.on_alarm_in_pause(state, now, event)
-        case ((Phase.STOPPING | Phase.PAUSING), Progress()):
+        case ((Phase.STOPPING | Phase.PAUSING | Phase.PROBING), Progress()):
             return incident_course.on_last_steps(state, event)
         case Phase.PAUSING, Outcome(action=id) if id == state.awaited:
             return planned_restart.on_paused(state, now, event)

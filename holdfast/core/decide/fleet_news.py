@@ -87,13 +87,13 @@ def drain_leaving(state: JobState, now: float) -> str:
     """Replace nodes that the fleet will take away, and let them go before their end. Return the reason, if any."""
     nodes, standbys, requests = state.nodes, state.nodes.standbys, state.requests
     fleet = standbys.fleet
-    due = fleet.due_nodes(now, standbys.patience_s)
+    due, leaving = fleet.due_nodes(now, standbys.patience_s)
     for node in [node for node, who in requests.draining.items() if who == FLEET and node not in due]:
         del requests.draining[node]  # it may stay for longer
     for node in sorted(due & nodes.pool.keys()):
         state.emit(*standbys.dismiss_node(node, None, "the fleet will take it away", Dismissal.DRAINED))
-    told = _tell_leaving(state, now, {node for node in due & nodes.active if not requests.who_wants_gone(node)})
-    over = {node for node in nodes.active & fleet.ends.keys() if fleet.leave_at(node) <= now}
+    told = _tell_leaving(state, now, {n for n in due if nodes.is_active(n) and not requests.who_wants_gone(n)})
+    over = {node for node in leaving if nodes.is_active(node)}
     return "; ".join(filter(None, (told, _let_go(state, now, over) if over else "")))
 
 

@@ -57,9 +57,9 @@ class JobView:
         """The part of the newest reason that says what the job does now."""
         return self._state.summary
 
-    def describe_present(self, now: float, step: int, ending: str) -> str:
-        """Return one line on what the job is doing now."""
-        return tell_present(self._state, now, step, ending)
+    def describe_present(self, now: float, step: int, ending: str, mute: tuple[int, ...] = ()) -> str:
+        """Return one line on what the job is doing now; `mute`: the ranks that tell of no step."""
+        return tell_present(self._state, now, step, ending, mute)
 
     # --- incidents -----------------------------------------------------------------------------------------------
 

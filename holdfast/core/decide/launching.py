@@ -6,13 +6,13 @@ import msgspec
 
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.open_planned_restart import Pause, resumed_step
-from holdfast.core.diagnose.blocking_ranks import format_ranks
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import is_node_loss, is_node_proof
 from holdfast.core.incident.incident_case import machine_faults
 from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.incident.open_incident import Incident
 from holdfast.core.membership.standbys import BRIEF, CHECK
+from holdfast.core.rank_ranges import format_ranks
 from holdfast.model.action import Action, Finish, Say, Stop
 from holdfast.model.alarm import NO_STEP, Alarm, Kind, Stance
 from holdfast.model.event import Begin, Ended, MeshReport, Outcome, Phase, Progress, Ready
@@ -196,7 +196,7 @@ def launch_or_wait(state: JobState, now: float) -> str:
 
 def block_hosts(state: JobState) -> None:
     """Block the hosts of nodes that have left because their machines are bad."""
-    if state.job.blocks:
+    if state.job.blocks and state.nodes.standbys.faults.has_evicted:
         state.emit(*state.nodes.standbys.block_hosts(state.nodes.active))
 
 
@@ -290,7 +290,7 @@ def wait_for_nodes(state: JobState, now: float) -> str:
 def on_started(state: JobState, now: float, event: Outcome) -> str:
     state.enter(Phase.STARTING)
     if state.interruption:
-        state.interruption.launched_at = now
+        state.interruption.launched_at, state.interruption.apart = now, event.apart
     if state.incident:
         state.incident.disks = event.disks
     return f"generation {state.generation} started" + (f", {event.detail}" if event.detail else "")

@@ -26,6 +26,7 @@ class Pause(msgspec.Struct, kw_only=True):
     admitted: tuple[str, ...] = ()
     for_release: int = 0  # 0: it is for something else
     brought_in: int = 0  # the release that came in with it
+    apart: str = ""  # as in Record
 
     @classmethod
     def begin_pause(cls, now: float, why: str, generation: int, good: Progress | None) -> "Pause":
@@ -82,6 +83,7 @@ class Pause(msgspec.Struct, kw_only=True):
             admitted=self.admitted,
             counted=self.counted and self.good_step >= 0,
             brought_in=self.brought_in if self.brought_in != self.for_release else 0,
+            apart=self.apart,
         )
         return msgspec.structs.replace(change, sentence=change_sentence(change))
 

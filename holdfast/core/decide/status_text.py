@@ -2,13 +2,13 @@
 
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.open_planned_restart import Pause
-from holdfast.core.diagnose.blocking_ranks import format_ranks
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.open_incident import Incident
+from holdfast.core.rank_ranges import format_ranks
 from holdfast.model.event import Phase
 
 
-def tell_present(state: JobState, now: float, step: int, ending: str) -> str:
+def tell_present(state: JobState, now: float, step: int, ending: str, mute: tuple[int, ...]) -> str:
     """Return one line on what the job is doing now, from its state alone: the last decision may be hours old."""
     generation, why = state.generation, _interruption_text(state)
     counted = state.progress is not None and state.progress.counted
@@ -26,7 +26,9 @@ def tell_present(state: JobState, now: float, step: int, ending: str) -> str:
         case Phase.TRAINING if state.progress and state.progress.parted:
             return f"ending: every rank has left its process group, or its script has returned, after {made}"
         case Phase.TRAINING:
-            return f"training; every rank has made {made}{_describe_stand(state, now)}"
+            who = "the ranks that tell of steps have" if mute else "every rank has"
+            untold = f"; {format_ranks(mute)} {'tell' if len(mute) > 1 else 'tells'} of none" if mute else ""
+            return f"training; {who} made {made}{untold}{_describe_stand(state, now)}"
         case Phase.STOPPING:
             return f"all ranks are being stopped{why}"
         case Phase.PROBING:

@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.core.membership.seating import REPLICAS
 from holdfast.model.event import WARM_STEPS, Progress
-from holdfast.model.job_and_seats import Dims
+from holdfast.model.job_and_seats import Dims, Seat
 from holdfast.model.observation import Beat
 
 _APART_S = 1.0  # a node that is behind where another was so long before does not step together with it
@@ -93,7 +93,7 @@ class JobPace:
         self._tellers = StepTellers()
         self._said_at = 0.0
         self._said_step = -1
-        self._said_parted = False
+        self._said_parted, self._said_last_at = False, 0.0
 
     def continue_from(self, best: int) -> None:
         """Take over the furthest step that an earlier controller saw."""
@@ -105,7 +105,7 @@ class JobPace:
         self._silent, self._apart = set(), set()
         self._front.clear()
         self._tellers.on_launch(nodes)
-        self._said_at, self._said_step, self._said_parted = 0.0, -1, False
+        self._said_at, self._said_step, self._said_parted, self._said_last_at = 0.0, -1, False, 0.0
 
     def on_silence(self, nodes: Iterable[str]) -> None:
         """From now on, take the job's step from the other nodes: ranks step together, and only those tell their last
@@ -150,6 +150,11 @@ class JobPace:
             return -1
         return self.number_step(self._slowest_beat)
 
+    def find_mute(self, seats: Iterable[Seat]) -> tuple[int, ...]:
+        """Return the ranks of this generation that the job's step is not taken from, because they tell of none."""
+        silent = {rank for seat in seats if seat.node in self._tellers.excused for rank in seat.ranks}
+        return tuple(sorted(silent.union(*(beat.mute for beat in self._beats.values()))))
+
     def number_step(self, beat: Beat) -> int:
         """Return the step of a node's beat, numbered as the job's step is; -1 if it has none."""
         return beat.step + max(0, self._step_origin(beat)) if beat.step >= 0 else -1
@@ -175,9 +180,11 @@ class JobPace:
         if self._missing or not self._beats:
             return None
         slowest, parted = self._slowest_beat, self._have_parted
-        if (slowest.step, parted) == (self._said_step, self._said_parted):
+        last_at = max(beat.last_at or beat.at for beat in self._beats.values())
+        last_at = last_at if last_at > slowest.at + _APART_S else 0.0
+        if (slowest.step, parted) == (self._said_step, self._said_parted) and last_at <= self._said_last_at:
             return None
-        self._said_at, self._said_step, self._said_parted = now, slowest.step, parted
+        self._said_at, self._said_step, self._said_parted, self._said_last_at = now, slowest.step, parted, last_at
         origin = self._step_origin(slowest)
         counted, before = origin < 0, max(0, origin)
         if not counted:
@@ -204,6 +211,7 @@ class JobPace:
             parameters=0 if any(splits_model(b.mesh) for b in beats) else agreed_count(b.parameters for b in beats),
             peak_flops=sum(b.peak_flops for b in beats) if all(b.peak_flops > 0 for b in beats) else 0.0,
             loss=_mean_loss(tuple(b.loss for b in beats)),
+            last_at=last_at,
         )
 
 

@@ -33,13 +33,13 @@ from holdfast.core.diagnose.wait_graph import (
     WaitGraph,
     build_wait_graph,
 )
+from holdfast.core.rank_ranges import format_ranks
 from holdfast.core.snapshots.peer_placement import dense_mesh, parallel_groups
 from holdfast.model.job_and_seats import Dims, Seat
 from holdfast.model.stacks import Collective, Flight, Process, Trace
 
 STOPPED = ("T", "t")
 GONE = ("Z", "X", "x")
-_SHOWN = 8  # ranks in a sentence
 _QUEUE_S = 5.0  # a GPU's queue holds some thousand kernels: what a process has queued before a collective takes less
 
 
@@ -151,19 +151,6 @@ def _count_collectives(traces: Sequence[Trace]) -> dict[int, int]:
         for trace in traces
         for f in trace.flights
     }
-
-
-def format_ranks(ranks: Sequence[int]) -> str:
-    """Format ranks for a sentence, as `rank 3` or `ranks 0-5, 7`."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    words = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
-    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(words[:_SHOWN])}{more}"
 
 
 # --- witnesses -------------------------------------------------------------------------------------------------------

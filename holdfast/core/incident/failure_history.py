@@ -138,6 +138,8 @@ class FailureHistory:
             lost_s=case.lost_s,
             probed=verdict.remedy is Remedy.PROBE,
             rolled=verdict.remedy is Remedy.ROLLBACK,
+            evicted=verdict.remedy is Remedy.EVICT,
+            ranks=cause.ranks,
             replayed=verdict.remedy is Remedy.REPLAY,
             hard=cause.hard,
         )

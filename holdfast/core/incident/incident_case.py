@@ -38,6 +38,8 @@ class PastFailure(msgspec.Struct, frozen=True, kw_only=True):
     probed: bool = False  # nodes were tried after it
     replayed: bool = False  # and so was the job's own work
     rolled: bool = False  # the release was given up for it
+    evicted: bool = False  # its nodes were
+    ranks: tuple[int, ...] = ()  # that failed
     hard: bool = False  # it was of a process that was stopped or gone, or of a GPU that surely stood
     trained_s: float = 0.0  # time in which the job had got further, all in all, by then
     lost_s: float = 0.0  # and that it had lost to recoveries and to steps made again
@@ -229,6 +231,13 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
         waited = self.cause.kind in (Kind.HANG, Kind.SLOW) and (on_gpu or not self.cause.hard)
         like = [p for p in self.past if on_gpu or not p.hard]
         return waited and any(set(p.nodes).isdisjoint(self.cause.suspects) for p in like)
+
+    @property
+    def evicted_before(self) -> tuple[str, ...]:
+        """Return other nodes that were evicted for such a failure of the same rank: it followed the rank."""
+        ranks, nodes = set(self.cause.ranks), set(self.cause.suspects)
+        gone = (p.nodes for p in self.past if p.evicted and ranks & set(p.ranks) and nodes.isdisjoint(p.nodes))
+        return next(gone, ())
 
     @property
     def is_short_of_memory(self) -> bool:

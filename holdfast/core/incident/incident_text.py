@@ -1,12 +1,13 @@
 """Sentences about incidents: which rank failed on which node and why, the step resumed from, and the cost."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from holdfast.core.diagnose.blocking_ranks import format_ranks
 from holdfast.core.incident.first_cause import ECHOES, is_switch_loss
 from holdfast.core.incident.incident_case import TOLD
+from holdfast.core.rank_ranges import format_ranks
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.incident_record import Change, Record, Remedy
@@ -24,6 +25,7 @@ _BEFORE_START_UP = ("detect", "silence", "last step", "stop", "probe", "held", "
 _OPTIONAL = ("silence", "probe", "held", "wait", "last step")  # told of only if they took time
 SHOWN_S = 0.05  # which is more than nothing in tenths
 _NAMED = 4  # of nodes that share a cause
+_UNSURE = re.compile(r" \((\d+)% sure\)$")
 
 
 def describe_exit(code: int) -> str:
@@ -81,6 +83,20 @@ def record_label(record: Record) -> str:
     return record.label or _class_words(record.klass) or record.kind
 
 
+def split_label(record: Record) -> tuple[str, int]:
+    """Return the cause that the cost of an incident is booked on, and how sure that is, in percent."""
+    label = record_label(record)
+    unsure = _UNSURE.search(label)
+    return (label[: unsure.start()], int(unsure[1])) if unsure else (label, 100)
+
+
+def describe_sureness(label: str, sure: Iterable[int]) -> str:
+    """Return a cause with how sure its incidents are of it."""
+    least, most = min(sure := list(sure)), max(sure)
+    told = f" ({least}{f' to {most}' if most > least else ''}% sure)"
+    return label + (told if least < 100 else "")
+
+
 def _class_words(klass: str) -> str:
     return klass.replace("_", " ")
 
@@ -106,10 +122,7 @@ def describe_new_release(record: Record | Change) -> str:
 
 
 def _describe_recovery(record: Record) -> str:
-    again = (
-        f", then failed {_count_times(record.failures - 1)} more before the next step" if record.failures > 1 else ""
-    )
-    text = f"{record.cause}{describe_step(record)}{again}; {_describe_remedy(record)}"
+    text = f"{record.cause}{describe_step(record)}{describe_again(record)}; {_describe_remedy(record)}"
     if record.verdict.remedy is Remedy.GIVE_UP:
         return text
     lost_s = record.resumed_at - record.good_at
@@ -120,8 +133,17 @@ def _describe_recovery(record: Record) -> str:
     else:
         made = lost_steps(record)
         lost = f"{count_steps(made)} and " if made is not None else ""
-        text += f" from step {record.resumed_from}{describe_disks(record.disks)}, lost {lost}{lost_s:.1f} s"
+        where = f"{describe_disks(record.disks)}{_describe_apart(record)}"
+        text += f" from step {record.resumed_from}{where}, lost {lost}{lost_s:.1f} s"
     return f"{text} ({describe_phases(record)})"
+
+
+def describe_again(record: Record) -> str:
+    """Return how often the job failed again before a step, and what the last time was, to follow the first cause."""
+    if record.failures < 2:
+        return ""
+    last = f", the last time because {record.last_cause}" if record.last_cause else ""
+    return f", then failed {_count_times(record.failures - 1)} more before the next step{last}"
 
 
 def describe_disks(count: int) -> str:
@@ -142,7 +164,20 @@ def describe_fresh_start(record: Record | Change) -> str:
 def why_from_zero(record: Record | Change) -> str:
     """Return in words that a job began at step 0 again. If holdfast restores its state, the script chose nothing."""
     doubted = isinstance(record, Record) and record.made_step >= 0 and record.restored_at > 0
+    if record.apart and not doubted:
+        return f"from step 0{_describe_apart(record)}"
     return "from step 0, as later states are in doubt" if doubted else "but the script started from step 0"
+
+
+def _describe_apart(record: Record | Change) -> str:
+    """Return why no newer state was restored if ranks held different steps, to follow the step; else ""."""
+    return f", as no step was held for every rank ({record.apart})" if record.apart else ""
+
+
+def advise_apart(apart: str) -> str:
+    """Return in one sentence why snapshots in memory were of no use, and how to have some that are."""
+    why = f"no state in memory can be restored, as no step is held for every rank ({apart})"
+    return f"{why}; ranks must make and save() the same steps together: have each step wait for all, as DDP's does"
 
 
 def describe_unknown_resume(record: Record | Change) -> str:
@@ -199,8 +234,15 @@ def count_failures(records: Iterable[Record]) -> int:
 
 
 def describe_phases(record: Record | Change) -> str:
-    """Return the phases of a recovery with their seconds, in tenths that add up to the total."""
-    return ", ".join(f"{name} {seconds:.1f}" for name, seconds in share_tenths(phases_s(record)).items())
+    """Return the phases of a recovery with their seconds, in tenths that add up to the total. As in the report, stop
+    and start-up are rounded as wholes, and then their parts."""
+    wholes: dict[str, dict[str, float]] = {}
+    for name, seconds in phases_s(record).items():
+        whole = "stop" if name in ("silence", "stop") else name if name in _BEFORE_START_UP else "start-up"
+        wholes.setdefault(whole, {})[name] = seconds
+    rounded = share_tenths({whole: sum(parts.values()) for whole, parts in wholes.items()})
+    shown = {n: s for whole, parts in wholes.items() for n, s in share_tenths(parts, rounded[whole]).items()}
+    return ", ".join(f"{name} {shown[name]:.1f}" for name in phases_s(record))
 
 
 def start_up_s(record: Record | Change) -> dict[str, float]:

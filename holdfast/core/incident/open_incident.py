@@ -13,6 +13,7 @@ from holdfast.model.job_and_seats import Seat
 from holdfast.model.release import Skip
 
 DEPARTED = "python_exception"  # the taxonomy's class for what only a change of the script mends
+JOIN_HINT = "Have every rank make as many steps: even out the data, or use torch's join()."
 KEPT_ALARMS = 64  # of one incident; the rest are only counted
 _TOGETHER_S = 3.0  # nodes that fall silent within this hang on the same switch, or on the same power
 
@@ -49,6 +50,7 @@ class Incident(msgspec.Struct, kw_only=True):
     ordered_at: float = 0.0
     launched_at: float = 0.0
     disks: int = 0  # that the newest launch reads states from
+    apart: str = ""  # as in Record
     evicted: tuple[str, ...] = ()
     admitted: tuple[str, ...] = ()
     rolled_back: int = 0  # the release that was given up
@@ -77,7 +79,10 @@ class Incident(msgspec.Struct, kw_only=True):
         if event.generation != self.generation:
             return False
         self.untold = False
-        if event.step <= self.good_step:
+        if event.step <= max(self.good_step, self.made_step):
+            return False
+        if self.made_step >= 0:  # it is in doubt like those before it
+            self.made_step = event.step
             return False
         self.good_step, self.good_at = event.step, max(self.good_at, min(event.at, self.opened_at))
         self.counted, self.numbered = event.counted, event.numbered
@@ -143,7 +148,7 @@ class Incident(msgspec.Struct, kw_only=True):
             action="rollback_or_fix_code",
             confidence=1.0,
             reason=f"left {when} {incident_text.WENT_ON}",
-            hint="Have every rank make as many steps: even out the data, or use torch's join().",
+            hint=JOIN_HINT,
             signature=f"departed {here}",
         )
         self.departures = (*self.departures, departure)
@@ -192,6 +197,12 @@ class Incident(msgspec.Struct, kw_only=True):
         """Whether the last good step is a count since the launch of its generation."""
         return self.counted if self.good_step >= 0 else self.stood_counted
 
+    def _describe_last(self, first: Alarm) -> str:
+        """Return in words what the last failure was, if it was another one than the first; "" otherwise."""
+        if self.rounds < 2 or not self.judged or not self.alarms or self.alarms[0].signature == first.signature:
+            return ""
+        return incident_text.describe_cause(self.shared_cause)
+
     @property
     def echoes(self) -> int:
         return len(self.alarms) - 1 + self.dropped
@@ -220,6 +231,7 @@ class Incident(msgspec.Struct, kw_only=True):
             cause=incident_text.describe_cause(cause),
             kind=cause.kind.value,
             last_kind=self.last_kind,
+            last_cause=self._describe_last(cause),
             klass=cause.klass,
             verdict=verdict,
             good_step=self._good_step(resumed_from),
@@ -251,6 +263,7 @@ class Incident(msgspec.Struct, kw_only=True):
             ordered_at=self.ordered_at,
             skipped=self.skipped,
             disks=self.disks,
+            apart=self.apart,
         )
         return msgspec.structs.replace(record, sentence=incident_text.incident_sentence(record))
 

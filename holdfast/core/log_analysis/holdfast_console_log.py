@@ -7,7 +7,10 @@ import msgspec
 
 from holdfast.core.diagnose.named_hang_timeout import ENDLESS
 from holdfast.core.incident.incident_case import CODE
+from holdfast.core.incident.incident_text import WENT_ON
+from holdfast.core.incident.open_incident import DEPARTED, JOIN_HINT
 from holdfast.core.log_analysis.action_choice import EVICT
+from holdfast.core.log_analysis.failure_catalog import UNKNOWN
 from holdfast.core.log_analysis.line_prefixes import LogLine
 from holdfast.model.diagnosis import Diagnosis
 
@@ -15,12 +18,13 @@ _OPENED = re.compile(r"^holdfast: incident \d+[^:]*: (?!noted )")
 _CLOSED = re.compile(r"^holdfast: .*; (?:restarted in place|evicted |gave up: |release \d+ was rolled back)")
 _CAUSE = re.compile(  # ends before the step at which it happened, what came after it, and what was done
     r"^holdfast: (?:incident \d+[^:]*: )?(?P<cause>.*?)(?: at step \d+| before any step was seen| \d+ steps? after its "
-    r"launch)?(?:, then failed [^;]*)?; (?:stopping |restarted in place|evicted |gave up: |release \d+ was rolled back)"
+    r"launch)?(?:, then failed .*?)?; (?:stopping |restarted in place|evicted |gave up: |release \d+ was rolled back)"
 )
 _HUNG = re.compile(
     r"^ranks? (?P<ranks>[\d, andmore-]+?) on (?P<nodes>[\w., -]+?) (?:ha(?:s|ve) stood|keeps? the others waiting)\b"
 )
 _LOST = re.compile(r"^(?P<node>[\w.-]+) (?:has been silent for |(?:is gone|has lost its machine), says its fleet\b)")
+_LEFT = re.compile(rf"^ranks? (?P<ranks>[\d, andmore-]+?) on (?P<nodes>[\w., -]+?) left .*{WENT_ON}$")
 _STOOD = re.compile(
     r"^holdfast: (?:ranks? [\d, andmore-]+ on .* (?:ha(?:s|ve) stood|keeps? the others waiting)\b|no step for )"
 )
@@ -120,6 +124,20 @@ def retell_incident(found: Diagnosis, told: ConsoleIncident) -> Diagnosis:
     elif found.klass == "node_failure" and (lost := _LOST.search(told.cause)):
         found = msgspec.structs.replace(
             found, action=EVICT, explanation=f"Holdfast said: {told.cause}.", node=lost["node"]
+        )
+    elif found.klass == UNKNOWN and (left := _LEFT.search(told.cause)):
+        one = left["ranks"].isdecimal()
+        found = msgspec.structs.replace(
+            found,
+            klass=DEPARTED,
+            title="A rank left early",
+            confidence=1.0,
+            group="script",
+            action=CODE,
+            explanation=f"Holdfast said: {told.cause}.",
+            root_rank=int(left["ranks"]) if one else None,
+            node=left["nodes"] if one else "",
+            hint=JOIN_HINT,
         )
     said = found.explanation if found.confidence else f"Holdfast said: {told.cause}."
     explanation = f"{said}{_describe_earlier(told.earlier)}"

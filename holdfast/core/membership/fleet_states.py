@@ -31,8 +31,12 @@ class FleetStates:
         self.wake_at: float | None = None  # when a node must next be drained or let go
         self.ends: dict[str, NodeEnd] = {}
         self._leave_s = leave_s
+        self._known_for: float | None = None  # for which time of a new node what is due is known; None: look anew
+        self._due: frozenset[str] = frozenset()
+        self._over: frozenset[str] = frozenset()
 
     def take_report(self, now: float, nodes: Mapping[str, FleetNode]) -> None:
+        self._known_for = None
         for node, seen in nodes.items():
             before, self.nodes[node] = self.nodes.get(node), seen
             on_machine = before is not None and before.state is not FleetState.QUEUED
@@ -44,7 +48,8 @@ class FleetStates:
 
     def forget_node(self, node: str) -> None:
         self.nodes.pop(node, None)
-        self.ends.pop(node, None)
+        if self.ends.pop(node, None):
+            self._known_for = None
 
     def doubt_gone(self, node: str) -> None:
         """Believe no longer that this node is gone, because it reports or gets ranks: the fleet has to say so again."""
@@ -71,24 +76,24 @@ class FleetStates:
         told = {f"queued, {reason}" if reason else "queued": count for reason, count in sorted(reasons.items())}
         return next(iter(told)) if len(told) == 1 else "; ".join(f"{count} {words}" for words, count in told.items())
 
-    def due_nodes(self, now: float, takes_s: float) -> set[str]:
-        """Return the nodes to replace from now on, if a new node takes this long; note when the next one is due.
+    def due_nodes(self, now: float, takes_s: float) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the nodes to replace from now on, if a new node takes this long, and of these the ones that must go
+        now; note when the next one is due. Until then, and until the fleet tells more, nothing is computed anew.
 
         A node is replaced at once if the fleet takes it away earlier than was known. One whose time limit was known is
         replaced before that ends, but not in the first half of its time: else short limits would only cause restarts.
         """
-        starts = {node: self._drain_at(end, takes_s) for node, end in self.ends.items()}
-        times = [*starts.values(), *(self.leave_at(node) for node in self.ends)]
-        self.wake_at = min((at for at in times if at > now), default=None)
-        return {node for node, at in starts.items() if at <= now}
+        if self._known_for != takes_s or (self.wake_at is not None and self.wake_at <= now):
+            starts = {node: self._drain_at(end, takes_s) for node, end in self.ends.items()}
+            leaves = {node: max(end.half_at, end.at - self._leave_s) for node, end in self.ends.items()}
+            self.wake_at = min((at for at in (*starts.values(), *leaves.values()) if at > now), default=None)
+            self._due = frozenset(node for node, at in starts.items() if at <= now)
+            self._over = frozenset(node for node, at in leaves.items() if at <= now)
+            self._known_for = takes_s
+        return self._due, self._over
 
     def _drain_at(self, end: NodeEnd, takes_s: float) -> float:
         return end.told_at if end.sudden else max(end.half_at, end.at - self._leave_s - takes_s)
-
-    def leave_at(self, node: str) -> float:
-        """Return when the node must give up its seat, so that what it holds can be handed over before its end."""
-        end = self.ends[node]
-        return max(end.half_at, end.at - self._leave_s)
 
     def ends_by(self, node: str, at: float) -> bool:
         return node in self.ends and self.ends[node].at <= at

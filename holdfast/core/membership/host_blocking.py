@@ -93,6 +93,11 @@ class HostFaults:
         self._blocked.pop(ready.identity.id, None)
         self._refused.discard(ready.identity.id)
 
+    @property
+    def has_evicted(self) -> bool:
+        """Whether there are evicted nodes whose hosts may have to be blocked."""
+        return bool(self._evicted)
+
     def block_gone(self, gone: Container[str], met: Mapping[str, Ready], staying: Iterable[str]) -> list[Block | Say]:
         """Return the actions that block the hosts of bad nodes which have left; `staying` are the nodes that have not.
 

@@ -5,8 +5,8 @@ from enum import StrEnum
 import msgspec
 
 from holdfast.core.incident import incident_text
+from holdfast.core.record.alarm_notices import AlarmNotice
 from holdfast.core.record.release_pace import ReleasePace
-from holdfast.core.record.slow_notices import SlowNotice
 from holdfast.model.event import Phase, StorageReport
 from holdfast.model.incident_record import Change, Record, Remedy
 
@@ -72,7 +72,7 @@ class ReleaseRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RedoneSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """How many steps ranks have made again after one incident or one planned restart, up to the next."""
+    """How many of the steps that one incident or one planned restart lost have been made again."""
 
     incident: int = 0  # its number; 0: it was planned
     change: int = 0
@@ -104,7 +104,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     ending: str = ""
     storage: StorageReport | None = None  # what was last written there; None: no node has told of any
     opinions: tuple[str, ...] = ()  # of language models and people, on incidents
-    slow: tuple[SlowNotice, ...] = ()  # for which no incident was opened
+    slow: tuple[AlarmNotice, ...] = ()  # for which no incident was opened
+    losses: tuple[AlarmNotice, ...] = ()  # that were bad, and for which none was opened either; the first of many
     lost_standbys: tuple[str, ...] = ()  # which, and why
     paces: tuple[ReleasePace, ...] = ()  # of releases in steady training
 
@@ -168,7 +169,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     def lost_s(self) -> dict[str, float]:
         """Return the seconds lost by cause, redone work included."""
-        causes = {r.number: incident_text.record_label(r) for r in self.incidents}
+        causes = {r.number: incident_text.split_label(r)[0] for r in self.incidents}
         lost: dict[str, float] = {}
         for span in self.spans:
             if span.use not in NOT_LOST:

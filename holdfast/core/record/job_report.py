@@ -3,9 +3,9 @@
 import msgspec
 
 from holdfast.core.incident.incident_text import lost_steps, phases_s
+from holdfast.core.record.alarm_notices import AlarmNotice
 from holdfast.core.record.job_account import Account, ReleaseRun, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.release_pace import ReleasePace
-from holdfast.core.record.slow_notices import SlowNotice
 from holdfast.core.record.solving_rungs import count_rungs
 from holdfast.model.event import StorageReport
 from holdfast.model.incident_record import Change, Record, Remedy
@@ -47,7 +47,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     spans: tuple[Span, ...]
     unwatched: tuple[UnwatchedTime, ...] = ()
     opinions: tuple[str, ...] = ()
-    slow: tuple[SlowNotice, ...] = ()  # for which no incident was opened
+    slow: tuple[AlarmNotice, ...] = ()  # for which no incident was opened
+    losses: tuple[AlarmNotice, ...] = ()  # that were bad, and for which none was opened either; the first of many
     lost_standbys: tuple[str, ...] = ()  # which, and why
     paces: tuple[ReleasePace, ...] = ()  # of releases in steady training
     rungs: dict[str, int] = {}  # incidents and changes of code by what ended them
@@ -79,6 +80,7 @@ def report_of(account: Account) -> Report:
         unwatched=account.unwatched,
         opinions=account.opinions,
         slow=account.slow,
+        losses=account.losses,
         lost_standbys=account.lost_standbys,
         paces=account.paces,
         rungs=count_rungs(account.incidents, account.changes),

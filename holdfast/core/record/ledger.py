@@ -6,10 +6,11 @@ from itertools import pairwise
 import msgspec
 
 from holdfast.core.incident import incident_text
+from holdfast.core.record.alarm_notices import AlarmNotices
 from holdfast.core.record.job_account import FROM_START, Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.job_ending import describe_end, read_storage
+from holdfast.core.record.owed_steps import OwedSteps
 from holdfast.core.record.release_pace import ReleasePaces
-from holdfast.core.record.slow_notices import SlowNotice, find_slow_notices
 from holdfast.core.record.span_cuts import ALONE, TRAINED, OpenStandstill, find_first_cut
 from holdfast.model.action import Finish, Launch, Say
 from holdfast.model.alarm import LEFT, OPINION, Alarm
@@ -42,14 +43,14 @@ class Ledger:
         self.incidents: list[Record] = []
         self.changes: list[Change] = []
         self.opinions, self._lost_standbys = list[str](), list[str]()
-        self._slow: list[SlowNotice] = []
+        self._notices = AlarmNotices()
         self.admitting: frozenset[str] = frozenset()  # nodes that are new in this generation, which has no step yet
         self.finish: Finish | None = None
         self.storage: StorageReport | None = None  # None: no node has told of any
         self._stepped_ever = False
         self._is_from_zero = False  # steps that the script does not tell are counted from the start of this run
         self._ran: dict[int, ReleaseRun] = {}
-        self._redone: list[RedoneSteps] = []  # the newest is of what this generation mended
+        self._owed = OwedSteps()
         self.paces = ReleasePaces()
         self._release = 0
         self._stepped_in = 0  # the release that made the newest step
@@ -89,23 +90,21 @@ class Ledger:
                 self._good_at = max(self._good_at, event.at)
         if isinstance(event, Ended) and decision.phase is Phase.ENDING and self.phase is Phase.TRAINING:
             self._is_over = self._told and event.departed
-            self._set_parted(True, self._last_known_at)
+            self._set_parted(True, max(self._last_known_at, self.progress.last_at if self.progress else 0.0))
         if decision.changed and decision.changed.failed:
             self._end_failed_change(decision.changed.resumed_at, entry.at)
         if decision.phase is not self.phase:
             self._enter_phase(entry.at, decision.phase)
         if decision.closed:
             self.incidents.append(decision.closed)
-            self._redone.append(RedoneSteps(incident=decision.closed.number))
-            self._on_recovery(decision.closed)
+            self._on_recovery(decision.closed, RedoneSteps(incident=decision.closed.number))
         self.storage = read_storage(event) or self.storage
         if isinstance(event, Alarm) and event.signature == OPINION:
             self.opinions.append(event.reason)
-        self._slow += find_slow_notices(event, decision) if isinstance(event, Alarm) else ()
+        self._notices.add(event, decision)
         if decision.changed:
             self.changes.append(decision.changed)
-            self._redone.append(RedoneSteps(change=len(self.changes)))
-            self._on_recovery(decision.changed)
+            self._on_recovery(decision.changed, RedoneSteps(change=len(self.changes)))
         if decision.stood_since is not None and self.progress:
             self._add_stall(decision.stood_since, self.progress.at)
         if self.progress is not before and self.progress:
@@ -180,7 +179,7 @@ class Ledger:
             incidents=tuple(self.incidents),
             changes=tuple(self.changes),
             ran=self.list_releases(),
-            redone=tuple(self._redone),
+            redone=tuple(self._owed.redone),
             unwatched=tuple(self._unwatched),
             phase=self.phase,
             generation=self.generation,
@@ -191,7 +190,8 @@ class Ledger:
             ending=ending,
             storage=self.storage,
             opinions=tuple(self.opinions),
-            slow=tuple(self._slow),
+            slow=tuple(self._notices.slow),
+            losses=tuple(self._notices.losses),
             lost_standbys=tuple(self._lost_standbys),
             paces=self.paces.list_paces(),
         )
@@ -335,10 +335,10 @@ class Ledger:
             self._parted = parted
 
     def _on_progress(self, before: Progress | None, event: Progress) -> None:
-        if self._redo_to is not None and event.step >= self._redo_to:
+        while self._redo_to is not None and event.step >= self._redo_to:
             self._close_span(event.reached_at(self._redo_to, before))
-            self._redo_to, self._incident, self._change = None, 0, 0
-        self._set_parted(event.parted, event.at)
+            self._redo_from(self._redo_to)
+        self._set_parted(event.parted, max(event.at, event.last_at))
         if event.renumbers(before):
             self.best = -1
         if before is None:
@@ -351,9 +351,7 @@ class Ledger:
         if not event.counted:
             self.best = max(self.best, event.step)
         self._add_steps(self._release, new, made - new)
-        if made > new and self._redone:
-            mended = self._redone[-1]
-            self._redone[-1] = msgspec.structs.replace(mended, steps=mended.steps + made - new)
+        self._owed.add_redone(event.step - made + 1, made - new)
 
     def _add_unheard(self, event: Progress) -> None:
         """Count the steps before the one that this generation resumed from of which nobody told: somebody made them."""
@@ -366,17 +364,20 @@ class Ledger:
         ran = self._ran[release]
         self._ran[release] = msgspec.structs.replace(ran, steps=ran.steps + new, redone=ran.redone + redone)
 
-    def _on_recovery(self, record: Record | Change) -> None:
+    def _on_recovery(self, record: Record | Change, whose: RedoneSteps) -> None:
         """Backdate a finished incident or planned restart to the last good step, and start to count redone steps."""
         self._backdate_span(record)
         if incident_text.describe_unknown_resume(record) and not is_given_up(record):
             self._ran[self._release] = msgspec.structs.replace(self._ran[self._release], unsure=True)
         if self.phase is not Phase.TRAINING:
             return
-        if record.resumed_from is not None and record.resumed_from < self.best:
-            self._redo_to = self.best
-        else:
-            self._incident = self._change = 0
+        self._owed.add_restart(record, whose, self.best)
+        self._redo_from(self.best if record.resumed_from is None else record.resumed_from)
+
+    def _redo_from(self, step: int) -> None:
+        """Book what comes after this step on whoever lost it; if nobody did, it is new."""
+        self._redo_to, whose = self._owed.find_debt(step) or (None, RedoneSteps())
+        self._incident, self._change = whose.incident, whose.change
 
     def _backdate_span(self, record: Record | Change) -> None:
         """Move the end of the training span back from the alarm or the order to the last good step."""

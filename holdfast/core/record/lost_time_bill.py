@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.incident.incident_text import record_label
+from holdfast.core.incident.incident_text import describe_sureness, split_label
 from holdfast.core.record.job_account import CAUSES, NOT_LOST, PLANNED, START_AND_END, UNSETTLED, TimeUse
 from holdfast.core.record.job_report import Report
 from holdfast.core.sum_preserving_rounding import in_tenths, share_tenths
@@ -48,7 +48,9 @@ def draw_bill(report: Report) -> Bill:
     incidents = {number: _round_row(row) for number, row in incidents.items()}
     changes = {number: _round_row(row) for number, row in changes.items()}
     others = {cause: _round_row(row) for cause, row in others.items()}
-    known = {record.number: record_label(record) for record in report.incidents}
+    labels = {record.number: split_label(record) for record in report.incidents}
+    sure = {cause: [percent for other, percent in labels.values() if other == cause] for cause, _ in labels.values()}
+    known = {number: describe_sureness(cause, sure[cause]) for number, (cause, _) in labels.items()}
     costs = list(others.items())
     costs += [(known.get(number, UNSETTLED), row) for number, row in incidents.items()]
     costs += [(PLANNED, row) for row in changes.values()]

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.incident.incident_text import record_label
+from holdfast.core.incident.incident_text import split_label
 from holdfast.core.record.job_report import Report
 from holdfast.core.record.release_pace import LEAST_STEPS, ReleasePace
 
@@ -30,7 +30,7 @@ class ComparedJobs(msgspec.Struct, frozen=True, kw_only=True):
 
 def compare_jobs(one: Report, other: Report) -> ComparedJobs:
     causes = sorted({*one.lost_s, *other.lost_s}, key=lambda c: (-_lost(one, c) - _lost(other, c), c))
-    labels = [[record_label(record) for record in report.incidents] for report in (one, other)]
+    labels = [[split_label(record)[0] for record in report.incidents] for report in (one, other)]
     paces = _newest_pace(one), _newest_pace(other)
     return ComparedJobs(
         job_s=(one.job_s, other.job_s),

@@ -43,7 +43,7 @@ def read_launch(errand: LaunchHere) -> KeeperLaunch:
     return KeeperLaunch(
         generation=errand.generation,
         run=marked_run_id(errand.run_id, errand.mark),
-        ranks=tuple(range(seat.first_rank, seat.first_rank + seat.nproc)),
+        ranks=tuple(seat.ranks),
         restore=restore,
         shared_step=restore.step if restore.sources and not errand.astray else -1,
     )

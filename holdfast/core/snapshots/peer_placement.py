@@ -55,7 +55,7 @@ def place_groups(seats: tuple[Seat, ...]) -> Groups:
     """Return the ranks of nodes in one place, such as behind one switch: they may be lost together."""
     found: dict[tuple[str, ...], list[int]] = {}
     for seat in seats if any(seat.near for seat in seats) else ():
-        found.setdefault(seat.near or (seat.node,), []).extend(range(seat.first_rank, seat.first_rank + seat.nproc))
+        found.setdefault(seat.near or (seat.node,), []).extend(seat.ranks)
     return (("place", tuple(tuple(ranks) for ranks in found.values())),) if found else ()
 
 

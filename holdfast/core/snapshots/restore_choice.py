@@ -7,8 +7,11 @@ parity half is usable only together with the state that it was XORed with.
 
 from collections.abc import Collection, Iterable
 
+from holdfast.core.rank_ranges import format_ranks
 from holdfast.model.job_and_seats import Seat, world_size
 from holdfast.model.state_copy import KEPT_DIGITS, Copy, CopySummary, Doubt, Restore, Source
+
+_NAMED = 4  # steps at which ranks were that a sentence names
 
 
 def choose_restore(seats: tuple[Seat, ...], copies: Iterable[Copy], not_after: int | None = None) -> Restore:
@@ -28,7 +31,18 @@ def choose_restore(seats: tuple[Seat, ...], copies: Iterable[Copy], not_after: i
                 reason=_restore_reason(step, sources),
             )
     why = "no step is held for every rank" if usable else "no snapshots are held"
-    return Restore(reason=f"nothing to restore from memory: {why}")
+    apart = _describe_apart(world, usable) if not_after is None else ""
+    return Restore(reason=f"nothing to restore from memory: {why}", apart=apart)
+
+
+def _describe_apart(world: int, copies: list[Copy]) -> str:
+    """Return the newest step that is held for each rank, the furthest first; "" if nothing is held for one of them."""
+    newest = {c.rank: c.step for c in sorted(copies, key=lambda c: c.step)}
+    if len(newest) < world:
+        return ""
+    steps = sorted(set(newest.values()), reverse=True)
+    told = [f"{format_ranks([r for r in newest if newest[r] == step])}: step {step}" for step in steps]
+    return ", ".join([*told[:2], "...", told[-1]] if len(told) > _NAMED else told)
 
 
 def choose_known_restore(
@@ -44,7 +58,7 @@ def _find_sources(seats: tuple[Seat, ...], copies: tuple[Copy, ...]) -> tuple[So
     """Return a source for every rank; None if a rank has none."""
     sources = []
     for seat in seats:
-        for rank in range(seat.first_rank, seat.first_rank + seat.nproc):
+        for rank in seat.ranks:
             source = _find_source(rank, seat.node, copies)
             if source is None:
                 return None

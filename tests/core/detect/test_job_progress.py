@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from holdfast.core.detect.job_progress import LEAD, JobPace, PaceLimits
 from holdfast.model.event import Progress
+from holdfast.model.job_and_seats import Seat
 from holdfast.model.observation import Beat
 
 
@@ -237,6 +238,23 @@ def test_a_node_that_speaks_again_counts_again() -> None:
     assert job.on_beat(3.0, beat("a", 21, 3.0, generation=2)) is None, "b has made no step of this generation"
 
 
+def test_ranks_that_go_on_after_the_others_are_told_of() -> None:
+    job = pace()
+    assert job.on_beat(1.0, beat("a", 30, 1.0)) is None and job.on_beat(1.0, beat("b", 30, 1.0))
+    assert job.on_beat(2.0, beat("b", 36, 1.9)) is None and job.flush_progress(2.0) is None, (
+        "that is no more than a lead"
+    )
+    for at in (20.0, 31.0):
+        job.on_beat(at - 0.5, beat("a", 30, 1.0))
+        told = job.on_beat(at, beat("b", int(6 * at), at))
+        assert told and (told.step, told.at, told.last_at) == (30, 1.0, at)
+    assert job.on_beat(32.0, replace(beat("a", 30, 1.0), last_at=31.5)) is None
+    told = job.flush_progress(32.0)
+    assert told and told.last_at == 31.5, "of another rank of that node"
+    assert job.flush_progress(33.0) is None
+    assert (told := job.on_beat(34.0, beat("a", 240, 33.9))) is None or told.last_at == 0.0
+
+
 def test_the_loss_is_the_mean_of_what_nodes_told_unless_one_is_not_finite() -> None:
     for losses, mean in (((1.0, 3.0), 2.0), ((None, 3.0), 3.0), ((None, None), None), ((1.0, math.nan), None)):
         job = JobPace(PaceLimits())
@@ -259,6 +277,12 @@ def test_a_stage_without_an_optimizer_does_not_hide_the_steps_of_the_others() ->
     assert (last := said[-1]) and (last.step, last.first_step, last.first_at) == (LEAD, 1, 1.0)
     assert job.on_beat(9.0, mute("a")) is None
     assert job.on_beat(30.0, beat("b", 30, 30.0)) and job.step == 30
+    seats = [Seat(node=node, group_rank=i, first_rank=2 * i, nproc=2) for i, node in enumerate("ab")]
+    assert job.find_mute(seats) == (0, 1)
+    job.on_beat(31.0, replace(beat("b", 31, 31.0), mute=(3,)))
+    assert job.find_mute(seats) == (0, 1, 3)
+    job.on_beat(32.0, beat("a", 31, 32.0))
+    assert job.find_mute(seats) == (3,), "who has caught up tells of steps"
 
 
 def test_a_node_that_is_late_by_some_steps_is_waited_for() -> None:

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking, find_motion, format_ranks, vote_rounds
+from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking, find_motion, vote_rounds
+from holdfast.core.rank_ranges import format_ranks
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.stacks import Trace
 from tests.core.diagnose.places import GATHER, RECEIVE, REDUCE, SEND, SLEEP, flight, process, trace

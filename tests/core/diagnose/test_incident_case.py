@@ -102,3 +102,25 @@ def test_a_job_that_is_only_slow_is_neither_ended_nor_left_without_a_node() -> N
 def test_memory_that_runs_short_wherever_a_rank_sits_is_no_machines_fault() -> None:
     before = past(10, 20, node="n0") + past(30)
     assert find_verdict(case(SHORT, past=before, nodes=16384)).remedy is not Remedy.EVICT
+
+
+def test_only_one_node_goes_for_a_failure_that_comes_again_without_it() -> None:
+    """A bug in the user's code would take one machine after the other, each of them twice."""
+    gone = past(10, 11, node="n4")
+    gone = (gone[0], msgspec.structs.replace(gone[1], evicted=True, ranks=(2,)))
+    verdict = find_verdict(case(CRASH, past=(*gone, *past(12)), trained_s=900.0))
+    assert (verdict.remedy, verdict.nodes) == (Remedy.RESTART, ())
+    assert (
+        verdict.reason == "the rank failed so again without n4, evicted for it: no node is to blame: restarted in place"
+    )
+    assert (
+        find_verdict(case(CRASH, past=(*gone, *past(12)), may_probe=True, trained_s=900.0, lost_s=300.0)).remedy
+        is Remedy.PROBE
+    )
+    assert find_verdict(case(CRASH, past=(*past(10, node="n4"), *past(12)))).remedy is Remedy.EVICT
+    back = (gone[0], msgspec.structs.replace(gone[1], nodes=("n1",), evicted=True))
+    assert find_verdict(case(CRASH, past=(*back, *past(12)))).remedy is Remedy.EVICT, "it was this one"
+    other = (gone[0], msgspec.structs.replace(gone[1], ranks=(7,)))
+    assert find_verdict(case(CRASH, past=(*other, *past(12)))).remedy is Remedy.EVICT, "another rank, another machine"
+    stuck = (*gone, *past(50, 50, 50))
+    assert find_verdict(case(CRASH, past=stuck)).code == GAVE_UP

@@ -150,6 +150,13 @@ def test_a_deadlock_is_the_scripts_fault(cause: str) -> None:
     assert found.explanation == f"Holdfast said: {cause}."
 
 
+def test_a_rank_that_left_while_the_others_went_on_is_the_scripts_affair_as_the_report_says() -> None:
+    cause = "rank 1 on n1 left after step 24 while the others went on"
+    found = diagnosis(f"holdfast: {cause}; restarted in place from step 20, lost 4 steps and 3.9 s (detect 1.9)")
+    assert (found.group, found.action, found.root_rank, found.node) == ("script", "rollback_or_fix_code", 1, "n1")
+    assert found.explanation == f"Holdfast said: {cause}." and "join()" in found.hint and found.went_on
+
+
 def test_a_job_that_gave_up_did_not_go_on() -> None:
     error = "rank 0 on n0 exited with code 1 (ValueError: bad batch)"
     assert diagnosis(console(error)).went_on

@@ -1,0 +1,18 @@
+"""Ranks in a sentence: ranges, and of many only the first."""
+
+from collections.abc import Sequence
+
+_SHOWN = 8  # ranks in a sentence
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Format ranks for a sentence, as `rank 3` or `ranks 0-5, 7`."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    words = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(words[:_SHOWN])}{more}"

@@ -1,0 +1,43 @@
+"""Alarm notices: what was said of slow ranks and of bad losses while the job went on with them."""
+
+import msgspec
+
+from holdfast.core.detect.nonfinite_loss import BAD_LOSS
+from holdfast.model.action import Say
+from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.event import Decision, Event, Phase
+
+KEPT_NOTICES = 100  # about losses: a script may have a bad one at every step
+
+
+class AlarmNotice(msgspec.Struct, frozen=True, kw_only=True):
+    """A report that ranks, or all of them, are slow or have bad losses, and that the job went on with them."""
+
+    at: float
+    generation: int
+    ranks: tuple[int, ...]  # empty: nobody is named
+    nodes: tuple[str, ...]
+    text: str  # what is known, and what was done
+
+
+class AlarmNotices:
+    """Collects the notices about slow ranks and about bad losses."""
+
+    def __init__(self) -> None:
+        self.slow: list[AlarmNotice] = []
+        self.losses: list[AlarmNotice] = []
+
+    def add(self, event: Event, decision: Decision) -> None:
+        """Add what was said of an alarm about slow ranks or a bad loss that has not stopped the job."""
+        if not isinstance(event, Alarm) or decision.phase is not Phase.TRAINING:
+            return
+        told = [said.text for said in decision.actions if isinstance(said, Say)]
+        if event.kind is Kind.SLOW:
+            more = "" if event.stance is Stance.ACT else "; nothing was done but to say so"
+            self.slow += [_make_notice(event, text + more) for text in told]
+        elif (event.kind is Kind.LOSS or event.klass == BAD_LOSS) and len(self.losses) < KEPT_NOTICES:
+            self.losses += [_make_notice(event, text) for text in told]
+
+
+def _make_notice(alarm: Alarm, text: str) -> AlarmNotice:
+    return AlarmNotice(at=alarm.at, generation=alarm.generation, ranks=alarm.ranks, nodes=alarm.suspects, text=text)

@@ -1,0 +1,41 @@
+"""Whose steps are being made again: each lost step is owed to the newest incident or planned restart that lost it."""
+
+import msgspec
+
+from holdfast.core.incident.incident_text import lost_steps
+from holdfast.core.record.job_account import RedoneSteps
+from holdfast.model.incident_record import Change, Record
+
+
+class OwedSteps:
+    """A failure amid steps that are being made again loses only what was made since. The steps beyond are still those
+    of the failure before it, so that each restart owes as many steps as it said were lost."""
+
+    def __init__(self) -> None:
+        self.redone: list[RedoneSteps] = []
+        self._last: list[tuple[int, int]] = []  # the last step that is owed to which of these; the newest has the least
+
+    def add_restart(self, record: Record | Change, whose: RedoneSteps, best: int) -> None:
+        """Take in a restart after which ranks make steps again, up to the furthest step `best`."""
+        if record.resumed_from is None:
+            self._last.clear()
+            return
+        lost = lost_steps(record)
+        last = best if lost is None else record.resumed_from + lost
+        self._last = [older for older in self._last if older[0] > last]
+        last = last if self._last else max(last, best)  # somebody heard too late of a step that was made
+        if last > record.resumed_from:
+            self._last.append((last, len(self.redone)))
+            self.redone.append(whose)
+
+    def find_debt(self, step: int) -> tuple[int, RedoneSteps] | None:
+        """Return to whom the step after this one is owed, and the last step that is; None if it is new."""
+        return next(((last, self.redone[whose]) for last, whose in reversed(self._last) if last > step), None)
+
+    def add_redone(self, first: int, count: int) -> None:
+        """Count so many steps from `first` on as made again."""
+        end = first + count
+        for last, whose in reversed(self._last):
+            here = max(0, min(end, last + 1) - first)
+            one, first = self.redone[whose], first + here
+            self.redone[whose] = msgspec.structs.replace(one, steps=one.steps + here)
