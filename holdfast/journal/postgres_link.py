@@ -76,9 +76,9 @@ class PostgresLink:
             raise JournalError(f"{self.url} cannot be used as a journal: {one_line(e)}") from None
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self, manner: str = "") -> Iterator[None]:
         """Run statements so that all of them count or none."""
-        self.execute("begin")
+        self.execute(f"begin {manner}")
         try:
             yield
             self.execute("commit")

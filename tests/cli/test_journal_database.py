@@ -16,9 +16,11 @@ TOKEN = "0b1c8e93d7a24f56b8e1902c7d3f4a65"
 
 
 def write(url: str, run_id: str, phase: Phase, lease_s: float = 60.0) -> None:
+    from holdfast.journal.journal_key import JournalKey
     from holdfast.journal.postgres_journal import LeaseHolder, PostgresJournal
 
-    journal = PostgresJournal(url, run_id, LeaseHolder(name="h0 abc", address="h0:29400", lease_s=lease_s))
+    lease = LeaseHolder(name="h0 abc", address="h0:29400", lease_s=lease_s)
+    journal = PostgresJournal(url, run_id, lease, JournalKey(TOKEN, run_id))
     seats = tuple(Seat(node=f"n{i}", group_rank=i, first_rank=i, nproc=1) for i in range(2))
     launch = Launch(id=1, generation=1, seats=seats, release=Release(number=1))
     seen = Progress(generation=1, step=7, at=1.0, first_step=1, first_at=1.0, counted=False)
@@ -54,16 +56,16 @@ def test_runs_of_a_database_are_listed(
 
 def test_tables_are_looked_after(shared_postgres: str, capsys: pytest.CaptureFixture[str]) -> None:
     blocked = ["blocked", "--journal", shared_postgres]
-    assert main(["journal", shared_postgres, "--schema", "3"]) == 0
+    assert main(["journal", shared_postgres, "--schema", "4"]) == 0
     assert main([*blocked, "--add", "gpu-a", "--why", "it burns"]) == 0
-    assert main(["journal", shared_postgres, "--schema", "2"]) == 0
+    assert main(["journal", shared_postgres, "--schema", "3"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "the tables are of version 2; they were of 3"
     for words in (["ls", "--journal", shared_postgres], blocked):
         assert main(words) == 2
-        assert "--schema 3" in capsys.readouterr().err
+        assert "--schema 4" in capsys.readouterr().err
     assert main(["journal", shared_postgres]) == 0
     assert capsys.readouterr().out == "the tables are of version 2, this holdfast wants 3\n"
-    assert main(["journal", shared_postgres, "--schema", "3"]) == 0
+    assert main(["journal", shared_postgres, "--schema", "4"]) == 0
     assert main(blocked) == 0
     assert capsys.readouterr().out.endswith("nobody is blocked\n"), "version 2 knows no list"
 

@@ -1,0 +1,36 @@
+"""What only who knows the job's secret can make, read or change."""
+
+import pytest
+
+from holdfast.journal.journal_key import TAG_BYTES, JournalKey, SealError
+
+SECRET = "0b1c8e93d7a24f56b8e1902c7d3f4a65"
+KEY = JournalKey(SECRET, "run")
+OTHERS = (JournalKey(SECRET[::-1], "run"), JournalKey(SECRET, "another run"))
+PLACE = (3, b"chain", {"door": b"tag", "plan": b"gat"})
+
+
+def test_a_proof_is_of_one_place_by_one_key() -> None:
+    proof = KEY.make_proof(*PLACE)
+    assert KEY.is_proof(proof, *PLACE) and not any(key.is_proof(proof, *PLACE) for key in OTHERS)
+    for seq, chain, tags in (
+        (4, b"chain", PLACE[2]),
+        (3, b"other", PLACE[2]),
+        (3, b"chain", {"door": b"gat", "plan": b"tag"}),
+        (3, b"chain", {"door": b"tag"}),
+    ):
+        assert not KEY.is_proof(proof, seq, chain, tags)
+    assert not KEY.is_proof(b"", *PLACE) and not KEY.is_proof(proof[:-1], *PLACE)
+
+
+def test_what_is_sealed_opens_by_its_key_and_name_alone() -> None:
+    sealed = KEY.seal("door", b"-----BEGIN PRIVATE KEY-----")
+    assert b"PRIVATE" not in sealed and KEY.unseal("door", sealed) == b"-----BEGIN PRIVATE KEY-----"
+    assert KEY.unseal("door", KEY.seal("door", b"")) == b""
+    assert sealed[:TAG_BYTES] != KEY.seal("door", b"-----BEGIN PRIVATE KEY----.")[:TAG_BYTES]
+    wrong = [(KEY, "plan", sealed), *((key, "door", sealed) for key in OTHERS)]
+    for cut in (sealed[:-1], sealed[:-1] + bytes([sealed[-1] ^ 1]), sealed[1:], b"short", b""):
+        wrong.append((KEY, "door", cut))
+    for key, name, content in wrong:
+        with pytest.raises(SealError):
+            key.unseal(name, content)
