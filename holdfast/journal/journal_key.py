@@ -1,8 +1,14 @@
-"""Proves and seals what a run keeps in a database: who lacks the job's secret can neither read nor change it."""
+"""Proves and seals what a run keeps in a database: who lacks the job's secret can neither read nor change it.
 
+Sealing is AES-SIV, by which the same content under the same name always gives the same bytes: decisions that are
+decided again from a journal are those that were written, though the reader cannot open them.
+"""
+
+import base64
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 from cryptography.exceptions import InvalidTag
@@ -13,6 +19,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 TAG_BYTES = 16  # the beginning of what is sealed; it follows from the key, the name and all of the content
 _PROOF_BYTES = 32
 _PURPOSE = b"holdfast journal 1 "
+_ENV = "env"
+_ENV_IN_MSGPACK = b"\xa3env"
+_SEALED = "holdfast-sealed:"
 
 
 class SealError(Exception):
@@ -45,3 +54,37 @@ class JournalKey:
             return self._cipher.decrypt(sealed, [name.encode()])
         except InvalidTag:
             raise SealError from None
+
+    def seal_env(self, encoded: bytes) -> bytes:
+        """Return an encoded event or decision with sealed values in the environment of releases."""
+        return _change_env(encoded, self._seal_value)
+
+    def unseal_env(self, encoded: bytes) -> bytes:
+        return _change_env(encoded, self._unseal_value)
+
+    def _seal_value(self, name: str, value: str) -> str:
+        return _SEALED + base64.b64encode(self.seal(f"{_ENV} {name}", value.encode())).decode()
+
+    def _unseal_value(self, name: str, value: str) -> str:
+        if not value.startswith(_SEALED):
+            return value  # an older version wrote it
+        return self.unseal(f"{_ENV} {name}", base64.b64decode(value.removeprefix(_SEALED))).decode()
+
+
+def _change_env(encoded: bytes, change: Callable[[str, str], str]) -> bytes:
+    if _ENV_IN_MSGPACK not in encoded:  # as in nearly all entries
+        return encoded
+    return msgspec.msgpack.encode(_with_env(msgspec.msgpack.decode(encoded), change))
+
+
+def _with_env(tree: Any, change: Callable[[str, str], str]) -> Any:
+    if isinstance(tree, list):
+        return [_with_env(part, change) for part in tree]
+    if not isinstance(tree, dict):
+        return tree
+    return {
+        name: {key: change(key, value) if isinstance(value, str) else value for key, value in part.items()}
+        if name == _ENV and isinstance(part, dict)
+        else _with_env(part, change)
+        for name, part in tree.items()
+    }

@@ -179,7 +179,7 @@ class PostgresJournal:
             raise JournalError(
                 f"run {self.run_id} in {self._link.url} has {self._seq} entries; {entry.seq} is not next"
             )
-        row = make_row(entry, self._epoch, self._chain)
+        row = make_row(entry, self._epoch, self._chain, self._own_key)
         self._rows.append(row)
         self._seq, self._chain, self._phase = row.seq, row.chain, entry.decision.phase
         if durable:
@@ -276,8 +276,12 @@ class PostgresJournal:
 
     def _decode(self, row: JournalRow) -> Entry:
         try:
+            if key := self._key:
+                row = msgspec.structs.replace(
+                    row, event=key.unseal_env(row.event), decision=key.unseal_env(row.decision)
+                )
             return row.entry
-        except (msgspec.DecodeError, UnicodeDecodeError, MemoryError, TypeError, RecursionError) as e:
+        except (msgspec.DecodeError, ValueError, MemoryError, TypeError, RecursionError, SealError) as e:
             raise JournalError(f"{self._where} cannot be used as a journal: {str(e) or type(e).__name__}") from None
 
     def close(self) -> None:

@@ -212,3 +212,17 @@ def test_a_run_of_an_older_version_goes_on_where_its_run_directory_is(
         open_writer(shared_postgres, str(tmp_path))
     assert went_on(shared_postgres, str(tmp_path), adopts=True) == entries
     assert went_on(shared_postgres, str(tmp_path)) == entries, "it has a proof by now"
+
+
+def test_values_of_the_environment_are_for_who_has_the_key(
+    forger: Forger, shared_postgres: str, tmp_path: Path
+) -> None:
+    entries = written(shared_postgres, str(tmp_path))
+    found = forger.do(
+        "select event, decision from holdfast.entry where run_id = %(run)s union all "
+        "select content, content from holdfast.note where run_id = %(run)s"
+    )
+    assert not any(b"topsecretenv" in bytes(part) for row in found for part in row if isinstance(part, bytes))
+    for key in (JournalKey(SECRET, str(tmp_path)), None):
+        with contextlib.closing(PostgresJournal(shared_postgres, str(tmp_path), key=key)) as reader:
+            assert (list(reader.read()) == entries) == (key is not None)
