@@ -81,11 +81,13 @@ def test_blocked_hosts_of_a_database(shared_postgres: str, capsys: pytest.Captur
     assert "gpu-a is not blocked" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["ls", "--journal"], ["journal"]])
-def test_an_address_with_a_password_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("words", [["ls", "--journal"], ["journal"], ["blocked", "--journal"]])
+@pytest.mark.parametrize("url", ["me:s3cret@127.0.0.1:1/db", "127.0.0.1:1/db?sslpassword=s3cret"])
+def test_an_address_with_a_password_is_refused(words: list[str], url: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("psycopg")
-    assert main([*words, "postgres://me:secret@127.0.0.1:1/db"]) == 2
-    assert "~/.pgpass" in capsys.readouterr().err
+    assert main([*words, f"postgres://{url}"]) == 2
+    said = capsys.readouterr()
+    assert "~/.pgpass" in said.err and "s3cret" not in said.out + said.err
 
 
 @pytest.mark.parametrize(

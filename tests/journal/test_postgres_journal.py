@@ -173,7 +173,9 @@ def test_damage_is_named(shared_postgres: str, tmp_path: Path) -> None:
 
 
 def test_addresses_that_are_refused() -> None:
-    assert "~/.pgpass" in why_no_url("postgres://me:secret@host/db")
+    for kept in ("me:secret@host/db", "host/db?password=p", "host/db?sslpassword=p"):
+        assert "~/.pgpass" in why_no_url(f"postgres://{kept}"), kept
+    assert not why_no_url("postgres://host/db?passfile=/a/file&sslkey=/a/key")
     assert "postgres://HOST/DATABASE" in why_no_url("mysql://host/db")
     assert "is no address" in why_no_url("postgres://host/db?nonsense=1")
     assert not why_no_url("postgres://me@one,two/db?target_session_attrs=read-write")
