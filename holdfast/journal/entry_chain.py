@@ -6,11 +6,15 @@ infinity.
 
 import hashlib
 import struct
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from holdfast.core.decoding import make_decoder
 from holdfast.model.event import Decision, Entry, Event
+
+if TYPE_CHECKING:
+    from holdfast.journal.journal_key import JournalKey
 
 START_BYTES = CHAIN_BYTES = 16
 _ENCODER = msgspec.msgpack.Encoder()
@@ -37,9 +41,12 @@ class JournalRow(msgspec.Struct, frozen=True):
         return self.seq == seq + 1 and self.chain == _chain_checksum(chain, self)
 
 
-def make_row(entry: Entry, epoch: int, chain: bytes) -> JournalRow:
-    """Return the next row. `chain` is the checksum of the row before it, or the start of the chain."""
+def make_row(entry: Entry, epoch: int, chain: bytes, key: "JournalKey | None" = None) -> JournalRow:
+    """Return the next row. `chain` is the checksum of the row before it, or the start of the chain. `key` seals what
+    only the job may read."""
     event, decision = _ENCODER.encode(entry.event), _ENCODER.encode(entry.decision)
+    if key:
+        event, decision = key.seal_env(event), key.seal_env(decision)
     row = JournalRow(entry.seq, entry.at, event, decision, epoch, b"")
     return msgspec.structs.replace(row, chain=_chain_checksum(chain, row))
 

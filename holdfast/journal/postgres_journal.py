@@ -4,8 +4,13 @@ Entries carry the same chain of checksums as in a file. Every write names the le
 the entry before: one statement, one round trip, and a repeated one does no harm. While the server is away, a write
 waits until shortly before the lease may be another's. Then the writer gives up, and the next one finds all that was
 durable.
+
+Who can write to the database can also write entries, with checksums. So every write leaves a proof of the newest entry
+and of all notes, made with a key that follows from the job's secret, and notes are sealed. Who is to act on a journal
+has the proof checked first.
 """
 
+import contextlib
 import time
 from collections.abc import Iterator
 
@@ -14,6 +19,7 @@ import msgspec
 from holdfast.journal import postgres_schema, run_lease
 from holdfast.journal.entry_chain import JournalRow, make_row, parse_row
 from holdfast.journal.journal_errors import JournalAwayError, JournalDamagedError, JournalError, LeaseLostError
+from holdfast.journal.journal_key import TAG_BYTES, JournalKey, SealError
 from holdfast.journal.postgres_link import PostgresLink
 from holdfast.journal.run_lease import LEASE_S, MARGIN_S, RENEW_S, LeasedRun
 from holdfast.model.event import Entry, Lost
@@ -24,8 +30,8 @@ _OURS = "run_id = %(run)s and epoch = %(epoch)s and holder = %(holder)s"
 # The update locks the run's row, and thereby decides between us and whoever takes over.
 _APPEND = f"""
 with mine as (
-    update holdfast.run set seq = %(seq)s, chain = %(chain)s, phase = %(phase)s, alive_at = clock_timestamp(),
-        expires_at = clock_timestamp() + %(lease_s)s * interval '1 second'
+    update holdfast.run set seq = %(seq)s, chain = %(chain)s, proof = %(proof)s, phase = %(phase)s,
+        alive_at = clock_timestamp(), expires_at = clock_timestamp() + %(lease_s)s * interval '1 second'
     where {_OURS} and chain = %(before)s returning run_id
 ), put as (
     insert into holdfast.entry (run_id, seq, at, event, decision, epoch, chain)
@@ -42,10 +48,17 @@ where run_id = %(run)s and seq > %(after)s order by seq limit %(page)s
 """
 _CHAIN_AT = "select chain from holdfast.entry where run_id = %(run)s and seq = %(seq)s"
 _PUT_NOTE = f"""
-insert into holdfast.note (run_id, name, content) select run_id, %(name)s, %(content)s from holdfast.run where {_OURS}
-for share on conflict (run_id, name) do update set content = excluded.content returning 1
+with mine as (update holdfast.run set proof = %(proof)s where {_OURS} and chain = %(chain)s returning run_id)
+insert into holdfast.note (run_id, name, content) select run_id, %(name)s, %(content)s from mine
+on conflict (run_id, name) do update set content = excluded.content returning 1
 """
 _GET_NOTE = "select content from holdfast.note where run_id = %(run)s and name = %(name)s"
+# In one statement, so that all of it is of one instant.
+_PROVE = f"""
+select seq, chain, start, proof, array(select name from holdfast.note where run_id = %(run)s order by name),
+    array(select substring(content from 1 for {TAG_BYTES}) from holdfast.note where run_id = %(run)s order by name)
+from holdfast.run where run_id = %(run)s
+"""
 
 
 class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,24 +70,37 @@ class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PostgresJournal:
-    def __init__(self, url: str, run_id: str, holder: LeaseHolder | None = None) -> None:
-        """Open the journal of a run: with a holder to write, taking the lease, else to read. Raises JournalError."""
+    def __init__(
+        self,
+        url: str,
+        run_id: str,
+        holder: LeaseHolder | None = None,
+        key: JournalKey | None = None,
+        *,
+        adopts: bool = False,
+    ) -> None:
+        """Open the journal of a run: with a holder to write, taking the lease, else to read. Raises JournalError. A
+        writer needs the key; without it notes and the environment of releases cannot be read. `adopts`: it goes on with
+        a run in which older versions of holdfast have left no proof."""
         self.run_id = run_id
         self.lost: Lost | None = None  # a committed entry is not lost; what a failover loses, nodes know
         self.doubt = ""
         self._link = PostgresLink(url)
-        self._holder = holder
+        self._holder, self._key = holder, key
+        self._tags: dict[str, bytes] = {}  # of all notes, by name, when the journal was proved and since
+        self._proven: tuple[int, bytes] | None = None  # the newest entry when the journal was proved, and its checksum
         self._rows: list[JournalRow] = []  # appended, and not known to be committed
         self._broken: JournalError | None = None  # why nothing can be written any more
         self._asked_at = time.monotonic()
         try:
             found = self._open_run()
+            self._epoch, self._phase, self.alive_at = found.epoch, found.phase, found.alive_at
+            self._seq, self._chain, self._committed, self._start = found.seq, found.chain, found.chain, found.start
+            if holder:
+                self.prove(adopts=adopts)
         except JournalError:
             self._link.close()
             raise
-        self._epoch, self._start = found.epoch, found.start
-        self._seq, self._chain, self._committed = found.seq, found.chain, found.chain
-        self._phase, self.alive_at = found.phase, found.alive_at
 
     def _open_run(self) -> LeasedRun:
         if self._holder is None:
@@ -86,6 +112,43 @@ class PostgresJournal:
         if begun := run_lease.begin_epoch(self._link, self.run_id, name, address, lease_s):
             return begun
         raise LeaseLostError(f"another controller has run {self.run_id} in {self._link.url}")
+
+    @property
+    def seq(self) -> int:
+        """The number of the newest entry that this process knows of."""
+        return self._seq
+
+    def prove(self, *, adopts: bool = False) -> None:
+        """Check that whoever wrote entries and notes knew the job's secret; JournalDamagedError if that is not so. From
+        now on nothing is read that was changed, nor what others write later."""
+        for seq, chain, start, proof, names, tags in self._link.execute(_PROVE, {"run": self.run_id}):
+            self._seq, self._chain, self._committed, self._start = seq, chain, chain, start
+            self._tags, self._proven = dict(zip(names, tags, strict=True)), (seq, chain)
+            if proof and not self._own_key.is_proof(proof, seq, chain, self._tags):
+                raise self._make_forged(f"{self._where} is not as its controllers have left it")
+            if not proof and (seq or names) and not adopts:
+                how = "go on with it by holdfast run --resume on the host that has its run directory"
+                raise JournalDamagedError(
+                    f"{self._where} has no proof of who wrote it, as older versions of holdfast leave none; {how}"
+                )
+            for name in names if not proof else ():
+                self.put_note(name, self._stored_note(name))
+
+    def _make_forged(self, what: str) -> JournalError:
+        """Say that others have written; unless it was the controller that has taken over, whose right it is."""
+        if self._holder and isinstance(why := self._why_not_ours(), LeaseLostError):
+            return why
+        known = "somebody has changed it, and who is not known, or its secret is another one"
+        return JournalDamagedError(f"{what}: {known}; set HOLDFAST_TOKEN to the same value on every host")
+
+    def at_one_instant(self) -> contextlib.AbstractContextManager[None]:
+        """Read as of now, whatever others write meanwhile."""
+        return self._link.transaction("isolation level repeatable read, read only")
+
+    @property
+    def _own_key(self) -> JournalKey:
+        assert self._key, "whoever writes to a journal, or goes on with it, has its key"
+        return self._key
 
     @property
     def epoch(self) -> int:
@@ -116,7 +179,7 @@ class PostgresJournal:
             raise JournalError(
                 f"run {self.run_id} in {self._link.url} has {self._seq} entries; {entry.seq} is not next"
             )
-        row = make_row(entry, self._epoch, self._chain)
+        row = make_row(entry, self._epoch, self._chain, self._own_key)
         self._rows.append(row)
         self._seq, self._chain, self._phase = row.seq, row.chain, entry.decision.phase
         if durable:
@@ -139,10 +202,13 @@ class PostgresJournal:
         values = self._ours() | {name: list(column) for name, column in zip(names, columns, strict=True)}
         assert self._holder is not None
         values |= {"seq": self._seq, "chain": self._chain, "before": self._committed, "phase": self._phase.value}
-        values["lease_s"] = self._holder.lease_s
+        values |= {"lease_s": self._holder.lease_s, "proof": self._make_proof(self._tags)}
         if not self._retry(_APPEND, values) and (why := self._why_not_ours()):
             raise self._break_off(why)
         self._asked_at, self._committed, self._rows = asked_at, self._chain, []
+
+    def _make_proof(self, tags: dict[str, bytes]) -> bytes:
+        return self._own_key.make_proof(self._seq, self._chain, tags)
 
     def _ours(self) -> dict[str, object]:
         assert self._holder is not None
@@ -194,7 +260,15 @@ class PostgresJournal:
                 if row is None or not row.is_next_of(seq, chain):
                     raise JournalDamagedError(f"{self._where} is damaged: entry {seq + 1} is not as it was written")
                 seq, chain = row.seq, row.chain
+                self._check_place(seq, chain)
                 yield self._decode(row)
+        if self._proven and seq < self._proven[0]:
+            raise self._make_forged(f"{self._where} lacks the entries after {seq}")
+
+    def _check_place(self, seq: int, chain: bytes) -> None:
+        """Raise if an entry is not of the history that was proved, or is none of those that were written since."""
+        if self._proven and (seq > self._seq or (seq == self._proven[0] and chain != self._proven[1])):
+            raise self._make_forged(f"entry {seq} of {self._where} was not written by its controllers")
 
     @property
     def _where(self) -> str:
@@ -202,8 +276,12 @@ class PostgresJournal:
 
     def _decode(self, row: JournalRow) -> Entry:
         try:
+            if key := self._key:
+                row = msgspec.structs.replace(
+                    row, event=key.unseal_env(row.event), decision=key.unseal_env(row.decision)
+                )
             return row.entry
-        except (msgspec.DecodeError, UnicodeDecodeError, MemoryError, TypeError, RecursionError) as e:
+        except (msgspec.DecodeError, ValueError, MemoryError, TypeError, RecursionError, SealError) as e:
             raise JournalError(f"{self._where} cannot be used as a journal: {str(e) or type(e).__name__}") from None
 
     def close(self) -> None:
@@ -218,11 +296,29 @@ class PostgresJournal:
     # --- notes -------------------------------------------------------------------------------------------------
 
     def put_note(self, name: str, content: bytes) -> None:
-        """Store a note, as the controller that has the lease."""
-        if not self._retry(_PUT_NOTE, self._ours() | {"name": name, "content": content}):
+        """Store a note, sealed, as the controller that has the lease."""
+        if self._rows:
+            self._commit()  # the proof is of what the server has
+        sealed = self._own_key.seal(name, content)
+        tags = self._tags | {name: sealed[:TAG_BYTES]}
+        values = {"name": name, "content": sealed, "chain": self._chain, "proof": self._make_proof(tags)}
+        if not self._retry(_PUT_NOTE, self._ours() | values):
             raise self._break_off(self._why_not_ours())
+        self._tags = tags
 
     def get_note(self, name: str) -> bytes:
+        """Return a note's content; JournalDamagedError if it is none that the controllers of this run have left."""
+        sealed = self._stored_note(name)
+        try:
+            if self._proven and self._tags.get(name, b"") != sealed[:TAG_BYTES]:
+                raise SealError
+            return self._own_key.unseal(name, sealed) if sealed else b""
+        except SealError:
+            raise self._make_forged(
+                f"the note {name} of {self._where} is not as its controllers have left it"
+            ) from None
+
+    def _stored_note(self, name: str) -> bytes:
         found = self._link.execute(_GET_NOTE, {"run": self.run_id, "name": name})
         return bytes(found[0][0]) if found else b""
 

@@ -6,8 +6,7 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import errors
-from psycopg.conninfo import conninfo_to_dict
+from psycopg import errors, pq
 
 from holdfast.journal.journal_errors import JournalAwayError, JournalError
 
@@ -44,11 +43,12 @@ def why_no_url(url: str) -> str:
     if not url.startswith(("postgres://", "postgresql://")):
         return "is no address of a database; write it as postgres://HOST/DATABASE"
     try:
-        given = conninfo_to_dict(url)
-    except psycopg.ProgrammingError as e:
-        return f"is no address of a database: {one_line(e)}"
-    if given.get("password"):
-        return "has a password, which every user of this host could read; put it into ~/.pgpass and leave it out here"
+        given = pq.Conninfo.parse(url.encode())
+    except psycopg.OperationalError as e:
+        return f"is no address of a database: {one_line(e).replace(url, 'ADDRESS')}"
+    if secret := next((option for option in given if option.val and option.dispchar == b"*"), None):
+        place = "put a password into ~/.pgpass, and anything else into a service file"
+        return f"has a {secret.keyword.decode()}, which every user of this host could read; leave it out and {place}"
     return ""
 
 
@@ -76,9 +76,9 @@ class PostgresLink:
             raise JournalError(f"{self.url} cannot be used as a journal: {one_line(e)}") from None
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self, manner: str = "") -> Iterator[None]:
         """Run statements so that all of them count or none."""
-        self.execute("begin")
+        self.execute(f"begin {manner}")
         try:
             yield
             self.execute("commit")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from holdfast.journal.journal_errors import JournalError
 from holdfast.journal.postgres_link import PostgresLink
 
-SCHEMA = 3
+SCHEMA = 4
 _LOCK = 7_403_411_204_582  # any number: who changes the tables holds the lock of it
 _BEGINNING = (
     "create schema if not exists holdfast",
@@ -35,8 +35,10 @@ _FORWARD = {
     2: ("alter table holdfast.run add column address text not null default ''",),
     # What all runs share: the list of blocked hosts.
     3: ("create table holdfast.shared (name text primary key, content bytea not null)",),
+    # That entries and notes were written by who knows the job's secret; '': an older version has left no proof.
+    4: ("alter table holdfast.run add column if not exists proof bytea not null default ''",),
 }
-_BACK = {3: ("drop table holdfast.shared",)}
+_BACK: dict[int, tuple[str, ...]] = {4: ()}  # older programs need not know it, and controllers go on meanwhile
 
 
 def read_version(link: PostgresLink) -> int:

@@ -52,6 +52,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     fleet_flags: tuple[str, ...] = ()  # for the cluster's own command, as the user gave them
     allocation: int = 0  # the job of Slurm that the front is in; 0: none
     journal: str = ""  # the address of the database that has it; "": it is in the run directory
+    proven: bool = False  # a journal in a database has proofs from its first entry on; older versions left none
     console_files: tuple[str, ...] = ()  # to which the output of `holdfast run` goes; never part of a release
 
 

@@ -142,6 +142,7 @@ def test_strangers_whom_another_authority_has_signed(start: Start, port: int, tm
     [
         (("--set", "door.key=k"), "door.authority, door.certificate and door.key"),
         (("--rdzv-endpoint", "127.0.0.2:1", "--rdzv-id", "s"), "door.certificate "),
+        (("--rdzv-endpoint", "127.0.0.2:1", "--rdzv-id", "r", "--journal", "postgres://h/d"), "needs the job's secret"),
         ((), "--rdzv-endpoint"),
     ],
 )

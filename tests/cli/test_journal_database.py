@@ -16,9 +16,11 @@ TOKEN = "0b1c8e93d7a24f56b8e1902c7d3f4a65"
 
 
 def write(url: str, run_id: str, phase: Phase, lease_s: float = 60.0) -> None:
+    from holdfast.journal.journal_key import JournalKey
     from holdfast.journal.postgres_journal import LeaseHolder, PostgresJournal
 
-    journal = PostgresJournal(url, run_id, LeaseHolder(name="h0 abc", address="h0:29400", lease_s=lease_s))
+    lease = LeaseHolder(name="h0 abc", address="h0:29400", lease_s=lease_s)
+    journal = PostgresJournal(url, run_id, lease, JournalKey(TOKEN, run_id))
     seats = tuple(Seat(node=f"n{i}", group_rank=i, first_rank=i, nproc=1) for i in range(2))
     launch = Launch(id=1, generation=1, seats=seats, release=Release(number=1))
     seen = Progress(generation=1, step=7, at=1.0, first_step=1, first_at=1.0, counted=False)
@@ -54,18 +56,19 @@ def test_runs_of_a_database_are_listed(
 
 def test_tables_are_looked_after(shared_postgres: str, capsys: pytest.CaptureFixture[str]) -> None:
     blocked = ["blocked", "--journal", shared_postgres]
-    assert main(["journal", shared_postgres, "--schema", "3"]) == 0
+    assert main(["journal", shared_postgres, "--schema", "4"]) == 0
     assert main([*blocked, "--add", "gpu-a", "--why", "it burns"]) == 0
-    assert main(["journal", shared_postgres, "--schema", "2"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "the tables are of version 2; they were of 3"
+    assert main(["journal", shared_postgres, "--schema", "3"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "the tables are of version 3; they were of 4"
     for words in (["ls", "--journal", shared_postgres], blocked):
         assert main(words) == 2
-        assert "--schema 3" in capsys.readouterr().err
+        assert "--schema 4" in capsys.readouterr().err
     assert main(["journal", shared_postgres]) == 0
-    assert capsys.readouterr().out == "the tables are of version 2, this holdfast wants 3\n"
-    assert main(["journal", shared_postgres, "--schema", "3"]) == 0
+    assert capsys.readouterr().out == "the tables are of version 3, this holdfast wants 4\n"
+    assert main(["journal", shared_postgres, "--schema", "4"]) == 0
     assert main(blocked) == 0
-    assert capsys.readouterr().out.endswith("nobody is blocked\n"), "version 2 knows no list"
+    assert "gpu-a" in capsys.readouterr().out, "version 3 knows the list"
+    assert main([*blocked, "--lift", "gpu-a"]) == 0
 
 
 def test_blocked_hosts_of_a_database(shared_postgres: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,11 +82,13 @@ def test_blocked_hosts_of_a_database(shared_postgres: str, capsys: pytest.Captur
     assert "gpu-a is not blocked" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["ls", "--journal"], ["journal"]])
-def test_an_address_with_a_password_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("words", [["ls", "--journal"], ["journal"], ["blocked", "--journal"]])
+@pytest.mark.parametrize("url", ["me:s3cret@127.0.0.1:1/db", "127.0.0.1:1/db?sslpassword=s3cret"])
+def test_an_address_with_a_password_is_refused(words: list[str], url: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("psycopg")
-    assert main([*words, "postgres://me:secret@127.0.0.1:1/db"]) == 2
-    assert "~/.pgpass" in capsys.readouterr().err
+    assert main([*words, f"postgres://{url}"]) == 2
+    said = capsys.readouterr()
+    assert "~/.pgpass" in said.err and "s3cret" not in said.out + said.err
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from tests.cli.conftest import Start
 from tests.cli.driver import CLEAN, Job, gone
 from tests.cli.test_join import host, leader_of
 from tests.postgres_server import PostgresServer
+from tests.wire.given import Organisation, settings
 
 pytestmark = pytest.mark.e2e
 TOKEN = "0b1c8e93d7a24f56b8e1902c7d3f4a65"
@@ -87,6 +88,29 @@ def test_another_host_carries_the_controller_when_its_host_is_lost(
     pause_s = max(float(path.read_text()) for path in tmp_path.glob("pause-*"))
     assert pause_s < 6.0, "nor have they waited for a controller"
     print(f"taken over after {took_s:.1f} s, longest pause {pause_s:.1f} s, load {os.getloadavg()[0]:.0f}")
+
+
+@pytest.mark.slow
+def test_a_host_with_a_certificate_of_the_users_own_takes_over(
+    start: Start, endpoints: str, shared_postgres: str, tmp_path: Path
+) -> None:
+    """The secret does not let it in, but proves the journal to it."""
+    ours = Organisation(tmp_path / "ours")
+    flags = ("--journal", shared_postgres, "--rdzv-id", f"job {endpoints}", "--nnodes", "2")
+    jobs = [
+        host(start, endpoints, *flags, *settings(ours.keys(name)), name=name, HOLDFAST_TOKEN=TOKEN)
+        for name in ("one", "two")
+    ]
+    leader = leader_of(*jobs)
+    other = other_of(jobs, leader)
+    leader.trains()
+    for number in struck(leader):
+        leader.kill(number)
+    other.says("the run goes on from its journal")
+    other.trains()
+    other.finish()
+    other.ends(0)
+    assert not other.report().incidents
 
 
 @pytest.mark.slow
@@ -189,3 +213,28 @@ def test_a_front_that_was_killed_is_resumed_on_its_own_host(start: Start, endpoi
     job.finish()
     job.ends(0)
     assert not job.report().incidents
+
+
+@pytest.mark.slow
+def test_a_run_that_somebody_changed_in_the_database_is_not_taken_over(
+    start: Start, endpoints: str, shared_postgres: str
+) -> None:
+    """Whoever can write there has another tree named as release 1, and all checksums computed again."""
+    from tests.journal.test_journal_proof import Forger
+
+    jobs = begin(start, endpoints, shared_postgres, "--nnodes", "2", names=("one", "two"))
+    leader = leader_of(*jobs)
+    other = other_of(jobs, leader)
+    leader.trains()
+    [rank] = other.run_dir.glob("logs/gen-1/rank-*/pid")
+    for number in struck(leader):
+        leader.kill(number)
+    forger = Forger(shared_postgres, f"job {endpoints}")
+    forger.rewrite_history()
+    forger.link.close()
+    other.says("is not as its controllers have left it: somebody has changed it, and who is not known")
+    other.ends(2)
+    assert "this host carries the controller" not in other.text()
+    assert not gone(int(rank.read_text())), "the ranks go on"
+    for job in jobs:
+        job.kill(job.holder(node_of(job)))

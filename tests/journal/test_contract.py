@@ -47,9 +47,11 @@ JOURNALS = (
 
 def open_postgres(place: Path, holder: str = "") -> Journal:
     """A journal in the server that all tests share; the place is its name."""
+    from holdfast.journal.journal_key import JournalKey
     from holdfast.journal.postgres_journal import LeaseHolder, PostgresJournal
 
-    return PostgresJournal(named_url(), str(place), LeaseHolder(name=holder) if holder else None)
+    lease, key = (LeaseHolder(name=holder), JournalKey("", str(place))) if holder else (None, None)
+    return PostgresJournal(named_url(), str(place), lease, key)
 
 
 @pytest.fixture(params=[kind.name for kind in JOURNALS])

@@ -15,10 +15,12 @@ from tests.postgres_server import PostgresServer
 pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 from holdfast.journal import postgres_schema, run_lease
 from holdfast.journal.journal_errors import JournalAwayError, JournalDamagedError, JournalError, LeaseLostError
+from holdfast.journal.journal_key import JournalKey
 from holdfast.journal.postgres_journal import LeaseHolder, PostgresJournal
 from holdfast.journal.postgres_link import PostgresLink, why_no_url
 
 LONG_S, SHORT_S = 60.0, 0.3
+SECRET = "0b1c8e93d7a24f56b8e1902c7d3f4a65"
 
 
 def entry(seq: int, phase: Phase = Phase.TRAINING) -> Entry:
@@ -26,7 +28,8 @@ def entry(seq: int, phase: Phase = Phase.TRAINING) -> Entry:
 
 
 def writer(url: str, place: Path, name: str = "one", lease_s: float = LONG_S) -> PostgresJournal:
-    return PostgresJournal(url, str(place), LeaseHolder(name=name, address=f"at {name}", lease_s=lease_s))
+    holder = LeaseHolder(name=name, address=f"at {name}", lease_s=lease_s)
+    return PostgresJournal(url, str(place), holder, JournalKey(SECRET, str(place)))
 
 
 def seqs(url: str, place: Path) -> list[int]:
@@ -170,7 +173,9 @@ def test_damage_is_named(shared_postgres: str, tmp_path: Path) -> None:
 
 
 def test_addresses_that_are_refused() -> None:
-    assert "~/.pgpass" in why_no_url("postgres://me:secret@host/db")
+    for kept in ("me:secret@host/db", "host/db?password=p", "host/db?sslpassword=p"):
+        assert "~/.pgpass" in why_no_url(f"postgres://{kept}"), kept
+    assert not why_no_url("postgres://host/db?passfile=/a/file&sslkey=/a/key")
     assert "postgres://HOST/DATABASE" in why_no_url("mysql://host/db")
     assert "is no address" in why_no_url("postgres://host/db?nonsense=1")
     assert not why_no_url("postgres://me@one,two/db?target_session_attrs=read-write")
@@ -187,7 +192,7 @@ def test_tables_go_forward_and_one_back(shared_postgres: str, tmp_path: Path) ->
     later = writer(shared_postgres, tmp_path)  # whoever writes brings them forward
     assert seqs(shared_postgres, tmp_path) == [1, 2]
     link.execute("update holdfast.version set version = 99")
-    for refused in (lambda: writer(shared_postgres, tmp_path), lambda: postgres_schema.migrate_schema(link, 2)):
+    for refused in (lambda: writer(shared_postgres, tmp_path), lambda: postgres_schema.migrate_schema(link, 3)):
         with pytest.raises(JournalError, match="version 99, of a newer holdfast"):
             refused()
     link.execute(f"update holdfast.version set version = {postgres_schema.SCHEMA}")
@@ -216,7 +221,7 @@ def test_a_server_that_goes_away(own_postgres: PostgresServer, tmp_path: Path) -
     writing.join()
     assert seqs(url, tmp_path) == [1, 2]
 
-    hasty = PostgresJournal(url, "hasty", LeaseHolder(name="one", lease_s=2.0))
+    hasty = PostgresJournal(url, "hasty", LeaseHolder(name="one", lease_s=2.0), JournalKey(SECRET, "hasty"))
     own_postgres.freeze()
     began_at = time.monotonic()
     try:

@@ -15,6 +15,7 @@ from tests.postgres_server import PostgresServer
 
 pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 from holdfast.journal.journal_errors import JournalAwayError, LeaseLostError
+from holdfast.journal.journal_key import JournalKey
 from holdfast.journal.postgres_journal import LeaseHolder, PostgresJournal
 
 pytestmark = pytest.mark.e2e
@@ -57,7 +58,9 @@ class Race:
             self.failed.append(e)
 
     def _live(self, name: str, rng: Random) -> None:
-        journal = PostgresJournal(self.url, self.run_id, LeaseHolder(name=name, lease_s=LEASE_S))
+        journal = PostgresJournal(
+            self.url, self.run_id, LeaseHolder(name=name, lease_s=LEASE_S), JournalKey("", self.run_id)
+        )
         epoch = journal.epoch
         with self.lock:
             self.begun_at[epoch] = time.monotonic()
@@ -163,7 +166,9 @@ def test_a_server_that_is_killed_under_load(own_postgres: PostgresServer) -> Non
                 write_on()
 
     def write_on() -> None:
-        journal = PostgresJournal(own_postgres.url, "load", LeaseHolder(name="one", lease_s=1.0))
+        journal = PostgresJournal(
+            own_postgres.url, "load", LeaseHolder(name="one", lease_s=1.0), JournalKey("", "load")
+        )
         seq = max((entry.seq for entry in journal.read()), default=0)
         assert seq >= max(acknowledged, default=0), "what was acknowledged is there"
         try:

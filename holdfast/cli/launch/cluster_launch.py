@@ -15,6 +15,7 @@ from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError, parse_run_args
 from holdfast.cli.terminal.rank_console import describe_shape, find_console_files, make_console, say
 from holdfast.config import Settings
+from holdfast.journal.journal_errors import JournalError
 from holdfast.model.job_and_seats import Job
 from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
 
@@ -43,6 +44,7 @@ def draft_run(args: RunArgs, settings: Settings, entry: EntryPoint, job: Job) ->
         log_dir="",
         fleet_flags=args.slurm,
         journal=args.journal or "",
+        proven=True,
     )
 
 
@@ -92,7 +94,11 @@ class ClusterRun:
             return None
         from holdfast.cli.launch.run_handover import fetch_run
 
-        if (begun := fetch_run(self._lease.url, self._lease.run_id, self.run_dir, self._secret)) is None:
+        try:
+            begun = fetch_run(self._lease, self.run_dir, self._secret)
+        except JournalError as e:
+            raise UsageError(str(e)) from None
+        if begun is None:
             return None
         went_on = msgspec.structs.replace(
             self._draft,

@@ -24,6 +24,7 @@ class ControllerLease:
         self.place = self.holder.replace(" ", "-")  # of its run directory
         self._link = PostgresLink(url)
         self._looked_at = 0.0
+        self.seen_seq = 0  # the journal had so many entries when this host looked; it can only have more
 
     def try_to_claim(self) -> bool:
         """Take the lease for a controller of ours that is about to start; False if another host has it, or the run has
@@ -37,8 +38,9 @@ class ControllerLease:
             return False
         self._looked_at = time.monotonic()
         with contextlib.suppress(JournalError):
-            found = run_lease.look_at_run(self._link, self.run_id)
-            return found is not None and not found.held and found.phase is not Phase.DONE
+            if found := run_lease.look_at_run(self._link, self.run_id):
+                self.seen_seq = max(self.seen_seq, found.seq)
+                return not found.held and found.phase is not Phase.DONE
         return False
 
     def await_turn(self) -> bool:

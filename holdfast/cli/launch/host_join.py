@@ -65,7 +65,7 @@ class HostJoin:
         self.args = args
         self.host, self.port = args.endpoint
         self.given = _user_certificates(args, settings)
-        self.token, self.own_token = ("", None) if self.given else read_token(args, self.host, self.port)
+        self.token, self.own_token = self._read_secret()
         self.settings, self._closed = settings, 0
         self.run_file = ""  # as in NodeSpec
         self._holder = 0  # the pid of the node's; 0: the node was not started yet
@@ -104,7 +104,21 @@ class HostJoin:
             host=self.host,
             port=self.port,
             journal=args.journal or "",
+            proven=True,
         )
+
+    def _read_secret(self) -> tuple[str, NodeToken | None]:
+        """Return the job's secret, or this host's token. Beside certificates only a journal in a database needs it."""
+        if self.given and not (self.given.leads and self.args.journal):
+            return "", None
+        try:
+            token, own = read_token(self.args, self.host, self.port)
+        except UsageError as e:
+            what = "--journal needs the job's secret beside door.certificate: " if self.given else ""
+            raise UsageError(f"{what}{e}") from None
+        if self.given and own:
+            raise UsageError("--journal needs the job's secret beside door.certificate, not a node token")
+        return token, own
 
     @property
     def has_node(self) -> bool:
@@ -195,14 +209,14 @@ class HostJoin:
         """Bring what an earlier controller left in the journal to this host; None if no controller has begun yet."""
         from holdfast.cli.launch.run_handover import fetch_run
 
-        return fetch_run(lease.url, lease.run_id, self.run_dir, self.token)
+        return fetch_run(lease, self.run_dir, self.token)
 
     def _prepare_keys(self) -> None:
         if self.given:
             self._copy_keys(self.given, run_directory.door_keys_folder(self.run_dir), self._keys_folder)
-            return
-        run_directory.write_door_secret(self.run_dir, self.token)
-        if not self.has_node:
+        if self.token:
+            run_directory.write_door_secret(self.run_dir, self.token)
+        if not self.given and not self.has_node:
             certificate_authority.enrol_local_node(
                 run_directory.open_authority(self.run_dir), self.name, self._keys_folder
             )

@@ -1,4 +1,4 @@
-"""What a controller on another host needs besides the journal, in notes in Postgres: sealed keys, and releases."""
+"""What a controller on another host needs besides the journal, in notes in Postgres: keys and releases."""
 
 import asyncio
 import contextlib
@@ -6,11 +6,16 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
+from holdfast.cli.launch.controller_lease import ControllerLease
 from holdfast.cli.run_dirs import run_directory
-from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.core.decoding import from_msgpack
+from holdfast.journal.journal_errors import JournalDamagedError
+from holdfast.journal.journal_key import JournalKey
 from holdfast.journal.postgres_journal import PostgresJournal
 from holdfast.model.event import Begin
-from holdfast.wire.credentials import mutual_tls, sealed_files
+from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.releases import tree_archive
 
 MOST_BYTES = 64 << 20  # of one release; a larger one is not handed over
@@ -38,12 +43,11 @@ class HandoverNotes:
             await asyncio.sleep(_LOOK_S)
 
     def put_keys(self) -> None:
-        """Put the keys of the job's own authority, sealed, and who has joined. Keys of the user's own stay away."""
+        """Put the keys of the job's own authority, and who has joined. Keys of the user's own stay away."""
         folder, certified = run_directory.door_keys_folder(self._run_dir), run_directory.is_certified(self._run_dir)
         files = {path.name: path.read_bytes() for path in folder.iterdir() if _is_handed_over(path, certified)}
         if files != self._files:
-            secret = "" if certified else run_directory.read_door_secret(self._run_dir)
-            self._journal.put_note(_DOOR, sealed_files.seal_files(files, secret, self._journal.run_id))
+            self._journal.put_note(_DOOR, msgspec.msgpack.encode(files))
             self._files = files
 
     async def _put_archive(self, archive: Path) -> None:
@@ -73,14 +77,22 @@ def _is_handed_over(path: Path, certified: bool) -> bool:
     return path.name == _SERIALS if certified else path.name != _SECRET and not path.name.startswith(".")
 
 
-def fetch_run(url: str, run_id: str, run_dir: Path, secret: str) -> Begin | None:
-    """Bring what an earlier controller left in the journal to this host; None if no controller has begun yet."""
-    with contextlib.closing(PostgresJournal(url, run_id)) as journal:
-        return restore_run(journal, run_dir, secret)
+def fetch_run(lease: ControllerLease, run_dir: Path, secret: str) -> Begin | None:
+    """Bring what an earlier controller left in the journal to this host, which has the lease; None if no controller has
+    begun yet. JournalDamagedError if the journal is not what those who know the secret have written."""
+    key = JournalKey(secret, lease.run_id)
+    with contextlib.closing(PostgresJournal(lease.url, lease.run_id, key=key)) as journal, journal.at_one_instant():
+        return restore_run(journal, run_dir, secret, lease.seen_seq)
 
 
-def restore_run(journal: PostgresJournal, run_dir: Path, secret: str) -> Begin | None:
-    """Write keys and releases to this host's run directory and return how the run began; None if it had not begun."""
+def restore_run(journal: PostgresJournal, run_dir: Path, secret: str, least: int = 0) -> Begin | None:
+    """Write keys and releases to this host's run directory and return how the run began; None if it had not begun. The
+    journal is known to have had `least` entries."""
+    journal.prove()
+    if journal.seq < least:
+        lost = f"had {least} entries, and has {journal.seq} now"
+        raise JournalDamagedError(f"run {journal.run_id} {lost}: the database has lost some, or somebody put them back")
+    begun = _read_begin(journal)
     _restore_keys(journal, run_directory.door_keys_folder(run_dir), secret)
     releases = run_dir / "releases"
     releases.mkdir(mode=0o700, exist_ok=True)
@@ -89,24 +101,21 @@ def restore_run(journal: PostgresJournal, run_dir: Path, secret: str) -> Begin |
         if tree_archive.DIGEST.fullmatch(digest) and not (releases / f"{digest}.tar").exists():
             parts = [journal.get_note(part) for part in journal.list_notes(f"{name}/")]
             mutual_tls.write_secret(releases / f"{digest}.tar", b"".join(parts))
-    begun = next(iter(journal.read()), None)
+    return begun
+
+
+def _read_begin(journal: PostgresJournal) -> Begin | None:
+    entries = journal.read()
+    begun = next(entries, None)
+    for _ in entries:  # only the last one shows that all are of the history that was proved
+        pass
     return begun.event if begun and isinstance(begun.event, Begin) else None
 
 
 def _restore_keys(journal: PostgresJournal, folder: Path, secret: str) -> None:
-    sealed = journal.get_note(_DOOR)
-    if not sealed:
+    if not (files := journal.get_note(_DOOR)):
         return
-    try:
-        files = sealed_files.unseal_files(sealed, secret, journal.run_id)
-    except sealed_files.SealError:
-        raise UsageError(
-            f"the keys of run {journal.run_id} in the journal were sealed with another secret, or are damaged; set "
-            "HOLDFAST_TOKEN to the same value on every host"
-        ) from None
     folder.mkdir(mode=0o700, exist_ok=True)
-    for name, content in files.items():
-        if "/" not in name:
-            mutual_tls.write_secret(folder / name, content)
-    if secret:
-        mutual_tls.write_secret(folder / _SECRET, secret.encode())
+    for name, content in from_msgpack(files, dict[str, bytes]).items():
+        mutual_tls.write_secret(folder / name, content)
+    mutual_tls.write_secret(folder / _SECRET, secret.encode())

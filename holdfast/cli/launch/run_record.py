@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from holdfast.cli.run_dirs import run_journal
+from holdfast.journal.journal_errors import JournalError
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.ports import Journal, Notes
 from holdfast.wire.credentials import mutual_tls
@@ -59,7 +61,11 @@ def open_record(run: RunSpec, run_dir: Path, holder: str, say: Callable[[str], N
     from holdfast.journal.postgres_journal import LeaseHolder, PostgresJournal
 
     address = f"{run.host}:{run.port}"
-    record = PostgresJournal(run.journal, run.job.run_id, LeaseHolder(name=holder, address=address))
+    if (key := run_journal.read_key(run, run_dir)) is None:
+        older = "as in runs with certificates of older versions: go on with the version that began it"
+        raise JournalError(f"{run_dir} lacks the secret by which the journal in {run.journal} is proved, {older}")
+    lease = LeaseHolder(name=holder, address=address)
+    record = PostgresJournal(run.journal, run.job.run_id, lease, key, adopts=not run.proven)
     handover = HandoverNotes(record, run_dir, say)
     handover.put_keys()  # before any node can join
     return RunRecord(record, record, handover)

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 def check_database(url: str, flag: str = "") -> None:
     """Raise UsageError if there is no client, or if this cannot be the address of a database; `flag` stands before
-    the address."""
+    the address, which is not repeated, as it may hold a password."""
     try:
         from holdfast.journal.postgres_link import why_no_url
     except ModuleNotFoundError as e:
         raise UsageError(f"{flag or 'this '}needs {e.name}: pip install 'holdfast[postgres]'") from None
     if fault := why_no_url(url):
-        raise UsageError(f"{flag}{url} {fault}")
+        raise UsageError(f"{flag}ADDRESS {fault}")
 
 
 @contextlib.contextmanager

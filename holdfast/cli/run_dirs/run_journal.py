@@ -1,11 +1,16 @@
 """Opens the journal of a run to read it, wherever it is: in the run directory or in Postgres."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.ports import Journal
+from holdfast.wire.run_and_node_specs import RunSpec
+
+if TYPE_CHECKING:
+    from holdfast.journal.journal_key import JournalKey
 
 
 class NoJournalError(UsageError):
@@ -22,4 +27,14 @@ def open_to_read(run_dir: Path) -> Journal:
         raise NoJournalError(f"{run_dir} has no journal yet; its controller has not started")
     from holdfast.journal.postgres_journal import PostgresJournal
 
-    return PostgresJournal(run.journal, run.job.run_id)
+    return PostgresJournal(run.journal, run.job.run_id, key=read_key(run, run_dir))
+
+
+def read_key(run: RunSpec, run_dir: Path) -> "JournalKey | None":
+    """Return the key of a journal in Postgres; None if this host does not know the job's secret, or no longer."""
+    from holdfast.journal.journal_key import JournalKey  # what it needs takes long to import
+
+    try:
+        return JournalKey(run_directory.read_door_secret(run_dir), run.job.run_id)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,90 @@
+"""Proves and seals what a run keeps in a database: who lacks the job's secret can neither read nor change it.
+
+Sealing is AES-SIV, by which the same content under the same name always gives the same bytes: decisions that are
+decided again from a journal are those that were written, though the reader cannot open them.
+"""
+
+import base64
+import hashlib
+import hmac
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import AESSIV
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+TAG_BYTES = 16  # the beginning of what is sealed; it follows from the key, the name and all of the content
+_PROOF_BYTES = 32
+_PURPOSE = b"holdfast journal 1 "
+_ENV = "env"
+_ENV_IN_MSGPACK = b"\xa3env"
+_SEALED = "holdfast-sealed:"
+
+
+class SealError(Exception):
+    """The bytes were not sealed with this secret for this run and name, or were changed since."""
+
+
+class JournalKey:
+    """The keys of one run, which follow from the job's secret."""
+
+    def __init__(self, secret: str, run_id: str) -> None:
+        # The secret has 128 random bits, so no slow derivation is needed against guessing.
+        made = HKDF(algorithm=hashes.SHA256(), length=96, salt=None, info=_PURPOSE + run_id.encode())
+        keys = made.derive(secret.encode())
+        self._proof, self._cipher = keys[:_PROOF_BYTES], AESSIV(keys[_PROOF_BYTES:])
+
+    def make_proof(self, seq: int, chain: bytes, tags: Mapping[str, bytes]) -> bytes:
+        """Return what only this key can make of the newest entry's number and checksum, and of the tags of all notes
+        by name. The checksum covers all entries, so the proof does, too."""
+        told = msgspec.msgpack.encode((seq, chain, sorted(tags.items())))
+        return hashlib.blake2b(told, key=self._proof, digest_size=_PROOF_BYTES).digest()
+
+    def is_proof(self, proof: bytes, seq: int, chain: bytes, tags: Mapping[str, bytes]) -> bool:
+        return hmac.compare_digest(proof, self.make_proof(seq, chain, tags))
+
+    def seal(self, name: str, content: bytes) -> bytes:
+        return self._cipher.encrypt(content, [name.encode()])
+
+    def unseal(self, name: str, sealed: bytes) -> bytes:
+        try:
+            return self._cipher.decrypt(sealed, [name.encode()])
+        except InvalidTag:
+            raise SealError from None
+
+    def seal_env(self, encoded: bytes) -> bytes:
+        """Return an encoded event or decision with sealed values in the environment of releases."""
+        return _change_env(encoded, self._seal_value)
+
+    def unseal_env(self, encoded: bytes) -> bytes:
+        return _change_env(encoded, self._unseal_value)
+
+    def _seal_value(self, name: str, value: str) -> str:
+        return _SEALED + base64.b64encode(self.seal(f"{_ENV} {name}", value.encode())).decode()
+
+    def _unseal_value(self, name: str, value: str) -> str:
+        if not value.startswith(_SEALED):
+            return value  # an older version wrote it
+        return self.unseal(f"{_ENV} {name}", base64.b64decode(value.removeprefix(_SEALED))).decode()
+
+
+def _change_env(encoded: bytes, change: Callable[[str, str], str]) -> bytes:
+    if _ENV_IN_MSGPACK not in encoded:  # as in nearly all entries
+        return encoded
+    return msgspec.msgpack.encode(_with_env(msgspec.msgpack.decode(encoded), change))
+
+
+def _with_env(tree: Any, change: Callable[[str, str], str]) -> Any:
+    if isinstance(tree, list):
+        return [_with_env(part, change) for part in tree]
+    if not isinstance(tree, dict):
+        return tree
+    return {
+        name: {key: change(key, value) if isinstance(value, str) else value for key, value in part.items()}
+        if name == _ENV and isinstance(part, dict)
+        else _with_env(part, change)
+        for name, part in tree.items()
+    }

@@ -1,0 +1,51 @@
+"""What only who knows the job's secret can make, read or change."""
+
+import msgspec
+import pytest
+
+from holdfast.journal.journal_key import TAG_BYTES, JournalKey, SealError
+from holdfast.model.event import Order
+from holdfast.model.release import Release
+
+SECRET = "0b1c8e93d7a24f56b8e1902c7d3f4a65"
+KEY = JournalKey(SECRET, "run")
+OTHERS = (JournalKey(SECRET[::-1], "run"), JournalKey(SECRET, "another run"))
+PLACE = (3, b"chain", {"door": b"tag", "plan": b"gat"})
+SET = Order(verb="update", who="me", release=Release(number=2, env={"WANDB_API_KEY": "v4lue", "EMPTY": ""}))
+
+
+def test_a_proof_is_of_one_place_by_one_key() -> None:
+    proof = KEY.make_proof(*PLACE)
+    assert KEY.is_proof(proof, *PLACE) and not any(key.is_proof(proof, *PLACE) for key in OTHERS)
+    for seq, chain, tags in (
+        (4, b"chain", PLACE[2]),
+        (3, b"other", PLACE[2]),
+        (3, b"chain", {"door": b"gat", "plan": b"tag"}),
+        (3, b"chain", {"door": b"tag"}),
+    ):
+        assert not KEY.is_proof(proof, seq, chain, tags)
+    assert not KEY.is_proof(b"", *PLACE) and not KEY.is_proof(proof[:-1], *PLACE)
+
+
+def test_what_is_sealed_opens_by_its_key_and_name_alone() -> None:
+    sealed = KEY.seal("door", b"-----BEGIN PRIVATE KEY-----")
+    assert b"PRIVATE" not in sealed and KEY.unseal("door", sealed) == b"-----BEGIN PRIVATE KEY-----"
+    assert KEY.unseal("door", KEY.seal("door", b"")) == b""
+    assert sealed[:TAG_BYTES] != KEY.seal("door", b"-----BEGIN PRIVATE KEY----.")[:TAG_BYTES]
+    wrong = [(KEY, "plan", sealed), *((key, "door", sealed) for key in OTHERS)]
+    for cut in (sealed[:-1], sealed[:-1] + bytes([sealed[-1] ^ 1]), sealed[1:], b"short", b""):
+        wrong.append((KEY, "door", cut))
+    for key, name, content in wrong:
+        with pytest.raises(SealError):
+            key.unseal(name, content)
+
+
+def test_the_environment_of_a_release_is_sealed_and_nothing_else() -> None:
+    encoded = msgspec.msgpack.encode(SET)
+    sealed = KEY.seal_env(encoded)
+    assert b"v4lue" not in sealed and b"WANDB_API_KEY" in sealed
+    assert msgspec.msgpack.decode(KEY.unseal_env(sealed), type=Order) == SET
+    assert sealed == KEY.seal_env(encoded), "a decision that repeats it is written alike"
+    assert KEY.unseal_env(encoded) == encoded, "older versions have not sealed it"
+    other = msgspec.structs.replace(SET, release=None, who="env")
+    assert msgspec.msgpack.decode(KEY.seal_env(msgspec.msgpack.encode(other)), type=Order) == other
