@@ -155,11 +155,22 @@ def test_a_progress_bar_is_shown_now_and_then(
     assert capfd.readouterr().out == "[rank 0] 100 %\n"
 
 
-def test_a_line_without_end_is_cut(ranks: Ranks, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_line_without_end_is_cut(end: bytes, ranks: Ranks, capfd: pytest.CaptureFixture[str]) -> None:
     shown = ranks.console()
-    ranks.write(b"y" * 300_000)
+    path = ranks.write(b"y" * 300_000 + end)
     shown.show_new_output()
-    assert capfd.readouterr().out == f"[rank 0] {'y' * 300_000}\n"
+    note = f"... {300_000 - 65_536} bytes of this line not shown here; see {path}"
+    assert capfd.readouterr().out == f"[rank 0] {'y' * 65_536} {note}\n"
+
+
+def test_bytes_that_come_together_hold_nobody_up(ranks: Ranks, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Each removal used to complete the next character: such a line took the console an hour."""
+    ranks.write(b"\xe2" * 3_000 + b"\x80\xae" * 3_000 + b"\nnext\n")
+    began = time.thread_time()
+    ranks.console().drain_output()
+    assert time.thread_time() - began < 0.5
+    assert capfdbinary.readouterr().out.endswith(b"\n[rank 0] next\n")
 
 
 def test_generations_that_are_over_are_let_go(ranks: Ranks, capfd: pytest.CaptureFixture[str]) -> None:
