@@ -367,6 +367,8 @@ def _why_forbidden(caller: Caller, request: web.Request) -> str:
         )
     if request.method not in ("GET", "HEAD") and caller.right < Right.OPERATE:
         return f"{caller.name} may only look, not give orders"
+    if request.path.startswith(_ARCHIVES) and caller.right < Right.ADMIN:  # whose business code is; nodes need it
+        return f"{caller.name} may not fetch releases: that needs the right admin"
     return ""
 
 
