@@ -47,7 +47,7 @@ PART_BYTES = 4 * CHUNK_BYTES  # that a link takes at once
 _RELAYED_BYTES = 256 << 20  # a smaller pull is over before relays have started
 
 
-LayoutDigits = Annotated[str, msgspec.Meta(pattern=r"^\w*\Z", max_length=64)]  # it names a file
+LayoutDigits = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z_]*\Z", max_length=64)]  # it names a file
 
 
 class PeerRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -361,13 +361,12 @@ def _why_forbidden(caller: Caller, request: web.Request) -> str:
     """Say why this caller may not make this request; empty if it may."""
     if request.path == _AGENT:
         return "" if caller.node else f"{caller.name} is not a node of this job"
-    if caller.right is None:  # a node: it fetches releases
-        return (
-            "" if request.path.startswith(_ARCHIVES) and request.method == "GET" else "a node may only fetch releases"
-        )
+    archives = request.path.startswith(_ARCHIVES)
+    if caller.right is None:  # a node
+        return "" if archives and request.method == "GET" else "a node may only fetch releases"
     if request.method not in ("GET", "HEAD") and caller.right < Right.OPERATE:
         return f"{caller.name} may only look, not give orders"
-    return ""
+    return f"{caller.name} needs the right admin to fetch releases" if archives and caller.right < Right.ADMIN else ""
 
 
 def _missing_right(caller: Caller, verb: str) -> str:

@@ -16,13 +16,14 @@ _COLOUR = r"\x1b\[[0-9;:]*m"
 _CONTROLS = rf"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f{_TURNS}\udc90\udc98\udc9b\udc9d-\udc9f]"
 _HARMFUL_SHOWN = re.compile(rf"(?!{_COLOUR})(?:{_ESCAPE}|{_CONTROLS})")
 _COLOURED = re.compile(_COLOUR)
+_NO_TEXT = re.compile("[\udc80-\udcff]")
 _PLAIN_AGAIN = "\x1b[m"
 CUT = " ..."  # where a text was cut
 
 
 def strip_controls(text: str) -> str:
     """Return the text without anything that a terminal would obey; line ends stay."""
-    return _strip_pattern(_HARMFUL, text)
+    return _HARMFUL.sub("", text)  # once: no escape is left that a removal could complete
 
 
 def sentence_of_ours(text: str) -> str:
@@ -41,13 +42,6 @@ def mark_cut(text: str) -> str:
     return f"{words if 2 * len(words) > len(text) else text}{CUT}"
 
 
-def _strip_pattern(harmful: re.Pattern[str], text: str) -> str:
-    """Remove the pattern until nothing matches, because a removal may join two parts into a new match."""
-    while (less := harmful.sub("", text)) != text:
-        text = less
-    return text
-
-
 def strip_tree(value: Any) -> Any:
     """Return a tree of dicts and lists with `strip_controls` applied to every text."""
     if isinstance(value, str):
@@ -61,10 +55,11 @@ def strip_tree(value: Any) -> Any:
 
 def sanitize_line(line: bytes) -> bytes:
     """Return a rank's output line made safe for a shared console; colours stay and end with the line."""
-    text, before = _decode_line(line), ""
-    while text != before:  # bytes that were apart may be a character when what was between is gone
-        before, text = text, _decode_line(_encode_text(_strip_pattern(_HARMFUL_SHOWN, text)))
-    return _encode_text(text + _PLAIN_AGAIN if _COLOURED.search(text) else text)
+    text = _HARMFUL_SHOWN.sub("", _decode_line(line))
+    joined = _decode_line(_encode_text(text))  # bytes that were apart may be a character when what was between is gone
+    if _HARMFUL_SHOWN.search(joined):  # its removal could join others, and so on: such bytes are shown as no text
+        joined = _NO_TEXT.sub("\ufffd", text)
+    return _encode_text(joined + _PLAIN_AGAIN if _COLOURED.search(joined) else joined)
 
 
 def _decode_line(line: bytes) -> str:

@@ -12,7 +12,7 @@ from holdfast.core.decoding import from_json
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.dash.page_assets import TYPES, read_assets
 from holdfast.dash.page_feed import PageFeed
-from holdfast.dash.page_session import HEADERS, USED_UP, PageSession
+from holdfast.dash.page_session import ENTER, HEADERS, USED_UP, PageSession
 from holdfast.dash.page_source import PageSource, SourceError
 from holdfast.dash.stack_picture import draw_stacks
 
@@ -25,6 +25,7 @@ _OLDER = "this controller is older than the page and cannot say what the order w
 _ORDERS = ("hold", "resume", "approve", "evict", "drain", "stop")
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Proved = Callable[[asyncio.BaseTransport | None], None]  # is told of links on which the page's key was shown
 
 
 class PageOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,10 +36,17 @@ class PageOrder(msgspec.Struct, frozen=True, kw_only=True):
     preview: bool = False
 
 
+class PageCode(msgspec.Struct, frozen=True):
+    """The code of the page's address."""
+
+    code: str
+
+
 class PageServer:
-    def __init__(self, source: PageSource, session: PageSession) -> None:
+    def __init__(self, source: PageSource, session: PageSession, proved: Proved) -> None:
         self._source = source
         self._session = session
+        self._proved = proved
         self._feed = PageFeed(source)
         self._reader = ThreadPoolExecutor(1)  # the journal belongs to one thread
         self._news = asyncio.Condition()
@@ -53,6 +61,7 @@ class PageServer:
         app.router.add_get("/live", self._tell_changes)
         app.router.add_get("/story/{number:[0-9]{1,9}}", self._show_story)
         app.router.add_get("/rank/{rank:[0-9]{1,9}}", self._show_rank)
+        app.router.add_post(ENTER, self._take_code)
         app.router.add_post("/order", self._take_order)
         app.router.add_post("/trace", self._take_stacks)
         return app
@@ -80,7 +89,11 @@ class PageServer:
         @web.middleware
         async def guard(request: web.Request, handler: Answer) -> web.StreamResponse:
             try:
-                answer = self._enter(request) or await handler(request)
+                if why := self._session.refuse(request):
+                    raise web.HTTPForbidden(text=why)
+                if self._session.has_key(request):
+                    self._proved(request.transport)
+                answer = await handler(request)
             except web.HTTPException as e:
                 answer = _refuse(e.status, e.text or e.reason)
             except SourceError as e:
@@ -91,19 +104,15 @@ class PageServer:
 
         return guard
 
-    def _enter(self, request: web.Request) -> web.StreamResponse | None:
-        """Answer whoever may not come in, and whoever comes with the code; None for the rest."""
-        why = self._session.refuse(request)
-        shown = request.query.get("code") if request.path == "/" else None
-        if shown is None:
-            return _refuse(403, why) if why else None
-        if not why:
-            return _go_home()  # it is in already
-        if not self._session.is_host(request) or not self._session.take_code(shown):
-            return _refuse(403, USED_UP)
-        answer = _go_home()
-        self._session.set_cookie(answer)
-        return answer
+    async def _take_code(self, request: web.Request) -> web.Response:
+        try:
+            shown = from_json(await request.read(), PageCode).code
+        except msgspec.DecodeError as e:
+            raise web.HTTPBadRequest(text=f"this is no code: {e}") from None
+        key = self._session.take_code(shown)
+        if not key:
+            raise web.HTTPForbidden(text=USED_UP)
+        return _json({"key": key})
 
     async def _show_page(self, request: web.Request) -> web.Response:
         return _asset("page.html")
@@ -124,13 +133,13 @@ class PageServer:
             await self._news.wait_for(lambda: self._feed.version > version)
 
     async def _tell_changes(self, request: web.Request) -> web.StreamResponse:
-        """Send every change as an event, until the page is closed or does not read."""
+        """Send every change as a line of JSON, until the page is closed or does not read."""
         after = request.query.get("after", "")
         if not after.isdecimal() or len(after) > 18:
             return _refuse(400, "after must be the number of a version")
         if self._listeners >= _LISTENERS:
             return _refuse(503, f"{_LISTENERS} pages are open already; close one")
-        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", **HEADERS})
+        answer = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", **HEADERS})
         self._listeners += 1
         self._wanted.set()
         try:
@@ -145,12 +154,10 @@ class PageServer:
     async def _send_changes(self, answer: web.StreamResponse, version: int) -> None:
         while True:
             patches = self._feed.patches_since(version)
-            events = (
-                [b"data: %b\n\n" % patch for patch in patches] if patches is not None else [b"event: anew\ndata:\n\n"]
-            )
+            lines = patches if patches is not None else [b"{}"]  # it is to fetch the view anew
             version = self._feed.version
             async with asyncio.timeout(_SLOW_S):
-                await answer.write(b"".join(events) or b": here\n\n")
+                await answer.write(b"\n".join([*lines, b""]) or b"\n")
             try:
                 async with asyncio.timeout(_QUIET_S):
                     await self._await_news(version)
@@ -193,14 +200,6 @@ def _asset(name: str) -> web.Response:
     if found is None:
         raise web.HTTPNotFound(text="there is no such file")
     return web.Response(text=found, content_type=TYPES[name.rpartition(".")[2]], charset="utf-8")
-
-
-def _go_home() -> web.Response:
-    """Send a browser on to the page itself. After a redirect it would not show a strict cookie, if another page or a
-    file has led it here."""
-    goes_on = '<!doctype html><title>holdfast</title><link rel="icon" href="data:,">'
-    goes_on += '<meta http-equiv="refresh" content="0; url=/">'
-    return web.Response(text=goes_on, content_type="text/html")
 
 
 def _json(value: Any) -> web.Response:

@@ -1,11 +1,17 @@
-"""Who may see the page: whoever opens its address once with the code in it, and then shows the cookie he got."""
+"""Who may see the job: whoever first shows the code of the page's address, and then the key that he got for it.
 
-import hmac
+The key is no cookie: a browser would send that to the servers of all ports of this host, other users' too.
+"""
+
 import secrets
 
 from aiohttp import web
 
-_CODE_BYTES, _COOKIE_BYTES = 16, 32
+from holdfast.wire.credentials.job_secret_proof import is_equal
+
+_CODE_BYTES, _KEY_BYTES = 16, 32
+_KEY = "X-Holdfast-Page"  # the header; session.js sends it
+ENTER = "/enter"  # where a code is exchanged for the key
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -19,7 +25,8 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 USED_UP = "this address has been used; start holdfast dash again for a new one"
-NO_COOKIE = "open the address that holdfast dash has printed"
+NO_KEY = "open the address that holdfast dash has printed"
+_FOREIGN = "requests from other pages are refused"
 
 
 class PageSession:
@@ -27,30 +34,30 @@ class PageSession:
 
     def __init__(self, port: int) -> None:
         self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
-        self._name = f"holdfast-{port}"  # cookies do not know ports
         self.code = secrets.token_urlsafe(_CODE_BYTES)
         self._is_used = False
-        self._cookie = secrets.token_urlsafe(_COOKIE_BYTES)
+        self._key = secrets.token_urlsafe(_KEY_BYTES)
 
     def refuse(self, request: web.Request) -> str:
-        """Say why a request is refused; "" if it is not. A code is used up by the first who shows it."""
+        """Say why a request is refused; "" if it is not. The page's own files say nothing of a job."""
         if request.headers.get("Host", "") not in self._hosts:  # a page elsewhere may have a name that leads here
             return "call this page by the address that holdfast dash has printed"
         own = f"http://{request.headers['Host']}"
         if request.headers.get("Origin", own) != own or (request.method == "POST" and "Origin" not in request.headers):
-            return "requests from other pages are refused"
-        if hmac.compare_digest(request.cookies.get(self._name, "").encode(), self._cookie.encode()):
+            return _FOREIGN
+        if request.path == "/":
+            return ""  # any page may lead here; this one then fetches the rest
+        if request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
+            return _FOREIGN
+        is_open = request.path == ENTER or request.path.startswith("/assets/")
+        return "" if is_open or self.has_key(request) else NO_KEY
+
+    def has_key(self, request: web.Request) -> bool:
+        return is_equal(self._key, request.headers.get(_KEY, ""))
+
+    def take_code(self, shown: str) -> str:
+        """Return the key if this is the code, for the first time; "" if not."""
+        if self._is_used or not is_equal(self.code, shown):
             return ""
-        return NO_COOKIE
-
-    def take_code(self, shown: str) -> bool:
-        """Return whether this is the code, for the first time."""
-        right = not self._is_used and hmac.compare_digest(shown.encode("utf-8", "replace"), self.code.encode())
-        self._is_used |= right
-        return right
-
-    def set_cookie(self, answer: web.StreamResponse) -> None:
-        answer.set_cookie(self._name, self._cookie, httponly=True, samesite="Strict", path="/")
-
-    def is_host(self, request: web.Request) -> bool:
-        return request.headers.get("Host", "") in self._hosts
+        self._is_used = True
+        return self._key

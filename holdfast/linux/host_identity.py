@@ -8,7 +8,7 @@ from pathlib import Path
 
 HOST_ID = "HOLDFAST_HOST_ID"  # in the environment: used as it is, where machines share an id, or one plays several
 _PLACES = ("sys/class/dmi/id/product_uuid", "etc/machine-id")  # the board's own is only for root to read
-_GIVEN = re.compile(r"[\w.:-]{1,100}")
+_GIVEN = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 _UNIQUE = re.compile(r"[0-9a-f-]{32,36}")
 
 
@@ -20,7 +20,7 @@ def read_host_id(root: Path = Path("/")) -> str:
     """
     if given := os.environ.get(HOST_ID):
         if not _GIVEN.fullmatch(given):
-            raise ValueError(f"{HOST_ID} must have 1 to 100 letters, digits, dots, colons, dashes or underscores")
+            raise ValueError(f"{HOST_ID} must have 1 to 100 ASCII letters, digits, dots, colons, dashes or underscores")
         return given
     for place in _PLACES:
         try:

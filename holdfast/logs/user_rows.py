@@ -160,7 +160,9 @@ def _write_rows(path: Path, text: str, *, append: bool) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         before = path.read_text(encoding="utf-8") if append and path.exists() else ""
         new = path.with_name(f".{path.name}.{os.getpid()}")
-        new.write_text(before + text, encoding="utf-8")
+        new.unlink(missing_ok=True)
+        with new.open("x", encoding="utf-8") as file:  # through no link
+            file.write(before + text)
         new.replace(path)  # whole or not at all
     except OSError as e:
         raise ConfigError(f"cannot write {path}: {e.strerror}") from None

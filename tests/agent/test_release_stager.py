@@ -16,6 +16,7 @@ from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.connection.controller_dialer import ControllerDialer
 from holdfast.agent.releases.release_stager import ReleaseStager
 from holdfast.cli.launch import release_packing
+from holdfast.cli.launch.release_packing import KeptOut
 from holdfast.config import Settings
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import admit_by_socket
@@ -242,7 +243,7 @@ async def test_a_tree_that_stands_as_it_was_needs_no_copy_before_ranks_train(tmp
     root, run_dir = plant(tmp_path / "proj"), tmp_path / "run"
     (root / "train.py").write_text("print()")
     entry = EntryPoint(argv=("train.py",), python=sys.executable, cwd=str(root))
-    release = release_packing.pack_first_release(entry, run_dir, (), copied=True).release
+    release = release_packing.pack_first_release(entry, run_dir, KeptOut(), copied=True).release
     nodes = [Desk(tmp_path).node("run/releases") for _ in range(2)]
     for node in nodes:
         assert await node.stage_all((release,)) == "" and await node.begin_launch(release) == ""
@@ -258,7 +259,7 @@ async def test_a_tree_that_was_edited_at_once_is_run_as_it_was(tmp_path: Path) -
     root, run_dir = plant(tmp_path / "proj"), tmp_path / "run"
     (root / "train.py").write_text("print()")
     entry = EntryPoint(argv=("train.py",), python=sys.executable, cwd=str(root))
-    release = release_packing.pack_first_release(entry, run_dir, (), copied=True).release
+    release = release_packing.pack_first_release(entry, run_dir, KeptOut(), copied=True).release
     node = Desk(tmp_path).node("run/releases")
     assert await node.stage_all((release,)) == ""
     (root / "train.py").write_text("edited")

@@ -177,11 +177,22 @@ def test_the_unfinished_bar_of_a_killed_rank_comes_before_what_the_next_ranks_pr
     assert capfd.readouterr().out == ""
 
 
-def test_a_line_without_end_is_cut(ranks: Ranks, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_line_without_end_is_cut(end: bytes, ranks: Ranks, capfd: pytest.CaptureFixture[str]) -> None:
     shown = ranks.console()
-    ranks.write(b"y" * 300_000)
+    path = ranks.write(b"y" * 300_000 + end)
     shown.show_new_output()
-    assert capfd.readouterr().out == f"[rank 0] {'y' * 300_000}\n"
+    note = f"... {300_000 - 65_536} bytes of this line not shown here; see {path}"
+    assert capfd.readouterr().out == f"[rank 0] {'y' * 65_536} {note}\n"
+
+
+def test_bytes_that_come_together_hold_nobody_up(ranks: Ranks, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Each removal used to complete the next character: 40,000 of each held a console up for 24 minutes."""
+    ranks.write(b"\xe2" * 3_000 + b"\x80\xae" * 3_000 + b"\nnext\n")
+    began = time.thread_time()
+    ranks.console().drain_output()
+    assert time.thread_time() - began < 0.5
+    assert capfdbinary.readouterr().out.endswith(b"\n[rank 0] next\n")
 
 
 def test_generations_that_are_over_are_let_go(ranks: Ranks, capfd: pytest.CaptureFixture[str]) -> None:

@@ -7,11 +7,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from holdfast import config
 from holdfast.cli.launch import release_packing
+from holdfast.cli.launch.release_packing import KeptOut
 from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.config import Settings
+from holdfast.model.job_and_seats import Job
 from holdfast.model.release import Release
+from holdfast.wire import run_and_node_specs
 from holdfast.wire.releases import tree_archive
-from holdfast.wire.run_and_node_specs import EntryPoint
+from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
 from tests.wire.test_release_file_selection import git, repo
 from tests.wire.test_tree_archive import plant
 
@@ -30,7 +35,7 @@ def entry_of(folder: Path, script: str = "train.py", **more: object) -> EntryPoi
 
 
 def first(entry: EntryPoint, folder: Path, copied: bool = True) -> release_packing.FirstRelease:
-    return release_packing.pack_first_release(entry, folder / "run", (), copied=copied)
+    return release_packing.pack_first_release(entry, folder / "run", KeptOut(), copied=copied)
 
 
 def names(folder: Path, digest: str) -> set[str]:
@@ -51,7 +56,7 @@ def test_the_tree_of_a_script_is_its_repository(tmp_path: Path) -> None:
 def test_or_its_folder(tmp_path: Path) -> None:
     root = plant(tmp_path / "proj", {"train.py": "", "sub/other.py": "", "run/journal.db": ""})
     entry = entry_of(tmp_path, "proj/train.py")
-    begun = release_packing.pack_first_release(entry, root / "run", (root / "logs",), copied=True)
+    begun = release_packing.pack_first_release(entry, root / "run", KeptOut((root / "logs",)), copied=True)
     assert (begun.release.root, begun.release.script) == (str(root), "train.py")
     archive = root / "run" / "releases" / f"{begun.release.digest}.tar"
     assert set(tree_archive.archive_contents(archive)) == {"train.py", "sub/other.py"}, (
@@ -101,18 +106,18 @@ def test_a_large_tree_is_run_where_it_stands(tmp_path: Path, monkeypatch: pytest
 def test_a_folder_or_a_commit_is_brought(tmp_path: Path) -> None:
     root = repo(tmp_path / "proj")
     begun = first(entry_of(root), tmp_path).release
-    own = release_packing.pack_update(None, begun, tmp_path / "run", ())
+    own = release_packing.pack_update(None, begun, tmp_path / "run", KeptOut())
     assert (own.digest, own.root) == (begun.digest, str(root)), "nothing has changed"
     (root / "train.py").write_text("print(2)")
-    changed = release_packing.pack_update(None, begun, tmp_path / "run", ())
+    changed = release_packing.pack_update(None, begun, tmp_path / "run", KeptOut())
     assert differs(tmp_path, begun, changed) == "1 file changed"
     git(root, "tag", "v1")
-    commit = release_packing.pack_update("v1", begun, tmp_path / "run", ())
+    commit = release_packing.pack_update("v1", begun, tmp_path / "run", KeptOut())
     assert names(tmp_path, commit.digest) == {".gitignore", "train.py"}, "what was committed, not what lies there"
     assert commit.root == str(root) and "(git " in commit.source
     assert differs(tmp_path, begun, commit) == "", "what was never committed lies in the tree, and is linked"
     other = plant(tmp_path / "other", {"train.py": "", "new.py": ""})
-    assert release_packing.pack_update(str(other), begun, tmp_path / "run", ()).root == str(other)
+    assert release_packing.pack_update(str(other), begun, tmp_path / "run", KeptOut()).root == str(other)
 
 
 def differs(folder: Path, base: Release, brought: release_packing.PackedUpdate) -> str:
@@ -124,14 +129,17 @@ def test_only_what_differs_between_two_releases_is_told(tmp_path: Path) -> None:
     root = plant(tmp_path / "proj", {"train.py": "1", "old.py": "", "ds.json": "{}", "notes/a.md": ""})
     begun = first(entry_of(root), tmp_path).release
     fixed = plant(tmp_path / "fixed", {"train.py": "2", "new.py": ""})
-    other = release_packing.pack_update(str(fixed), begun, tmp_path / "run", ())
+    other = release_packing.pack_update(str(fixed), begun, tmp_path / "run", KeptOut())
     assert differs(tmp_path, begun, other) == "1 file changed, 1 file added", "the rest is linked from the job's tree"
     (root / "old.py").unlink()
     (root / "big.bin").write_text("state of the job, and no part of any release")
-    own = release_packing.pack_update(None, begun, tmp_path / "run", ())
+    own = release_packing.pack_update(None, begun, tmp_path / "run", KeptOut())
     assert differs(tmp_path, begun, own) == "1 file removed"
     (root / "big.bin").unlink()
-    assert differs(tmp_path, begun, release_packing.pack_update(None, begun, tmp_path / "run", ())) == "1 file removed"
+    assert (
+        differs(tmp_path, begun, release_packing.pack_update(None, begun, tmp_path / "run", KeptOut()))
+        == "1 file removed"
+    )
 
 
 def test_what_cannot_be_brought(tmp_path: Path) -> None:
@@ -146,7 +154,7 @@ def test_what_cannot_be_brought(tmp_path: Path) -> None:
     ]
     for what, of, words in cases:
         with pytest.raises(UsageError, match=words.replace("(", "\\(")):
-            release_packing.pack_update(what, Release(number=1, root=of), tmp_path / "run", ())
+            release_packing.pack_update(what, Release(number=1, root=of), tmp_path / "run", KeptOut())
 
 
 def test_what_a_job_has_written_is_no_part_of_a_release(tmp_path: Path) -> None:
@@ -166,12 +174,14 @@ def test_what_a_job_has_written_is_no_part_of_a_release(tmp_path: Path) -> None:
     )
     with (root / "ckpt" / "all.tar").open("wb") as file:
         file.truncate(10 << 30)
-    brought = release_packing.pack_update(None, begun, tmp_path / "run", ())
+    brought = release_packing.pack_update(None, begun, tmp_path / "run", KeptOut())
     kept = {"train.py", "ds.json", "old/latest", "new.py", "conf/b.yaml"}
     assert names(tmp_path, brought.digest) == kept, "ten GiB neither"
     assert brought.left_out == ("ckpt/1/args.yaml", "ckpt/1/state", "metrics.json"), "and it is said"
     elsewhere = plant(tmp_path / "fixed", {"train.py": "", "ds.json": "", "metrics.json": ""})
-    assert release_packing.pack_update(str(elsewhere), begun, tmp_path / "run", ()).files == 3, "no job writes there"
+    assert release_packing.pack_update(str(elsewhere), begun, tmp_path / "run", KeptOut()).files == 3, (
+        "no job writes there"
+    )
 
 
 def test_what_git_was_told_of_is(tmp_path: Path) -> None:
@@ -181,6 +191,71 @@ def test_what_git_was_told_of_is(tmp_path: Path) -> None:
     with (root / "model.tokens").open("wb") as file:
         file.truncate(10 << 30)
     git(root, "add", "conf.json")
-    brought = release_packing.pack_update(None, begun, tmp_path / "run", ())
+    brought = release_packing.pack_update(None, begun, tmp_path / "run", KeptOut())
     assert names(tmp_path, brought.digest) == {".gitignore", "conf.json", "lib/model.py", "notes.txt", "train.py"}
     assert brought.left_out == ("metrics.json",)
+
+
+RUN = RunSpec(
+    job=Job(run_id="a", min_nodes=1, max_nodes=1),
+    entry=EntryPoint(argv=("train.py",)),
+    settings=Settings(),
+    fleet="local",
+    nproc=1,
+    log_dir="logs",
+)
+
+
+def plant_run(at: Path) -> None:
+    """A run directory as a job leaves it while it runs."""
+    plant(
+        at, {"token": "a-secret", "env.json": '{"PATH": "/bin", "KEY": "a-secret"}', "door/authority.key": "a-secret"}
+    )
+    run_and_node_specs.write_json(at / "run.json", RUN)
+
+
+@pytest.mark.parametrize("with_git", [False, True])
+def test_secrets_of_holdfast_are_no_part_of_a_release(with_git: bool, tmp_path: Path) -> None:
+    root = repo(tmp_path / "proj") if with_git else plant(tmp_path / "proj", {"train.py": ""})
+    plant_run(root / "runs" / "a")
+    plant(root / "runs" / "new", {"env.json": '{"PATH": "/bin", "KEY": "a-secret"}'})
+    plant_run(root / "homes" / "runs" / "b")
+    plant(root / "homes", {"join/29400.token": "a-secret"})
+    (root / "homes" / "newest").symlink_to(root / "homes" / "runs" / "b")
+    url = "https://hooks.test/services/T0/B0/a-secret"
+    plant(
+        root, {"job.token": "0123456789abcdef" * 2 + "\n", "start.sh": f"HOLDFAST_TOKEN={'0123456789abcdef' * 2} run"}
+    )
+    plant(
+        root,
+        {"own.toml": f'[hook]\nurl = "{url}"', "door.pem": "-----BEGIN PRIVATE KEY----- a-secret", "env.json": "{}"},
+    )
+    plant(root, {"other.toml": "[recovery]\nattempts = 5\n", "code.json": '{"run": 1}'})
+    settings = config.load(None, [("hook.url", url)])
+    door = msgspec.structs.replace(settings.door, key=str(root / "door.pem"))
+    settings = msgspec.structs.replace(settings, door=door)
+    if with_git:
+        git(root, "add", "job.token", "own.toml", "runs/a")
+        git(root, "commit", "-qm", "too much")
+    apart = release_packing.keep_out(tmp_path / "run", settings, str(root / "job.token"), ())
+    begun = release_packing.pack_first_release(entry_of(root), tmp_path / "run", apart, copied=True)
+    archive = tmp_path / "run" / "releases" / f"{begun.release.digest}.tar"
+    assert {"train.py", "env.json", "other.toml", "code.json"} <= names(tmp_path, begun.release.digest)
+    assert b"a-secret" not in archive.read_bytes() and b"0123456789abcdef" not in archive.read_bytes()
+    assert "; left out, because secrets of holdfast are in it: door.pem, homes, job.token and 4 more" in begun.said
+    for what in (None, "HEAD") if with_git else (None,):
+        brought = release_packing.pack_update(what, begun.release, tmp_path / "run", apart)
+        assert {"job.token", "own.toml", "runs/a"} <= set(brought.secret)
+        archive = tmp_path / "run" / "releases" / f"{brought.digest}.tar"
+        assert b"a-secret" not in archive.read_bytes() and b"0123456789abcdef" not in archive.read_bytes()
+
+
+def test_a_script_with_a_secret_in_it_and_a_run_directory_are_not_copied(tmp_path: Path) -> None:
+    root = plant(
+        tmp_path / "proj", {"train.py": f"TOKEN = '{'0123456789abcdef' * 2}'", "job.token": "0123456789abcdef" * 2}
+    )
+    apart = release_packing.keep_out(tmp_path / "run", Settings(), str(root / "job.token"), ())
+    begun = release_packing.pack_first_release(entry_of(root), tmp_path / "run", apart, copied=True)
+    assert not begun.release.digest and "train.py has a secret of holdfast in it" in begun.said
+    plant_run(root)
+    assert "is a run directory" in first(entry_of(root), tmp_path).said

@@ -40,6 +40,9 @@ def test_a_page_to_mail_is_one_file(run_dir: Path, tmp_path: Path, capsys: pytes
     text = page.read_text()
     assert "Content-Security-Policy" in text and "has been silent" in text
     assert "src=" not in text and 'rel="stylesheet"' not in text, "it needs other files"
+    (tmp_path / "link.html").symlink_to(page)
+    assert main(["report", str(run_dir), "--html", f"{tmp_path}/link.html"]) == 2
+    assert "link.html: it is a link, or no plain file" in capsys.readouterr().err
     refused = (["--html", f"{tmp_path}/nowhere/run.html"], ["--html", str(page), "--since", "5s"])
     capsys.readouterr()
     assert [main(["report", str(run_dir), *words]) for words in refused] == [2, 2]

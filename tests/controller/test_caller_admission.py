@@ -19,10 +19,11 @@ from holdfast.wire.credentials import enrolment_token
 from tests.controller.conftest import Open
 
 MAY = {
-    "view": {"status": 200, "hold": 403, "update": 403, "trace": 403},
-    "operate": {"status": 200, "hold": 200, "update": 403, "trace": 200},
-    "admin": {"status": 200, "hold": 200, "update": 400, "trace": 200},  # 400: it lacks a release, but might be ordered
-    "nobody": {"status": 401, "hold": 401, "update": 401, "trace": 401},
+    "view": {"status": 200, "hold": 403, "update": 403, "trace": 403, "archive": 403},
+    "operate": {"status": 200, "hold": 200, "update": 403, "trace": 200, "archive": 403},
+    # 400: it lacks a release, but might be ordered
+    "admin": {"status": 200, "hold": 200, "update": 400, "trace": 200, "archive": 200},
+    "nobody": {"status": 401, "hold": 401, "update": 401, "trace": 401, "archive": 401},
 }
 
 
@@ -41,7 +42,10 @@ async def test_what_a_token_opens(desk_of: Open, tmp_path: Path, right: str) -> 
             answer = await client.post("/api/v1/orders", json={"verb": verb}, headers=shown(token))
             found[verb] = answer.status
         found["trace"] = (await client.post("/api/v1/trace", json={"deadline_s": 0.1}, headers=shown(token))).status
-        assert found == MAY[right]
+        (tmp_path / f"{'ab' * 32}.tar").write_bytes(b"an archive")
+        answer = await client.get(f"/api/v1/releases/{'ab' * 32}", headers=shown(token))
+        found["archive"] = answer.status
+        assert found == MAY[right] and ("an archive" in await answer.text()) is (right == "admin")
         assert (await client.get("/agent", headers=shown(token))).status in (401, 403)
     lines = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
     if right == "nobody":

@@ -6,6 +6,7 @@ import msgspec
 
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import ECHOES, first_cause, is_echo
+from holdfast.core.incident.incident_text import record_label
 from holdfast.core.incident.open_incident import KEPT_ALARMS, Incident
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.incident_record import Remedy, Verdict
@@ -151,6 +152,24 @@ def test_a_bad_loss_that_ranks_report_alike_is_of_all_of_them() -> None:
     record = case.make_record(Verdict(remedy=Remedy.RESTART, reason=""), 15.0, 29)
     assert record.cause == "ranks 0-1 on n0 and n1 have a loss of nan since step 30"
     assert case.alarms[0].suspects == ("n0",), "the ladder judges one alarm"
+
+
+def test_a_fault_that_a_rank_alone_told_of_is_booked_as_what_probes_left_of_it() -> None:
+    """A script may print anything; where probes found nobody to blame, no time is lost to a GPU."""
+    said = msgspec.structs.replace(
+        crash(10.0), klass="gpu_lost_bus", title="GPU fell off the bus", group="infrastructure", confidence=0.95
+    )
+    for action, evicted, label in (
+        ("run_diagnostics", (), "unconfirmed: GPU fell off the bus"),
+        ("run_diagnostics", ("n0",), "GPU fell off the bus"),  # a probe found it
+        ("evict_and_restart", (), "GPU fell off the bus"),  # a witness has seen it
+    ):
+        case = incident()
+        case.add_alarm(msgspec.structs.replace(said, action=action))
+        case.evicted = evicted
+        case.name_cause()
+        record = case.make_record(Verdict(remedy=Remedy.RESTART, reason="no node is to blame"), 15.0, 3)
+        assert record.label == label and record_label(record) == label
 
 
 def test_a_rank_that_left_early_is_not_booked_as_an_exception() -> None:

@@ -1,5 +1,8 @@
 """What ranks print is shown without what a terminal would obey."""
 
+import re
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +10,7 @@ from hypothesis import strategies as st
 from holdfast.core.terminal_sanitizer import sanitize_line, sentence_of_ours, strip_controls, strip_tree
 
 OSC = "\x1b]0;title\x07\x1b]52;c;ZXZpbA==\x1b\\"
+COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 CASES = {
     f"a{OSC}b": "ab",
     "a\x1b[31mred\x1b[0m b": "ared b",
@@ -44,6 +48,32 @@ def test_a_ranks_line_keeps_its_colours_and_they_end_with_it() -> None:
     assert sanitize_line(b"\xc2\x00\x9b2J") == b"\xc22J", "what was apart is not put together"
     assert sanitize_line(b"\xc2\x1b[K\x9b31;1H \x9b2J \xc2\x7f\x9d0;title") == b"\xc231;1H 2J \xc20;title"
     assert sanitize_line("\u202eab".encode()) == b"ab"
+
+
+# Each repeated to a line's length: bytes that become characters when others go, escapes, half and whole ones.
+UNITS = (b"\x80\xae", b"\x1b[", b"\x1b]0;\x07", b"\xc2\x00\x9b", b"\xe2\x1b[K\x80\x00\xae", b"\x1b[31m", b"\xff")
+PARTS = (*UNITS, b"\x1b[1;", b"\xe2", b"\xc2", b"\x80", b"\xae", b"\x9b", b"m", b"a", b"\x90", b"[", b"\xf0\x9f\x98")
+
+
+@pytest.mark.parametrize("size", [6_000, 1_000_000])
+def test_no_line_takes_much_longer_than_a_plain_one(size: int) -> None:
+    def cost_s(line: bytes) -> float:
+        began = time.thread_time()
+        left = sanitize_line(line)
+        took = time.thread_time() - began
+        assert not set(left) & {0, 7} and left.count(b"\xe2\x80\xae") == 0
+        return took
+
+    plain = cost_s(b"step 1 loss 2.0 " * (size // 16))
+    for unit in UNITS:
+        count = size // (1 + len(unit))
+        assert cost_s(b"\xe2" * count + unit * count) < 0.05 + 100 * plain, unit
+
+
+@given(st.lists(st.sampled_from(PARTS)))
+def test_no_mixture_of_bytes_leaves_what_a_terminal_obeys(parts: list[bytes]) -> None:
+    text = sanitize_line(b"".join(parts)).decode("utf-8", "surrogateescape")
+    assert strip_controls(COLOUR.sub("", text)) == COLOUR.sub("", text)
 
 
 @given(st.text(st.characters() | st.sampled_from("\x1b\x07\\[];PX^_0m\x9b\nab")))

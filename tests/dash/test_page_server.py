@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 from aiohttp import ClientSession, CookieJar, web
 
@@ -26,9 +27,15 @@ class Place:
         async with self.client.get(f"{self.home}{path}", headers=headers) as answer:
             return answer.status, await answer.text()
 
+    async def post(self, path: str, body: object, **headers: str) -> tuple[int, str]:
+        async with self.client.post(f"{self.home}{path}", json=body, headers=headers) as answer:
+            return answer.status, await answer.text()
+
     async def enter(self) -> None:
-        status, text = await self.get(f"/?code={self.session.code}")
-        assert status == 200 and "refresh" in text
+        """As session.js does it."""
+        status, text = await self.post("/enter", {"code": self.session.code}, Origin=self.home)
+        assert status == 200
+        self.client.headers["X-Holdfast-Page"] = msgspec.json.decode(text)["key"]
 
 
 @pytest.fixture
@@ -40,64 +47,84 @@ async def place() -> AsyncIterator[Place]:
     listener.close()
     await listener.wait_closed()
     session = PageSession(port)
-    server = PageServer(source, session)
+    proved: list[object] = []
+    server = PageServer(source, session, proved.append)
     runner = web.AppRunner(server.make_app(), shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
     following = asyncio.ensure_future(server.follow_job())
     async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as client:
         yield Place(client, port, session, source)
+        assert not list(client.cookie_jar), "a browser would send one to all ports of this host"
     following.cancel()
     server.close()
     await runner.cleanup()
 
 
+JOB = ("/view", "/live?after=0", "/story/1", "/rank/0")
+
+
 async def test_only_the_code_opens_it_and_only_once(place: Place) -> None:
-    for path in ("/", "/view", "/live?after=0", "/assets/page.js", "/story/1", "/?code=wrong", "/?code="):
+    for path in JOB:
         assert (await place.get(path))[0] == 403, path
+    for wrong in ("wrong", "", "\ud800"):
+        assert (await place.post("/enter", {"code": wrong}, Origin=place.home))[0] in (400, 403)
     await place.enter()
     for path in ("/", "/view", "/assets/page.js", "/story/1"):
         assert (await place.get(path))[0] == 200, path
-    place.client.cookie_jar.clear()
-    status, text = await place.get(f"/?code={place.session.code}")
+    del place.client.headers["X-Holdfast-Page"]
+    status, text = await place.post("/enter", {"code": place.session.code}, Origin=place.home)
     assert status == 403 and "has been used" in text
     assert (await place.get("/view"))[0] == 403
 
 
+async def test_nothing_that_a_browser_sends_by_itself_opens_it(place: Place) -> None:
+    """Another user's server at another port of this host gets every cookie of 127.0.0.1, and may send what it got."""
+    await place.enter()
+    key = place.client.headers.pop("X-Holdfast-Page")
+    stolen = {"Cookie": f"holdfast-{place.home.rpartition(':')[2]}={key}; X-Holdfast-Page={key}", "Origin": place.home}
+    for path in JOB:
+        status, text = await place.get(path, **stolen)
+        assert status == 403 and "n0" not in text
+    for path, body in (("/order", {"verb": "stop"}), ("/trace", {})):
+        assert (await place.post(path, body, **stolen))[0] == 403
+
+
 async def test_other_pages_get_nothing(place: Place) -> None:
+    assert (await place.post("/enter", {"code": place.session.code}))[0] == 403, "no Origin"
+    assert (await place.post("/enter", {"code": place.session.code}, Origin="http://127.0.0.1:1"))[0] == 403
     await place.enter()
     assert (await place.get("/view", Host="evil.test"))[0] == 403
     assert (await place.get("/view", Origin="http://evil.test"))[0] == 403
     assert (await place.get("/view", Origin=place.home))[0] == 200
+    for site, expected in (("same-site", 403), ("cross-site", 403), ("none", 403), ("same-origin", 200)):
+        assert (await place.get("/view", **{"Sec-Fetch-Site": site}))[0] == expected, site
+    assert (await place.get("/", **{"Sec-Fetch-Site": "cross-site"}))[0] == 200, "a file or a page may lead there"
     for origin, status in (({}, 403), ({"Origin": "null"}, 403), ({"Origin": place.home}, 409)):
-        async with place.client.post(f"{place.home}/order", json={"verb": "hold"}, headers=origin) as answer:
-            assert answer.status == status, origin
+        assert (await place.post("/order", {"verb": "hold"}, **origin))[0] == status, origin
 
 
 async def test_its_answers_allow_no_script_but_its_own(place: Place) -> None:
-    await place.enter()
     async with place.client.get(place.home) as answer:
         policy = answer.headers["Content-Security-Policy"]
     assert "script-src 'self'" in policy and "default-src 'none'" in policy and "unsafe" not in policy
-    async with place.client.get(f"{place.home}/?code=x") as answer:
-        cookie = next(iter(place.client.cookie_jar))
-    assert cookie["httponly"] and cookie["samesite"] == "Strict"
     assert (await place.get("/assets/..%2Fpage_server.py"))[0] == 404
     assert (await place.get("/assets/page_server.py"))[0] == 404
+    await place.enter()
     assert (await place.get("/story/99"))[0] == 404
 
 
-async def test_changes_are_told_as_events_to_a_bounded_number(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_changes_are_told_to_a_bounded_number(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_server, "_LISTENERS", 1)
     monkeypatch.setattr(page_server, "_IDLE_S", 0.01)
     await place.enter()
     async with place.client.get(f"{place.home}/view") as answer:
         version = (await answer.json())["version"]
     async with place.client.get(f"{place.home}/live?after={version}") as events:
-        assert events.content_type == "text/event-stream"
+        assert events.content_type == "application/x-ndjson"
         assert (await place.get(f"/live?after={version}"))[0] == 503
         place.source.there = len(simulated())
-        while not (line := await asyncio.wait_for(events.content.readline(), 60)).startswith(b"data: {"):
+        while not (line := await asyncio.wait_for(events.content.readline(), 60)).startswith(b"{"):
             pass
         assert b'"changed"' in line
     assert (await place.get("/live?after=x"))[0] == 400
@@ -116,8 +143,7 @@ async def test_an_order_goes_to_the_controller_and_its_refusal_back(place: Place
     await place.enter()
 
     async def order(body: object) -> tuple[int, str]:
-        async with place.client.post(f"{place.home}/order", json=body, headers={"Origin": place.home}) as answer:
-            return answer.status, await answer.text()
+        return await place.post("/order", body, Origin=place.home)
 
     assert await order({"verb": "evict", "node": "n1", "preview": True}) == (
         200,

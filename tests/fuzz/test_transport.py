@@ -36,6 +36,13 @@ _ASKS = values(PeerRequest, JSON).map(lambda ask: msgspec.json.encode(ask) + b"\
 _REPLIES = values(PeerReply, JSON).map(lambda reply: msgspec.json.encode(reply) + b"\n")
 
 
+@pytest.mark.parametrize("layout", ["../x", "\u0435" * 64, "a\n", "a" * 65])
+def test_the_digest_of_a_layout_can_be_a_files_name(layout: str) -> None:
+    asked = msgspec.json.encode(_PUSH).replace(b'"ab"', msgspec.json.encode(layout))
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(asked, type=PeerRequest)
+
+
 class Keeper:
     """A keeper over plain memory, and what became of its threads."""
 

@@ -32,7 +32,7 @@ def test_the_machine_is_known_by_what_it_has(tmp_path: Path, monkeypatch: pytest
     assert read_host_id(tmp_path) == "rack7-host3"
 
 
-@pytest.mark.parametrize("given", ["two words", "x" * 101, "a/b", "\x1b[31m"])
+@pytest.mark.parametrize("given", ["two words", "x" * 101, "a/b", "\x1b[31m", "rack\u0435"])
 def test_a_given_id_must_be_one(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HOST_ID, given)
     with pytest.raises(ValueError, match=HOST_ID):

@@ -136,7 +136,7 @@ def test_nobody_takes_the_name_of_a_node(server: Server, tmp_path: Path) -> None
         call.close()
 
 
-@pytest.mark.parametrize("name", ["*", "", "../x", "[/x]", "a b", ".", "a" * 201, "a\n"])
+@pytest.mark.parametrize("name", ["*", "", "../x", "[/x]", "a b", ".", "a" * 201, "a\n", "vm-\u0435615", "\u0661"])
 def test_names_that_are_none(server: Server, tmp_path: Path, name: str) -> None:
     call = EnrolmentClient(server.address, TOKEN)
     with pytest.raises(EnrolmentRefusedError, match=enrolment.NAMES) as refused:

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import contextlib
 import getpass
+import logging
 import os
 import signal
 import socket
@@ -20,16 +21,20 @@ from holdfast.cli.page.page_sources import ControllerSource, JournalSource, RunS
 from holdfast.cli.run_dirs import run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
+from holdfast.controller.access.connection_gate import ConnectionGate
+from holdfast.controller.access.log_flood_filter import ServerLogFilter
 from holdfast.dash.page_server import PageServer
 from holdfast.dash.page_session import PageSession
 from holdfast.dash.page_source import PageSource, SourceError
 from holdfast.journal.journal_errors import JournalError
+from holdfast.linux import process_attributes
 
 _ABOUT = (
     "Show a run in a browser: what it does, what it lost and why. RUN may also be a journal file, or the address of a "
     "controller (http://HOST:PORT), for which you need a token. Ctrl-C ends it."
 )
 _GONE_S = 1.0
+_BACKLOG = 1024
 
 
 def main(argv: list[str]) -> int:
@@ -47,6 +52,10 @@ def main(argv: list[str]) -> int:
     except (UsageError, SourceError, JournalError, OSError) as e:
         print(f"holdfast dash: {e}", file=sys.stderr)
         return 2
+    complaints = logging.StreamHandler()  # of the server, about requests that are none
+    complaints.addFilter(ServerLogFilter())
+    logging.getLogger().addHandler(complaints)
+    process_attributes.raise_file_limit()
     try:
         asyncio.run(_serve_page(_find_source(args), listener, opens=not args.no_open))
     except SourceError as e:
@@ -76,7 +85,7 @@ def _listen(port: int) -> socket.socket:
     if not 0 <= port < 1 << 16:
         raise UsageError("--port must be from 0 to 65535")
     try:
-        return socket.create_server(("127.0.0.1", port))
+        return socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
     except OSError as e:
         raise UsageError(f"port {port} cannot be used: {e.strerror}; give another --port") from None
 
@@ -84,10 +93,11 @@ def _listen(port: int) -> socket.socket:
 async def _serve_page(source: PageSource, listener: socket.socket, *, opens: bool) -> None:
     port = listener.getsockname()[1]
     session = PageSession(port)
-    server = PageServer(source, session)
+    gate = ConnectionGate(lambda: runner.server(), None)  # type: ignore[misc]
+    server = PageServer(source, session, gate.note_proved)
     runner = web.AppRunner(server.make_app(), access_log=None, shutdown_timeout=_GONE_S, auto_decompress=False)
     await runner.setup()
-    await web.SockSite(runner, listener).start()
+    receiving = asyncio.create_task(gate.run(listener))
     address = f"http://127.0.0.1:{port}/?code={session.code}"
     print(f"holdfast dash: {address}\nholdfast dash: the address works once; Ctrl-C ends this", flush=True)
     asked = asyncio.Event()
@@ -97,12 +107,12 @@ async def _serve_page(source: PageSource, listener: socket.socket, *, opens: boo
     leaving = asyncio.ensure_future(asked.wait())
     try:
         with _browser(address) if opens else contextlib.nullcontext():
-            await asyncio.wait((following, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if following.done():
-            following.result()
+            done, _ = await asyncio.wait((following, leaving, receiving), return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
     finally:
-        following.cancel()
-        leaving.cancel()
+        for task in (following, leaving, receiving):
+            task.cancel()
         server.close()
         await runner.cleanup()
 

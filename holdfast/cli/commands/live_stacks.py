@@ -17,6 +17,7 @@ from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal import flame_graph_svg
 from holdfast.cli.terminal.command_parser import CommandParser
+from holdfast.cli.terminal.output_file import replace_file
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.controller.api import JobStacks
 from holdfast.core.diagnose.blocking_ranks import (
@@ -133,7 +134,7 @@ def _ask_trace(run_dir: Path, args: argparse.Namespace) -> JobStacks:
 
 def _write_svg(path: Path, svg: str) -> None:
     try:
-        path.write_text(svg, encoding="utf-8")
+        replace_file(path, svg)
     except OSError as e:
         raise UsageError(f"cannot write {path}: {e.strerror}") from None
 

@@ -11,8 +11,14 @@ from pathlib import Path
 from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
-from holdfast.cli.terminal.rank_console import Console, ConsoleStyle, list_generations, list_ranks, write_all
-from holdfast.core.terminal_sanitizer import sanitize_line
+from holdfast.cli.terminal.rank_console import (
+    Console,
+    ConsoleStyle,
+    list_generations,
+    list_ranks,
+    shown_line,
+    write_all,
+)
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.run_and_node_specs import RunEnd, RunSpec
 
@@ -105,15 +111,15 @@ def _show_ends(folder: Path, args: argparse.Namespace) -> None:
 
 
 def _show_end(path: Path, fd: int, prefix: bytes, count: int) -> None:
-    lines: deque[bytes] = deque(maxlen=count or None)
+    lines: deque[tuple[bytes, Path]] = deque(maxlen=count or None)
     for one in (path.with_name(f"{path.name}.1"), path):  # what was rotated away comes before
         try:
             with one.open("rb") as file:
-                lines.extend(file)
+                lines.extend((line, one) for line in file)
         except FileNotFoundError:
             continue
-    for line in lines:
-        write_all(fd, prefix + sanitize_line(line.rstrip(b"\r\n").rpartition(b"\r")[2]) + b"\n")
+    for line, one in lines:
+        write_all(fd, prefix + shown_line(line.rstrip(b"\r\n").rpartition(b"\r")[2], one) + b"\n")
 
 
 def _log_console(run: RunSpec, said: Path, ranks: frozenset[int], streams: int) -> Console:

@@ -15,6 +15,7 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.run_flags.since_flag import parse_since
 from holdfast.cli.terminal.command_output import make_output
 from holdfast.cli.terminal.command_parser import CommandParser
+from holdfast.cli.terminal.output_file import replace_file
 from holdfast.cli.terminal.quantity_text import (
     clock_text,
     counted_noun,
@@ -155,7 +156,7 @@ def _write_page(run_dir: Path, path: Path) -> int:
         print(f"holdfast report: {e}", file=sys.stderr)
         return 2
     try:
-        path.write_text(written, encoding="utf-8")
+        replace_file(path, written)
     except OSError as e:
         print(f"holdfast report: cannot write {path}: {e.strerror}", file=sys.stderr)
         return 2

@@ -116,7 +116,7 @@ def _run_local(args: RunArgs, settings: Settings) -> int:
 
             entry = _make_entry(args)
             files = find_console_files()
-            apart = (log_dir, *map(Path, files))
+            apart = release_packing.keep_out(run_dir, settings, args.token_file, (log_dir, *files))
             begun = release_packing.pack_first_release(entry, run_dir, apart, copied=args.release)
             run = RunSpec(
                 job=_make_job(args, run_id, settings),

@@ -11,6 +11,7 @@ from pathlib import Path
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags import run_arguments
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
+from holdfast.cli.terminal.output_file import replace_file
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
 from holdfast.fleet import slurm_reports
 
@@ -107,7 +108,7 @@ def _submit(script: str, run_dir: Path) -> int:
     path = _script_path(run_dir)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(script, encoding="utf-8")
+        replace_file(path, script)
         done = subprocess.run(["sbatch", str(path)], check=False, stderr=subprocess.PIPE, text=True)
     except FileNotFoundError:
         raise UsageError("there is no sbatch on this host") from None

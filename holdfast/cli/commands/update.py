@@ -69,7 +69,8 @@ def _update_job(args: argparse.Namespace, words: tuple[str, ...]) -> int:
         raise UsageError(f"this job runs {entry.argv[0]}, and only Python code has releases")
     chapters = releases.ask_releases(run_dir).releases
     base = next((c for c in reversed(chapters) if c.fate in _OPEN), _running_chapter(chapters))
-    apart = [Path(path) for path in (run.log_dir, *run.console_files, *find_console_files())]
+    files = (run.log_dir, *run.console_files, *find_console_files())
+    apart = release_packing.keep_out(run_dir, run.settings, None, files)
     brought = release_packing.pack_update(args.what, base.release, run_dir, apart)
     release = _make_release(base.release, brought, entry, words, env)
     release = msgspec.structs.replace(release, message=args.message, signature="")
@@ -155,11 +156,9 @@ def _describe_changes(run_dir: Path, base: Release, release: Release, brought: P
 
 
 def _left_out_text(brought: PackedUpdate) -> str:
-    if not brought.left_out:
-        return ""
-    more = len(brought.left_out) - 3
-    names = ", ".join(brought.left_out[:3]) + (f" and {more} more" if more > 0 else "")
-    return f"; left out, because the job may have written it: {names}"
+    written = release_packing.name_some(brought.left_out)
+    said = f"; left out, because the job may have written it: {written}" if written else ""
+    return said + release_packing.secrets_text(brought.secret)
 
 
 def _changed_words(base: Release, release: Release) -> tuple[tuple[str, Any, Any], ...]:

@@ -4,7 +4,6 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -82,11 +81,12 @@ class ClusterRun:
     def _begin_run(self) -> tuple[RunSpec, str]:
         """Make the first release and the keys of a new run; return it, and what to say of it."""
         files = find_console_files()
-        apart = (Path(self._draft.log_dir), *map(Path, files))
-        begun = release_packing.pack_first_release(self._draft.entry, self.run_dir, apart, copied=self._args.release)
+        draft, args = self._draft, self._args
+        apart = release_packing.keep_out(self.run_dir, draft.settings, args.token_file, (draft.log_dir, *files))
+        begun = release_packing.pack_first_release(draft.entry, self.run_dir, apart, copied=args.release)
         run_directory.write_door_secret(self.run_dir, self._secret)
         run_directory.open_authority(self.run_dir)
-        return msgspec.structs.replace(self._draft, release=begun.release, console_files=files), begun.said
+        return msgspec.structs.replace(draft, release=begun.release, console_files=files), begun.said
 
     def _restore_run(self) -> tuple[RunSpec, str] | None:
         """Bring here what earlier controllers left in the journal, and return the run; None if it is new."""

@@ -199,8 +199,9 @@ class HostJoin:
         """Make the release that a new run begins with; return sentences for the console."""
         why = self._size_standbys()
         files = find_console_files()
-        apart = (Path(self.run.log_dir), *map(Path, files))
-        begun = release_packing.pack_first_release(self.run.entry, self.run_dir, apart, copied=self.args.release)
+        run, args = self.run, self.args
+        apart = release_packing.keep_out(self.run_dir, run.settings, args.token_file, (run.log_dir, *files))
+        begun = release_packing.pack_first_release(run.entry, self.run_dir, apart, copied=args.release)
         release = msgspec.structs.replace(begun.release, argv=())  # every host was started with words of its own
         self.run = msgspec.structs.replace(self.run, release=release, console_files=files)
         return why, begun.said

@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Collection
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,8 +12,9 @@ import msgspec
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags.run_arguments import UsageError
 from holdfast.cli.terminal.quantity_text import counted_noun
+from holdfast.config import Settings
 from holdfast.model.release import Release
-from holdfast.wire.releases import tree_archive, user_tree_sync
+from holdfast.wire.releases import holdfast_secrets, tree_archive, user_tree_sync
 from holdfast.wire.releases.host_release_copies import ReleaseFolder
 from holdfast.wire.releases.release_file_selection import (
     ReleaseFiles,
@@ -36,18 +37,31 @@ class FirstRelease(msgspec.Struct, frozen=True, kw_only=True):
     said: str
 
 
+class KeptOut(msgspec.Struct, frozen=True):
+    """What no release has: the job's own files, and files that have a secret in them."""
+
+    paths: tuple[Path, ...] = ()
+    secrets: tuple[bytes, ...] = ()
+
+
+def keep_out(run_dir: Path, settings: Settings, token_file: str | None, paths: Iterable[str | Path]) -> KeptOut:
+    """Return what releases of a run must not have: these paths, and the run's secrets."""
+    secrets = holdfast_secrets.read_secrets(run_dir, settings, token_file, os.environ)
+    return KeptOut(tuple(map(Path, paths)), secrets)
+
+
 class RunInPlace(Exception):
     """Says why the user's tree is run in place, without a copy."""
 
 
-def pack_first_release(entry: EntryPoint, run_dir: Path, apart: Collection[Path], *, copied: bool) -> FirstRelease:
+def pack_first_release(entry: EntryPoint, run_dir: Path, apart: KeptOut, *, copied: bool) -> FirstRelease:
     """Pack the tree that a job begins with; a tree that cannot or must not be copied is run in place."""
     root, script = Path(), ""
     try:
         root, script = _find_tree(entry)
         if not copied:
             raise RunInPlace("--no-release was given")
-        release, packed = _pack_tree(entry, root, script, run_dir, apart)
+        release, packed, secret = _pack_tree(entry, root, script, run_dir, apart)
     except (RunInPlace, ReleaseFilesError, ArchiveError) as e:
         kept = str(root) if root != Path() else ""
         release = Release(
@@ -56,23 +70,43 @@ def pack_first_release(entry: EntryPoint, run_dir: Path, apart: Collection[Path]
         return FirstRelease(release=release, said=f"release 1 runs in place, without a copy: {e}")
     files = counted_noun(packed.files, "file")
     said = f"release 1 is {files} of {release.source}, run in place until one of them changes"
-    return FirstRelease(release=release, said=f"{said}; holdfast update brings later changes")
+    said = f"{said}; holdfast update brings later changes{secrets_text(secret)}"
+    return FirstRelease(release=release, said=said)
 
 
 def _pack_tree(
-    entry: EntryPoint, root: Path, script: str, run_dir: Path, apart: Collection[Path]
-) -> tuple[Release, PackedArchive]:
+    entry: EntryPoint, root: Path, script: str, run_dir: Path, apart: KeptOut
+) -> tuple[Release, PackedArchive, Sequence[str]]:
     if root in (Path("/"), Path.home().resolve(), Path(tempfile.gettempdir()).resolve()):
         raise RunInPlace(f"{root} is not a folder of code")
-    found = list_release_files(root, (*apart, run_dir, run_directory.holdfast_home()), FIRST.files)
-    _check_tree(entry, root, script, found)
+    if holdfast_secrets.is_run_folder(str(root)):
+        raise RunInPlace(f"{root} is a run directory")
+    found = list_release_files(root, (*apart.paths, run_dir, run_directory.holdfast_home()), FIRST.files)
+    found, secret = _without_secrets(root, found, apart)
+    _check_tree(entry, root, script, found, secret)
     packed = tree_archive.pack_files(root, found.kept, run_dir / "releases", FIRST)
     _note_files(run_dir, root, found, packed)
     source = f"{root}{_commit_text(root) if found.git else ''}"
     release = Release(
         number=1, root=str(root), script=script, argv=entry.argv, source=source, who=run_directory.user_name()
     )
-    return msgspec.structs.replace(release, digest=packed.digest), packed
+    return msgspec.structs.replace(release, digest=packed.digest), packed, secret
+
+
+def _without_secrets(root: Path, found: ReleaseFiles, apart: KeptOut) -> tuple[ReleaseFiles, tuple[str, ...]]:
+    """Return the files without holdfast's own secrets, and what was left out for that."""
+    secret = holdfast_secrets.find_secrets(root, found.kept, apart.secrets)
+    kept = tuple(path for path in found.kept if path not in secret)
+    return msgspec.structs.replace(found, kept=kept), tuple(sorted(set(secret.values())))
+
+
+def secrets_text(paths: Sequence[str]) -> str:
+    """Say what was left out because of secrets, to be put after a sentence; "" for nothing."""
+    return f"; left out, because secrets of holdfast are in it: {name_some(paths)}" if paths else ""
+
+
+def name_some(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
 
 
 def _note_files(run_dir: Path, root: Path, found: ReleaseFiles, packed: PackedArchive) -> None:
@@ -101,12 +135,14 @@ def _find_tree(entry: EntryPoint) -> tuple[Path, str]:
     return root, os.path.relpath(here / path.name, root)
 
 
-def _check_tree(entry: EntryPoint, root: Path, script: str, found: ReleaseFiles) -> None:
+def _check_tree(entry: EntryPoint, root: Path, script: str, found: ReleaseFiles, secret: Sequence[str]) -> None:
     if entry.module:
         top = entry.argv[0].split(".")[0]
         if not any(name.split("/")[-1] in (top, f"{top}.py") or f"{top}/" in name for name in found.kept):
             raise RunInPlace(f"the module {top} is not in {root}")
     elif script not in found.kept and not any(name.startswith(f"{script}/") for name in found.kept):
+        if script in secret:
+            raise RunInPlace(f"{script} has a secret of holdfast in it; take it out of the file")
         raise RunInPlace(f"{script} is left out of {root}" + (", because git ignores it" if found.git else ""))
     if not any(name.endswith(".py") for name in found.kept):
         raise RunInPlace(f"{root} has no Python files")
@@ -133,9 +169,10 @@ class PackedUpdate(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     files: int
     left_out: tuple[str, ...] = ()  # as the job may have written it
+    secret: tuple[str, ...] = ()  # left out as well, as secrets of holdfast are in it
 
 
-def pack_update(what: str | None, base: Release, run_dir: Path, apart: Collection[Path]) -> PackedUpdate:
+def pack_update(what: str | None, base: Release, run_dir: Path, apart: KeptOut) -> PackedUpdate:
     """Pack a folder, a commit of the job's repository, or the job's own tree; UsageError if that is impossible."""
     root = base.root
     if what is None and not root:
@@ -143,26 +180,27 @@ def pack_update(what: str | None, base: Release, run_dir: Path, apart: Collectio
     try:
         if what is None or os.path.isdir(what):
             return _pack_folder(Path(what or root).resolve(), base, run_dir, apart)
-        return _pack_commit(what, root, run_dir)
+        return _pack_commit(what, root, run_dir, apart)
     except (ReleaseFilesError, ArchiveError) as e:
         raise UsageError(str(e)) from None
 
 
-def _pack_folder(root: Path, base: Release, run_dir: Path, apart: Collection[Path]) -> PackedUpdate:
+def _pack_folder(root: Path, base: Release, run_dir: Path, apart: KeptOut) -> PackedUpdate:
     if not root.is_dir():
         raise UsageError(f"{root} is gone; name the folder of the code: holdfast update PATH")
     if root == Path("/"):
         raise UsageError("/ is not a folder of code; name the folder: holdfast update PATH")
-    found = list_release_files(root, (*apart, run_dir, run_directory.holdfast_home()), LATER.files)
+    found = list_release_files(root, (*apart.paths, run_dir, run_directory.holdfast_home()), LATER.files)
+    found, secret = _without_secrets(root, found, apart)
     known = tree_archive.archive_contents(run_dir / "releases" / f"{base.digest}.tar") if base.digest else {}
     written = found.new_outputs(known) if root == Path(base.home or base.root).resolve() else frozenset()
     packed = tree_archive.pack_files(root, set(found.kept) - written, run_dir / "releases", LATER)
     brought = PackedUpdate(digest=packed.digest, root=str(root), source=str(root), files=packed.files)
     source = f"{root}{_commit_text(root) if found.git else ''}"
-    return msgspec.structs.replace(brought, source=source, left_out=tuple(sorted(written)))
+    return msgspec.structs.replace(brought, source=source, left_out=tuple(sorted(written)), secret=secret)
 
 
-def _pack_commit(what: str, root: str, run_dir: Path) -> PackedUpdate:
+def _pack_commit(what: str, root: str, run_dir: Path, apart: KeptOut) -> PackedUpdate:
     top = find_repository(Path(root)) if root else None
     if top is None:
         raise UsageError(f"{what} is not a folder, and the job's code is in no git repository; name a folder")
@@ -180,8 +218,10 @@ def _pack_commit(what: str, root: str, run_dir: Path) -> PackedUpdate:
         if not inside.is_dir():
             raise UsageError(f"{what} has no folder {below}, in which the job's code is")
         names = [os.path.relpath(os.path.join(f, n), inside) for f, _, files in os.walk(inside) for n in files]
-        packed = tree_archive.pack_files(inside, names, run_dir / "releases", LATER)
-    return PackedUpdate(digest=packed.digest, root=root, source=f"{root} (git {commit[:10]})", files=packed.files)
+        found, secret = _without_secrets(inside, ReleaseFiles(tuple(names), ()), apart)
+        packed = tree_archive.pack_files(inside, found.kept, run_dir / "releases", LATER)
+    source = f"{root} (git {commit[:10]})"
+    return PackedUpdate(digest=packed.digest, root=root, source=source, files=packed.files, secret=secret)
 
 
 def describe_difference(run_dir: Path, before: str, after: Release) -> str:

@@ -25,6 +25,7 @@ _EAGER_PUMP_S = 0.03  # until a rank has printed something: that is what a perso
 _EAGER_S = 60.0  # but not for ever: many scripts print nothing
 _CHUNK = 1 << 18
 _KEEP = 1 << 14  # of a skipped flood, this much of its end is shown
+_LINE_BYTES = 1 << 16  # of one line, this much of its beginning is shown
 _BAR_S = 5.0  # how often the state of a progress bar is shown
 _LOOK_S = 0.2  # how often new files are looked for
 _GENERATION = re.compile(r"gen-(\d+)")
@@ -221,7 +222,14 @@ class Console:
                 say(line.decode("utf-8", "replace"))
 
     def _put_lines(self, file: _FollowedFile, lines: list[bytes]) -> None:
-        write_all(file.fd, b"".join(file.prefix + sanitize_line(line) + b"\n" for line in lines))
+        write_all(file.fd, b"".join(file.prefix + shown_line(line, file.path) + b"\n" for line in lines))
+
+
+def shown_line(line: bytes, path: Path) -> bytes:
+    """Return a line of a file as a console shows it: sanitized, and of a very long one its beginning."""
+    cut = len(line) - _LINE_BYTES
+    note = f" ... {cut} bytes of this line not shown here; see {path}" if cut > 0 else ""
+    return sanitize_line(line[:_LINE_BYTES]) + note.encode()
 
 
 def _is_echo(exception: bytes) -> bool:

@@ -1,7 +1,8 @@
-"""Guards the controller's port: unproved callers get few links per host and little time to prove themselves."""
+"""Guards the controller's port and that of `holdfast dash`: unproved callers get few links and little time."""
 
 import asyncio
 import logging
+import resource
 import socket
 import ssl
 from asyncio import selector_events, sslproto
@@ -31,6 +32,8 @@ class ConnectionGate:
         self._strangers: dict[str, dict[asyncio.Task[None], float]] = {}  # by host, the oldest first, and since when
         self._count = 0  # of all these
         self._queues: dict[str, deque[socket.socket]] = {}  # by host
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # half of them are for those who are in
+        self._queued = min(_QUEUED, max(_AT_ONCE, files // 2 - _FROM_ONE_HOST)) if files > 0 else _QUEUED
         self._armed: set[str] = set()  # hosts whose queue is looked at again
         self._waiting: dict[asyncio.BaseTransport, asyncio.Event] = {}
 
@@ -68,7 +71,7 @@ class ConnectionGate:
         queue = self._queues.setdefault(host, deque())
         queue.append(link)
         self._call_next(host)
-        if sum(map(len, self._queues.values())) > _QUEUED:
+        if sum(map(len, self._queues.values())) > self._queued:
             longest = max(self._queues.values(), key=len)  # whoever calls most often waits in vain, and nobody else
             longest.popleft().close()
 

@@ -1,4 +1,4 @@
-"""A log filter that keeps bad requests from flooding the controller's log."""
+"""A log filter that keeps bad requests from flooding a log or a terminal."""
 
 import logging
 import time
@@ -7,14 +7,14 @@ from collections.abc import Callable
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-_SERVER = "aiohttp.server"
+_LIMITED = ("aiohttp.server", "holdfast.porch")
 _ONE_IN_S = 1.0
 _SHOWN = 200  # characters of a complaint
 _ASKED_BADLY = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 
 
 class ServerLogFilter(logging.Filter):
-    """Passes one complaint of the web server a second. Bad requests lose their traceback; our own bugs keep it."""
+    """Passes one complaint of a port's server a second. Bad requests lose their traceback; our own bugs keep it."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class ServerLogFilter(logging.Filter):
         self._unwritten = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.name != _SERVER or record.levelno < logging.WARNING:
+        if record.name not in _LIMITED or record.levelno < logging.WARNING:
             return True
         now = self._now()
         if now < self._next_at:

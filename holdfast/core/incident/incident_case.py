@@ -163,10 +163,8 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_unwitnessed(self) -> bool:
-        """Return whether last words accuse machines and only the rank itself says so. A probe can tell which one."""
-        cause = self.cause
-        told = cause.kind is Kind.CRASH and cause.action == _ASK and cause.confidence >= TOLD
-        return told and cause.group == _MACHINES
+        """Return whether only the rank itself accuses a machine. A probe can tell which one."""
+        return is_unwitnessed_fault(self.cause)
 
     @property
     def is_repeated(self) -> bool:
@@ -262,6 +260,12 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
         told = cause.action in (CODE, SETTING, EXTERNAL) and cause.confidence >= TOLD
         known = cause.group == "script" or told or self.is_switch
         return not known and cause.kind is not Kind.LINES and cause.klass != NOT_STARTED
+
+
+def is_unwitnessed_fault(alarm: Alarm) -> bool:
+    """Return whether last words accuse machines, and nobody but the rank says so: a script may print anything."""
+    told = alarm.kind is Kind.CRASH and alarm.action == _ASK and alarm.confidence >= TOLD
+    return told and alarm.group == _MACHINES
 
 
 def is_machine_proof(alarm: Alarm) -> bool:

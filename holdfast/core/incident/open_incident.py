@@ -6,6 +6,7 @@ import msgspec
 
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import TIMED_OUT, first_cause, is_echo
+from holdfast.core.incident.incident_case import is_unwitnessed_fault
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Progress
 from holdfast.model.incident_record import Record, Verdict
@@ -220,6 +221,15 @@ class Incident(msgspec.Struct, kw_only=True):
         nodes = sorted({node for a in silences if abs(a.at - at) <= _TOGETHER_S for node in a.suspects})
         return tuple(nodes) if len({hosts.get(node, node) for node in nodes}) > 1 else ()
 
+    def _label_cost(self, cause: Alarm) -> str:
+        """Return what the cost is booked as. A fault of a machine that a rank alone told of, and for which no node was
+        evicted, is no more than told."""
+        if cause in self.departures:
+            return "rank left early"
+        label = incident_text.cause_label(cause)
+        told = is_unwitnessed_fault(cause) and not is_echo(cause) and not self.evicted
+        return f"unconfirmed: {label}" if told else label
+
     def make_record(self, verdict: Verdict, resumed_at: float, resumed_from: int | None) -> Record:
         """Return the record of the incident at its end."""
         cause = self.first or self.name_cause()
@@ -255,7 +265,7 @@ class Incident(msgspec.Struct, kw_only=True):
             rolled_back=self.rolled_back,
             brought_in=self.brought_in,
             counted=self._is_counted,
-            label="rank left early" if cause in self.departures else incident_text.cause_label(cause),
+            label=self._label_cost(cause),
             made_step=self.made_step,
             again_at=self.again_at,
             earlier_s=self.earlier_s,

@@ -1,5 +1,6 @@
 // The view of the job: fetched whole, then changed by what the server tells; or embedded in a mailed file.
 
+import { enter, fetchWithKey } from "./session.js";
 import { properNames } from "./words.js";
 
 export const job = { view: null, version: 0, linked: false, embedded: null };
@@ -12,6 +13,7 @@ export async function openJob() {
     job.view = job.embedded.sections;
     return tell(Object.keys(job.view));
   }
+  await enter();
   await fetchWhole();
   listen();
 }
@@ -23,16 +25,29 @@ async function fetchWhole() {
   tell(Object.keys(job.view));
 }
 
-function listen() {
-  const source = new EventSource(`live?after=${job.version}`);
-  source.onopen = () => setLinked(true);
-  source.onerror = () => {  // it comes back from where this page is, not from where it began
-    setLinked(false);
-    source.close();
-    setTimeout(() => fetchWhole().then(listen, () => setTimeout(listen, 3000)), 2000);
-  };
-  source.onmessage = (event) => applyPatch(JSON.parse(event.data));
-  source.addEventListener("anew", () => fetchWhole());
+async function listen() {
+  try {
+    await hearChanges();
+  } catch { /* the server has gone, or has dropped this page */ }
+  setLinked(false);
+  setTimeout(() => fetchWhole().then(listen, listen), 2000);  // from where this page is, not from where it began
+}
+
+async function hearChanges() {
+  const answer = await fetchWithKey(`live?after=${job.version}`);
+  if (!answer.ok) return;
+  setLinked(true);
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = ""; ;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines.filter(Boolean)) {
+      const patch = JSON.parse(line);
+      patch.changed ? applyPatch(patch) : await fetchWhole();
+    }
+  }
 }
 
 function setLinked(linked) {
@@ -87,7 +102,7 @@ export function onLeave(action) {
 
 export async function ask(path, body) {
   const options = body ? { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } } : {};
-  const answer = await fetch(path, options);
+  const answer = await fetchWithKey(path, options);
   const said = await answer.json().catch(() => ({ error: `HTTP ${answer.status}` }));
   if (!answer.ok) throw new Error(said.error || `HTTP ${answer.status}`);
   return said;

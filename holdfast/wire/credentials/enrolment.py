@@ -21,9 +21,9 @@ from holdfast.model.job_and_seats import HostIdentity
 from holdfast.wire.credentials import job_secret_proof
 
 PATH = "/enrol"
-NAME = re.compile(r"\w[\w.-]{0,199}")
+NAME = re.compile(r"\w[\w.-]{0,199}", re.ASCII)  # other alphabets have letters that look like these
 BLOCKED_STATUS = 423  # HTTP status of an answer to a host that is on the list of blocked hosts
-NAMES = "a node's name has 1 to 200 letters, digits, dots, dashes and underscores"
+NAMES = "a node's name has 1 to 200 ASCII letters, digits, dots, dashes and underscores"
 
 
 class Challenge(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,84 @@
+"""Which files of a folder are secrets of holdfast; no release has them, whatever their names and wherever they lie."""
+
+import os
+from collections.abc import Collection, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.config import Settings
+from holdfast.core.decoding import from_json
+
+_MOST_BYTES = 1 << 20  # of a file that is searched: keys, tokens, settings and scripts are smaller
+_LEAST_CHARS = 16  # of a secret; less may stand in any file
+Word = bytes
+
+
+class _RunNote(msgspec.Struct):
+    """What run.json has had in all versions."""
+
+    job: dict[str, Any]
+    entry: dict[str, Any]
+    nproc: int
+    log_dir: str
+
+
+def read_secrets(run_dir: Path, settings: Settings, token_file: str | None, env: Mapping[str, str]) -> tuple[Word, ...]:
+    """Return a run's secrets: those by which hosts join, its own token, its door's key, the address of its hook."""
+    files = (
+        token_file or env.get("HOLDFAST_TOKEN_FILE"),
+        f"{run_dir}/door/secret",
+        f"{run_dir}/token",
+        settings.door.key,
+    )
+    url = settings.hook.url
+    secret_url = url if len(url.partition("://")[2].partition("/")[2]) >= _LEAST_CHARS else ""  # as those of webhooks
+    texts = (env.get("HOLDFAST_TOKEN", "").encode("utf-8", "replace"), secret_url.encode(), *map(_read_small, files))
+    return tuple({text.strip() for text in texts if len(text.strip()) >= _LEAST_CHARS})
+
+
+def find_secrets(root: Path, paths: Collection[str], secrets: Collection[Word]) -> dict[str, str]:
+    """Return those of the paths below the root that no release may have, each with the folder or file to name for it:
+    whatever lies in the directory of a run or in a home of holdfast, and files that have one of the secrets in them."""
+
+    @cache
+    def private_folder(folder: str) -> str:
+        if not folder:
+            return ""  # the root itself is the user's tree
+        return private_folder(os.path.dirname(folder)) or (folder if _is_private(os.path.join(root, folder)) else "")
+
+    found = {path: private_folder(os.path.dirname(path)) for path in paths}
+    for path in paths if secrets else ():
+        if not found[path] and any(secret in _read_small(os.path.join(root, path)) for secret in secrets):
+            found[path] = path
+    return {path: named for path, named in found.items() if named}
+
+
+def is_run_folder(folder: str) -> bool:
+    """Whether a folder is a run directory."""
+    try:
+        from_json(_read_small(os.path.join(folder, "run.json")), _RunNote)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+def _is_private(folder: str) -> bool:
+    if is_run_folder(folder) or (os.path.islink(f"{folder}/newest") and is_run_folder(f"{folder}/newest")):
+        return True
+    try:  # a run directory that is only being made has its environment first
+        return "PATH" in from_json(_read_small(f"{folder}/env.json"), dict[str, str])
+    except msgspec.DecodeError:
+        return False
+
+
+def _read_small(path: str | None) -> bytes:
+    """Return what is in a small file; b"" for anything else, as for a pipe, which could be waited for without end."""
+    try:
+        if path and os.path.isfile(path) and os.path.getsize(path) <= _MOST_BYTES:
+            return Path(path).read_bytes()
+    except OSError:
+        pass  # it has just gone, or cannot be read; then it cannot be packed either
+    return b""
