@@ -396,8 +396,7 @@ def _read_identity() -> HostIdentity:
     except ValueError as e:
         raise UsageError(str(e)) from None
     gpus = read_gpus(_GPU_WAIT_S)
-    names = tuple((gpu.name, gpu.bus) for gpu in gpus)
-    return HostIdentity(id=id, gpus=tuple(gpu.uuid for gpu in gpus), gpu_names=names)
+    return HostIdentity(id=id, gpus=tuple(g.uuid for g in gpus), gpu_names=tuple((g.name, g.bus) for g in gpus))
 
 
 def read_token(args: RunArgs, host: str, port: int) -> tuple[str, NodeToken | None]:
