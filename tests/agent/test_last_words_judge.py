@@ -41,6 +41,7 @@ def test_such_a_row_is_none_that_we_refuse() -> None:
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[JudgeClient, int]]:
     """A judge, as a fork of this process, and its pid."""
     monkeypatch.setattr(last_words_judge, "DEADLINE_S", 1.0)
+    monkeypatch.setattr(last_words_judge_client, "_WAIT_S", 30.0)  # its fork may wait for a processor
     ours, theirs = holder_messages.make_socket_pair()
     known = FailureCatalog(
         (*catalog_files.load_built_in().rows, ENDLESS), tuple(catalog_files.load_built_in().classes.values())
