@@ -9,8 +9,8 @@ from rich.table import Table
 from benchmarks._report import FULL, Findings, report
 from holdfast.cli.commands.sim_dst import REAL_PARTS, repeat_command
 from holdfast.logs import catalog_files
+from holdfast.sim.dst.seed_parameters import draw_setup
 from holdfast.sim.dst.seed_run import SeedResult, play_seed
-from holdfast.sim.dst.seed_setup import draw_setup
 
 SEEDS = 10_000 if FULL else 1_000
 GOAL_S = 600.0 * SEEDS / 10_000

@@ -23,7 +23,7 @@ from aiohttp import web
 from rich.table import Table
 
 from benchmarks._report import FULL, Findings, report
-from holdfast.cli.launch.run_record import NotesFolder
+from holdfast.cli.launch.journal_and_notes import NotesFolder
 from holdfast.config import Settings
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.block_list_file import BlockListFile, BlockListThreads

@@ -15,7 +15,7 @@ from rich.table import Table
 from benchmarks._replay_rank import STEPS, Case, Result, run
 from benchmarks._report import FULL, Findings, report
 from holdfast.core.replay import detection_odds
-from holdfast.sim.faulty_machine_study import ReplaySetup, ReplayStudy, run_study
+from holdfast.sim.replay_study import ReplaySetup, ReplayStudy, run_study
 
 MORE = 4 if FULL else 1
 LIMIT_S = 720.0 * MORE

@@ -23,8 +23,8 @@ from holdfast.agent.rank.last_words_judge_client import JudgeClient
 from holdfast.agent.rank.log_rotation import LogRotation
 from holdfast.agent.rank.rank_processes import RankProcesses
 from holdfast.agent.rank.stack_tracer import NodeTracer, StackTracer
-from holdfast.agent.releases.compiled_code import CompiledCode
 from holdfast.agent.releases.release_stager import ReleaseStager
+from holdfast.agent.releases.torch_compile_cache import CompiledCode
 from holdfast.agent.snapshots.keeper_address import make_keeper_identity
 from holdfast.agent.snapshots.keeper_assembly import build_keeper
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts

@@ -43,6 +43,7 @@ COMMANDS = {
 _MODULES = {
     "catalog": "last_words_catalog",
     "diagnose": "log_diagnosis",
+    "journal": "journal_database",
     "plan": "standby_plan",
     "rollback": "rollback_order",
     "token": "access_tokens",

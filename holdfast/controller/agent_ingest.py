@@ -10,8 +10,8 @@ from holdfast.controller.access.caller_admission import ANY_NODE, ANYBODY, CALLE
 from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.access.request_rates import RequestRates
 from holdfast.controller.actions.action_executor import EVICTED
+from holdfast.controller.blocked_hosts import HostAdmission
 from holdfast.controller.control_loop import Controller
-from holdfast.controller.host_admission import HostAdmission
 from holdfast.controller.node_links import Outbox, send_packets
 from holdfast.controller.stack_tracing import StackTracing
 from holdfast.core.agent_state_machine import PING_S, Post

@@ -10,9 +10,9 @@ from holdfast.controller.actions.node_probing import NodeProbing
 from holdfast.controller.actions.release_staging import ReleaseStaging
 from holdfast.controller.actions.replay_runs import ReplayRuns
 from holdfast.controller.agent_ingest import AgentIngest
+from holdfast.controller.blocked_hosts import HostAdmission
 from holdfast.controller.control_loop import Controller, JobDetectors
 from holdfast.controller.fleet_watch import FleetWatch
-from holdfast.controller.host_admission import HostAdmission
 from holdfast.controller.job_clock import JobClock
 from holdfast.controller.job_progress_watch import StallWatch
 from holdfast.controller.network_watch import NetworkWatch

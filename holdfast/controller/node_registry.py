@@ -5,7 +5,7 @@ from collections.abc import Collection
 from holdfast.controller.node_links import NodeLinks
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.detect.silence import SilenceDetector, SilenceLimits
-from holdfast.core.snapshots.stored_checkpoints import StorageWatch
+from holdfast.core.snapshots.checkpoint_reports import StorageWatch
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done
 from holdfast.model.job_and_seats import Seat

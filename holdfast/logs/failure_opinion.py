@@ -10,7 +10,7 @@ from holdfast.core.log_analysis.failure_catalog import FailureClass
 from holdfast.logs import catalog_files
 from holdfast.logs.failure_likeness import find_telling_lines
 from holdfast.logs.log_diagnosis import RankLog, read_ends, read_whole
-from holdfast.logs.opinion_limits import limit_action
+from holdfast.logs.opinion_guardrail import limit_action
 from holdfast.logs.past_cases import NearCase, PastCases
 from holdfast.logs.secret_masking import make_masker
 from holdfast.logs.user_rows import past_cases_path
@@ -42,7 +42,7 @@ def find_opinion(
         return FailureOpinion(diagnosis=corrected, said_by="person", lines=lines)
     if not ask or sure or not settings.model.url:
         return FailureOpinion(diagnosis=rules, said_by="rules", lines=lines)
-    from holdfast.logs.second_opinion import ask_second_opinion  # and HTTP with it, for which nobody else has to wait
+    from holdfast.logs.model_opinion import ask_second_opinion  # and HTTP with it, for which nobody else has to wait
 
     found = ask_second_opinion(rules, read_whole(logs), settings, near=near, say=say)
     return FailureOpinion(diagnosis=found, said_by="rules" if found == rules else "model", lines=lines)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.launch.run_record import NotesFolder
+from holdfast.cli.launch.journal_and_notes import NotesFolder
 from holdfast.cli.run_dirs import run_directory, run_liveness
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings

@@ -14,8 +14,8 @@ from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
 
 pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 from holdfast.cli.launch import run_handover
+from holdfast.cli.launch.journal_and_notes import open_record
 from holdfast.cli.launch.run_handover import HandoverNotes, restore_run
-from holdfast.cli.launch.run_record import open_record
 from holdfast.journal.journal_errors import JournalDamagedError, JournalError
 from holdfast.journal.journal_key import JournalKey
 from holdfast.journal.postgres_journal import LeaseHolder, PostgresJournal

@@ -3,7 +3,7 @@
 import asyncio
 from concurrent.futures import Future
 
-from holdfast.controller.host_admission import HostAdmission
+from holdfast.controller.blocked_hosts import HostAdmission
 from holdfast.core.decide.decider import Decider
 from holdfast.core.membership.host_blocking import BlockedHost, BlockLimits
 from holdfast.model.action import Dismissal

@@ -9,7 +9,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from msgspec.structs import replace
 
-from holdfast.cli.launch.run_record import NotesFolder
+from holdfast.cli.launch.journal_and_notes import NotesFolder
 from holdfast.config import Settings
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.api import ApiEntrance, make_api

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from holdfast.cli.launch.run_record import NotesFolder
+from holdfast.cli.launch.journal_and_notes import NotesFolder
 from holdfast.controller.user_hooks import UserHooks
 from holdfast.core.record.hook_notices import HookLimits, JobStanding
 from holdfast.model.event import Decision, Entry, Phase, Tick

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.launch.run_record import NotesFolder
+from holdfast.cli.launch.journal_and_notes import NotesFolder
 from holdfast.fleet.kubernetes_client import KubernetesClient
 from holdfast.fleet.kubernetes_fleet import FleetWishes, KubernetesFleet
 from holdfast.fleet.pod_manifest import PodShape

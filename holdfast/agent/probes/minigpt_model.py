@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from holdfast.agent.probes.minigpt_exchange import ALONE, RankExchange
+from holdfast.agent.probes.minigpt_collectives import ALONE, RankExchange
 from holdfast.agent.probes.probe_tools import float_tensor, integer_tensor
 
 _LEARNS = 1e-2

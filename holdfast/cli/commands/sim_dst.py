@@ -21,12 +21,12 @@ from holdfast.model.event import Order
 from holdfast.model.job_and_seats import HostIdentity, Job
 from holdfast.model.release import Release
 from holdfast.ports import ControllerPorts, Socket
-from holdfast.sim.dst.agent_interface import DstAgent
 from holdfast.sim.dst.agent_process import AgentProcess
-from holdfast.sim.dst.controller_interface import DstController
+from holdfast.sim.dst.agent_under_test import DstAgent
+from holdfast.sim.dst.controller_under_test import DstController
 from holdfast.sim.dst.dst_world import RealParts
+from holdfast.sim.dst.seed_parameters import draw_setup
 from holdfast.sim.dst.seed_run import SeedResult, play_seed
-from holdfast.sim.dst.seed_setup import draw_setup
 from holdfast.sim.dst.simulated_agent_notes import SimKeeperNotes, SimNotes
 from holdfast.sim.dst.simulated_errands import SimDiagnosis, SimStaging, SimTracer
 from holdfast.sim.dst.simulated_keeper_links import run_at_once

@@ -9,7 +9,7 @@ from rich.table import Table
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.core.replay.node_grid import UnfitError
-from holdfast.sim.faulty_machine_study import CostCrossing, NamingRate, ReplaySetup, ReplayStudy, run_study
+from holdfast.sim.replay_study import CostCrossing, NamingRate, ReplaySetup, ReplayStudy, run_study
 
 _PLAIN = ReplaySetup(launch_s=0.0, group_launch_s=0.0)
 _MOST_NODES, _MOST = 100_000, 1_000_000

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from holdfast.cli.launch.run_record import RunRecord, open_record
+from holdfast.cli.launch.journal_and_notes import RunRecord, open_record
 from holdfast.cli.launch.slurm_launch import make_plan
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags.flag_table import UsageError

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from holdfast.core.record.job_account import FROM_START
-from holdfast.core.snapshots.stored_checkpoints import NO_CHECKPOINT
+from holdfast.core.snapshots.checkpoint_reports import NO_CHECKPOINT
 from holdfast.model.event import StorageReport
 
 

@@ -9,9 +9,9 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from holdfast.checkpoint import checkpoint_load, dcp
 from holdfast.checkpoint.arena import STORED, Arena
 from holdfast.checkpoint.image_layout import EXTRA
+from holdfast.checkpoint.image_metadata import unpack_metadata
 from holdfast.checkpoint.manifest import StorageError
 from holdfast.checkpoint.record_locations import locate_pieces
-from holdfast.checkpoint.snapshot_record import unpack_metadata
 from holdfast.checkpoint.state_image import StateError, StateImage, bytes_of
 from holdfast.client.checkpointing.extra_state import ExtraState
 from holdfast.client.checkpointing.model_state import ModelState

@@ -16,7 +16,7 @@ from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.enrolment_tokens import NodeTokens
 from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.access.request_rates import RequestRates
-from holdfast.controller.host_admission import HostAdmission
+from holdfast.controller.blocked_hosts import HostAdmission
 from holdfast.core.decoding import from_json
 from holdfast.journal.journal_errors import JournalError
 from holdfast.model.event import Ready

@@ -12,7 +12,7 @@ from holdfast.controller.actions.errand_dispatch import ErrandDispatch
 from holdfast.controller.actions.node_probing import NodeProbing
 from holdfast.controller.actions.release_staging import ReleaseStaging
 from holdfast.controller.actions.replay_runs import ReplayRuns
-from holdfast.controller.host_admission import HostAdmission
+from holdfast.controller.blocked_hosts import HostAdmission
 from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
 from holdfast.controller.snapshot_aims import SnapshotAims

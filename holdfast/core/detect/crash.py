@@ -6,7 +6,7 @@ from holdfast.core.log_analysis.failure_catalog import UNKNOWN
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog as FailureCatalog
 from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
 from holdfast.core.log_analysis.line_prefixes import LogLine, parse_lines
-from holdfast.core.log_analysis.line_sieve import sift_log
+from holdfast.core.log_analysis.telling_lines import sift_log
 from holdfast.core.log_analysis.tracebacks import parse_tracebacks
 from holdfast.core.terminal_sanitizer import CUT, cut_words
 from holdfast.model.alarm import Alarm, Kind

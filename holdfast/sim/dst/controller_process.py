@@ -10,7 +10,7 @@ from holdfast.core.decide.job_view import JobView
 from holdfast.model.event import Entry, Order, Phase
 from holdfast.ports import ControllerPorts
 from holdfast.sim.dst.controller_disk import DiskJournal, DiskNotes, EmptyBlockList, SimDisk
-from holdfast.sim.dst.controller_interface import BuildController, ControllerCrashed, DstController
+from holdfast.sim.dst.controller_under_test import BuildController, ControllerCrashed, DstController
 from holdfast.sim.dst.machine_pool import MachinePool, SimFleet, SimStore
 from holdfast.sim.dst.seed_scene import SeedScene
 from holdfast.sim.dst.simulated_link import ControllerEnd, SimLink

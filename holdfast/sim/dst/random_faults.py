@@ -6,8 +6,8 @@ from holdfast.core.agent_state_machine import fence_s
 from holdfast.model.event import Order, OrderVerb
 from holdfast.model.release import Release
 from holdfast.sim.dst.controller_process import ControllerProcess
-from holdfast.sim.dst.fault_chances import FaultChances
-from holdfast.sim.dst.seed_setup import NOTICE_S
+from holdfast.sim.dst.failpoints import FaultChances
+from holdfast.sim.dst.seed_parameters import NOTICE_S
 from holdfast.sim.dst.simulated_machine import SimMachine, SimRank
 from holdfast.sim.dst.simulated_ranks import RankTeams
 

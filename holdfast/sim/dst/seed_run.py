@@ -9,7 +9,7 @@ import msgspec
 from holdfast.core.detect.crash import FailureCatalog
 from holdfast.model.event import Order, Phase
 from holdfast.sim.dst.dst_world import DstWorld, RealParts
-from holdfast.sim.dst.seed_setup import NOTICE_S, SeedSetup
+from holdfast.sim.dst.seed_parameters import NOTICE_S, SeedSetup
 from holdfast.sim.dst.virtual_loop import StuckError
 
 _LOOK_S = 3.0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
 
-from holdfast.sim.dst.seed_setup import SeedSetup
+from holdfast.sim.dst.seed_parameters import SeedSetup
 from holdfast.sim.dst.virtual_loop import VirtualLoop, describe_error
 
 

@@ -10,7 +10,7 @@ from holdfast.model.observation import Strain, StrainKind
 from holdfast.model.probe import Finding
 from holdfast.model.release import Release
 from holdfast.model.stacks import Frame, Process, Thread, Trace
-from holdfast.sim.dst.fault_chances import FaultChances
+from holdfast.sim.dst.failpoints import FaultChances
 from holdfast.sim.dst.seed_scene import SeedScene
 from holdfast.sim.dst.simulated_machine import SimMachine
 from holdfast.wire.agent_messages import TraceRequest

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Dims
 from holdfast.model.observation import Mark, StepValues
-from holdfast.sim.dst.fault_chances import FaultChances
+from holdfast.sim.dst.failpoints import FaultChances
 from holdfast.sim.dst.simulated_machine import SimMachine
 from holdfast.wire.holder_messages import HolderListing, HolderRank, KeptArena, RankEnded, RankKey, ZygoteWarmed
 from holdfast.wire.rank_memory.slot_reader import SlotReading

@@ -27,7 +27,7 @@ from holdfast.sim.scale.scale_executor import ScaleExecutor
 from holdfast.sim.scale.scale_result import ScaleResult, make_result
 from holdfast.sim.scale.scale_state import ScaleState
 from holdfast.sim.scale.simulated_people import SimulatedPeople
-from holdfast.sim.scale.slowness_duration import SlowJobs
+from holdfast.sim.scale.slow_jobs import SlowJobs
 from holdfast.sim.scale.standby_failures import StandbyFailures
 from holdfast.sim.scale.time_book import TRAIN, TimeBook
 from holdfast.sim.scale.virtual_clock import ALWAYS

@@ -6,7 +6,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from holdfast.agent.probes.minigpt_exchange import RankExchange
+from holdfast.agent.probes.minigpt_collectives import RankExchange
 from holdfast.agent.probes.minigpt_model import MiniGptForm, train_step
 from holdfast.agent.probes.parallel_reference import _join_axes, plan_rounds
 from holdfast.agent.probes.probe_tools import CPU

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from holdfast.core.snapshots.disk_floor import DiskLimits
-from holdfast.sim.dst.seed_setup import SeedSetup, draw_setup
+from holdfast.sim.dst.seed_parameters import SeedSetup, draw_setup
 
 Patch = pytest.MonkeyPatch
 

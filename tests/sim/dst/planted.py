@@ -20,9 +20,9 @@ from holdfast.core.snapshots.keeper_launch import KeeperLaunch, read_launch
 from holdfast.model.errand import Leave, StopHere
 from holdfast.model.event import Outcome
 from holdfast.model.state_copy import Copy, Restore, Source
-from holdfast.sim.dst.agent_interface import AgentCrashed
+from holdfast.sim.dst.agent_under_test import AgentCrashed
 from holdfast.sim.dst.controller_disk import DiskJournal
-from holdfast.sim.dst.seed_setup import draw_setup
+from holdfast.sim.dst.seed_parameters import draw_setup
 from holdfast.sim.dst.simulated_agent_notes import SimNotes
 from holdfast.wire import agent_messages
 from holdfast.wire.rank_keeper_messages import KeeperRefusal, StateGrant

@@ -16,7 +16,7 @@ from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.logs import catalog_files
 from holdfast.sim.dst.agent_process import AgentProcess
 from holdfast.sim.dst.dst_world import DstWorld
-from holdfast.sim.dst.seed_setup import draw_setup
+from holdfast.sim.dst.seed_parameters import draw_setup
 from holdfast.sim.dst.simulated_machine import SimMachine
 from holdfast.sim.dst.virtual_loop import VirtualLoop
 

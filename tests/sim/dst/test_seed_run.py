@@ -13,8 +13,8 @@ import pytest
 from holdfast.cli.commands.sim_dst import REAL_PARTS, repeat_command
 from holdfast.core.detect.crash import FailureCatalog
 from holdfast.logs import catalog_files
+from holdfast.sim.dst.seed_parameters import draw_setup
 from holdfast.sim.dst.seed_run import SeedResult, play_seed
-from holdfast.sim.dst.seed_setup import draw_setup
 from tests.sim.dst.mutant import draw_with_disks
 
 ROOT = Path(__file__).parents[3]

@@ -9,7 +9,7 @@ from holdfast.cli.commands.sim_dst import REAL_PARTS
 from holdfast.logs import catalog_files
 from holdfast.model.event import Decision, Entry, Phase, Progress
 from holdfast.sim.dst.dst_world import DstWorld
-from holdfast.sim.dst.seed_setup import draw_setup
+from holdfast.sim.dst.seed_parameters import draw_setup
 from holdfast.sim.dst.simulated_machine import SimRank
 from holdfast.sim.dst.simulated_ranks import RankTeam
 from holdfast.sim.dst.simulated_state_image import StateTruth, make_layout, write_truth

@@ -9,7 +9,7 @@ from holdfast.core.replay import detection_odds
 from holdfast.core.replay.node_grid import UnfitError
 from holdfast.core.replay.regrouped_replay import RulingKind
 from holdfast.core.replay.twin_ruling import TwinComparison, TwinLimits
-from holdfast.sim.faulty_machine_study import (
+from holdfast.sim.replay_study import (
     ReplaySetup,
     dual_cost,
     find_crossing,

@@ -4,8 +4,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from holdfast.controller import host_admission
-from holdfast.controller.host_admission import HostAdmission
+from holdfast.controller import blocked_hosts
+from holdfast.controller.blocked_hosts import HostAdmission
 from holdfast.core.decide.decider import Decider
 from holdfast.core.membership.host_blocking import BlockedHost, BlockLimits
 from holdfast.model.action import Block
@@ -97,7 +97,7 @@ async def test_a_list_that_does_not_answer_stops_nobody(desk_of: Open) -> None:
 
 
 async def test_while_the_list_does_not_answer_it_counts_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_admission, "_READ_S", 0.05)
+    monkeypatch.setattr(blocked_hosts, "_READ_S", 0.05)
     said: list[str] = []
     blocked = MemoryBlockList(ENTRY)
     admission = HostAdmission(blocked, BlockLimits(), Decider().view, now=lambda: 1.0, say=said.append)

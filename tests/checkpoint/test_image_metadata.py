@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from holdfast.checkpoint.image_layout import EXTRA, arrange_image
-from holdfast.checkpoint.snapshot_record import (
+from holdfast.checkpoint.image_metadata import (
     GeneratorStates,
     ImageMetadata,
     ImageMetadataError,

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from holdfast.agent.probes.probe_tools import tensor_digest
-from holdfast.core.diagnose.collective_digests import TracePoint
+from holdfast.core.diagnose.sdc_localization import TracePoint
 
 _EXPERT = (".up", ".down")  # parameters that ranks with experts do not share
 

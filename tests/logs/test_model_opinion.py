@@ -13,8 +13,8 @@ import pytest
 from holdfast.config import Settings, WordLimits, load
 from holdfast.logs import catalog_files, user_rows
 from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, diagnose_logs
+from holdfast.logs.model_opinion import ask_second_opinion
 from holdfast.logs.past_cases import NearCase, PastCase
-from holdfast.logs.second_opinion import ask_second_opinion
 from holdfast.model.diagnosis import Diagnosis
 from tests.logs.model_server import Model, Turn, answering, dripping, sending, serving
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.core.diagnose.collective_digests import PlayedPart, TraceAssessment, TracePoint, assess_traces
+from holdfast.core.diagnose.sdc_localization import PlayedPart, TraceAssessment, TracePoint, assess_traces
 
 STEPS = 3
 ROUNDS = {2: ((0, 1), (1, 0)), 4: ((0, 1, 2, 3), (1, 2, 3, 0)), 3: ((0, 1), (1, 2), (2, 0))}
