@@ -33,7 +33,7 @@ def find_own_checkpoint(folder: Path, name: str, find_fault: Callable[[Path], st
         if not (fault := find_fault(Path(one.path))):
             found.append(one)
         elif world.rank == 0:
-            print(f"holdfast: {one.path} is left out: {fault}", file=sys.stderr, flush=True)
+            say_left_out(one.path, fault)
     told = [set(all_of_node) for all_of_node in world.gather_all(found if looks else None) if all_of_node is not None]
     return max(set.intersection(*told), default=None)
 
@@ -42,6 +42,10 @@ def list_newest_first(folder: Path, name: str) -> list[OwnCheckpoint]:
     """Return all checkpoints by their numbers, whole or not."""
     named = [(re.fullmatch(name, path.name), path) for path in (folder.iterdir() if folder.is_dir() else ())]
     return sorted((OwnCheckpoint(int(found[1]), str(path)) for found, path in named if found), reverse=True)
+
+
+def say_left_out(path: str, fault: str) -> None:
+    print(f"holdfast: {path} is left out: {fault}", file=sys.stderr, flush=True)
 
 
 def first_fault(paths: Iterable[Path]) -> str:
