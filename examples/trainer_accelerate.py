@@ -68,9 +68,9 @@ def main() -> None:
                 optimizer.zero_grad()
             if accelerator.sync_gradients:
                 accelerator.print(f"step {training.step + 1}", flush=True)
-                if training.step % 10 == 9:
-                    accelerator.save_state()
-        accelerator.print(f"epoch {epoch} is over: loss {loss.item():.4f}", flush=True)
+            if accelerator.sync_gradients and training.step % 10 == 9:
+                accelerator.save_state()
+        accelerator.print(f"epoch {epoch} is over", flush=True)
     accelerator.print(f"weights sha256: {digest(model)}", flush=True)
     accelerator.end_training()
 

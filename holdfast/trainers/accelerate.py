@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 
 import holdfast
 from holdfast.checkpoint.snapshot_record import GeneratorStates
-from holdfast.checkpoint.state_image import bytes_of
+from holdfast.checkpoint.state_image import StateError, bytes_of
 from holdfast.client.checkpointing.checkpointer import Checkpointer
 from holdfast.client.checkpointing.extra_state import read_generators, set_generators
 from holdfast.trainers.own_checkpoints import OwnCheckpoint, find_own_checkpoint, first_fault, list_newest_first
@@ -50,7 +50,10 @@ class HeldTraining:
         """`model` and `optimizer` (or several) are as `prepare` has returned them; `extra`, such as a schedule, `path`,
         `every` and `keep` are those of a Checkpointer. Without a state of ours it goes on from the newest whole
         checkpoint of `accelerator.save_state`, where Accelerate names these itself."""
+        if why := refusal_of(accelerator):
+            raise StateError(f"HeldTraining cannot keep this state: {why}")
         self.epoch = self.step = 0
+        self._saved = 0
         self._accelerator = accelerator
         self._done = 0  # batches of the epoch
         self._is_inside = False  # of a batch that was handed out
@@ -159,6 +162,16 @@ class HeldTraining:
     def _backward_with_loss(self, loss: Any, **kwargs: Any) -> None:
         self._loss = loss.detach() if hasattr(loss, "detach") else loss
         self._backward(loss, **kwargs)
+
+
+def refusal_of(accelerator: Accelerator) -> str:
+    """Say why no Checkpointer can hold what this Accelerator prepares; empty if one can."""
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        return "DeepSpeed keeps the optimizer's state in its own engine"
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if plugin is not None and getattr(plugin, "fsdp_version", 1) == 1:
+        return "FSDP 1 flattens parameters; set fsdp_version to 2"
+    return ""
 
 
 def _read_order(loader: Any) -> bytes:

@@ -24,6 +24,7 @@ from holdfast.checkpoint.state_image import StateError
 from holdfast.client.checkpointing.checkpointer import Checkpointer
 from holdfast.client.checkpointing.extra_state import read_generators, set_generators
 from holdfast.client.checkpointing.state_peek import PeekedState, peek_state
+from holdfast.trainers.accelerate import refusal_of
 from holdfast.trainers.own_checkpoints import OwnCheckpoint, find_own_checkpoint, first_fault
 
 _STATE = "trainer_state.json"
@@ -41,7 +42,7 @@ def train(
     >>> from holdfast.trainers.huggingface import train
     >>> train(trainer, path="ckpt", every=100)  # doctest: +SKIP
     """
-    callback = HoldfastCallback(trainer, {"path": path, "every": every, "keep": keep})
+    callback = TrainerStateCallback(trainer, {"path": path, "every": every, "keep": keep})
     trainer.add_callback(callback)
     try:
         with callback.resumable_folder() as folder:
@@ -50,12 +51,13 @@ def train(
         trainer.remove_callback(callback)
 
 
-class HoldfastCallback(TrainerCallback):  # type: ignore[misc]  # of a library that may be missing
+class TrainerStateCallback(TrainerCallback):  # type: ignore[misc]  # of a library that may be missing
     """Tells the steps and phases of a Trainer, and keeps its state at every step."""
 
     def __init__(self, trainer: Trainer, storage: dict[str, Any]) -> None:
         self._trainer = trainer
         self._storage = storage
+        self._refusal = refusal_of(trainer.accelerator)
         self._checkpointer: Checkpointer | None = None
         self._own: OwnCheckpoint | None = None  # of the trainer's, if that is what it goes on from
         self._extra: dict[str, Any] = {}
@@ -67,7 +69,6 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc]  # of a library t
     @contextmanager
     def resumable_folder(self) -> Iterator[str | None]:
         """Yield what to give as `resume_from_checkpoint`; a collective."""
-        self._refusal = _refusal_of(self._trainer)
         ours = PeekedState() if self._refusal else peek_state(self._storage["path"])
         if not ours.is_chosen:
             self._own = _find_own(self._trainer.args)
@@ -147,15 +148,6 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc]  # of a library t
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # in Accelerate's wrapper
         model = trainer.model_wrapped
         self._checkpointer = Checkpointer(model=model, optimizer=optimizer, extra=self._extra, **self._storage)
-
-
-def _refusal_of(trainer: Trainer) -> str:
-    """Say why no Checkpointer can hold this trainer's state; empty if one can."""
-    if trainer.is_deepspeed_enabled:
-        return "DeepSpeed keeps the optimizer's state in its own engine"
-    if trainer.is_fsdp_enabled and getattr(trainer.accelerator.state.fsdp_plugin, "fsdp_version", 1) == 1:
-        return "FSDP 1 flattens parameters; set fsdp_version to 2"
-    return ""
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 from lightning.fabric.utilities.data import _set_sampler_epoch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
+from lightning.pytorch.utilities import rank_zero_info
 
 import holdfast
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation
@@ -67,6 +69,10 @@ class HoldfastCallback(Callback):  # type: ignore[misc]  # of a library that may
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         holdfast.attach(mesh=getattr(trainer.strategy, "device_mesh", None))
         holdfast.attach(trainer.model)
+        if isinstance(trainer.strategy, FSDPStrategy | DeepSpeedStrategy):
+            name = type(trainer.strategy).__name__
+            rank_zero_info(f"holdfast: only Lightning's own checkpoints are used, since {name} keeps state its own way")
+            return
         self._extra = {"loops": _read_loops(trainer), "callbacks": self._read_callbacks(trainer), "epoch": _encode()}
         self._extra |= {f"schedule {n}": one.scheduler for n, one in enumerate(trainer.lr_scheduler_configs)}
         if trainer.precision_plugin.state_dict():
