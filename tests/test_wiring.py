@@ -9,7 +9,7 @@ from tests.sources import statements
 PACKAGE = Path(__file__).parents[1] / "holdfast"
 
 # Not `chaos`, whose catalog has them as data.
-PACKAGES = tuple("agent controller cli fleet sim client dash journal checkpoint core wire logs linux".split())
+PACKAGES = tuple("agent controller cli fleet sim client dash journal checkpoint core wire logs linux trainers".split())
 STAND_INS = frozenset({"print", "tuple", "list", "dict", "set", "str", "int", "bool"})  # as functions that do nothing
 
 

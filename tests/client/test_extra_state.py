@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-from holdfast.client.checkpointing.extra_state import _numpy_state, _read_generators, _set_generators
+from holdfast.client.checkpointing.extra_state import _numpy_state, read_generators, set_generators
 
 DRAWS: list[Callable[[], object]] = [
     lambda: None,
@@ -23,9 +23,9 @@ DRAWS: list[Callable[[], object]] = [
 
 @pytest.fixture(autouse=True)
 def _as_they_were() -> object:
-    before = _read_generators()
+    before = read_generators()
     yield
-    _set_generators(before)
+    set_generators(before)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -40,8 +40,8 @@ def test_numpy_is_told_as_it_is(seed: int) -> None:
 def test_all_go_on_as_they_would_have() -> None:
     random.gauss(0, 1)
     numpy.random.randn()
-    before = _read_generators()
+    before = read_generators()
     drawn = (random.gauss(0, 1), random.random(), numpy.random.randn(), numpy.random.rand(), torch.rand(2).tolist())
-    _set_generators(before)
+    set_generators(before)
     again = (random.gauss(0, 1), random.random(), numpy.random.randn(), numpy.random.rand(), torch.rand(2).tolist())
     assert again == drawn

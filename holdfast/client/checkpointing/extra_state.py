@@ -38,7 +38,7 @@ class ExtraState:
         """Return all extra state as bytes."""
         extra = encode_value({name: self._access_to(name).take() for name in self._extra}) if self._extra else b""
         # Generators are no matter of torch.save, which looks at every single number.
-        return pack_metadata(ImageMetadata(step=step, absent=absent, generators=_read_generators(), extra=extra))
+        return pack_metadata(ImageMetadata(step=step, absent=absent, generators=read_generators(), extra=extra))
 
     def restore(self, told: ImageMetadata, *, here: bool) -> None:
         """Restore the script's extras; with `here`, when the state is this rank's own, also the random generators."""
@@ -47,7 +47,7 @@ class ExtraState:
             if name in self._extra:
                 self._access_to(name).give(state)
         if here and told.generators:
-            _set_generators(told.generators)
+            set_generators(told.generators)
 
     def _access_to(self, name: str) -> ExtraAccess:
         thing = self._extra[name]
@@ -79,7 +79,7 @@ def _check_readable(name: str, state: object) -> None:
         ) from None
 
 
-def _read_generators() -> GeneratorStates:
+def read_generators() -> GeneratorStates:
     version, words, gauss = random.getstate()
     numpy = sys.modules.get("numpy")
     return GeneratorStates(
@@ -123,7 +123,7 @@ def _ask_numpy(numpy: Any) -> NumpyState:
     return str(kind), key.tobytes(), int(at), int(has_gauss), float(cached)
 
 
-def _set_generators(found: GeneratorStates) -> None:
+def set_generators(found: GeneratorStates) -> None:
     version, words, gauss = found.python
     random.setstate((version, struct.unpack(f"={len(words) // 4}I", words), gauss))
     torch.set_rng_state(_byte_tensor(found.torch))

@@ -1,0 +1,187 @@
+"""Loops on Accelerate: `HeldTraining` gives them their epochs and batches, and keeps the state after every step.
+
+What an Accelerator has prepared is saved by a Checkpointer right before the next batch is handed out, when everything
+that belongs to the step before is done. After a restart the epoch, the order of its batches and the place in it are
+the same, and so are all random numbers.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from accelerate import Accelerator, DistributedType
+
+import holdfast
+from holdfast.checkpoint.snapshot_record import GeneratorStates
+from holdfast.checkpoint.state_image import StateError, bytes_of
+from holdfast.client.checkpointing.checkpointer import Checkpointer
+from holdfast.client.checkpointing.extra_state import read_generators, set_generators
+from holdfast.trainers.own_checkpoints import OwnCheckpoint, find_own_checkpoint, first_fault, list_newest_first
+
+_NAME = r"checkpoint_(\d+)"  # as `automatic_checkpoint_naming` gives it
+_SAVED = frozenset({".safetensors", ".bin", ".pkl", ".json"})
+Extras = dict[str, Any]
+
+
+class HeldTraining:
+    """The epochs and batches of a loop on Accelerate, on from the newest state that there is.
+
+    >>> from holdfast.trainers.accelerate import HeldTraining
+    >>> training = HeldTraining(accelerator, model=model, optimizer=optimizer, path="ckpt")  # doctest: +SKIP
+    >>> for epoch in training.epochs(3):  # doctest: +SKIP
+    ...     for batch in training.batches(loader):
+    ...         accelerator.backward(model(batch).sum())
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        *,
+        model: Any,
+        optimizer: Any,
+        extra: Extras | None = None,
+        path: str | os.PathLike[str] | None = None,
+        every: int | str | None = None,
+        keep: int = 3,
+    ) -> None:
+        """`model` and `optimizer` (or several) are as `prepare` has returned them; `extra`, such as a schedule, `path`,
+        `every` and `keep` are those of a Checkpointer. Without a state of ours it goes on from the newest whole
+        checkpoint of `accelerator.save_state`, where Accelerate names these itself."""
+        if why := refusal_of(accelerator):
+            raise StateError(f"HeldTraining cannot keep this state: {why}")
+        self.epoch = self.step = 0
+        self._saved = 0
+        self._accelerator = accelerator
+        self._done = 0  # batches of the epoch
+        self._is_inside = False  # of a batch that was handed out
+        self._order = b""  # generators at the start of the epoch, from which the order of its batches follows
+        self._generators: GeneratorStates | None = None  # after a restart: for the next batch
+        self._loss: Any = None
+        self._backward = accelerator.backward
+        accelerator.backward = self._backward_with_loss
+        holdfast.attach(mesh=getattr(accelerator, "torch_device_mesh", None))
+        holdfast.attach(model)
+        several = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
+        scaler = {"scaler": accelerator.scaler} if accelerator.scaler is not None else {}
+        self._checkpointer = Checkpointer(
+            model=model,
+            optimizer=[getattr(one, "optimizer", one) for one in several],  # in Accelerate's wrapper
+            extra={"training": self, **scaler, **(extra or {})},
+            path=path,
+            every=every,
+            keep=keep,
+        )
+        accelerator.register_for_checkpointing(self)
+        self._go_on()
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the numbers of the epochs that are not over, out of `count`."""
+        for epoch in range(self.epoch, count):
+            yield epoch
+            if self.epoch == epoch:  # left before its end
+                self.epoch, self._done = epoch + 1, 0
+
+    def batches(self, loader: Any) -> Iterator[Any]:
+        """Yield the batches of this epoch that are not done; call it once an epoch, with a prepared loader."""
+        self._begin_epoch(loader)
+        for batch in self._accelerator.skip_first_batches(loader, self._done) if self._done else loader:
+            if self._generators:
+                set_generators(self._generators)  # batches that were passed over have drawn from them
+                self._generators = None
+            elif self.step > self._saved and self._accelerator.sync_gradients:
+                self._saved = self.step
+                self._checkpointer.save(self.step)
+            self._is_inside = True
+            yield batch
+            self._is_inside = False
+            self._done += 1
+            if self._accelerator.sync_gradients:
+                self.step += 1
+                holdfast.step(self.step, loss=self._loss)
+        self.epoch, self._done, self._order = self.epoch + 1, 0, _read_order(loader)
+
+    def state_dict(self) -> Extras:
+        """Return the position, with the batch whose work has just been done."""
+        stepped = self._is_inside and self._accelerator.sync_gradients
+        return {
+            "epoch": self.epoch,
+            "done": self._done + self._is_inside,
+            "step": self.step + bool(stepped),
+            "order": self._order,
+        }
+
+    def load_state_dict(self, state: Extras) -> None:
+        self.epoch, self._done, self.step = state["epoch"], state["done"], state["step"]
+        self._order = state["order"]
+
+    def _go_on(self) -> None:
+        """Restore the newest state, ours or Accelerate's; a collective."""
+        self._saved = self._checkpointer.restore()
+        configuration = self._accelerator.project_configuration
+        is_named = configuration.automatic_checkpoint_naming and self._accelerator.project_dir
+        folder = Path(self._accelerator.project_dir, "checkpoints") if is_named else None
+        if folder and (there := list_newest_first(folder, _NAME)):
+            configuration.iteration = there[0].step + 1  # so that the next one finds its name free
+        if self._checkpointer.restored_from == "none" and folder and (own := self._find_own(folder)):
+            self._accelerator.load_state(own.path)
+            self._saved = self.step
+            if not self._done:  # saved between two epochs, and whatever was drawn since the last batch has been
+                self._order = _encode_order(read_generators(), _decode_order(self._order)[1])
+        self._generators = read_generators() if self.step else None
+
+    def _begin_epoch(self, loader: Any) -> None:
+        """Have the epoch's batches in the order in which they were, if this epoch was begun before a restart."""
+        if self._generators:
+            generators, drawn = _decode_order(self._order)
+            set_generators(generators)
+            if drawn:
+                loader.synchronized_generator.set_state(torch.frombuffer(bytearray(drawn), dtype=torch.uint8))
+        else:
+            self._order = _read_order(loader)
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(self.epoch)
+
+    def _find_own(self, folder: Path) -> OwnCheckpoint | None:
+        ranks = self._accelerator.num_processes
+
+        def fault_of(checkpoint: Path) -> str:
+            names = {path.name for path in checkpoint.iterdir() if path.suffix in _SAVED}
+            names |= {f"random_states_{rank}.pkl" for rank in range(ranks)} | {
+                "optimizer.bin",
+                "custom_checkpoint_0.pkl",
+            }
+            if not any(name.startswith(("model", "pytorch_model")) for name in names):
+                return "it has no weights"
+            return first_fault(checkpoint / name for name in sorted(names))
+
+        return find_own_checkpoint(folder, _NAME, fault_of)
+
+    def _backward_with_loss(self, loss: Any, **kwargs: Any) -> None:
+        self._loss = loss.detach() if hasattr(loss, "detach") else loss
+        self._backward(loss, **kwargs)
+
+
+def refusal_of(accelerator: Accelerator) -> str:
+    """Say why no Checkpointer can hold what this Accelerator prepares; empty if one can."""
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        return "DeepSpeed keeps the optimizer's state in its own engine"
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if plugin is not None and getattr(plugin, "fsdp_version", 1) == 1:
+        return "FSDP 1 flattens parameters; set fsdp_version to 2"
+    return ""
+
+
+def _read_order(loader: Any) -> bytes:
+    generator = getattr(loader, "synchronized_generator", None)  # of Accelerate, where ranks draw the order together
+    return _encode_order(read_generators(), bytes(bytes_of(generator.get_state())) if generator is not None else b"")
+
+
+def _encode_order(generators: GeneratorStates, drawn: bytes) -> bytes:
+    return msgspec.msgpack.encode((generators, drawn))
+
+
+def _decode_order(order: bytes) -> tuple[GeneratorStates, bytes]:
+    return msgspec.msgpack.decode(order, type=tuple[GeneratorStates, bytes])

@@ -1,0 +1,79 @@
+"""Finds the newest checkpoint of a trainer's own that is whole: a kill may have left half of one."""
+
+import json
+import os
+import re
+import sys
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.client.checkpointing.rank_collectives import RankWorld
+
+_HEAD_BYTES = 8  # of a safetensors file: the length of its header
+_MOST_HEADER_BYTES = 100_000_000
+
+
+class OwnCheckpoint(NamedTuple):
+    """A checkpoint that a trainer has written by itself."""
+
+    step: int
+    path: str
+
+
+def find_own_checkpoint(folder: Path, name: str, find_fault: Callable[[Path], str]) -> OwnCheckpoint | None:
+    """Return the newest whole checkpoint that every node sees; a collective.
+
+    `name` matches a checkpoint's name, with its number as the first group. `find_fault` says what is wrong with one.
+    """
+    world, found = RankWorld(), list[OwnCheckpoint]()
+    looks = os.environ.get("LOCAL_RANK", "0") == "0"  # the other ranks of a node would see the same
+    for one in list_newest_first(folder, name) if looks else ():
+        if not (fault := find_fault(Path(one.path))):
+            found.append(one)
+        elif world.rank == 0:
+            say_left_out(one.path, fault)
+    told = [set(all_of_node) for all_of_node in world.gather_all(found if looks else None) if all_of_node is not None]
+    return max(set.intersection(*told), default=None)
+
+
+def list_newest_first(folder: Path, name: str) -> list[OwnCheckpoint]:
+    """Return all checkpoints by their numbers, whole or not."""
+    named = [(re.fullmatch(name, path.name), path) for path in (folder.iterdir() if folder.is_dir() else ())]
+    return sorted((OwnCheckpoint(int(found[1]), str(path)) for found, path in named if found), reverse=True)
+
+
+def say_left_out(path: str, fault: str) -> None:
+    print(f"holdfast: {path} is left out: {fault}", file=sys.stderr, flush=True)
+
+
+def first_fault(paths: Iterable[Path]) -> str:
+    """Return what is wrong with the first of these files that is missing, cut short or damaged; else empty."""
+    return next((f"{path.name} {fault}" for path in paths if (fault := _file_fault(path))), "")
+
+
+def _file_fault(path: Path) -> str:
+    try:
+        if not path.is_file():
+            return "is missing"
+        if path.suffix == ".safetensors":
+            return _safetensors_fault(path)
+        if path.suffix == ".json":
+            json.loads(path.read_bytes())
+            return ""
+        with zipfile.ZipFile(path) as file:  # what torch.save writes
+            return "is damaged" if file.testzip() else ""
+    except (OSError, ValueError, zipfile.BadZipFile, RuntimeError) as e:
+        return f"is not whole ({e})"
+
+
+def _safetensors_fault(path: Path) -> str:
+    """Compare the file's size with what its header tells; the format has no checksums."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(_HEAD_BYTES), "little")
+        if not 0 < size <= _MOST_HEADER_BYTES:
+            return "has no header"
+        told = json.loads(file.read(size))
+    end = max((tensor["data_offsets"][1] for name, tensor in told.items() if name != "__metadata__"), default=0)
+    return "" if path.stat().st_size == _HEAD_BYTES + size + end else "is cut short"

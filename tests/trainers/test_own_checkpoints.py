@@ -1,0 +1,73 @@
+"""Of a trainer's own checkpoints the newest whole one is found, whatever a kill has left of the others."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from holdfast.trainers.own_checkpoints import OwnCheckpoint, find_own_checkpoint, first_fault
+
+FILES = ("model.safetensors", "optimizer.pt", "state.json")
+
+
+def make_checkpoint(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    save_file({"weight": torch.ones(100)}, folder / "model.safetensors", metadata={"format": "pt"})
+    torch.save({"moment": torch.ones(100)}, folder / "optimizer.pt")
+    (folder / "state.json").write_text('{"step": 1}')
+    return folder
+
+
+def fault_of(folder: Path) -> str:
+    return first_fault(folder / name for name in FILES)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    at = content.index(torch.ones(2).numpy().tobytes())  # in the middle of the tensor
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [*((name, damage) for name in FILES for damage in (remove, empty, cut_short)), ("optimizer.pt", flip_bit)],
+)
+def test_a_damaged_file_is_named(name: str, damage: Callable[[Path], None], tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "checkpoint-1")
+    assert fault_of(folder) == ""
+    damage(folder / name)
+    assert fault_of(folder).startswith(f"{name} ")
+
+
+def test_the_newest_whole_one_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (9, 10, 11):
+        make_checkpoint(tmp_path / f"checkpoint-{step}")
+    (tmp_path / "checkpoint-best").mkdir()
+    cut_short(tmp_path / "checkpoint-11" / "model.safetensors")
+    found = find_own_checkpoint(tmp_path, r"checkpoint-(\d+)", fault_of)
+    assert found == OwnCheckpoint(10, str(tmp_path / "checkpoint-10"))
+    assert capsys.readouterr().err == (
+        f"holdfast: {tmp_path}/checkpoint-11 is left out: model.safetensors is cut short\n"
+    )
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_there_may_be_none(there: bool, tmp_path: Path) -> None:
+    if there:
+        remove(make_checkpoint(tmp_path / "out" / "checkpoint-1") / "state.json")
+    assert find_own_checkpoint(tmp_path / "out", r"checkpoint-(\d+)", fault_of) is None

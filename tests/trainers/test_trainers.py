@@ -1,0 +1,172 @@
+"""Each trainer's example through real faults: it ends in the weights of a run that nothing happened to, bit for bit.
+
+docs/TRAINERS.md has the table of what happened.
+"""
+
+import fcntl
+import importlib.util
+import re
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from holdfast.cli import main
+from holdfast.wire import program_fork_server
+from holdfast.wire.inherited_environment import make_rank_environment
+from tests.cli.driver import Job
+from tests.conftest import job_environment, kill_marked
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+STEPS, STRUCK = 30, 16  # where it is struck, an epoch has begun and is not over
+WAIT_S = "0.03"  # for each example, so that a job does not end before it is struck
+SOON = ("--set", "hang.least_s=1", "--set", "hang.again_s=0.3", "--set", "probe.allow=false")
+
+
+class TrainerExample(NamedTuple):
+    """An example, and what its trainer leaves by itself."""
+
+    package: str
+    half: Callable[[Path], None]  # make the newest of its own checkpoints as a kill may leave it
+    saved: int = 10  # the step of the newest whole one, when it is struck
+
+
+def halve_huggingface(out: Path) -> None:
+    """A newer one than those that are whole; its weights are cut short."""
+    newest = out / "checkpoint-11"
+    shutil.copytree(out / "checkpoint-10", newest)
+    state = newest / "trainer_state.json"
+    state.write_text(state.read_text().replace('"global_step": 10', '"global_step": 11'))
+    cut_short(newest / "model.safetensors")
+
+
+def halve_accelerate(out: Path) -> None:
+    """The only one, of step 10, has the place of the first; the second was being written."""
+    newest = out / "checkpoints" / "checkpoint_1"
+    shutil.copytree(out / "checkpoints" / "checkpoint_0", newest)
+    cut_short(newest / "optimizer.bin")
+
+
+def halve_lightning(out: Path) -> None:
+    """Lightning saves at the end of each epoch."""
+    cut_short(Path(shutil.copy(out / "step=12.ckpt", out / "step=13.ckpt")))
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+TRAINERS = {
+    "huggingface": TrainerExample("transformers", halve_huggingface),
+    "accelerate": TrainerExample("accelerate", halve_accelerate),
+    "lightning": TrainerExample("lightning", halve_lightning, saved=12),
+}
+
+
+@pytest.fixture(params=TRAINERS)
+def name(request: pytest.FixtureRequest) -> str:
+    package = TRAINERS[request.param].package
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed; make test-full has it")
+    return str(request.param)
+
+
+Launch = Callable[..., Job]
+
+
+@pytest.fixture
+def launch(tmp_path: Path, warm_server: Path, monkeypatch: pytest.MonkeyPatch, no_orphans: str) -> Iterator[Launch]:
+    """launch(name, place) runs the example of this trainer in a folder of its own."""
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    jobs: list[Job] = []
+
+    def launch(name: str, *more: str, place: str = "work", run: str = "run") -> Job:
+        folder = tmp_path / place
+        folder.mkdir(exist_ok=True)
+        script = (str(EXAMPLES / f"trainer_{name}.py"), "--steps", str(STEPS), *more)
+        words = ("--run-dir", str(folder / run), *SOON, "--nproc-per-node", "2", *script)
+        env = make_rank_environment(job_environment()) | {program_fork_server.NAMED: str(warm_server)}
+        jobs.append(Job(folder, *words, env=env, name=run))
+        jobs[-1].run_dir = folder / run
+        jobs[-1].patience_s = 120.0  # imports of a large package, beside other tests
+        return jobs[-1]
+
+    yield launch
+    for job in jobs:
+        if job.process.poll() is None:
+            job.process.send_signal(signal.SIGKILL)
+            job.process.wait()
+            kill_marked(no_orphans)
+
+
+@pytest.fixture
+def calm(name: str, launch: Launch, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> str:
+    """The weights of a run that is left alone: once for all tests of a trainer, whichever comes first."""
+    own = tmp_path_factory.getbasetemp()
+    kept = (own.parent if hasattr(request.config, "workerinput") else own) / f"calm-{name}"
+    with kept.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            job = launch(name, place="calm")
+            job.ends(0)
+            assert "0 incidents" in job.sentences()[-1]
+            kept.write_text(weights(job.text()))
+    return kept.read_text()
+
+
+def weights(text: str) -> str:
+    found = re.search("weights sha256: ([0-9a-f]{64})", text)
+    assert found, text
+    return found[1]
+
+
+def trains(job: Job) -> None:
+    job.until(lambda: f"step {STRUCK}\n" in job.text() or job.process.poll() is not None, "some steps")
+    assert job.process.poll() is None, job.story()
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_a_rank_is_lost(name: str, fault: signal.Signals, launch: Launch, calm: str) -> None:
+    job = launch(name, "--wait-s", WAIT_S)
+    trains(job)
+    job.kill(job.rank(1), fault)
+    job.ends(0)
+    [record] = job.report().incidents
+    assert record.resumed_from is not None and record.good_step - record.resumed_from <= 1, record.sentence
+    assert record.resumed_from >= STRUCK - 1 and "was restored from memory" in job.text()
+    assert weights(job.text()) == calm
+    print(record.sentence)
+
+
+def test_a_stop_and_another_run(name: str, launch: Launch, calm: str) -> None:
+    storage = ("--ckpt", "ckpt", "--wait-s", WAIT_S)
+    job = launch(name, *storage)
+    trains(job)
+    assert main(["stop", "--run", str(job.run_dir)]) == 0
+    job.ends(143)
+    again = launch(name, *storage, run="again")
+    again.ends(0)
+    found = re.search(r"step (\d+) was restored from storage", again.text())
+    assert found and int(found[1]) >= STRUCK - 1, again.text()
+    assert weights(again.text()) == calm
+    print(found[0])
+
+
+def test_its_own_checkpoints_are_used_where_ours_are_gone(name: str, launch: Launch, calm: str, tmp_path: Path) -> None:
+    """Another run finds no memory, there is no storage of ours, and the trainer's newest is half of a checkpoint."""
+    job = launch(name, "--wait-s", WAIT_S)
+    trains(job)
+    assert main(["stop", "--now", "--run", str(job.run_dir)]) == 0
+    job.ends(143)
+    TRAINERS[name].half(tmp_path / "work" / "results")
+    again = launch(name, run="again")
+    again.ends(0)
+    assert "is left out" in again.text() and "was restored from" not in again.text()
+    made = [int(step) for step in re.findall(r"step (\d+)\n", again.text())]
+    assert made == [*range(TRAINERS[name].saved + 1, STEPS + 1)]
+    assert weights(again.text()) == calm
