@@ -16,6 +16,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from holdfast.core.decoding import from_msgpack
+
 TAG_BYTES = 16  # the beginning of what is sealed; it follows from the key, the name and all of the content
 _PROOF_BYTES = 32
 _PURPOSE = b"holdfast journal 1 "
@@ -74,7 +76,7 @@ class JournalKey:
 def _change_env(encoded: bytes, change: Callable[[str, str], str]) -> bytes:
     if _ENV_IN_MSGPACK not in encoded:  # as in nearly all entries
         return encoded
-    return msgspec.msgpack.encode(_with_env(msgspec.msgpack.decode(encoded), change))
+    return msgspec.msgpack.encode(_with_env(from_msgpack(encoded, object), change))
 
 
 def _with_env(tree: Any, change: Callable[[str, str], str]) -> Any:

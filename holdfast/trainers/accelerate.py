@@ -19,6 +19,7 @@ from holdfast.checkpoint.image_metadata import GeneratorStates
 from holdfast.checkpoint.state_image import StateError, bytes_of
 from holdfast.client.checkpointing.checkpointer import Checkpointer
 from holdfast.client.checkpointing.extra_state import read_generators, set_generators
+from holdfast.core.decoding import from_msgpack
 from holdfast.trainers.own_checkpoints import OwnCheckpoint, find_own_checkpoint, first_fault, list_newest_first
 
 _NAME = r"checkpoint_(\d+)"  # as `automatic_checkpoint_naming` gives it
@@ -184,4 +185,4 @@ def _encode_order(generators: GeneratorStates, drawn: bytes) -> bytes:
 
 
 def _decode_order(order: bytes) -> tuple[GeneratorStates, bytes]:
-    return msgspec.msgpack.decode(order, type=tuple[GeneratorStates, bytes])
+    return from_msgpack(order, tuple[GeneratorStates, bytes])

@@ -22,6 +22,7 @@ from holdfast.client.checkpointing.checkpointer import Checkpointer
 from holdfast.client.checkpointing.checkpointer_args import storage_of
 from holdfast.client.checkpointing.extra_state import read_generators, set_generators
 from holdfast.client.checkpointing.rank_collectives import RankWorld
+from holdfast.core.decoding import from_msgpack
 from holdfast.trainers.own_checkpoints import first_fault, say_left_out
 from holdfast.wire.rank_keeper_messages import StateRequest
 
@@ -168,4 +169,4 @@ def _encode() -> bytes:
 
 
 def _decode(generators: bytes) -> GeneratorStates:
-    return msgspec.msgpack.decode(generators, type=GeneratorStates)
+    return from_msgpack(generators, GeneratorStates)

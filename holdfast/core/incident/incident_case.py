@@ -234,7 +234,9 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
     def evicted_before(self) -> tuple[str, ...]:
         """Return other nodes that were evicted for such a failure of the same rank: it followed the rank."""
         ranks, nodes = set(self.cause.ranks), set(self.cause.suspects)
-        gone = (p.nodes for p in self.past if p.evicted and ranks & set(p.ranks) and nodes.isdisjoint(p.nodes))
+        gone = (
+            p.nodes for p in self.recent_failures if p.evicted and ranks & set(p.ranks) and nodes.isdisjoint(p.nodes)
+        )
         return next(gone, ())
 
     @property

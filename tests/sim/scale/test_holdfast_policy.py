@@ -138,10 +138,12 @@ def test_the_same_seed_gives_the_same_result() -> None:
 def test_what_is_switched_off_is_missed(mechanism: str) -> None:
     shows: dict[str, Shows] = {"health": "health", "hang": "hang", "standbys": "silence"}
     mix = one(shows.get(mechanism, "crash"), "machine", CUDA)
-    whole = played(mix)
-    without = played(mix, off=frozenset({mechanism}))
     assert mechanism in MECHANISMS
-    assert without.result.ettr < whole.result.ettr  # type: ignore[attr-defined]
+    whole, without = (
+        sum(played(mix, off=off, seed=seed).result.ettr for seed in (3, 4))  # type: ignore[attr-defined]
+        for off in (frozenset(), frozenset({mechanism}))
+    )
+    assert without < whole, "one more node evicted for nothing outweighs little in one run, not in two"
 
 
 def test_a_job_that_gives_up_is_queued_again_by_a_person() -> None:
