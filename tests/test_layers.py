@@ -34,7 +34,7 @@ TORCH = (
 def allowed() -> dict[str, set[str]]:
     """For every place, the places it may import from."""
     may: dict[str, set[str]] = {"__init__": {"client"}, "__main__": {"cli"}}
-    may["trainers"] = {"__init__", "core", "client", "checkpoint", "wire", "trainers"}  # for scripts: nothing imports it
+    may["trainers"] = {"__init__", "core", "client", "checkpoint", "wire", "trainers"}  # nothing imports it
     left: set[str] = set()
     for place in LINE.split(" <- "):
         may |= {name: left | {name} for name in place.split()}
