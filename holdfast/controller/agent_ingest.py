@@ -135,6 +135,10 @@ class AgentIngest:
         plan = self.executor.newest_plan()
         return self.registry.has_seat(node) or (plan is not None and node in plan.nodes)
 
+    def _had_lost_seat(self, node: str, generation: int) -> bool:
+        """Whether a node had a seat in this generation, which the journal has lost with its seats."""
+        return 0 < generation == self.registry.orphaned and self._was_launched(node)
+
     # --- messages ----------------------------------------------------------------------------------------------
 
     def _say_once(self, node: str, sentence: str) -> None:
@@ -192,9 +196,12 @@ class AgentIngest:
     def _may_say(self, node: str, body: Alarm | Ended | Done) -> bool:
         match body:
             case Alarm():
-                return self.registry.may_raise_alarm(node, body)
+                return self.registry.may_raise_alarm(node, body) or (
+                    self._had_lost_seat(node, body.generation) and self.registry.may_accuse(node, body.suspects)
+                )
             case Ended(generation=generation):
-                return body.node == node and (generation != self.view.generation or self.registry.has_seat(node))
+                seated = self.registry.has_seat(node) or self._had_lost_seat(node, generation)
+                return body.node == node and (generation != self.view.generation or seated)
             case Done():
                 return body.node == node
 
@@ -334,7 +341,7 @@ class AgentIngest:
                     self.dispatch.on_done(done)
                     return
                 del self._stale[node]
-                if hello.generation == self.registry.orphaned and self._was_launched(node):
+                if self._had_lost_seat(node, hello.generation):
                     self.registry.record_copies(node, done.copies)
                 if done.ok and hello.ready and node not in self.view.pool:
                     self._announce_ready(hello)

@@ -23,7 +23,7 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
     verified: bool = False  # some steps later everything was still well
     poisoned: bool = False  # led to NaN
     disk: bool = False  # it lies on the node's disk, not in memory
-    generation: Number = 0  # on disk: of the ranks that made it
+    generation: Number = 0  # of the ranks that made it, on disk or in memory of their own node; 0: not known
 
 
 class CopySummary(msgspec.Struct, frozen=True, array_like=True):

@@ -125,6 +125,30 @@ def test_a_launch_that_makes_no_step_leaves_no_line() -> None:
     assert not job.plan(launch(6), (1, 56)).sources, "the line of generation 1 was left at step 55"
 
 
+def test_a_step_that_was_not_told_for_every_rank_leaves_the_line_as_well() -> None:
+    """Generation 2 starts from storage and makes step 45; b is lost before it tells, and the next b has its old disk."""
+    job = Lives()
+    job.plan(launch(1), stored=40)
+    assert job.plan(launch(2), (1, 39), steps=False).stored == 40
+    bench, disks = Bench(notes=job.notes), on_disks((1, 45))
+    memory = tuple(msgspec.structs.replace(copy, disk=False, generation=2) for copy in disks["a"])
+    bench.hold({"a": (*memory, *disks["a"]), "b": disks["b"]})
+    plan = bench.executor._recall_or_plan(launch(3))
+    assert not plan.sources, "a state of generation 2 would be mixed with one of generation 1"
+    assert not job.plan(launch(4), (1, 45)).sources, "and the line stays left"
+
+
+def test_a_state_that_ranks_only_took_up_leaves_no_line() -> None:
+    job = Lives()
+    job.plan(launch(1), stored=40)
+    assert job.plan(launch(2), (1, 39), steps=False).stored == 40
+    bench, disks = Bench(notes=job.notes), on_disks((1, 45))
+    read = tuple(msgspec.structs.replace(copy, disk=False, generation=2, step=40) for copy in disks["a"])
+    away = tuple(msgspec.structs.replace(copy, disk=False, generation=2) for copy in disks["b"])
+    bench.hold({"a": (*read, *disks["a"]), "b": (*away, *disks["b"])})
+    assert bench.executor._recall_or_plan(launch(3, astray=("b",))).step == 45
+
+
 async def test_a_launch_that_finds_no_store_costs_no_disk_its_belief() -> None:
     job = Lives()
     job.plan(launch(1))

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from holdfast.config import Settings
 from holdfast.controller.access.caller_admission import ANY_NODE, Caller, Right
+from holdfast.controller.actions.action_executor import LaunchPlan
 from holdfast.core.agent_state_machine import Post
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.model.alarm import Alarm, Kind, Stance
@@ -18,7 +19,7 @@ from holdfast.model.event import Begin, Ended, Outcome, Phase, Progress, Ready
 from holdfast.model.observation import Beat, Mark, Strain, StrainKind
 from holdfast.model.probe import Finding
 from holdfast.model.stacks import Arrival, Collective, Flight, Process, Trace
-from holdfast.model.state_copy import Copy
+from holdfast.model.state_copy import Copy, Restore
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import FromAgent, Hello, NodeNotice, TraceAnswer
 from tests.controller.conftest import Agent, Desk, Open
@@ -295,6 +296,33 @@ async def test_a_state_is_restored_from_nodes_that_had_seats_whatever_others_cla
         launch = await agent.errand()
         assert isinstance(launch, LaunchHere) and launch.restore.step == 7
         assert desk.controller.registry.copies["a"] == held[:1]
+
+
+async def test_news_of_a_lost_generation_is_believed_only_of_nodes_that_were_launched(desk_of: Open) -> None:
+    """The journal has lost who had seats in it; what it acknowledges to one of them it holds all the same."""
+    said: list[str] = []
+    async with desk_of(port=port, settings=PATIENT, say=said.append) as desk:
+        await trains(desk)
+        agent, evil = await link(desk, "b"), await comes_in(desk)
+        lost = LaunchPlan(id=9, restore=Restore(), generation=2, nodes=("a", "b"))
+        desk.controller.executor.notes.put_note("plan.json", msgspec.json.encode(lost))
+        await says(agent, changed(HELLO, node="b", generation=2))
+        assert isinstance(await agent.errand(), StopHere) and desk.controller.registry.orphaned == 2
+        before, news = (
+            len(desk.events()),
+            (Ended(node="b", generation=2), changed(ALARM, generation=2, suspects=("b",))),
+        )
+        for body in (*news, changed(ALARM, generation=2, suspects=("a",))):
+            await agent.post(body)
+        await asyncio.wait_for(heard_acks(agent, 3), 30)
+        for body in (Ended(node="evil", generation=2), changed(ALARM, generation=2, suspects=("evil",))):
+            await evil.post(body)
+        await asyncio.wait_for(heard_acks(evil, 2), 30)
+        assert tuple(event for event in desk.events()[before:] if isinstance(event, Ended | Alarm)) == news
+        assert [line.split(" reported")[0] for line in said if "ignored" in line] == [
+            "ignored what b",
+            "ignored what evil",
+        ]
 
 
 async def test_memory_of_a_lost_generation_is_believed_only_of_nodes_that_were_launched(desk_of: Open) -> None:

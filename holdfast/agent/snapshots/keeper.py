@@ -32,6 +32,7 @@ from holdfast.agent.snapshots.state_fetch import StateFetch
 from holdfast.agent.system.snapshot_memory import SnapshotBudget
 from holdfast.checkpoint.arena import (
     POISONED,
+    STORED,
     VERIFIED,
     Arena,
     ArenaError,
@@ -168,9 +169,12 @@ class Keeper:
     def list_copies(self) -> tuple[Copy, ...]:
         """Return all snapshots, copies and parities on this node that could be restored."""
         arenas = [own.arena for own in self._arenas.list_arenas()]
-        own = [self._describe_copy(arena, one, True) for arena in arenas for one in arena.list_sealed()]
+        own = [(arena, one) for arena in arenas for one in arena.list_sealed()]
         return (
-            *own,
+            *(
+                self._describe_copy(*found, True, 0 if found[1].flags & STORED else found[1].generation)
+                for found in own
+            ),
             *(self._describe_copy(*found) for found in self._shelf.list_copies()),
             *self._shelf.pairs.list_copies(self.node),
             *self.disk.list_copies(self.node),
@@ -181,7 +185,7 @@ class Keeper:
         """The newest step for which this node holds all parities that it should keep; -1 if there is none."""
         return self._shelf.pairs.newest_step(self.backing.ranks)
 
-    def _describe_copy(self, arena: Arena, sealed: SealedSnapshot, whole: bool) -> Copy:
+    def _describe_copy(self, arena: Arena, sealed: SealedSnapshot, whole: bool, generation: int = 0) -> Copy:
         return Copy(
             rank=arena.rank,
             step=sealed.step,
@@ -191,6 +195,7 @@ class Keeper:
             whole=whole,
             verified=bool(sealed.flags & VERIFIED),
             poisoned=bool(sealed.flags & POISONED),
+            generation=generation,
         )
 
     def complete_beat(self, beat: Beat) -> Beat:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -265,6 +265,8 @@ class ActionExecutor:
         kept = self.newest_plan()
         if kept and kept.id == launch.id:
             return kept.restore
+        if kept and self._holds_unseen_step(kept, launch.astray):
+            kept = msgspec.structs.replace(kept, begun=True)
         plan, nodes = self._choose_restore(launch, kept), tuple(seat.node for seat in launch.seats)
         number = launch.release.number
         if plan.sources and kept and kept.release not in (0, number) and plan.step > self.registry.stored:
@@ -285,6 +287,13 @@ class ActionExecutor:
             )
         )
         return plan
+
+    def _holds_unseen_step(self, kept: LaunchPlan, astray: Collection[str]) -> bool:
+        """Whether a node holds in memory a step of the last generation that was never reported for every rank. The job
+        has left its older lines by it: their states on disks must not be mixed with this one."""
+        resumed = max(kept.restore.step, kept.restore.stored)
+        held = (copy for node, copies in self.registry.copies.items() if node not in astray for copy in copies)
+        return any(not c.disk and c.generation == kept.generation and c.step > resumed for c in held)
 
     def _note_plan(self, planned: LaunchPlan) -> None:
         self.notes.put_note("plan.json", msgspec.json.encode(planned))
