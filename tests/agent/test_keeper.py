@@ -17,7 +17,7 @@ from holdfast.agent.snapshots.keeper import Keeper, KeeperIdentity
 from holdfast.agent.snapshots.keeper_assembly import build_keeper
 from holdfast.agent.snapshots.keeper_sockets import KeeperSockets
 from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention
-from holdfast.checkpoint.arena import DUE, Arena
+from holdfast.checkpoint.arena import DUE, STORED, Arena
 from holdfast.checkpoint.manifest import Author, PartFailedError
 from holdfast.checkpoint.write_lane import WriteOutcome
 from holdfast.model.errand import LaunchHere
@@ -167,6 +167,14 @@ async def test_a_snapshot_outlives_its_rank(bench: Bench) -> None:
     state = await bench.ask(StateRequest(rank=0, generation=2))
     assert isinstance(state, StateGrant) and (state.source, state.step) == ("memory", 7)
     assert bytes(again.slot_image(state.slot)) == content
+
+
+async def test_a_copy_tells_which_generation_made_it_unless_it_was_read_from_storage(bench: Bench) -> None:
+    bench.keeper.begin_launch(launch(2))
+    arena = await bench.arena(want(2))
+    snapshot(arena, 6, 2, STORED)
+    snapshot(arena, 7, 2)
+    assert sorted((copy.step, copy.generation) for copy in bench.keeper.list_copies()) == [(6, 0), (7, 2)]
 
 
 async def test_what_came_after_the_restored_step_is_dropped(bench: Bench) -> None:

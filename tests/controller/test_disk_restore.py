@@ -126,7 +126,7 @@ def test_a_launch_that_makes_no_step_leaves_no_line() -> None:
 
 
 def test_a_step_that_was_not_told_for_every_rank_leaves_the_line_as_well() -> None:
-    """Generation 2 starts from storage and makes step 45; b is lost before it tells, and the next b has its old disk."""
+    """Generation 2 starts from storage and makes step 45; b is lost before it tells and has its old disk."""
     job = Lives()
     job.plan(launch(1), stored=40)
     assert job.plan(launch(2), (1, 39), steps=False).stored == 40

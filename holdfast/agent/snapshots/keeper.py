@@ -169,12 +169,13 @@ class Keeper:
     def list_copies(self) -> tuple[Copy, ...]:
         """Return all snapshots, copies and parities on this node that could be restored."""
         arenas = [own.arena for own in self._arenas.list_arenas()]
-        own = [(arena, one) for arena in arenas for one in arena.list_sealed()]
+        own = [
+            self._describe_copy(arena, one, True, 0 if one.flags & STORED else one.generation)
+            for arena in arenas
+            for one in arena.list_sealed()
+        ]
         return (
-            *(
-                self._describe_copy(*found, True, 0 if found[1].flags & STORED else found[1].generation)
-                for found in own
-            ),
+            *own,
             *(self._describe_copy(*found) for found in self._shelf.list_copies()),
             *self._shelf.pairs.list_copies(self.node),
             *self.disk.list_copies(self.node),
