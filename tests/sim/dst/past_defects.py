@@ -2,16 +2,20 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.agent.agent_shell import Agent
+from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.actions.errand_dispatch import ErrandDispatch
+from holdfast.controller.agent_ingest import AgentIngest
 from holdfast.controller.node_links import NodeLinks
 from holdfast.core.decide import controller_takeover
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.membership.standbys import Standbys
-from tests.sim.dst.mutant import Mutant, Patch, draw_forgetful, draw_stalled
+from holdfast.sim.dst.seed_parameters import SeedSetup
+from tests.sim.dst.mutant import Mutant, Patch, draw_forgetful, draw_stalled, draw_with_disks
 
 
 def stopped_launch_told_again(patch: Patch) -> None:
@@ -41,6 +45,11 @@ def ends_dated_at_once(patch: Patch) -> None:
         self.controller_clock.known = known
 
     patch.setattr(Agent, "_on_rank_exit", on_rank_exit)
+
+
+def unseen_steps_leave_no_line(patch: Patch) -> None:
+    """A generation of whose steps no controller has heard is taken for one that made none, and older disks count."""
+    patch.setattr(ActionExecutor, "_holds_unseen_step", lambda self, kept, astray: False)
 
 
 # --- a journal that has lost its end -----------------------------------------------------------------------------
@@ -81,6 +90,19 @@ def last_call_stays_over(patch: Patch) -> None:
     patch.setattr(controller_takeover, "_on_lost_journal", takes_over)
 
 
+def lost_seats_are_nobodys(patch: Patch) -> None:
+    """What a node tells of a generation that the journal has lost is acknowledged and ignored."""
+    patch.setattr(AgentIngest, "_had_lost_seat", lambda self, node, generation: False)
+
+
+def _draw_rough_with_disks(seed: int) -> SeedSetup:
+    return msgspec.structs.replace(draw_with_disks(seed), pause_s=1.5, faults_s=120.0, stop_s=0.0, last_step=0)
+
+
+def _draw_forgetful_with_disks(seed: int) -> SeedSetup:
+    return msgspec.structs.replace(draw_with_disks(seed), forgets=True)
+
+
 PAST_DEFECTS = (
     Mutant(stopped_launch_told_again, 162),
     Mutant(late_hello_replaces_link, 9, draw_stalled),
@@ -89,4 +111,6 @@ PAST_DEFECTS = (
     Mutant(unknown_generation_not_fenced, 727, draw_forgetful),
     Mutant(lineage_kept, 87, draw_forgetful),
     Mutant(last_call_stays_over, 156, draw_forgetful),
+    Mutant(unseen_steps_leave_no_line, 284, _draw_rough_with_disks),
+    Mutant(lost_seats_are_nobodys, 208, _draw_forgetful_with_disks),
 )

@@ -98,14 +98,6 @@ def test_seeds_with_states_on_disks(forgets: bool) -> None:
         assert play_seed(setup, REAL_PARTS, known()).failure == "", f"seed {seed}"
 
 
-def test_seeds_that_failed_once_with_states_on_disks() -> None:
-    """284: a node held a step that was told of no rank but its own beside one of its disk, of a line that was left;
-    208: ranks of a generation that the journal had lost had ended well, which was acknowledged and not noted."""
-    rough = msgspec.structs.replace(draw_with_disks(284), pause_s=1.5, faults_s=120.0, stop_s=0.0, last_step=0)
-    for setup in (rough, msgspec.structs.replace(draw_with_disks(208), forgets=True)):
-        assert play_seed(setup, REAL_PARTS, known()).failure == "", f"seed {setup.seed}"
-
-
 @pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in (12, 24, 36, 48))])
 def test_seeds_that_lose_links(first: int) -> None:
     """Of seats and of standbys, while nodes are drained: no job gives up that has enough nodes, and all heals."""
