@@ -181,9 +181,8 @@ def _make_folders(path: str) -> None:
         return
     except FileNotFoundError:
         above = os.path.dirname(path)
-        if os.path.isdir(above):  # as in /proc, where nobody can make anything
-            raise
-        _make_folders(above)
+        if not os.path.isdir(above):  # it is if another node has made it meanwhile, and in /proc
+            _make_folders(above)
         with suppress(FileExistsError):
             os.mkdir(path)
     _sync_folder(os.path.dirname(path))

@@ -71,3 +71,21 @@ def test_a_link_in_place_of_a_folder_is_neither_written_to_nor_emptied(base: Pat
     storage.remove_folder("step-00000006")
     assert (home / "thesis").read_text() == "precious"
     assert [name for name in os.listdir(base) if name != STEP] == []
+
+
+def test_a_folder_that_another_makes_meanwhile_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, late = os.mkdir, [tmp_path / "shared"]
+
+    def mkdir(path: str, *args: int) -> None:
+        try:
+            real(path, *args)
+        except FileNotFoundError:
+            while late:  # another node of this host makes it right now
+                real(late.pop())
+            raise
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    LocalStorage(str(tmp_path / "shared" / "n0")).make_folder()
+    assert (tmp_path / "shared" / "n0").is_dir()
+    with pytest.raises(StorageError, match="cannot be made"):
+        LocalStorage("/proc/nowhere/n0").make_folder()
