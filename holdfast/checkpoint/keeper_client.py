@@ -51,7 +51,7 @@ class KeeperClient:
         self.path = Path(path)
         self._lost_s = lost_s
         self._unwritten: dict[str, bytes] = {}  # files for the keeper, by name
-        self._tried_at, self._problem = 0.0, ""  # the newest try to write them
+        self._tried_at, self._problem = -_ROOM_S, ""  # the newest try to write them
 
     @classmethod
     def for_this_rank(cls) -> "KeeperClient | None":
@@ -94,7 +94,7 @@ class KeeperClient:
 
     def put_file(self, name: str, content: bytes) -> str:
         """Write a file atomically into the keeper's folder, now or, if its disk is full, later; return its path."""
-        self._unwritten[name], self._tried_at = content, 0.0
+        self._unwritten[name], self._tried_at = content, -_ROOM_S
         self.write_files()
         return str(self.path.parent / name)
 

@@ -42,11 +42,11 @@ class JournalRow(msgspec.Struct, frozen=True):
 
 
 def make_row(entry: Entry, epoch: int, chain: bytes, key: "JournalKey | None" = None) -> JournalRow:
-    """Return the next row. `chain` is the checksum of the row before it, or the start of the chain. `key` seals what
+    """Return the next row. `chain` is the checksum of the row before it, or the start of the chain. `key` encrypts what
     only the job may read."""
     event, decision = _ENCODER.encode(entry.event), _ENCODER.encode(entry.decision)
     if key:
-        event, decision = key.seal_env(event), key.seal_env(decision)
+        event, decision = key.encrypt_env(event), key.encrypt_env(decision)
     row = JournalRow(entry.seq, entry.at, event, decision, epoch, b"")
     return msgspec.structs.replace(row, chain=_chain_checksum(chain, row))
 

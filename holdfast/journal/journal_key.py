@@ -1,6 +1,7 @@
-"""Proves and seals what a run keeps in a database: who lacks the job's secret can neither read nor change it.
+"""Proves what a run keeps in a database, so that a change without the job's secret is seen; encrypts notes and
+environments.
 
-Sealing is AES-SIV, by which the same content under the same name always gives the same bytes: decisions that are
+Encryption is AES-SIV, by which the same content under the same name always gives the same bytes: decisions that are
 decided again from a journal are those that were written, though the reader cannot open them.
 """
 
@@ -18,16 +19,16 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from holdfast.core.decoding import from_msgpack
 
-TAG_BYTES = 16  # the beginning of what is sealed; it follows from the key, the name and all of the content
+TAG_BYTES = 16  # the beginning of what is encrypted; it follows from the key, the name and all of the content
 _PROOF_BYTES = 32
 _PURPOSE = b"holdfast journal 1 "
 _ENV = "env"
 _ENV_IN_MSGPACK = b"\xa3env"
-_SEALED = "holdfast-sealed:"
+_ENCRYPTED = "holdfast-encrypted:"
 
 
-class SealError(Exception):
-    """The bytes were not sealed with this secret for this run and name, or were changed since."""
+class DecryptionError(Exception):
+    """The bytes were not encrypted with this secret for this run and name, or were changed since."""
 
 
 class JournalKey:
@@ -48,29 +49,29 @@ class JournalKey:
     def is_proof(self, proof: bytes, seq: int, chain: bytes, tags: Mapping[str, bytes]) -> bool:
         return hmac.compare_digest(proof, self.make_proof(seq, chain, tags))
 
-    def seal(self, name: str, content: bytes) -> bytes:
+    def encrypt(self, name: str, content: bytes) -> bytes:
         return self._cipher.encrypt(content, [name.encode()])
 
-    def unseal(self, name: str, sealed: bytes) -> bytes:
+    def decrypt(self, name: str, encrypted: bytes) -> bytes:
         try:
-            return self._cipher.decrypt(sealed, [name.encode()])
+            return self._cipher.decrypt(encrypted, [name.encode()])
         except InvalidTag:
-            raise SealError from None
+            raise DecryptionError from None
 
-    def seal_env(self, encoded: bytes) -> bytes:
-        """Return an encoded event or decision with sealed values in the environment of releases."""
-        return _change_env(encoded, self._seal_value)
+    def encrypt_env(self, encoded: bytes) -> bytes:
+        """Return an encoded event or decision with encrypted values in the environment of releases."""
+        return _change_env(encoded, self._encrypt_value)
 
-    def unseal_env(self, encoded: bytes) -> bytes:
-        return _change_env(encoded, self._unseal_value)
+    def decrypt_env(self, encoded: bytes) -> bytes:
+        return _change_env(encoded, self._decrypt_value)
 
-    def _seal_value(self, name: str, value: str) -> str:
-        return _SEALED + base64.b64encode(self.seal(f"{_ENV} {name}", value.encode())).decode()
+    def _encrypt_value(self, name: str, value: str) -> str:
+        return _ENCRYPTED + base64.b64encode(self.encrypt(f"{_ENV} {name}", value.encode())).decode()
 
-    def _unseal_value(self, name: str, value: str) -> str:
-        if not value.startswith(_SEALED):
+    def _decrypt_value(self, name: str, value: str) -> str:
+        if not value.startswith(_ENCRYPTED):
             return value  # an older version wrote it
-        return self.unseal(f"{_ENV} {name}", base64.b64decode(value.removeprefix(_SEALED))).decode()
+        return self.decrypt(f"{_ENV} {name}", base64.b64decode(value.removeprefix(_ENCRYPTED))).decode()
 
 
 def _change_env(encoded: bytes, change: Callable[[str, str], str]) -> bytes:

@@ -6,8 +6,8 @@ waits until shortly before the lease may be another's. Then the writer gives up,
 durable.
 
 Who can write to the database can also write entries, with checksums. So every write leaves a proof of the newest entry
-and of all notes, made with a key that follows from the job's secret, and notes are sealed. Who is to act on a journal
-has the proof checked first.
+and of all notes, made with a key that follows from the job's secret, and notes are encrypted. Who is to act on a
+journal has the proof checked first.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import msgspec
 from holdfast.journal import postgres_schema, run_lease
 from holdfast.journal.entry_chain import JournalRow, make_row, parse_row
 from holdfast.journal.journal_errors import JournalAwayError, JournalDamagedError, JournalError, LeaseLostError
-from holdfast.journal.journal_key import TAG_BYTES, JournalKey, SealError
+from holdfast.journal.journal_key import TAG_BYTES, DecryptionError, JournalKey
 from holdfast.journal.postgres_link import PostgresLink
 from holdfast.journal.run_lease import LEASE_S, MARGIN_S, RENEW_S, LeasedRun
 from holdfast.model.event import Entry, Lost
@@ -278,10 +278,10 @@ class PostgresJournal:
         try:
             if key := self._key:
                 row = msgspec.structs.replace(
-                    row, event=key.unseal_env(row.event), decision=key.unseal_env(row.decision)
+                    row, event=key.decrypt_env(row.event), decision=key.decrypt_env(row.decision)
                 )
             return row.entry
-        except (msgspec.DecodeError, ValueError, MemoryError, TypeError, RecursionError, SealError) as e:
+        except (msgspec.DecodeError, ValueError, MemoryError, TypeError, RecursionError, DecryptionError) as e:
             raise JournalError(f"{self._where} cannot be used as a journal: {str(e) or type(e).__name__}") from None
 
     def close(self) -> None:
@@ -296,24 +296,24 @@ class PostgresJournal:
     # --- notes -------------------------------------------------------------------------------------------------
 
     def put_note(self, name: str, content: bytes) -> None:
-        """Store a note, sealed, as the controller that has the lease."""
+        """Store a note, encrypted, as the controller that has the lease."""
         if self._rows:
             self._commit()  # the proof is of what the server has
-        sealed = self._own_key.seal(name, content)
-        tags = self._tags | {name: sealed[:TAG_BYTES]}
-        values = {"name": name, "content": sealed, "chain": self._chain, "proof": self._make_proof(tags)}
+        encrypted = self._own_key.encrypt(name, content)
+        tags = self._tags | {name: encrypted[:TAG_BYTES]}
+        values = {"name": name, "content": encrypted, "chain": self._chain, "proof": self._make_proof(tags)}
         if not self._retry(_PUT_NOTE, self._ours() | values):
             raise self._break_off(self._why_not_ours())
         self._tags = tags
 
     def get_note(self, name: str) -> bytes:
         """Return a note's content; JournalDamagedError if it is none that the controllers of this run have left."""
-        sealed = self._stored_note(name)
+        encrypted = self._stored_note(name)
         try:
-            if self._proven and self._tags.get(name, b"") != sealed[:TAG_BYTES]:
-                raise SealError
-            return self._own_key.unseal(name, sealed) if sealed else b""
-        except SealError:
+            if self._proven and self._tags.get(name, b"") != encrypted[:TAG_BYTES]:
+                raise DecryptionError
+            return self._own_key.decrypt(name, encrypted) if encrypted else b""
+        except DecryptionError:
             raise self._make_forged(
                 f"the note {name} of {self._where} is not as its controllers have left it"
             ) from None

@@ -78,6 +78,11 @@ class TrainerStateCallback(TrainerCallback):  # type: ignore[misc]  # of a libra
             yield self._own.path if self._own else None
             return
         with TemporaryDirectory(prefix="holdfast-") as folder:
+            if "trainer" not in ours.extra:
+                where = f"{self._storage['path']} or in memory"
+                raise StateError(
+                    f"the state of step {ours.step} in {where} was not saved by a Trainer; give another path"
+                )
             Path(folder, _STATE).write_text(ours.extra["trainer"])
             with _weights_left_out(self._trainer, folder):
                 yield folder

@@ -1,4 +1,4 @@
-"""What a host that takes a run over finds in the database: keys, sealed, and releases."""
+"""What a host that takes a run over finds in the database: keys, encrypted, and releases."""
 
 import asyncio
 from pathlib import Path

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from holdfast.journal.journal_key import TAG_BYTES, JournalKey, SealError
+from holdfast.journal.journal_key import TAG_BYTES, DecryptionError, JournalKey
 from holdfast.model.event import Order
 from holdfast.model.release import Release
 
@@ -27,25 +27,25 @@ def test_a_proof_is_of_one_place_by_one_key() -> None:
     assert not KEY.is_proof(b"", *PLACE) and not KEY.is_proof(proof[:-1], *PLACE)
 
 
-def test_what_is_sealed_opens_by_its_key_and_name_alone() -> None:
-    sealed = KEY.seal("door", b"-----BEGIN PRIVATE KEY-----")
-    assert b"PRIVATE" not in sealed and KEY.unseal("door", sealed) == b"-----BEGIN PRIVATE KEY-----"
-    assert KEY.unseal("door", KEY.seal("door", b"")) == b""
-    assert sealed[:TAG_BYTES] != KEY.seal("door", b"-----BEGIN PRIVATE KEY----.")[:TAG_BYTES]
-    wrong = [(KEY, "plan", sealed), *((key, "door", sealed) for key in OTHERS)]
-    for cut in (sealed[:-1], sealed[:-1] + bytes([sealed[-1] ^ 1]), sealed[1:], b"short", b""):
+def test_what_is_encrypted_opens_by_its_key_and_name_alone() -> None:
+    encrypted = KEY.encrypt("door", b"-----BEGIN PRIVATE KEY-----")
+    assert b"PRIVATE" not in encrypted and KEY.decrypt("door", encrypted) == b"-----BEGIN PRIVATE KEY-----"
+    assert KEY.decrypt("door", KEY.encrypt("door", b"")) == b""
+    assert encrypted[:TAG_BYTES] != KEY.encrypt("door", b"-----BEGIN PRIVATE KEY----.")[:TAG_BYTES]
+    wrong = [(KEY, "plan", encrypted), *((key, "door", encrypted) for key in OTHERS)]
+    for cut in (encrypted[:-1], encrypted[:-1] + bytes([encrypted[-1] ^ 1]), encrypted[1:], b"short", b""):
         wrong.append((KEY, "door", cut))
     for key, name, content in wrong:
-        with pytest.raises(SealError):
-            key.unseal(name, content)
+        with pytest.raises(DecryptionError):
+            key.decrypt(name, content)
 
 
-def test_the_environment_of_a_release_is_sealed_and_nothing_else() -> None:
+def test_the_environment_of_a_release_is_encrypted_and_nothing_else() -> None:
     encoded = msgspec.msgpack.encode(SET)
-    sealed = KEY.seal_env(encoded)
-    assert b"v4lue" not in sealed and b"WANDB_API_KEY" in sealed
-    assert msgspec.msgpack.decode(KEY.unseal_env(sealed), type=Order) == SET
-    assert sealed == KEY.seal_env(encoded), "a decision that repeats it is written alike"
-    assert KEY.unseal_env(encoded) == encoded, "older versions have not sealed it"
+    encrypted = KEY.encrypt_env(encoded)
+    assert b"v4lue" not in encrypted and b"WANDB_API_KEY" in encrypted
+    assert msgspec.msgpack.decode(KEY.decrypt_env(encrypted), type=Order) == SET
+    assert encrypted == KEY.encrypt_env(encoded), "a decision that repeats it is written alike"
+    assert KEY.decrypt_env(encoded) == encoded, "older versions have not encrypted it"
     other = msgspec.structs.replace(SET, release=None, who="env")
-    assert msgspec.msgpack.decode(KEY.seal_env(msgspec.msgpack.encode(other)), type=Order) == other
+    assert msgspec.msgpack.decode(KEY.encrypt_env(msgspec.msgpack.encode(other)), type=Order) == other
