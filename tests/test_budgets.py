@@ -55,7 +55,7 @@ PACKAGE = ROOT / "holdfast"
 # each incident and the history of each node from the journal, its server and its sources, 1,750; ranks that
 # tell of no steps, slow ranks in the report, and consoles without a failure, 250; the ports of a keeper, so that
 # the simulation runs the real one over real bytes, 250; steps redone by whoever lost them, ranks that hold no step in
-# common, losses that were only told, 250; journals in databases that are proved and encrypted, 100; a page whose key is no
+# common, losses that were only told, 250; proved journals in databases, 100; a page whose key is no
 # cookie, secrets that no release takes along, 200; the trainers of others: their steps, their state, their own
 # checkpoints, and what is seen of a state before it is restored, 730.
 TOTAL_LINES = 81_030
