@@ -69,6 +69,7 @@ def exactness(kind: str, *, on_gpu: bool, env: dict[str, str], seed: int = 1) ->
     calm, _ = _play(kind, {}, env, seed)
     blows = strikes(on_gpu)
     struck, took = _play(kind, blows, env, seed)
+    print(f"  {kind}: weights {'equal' if struck == calm else 'DIFFER'}", flush=True)
     return Exactness(kind=kind, strikes=tuple(blows), stepping_s=tuple(took), equal=struck == calm)
 
 

@@ -8,7 +8,6 @@ weights, in the file that --ckpt names.
 import argparse
 import json
 import os
-import threading
 import time
 from pathlib import Path
 
@@ -26,16 +25,7 @@ from holdfast.wire.rank_keeper_messages import StateGrant, StateRequest  # noqa:
 imported_at = time.time()
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
-WARM = "BENCH_WARM"  # set: a thread sets the GPU up beside the script
 WIDTH, LAYERS, TOKENS = (4096, 40, 32768) if ON_GPU else (256, 4, 64)  # 671 million parameters
-
-
-def warm_gpu() -> None:
-    """What the first step would load and set up: the context, kernels of matrix products and their like."""
-    for kind in (torch.float32, torch.bfloat16):
-        one = torch.ones(256, 256, device=DEVICE, dtype=kind, requires_grad=True)
-        nn.functional.dropout(nn.functional.gelu(nn.functional.linear(one, one)), 0.1).square().mean().backward()
-    torch.cuda.synchronize()
 
 
 def network() -> nn.Module:
@@ -75,8 +65,6 @@ def main() -> None:
 
         note("start", started_at)
         note("imported", imported_at)
-        if ON_GPU and os.environ.get(WARM):
-            threading.Thread(target=warm_gpu, daemon=True).start()
         torch.manual_seed(0)
         torch.ones(8, device=DEVICE).sum().item()
         note("cuda_up")

@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -165,7 +165,7 @@ def cost(size: tuple[int, int], every: int, pairs: int, *, is_calm: bool = True)
     return found
 
 
-def killed(env: Mapping[str, str] | None = None) -> dict[str, Any]:
+def killed() -> dict[str, Any]:
     """A job under `holdfast run`, killed again and again, beside one that nobody disturbs and no agent looks after."""
     wanted = undisturbed()
     launch = [sys.executable, "-m", "holdfast.cli", "run", "--standalone", "--nproc-per-node=1", "--max-restarts=99"]
@@ -173,7 +173,7 @@ def killed(env: Mapping[str, str] | None = None) -> dict[str, Any]:
     phases: list[dict[str, float]] = []
     lost: list[int] = []
     with Job(1, script=SCRIPT) as job:
-        job.start(launch, {"BENCH_STEPS": str(STEPS), **(env or {})})
+        job.start(launch, {"BENCH_STEPS": str(STEPS)})
         fault: Fault | None = None
         for _ in range(KILLS):
             if job.wait_steps(4, fault, LIMIT_S / 4) is None:
@@ -221,7 +221,6 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "hot": lambda: cost(FITS, 1, PAIRS, is_calm=False),
     "short": lambda: cost(SHORT, EVERY, max(12, PAIRS // 2)),
     "killed": killed,
-    "warmed": lambda: killed({"BENCH_WARM": "1"}),
 }
 
 

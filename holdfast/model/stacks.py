@@ -87,6 +87,8 @@ class Flight(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[Collective, ...] = ()
     channels: tuple[Channel, ...] | None = None  # None: nobody counts messages, or there are too many channels
     waits: bool = False  # its main thread waits for a collective or a message
+    unbegun_since: Instant = 0.0  # since when the GPU could begin the next message; 0: none is queued
+    unbegun_s: Duration = 0.0  # the longest that a message has waited so before it began
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):

@@ -82,7 +82,7 @@ def test_to_count_a_message_costs_less_than_five_microseconds() -> None:
 
 def message(name: str, seq: int, state: str = "completed", *, batched: bool = False) -> Any:
     entry = {"record_id": seq, "pg_id": 0, "process_group": ("0", "x"), "collective_seq_id": 0, "p2p_seq_id": seq}
-    entry |= {"profiling_name": name, "is_p2p": name != "nccl:coalesced"}
+    entry |= {"profiling_name": name, "is_p2p": name != "nccl:coalesced", "time_created_ns": seq * 10**9}
     return entry | {"state": "scheduled" if batched else state, "retired": state == "completed" and not batched}
 
 
@@ -114,6 +114,18 @@ def test_what_has_left_the_buffer_is_not_guessed() -> None:
     assert tell({FROM: (8, 0, 16)}, [], known) == {(5, 4): (8, 8, 8)}, "they had ended before"
     assert tell({FROM: (9, 0, 16)}, [waits], known) == {(5, 4): (9, 8, 8)}
     assert tell({FROM: (9, 0, 16)}, [], known) == {(5, 4): (9, None, None)}, "it was open"
+
+
+def test_a_queued_message_tells_since_when_the_gpu_could_have_begun_it() -> None:
+    known, queued = MessageProgress(), message("nccl:recv 0<-1", 6, "scheduled")
+    tell({FROM: (1, 0, 16)}, [queued], known)
+    assert known.unbegun(0.0) == (0.0, 0.0), "without timing, one that has begun looks the same"
+    ended = message("nccl:recv 0<-1", 2) | {"duration_ms": 500.0, "time_discovered_completed_ns": 9 * 10**9}
+    tell({FROM: (2, 0, 16)}, [ended, queued], known)
+    assert known.unbegun(0.0) == (9.0, 6.5), "the GPU was in the one before until then, which began late itself"
+    assert known.unbegun(12.0) == (12.0, 6.5), "and then in a collective"
+    tell({FROM: (2, 0, 16)}, [ended], known)
+    assert known.unbegun(0.0) == (0.0, 6.5)
 
 
 def test_groups_that_are_gone_are_left_out() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.client.training.message_progress import MessageProgress, leave_batches_out
+from holdfast.client.training.message_progress import leave_batches_out
 from holdfast.client.training.rank_flight_recorder import FlightRecorder
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking
 from holdfast.core.diagnose.wait_graph import build_wait_graph
@@ -40,11 +40,10 @@ def posted_messages(scene: str, rank: int) -> dict[Any, Any]:
 
 def read_flight(scene: str, rank: int) -> Flight:
     told = SCENES[scene][rank]
-    channels = MessageProgress().list_channels(
-        posted_messages(scene, rank), told["dump"]["entries"], MEMBERS, NAMES, rank
-    )
     with mmap.mmap(-1, slot_memory_bytes(1)) as memory:
         recorder = FlightRecorder(FlightLog(memory, AT, generation=1, rank=rank), 0)
+        posted = posted_messages(scene, rank)
+        channels = recorder.messages.list_channels(posted, told["dump"]["entries"], MEMBERS, NAMES, rank)
         recorder.note_collectives([told["dump"]], NAMES, told["at"], channels)
         report = flight_log_reader.read_flight(memory, AT, f"n{rank // 2}")
     assert report is not None
@@ -67,7 +66,7 @@ def name_ranks(scene: str) -> BlockingRanks:
         ("groups", "crossed", False, "rank 2's GPU has not begun all_reduce 21 of group 1, which 3 others have begun"),
         ("ring", "gpu", True, "rank 2's GPU has not begun all_reduce 21 of group 0, which another one has begun"),
         ("ring_host", "missing", True, "rank 2 has not come to all_reduce 21 of group 0; 3 wait; it is in load"),
-        ("batch", "gpu", False, "rank 2's GPU has not begun send 21 of group 0 (2 -> 1), which rank 1 waits for"),
+        ("batch", "gpu", True, "rank 2's GPU has not begun send 21 of group 0 (2 -> 1), which rank 1 waits for"),
         ("batch_host", "missing", True, "rank 2 has not come to send 21 of group 0 (2 -> 1)"),
     ],
 )

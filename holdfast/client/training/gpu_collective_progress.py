@@ -19,13 +19,34 @@ _STARTED = "last_started_collective"  # -1 until one has told that it has begun
 _ALL_WAIT = ("all_reduce", "all_gather", "reduce_scatter")  # in whose names; a root, or who gets nothing, does not wait
 
 
+class UnbegunTime:
+    """For how long operations that a GPU could begin have waited for its other work."""
+
+    def __init__(self) -> None:
+        self.ended_at = 0.0  # the newest that has ended
+        self.longest_s = 0.0
+
+    def note_end(self, entry: Entry) -> None:
+        """Note when an operation has ended, and how long the GPU could have begun it and did other work instead."""
+        took_ms, seen_ns = entry.get("duration_ms"), entry.get("time_discovered_completed_ns")
+        if took_ms is None or not seen_ns or seen_ns / 1e9 <= self.ended_at:
+            return
+        began_at = seen_ns / 1e9 - took_ms / 1e3
+        waited_s = began_at - max(self.ended_at, entry["time_created_ns"] / 1e9)
+        self.ended_at, self.longest_s = seen_ns / 1e9, max(self.longest_s, waited_s)
+
+    def since(self, first: Entry | None, ended_at: float = 0.0) -> float:
+        """Return since when the GPU could begin this operation, its next one; 0 if there is none. `ended_at` is when
+        its newest of another kind has ended."""
+        return round(max(self.ended_at, ended_at, first["time_created_ns"] / 1e9), 3) if first else 0.0
+
+
 class GpuProgress:
     """The GPU's side of one process group; keeps what has left torch's buffer."""
 
     def __init__(self) -> None:
         self.timed = False  # it is told when collectives begin
-        self._ended_at = 0.0  # the newest that has ended
-        self._unbegun_s = 0.0  # the longest that one which could begin has waited for other work of the GPU
+        self.unbegun = UnbegunTime()
 
     def on_entries(self, entries: list[Entry], status: PgStatus | None, timed: bool = False) -> GpuState | None:
         """Return how far the GPU has come, or None if nobody tells. `status` is torch's own count; None if messages
@@ -35,7 +56,7 @@ class GpuProgress:
         if not self.timed or not is_of_nccl(ordered[-1]):
             return None
         for entry in ordered:
-            self._note_end(entry)
+            self.unbegun.note_end(entry)
         begun = [e for e in ordered if has_begun(e)]
         if begun:
             started = begun[-1]["collective_seq_id"]
@@ -44,17 +65,8 @@ class GpuProgress:
         else:
             return None
         first = next((e for e in ordered if e["collective_seq_id"] > started), None)
-        since = max(self._ended_at, first["time_created_ns"] / 1e9) if first else 0.0
-        return started, operation_name(begun[-1]) if begun else "", round(since, 3), round(self._unbegun_s, 3)
-
-    def _note_end(self, entry: Entry) -> None:
-        """Note when a collective has ended, and how long the GPU could have begun it and did other work instead."""
-        took_ms, seen_ns = entry.get("duration_ms"), entry.get("time_discovered_completed_ns")
-        if took_ms is None or not seen_ns or seen_ns / 1e9 <= self._ended_at:
-            return
-        began_at = seen_ns / 1e9 - took_ms / 1e3
-        waited_s = began_at - max(self._ended_at, entry["time_created_ns"] / 1e9)
-        self._ended_at, self._unbegun_s = seen_ns / 1e9, max(self._unbegun_s, waited_s)
+        longest_s = round(self.unbegun.longest_s, 3)
+        return started, operation_name(begun[-1]) if begun else "", self.unbegun.since(first), longest_s
 
 
 def tells_start(entries: list[Entry], status: PgStatus | None) -> bool:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.client.training.gpu_collective_progress import Entry, has_begun, has_ended
+from holdfast.client.training.gpu_collective_progress import Entry, UnbegunTime, has_begun, has_ended
 from holdfast.client.training.message_counts import ChannelKey
 from holdfast.wire.rank_memory.flight_log_writer import NAME_CHARS, ChannelState
 
@@ -22,13 +22,17 @@ Members = Mapping[str, Mapping[int, int]]  # torch's name of a group -> rank in 
 class MessageProgress:
     def __init__(self) -> None:
         self._ended: dict[ChannelKey, int] = {}  # known for certain
+        self._unbegun = UnbegunTime()
+        self._next: Entry | None = None  # the oldest that is queued and has not begun
 
     def list_channels(
         self, posted: _Posted, entries: list[Entry], members: Members, names: Mapping[str, str], rank: int
     ) -> list[ChannelState]:
         """Return the state of every channel; `posted` must be the same before and after `entries` were dumped."""
         found: list[ChannelState] = []
-        states = sort_messages(entries)
+        sorted_entries = sort_messages(entries)
+        self._note_unbegun([entry for channel in sorted_entries.values() for entry in channel])
+        states = {key: [(has_begun(e), has_ended(e)) for e in channel] for key, channel in sorted_entries.items()}
         for key, (count, tag, size_bytes) in posted.items():
             group, peer, sends = key
             other = members.get(group, {}).get(peer)
@@ -38,6 +42,19 @@ class MessageProgress:
             source, target = (rank, other) if sends else (other, rank)
             found.append((names.get(group, group[:NAME_CHARS]), source, target, count, begun, ended, tag, size_bytes))
         return found
+
+    def unbegun(self, ended_at: float) -> tuple[float, float]:
+        """Return since when the GPU could begin the next message, 0 if none is queued, and the longest that one has
+        waited so before it began. `ended_at` is when the newest collective has ended."""
+        if not self._unbegun.ended_at:  # none has told how long it took: nobody may tell when they begin
+            return 0.0, 0.0
+        return self._unbegun.since(self._next, ended_at), round(self._unbegun.longest_s, 3)
+
+    def _note_unbegun(self, entries: list[Entry]) -> None:
+        for entry in sorted(entries, key=lambda e: e.get("time_discovered_completed_ns") or 0):
+            self._unbegun.note_end(entry)
+        queued = [e for e in entries if not has_begun(e)]
+        self._next = min(queued, key=lambda e: int(e["time_created_ns"]), default=None)
 
     def _count_back(self, key: ChannelKey, count: int, seen: list[tuple[bool, bool]]) -> tuple[int | None, int | None]:
         """Return the newest message of a channel that has begun and the newest that has ended on the GPU; None if the
@@ -63,16 +80,16 @@ def find_groups_across(channels: list[ChannelState], members: Members, names: Ma
     )
 
 
-def sort_messages(entries: list[Entry]) -> dict[ChannelKey, list[tuple[bool, bool]]]:
-    """Return by channel whether each message that the recorder of NCCL holds has begun, and has ended, oldest first."""
+def sort_messages(entries: list[Entry]) -> dict[ChannelKey, list[Entry]]:
+    """Return by channel the messages that the recorder of NCCL holds, oldest first: the entry of each one's batch, if
+    it is of one, since that alone has its state."""
     batches = {_batch_of(e): e for e in entries if e["profiling_name"] == _BATCH}
-    found: dict[ChannelKey, list[tuple[bool, bool]]] = {}
+    found: dict[ChannelKey, list[Entry]] = {}
     for entry in entries:
         match = _MESSAGE.match(str(entry["profiling_name"]))
         if entry["is_p2p"] and match:
-            state = batches.get(_batch_of(entry), entry)
             key = (str(entry["process_group"][0]), int(match[2]), match[1] == "send")
-            found.setdefault(key, []).append((has_begun(state), has_ended(state)))
+            found.setdefault(key, []).append(batches.get(_batch_of(entry), entry))
     return found
 
 

@@ -60,7 +60,7 @@ class FlightRecorder:
         self._main = main  # thread that started us, which is the main one unless threads were made before
         self._groups: dict[str, GroupState] = {}
         self._gpus: dict[str, GpuProgress] = {}
-        self._messages = MessageProgress()
+        self.messages = MessageProgress()
         self._on_gpus: set[str] = set()  # torch's names of groups that speak over NCCL
         self._pg_ids: dict[str, str] = {}  # torch's number of each group
         self._with_messages: set[str] = set()  # groups whose status counts messages and collectives alike
@@ -94,7 +94,7 @@ class FlightRecorder:
             return
         posted, members = dict(counts.posted), _group_members()
         entries = [e for dump in dumps for e in dump.get("entries", ())] if posted == before else []  # else they move
-        channels = self._messages.list_channels(posted, entries, members, names, self._log.rank)
+        channels = self.messages.list_channels(posted, entries, members, names, self._log.rank)
         self._across = find_groups_across(channels, members, names)
         self.note_collectives(dumps, names, time.time(), channels, self._main in counts.waiting)
 
@@ -129,7 +129,9 @@ class FlightRecorder:
         ]
         if timed and not self._log.gpu:  # the driver has answered
             self._log.gpu = find_gpu(os.environ.get("LOCAL_RANK", ""))
-        self._log.write_flight(now, list(self._groups.values()), came, channels, waits)
+        ended_at = max((gpu.unbegun.ended_at for gpu in self._gpus.values()), default=0.0)
+        unbegun = self.messages.unbegun(ended_at)
+        self._log.write_flight(now, list(self._groups.values()), came, channels, waits, unbegun)
 
     def _sort_entries(self, dumps: list[Dump], names: dict[str, str]) -> dict[str, list[Entry]]:
         """Return the collectives by our name of their group. A group that speaks over NCCL and over gloo numbers them

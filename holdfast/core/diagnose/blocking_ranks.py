@@ -187,19 +187,19 @@ def _by_silence(silent: dict[str, str], node_of: dict[int, str], waiting: WaitGr
 
 
 def _by_gpus(waiting: WaitGraph, flights: dict[int, Flight]) -> BlockingRanks | None:
-    """Return the ranks whose GPUs keep others waiting in a collective that they themselves have entered; None if
-    there are none, or if processes are missing too. Where such a process is says nothing: it may wait for its GPU."""
+    """Return the ranks whose GPUs keep others waiting: in what they themselves have entered, or since they have not
+    begun what was queued before. None if there are none, or if processes are missing too. Where such a process is says
+    nothing: it may wait for its GPU."""
     queued = {rank for m in waiting.missing for rank in m.queued}
     ranks = waiting.outside
+    queued |= {rank for rank in ranks if rank in flights and is_gpu_stuck(flights[rank])}
     if not ranks or not queued.issuperset(ranks) or 2 * len(ranks) > waiting.told:
         return None
-    first = next(m for m in waiting.missing if set(ranks) & set(m.queued))
     busy = [one for rank in ranks for one in flights[rank].groups if is_on_gpu(one)]
     whose = "it has" if len(ranks) == 1 else "a GPU of theirs has"
     also = [f"; {whose} begun {one.started_op or 'collective'} {one.started} of group {one.group}" for one in busy[:1]]
     hard = all(is_gpu_stuck(flights[rank]) for rank in ranks)
-    reason = f"{_describe_missing(first, tuple(r for r in ranks if r in first.queued))}{''.join(also)}"
-    return BlockingRanks(ranks=ranks, how="gpu", hard=hard, reason=reason)
+    return BlockingRanks(ranks=ranks, how="gpu", hard=hard, reason=f"{_describe_gpus(waiting, ranks)}{''.join(also)}")
 
 
 def is_gpu_stuck(flight: Flight) -> bool:
@@ -207,8 +207,9 @@ def is_gpu_stuck(flight: Flight) -> bool:
     waited for it for longer than any did before, and for longer than a queue of kernels takes."""
     if any(map(is_on_gpu, flight.groups)) or any((c.begun or 0) > (c.ended or 0) for c in flight.channels or ()):
         return False
-    ahead = [one for one in flight.groups if one.unbegun_since]
-    return any(flight.at - one.unbegun_since > max(one.unbegun_s, _QUEUE_S) for one in ahead)
+    ahead = [(one.unbegun_since, one.unbegun_s) for one in flight.groups]
+    ahead.append((flight.unbegun_since, flight.unbegun_s))
+    return any(since and flight.at - since > max(longest_s, _QUEUE_S) for since, longest_s in ahead)
 
 
 def is_on_gpu(one: Collective) -> bool:
@@ -324,6 +325,17 @@ def _describe_missing(m: MissingAtCollective, ranks: Sequence[int], held: int = 
         own = "its process has" if len(ranks) == 1 else "their processes have"
         return f"{whose} not begun {what}, {others}; {own} entered it"
     return f"{format_ranks(ranks)} {verb} not come to {what}; {_count_waits(held or len(m.inside))}"
+
+
+def _describe_gpus(waiting: WaitGraph, ranks: Sequence[int]) -> str:
+    """Text about GPUs that have not begun what their processes have entered."""
+    entered = next((m for m in waiting.missing if set(ranks) & set(m.queued)), None)
+    if entered:
+        return _describe_missing(entered, tuple(r for r in ranks if r in entered.queued))
+    first = next(m for m in waiting.missing if set(ranks) & set(m.ranks))
+    absent = tuple(r for r in ranks if r in first.ranks)
+    whose = f"{format_ranks(ranks)}'s GPU has" if len(ranks) == 1 else f"the GPUs of {format_ranks(ranks)} have"
+    return f"{whose} not begun what was queued on it; {_describe_missing(first, absent)}"
 
 
 def _count_waits(count: int) -> str:

@@ -33,6 +33,7 @@ class _FlightRecord(msgspec.Struct, array_like=True):
     arrivals: list[GroupArrival]
     channels: list[ChannelState] | None
     waits: bool
+    unbegun: tuple[float, float]
     gpu: str
 
 
@@ -70,6 +71,8 @@ def _make_report(body: _FlightRecord, node: str, offset_s: float) -> FlightRepor
             groups=groups,
             channels=None if body.channels is None else tuple(_make_channel(*one) for one in body.channels),
             waits=body.waits,
+            unbegun_since=body.unbegun[0] + offset_s if body.unbegun[0] else 0.0,
+            unbegun_s=body.unbegun[1],
         ),
         arrivals=tuple(Arrival(group, seq, at + offset_s, held_s) for group, seq, at, held_s in body.arrivals),
         gpu=body.gpu,

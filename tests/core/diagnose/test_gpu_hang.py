@@ -7,7 +7,7 @@ from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking, 
 from holdfast.core.diagnose.named_hang_timeout import is_certain_deadlock
 from holdfast.core.diagnose.wait_graph import build_wait_graph
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.stacks import Collective, Flight
+from holdfast.model.stacks import Channel, Collective, Flight
 from tests.core.diagnose.places import REDUCE, SCRIPT, SLEEP, Places, process, trace
 
 ITEM = (*SCRIPT, ("log", "/opt/run/train.py", 12))  # it waits for its own GPU
@@ -176,3 +176,35 @@ def test_most_that_have_ended_what_a_few_are_in_are_not_named() -> None:
     assert name_blocking(*flights).ranks != (1, 2, 3)
     halves = [gpu_flight(rank, ("0", 42, 42, 41) if rank < 2 else BEGUN) for rank in range(4)]
     assert build_wait_graph(halves).passed == ()
+
+
+def staged(rank: int, *channels: tuple[int, int, int, int, int], since: float = 0.0) -> Flight:
+    """A stage of a pipeline: source and target, messages posted, begun and ended on its GPU."""
+    told = tuple(
+        Channel(group="0", source=source, target=target, posted=posted, begun=begun, ended=ended)
+        for source, target, posted, begun, ended in channels
+    )
+    return Flight(node=f"n{rank // 2}", rank=rank, at=110.0, channels=told, unbegun_since=since, unbegun_s=1.0)
+
+
+def pipeline(last: Flight) -> list[Flight]:
+    """Small messages end on the sender's GPU whether or not the receiver's has begun them."""
+    first = staged(0, (0, 1, 84, 84, 84), (1, 0, 81, 81, 80))
+    return [first, staged(1, (0, 1, 84, 84, 84), (1, 0, 80, 80, 80), (1, 2, 84, 84, 84), (2, 1, 81, 81, 80)), last]
+
+
+def test_a_last_stage_whose_gpu_does_not_begin_what_it_should_receive() -> None:
+    """Its process waits for its loss, and has not come to what the others wait for."""
+    found = name_blocking(*pipeline(staged(2, (1, 2, 84, 80, 80), (2, 1, 80, 80, 80), since=100.0)))
+    assert (found.ranks, found.how, found.hard) == ((2,), "gpu", True)
+    assert found.reason == (
+        "rank 2's GPU has not begun what was queued on it; rank 2 has not come to send 81 of group 0 (2 -> 1); 1 waits"
+    )
+
+
+@pytest.mark.parametrize("begun", [80, 81])
+def test_a_last_stage_that_is_late_by_itself(begun: int) -> None:
+    """It has queued nothing that its GPU could begin, or its GPU is in a message."""
+    late = staged(2, (1, 2, begun, begun, 80), (2, 1, 80, 80, 80), since=100.0 if begun > 80 else 0.0)
+    found = name_blocking(*pipeline(late))
+    assert (found.ranks, found.how) == ((2,), "missing")
