@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).with_name("_nccl_exact_rank.py")
 RANKS = 4
 STEPS, APART = 150, 20  # steps in all, and after how many the next strike comes
 LIMIT_S = 90.0
-KINDS = ("ddp", "fsdp2", "pipeline")
+KINDS = tuple(os.environ.get("BENCH_KINDS", "ddp,fsdp2,pipeline").split(","))
 
 
 class Exactness(msgspec.Struct, frozen=True, kw_only=True):

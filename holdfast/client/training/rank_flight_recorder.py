@@ -130,8 +130,8 @@ class FlightRecorder:
         if timed and not self._log.gpu:  # the driver has answered
             self._log.gpu = find_gpu(os.environ.get("LOCAL_RANK", ""))
         ended_at = max((gpu.unbegun.ended_at for gpu in self._gpus.values()), default=0.0)
-        unbegun = self.messages.unbegun(ended_at)
-        self._log.write_flight(now, list(self._groups.values()), came, channels, waits, unbegun)
+        self._log.unbegun = self.messages.unbegun(ended_at)
+        self._log.write_flight(now, list(self._groups.values()), came, channels, waits)
 
     def _sort_entries(self, dumps: list[Dump], names: dict[str, str]) -> dict[str, list[Entry]]:
         """Return the collectives by our name of their group. A group that speaks over NCCL and over gloo numbers them

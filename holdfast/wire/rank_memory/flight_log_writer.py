@@ -57,6 +57,8 @@ class FlightLog:
         self._seq = 0
         self.rank = rank
         self.gpu = ""  # UUID of the rank's GPU; "": not known
+        # Since when the GPU could begin the next message (0: none is queued), and the longest that one has waited so.
+        self.unbegun = (0.0, 0.0)
         self._owner = (generation, rank, os.getpid())
 
     def write_flight(
@@ -66,16 +68,15 @@ class FlightLog:
         arrivals: list[GroupArrival],
         channels: list[ChannelState] | None = None,
         waits: bool = False,
-        unbegun: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         """Write the state of every group, the newest arrivals, the messages of every channel if anybody counts them,
-        whether the rank waits in torch.distributed, and since when and for how long at most messages have not begun on
-        its GPU. Omit the oldest arrivals if space runs short."""
+        and whether the rank waits in torch.distributed. Omit the oldest arrivals if space runs short."""
         channels = channels if channels is None or len(channels) <= CHANNELS else None
         groups = sorted(groups, key=lambda group: -group[5])[:GROUPS]
         arrivals = sorted(arrivals, key=lambda came: -came[2])[:ARRIVALS]
         most = HALF_BYTES - HEAD.size
-        while len(body := _encode_body(*self._owner, at, groups, arrivals, channels, waits, unbegun, self.gpu)) > most:
+        rest = (waits, self.unbegun, self.gpu)
+        while len(body := _encode_body(*self._owner, at, groups, arrivals, channels, *rest)) > most:
             channels = channels if len(groups) > 1 or arrivals else None
             groups, arrivals = groups[: max(1, len(groups) // 2)], arrivals[: len(arrivals) // 2]
         self._seq += 1
