@@ -1,7 +1,8 @@
 """Faults of a job over NCCL: who is named, how soon, and when it steps again. Four ranks, each on a node of its own.
 
 One GPU is enough: ranks share it. `make gpu-lab` runs this on a machine with a GPU that has nothing but its own Python
-and torch. BENCH_PARTS=faults,gpus,slow,calm,exact,torchrun chooses parts; BENCH_ROUNDS is how often each is done. BENCH_KINDS=ddp,fsdp2,pipeline chooses jobs of `exact`.
+and torch. BENCH_PARTS=faults,gpus,slow,calm,exact,torchrun chooses parts; BENCH_ROUNDS is how often each is done.
+BENCH_KINDS=ddp,fsdp2,pipeline chooses the jobs of `exact`.
 """
 
 import os
