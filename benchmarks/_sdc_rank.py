@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks._sdc_faults import Fault, faults, flip, pick
 from examples.gpt import GPT, SIZES, make_text
-from holdfast.client.training.ddp_buckets import fix_buckets
+from holdfast.client.training.fixed_ddp_buckets import fix_buckets
 from holdfast.client.training.parameter_hash import ParameterHash
 from holdfast.client.training.update_norm import UpdateWatch
 from holdfast.core.detect.loss_spikes import LossLimits, SpikeDetector

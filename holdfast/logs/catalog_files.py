@@ -15,7 +15,7 @@ from holdfast.core.decoding import from_toml
 from holdfast.core.detect import health, lines
 from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog, FailureClass
 from holdfast.core.record.gpu_peak import GpuPeak
-from holdfast.logs import prepared_rows, user_rows
+from holdfast.logs import precompiled_catalog, user_rows
 from holdfast.logs.regex_safety import find_explosive_part
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ def load_built_in() -> FailureCatalog:
 
 def _built_in_with(more: tuple[CatalogRow, ...]) -> FailureCatalog:
     sources = read_sources()
-    prepared = prepared_rows.read_prepared(WORDS, sources)
+    prepared = precompiled_catalog.read_prepared(WORDS, sources)
     rows = parse_sources(sources) if prepared is None else tuple(one.row for one in prepared)
     try:
         return FailureCatalog((*rows, *more), load_classes(), {one.row: one.alternatives for one in prepared or ()})

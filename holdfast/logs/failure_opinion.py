@@ -10,7 +10,7 @@ from holdfast.core.log_analysis.failure_catalog import FailureClass
 from holdfast.logs import catalog_files
 from holdfast.logs.failure_likeness import find_telling_lines
 from holdfast.logs.log_diagnosis import RankLog, read_ends, read_whole
-from holdfast.logs.opinion_guardrail import limit_action
+from holdfast.logs.opinion_action_limit import limit_action
 from holdfast.logs.past_cases import NearCase, PastCases
 from holdfast.logs.secret_masking import make_masker
 from holdfast.logs.user_rows import past_cases_path

@@ -11,7 +11,7 @@ import msgspec
 from holdfast.core.log_analysis.failure_catalog import FailureClass
 from holdfast.logs.log_digest import ShownLine, plain_line
 from holdfast.logs.model_request import SAMPLES, NoAnswer
-from holdfast.logs.opinion_guardrail import CAP, TEST, limit_action
+from holdfast.logs.opinion_action_limit import CAP, TEST, limit_action
 from holdfast.model.diagnosis import Diagnosis
 
 _QUOTE = 12  # characters: a shorter part of a line could stand anywhere

@@ -12,7 +12,7 @@ from holdfast.logs import catalog_files, model_answer, user_rows
 from holdfast.logs.log_digest import ShownLine, digest_log
 from holdfast.logs.model_question import make_question
 from holdfast.logs.model_request import SAMPLES, NoAnswer, ask_model
-from holdfast.logs.opinion_guardrail import limit_action
+from holdfast.logs.opinion_action_limit import limit_action
 from holdfast.logs.past_cases import NearCase
 from holdfast.logs.secret_masking import make_masker
 from holdfast.model.diagnosis import Diagnosis

@@ -90,7 +90,7 @@ def test_what_cannot_be_watched_is_said_and_does_no_harm(
 OWN = """
 import os, sys, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from holdfast.client.training.ddp_buckets import fix_buckets
+from holdfast.client.training.fixed_ddp_buckets import fix_buckets
 from holdfast.client.training.update_norm import UpdateWatch
 
 def run(watch):

@@ -92,7 +92,7 @@ class PeerCopies:
     # --- a peer's copies come in -------------------------------------------------------------------------------
 
     def set_wards(self, wards: tuple[Seat, ...]) -> None:
-        """Take copies of these nodes only, each of its own ranks; nodes of this host are believed without."""
+        """Accept pushed copies from these nodes only, each of its own ranks. Nodes of this host are not checked."""
         self._wards = wards
 
     def receive_push(self, ask: PeerRequest, node: str = "") -> PushTarget | PeerRefusal:

@@ -376,7 +376,7 @@ class RankProgress:
 
     def _fix_layout(self, model: object) -> None:
         if "torch.nn.parallel.distributed" in sys.modules:
-            from holdfast.client.training.ddp_buckets import fix_buckets
+            from holdfast.client.training.fixed_ddp_buckets import fix_buckets
 
             fix_buckets(model)
 

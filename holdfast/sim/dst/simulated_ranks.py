@@ -3,9 +3,9 @@
 import asyncio
 
 from holdfast.model.state_copy import Doubt
-from holdfast.sim.dst.seed_scene import SeedScene
+from holdfast.sim.dst.seed_runtime import SeedScene
 from holdfast.sim.dst.simulated_machine import SimMachine, SimRank
-from holdfast.sim.dst.simulated_rank_state import RankState, SimStateError
+from holdfast.sim.dst.simulated_rank_snapshots import RankState, SimStateError
 from holdfast.sim.dst.simulated_state_image import StateTruth
 from holdfast.sim.dst.truth_checks import TruthChecks
 

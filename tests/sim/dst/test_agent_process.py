@@ -11,8 +11,8 @@ from holdfast.core.agent_state_machine import RememberDone
 from holdfast.logs import catalog_files
 from holdfast.model.errand import Done
 from holdfast.sim.dst.agent_process import AgentProcess
-from holdfast.sim.dst.agent_under_test import AgentCrashed
 from holdfast.sim.dst.dst_world import DstWorld
+from holdfast.sim.dst.process_interfaces import AgentCrashed
 from holdfast.sim.dst.seed_parameters import draw_setup
 from holdfast.sim.dst.simulated_agent_notes import SimNotes
 from holdfast.wire.holder_messages import RankEnded

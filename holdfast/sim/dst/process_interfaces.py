@@ -1,14 +1,27 @@
-"""The interface of a controller that a simulated world needs; the caller of a simulation supplies the real one."""
+"""The interfaces of the agent and of the controller that a simulated world runs; its caller supplies the real ones."""
 
 from collections.abc import Callable
 from typing import Protocol
 
 from holdfast.config import Settings
+from holdfast.core.agent_state_machine import AgentProtocol
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.record.ledger import Ledger
 from holdfast.model.event import Order
 from holdfast.model.job_and_seats import Job
 from holdfast.ports import ControllerPorts, Socket
+
+
+class AgentCrashed(BaseException):
+    """Raised inside a simulated agent whose process has died, to end the code that runs in it."""
+
+
+class DstAgent(Protocol):
+    """One life of an agent."""
+
+    life: AgentProtocol
+
+    async def run(self) -> None: ...
 
 
 class ControllerCrashed(BaseException):
