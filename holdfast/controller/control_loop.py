@@ -182,6 +182,7 @@ class Controller:
         gone = [one for one in self.fleet.departures() if one.generation == generation and one.node in active]
         for one in gone:
             if one.beat and (progress := self.detectors.pace.on_beat(self.clock(), one.beat)):
+                self.executor.on_step()
                 self.process_event(progress)
         for one in gone:
             if one.beat:

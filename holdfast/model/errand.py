@@ -6,7 +6,7 @@ from holdfast.model.job_and_seats import Seat
 from holdfast.model.probe import Finding, PairMeeting
 from holdfast.model.release import Ease, Release, Skip
 from holdfast.model.replay_task import ReplayResult, ReplayTask
-from holdfast.model.state_copy import Aim, Copy, Doubt, MissedCheckpoint, Restore
+from holdfast.model.state_copy import Aim, Copy, Doubt, LaunchOrigin, MissedCheckpoint, Restore
 from holdfast.model.told_bounds import Instant, Number
 
 
@@ -24,6 +24,7 @@ class LaunchHere(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     began_at: float = 0.0  # the job; 0: unknown
     made_up: bool = False  # optimizers that the job has saved have counted a step that torch made to create their state
     restore: Restore = Restore()  # of this node's ranks
+    line: tuple[LaunchOrigin, ...] = ()  # this launch and those before it: tells which states are of its line
     astray: bool = False  # the node was away while others went on: all that it holds is of a line that was left
     aim: Aim = Aim(generation=0)
     release: Release = Release(number=0)

@@ -23,7 +23,7 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
     verified: bool = False  # some steps later everything was still well
     poisoned: bool = False  # led to NaN
     disk: bool = False  # it lies on the node's disk, not in memory
-    generation: Number = 0  # of the ranks that made it, on disk or in memory of their own node; 0: not known
+    generation: Number = 0  # that made it, or held it when it was read or written; 0: not known
 
 
 class CopySummary(msgspec.Struct, frozen=True, array_like=True):
@@ -35,6 +35,16 @@ class CopySummary(msgspec.Struct, frozen=True, array_like=True):
     layout: str  # its first digits
     half: int = -1
     beside: int = -1
+    generation: int = 0  # whose state of the step it is, as its node tells; 0: not known
+
+
+class LaunchOrigin(msgspec.Struct, frozen=True, kw_only=True):
+    """The state that one launch resumed from."""
+
+    generation: int
+    step: int = -1  # -1: from storage, or from nothing
+    maker: int = 0  # the generation that made this step; 0: not known any more
+    stepped: bool = False  # the launch has told of a step
 
 
 class Doubt(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +77,7 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True):
     """The step from which all ranks of the next generation resume, and its sources. By default: step 0, no sources."""
 
     step: int = 0
+    maker: int = 0  # the generation that made this step; 0: not known
     sources: tuple[Source, ...] = ()
     kept: tuple[CopySummary, ...] = ()  # all that nodes hold of this step, for ranks whose state has to be gathered
     keepers: dict[str, Address] = {}  # of the nodes that hold it

@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.agent.snapshots.arena_table import ArenaTable, OwnArena, pin_snapshot
 from holdfast.checkpoint.arena import VERIFIED, Arena
+from holdfast.core.snapshots.keeper_launch import KeeperLaunch
 
 SLOTS = 3
 
@@ -75,7 +76,7 @@ def test_flags_and_drops_reach_the_memory(scene: Scene) -> None:
     scene.save(1, 2)
     scene.table.mark_verified(scene.table.list_snapshots()[0])
     assert [one.flags for one in scene.own.arena.list_sealed()] == [VERIFIED, 0]
-    scene.table.drop_after(1)
+    scene.table.drop_left(KeeperLaunch(generation=2, shared_step=1))
     assert scene.steps() == [1]
 
 

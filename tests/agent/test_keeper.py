@@ -22,7 +22,7 @@ from holdfast.checkpoint.manifest import Author, PartFailedError
 from holdfast.checkpoint.write_lane import WriteOutcome
 from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.state_copy import Restore, Source
+from holdfast.model.state_copy import LaunchOrigin, Restore, Source
 from holdfast.wire import rank_keeper_messages
 from holdfast.wire.holder_messages import KeptArena
 from holdfast.wire.rank_keeper_messages import ArenaGrant as ArenaAt
@@ -169,12 +169,22 @@ async def test_a_snapshot_outlives_its_rank(bench: Bench) -> None:
     assert bytes(again.slot_image(state.slot)) == content
 
 
-async def test_a_copy_tells_which_generation_made_it_unless_it_was_read_from_storage(bench: Bench) -> None:
+async def test_a_copy_tells_whose_state_it_is(bench: Bench) -> None:
     bench.keeper.begin_launch(launch(2))
     arena = await bench.arena(want(2))
     snapshot(arena, 6, 2, STORED)
     snapshot(arena, 7, 2)
-    assert sorted((copy.step, copy.generation) for copy in bench.keeper.list_copies()) == [(6, 0), (7, 2)]
+    assert sorted((copy.step, copy.generation) for copy in bench.keeper.list_copies()) == [(6, 2), (7, 2)]
+
+
+async def test_a_launch_drops_what_is_of_another_line_though_of_an_older_step(bench: Bench) -> None:
+    bench.keeper.begin_launch(launch(1))
+    arena = await bench.arena(want(1))
+    snapshot(arena, 5, 1)
+    snapshot(arena, 6, 2)
+    line = (LaunchOrigin(generation=1), LaunchOrigin(generation=2), LaunchOrigin(generation=3, step=7, maker=1))
+    bench.keeper.begin_launch(msgspec.structs.replace(launch(3, from_own_memory(7)), line=line))
+    assert [copy.step for copy in bench.keeper.list_copies()] == [5], "2 was begun anew, and 3 went on from 1"
 
 
 async def test_what_came_after_the_restored_step_is_dropped(bench: Bench) -> None:

@@ -30,7 +30,7 @@ from holdfast.model.event import Begin, Limits, Outcome, Ready
 from holdfast.model.job_and_seats import Job, Seat
 from holdfast.model.observation import Beat
 from holdfast.model.release import Release
-from holdfast.model.state_copy import Copy, Restore
+from holdfast.model.state_copy import Copy, LaunchOrigin, Restore
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import ErrandMessage
 from tests.controller.fakes import FakeFleet, FakeStore, MemoryBlockList, MemoryNotes
@@ -131,6 +131,7 @@ async def test_a_launch_is_told_to_every_seat() -> None:
         run_id="r",
         max_restarts=4,
         restore=Restore(reason="nothing to restore from memory: no snapshots are held"),
+        line=(LaunchOrigin(generation=3),),
     )
     bench.done("a", 7)
     bench.done("a", 7)  # told twice: nobody minds

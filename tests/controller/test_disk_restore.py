@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.controller.actions.action_executor import EVICTED
 from holdfast.model.action import Dismiss, Finish, Launch
-from holdfast.model.errand import Leave
+from holdfast.model.errand import LaunchHere, Leave
 from holdfast.model.event import Limits
 from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Copy, Doubt, Restore
@@ -125,28 +125,80 @@ def test_a_launch_that_makes_no_step_leaves_no_line() -> None:
     assert not job.plan(launch(6), (1, 56)).sources, "the line of generation 1 was left at step 55"
 
 
-def test_a_step_that_was_not_told_for_every_rank_leaves_the_line_as_well() -> None:
+def in_memory(copies: tuple[Copy, ...], generation: int, step: int = 45) -> tuple[Copy, ...]:
+    return tuple(msgspec.structs.replace(copy, disk=False, generation=generation, step=step) for copy in copies)
+
+
+def test_a_step_that_was_not_told_for_every_rank_is_not_mixed_with_that_of_another_line() -> None:
     """Generation 2 starts from storage and makes step 45; b is lost before it tells and has its old disk."""
     job = Lives()
     job.plan(launch(1), stored=40)
     assert job.plan(launch(2), (1, 39), steps=False).stored == 40
     bench, disks = Bench(notes=job.notes), on_disks((1, 45))
-    memory = tuple(msgspec.structs.replace(copy, disk=False, generation=2) for copy in disks["a"])
-    bench.hold({"a": (*memory, *disks["a"]), "b": disks["b"]})
+    bench.hold({"a": (*in_memory(disks["a"], 2), *disks["a"]), "b": disks["b"]})
     plan = bench.executor._recall_or_plan(launch(3))
-    assert not plan.sources, "a state of generation 2 would be mixed with one of generation 1"
-    assert not job.plan(launch(4), (1, 45)).sources, "and the line stays left"
+    assert (plan.step, plan.maker) == (45, 1) and all(source.disk for source in plan.sources), "all of generation 1"
+    bench.hold({"a": in_memory(disks["a"], 2), "b": disks["b"]})
+    assert not bench.executor._recall_or_plan(launch(4)).sources, "nobody has the other half of either"
 
 
-def test_a_state_that_ranks_only_took_up_leaves_no_line() -> None:
+def test_states_of_several_launches_that_told_of_no_step_are_not_mixed() -> None:
+    """Generation 2 starts from storage, makes step 45, and a falls silent before it tells. Without a, 3 resumes from
+    that step on disks, which 1 made, and makes none. Then a is back, and still holds what it made."""
     job = Lives()
     job.plan(launch(1), stored=40)
     assert job.plan(launch(2), (1, 39), steps=False).stored == 40
+    assert job.plan(launch(3), (1, 45), steps=False).maker == 1
     bench, disks = Bench(notes=job.notes), on_disks((1, 45))
-    read = tuple(msgspec.structs.replace(copy, disk=False, generation=2, step=40) for copy in disks["a"])
-    away = tuple(msgspec.structs.replace(copy, disk=False, generation=2) for copy in disks["b"])
-    bench.hold({"a": (*read, *disks["a"]), "b": (*away, *disks["b"])})
-    assert bench.executor._recall_or_plan(launch(3, astray=("b",))).step == 45
+    bench.hold({"a": in_memory(disks["a"], 2), "b": in_memory(disks["b"], 1)})
+    assert not bench.executor._recall_or_plan(launch(4)).sources, "b has read step 45 of generation 1 from its disk"
+    bench.hold({"a": in_memory(disks["a"], 2), "b": in_memory(disks["b"], 2)})
+    plan = bench.executor._recall_or_plan(launch(5))
+    assert (plan.step, plan.maker) == (45, 2), "a line of which nobody has told may be gone on with if it is whole"
+    bench.executor.on_step()
+    assert not job.plan(launch(6), (1, 45)).sources, "from then on it is the job's, and the other was left"
+    kept = bench.executor.newest_plan()
+    assert kept and [(one.generation, one.step, one.maker, one.stepped) for one in kept.line] == [
+        (1, -1, 0, True),
+        (2, -1, 0, False),
+        (3, 45, 1, False),
+        (4, -1, 0, False),
+        (5, 45, 2, True),
+        (6, -1, 0, True),
+    ]
+
+
+def test_of_two_states_of_a_step_on_one_disk_the_right_one_is_named() -> None:
+    job = Lives()
+    job.plan(launch(1), stored=40)
+    assert job.plan(launch(2), (1, 39), steps=False).stored == 40
+    bench, disks = Bench(notes=job.notes), on_disks((1, 45), (2, 45))
+    bench.hold({"a": disks["a"], "b": on_disks((1, 45))["b"]})
+    plan = bench.executor._recall_or_plan(launch(3))
+    assert plan.maker == 1 and {kept.generation for kept in plan.kept} == {1}
+
+
+def test_a_plan_of_an_older_version_is_believed_about_disks() -> None:
+    old = (
+        b'{"id":1,"generation":2,"nodes":["a","b"],"restore":{},"left":[{"generation":1,"not_after":40}],"begun":true}'
+    )
+    for states, step in (((1, 40),), 40), (((1, 41),), 0), (((2, 44), (1, 40)), 44):
+        job = Lives()
+        job.notes.put_note("plan.json", old)
+        assert job.plan(launch(3), *states).step == step
+        assert job.plan(launch(4), *states).step == step, "nor is that forgotten when the line is known"
+
+
+def test_a_controller_that_comes_back_amid_a_launch_tells_its_line() -> None:
+    job = Lives()
+    job.plan(launch(1))
+    job.plan(launch(2), (1, 40), steps=False)
+    bench = Bench(notes=job.notes)
+    bench.hold(on_disks((1, 40)))
+    asyncio.run(bench.carry_out(launch(2)))
+    told = [errand for _, errand in bench.told if isinstance(errand, LaunchHere)]
+    kept = bench.executor.newest_plan()
+    assert kept and len(kept.line) == 2 and [one.line for one in told] == [kept.line] * 2
 
 
 async def test_a_launch_that_finds_no_store_costs_no_disk_its_belief() -> None:

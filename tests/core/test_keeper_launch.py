@@ -2,10 +2,10 @@
 
 import msgspec
 
-from holdfast.core.snapshots.keeper_launch import leave_line, read_launch
+from holdfast.core.snapshots.keeper_launch import read_launch
 from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.state_copy import Doubt, Restore, Source
+from holdfast.model.state_copy import Doubt, LaunchOrigin, Restore, Source
 
 OWN = Source(rank=2, own=True, nodes=("n1",))
 LAUNCH = LaunchHere(
@@ -50,25 +50,11 @@ def test_which_states_on_disk_a_launch_gives_up() -> None:
         assert [(g, s) for g in (1, 2) for s in (7, 8, 10) if told.gives_up(g, s)] == given_up
 
 
-def test_lines_that_were_left() -> None:
-    left: tuple[Doubt, ...] = ()
-    for generation, step in ((1, -1), (2, 50), (3, 80), (4, 60)):
-        left = leave_line(left, generation, step)
-    assert [(one.generation, one.not_after) for one in left] == [(0, -1), (1, 50), (3, 60)]
-    states = [(1, 50), (1, 51), (2, 55), (2, 61), (3, 60), (3, 61), (4, 99)]
-    good = [state for state in states if not any(one.bans_state(*state) for one in left)]
-    assert good == [(1, 50), (2, 55), (3, 60), (4, 99)]
-
-
-def test_a_long_list_of_lines_bans_more_not_less() -> None:
-    left: tuple[Doubt, ...] = ()
-    every: list[Doubt] = []
-    for generation in range(1, 200):
-        left = leave_line(left, generation, 10 * generation)
-        every.append(Doubt(generation=generation - 1, not_after=10 * generation))
-    assert len(left) <= 64
-    for generation in range(200):
-        for step in (10 * generation, 10 * generation + 9, 10 * generation + 11):
-            banned = any(one.bans_state(generation, step) for one in every)
-            assert not banned or any(one.bans_state(generation, step) for one in left)
-    assert not any(one.bans_state(198, 1985) for one in left)
+def test_of_what_is_held_only_states_of_its_line_are_kept() -> None:
+    """Generation 3 resumes from step 7, which 1 made; 2 went on from storage, and its steps were not heard of."""
+    line = (LaunchOrigin(generation=1), LaunchOrigin(generation=2), LaunchOrigin(generation=3, step=7, maker=1))
+    told = read_launch(msgspec.structs.replace(LAUNCH, line=line))
+    held = [(1, 6), (1, 7), (1, 8), (2, 6), (2, 7)]
+    assert [one for one in held if not told.drops(*one)] == [(1, 6), (1, 7)]
+    untold = read_launch(LAUNCH)
+    assert [one for one in held if not untold.drops(*one)] == [(1, 6), (1, 7), (2, 6), (2, 7)], "of an older version"

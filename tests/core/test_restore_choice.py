@@ -120,7 +120,7 @@ def test_disks_serve_when_all_memory_is_lost() -> None:
 
 
 def test_memory_comes_before_disks_and_the_own_disk_before_others() -> None:
-    copies = [own(0, 9), disk(0, 9), backup(1, 9, "n2"), disk(1, 9), disk(2, 9, "n0"), disk(2, 9)]
+    copies = [own(0, 9), disk(0, 9, generation=0), backup(1, 9, "n2"), disk(1, 9), disk(2, 9, "n0"), disk(2, 9)]
     plan = choose_restore(SEATS, copies)
     assert [(s.own, s.disk, s.nodes) for s in plan.sources] == [
         (True, False, ("n0",)),

@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast.checkpoint.arena import VERIFIED, Arena, SealedSnapshot
 from holdfast.core.snapshots.floor_pins_and_copies import OwnSnapshot, Sealed
+from holdfast.core.snapshots.keeper_launch import KeeperLaunch
 from holdfast.wire.rank_keeper_messages import ArenaRequest
 
 
@@ -45,6 +46,13 @@ class SnapshotPin:
 def pin_snapshot(arena: Arena, sealed: SealedSnapshot) -> SnapshotPin | None:
     """Pin a snapshot; return None if it was dropped or overwritten since it was listed, or if its slot is claimed."""
     return SnapshotPin(arena, sealed) if arena.pin(sealed.slot, sealed.seq) else None
+
+
+def drop_left(arena: Arena, launch: KeeperLaunch) -> None:
+    """Drop the snapshots of lineages that this launch leaves."""
+    for one in arena.list_sealed():
+        if launch.drops(one.generation, one.step):
+            arena.drop(one.slot)
 
 
 class OwnArena(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +152,7 @@ class ArenaTable:
         if own and found and not found.flags & VERIFIED:
             own.arena.flag_slot(found.slot, VERIFIED)
 
-    def drop_after(self, step: int) -> None:
-        """Drop all snapshots after this step, pinned ones too: they belong to an abandoned lineage."""
+    def drop_left(self, launch: KeeperLaunch) -> None:
+        """Drop all snapshots of lineages that this launch leaves, pinned ones too."""
         for own in self.list_arenas():
-            own.arena.drop_after(step)
+            drop_left(own.arena, launch)

@@ -20,6 +20,7 @@ from holdfast.checkpoint.arena import Arena, ArenaError, SealedSnapshot, Snapsho
 from holdfast.checkpoint.peer_server import GivenState, PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, cut_range
 from holdfast.core.snapshots.copy_intake import CopyName, Intake, judge_copy, refuse_generation
+from holdfast.core.snapshots.keeper_launch import KeeperLaunch
 from holdfast.model.job_and_seats import Seat
 from holdfast.wire.rank_keeper_messages import layout_file_name
 
@@ -60,15 +61,15 @@ class PeerCopies:
         else:
             self.pairs.adopt_arena(name, arena)
 
-    def begin_launch(self, generation: int, step: int) -> None:
-        """Drop copies of later steps than the job resumes from: their lineage is abandoned. With -1, drop all."""
+    def begin_launch(self, launch: KeeperLaunch) -> None:
+        """Drop copies of lineages that this launch leaves, and take those of its generation."""
         with self._lock:
-            self._generation = generation
+            self._generation = launch.generation
             self._sound.clear()
             self._coming.clear()
             for backup in self._backups.values():
-                backup.forget_after(step)
-        self.pairs.begin_launch(generation, step)
+                backup.forget_left(launch)
+        self.pairs.begin_launch(launch)
 
     def list_copies(self) -> Iterator[tuple[Arena, SealedSnapshot, bool]]:
         """Yield each sealed copy with its arena, and whether it is the rank's whole image."""
@@ -161,7 +162,7 @@ class PeerCopies:
             pinned = self._pin_sound(arena, ask) if ranges else None
             if pinned is not None:
                 return [pinned.image[start:end] for start, end in ranges], pinned.release
-        image = None if ask.pair else self._disk.open_image(ask.rank, ask.layout, ask.step)
+        image = None if ask.pair else self._disk.open_image(ask.rank, ask.layout, ask.step, ask.generation)
         if image is not None:
             return [image[start:end] for start, end in ask.ranges], _do_nothing
         return PeerRefusal(f"this node has no state of rank {ask.rank} at step {ask.step}")
@@ -182,7 +183,8 @@ class PeerCopies:
     def _pin_sound(self, arena: Arena, ask: PeerRequest) -> SnapshotPin | None:
         """Pin the requested snapshot if it is here and undamaged; drop a damaged one, so that nobody gets it."""
         for one in arena.list_sealed():
-            pinned = pin_snapshot(arena, one) if one.step == ask.step else None
+            wanted = one.step == ask.step and ask.generation in (0, one.generation)
+            pinned = pin_snapshot(arena, one) if wanted else None
             if pinned is None:
                 continue
             wrong = "" if (arena, one.seq) in self._sound else pinned.verify()

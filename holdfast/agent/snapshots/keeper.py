@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +33,6 @@ from holdfast.agent.snapshots.state_fetch import StateFetch
 from holdfast.agent.system.snapshot_memory import SnapshotBudget
 from holdfast.checkpoint.arena import (
     POISONED,
-    STORED,
     VERIFIED,
     Arena,
     ArenaError,
@@ -121,7 +121,7 @@ class Keeper:
                 self._adopt_arena(one)
         with contextlib.suppress(OSError, msgspec.DecodeError):
             self._begin_generation(from_json(self._notes.read_note(_LAUNCH), LaunchHere))
-            self._shelf.begin_launch(self._launch.generation, sys.maxsize)  # nothing was given up since
+            self._shelf.begin_launch(msgspec.structs.replace(self._launch, shared_step=sys.maxsize))  # of its own line
         for name in self._notes.list_notes(_WANT):
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 self._on_want(from_json(self._notes.read_note(name), ArenaRequest))
@@ -169,11 +169,7 @@ class Keeper:
     def list_copies(self) -> tuple[Copy, ...]:
         """Return all snapshots, copies and parities on this node that could be restored."""
         arenas = [own.arena for own in self._arenas.list_arenas()]
-        own = [
-            self._describe_copy(arena, one, True, 0 if one.flags & STORED else one.generation)
-            for arena in arenas
-            for one in arena.list_sealed()
-        ]
+        own = [self._describe_copy(arena, one, True) for arena in arenas for one in arena.list_sealed()]
         return (
             *own,
             *(self._describe_copy(*found) for found in self._shelf.list_copies()),
@@ -186,7 +182,7 @@ class Keeper:
         """The newest step for which this node holds all parities that it should keep; -1 if there is none."""
         return self._shelf.pairs.newest_step(self.backing.ranks)
 
-    def _describe_copy(self, arena: Arena, sealed: SealedSnapshot, whole: bool, generation: int = 0) -> Copy:
+    def _describe_copy(self, arena: Arena, sealed: SealedSnapshot, whole: bool) -> Copy:
         return Copy(
             rank=arena.rank,
             step=sealed.step,
@@ -196,7 +192,7 @@ class Keeper:
             whole=whole,
             verified=bool(sealed.flags & VERIFIED),
             poisoned=bool(sealed.flags & POISONED),
-            generation=generation,
+            generation=sealed.generation,
         )
 
     def complete_beat(self, beat: Beat) -> Beat:
@@ -232,8 +228,8 @@ class Keeper:
         """
         self._begin_generation(errand)
         self._seen.clear()
-        self._shelf.begin_launch(errand.generation, self._launch.shared_step)
-        self._arenas.drop_after(self._launch.shared_step)
+        self._shelf.begin_launch(self._launch)
+        self._arenas.drop_left(self._launch)
         self.disk.remove_given_up(self._launch)
         try:
             self._notes.write_note(_LAUNCH, msgspec.json.encode(errand))
@@ -327,9 +323,10 @@ class Keeper:
     async def _disk_state(self, source: Source) -> StateGrant | KeeperRefusal:
         """Read a rank's state from this node's disk into its arena, and verify it."""
         launch, began_at = self._launch, self._ports.clock.monotonic()
-        state = await asyncio.to_thread(self.disk.find_state, source.rank, "", launch.restore.step)
+        step, is_wanted = launch.restore.step, partial(launch.is_of_line, step=launch.restore.step)
+        state = await asyncio.to_thread(self.disk.find_state, source.rank, "", step, is_wanted)
         if state is None:
-            return KeeperRefusal(why=f"this disk has no state of rank {source.rank} at step {launch.restore.step}")
+            return KeeperRefusal(why=f"this disk has no state of rank {source.rank} at step {step}")
         try:
             own, slot = await self._begin_fetched(state.note.layout)
             await asyncio.to_thread(self.disk.read_image, state, slot.image)
@@ -340,14 +337,14 @@ class Keeper:
         if state.note.verified:
             own.arena.flag_slot(slot.index, VERIFIED)
         self._say_fetched(state.note.layout, "disk", began_at)
-        return StateGrant(source="disk", step=launch.restore.step, arena=own.path, slot=slot.index)
+        return StateGrant(source="disk", step=step, arena=own.path, slot=slot.index)
 
     async def _begin_fetched(self, plan: ImageLayout) -> tuple[OwnArena, SnapshotSlot]:
         """Begin a slot for a rank's state that does not come from its own memory. Raises ArenaError."""
         own = self._arenas.find_arena(plan.rank)
         if own is None or own.arena.layout != plan.digest:
             own = await self._new_arena(make_want(plan, _SLOTS, "", None))  # it has not asked for its memory yet
-        slot = own.arena.begin_slot(self._launch.restore.step, self._launch.generation - 1)
+        slot = own.arena.begin_slot(self._launch.restore.step, self._launch.restore.maker)
         if slot is None:
             raise ArenaError(f"no slot is free for the state of rank {plan.rank}")
         return own, slot

@@ -22,6 +22,7 @@ from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, TransportError
 from holdfast.core.decoding import from_json
 from holdfast.core.snapshots.copy_intake import Intake, judge_half, refuse_generation
+from holdfast.core.snapshots.keeper_launch import KeeperLaunch
 from holdfast.model.state_copy import Copy
 
 _MEET_S = 10.0  # for the other rank of a pair, without which nobody knows how much memory it takes
@@ -50,15 +51,15 @@ class ParityCopies:
             if pair.digest == arena.layout:
                 self._kept[pair.ranks] = (pair, PeerArena(arena))
 
-    def begin_launch(self, generation: int, step: int) -> None:
+    def begin_launch(self, launch: KeeperLaunch) -> None:
         with self._news:
-            self._generation = generation
+            self._generation = launch.generation
             self._met.clear()
             for mixing in self._mixing.values():
                 mixing.cancel()
             self._mixing.clear()
             for _, backup in self._kept.values():
-                backup.forget_after(step)
+                backup.forget_left(launch)
             self._news.notify_all()
 
     def pin_floor(self, floor: int) -> list[str]:
@@ -101,6 +102,7 @@ class ParityCopies:
                 beside=pair.ranks[1 - half],
                 verified=bool(one.flags & VERIFIED),
                 poisoned=bool(one.flags & POISONED),
+                generation=one.generation,
             )
 
     def find_arenas(self, ask: PeerRequest) -> list[Arena]:

@@ -6,13 +6,14 @@ from typing import Any
 
 import msgspec
 
-from holdfast.agent.snapshots.arena_table import SnapshotPin, pin_snapshot
+from holdfast.agent.snapshots.arena_table import SnapshotPin, drop_left, pin_snapshot
 from holdfast.agent.snapshots.keeper_interfaces import KeeperNotes, MakeArena, WaitForLoop
 from holdfast.checkpoint.arena import Arena, arena_bytes
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, RefusalCode, TransportError
 from holdfast.core.decoding import from_msgpack
+from holdfast.core.snapshots.keeper_launch import KeeperLaunch
 from holdfast.model.state_copy import KEPT_DIGITS
 from holdfast.wire.rank_keeper_messages import layout_file_name
 
@@ -46,9 +47,10 @@ class PeerArena(msgspec.Struct):
             self.held.release()
             self.held = None
 
-    def forget_after(self, step: int) -> None:
-        self.arena.drop_after(step)
-        if self.held and self.held.step > step:
+    def forget_left(self, launch: KeeperLaunch) -> None:
+        """Drop what is of lineages that this launch leaves."""
+        drop_left(self.arena, launch)
+        if self.held and launch.drops(self.held.sealed.generation, self.held.step):
             self.unpin()
 
 

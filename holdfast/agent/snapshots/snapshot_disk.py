@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.snapshots.arena_table import ArenaTable, SnapshotPin, pin_snapshot
-from holdfast.agent.snapshots.keeper_interfaces import KeeperNotes, KeeperPorts
+from holdfast.agent.snapshots.keeper_interfaces import IsWanted, KeeperNotes, KeeperPorts, any_generation
 from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention, storage_owner
 from holdfast.checkpoint.disk_state import DiskNote, DiskState
 from holdfast.checkpoint.image_layout import ImageLayout
@@ -137,8 +137,11 @@ class SnapshotDisk:
     def list_copies(self, node: str) -> list[Copy]:
         return [state.describe_copy(node) for state in self._list_in_time()]
 
-    def find_state(self, rank: int, layout: str, step: int | None = None) -> DiskState | None:
-        return next((one for one in self.list_states() if one.matches(rank, layout, step)), None)
+    def find_state(
+        self, rank: int, layout: str, step: int | None = None, is_wanted: IsWanted = any_generation
+    ) -> DiskState | None:
+        found = (one for one in self.list_states() if one.matches(rank, layout, step))
+        return next((one for one in found if is_wanted(one.author.generation)), None)
 
     def _read_state(self, url: str, came_at: int) -> DiskState | None:
         if (url, came_at) in self._left_out:
@@ -177,10 +180,11 @@ class SnapshotDisk:
             self._remove_states([state])
             raise
 
-    def open_image(self, rank: int, layout: str, step: int) -> memoryview | None:
-        """Return a state's verified image, for a rank of another node; None if it is not here or damaged."""
+    def open_image(self, rank: int, layout: str, step: int, generation: int) -> memoryview | None:
+        """Return a state's verified image, for a rank of another node; None if it is not here or damaged. Generation 0
+        is any."""
         with self._loading:  # several links ask for parts of the same one
-            state = self.find_state(rank, layout, step)
+            state = self.find_state(rank, layout, step, lambda one: generation in (0, one))
             if state is None:
                 return None
             if self._loaded is None or self._loaded[0] != state.url:

@@ -72,6 +72,7 @@ class StateFetch:
         if kept.half >= 0:
             pair = (kept.rank, kept.beside) if kept.half == 0 else (kept.beside, kept.rank)
         ask = PeerRequest(verb="pull", rank=kept.rank, layout=kept.layout, step=self._restore.step, pair=pair)
+        ask = msgspec.structs.replace(ask, generation=kept.generation)
         return KeeperSource(self._links, self._restore.keepers[kept.node], ask)
 
     def _pull_runs(self, kept: CopySummary, runs: Sequence[Run], image: memoryview) -> str:

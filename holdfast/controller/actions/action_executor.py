@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import msgspec
 
@@ -21,7 +21,7 @@ from holdfast.core.decoding import make_decoder
 from holdfast.core.incident import incident_text
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.snapshots import final_checkpoint
-from holdfast.core.snapshots.keeper_launch import leave_line
+from holdfast.core.snapshots.lineage import Line, add_launch, bans_before, is_of_line
 from holdfast.core.snapshots.restore_choice import choose_known_restore, count_disks, leave_out_disks, steps_on_disks
 from holdfast.model.action import (
     Acquire,
@@ -40,7 +40,7 @@ from holdfast.model.action import (
 from holdfast.model.errand import Errand, FinalState, LaunchHere, Leave, StopHere
 from holdfast.model.event import Outcome
 from holdfast.model.job_and_seats import Seat, world_size
-from holdfast.model.state_copy import Doubt, Restore
+from holdfast.model.state_copy import Doubt, LaunchOrigin, Restore
 from holdfast.ports import Fleet, FleetRefusal, Notes, Store
 
 _TRIES = 2
@@ -57,17 +57,20 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     nodes: tuple[str, ...] = ()  # that are told
     release: int = 0
-    left: tuple[Doubt, ...] = ()  # states of lineages that the job has left; on disks they outlive their nodes
-    left_before: tuple[Doubt, ...] = ()  # the same, as long as this generation has made no step
-    begun: bool = True  # it may have made one
+    line: tuple[LaunchOrigin, ...] = ()  # this launch and those before it
+    left: tuple[Doubt, ...] = ()  # which states on disks from before the oldest of these are of no use
     stored: int = -1  # newest checkpoint on storage, as far as nodes have reported
-
-    @property
-    def left_lines(self) -> tuple[Doubt, ...]:
-        return self.left if self.begun else self.left_before
 
 
 _PLANNED = make_decoder(msgspec.json.Decoder(LaunchPlan))
+
+
+def _known_lines(launch: Launch, kept: LaunchPlan | None) -> tuple[Line, tuple[Doubt, ...]]:
+    """Return the launches before this one, and which older states on disks are of no use. Without the plan of the last
+    launch nobody knows which lines the job has left, and no disk is believed."""
+    if kept and kept.generation >= launch.generation - 1:
+        return kept.line, kept.left
+    return (), (Doubt(generation=launch.generation - 1, not_after=-1),)
 
 
 class ActionExecutor:
@@ -205,12 +208,15 @@ class ActionExecutor:
     def _note_step(self) -> None:
         """Note that the job has left its older lines by a step, and its newest checkpoint: nodes that have lost their
         memory know only of the states on their disks."""
-        if not self.aims.floor.disk.limits.path:
+        kept = self._noted = self._noted or self.newest_plan()
+        if kept is None:
             return
-        kept, stored = self._noted or self.newest_plan(), self.registry.stored
-        if kept and (not kept.begun or stored > kept.stored):
+        on_disks = bool(self.aims.floor.disk.limits.path)
+        last, stored = kept.line[-1:], max(self.registry.stored if on_disks else -1, kept.stored)
+        if stored > kept.stored or any(not one.stepped for one in last):
+            line = (*kept.line[:-1], *(msgspec.structs.replace(one, stepped=True) for one in last))
             with contextlib.suppress(OSError):  # tried again at the next step
-                self._note_plan(msgspec.structs.replace(kept, begun=True, stored=max(stored, kept.stored)))
+                self._note_plan(msgspec.structs.replace(kept, line=line, stored=stored))
 
     async def _launch_ranks(self, action: Launch) -> Outcome:
         plan = self._recall_or_plan(action)  # first: without the plan of a launch that fails no disk would be believed
@@ -220,7 +226,7 @@ class ActionExecutor:
         # What came after it is of a line that the job leaves: seated nodes drop it, others may never be asked again.
         self.registry.drop_copies_after(plan.step)
         self.aims.floor.disk.hold_steps(self._steps_on_disks(action, plan))
-        disks = count_disks(plan)
+        disks, line = count_disks(plan), self._noted.line if self._noted else ()
         if disks:
             self.say(f"resuming from step {plan.step}{incident_text.describe_disks(disks)}")
         if plan.apart:
@@ -241,6 +247,7 @@ class ActionExecutor:
                 began_at=self.ledger.began_at,
                 made_up=self.registry.made_up,
                 restore=self._node_restore(seat, plan),
+                line=line,
                 astray=seat.node in action.astray,
                 aim=self.aims.aim_of(seat.node),
                 release=action.release,
@@ -257,22 +264,24 @@ class ActionExecutor:
     def _steps_on_disks(self, launch: Launch, plan: Restore) -> set[int]:
         """Return the steps of the launch's line that all of its nodes have told to be on their disks."""
         held = [copy for copies in self.registry.copies.values() for copy in copies]
-        left = (*(self._noted.left if self._noted else ()), *launch.doubts)
+        line, left = (self._noted.line, self._noted.left) if self._noted else ((), ())
+        held = [copy for copy in held if is_of_line(line, launch.generation, copy.generation, copy.step)]
+        left = (*left, *launch.doubts)
         return steps_on_disks(launch.seats, leave_out_disks(held, left), plan.step if plan.sources else -1)
 
     def _recall_or_plan(self, launch: Launch) -> Restore:
         """Return the launch's plan, or make it if there is none. An earlier controller may have sent it to nodes."""
         kept = self.newest_plan()
         if kept and kept.id == launch.id:
+            self._noted = kept
             return kept.restore
-        if kept and self._holds_unseen_step(kept, launch.astray):
-            kept = msgspec.structs.replace(kept, begun=True)
         plan, nodes = self._choose_restore(launch, kept), tuple(seat.node for seat in launch.seats)
         number = launch.release.number
         if plan.sources and kept and kept.release not in (0, number) and plan.step > self.registry.stored:
             plan = msgspec.structs.replace(plan, store=True)
         step = plan.step if plan.sources else -1
-        left = kept.left_lines if kept else ()
+        line, left = _known_lines(launch, kept)
+        line = add_launch(line, LaunchOrigin(generation=launch.generation, step=step, maker=plan.maker))
         self._note_plan(
             LaunchPlan(
                 id=launch.id,
@@ -280,20 +289,12 @@ class ActionExecutor:
                 generation=launch.generation,
                 nodes=nodes,
                 release=number,
-                left=leave_line(left, launch.generation, step),
-                left_before=left,
-                begun=False,
+                line=line,
+                left=bans_before(line, left),
                 stored=max(self.registry.stored, min(kept.stored, max(step, plan.stored)) if kept else -1),
             )
         )
         return plan
-
-    def _holds_unseen_step(self, kept: LaunchPlan, astray: Collection[str]) -> bool:
-        """Whether a node holds in memory a step of the last generation that was never reported for every rank. The job
-        has left its older lines by it: their states on disks must not be mixed with this one."""
-        resumed = max(kept.restore.step, kept.restore.stored)
-        held = (copy for node, copies in self.registry.copies.items() if node not in astray for copy in copies)
-        return any(not c.disk and c.generation == kept.generation and c.step > resumed for c in held)
 
     def _note_plan(self, planned: LaunchPlan) -> None:
         self.notes.put_note("plan.json", msgspec.json.encode(planned))
@@ -311,13 +312,11 @@ class ActionExecutor:
         least = launch.not_after if launch.not_after is not None else sys.maxsize
         away = set(launch.astray)  # what they hold in memory may be of a line that the job has left
         held = [c for node, copies in self.registry.copies.items() for c in copies if node not in away or c.disk]
-        # Without the plan of the last launch nobody knows which lines the job has left, and no disk is believed.
-        known = kept is not None and kept.generation >= launch.generation - 1
-        left = kept.left_lines if kept and known else (Doubt(generation=launch.generation, not_after=-1),)
+        line, left = _known_lines(launch, kept)
         held = leave_out_disks(held, (*left, *launch.doubts))
         usable = [copy for copy in held if copy.step <= least and self._tries[copy.step] < _TRIES]
         known_nodes = {*(seat.node for seat in launch.seats), *(kept.nodes if kept else ()), *self.registry.local_nodes}
-        plan = choose_known_restore(launch.seats, usable, known_nodes, least if launch.verified else None)
+        plan = choose_known_restore(launch.seats, usable, known_nodes, least if launch.verified else None, line)
         plan = msgspec.structs.replace(plan, doubts=launch.doubts)
         stored = self.registry.stored
         if kept and any(source.disk for source in plan.sources):  # all memory was lost, so nobody may know but the note

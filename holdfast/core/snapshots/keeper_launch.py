@@ -2,11 +2,10 @@
 
 import msgspec
 
+from holdfast.core.snapshots.lineage import Line, is_of_line
 from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import marked_run_id
-from holdfast.model.state_copy import Doubt, Restore, Source
-
-_LINES = 64
+from holdfast.model.state_copy import Restore, Source
 
 
 class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +16,15 @@ class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()  # of this node
     restore: Restore = Restore()
     shared_step: int = -1  # last step that it shares with the snapshots held here: later ones are dropped; -1: all are
+    line: Line = ()  # this launch and those before it; empty: not told
+
+    def is_of_line(self, generation: int, step: int) -> bool:
+        """Return whether this generation's state of a step is of the line that this launch goes on with."""
+        return is_of_line(self.line, self.generation, generation, step)
+
+    def drops(self, generation: int, step: int) -> bool:
+        """Return whether a snapshot or copy in memory is of a lineage that this launch leaves."""
+        return step > self.shared_step or not self.is_of_line(generation, step)
 
     def gives_up(self, generation: int, step: int) -> bool:
         """Return whether a state on disk is of no use since this launch: it is in doubt, or the last generation made it
@@ -46,15 +54,5 @@ def read_launch(errand: LaunchHere) -> KeeperLaunch:
         ranks=tuple(seat.ranks),
         restore=restore,
         shared_step=restore.step if restore.sources and not errand.astray else -1,
+        line=errand.line,
     )
-
-
-def leave_line(left: tuple[Doubt, ...], generation: int, step: int) -> tuple[Doubt, ...]:
-    """Return which states are of abandoned lineages, once this generation has resumed from this step.
-
-    If the list gets long, its two oldest entries become one that bans at least as much.
-    """
-    lines = (*(one for one in left if one.not_after < step), Doubt(generation=generation - 1, not_after=step))
-    if len(lines) <= _LINES:
-        return lines
-    return (Doubt(generation=lines[1].generation, not_after=lines[0].not_after), *lines[2:])

@@ -7,7 +7,10 @@ parity half is usable only together with the state that it was XORed with.
 
 from collections.abc import Collection, Iterable
 
+import msgspec
+
 from holdfast.core.rank_ranges import format_ranks
+from holdfast.core.snapshots.lineage import Line, find_maker, is_of_line, list_heads
 from holdfast.model.job_and_seats import Seat, world_size
 from holdfast.model.state_copy import KEPT_DIGITS, Copy, CopySummary, Doubt, Restore, Source
 
@@ -46,12 +49,26 @@ def _describe_apart(world: int, copies: list[Copy]) -> str:
 
 
 def choose_known_restore(
-    seats: tuple[Seat, ...], copies: Collection[Copy], known: Collection[str], not_after: int | None = None
+    seats: tuple[Seat, ...],
+    copies: Collection[Copy],
+    known: Collection[str],
+    not_after: int | None = None,
+    line: Line = (),
 ) -> Restore:
     """Return the restore plan from copies on known nodes, those that have or had seats. What other nodes claim counts
     only if these hold nothing: any host that was let in could claim a newer step, and give ranks a state of its own."""
-    plan = choose_restore(seats, [copy for copy in copies if copy.node in known], not_after)
-    return plan if plan.sources else choose_restore(seats, copies, not_after)
+    plan = _choose_of_lines(seats, [copy for copy in copies if copy.node in known], not_after, line)
+    return plan if plan.sources else _choose_of_lines(seats, copies, not_after, line)
+
+
+def _choose_of_lines(seats: tuple[Seat, ...], copies: Collection[Copy], not_after: int | None, line: Line) -> Restore:
+    """Return the plan of the newest step that all ranks can get on one of the lines that the job may go on with."""
+    plans = []
+    for head in list_heads(line, {copy.generation for copy in copies}):
+        mine = [copy for copy in copies if is_of_line(line, head, copy.generation, copy.step)]
+        plan = choose_restore(seats, mine, not_after)
+        plans.append(msgspec.structs.replace(plan, maker=find_maker(line, head, plan.step)) if plan.sources else plan)
+    return max(plans, key=lambda plan: plan.step if plan.sources else -1)
 
 
 def _find_sources(seats: tuple[Seat, ...], copies: tuple[Copy, ...]) -> tuple[Source, ...] | None:
@@ -95,7 +112,9 @@ def _parity_keepers(mine: list[Copy], whole: set[int]) -> set[str]:
 
 
 def _to_kept(copy: Copy) -> CopySummary:
-    return CopySummary(copy.rank, copy.node, copy.whole, copy.layout[:KEPT_DIGITS], copy.half, copy.beside)
+    return CopySummary(
+        copy.rank, copy.node, copy.whole, copy.layout[:KEPT_DIGITS], copy.half, copy.beside, copy.generation
+    )
 
 
 def _restore_reason(step: int, sources: tuple[Source, ...]) -> str:
@@ -108,7 +127,7 @@ def _restore_reason(step: int, sources: tuple[Source, ...]) -> str:
 
 
 def leave_out_disks(copies: Iterable[Copy], left: Collection[Doubt]) -> list[Copy]:
-    """Return the copies without those on disk that are in doubt or of a lineage that the job has left."""
+    """Return the copies without those on disk that are in doubt or from before the oldest launch that is known."""
     return [c for c in copies if not (c.disk and any(doubt.bans_state(c.generation, c.step) for doubt in left))]
 
 

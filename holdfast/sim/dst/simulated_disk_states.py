@@ -49,15 +49,18 @@ class SimStateDisk:
     def list_copies(self, node: str) -> list[Copy]:
         return [one.state.describe_copy(node) for one in self._machine.states]
 
-    def find_state(self, rank: int, layout: str, step: int | None = None) -> DiskState | None:
-        found = [one.state for one in self._machine.states if one.state.matches(rank, layout, step)]
+    def find_state(
+        self, rank: int, layout: str, step: int | None = None, is_wanted: Callable[[int], bool] = lambda one: True
+    ) -> DiskState | None:
+        there = [one.state for one in self._machine.states if one.state.matches(rank, layout, step)]
+        found = [state for state in there if is_wanted(state.author.generation)]
         return max(found, key=lambda state: (state.author.generation, state.step), default=None)
 
     def read_image(self, state: DiskState, into: memoryview) -> None:
         into[:] = self._image_of(state)
 
-    def open_image(self, rank: int, layout: str, step: int) -> memoryview | None:
-        state = self.find_state(rank, layout, step)
+    def open_image(self, rank: int, layout: str, step: int, generation: int) -> memoryview | None:
+        state = self.find_state(rank, layout, step, lambda one: generation in (0, one))
         return memoryview(self._image_of(state)) if state else None
 
     def _image_of(self, state: DiskState) -> bytes:

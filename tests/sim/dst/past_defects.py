@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from holdfast.agent.agent_shell import Agent
-from holdfast.controller.actions.action_executor import ActionExecutor
+from holdfast.agent.snapshots.keeper import Keeper
 from holdfast.controller.actions.errand_dispatch import ErrandDispatch
 from holdfast.controller.agent_ingest import AgentIngest
 from holdfast.controller.node_links import NodeLinks
@@ -14,6 +14,10 @@ from holdfast.core.decide import controller_takeover
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.membership.standbys import Standbys
+from holdfast.core.snapshots import lineage, restore_choice
+from holdfast.core.snapshots.keeper_launch import KeeperLaunch
+from holdfast.core.snapshots.lineage import Line
+from holdfast.model.state_copy import Restore
 from holdfast.sim.dst.seed_parameters import SeedSetup
 from tests.sim.dst.mutant import Mutant, Patch, draw_forgetful, draw_stalled, draw_with_disks
 
@@ -48,8 +52,37 @@ def ends_dated_at_once(patch: Patch) -> None:
 
 
 def unseen_steps_leave_no_line(patch: Patch) -> None:
-    """A generation of whose steps no controller has heard is taken for one that made none, and older disks count."""
-    patch.setattr(ActionExecutor, "_holds_unseen_step", lambda self, kept, astray: False)
+    """Steps of which no controller has heard are taken for those that older generations have left on disks."""
+    choose = restore_choice._choose_of_lines
+
+    def chooses(seats: Any, copies: Any, not_after: Any, line: Line) -> Restore:
+        told = max((one.generation for one in line if one.stepped), default=0)
+        heads = {step: lineage.find_maker(line, told, step) for step in {copy.step for copy in copies}}
+        named = [c if c.disk else msgspec.structs.replace(c, generation=heads[c.step]) for c in copies]
+        return choose(seats, named, not_after, line)
+
+    patch.setattr(restore_choice, "_choose_of_lines", chooses)
+    keepers_know_steps_alone(patch)
+
+
+def keepers_know_steps_alone(patch: Patch) -> None:
+    """A launch does not drop what a node holds of another line up to the step that it resumes from."""
+    patch.setattr(KeeperLaunch, "drops", lambda self, generation, step: step > self.shared_step)
+
+
+def fetched_states_are_renamed(patch: Patch) -> None:
+    """A state that comes from a disk or from a peer is taken for one of the last generation."""
+    begin = Keeper._begin_fetched
+
+    async def begins(self: Keeper, plan: Any) -> Any:
+        launch, renamed = self._launch, msgspec.structs.replace(self._launch.restore, maker=self._launch.generation - 1)
+        self._launch = msgspec.structs.replace(launch, restore=renamed)
+        try:
+            return await begin(self, plan)
+        finally:
+            self._launch = launch
+
+    patch.setattr(Keeper, "_begin_fetched", begins)
 
 
 # --- a journal that has lost its end -----------------------------------------------------------------------------
@@ -112,5 +145,7 @@ PAST_DEFECTS = (
     Mutant(lineage_kept, 87, draw_forgetful),
     Mutant(last_call_stays_over, 156, draw_forgetful),
     Mutant(unseen_steps_leave_no_line, 284, _draw_rough_with_disks),
+    Mutant(keepers_know_steps_alone, 1024, _draw_rough_with_disks),
+    Mutant(fetched_states_are_renamed, None, _draw_rough_with_disks),
     Mutant(lost_seats_are_nobodys, 208, _draw_forgetful_with_disks),
 )

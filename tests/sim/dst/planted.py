@@ -132,20 +132,20 @@ def nothing_is_dropped(patch: Patch) -> None:
     """A keeper does not know which snapshots a launch gives up, and keeps them all."""
 
     def reads(errand: Any) -> KeeperLaunch:
-        return msgspec.structs.replace(read_launch(errand), shared_step=10**9)
+        return msgspec.structs.replace(read_launch(errand), shared_step=10**9, line=())
 
     patch.setattr("holdfast.agent.snapshots.keeper.read_launch", reads)
 
 
 def copies_are_not_dropped(patch: Patch) -> None:
     """A keeper drops its own snapshots that a launch gives up, but not the copies that it holds for others."""
-    patch.setattr(PeerArena, "forget_after", lambda self, step: None)
+    patch.setattr(PeerArena, "forget_left", lambda self, launch: None)
 
 
 def any_own_snapshot_is_granted(patch: Patch) -> None:
     """A rank gets its newest snapshot, whichever step the job goes on from, and nothing is dropped."""
     patch.setattr(Keeper, "_own_state", _grant_newest)
-    patch.setattr(ArenaTable, "drop_after", lambda self, step: None)
+    patch.setattr(ArenaTable, "drop_left", lambda self, launch: None)
 
 
 async def _grant_newest(self: Keeper, own: Any) -> Any:
