@@ -104,22 +104,35 @@ class AgentStateFiles:
 
     def mark_alone(self, now: float) -> float:
         """Note that the controller is gone; return the time at which this or an earlier agent first noted that."""
-        with contextlib.suppress(OSError, ValueError):  # a full disk costs no more than that it does
-            if self._alone.exists():
-                return min(now, float(self._alone.read_text()))
-            run_and_node_specs.publish_file(self._alone, f"{now}\n".encode())
+        with contextlib.suppress(OSError, ValueError):
+            if self._alone.exists() and (told := self._alone.read_text()):
+                return min(now, float(told))
+            self._put_alone(f"{now}\n")
         return now
 
     def clear_alone(self) -> None:
         """Delete the note that the controller is gone."""
         with contextlib.suppress(OSError):
+            self._put_alone("")
+
+    def _put_alone(self, content: str) -> None:
+        if self._alone.is_symlink():
+            if "memfd:" in os.readlink(os.readlink(self._alone)):  # else the holder is gone, and another has its number
+                self._alone.write_text(content)
+        elif content:
+            run_and_node_specs.publish_file(self._alone, content.encode())
+        else:
             self._alone.unlink(missing_ok=True)
 
-    def reset_notes(self) -> None:
-        """Delete notes from the holder's last life: when the controller was lost, and an unfinished Leave errand."""
-        self.clear_alone()
-        with contextlib.suppress(OSError):
-            self._leaving.unlink(missing_ok=True)
+    def reset_notes(self, memory: str) -> None:
+        """Delete notes from the holder's last life: when the controller was lost, and an unfinished Leave errand. From
+        now on the former lies in the holder's memory at this path: a launch may follow once a node has been alone for
+        long enough, also if its disk takes no writes meanwhile and its agents die."""
+        for note in (self._alone, self._leaving):
+            with contextlib.suppress(OSError):
+                note.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # then it lies on the disk
+            self._alone.symlink_to(memory)
 
 
 def _write_file(path: Path, content: bytes) -> None:

@@ -50,12 +50,14 @@ class Holder:
     def __init__(self, node_dir: Path) -> None:
         self.node_dir = node_dir
         self.spec = run_and_node_specs.read_json(node_dir / "spec.json", run_and_node_specs.NodeSpec)
-        AgentStateFiles(node_dir).reset_notes()  # what is written there is of an earlier life of this node
+        alone = os.memfd_create("holdfast-alone")
+        memory = f"/proc/{os.getpid()}/fd"
+        AgentStateFiles(node_dir).reset_notes(f"{memory}/{alone}")  # what is there is of an earlier life of this node
         self.ranks: dict[str, HolderRank] = {}
         self.code: int | None = None  # set: leave with this code
         arena = os.memfd_create("holdfast-slots")
         os.ftruncate(arena, flight_log_writer.slot_memory_bytes(self.spec.nproc))
-        self.arena = f"/proc/{os.getpid()}/fd/{arena}"
+        self.arena = f"{memory}/{arena}"
         self._unclaimed: dict[int, tuple[int, float]] = {}  # ended before the zygote had told us whose they were
         self._agent: tuple[int, socket.socket] | None = None
         self._agent_at = 0.0

@@ -1,5 +1,6 @@
 """What outlives agents: errands, behind a torn line too, and since when there is no controller."""
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -33,6 +34,29 @@ def test_the_next_agent_counts_on_from_when_the_controller_was_lost(tmp_path: Pa
     assert notes.mark_alone(70.0) == 70.0
 
 
+def test_a_disk_that_takes_no_writes_does_not_matter_to_that(tmp_path: Path) -> None:
+    """The holder has made a place for it in its memory, at a time when the disk took writes."""
+    kept = os.memfd_create("alone")
+    AgentStateFiles(tmp_path).reset_notes(f"/proc/{os.getpid()}/fd/{kept}")
+    notes = AgentStateFiles(tmp_path)
+    tmp_path.chmod(0o500)  # nor does a user who may write everywhere make a file there
+    before = list(tmp_path.iterdir())
+    assert notes.mark_alone(50.0) == 50.0 and AgentStateFiles(tmp_path).mark_alone(60.0) == 50.0
+    notes.clear_alone()
+    assert notes.mark_alone(70.0) == 70.0 and AgentStateFiles(tmp_path).mark_alone(80.0) == 70.0
+    assert list(tmp_path.iterdir()) == before
+    tmp_path.chmod(0o700)
+    os.close(kept)
+    assert notes.mark_alone(90.0) == 90.0, "the holder is gone, and the node with it"
+    other = os.open(tmp_path / "another's", os.O_CREAT | os.O_WRONLY)
+    os.write(other, b"precious")
+    os.dup2(other, kept)  # the number serves something else by now
+    notes.clear_alone()
+    assert (tmp_path / "another's").read_bytes() == b"precious"
+    for number in {other, kept}:
+        os.close(number)
+
+
 def test_what_cannot_be_read_counts_from_now(tmp_path: Path) -> None:
     notes = AgentStateFiles(tmp_path)
     (tmp_path / "alone").write_text("torn")
@@ -48,7 +72,7 @@ def test_who_was_about_to_leave_is_known_to_the_next_agent_not_to_the_next_holde
     notes.write_deed(RememberLeaving(LEAVE))
     notes.clear_alone()  # a controller that is back changes nothing: ranks may have been ended
     assert notes.read_leave_intent() == LEAVE
-    notes.reset_notes()
+    notes.reset_notes("/nowhere")
     assert notes.read_leave_intent() is None
     (tmp_path / "leaving.json").write_bytes(b"{")
     assert notes.read_leave_intent() is None
@@ -82,7 +106,7 @@ def test_a_disk_that_takes_nothing_keeps_nobody_from_going_on(tmp_path: Path) ->
     notes.write_leave_reason(LEAVE)
     notes.write_deed(RememberLeaving(LEAVE))
     notes.clear_alone()
-    notes.reset_notes()
+    notes.reset_notes("/nowhere")
     assert notes.read_leave_intent() is None
 
 

@@ -61,9 +61,9 @@ class SimNotes:
 
     def mark_alone(self, now: float) -> float:
         self._process.check_alive()
-        if self._disk.alone is None and not self._disk.full:
+        if self._disk.alone is None:  # the holder keeps it in memory: a full disk does not matter
             self._disk.alone = now
-        return now if self._disk.alone is None else self._disk.alone
+        return self._disk.alone
 
     def clear_alone(self) -> None:
         self._process.check_alive()

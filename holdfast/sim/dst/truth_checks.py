@@ -37,7 +37,7 @@ class TruthChecks:
         self._from: dict[int, tuple[int, int]] = {}  # generation -> step and maker of the state that it took up
         self._complete: dict[int, int] = {}  # generation -> the last step that all of its ranks have made
         self._begun_at: dict[int, float] = {}
-        self._told = 0  # the newest generation of which the journal knows a step
+        self._told = 0  # the newest generation of which the journal knows a step, or has known one that it has lost
         self._doubts: list[tuple[int, int]] = []  # by alarms: generation, last good step
 
     def report_broken(self, what: str) -> None:
@@ -96,7 +96,7 @@ class TruthChecks:
         """Called when a controller restarts: if entries were lost, rebuild the checks from the entries on disk."""
         if self._seen != len(self.disk.entries):
             self._watch, self.effort, decider = InvariantWatch(), RecoveryEffort(), Decider()
-            self._told, self._doubts, self._read = 0, [], min(self._read, len(self.disk.entries))
+            self._doubts, self._read = [], min(self._read, len(self.disk.entries))
             for entry in self.disk.entries:
                 decider.step(entry.at, entry.event)
                 self._watch_entry(entry, decider.view)
@@ -194,8 +194,7 @@ class TruthChecks:
 
     def _check_lineage(self, generation: int, step: int, made: int, memory: bool) -> None:
         """Check that a state from memory is of the line that the journal knows, or of a newer one that it missed."""
-        newest = self._newest_generation()
-        told = newest if self.scene.setup.forgets else self._told
+        newest, told = self._newest_generation(), self._told
         if memory and told and made not in {self._step_maker(step, told), self._step_maker(step, newest)}:
             self.report_broken(
                 f"generation {generation} goes on from step {step} of {made}, a line that was left: "
