@@ -17,8 +17,9 @@ from holdfast.checkpoint.arena import Arena, SealedSnapshot
 from holdfast.checkpoint.image_layout import ImageLayout, RecordSpec, arrange_image
 from holdfast.checkpoint.keeper_client import make_want
 from holdfast.core.snapshots.disk_floor import DiskLimits
+from holdfast.core.snapshots.lineage import Line
 from holdfast.core.snapshots.parity_placement import place_halves
-from holdfast.core.snapshots.restore_choice import choose_restore
+from holdfast.core.snapshots.restore_choice import choose_known_restore
 from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.state_copy import Aim, Copy, Half, Restore
@@ -151,7 +152,7 @@ class Fleet:
         node.keeper = node.successor()
         await self._run(node)
 
-    def launch(self, generation: int, *names: str, restore: Restore | None = None) -> None:
+    def launch(self, generation: int, *names: str, restore: Restore | None = None, line: Line = ()) -> None:
         self.seats = tuple(Seat(node=n, group_rank=i, first_rank=i, nproc=1) for i, n in enumerate(names))
         laid, _ = place_halves(self.seats, ()) if self.parity else ({}, "")
         for number, seat in enumerate(self.seats):
@@ -170,6 +171,7 @@ class Fleet:
                 max_restarts=0,
                 restore=restore or Restore(),
                 aim=aim,
+                line=line,
             )
             self.nodes[seat.node].keeper.begin_launch(errand)
 
@@ -187,9 +189,9 @@ class Fleet:
     def copies(self, *names: str) -> list[Copy]:
         return [copy for name in names for copy in self.nodes[name].keeper.list_copies()]
 
-    def plan(self, *alive: str) -> Restore:
+    def plan(self, *alive: str, line: Line = ()) -> Restore:
         """As the controller would, when only these still answer."""
-        plan = choose_restore(self.seats, self.copies(*alive))
+        plan = choose_known_restore(self.seats, self.copies(*alive), alive, line=line)
         keepers = {name: self.nodes[name].keeper.address for name in alive}
         return msgspec.structs.replace(plan, keepers=keepers)
 
@@ -209,13 +211,13 @@ async def until(look: Callable[[], object]) -> None:
 
 
 def save(arena: Arena, plan: ImageLayout, step: int, generation: int) -> None:
-    """Shared bytes are the same on all ranks, a rank's own are not."""
+    """Shared bytes are the same on all ranks, a rank's own are not. Each generation makes a step in its own way."""
     slot = arena.begin_slot(step, generation)
     assert slot is not None
     slot.image[:] = bytes(len(slot.image))
     for item in plan.items:
         rank = plan.rank if len(item.spec.replicas) == 1 else 99
-        content = bytes((step * 7 + rank * 31 + at) % 251 for at in range(97))
+        content = bytes((step * 7 + rank * 31 + generation * 13 + at) % 251 for at in range(97))
         whole = content * (item.length // 97 + 1)
         slot.image[item.offset : item.end] = whole[: item.length]
     slot.seal()
@@ -236,18 +238,24 @@ class Trained:
         self.names = names
         self.plans = [layout(rank, len(names), shared) for rank in range(len(names))]
         self.arenas: list[Arena] = []
+        self.generation = 1
 
     async def start(self, *more: str, slots: int = 3) -> None:
         for name in (*self.names, *more):
             await self.fleet.add(name)
-        self.fleet.launch(1, *self.names)
+        await self.launch(1, slots)
+
+    async def launch(self, generation: int, slots: int = 3) -> None:
+        """Begin a generation that takes up nothing."""
+        self.generation = generation
+        self.fleet.launch(generation, *self.names)
         pairs = zip(self.names, self.plans, strict=True)
-        self.arenas = [await self.fleet.nodes[name].arena(plan, 1, slots) for name, plan in pairs]
+        self.arenas = [await self.fleet.nodes[name].arena(plan, generation, slots) for name, plan in pairs]
 
     def save(self, *steps: int) -> None:
         for step in steps:
             for arena, plan in zip(self.arenas, self.plans, strict=True):
-                save(arena, plan, step, 1)
+                save(arena, plan, step, self.generation)
 
     async def back_up(self, step: int, floor: int = -1) -> None:
         await self.fleet.aim(floor, step)

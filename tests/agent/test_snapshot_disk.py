@@ -17,8 +17,9 @@ from holdfast.checkpoint.disk_state import DiskState
 from holdfast.checkpoint.manifest import Author, WriteGivenUpError
 from holdfast.checkpoint.write_lane import WritePulse
 from holdfast.core.snapshots.disk_floor import DiskLimits
+from holdfast.core.snapshots.lineage import Line, add_launch
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.state_copy import Restore
+from holdfast.model.state_copy import LaunchOrigin, Restore
 from holdfast.wire.rank_keeper_messages import KeeperRefusal, StateGrant, StateRequest
 from tests.agent.peers import Fleet, Trained, image, until
 
@@ -58,11 +59,14 @@ class Disked(Trained):
         keepers = [self.fleet.nodes[name].keeper for name in self.names]
         return [(keeper.disk.written, keeper.disk.tried) for keeper in keepers]
 
-    async def resume(self, *names: str, generation: int = 2) -> tuple[Restore, list[StateGrant | KeeperRefusal]]:
+    async def resume(
+        self, *names: str, generation: int = 2, line: Line = ()
+    ) -> tuple[Restore, list[StateGrant | KeeperRefusal]]:
         """Launch a generation on these nodes, from what all nodes hold, and ask for every rank's state."""
         self.fleet.seats = tuple(Seat(node=n, group_rank=i, first_rank=i, nproc=1) for i, n in enumerate(names))
-        plan = self.fleet.plan(*self.names)
-        self.fleet.launch(generation, *names, restore=plan)
+        plan = self.fleet.plan(*self.names, line=line)
+        origin = LaunchOrigin(generation=generation, step=plan.step, maker=plan.maker)
+        self.fleet.launch(generation, *names, restore=plan, line=add_launch(line, origin) if line else ())
         answers = []
         for rank, name in enumerate(names):
             node = self.fleet.nodes[name]
@@ -91,6 +95,29 @@ async def test_a_state_outlives_all_memory_and_is_read_from_the_own_or_another_d
     assert [(one.source, one.step) for one in answers if isinstance(one, StateGrant)] == [("disk", 9)] * 3
     arenas = [await fleet.nodes[name].arena(layout, 2) for name, layout in zip(names, job.plans, strict=True)]
     assert [image(arena, layout, 9) for arena, layout in zip(arenas, job.plans, strict=True)] == expected
+
+
+@pytest.mark.parametrize("names", ["abc", "bca"])
+@pytest.mark.parametrize("told", [1, 2])
+async def test_of_two_states_of_a_step_that_of_the_line_is_read_and_keeps_its_name(
+    fleet: Fleet, names: str, told: int
+) -> None:
+    """Generation 2 takes up nothing and makes step 5 again, in its own way."""
+    job, images = Disked(fleet), {}
+    await job.start()
+    for generation in (1, 2):
+        if generation == 2:
+            await job.launch(2)
+        await job.write(5)
+        images[generation] = [image(arena, plan, 5) for arena, plan in zip(job.arenas, job.plans, strict=True)]
+    await job.lose_memory()
+    assert [job.states(name) for name in "abc"] == [[5, 5]] * 3 and images[1] != images[2]
+    line = tuple(LaunchOrigin(generation=number, stepped=number == told) for number in (1, 2))
+    plan, answers = await job.resume(*names, generation=3, line=line)
+    assert plan.maker == told and [one.source for one in answers if isinstance(one, StateGrant)] == ["disk"] * 3
+    arenas = [await fleet.nodes[name].arena(layout, 3) for name, layout in zip(names, job.plans, strict=True)]
+    assert [image(arena, layout, 5) for arena, layout in zip(arenas, job.plans, strict=True)] == images[told]
+    assert {one.generation for arena in arenas for one in arena.list_sealed()} == {told}
 
 
 async def test_a_cut_state_is_left_out_and_the_older_one_is_used(fleet: Fleet) -> None:

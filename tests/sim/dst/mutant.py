@@ -6,6 +6,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
+from holdfast.core.snapshots import lineage
 from holdfast.core.snapshots.disk_floor import DiskLimits
 from holdfast.sim.dst.seed_parameters import SeedSetup, draw_setup
 
@@ -33,6 +34,11 @@ def draw_with_disks(seed: int) -> SeedSetup:
     settings = msgspec.structs.replace(setup.settings, disk=DiskLimits(path="/disk", every_s=2.0 + seed % 5))
     job = msgspec.structs.replace(setup.job, can_acquire=False)  # the machine that was lost comes back with its disk
     return msgspec.structs.replace(setup, settings=settings, job=job)
+
+
+def lines_are_unknown(patch: Patch) -> None:
+    """Nobody knows of which line a state is, as if every plan were lost: what else keeps lines apart must do so."""
+    patch.setattr(lineage, "find_maker", lambda line, generation, step: 0)
 
 
 class Mutant(NamedTuple):

@@ -19,7 +19,7 @@ from holdfast.core.snapshots.keeper_launch import KeeperLaunch
 from holdfast.core.snapshots.lineage import Line
 from holdfast.model.state_copy import Restore
 from holdfast.sim.dst.seed_parameters import SeedSetup
-from tests.sim.dst.mutant import Mutant, Patch, draw_forgetful, draw_stalled, draw_with_disks
+from tests.sim.dst.mutant import Mutant, Patch, draw_forgetful, draw_stalled, draw_with_disks, lines_are_unknown
 
 
 def stopped_launch_told_again(patch: Patch) -> None:
@@ -107,6 +107,7 @@ def unknown_generation_not_fenced(patch: Patch) -> None:
 
 def lineage_kept(patch: Patch) -> None:
     """States of a line that was left by a generation that the journal has lost are mixed into the next launch."""
+    lines_are_unknown(patch)
     patch.setattr(JobNodes, "set_lineage", lambda self, nodes: None)
 
 

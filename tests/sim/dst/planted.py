@@ -26,7 +26,7 @@ from holdfast.sim.dst.seed_parameters import draw_setup
 from holdfast.sim.dst.simulated_agent_notes import SimNotes
 from holdfast.wire import agent_messages
 from holdfast.wire.rank_keeper_messages import KeeperRefusal, StateGrant
-from tests.sim.dst.mutant import Mutant, Patch, draw_with_disks
+from tests.sim.dst.mutant import Mutant, Patch, draw_with_disks, lines_are_unknown
 
 
 def no_fence(patch: Patch) -> None:
@@ -99,6 +99,7 @@ def _newest(seats: Any, rank: int, held: list[Copy]) -> Source:
 
 def strangers_copies(patch: Patch) -> None:
     """What a node without a seat holds is believed, whatever line it is of."""
+    lines_are_unknown(patch)
     told = AgentIngest._on_hello
 
     def hello(self: AgentIngest, now: float, hello: agent_messages.Hello, outbox: Any) -> None:
@@ -110,6 +111,7 @@ def strangers_copies(patch: Patch) -> None:
 
 def astray_believed(patch: Patch) -> None:
     """What a node holds that was away while the others went on is believed."""
+    lines_are_unknown(patch)
     launch = ActionExecutor._launch_ranks
 
     async def launches(self: ActionExecutor, action: Any) -> Any:
@@ -120,6 +122,7 @@ def astray_believed(patch: Patch) -> None:
 
 def astray_kept(patch: Patch) -> None:
     """A node that was away is seated again, and keeps what it holds of a line that was left."""
+    lines_are_unknown(patch)
     launched = Keeper.begin_launch
 
     def launches(self: Keeper, errand: Any) -> str:
@@ -292,14 +295,14 @@ PLANTED = (
     Mutant(copies_are_not_dropped, 61),
     Mutant(any_own_snapshot_is_granted, 11),
     Mutant(leaving_is_forgotten, 86),
-    Mutant(full_disks_matter, 204, draw_setup),
+    Mutant(full_disks_matter, 7, draw_setup),
     Mutant(stops_are_believed, 1),
     Mutant(nobody_is_waited_for, 2),
     Mutant(fleets_are_believed, 672),
     Mutant(wall_clock, 2),
     Mutant(forgets_reborn, 627),
     Mutant(old_ranks_stay, 779, draw_setup),
-    Mutant(silence_unheard, 68),
+    Mutant(silence_unheard, 48),
     Mutant(not_refilled, 31),
     Mutant(disks_are_cleared_at_the_end, 2, draw_with_disks),
     Mutant(disks_are_cleared_by_a_launch_without_sources, 52, draw_with_disks),
