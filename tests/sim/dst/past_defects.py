@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from holdfast.agent.agent_shell import Agent
-from holdfast.agent.snapshots.keeper import Keeper
 from holdfast.controller.actions.errand_dispatch import ErrandDispatch
 from holdfast.controller.agent_ingest import AgentIngest
 from holdfast.controller.node_links import NodeLinks
@@ -68,21 +67,6 @@ def unseen_steps_leave_no_line(patch: Patch) -> None:
 def keepers_know_steps_alone(patch: Patch) -> None:
     """A launch does not drop what a node holds of another line up to the step that it resumes from."""
     patch.setattr(KeeperLaunch, "drops", lambda self, generation, step: step > self.shared_step)
-
-
-def fetched_states_are_renamed(patch: Patch) -> None:
-    """A state that comes from a disk or from a peer is taken for one of the last generation."""
-    begin = Keeper._begin_fetched
-
-    async def begins(self: Keeper, plan: Any) -> Any:
-        launch, renamed = self._launch, msgspec.structs.replace(self._launch.restore, maker=self._launch.generation - 1)
-        self._launch = msgspec.structs.replace(launch, restore=renamed)
-        try:
-            return await begin(self, plan)
-        finally:
-            self._launch = launch
-
-    patch.setattr(Keeper, "_begin_fetched", begins)
 
 
 # --- a journal that has lost its end -----------------------------------------------------------------------------
@@ -147,6 +131,5 @@ PAST_DEFECTS = (
     Mutant(last_call_stays_over, 156, draw_forgetful),
     Mutant(unseen_steps_leave_no_line, 284, _draw_rough_with_disks),
     Mutant(keepers_know_steps_alone, 1024, _draw_rough_with_disks),
-    Mutant(fetched_states_are_renamed, None, _draw_rough_with_disks),
     Mutant(lost_seats_are_nobodys, 208, _draw_forgetful_with_disks),
 )
