@@ -62,10 +62,15 @@ def choose_known_restore(
 
 
 def _choose_of_lines(seats: tuple[Seat, ...], copies: Collection[Copy], not_after: int | None, line: Line) -> Restore:
-    """Return the plan of the newest step that all ranks can get on one of the lines that the job may go on with."""
+    """Return the plan of the newest step that all ranks can get on one of the lines that the job may go on with. Memory
+    that does not tell its generation is of an older agent, and believed: such agents drop what they were told to."""
     plans = []
     for head in list_heads(line, {copy.generation for copy in copies}):
-        mine = [copy for copy in copies if is_of_line(line, head, copy.generation, copy.step)]
+        mine = [
+            copy
+            for copy in copies
+            if not (copy.generation or copy.disk) or is_of_line(line, head, copy.generation, copy.step)
+        ]
         plan = choose_restore(seats, mine, not_after)
         plans.append(msgspec.structs.replace(plan, maker=find_maker(line, head, plan.step)) if plan.sources else plan)
     return max(plans, key=lambda plan: plan.step if plan.sources else -1)
