@@ -19,6 +19,7 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     code: int
     at: float
     words: tuple[str, ...] = ()  # its last lines, newest last
+    said: str = ""  # the very last of them, of whichever stream, that is not ours
     latched: str = ""  # what it wrote into its slot before it went
     starved: bool = False  # the kernel has just counted a kill for want of memory among what is this node's own
     pressed: str = ""  # where nobody can know that: the sign that memory was scarce just before
