@@ -6,6 +6,8 @@ import msgspec
 
 from holdfast.model.release import Ease, Skip
 
+HELD = "held by "  # how the reason of a planned restart begins that a person's hold led to
+
 
 class Remedy(StrEnum):
     RESTART = "restart"
