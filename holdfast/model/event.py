@@ -104,6 +104,11 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
         """Whether the first steps of the generation, which say nothing about its pace, are over."""
         return self.step >= self.first_step + WARM_STEPS
 
+    @property
+    def is_told(self) -> bool:
+        """Whether the step has the script's own number."""
+        return not self.counted and not self.numbered
+
     def reached_at(self, step: int, before: "Progress | None") -> float:
         """Return the time at which an earlier step was reached, interpolated between the report before and this one."""
         at, done = (before.at, before.step) if before else (self.first_at, self.first_step)

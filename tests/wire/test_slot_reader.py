@@ -101,7 +101,7 @@ def test_a_generation_may_begin_with_steps_that_are_left_out(arena: mmap.mmap) -
     slot = SlotWriter(arena, 1, generation=4, rank=9)
     slot.note_skip(30, 1, 0)
     slot.note_skip(31, 2, 0)
-    slot.remember_first_step(1)  # the optimizer hook has seen a step
+    slot.remember_first_step(1, numbered=True)  # the optimizer hook has seen a step
     slot.step(32)
     slot.note_skip(33, 3, 0)
     slot.step(34)

@@ -12,10 +12,10 @@ from holdfast.wire.rank_memory.slot_reader import SlotReading
 def show_first_step(reading: SlotReading, *, ended: bool) -> SlotReading:
     """Return the reading with its first step as its newest, if that was counted and kept back, and the rank is over.
 
-    It was kept back because the script might report its own number, which it cannot do any more. In later generations
-    it stays so: steps of the generation before may have had the script's numbers.
+    It was kept back because the script might report its own number, which it cannot do any more. It stays so if the
+    steps before it had numbers of the script's, and nobody knows that it would have had the next.
     """
-    kept_back = reading.generation == 1 and reading.counted and reading.step < 0 <= reading.first_step
+    kept_back = reading.numbered and reading.counted and reading.step < 0 <= reading.first_step
     if not kept_back or not (ended or reading.failed or reading.ending == "returned"):
         return reading
     return msgspec.structs.replace(reading, step=reading.first_step, at=reading.first_at)

@@ -182,7 +182,7 @@ class Checkpointer:
             self._last = step
             if self._world.rank == 0:
                 _print_line(f"step {step} was restored from {self.restored_from} in {took_s:.2f} s")
-        here.on_restored(step, took_s)
+        here.on_restored(step, took_s, self._extras.made)
         return step
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -274,7 +274,7 @@ class Checkpointer:
     def _copy_state(self, step: int, due: bool) -> SealedSnapshot | None:
         assert self._snapshots
         things = self._source.read()
-        packed = self._extras.pack_extras(step, things.absent)
+        packed = self._extras.pack_extras(step, things.absent, here.steps_made)
         name = SnapshotName(step=step, generation=self._generation, flags=DUE if due else 0)  # the keeper sees by it
         return self._snapshots.take_snapshot(name, things, packed)
 

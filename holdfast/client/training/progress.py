@@ -8,7 +8,7 @@ import os
 import sys
 
 from holdfast.client.training.reported_numbers import MOST_STEP, MOST_WORK, is_on_host, read_amount, read_number
-from holdfast.wire.progress_environment import EVERY, FLIGHT, GENERATION, SLOT
+from holdfast.wire.progress_environment import EVERY, FLIGHT, GENERATION, SLOT, TOLD
 from holdfast.wire.rank_memory.slot_writer import (
     RING_AT,
     SLOT_BYTES,
@@ -47,7 +47,9 @@ class RankProgress:
         self._sought = False  # the environment is looked at once
         self._claimed = self._refused = False  # whether this process makes the rank's steps, or another one does
         self._before = 0  # steps that were counted by a process of the rank that is gone
-        self._told = False  # the script tells its steps itself
+        self._told = -1  # the newest step that the script has told itself
+        self._counted = 0  # steps of the optimizer in this process
+        self._origin, self._restored = -1, False  # steps before these; whether a restored state says so
         self._copies: LossFetches | None = None
         self._marking: ParameterHash | None = None
         self._watching: UpdateWatch | None = None
@@ -127,7 +129,7 @@ class RankProgress:
                 self._easing.done = step
             if slot is None:
                 return
-            self._told = True
+            self._told = step
             if self.logged is not None:
                 self.logged.close() if loss is not None else self.logged.on_step(step)
             if self._copies is not None:
@@ -149,12 +151,13 @@ class RankProgress:
 
     def count_steps(self, steps: int) -> None:
         """Report the number of steps that the optimizer hook has counted; ignored once the script reports its own."""
-        if self._told or (slot := self._slot if self._claimed else self._claim_slot()) is None:
+        self._counted = steps
+        if self._told >= 0 or (slot := self._slot if self._claimed else self._claim_slot()) is None:
             return
         if self._copies is not None:
             self._copies.collect_arrived(slot)
         if steps == 1 and not self._before:
-            slot.remember_first_step(steps)
+            slot.remember_first_step(steps, numbered=self._restored or os.environ.get(TOLD) != "1")
         else:
             slot.step(steps + self._before, counted=True)
             if self._on_first is not None:
@@ -176,7 +179,9 @@ class RankProgress:
 
     def goes_on_from(self, step: int, *, made_up: bool) -> None:
         """Set how many steps the job had made before the first counted step, or -1 if unknown; with `made_up`, the
-        optimizer has counted one more. Ignored if another process of this rank has already counted steps."""
+        optimizer has counted one more. A restored state that tells so knows better. Ignored if another process of this
+        rank has already counted steps."""
+        self._origin = step = self._origin if self._restored else step
         slot = self._slot if self._claimed else self._claim_slot()
         if slot is not None and not self._before:
             slot.resume_from(step, made_up=made_up)
@@ -211,8 +216,18 @@ class RankProgress:
         if (slot := self._slot or self.find_slot()) is not None:
             slot.mark_grouped()
 
-    def on_restored(self, step: int, took_s: float) -> None:
-        """Report that the rank has restored the state of this step, or that there is none."""
+    @property
+    def steps_made(self) -> int:
+        """How many steps the optimizer had made when the state was saved, all in all; -1 if that is not known, or if
+        the script numbers its steps otherwise: it may count epochs."""
+        made = self._origin + self._counted if self._origin >= 0 and not self._before else -1
+        return made if self._told < 0 or made - 1 <= self._told <= made else -1
+
+    def on_restored(self, step: int, took_s: float, made: int = -1) -> None:
+        """Report that the rank has restored the state of this step, or that there is none. `made` steps led to it, if
+        that is known."""
+        if made >= 0:
+            self._origin, self._restored = made, True
         if (slot := self._slot or self.find_slot()) is not None:
             slot.mark_restored(took_s)
         if self._easing is not None:

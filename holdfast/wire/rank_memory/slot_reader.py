@@ -20,6 +20,7 @@ from holdfast.wire.rank_memory.slot_writer import (
     MADE_UP,
     MARK,
     MARKED,
+    NUMBERED,
     OWN_NORM,
     PARTED,
     PARTING,
@@ -73,6 +74,7 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
     skipped_samples: int  # in these, as far as they could be counted
     origin: int  # steps that were made before the first counted one; -1: nobody knows
     made_up: bool = False  # its optimizer has counted one more, which torch made only to create its state
+    numbered: bool = False  # a first step that was counted has the number that the job's steps have
     tokens: float = 0.0  # that the steps of this generation took, as the script tells it; 0: it does not
     flops: float = 0.0  # and floating-point operations
     parameters: int = 0  # that its optimizers train; 0: not known
@@ -186,6 +188,7 @@ def _parse_reading(body: bytes) -> SlotReading:
         skipped_samples=skipped_samples,
         origin=origin,
         made_up=bool(flags & MADE_UP),
+        numbered=bool(flags & NUMBERED),
         tokens=tokens if 0 <= tokens <= MOST_REAL else 0.0,
         flops=flops if 0 <= flops <= MOST_REAL else 0.0,
         parameters=parameters,

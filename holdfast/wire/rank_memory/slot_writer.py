@@ -34,6 +34,7 @@ COUNTED, LOSS, GRAD_NORM, FAILED = 1, 2, 4, 8
 OWN_NORM, UPDATE, MARKED, SKIPPABLE = 16, 32, 64, 128
 CLAIMED, RETURNED = 256, 512  # somebody makes the rank's steps; its script is over
 PARTING, PARTED = 1024, 2048  # the script destroys its process groups; it has none left
+NUMBERED = 8192  # a first step that was counted has the number that the job's steps have
 MADE_UP = 4096  # the optimizer's count has a step that torch made only to create its state
 
 
@@ -104,10 +105,11 @@ class SlotWriter:
         self._flags = self._flags | COUNTED if counted else self._flags & ~COUNTED
         self._write_record()
 
-    def remember_first_step(self, step: int) -> None:
-        """Record a counted first step as the first, not as the newest: the script may be about to report its number."""
+    def remember_first_step(self, step: int, *, numbered: bool) -> None:
+        """Record a counted first step as the first, not as the newest: the script may be about to report its number.
+        With `numbered`, it has no other than this count gives it."""
         self._first_step, self._first_at = step, monotonic()
-        self._flags |= COUNTED
+        self._flags |= COUNTED | NUMBERED * numbered
         self._pack_cold_part()
         self._write_record()
 
