@@ -110,6 +110,26 @@ def test_a_generation_may_begin_with_steps_that_are_left_out(arena: mmap.mmap) -
     assert now.first_at < now.at
 
 
+def test_imports_belong_to_the_groups_unless_the_state_was_restored_before(arena: mmap.mmap) -> None:
+    slot = SlotWriter(arena, 0, generation=1, rank=0)
+    slot.mark_grouped()
+    slot.note_set_up(later := time.monotonic() + 5.0, later + 1.0)
+    slot.remember_first_step(1, numbered=True)
+    now = read_slot(arena, 0)
+    assert now and (now.grouped_at, now.set_up_at) == (later, later + 1.0)
+    restored = SlotWriter(arena, 1, generation=1, rank=1)
+    restored.mark_grouped()
+    restored.mark_restored(0.0)
+    restored.note_set_up(later, later)
+    restored.step(1)
+    now = read_slot(arena, 1)
+    assert now and now.grouped_at < now.restored_at < now.set_up_at == later
+    heir = SlotWriter(arena, 1, generation=1, rank=1, heir=True)
+    heir.step(2)
+    now = read_slot(arena, 1)
+    assert now and now.set_up_at == later
+
+
 def test_a_single_loss_that_is_not_finite_does_not_date_those_that_last(arena: mmap.mmap) -> None:
     slot = SlotWriter(arena, 0, generation=1, rank=0)
     seen = []

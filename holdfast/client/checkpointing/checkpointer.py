@@ -274,7 +274,7 @@ class Checkpointer:
     def _copy_state(self, step: int, due: bool) -> SealedSnapshot | None:
         assert self._snapshots
         things = self._source.read()
-        packed = self._extras.pack_extras(step, things.absent, here.steps_made)
+        packed = self._extras.pack_extras(step, things.absent, here.numbers.made)
         name = SnapshotName(step=step, generation=self._generation, flags=DUE if due else 0)  # the keeper sees by it
         return self._snapshots.take_snapshot(name, things, packed)
 

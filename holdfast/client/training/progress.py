@@ -8,18 +8,13 @@ import os
 import sys
 
 from holdfast.client.training.reported_numbers import MOST_STEP, MOST_WORK, is_on_host, read_amount, read_number
+from holdfast.client.training.step_numbers import StepNumbers
 from holdfast.wire.progress_environment import EVERY, FLIGHT, GENERATION, SLOT, TOLD
 from holdfast.wire.rank_memory.slot_writer import (
-    RING_AT,
-    SLOT_BYTES,
     SlotBusy,
     SlotWriter,
     claim_slot,
-    is_alive,
-    newest_record,
-    open_slot_memory,
-    record_owner,
-    was_claimed,
+    open_own_slot,
 )
 from holdfast.wire.replay_environment import is_replay
 from holdfast.wire.skip_ease_environment import EASE
@@ -34,6 +29,7 @@ if TYPE_CHECKING:
     from holdfast.client.training.learning_rate_ease import LearningRateEase
     from holdfast.client.training.logged_losses import LoggedLosses
     from holdfast.client.training.parameter_hash import ParameterHash
+    from holdfast.client.training.set_up_watch import SetUpWatch
     from holdfast.client.training.update_norm import UpdateWatch
 
     Model = TypeVar("Model")
@@ -47,14 +43,13 @@ class RankProgress:
         self._sought = False  # the environment is looked at once
         self._claimed = self._refused = False  # whether this process makes the rank's steps, or another one does
         self._before = 0  # steps that were counted by a process of the rank that is gone
-        self._told = -1  # the newest step that the script has told itself
-        self._counted = 0  # steps of the optimizer in this process
-        self._origin, self._restored = -1, False  # steps before these; whether a restored state says so
+        self.numbers = StepNumbers()
         self._copies: LossFetches | None = None
         self._marking: ParameterHash | None = None
         self._watching: UpdateWatch | None = None
         self._easing: LearningRateEase | None = None
         self._on_first: Callable[[], None] | None = None
+        self._set_up: SetUpWatch | None = None  # until the first step
         self.reads: ReadWatch | None = None  # what this rank reads up to its first step
         self.logged: LoggedLosses | None = None  # what the script's loggers get, where it reports no loss itself
         self._unread: set[str] = set()  # of what is told to `step`, what cannot be read; said once
@@ -129,7 +124,7 @@ class RankProgress:
                 self._easing.done = step
             if slot is None:
                 return
-            self._told = step
+            self.numbers.told = step
             if self.logged is not None:
                 self.logged.close() if loss is not None else self.logged.on_step(step)
             if self._copies is not None:
@@ -143,6 +138,8 @@ class RankProgress:
                 pass  # the step itself counts all the same
             if self._marking is not None:
                 self._marking.on_step(slot, step)
+            if self._set_up is not None:
+                self._note_set_up(slot, self._set_up, trained=False)
             slot.step(step)
             if self._on_first is not None:
                 self._call_on_first()
@@ -151,13 +148,15 @@ class RankProgress:
 
     def count_steps(self, steps: int) -> None:
         """Report the number of steps that the optimizer hook has counted; ignored once the script reports its own."""
-        self._counted = steps
-        if self._told >= 0 or (slot := self._slot if self._claimed else self._claim_slot()) is None:
+        self.numbers.counted = steps
+        if self.numbers.told >= 0 or (slot := self._slot if self._claimed else self._claim_slot()) is None:
             return
         if self._copies is not None:
             self._copies.collect_arrived(slot)
+        if self._set_up is not None:
+            self._note_set_up(slot, self._set_up, trained=True)
         if steps == 1 and not self._before:
-            slot.remember_first_step(steps, numbered=self._restored or os.environ.get(TOLD) != "1")
+            slot.remember_first_step(steps, numbered=self.numbers.is_restored or os.environ.get(TOLD) != "1")
         else:
             slot.step(steps + self._before, counted=True)
             if self._on_first is not None:
@@ -181,10 +180,9 @@ class RankProgress:
         """Set how many steps the job had made before the first counted step, or -1 if unknown; with `made_up`, the
         optimizer has counted one more. A restored state that tells so knows better. Ignored if another process of this
         rank has already counted steps."""
-        self._origin = step = self._origin if self._restored else step
         slot = self._slot if self._claimed else self._claim_slot()
         if slot is not None and not self._before:
-            slot.resume_from(step, made_up=made_up)
+            slot.resume_from(self.numbers.go_on_from(step), made_up=made_up)
 
     def phase(self, name: str) -> "PhaseBlock":
         """Report that the rank is in phase `name`; as a context manager, until the block ends.
@@ -216,18 +214,9 @@ class RankProgress:
         if (slot := self._slot or self.find_slot()) is not None:
             slot.mark_grouped()
 
-    @property
-    def steps_made(self) -> int:
-        """How many steps the optimizer had made when the state was saved, all in all; -1 if that is not known, or if
-        the script numbers its steps otherwise: it may count epochs."""
-        made = self._origin + self._counted if self._origin >= 0 and not self._before else -1
-        return made if self._told < 0 or made - 1 <= self._told <= made else -1
-
     def on_restored(self, step: int, took_s: float, made: int = -1) -> None:
-        """Report that the rank has restored the state of this step, or that there is none. `made` steps led to it, if
-        that is known."""
-        if made >= 0:
-            self._origin, self._restored = made, True
+        """Report that the rank has restored the state of this step, after `made` steps, or that there is none."""
+        self.numbers.on_restored(made)
         if (slot := self._slot or self.find_slot()) is not None:
             slot.mark_restored(took_s)
         if self._easing is not None:
@@ -251,7 +240,7 @@ class RankProgress:
     def _last_slot(self) -> SlotWriter | None:
         """Return the slot for the last report, even if the script never reported anything; None if there is no slot."""
         try:
-            return self._slot if self._sought else _open_slot(os.environ)
+            return self._slot if self._sought else open_own_slot(os.environ)
         except (OSError, ValueError):
             return None
 
@@ -286,7 +275,7 @@ class RankProgress:
         self._sought = True
         self.seek_groups()
         try:
-            self._slot = _open_slot(os.environ)
+            self._slot = open_own_slot(os.environ)
         except (OSError, ValueError):
             self._slot = None
         if self._slot is not None and is_replay():
@@ -298,10 +287,14 @@ class RankProgress:
         if self._slot is not None and FLIGHT in os.environ:
             from holdfast.client.training import rank_flight_recorder
 
-            rank_flight_recorder.start_recorder(
+            self._set_up = rank_flight_recorder.start_recorder(
                 os.environ[FLIGHT], int(os.environ.get(GENERATION, "0")), int(os.environ.get("RANK", "0"))
             )
         return self._slot
+
+    def _note_set_up(self, slot: SlotWriter, watch: "SetUpWatch", *, trained: bool) -> None:
+        self._set_up = None
+        slot.note_set_up(*watch.close(trained=trained))
 
     def _claim_slot(self) -> SlotWriter | None:
         """Claim the slot at the first step of a process; None if another process makes the rank's steps."""
@@ -325,7 +318,7 @@ class RankProgress:
     def _drop_slot(self) -> None:
         self._slot, self._sought, self._copies, self._on_first = None, True, None, None
         self._claimed = self._refused = False
-        self._marking = self._watching = self._easing = None
+        self._marking = self._watching = self._easing = self._set_up = None
 
     def _install_ease(self, told: str) -> None:
         try:
@@ -409,23 +402,6 @@ class PhaseBlock:
     def __exit__(self, *exc: object) -> None:
         if self._slot is not None:
             self._slot.enter_phase(self._before)
-
-
-def _open_slot(environ: "os._Environ[str]") -> SlotWriter | None:
-    place = environ.get(SLOT)
-    if not place:
-        return None
-    path, _, number = place.rpartition(":")
-    index, generation, rank = int(number), int(environ.get(GENERATION, 0)), int(environ.get("RANK", 0))
-    arena = open_slot_memory(path)
-    image = arena[index * SLOT_BYTES : (index + 1) * SLOT_BYTES]
-    if len(image) < SLOT_BYTES:
-        raise ValueError(f"{place} has no slot {index}")
-    before = newest_record(image[:RING_AT])
-    told = record_owner(before) if before else (0, 0, 0)
-    if before and told[0] == generation and told[2] != os.getpid() and (was_claimed(before) or is_alive(told[2])):
-        return None  # the environment is inherited; this is some child of the rank
-    return SlotWriter(arena, index, generation=generation, rank=rank)
 
 
 here = RankProgress()

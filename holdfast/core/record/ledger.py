@@ -122,7 +122,7 @@ class Ledger:
         match entry.event:
             case Successor(alone_since=since):
                 alone_at = min(max(since, self._last_at), entry.at)
-                self._unwatched.append(UnwatchedTime(since=alone_at if since else 0.0, until=entry.at))
+                self._unwatched.append(UnwatchedTime(since=since and alone_at, until=entry.at))
                 if self.phase in (Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING):
                     self._taken_over_at, self._told = entry.at, False
                     self._alone_since = alone_at
