@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Iterable
-from enum import EnumMeta
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -163,8 +163,8 @@ def _check_known(section: str, fields: object) -> None:
 
 def _describe_type(kind: Any) -> str:
     """Return in words what values a setting takes; "" for a table, of which msgspec says what is wrong."""
-    if isinstance(kind, EnumMeta):
-        return f"one of {', '.join(member.value for member in kind)}"
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return f"one of {', '.join(kind)}"
     words = {int: "a whole number", bool: "true or false", str: "a text"}
     return words.get(kind, "a number" if kind in (float, float | None) else "")
 

@@ -133,8 +133,15 @@ def test_a_state_that_a_checkpointer_restored_tells_how_many_steps_led_to_it(
         failing = kept.format(then="train(1)\nraise ValueError('cannot save')")
         (warm.folder / "trains.py").write_text(failing)
         clear_slot(arena[1], 1)
-        fails = {"HOLDFAST_SLOT": f"{arena[0]}:1", "HOLDFAST_GENERATION": "2", "HOLDFAST_TOLD": told, "RANK": "0"}
-        assert warm.run("trains.py", HOLDFAST_BEGAN=str(time.time()), **fails).code == 1
+        failed = warm.run(
+            "trains.py",
+            HOLDFAST_SLOT=f"{arena[0]}:1",
+            HOLDFAST_GENERATION="2",
+            HOLDFAST_BEGAN=str(time.time()),
+            HOLDFAST_TOLD=told,
+            RANK="0",
+        )
+        assert failed.code == 1
         now = read_slot(arena[1], 1)
         assert now and now.origin == made
         shown = show_first_step(now, ended=True).step

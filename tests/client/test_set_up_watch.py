@@ -98,7 +98,7 @@ def test_what_only_a_loop_does(of_loop: str) -> None:
 
         @staticmethod
         def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
-            script.stand()
+            running[-1].stand()
             return grad
 
     class Rows(torch.utils.data.Dataset[int]):
@@ -106,19 +106,17 @@ def test_what_only_a_loop_does(of_loop: str) -> None:
             return 1
 
         def __getitem__(self, index: int) -> int:
-            script.stand()
+            running[-1].stand()
             return index
 
-    def loop(this: Script) -> None:
-        nonlocal script
-        script = this
+    def loop(script: Script) -> None:
+        running.append(script)
         weight = torch.ones(1, requires_grad=True)
         if of_loop == "backward":
             Double.apply(weight).backward()  # type: ignore[no-untyped-call]
         else:
             next(iter(torch.utils.data.DataLoader(Rows())))
 
-    script: Script = None  # type: ignore[assignment]
     began = Script(loop)
     began.watch.look()
     assert began.watch.close(trained=True) == (0.0, 0.0), "nothing else was seen before it"

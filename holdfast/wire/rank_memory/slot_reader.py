@@ -152,8 +152,8 @@ def _is_possible(reading: SlotReading) -> bool:
     bad = (reading.first_bad_step, reading.lasting_bad_step)
     steps = (reading.step, reading.first_step, reading.loss_step, *bad, reading.origin)
     counts = (reading.skipped, reading.skipped_samples, reading.parameters)
-    instants = (reading.at, reading.first_at, reading.grouped_at, reading.restoring_at, reading.restored_at)
-    instants = (*instants, reading.set_up_at)
+    launched = (reading.grouped_at, reading.restoring_at, reading.restored_at, reading.set_up_at)
+    instants = (reading.at, reading.first_at, *launched)
     return all(abs(number) <= MOST for number in (*steps, *counts)) and all(abs(at) <= MOST_S for at in instants)
 
 
