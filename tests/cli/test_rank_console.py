@@ -145,7 +145,7 @@ def test_what_ranks_print_waits_for_the_sentence_about_their_restart(
     ranks: Ranks, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr(rank_console.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     shown = ranks.console()
     ranks.said.write_text(BROKE)
     shown.show_new_output()

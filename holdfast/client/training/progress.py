@@ -170,6 +170,12 @@ class RankProgress:
         if slot is not None:
             slot.note_parameters(count)
 
+    def note_skipped_updates(self, count: int) -> None:
+        """Report how many updates in a row a GradScaler has skipped."""
+        slot = self._slot if self._claimed else self._claim_slot()
+        if slot is not None:
+            slot.note_skipped_updates(count)
+
     def note_logged(self, step: int, loss: object, grad_norm: object) -> None:
         """Report values that the script gave to its loggers, about a step that is done."""
         if self._claimed and (slot := self._slot) is not None:

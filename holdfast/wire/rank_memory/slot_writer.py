@@ -16,14 +16,14 @@ from zlib import crc32
 
 from holdfast.wire.progress_environment import GENERATION, SLOT
 
-RECORD_BYTES = 344
+RECORD_BYTES = 352
 RING_AT = 2 * RECORD_BYTES
 RING, ENTRY_BYTES = 16, 64
 SLOT_BYTES = RING_AT + RING * ENTRY_BYTES
 
 SUM = struct.Struct("<I")
 HOT = struct.Struct("<QIqdqdddd")  # seq, flags, step, at, loss_step, loss, grad_norm, tokens, flops
-COLD = struct.Struct("<qiiqdqdd24s120sddQQqqqdd")  # generation, rank, pid, first step and at, first bad step, the rest
+COLD = struct.Struct("<qiiqdqdd24s120sddQQqqqddQ")  # generation, rank, pid, first step and at, first bad step, the rest
 BODY = slice(SUM.size, SUM.size + HOT.size + COLD.size)
 PHASE_BYTES = 24
 _MOST = 1 << 62
@@ -70,6 +70,7 @@ class SlotWriter:
         self._skipped = self._skipped_samples = 0
         self._origin = -1
         self._parameters = 0
+        self._skipped_updates = 0  # in a row, by a GradScaler
         self._passed = -1  # first step that was left out, if no step came before it
         if heir and before:
             self._inherit_record(before)
@@ -224,6 +225,12 @@ class SlotWriter:
             self._grouped_at = imported_at
         self._set_up_at = set_up_at
 
+    def note_skipped_updates(self, count: int) -> None:
+        """Record how many updates in a row were skipped because gradients were not finite; 0: the last was made."""
+        self._skipped_updates = count
+        self._pack_cold_part()
+        self._write_record()
+
     def mark_skippable(self) -> None:
         """Record that the script asks which batches to leave out."""
         self._set_flag(SKIPPABLE)
@@ -264,7 +271,8 @@ class SlotWriter:
         self._phase_at, self._failed_at, phase, failure, *rest = rest
         self._phase, self._failure = phase.rstrip(b"\0"), failure.rstrip(b"\0")
         self._grouped_at, self._restored_at, self._skipped, self._skipped_samples, *rest = rest
-        self._origin, self._parameters, self._lasting_bad_step, self._restoring_at, self._set_up_at = rest
+        self._origin, self._parameters, self._lasting_bad_step, self._restoring_at, *rest = rest
+        self._set_up_at, self._skipped_updates = rest
         self._bad_step = self._loss_step if self.is_loss_bad else -1
 
     def note_skip(self, step: int, batches: int, samples: int) -> None:
@@ -278,7 +286,8 @@ class SlotWriter:
         first = (self._first_step, self._first_at, self._first_bad_step)
         rest = (self._phase_at, self._failed_at, self._phase, self._failure, self._grouped_at, self._restored_at)
         last = (self._skipped, self._skipped_samples, self._origin, self._parameters, self._lasting_bad_step)
-        self._cold = COLD.pack(*self._owner, *first, *rest, *last, self._restoring_at, self._set_up_at)
+        ways = (self._restoring_at, self._set_up_at, self._skipped_updates)
+        self._cold = COLD.pack(*self._owner, *first, *rest, *last, *ways)
 
     def _write_record(self) -> None:
         self._seq = seq = self._seq + 1
