@@ -7,6 +7,7 @@ copied on the current stream and reported by a later call, a step or two late, u
 import os
 import sys
 
+from holdfast.client.training.rank_sentence import say
 from holdfast.client.training.reported_numbers import MOST_STEP, MOST_WORK, is_on_host, read_amount, read_number
 from holdfast.client.training.step_numbers import StepNumbers
 from holdfast.wire.progress_environment import EVERY, FLIGHT, GENERATION, SLOT, TOLD
@@ -81,7 +82,7 @@ class RankProgress:
                 if replicas:
                     self._start_hashing(model, None if replicas is True else replicas)
         except Exception as e:
-            print(f"holdfast: only part of the model was attached: {e!r}", file=sys.stderr)
+            say(f"only part of the model was attached: {e!r}")
         return model
 
     def watch(self, optimizer: object, model: object = None) -> None:
@@ -97,7 +98,7 @@ class RankProgress:
 
                 self._watching = UpdateWatch(optimizer, model)  # type: ignore[arg-type]
         except Exception as e:
-            print(f"holdfast: the optimizer is not watched: {e!r}", file=sys.stderr)
+            say(f"the optimizer is not watched: {e!r}")
 
     def step(
         self, step: int, loss: object = None, grad_norm: object = None, *, tokens: object = None, flops: object = None
@@ -332,7 +333,7 @@ class RankProgress:
 
             self._easing = self._easing or LearningRateEase(told)
         except (ImportError, ValueError) as e:
-            print(f"holdfast: the learning rate is not eased, because {EASE}={told} is invalid: {e}", file=sys.stderr)
+            say(f"the learning rate is not eased, because {EASE}={told} is invalid: {e}")
 
     def seek_groups(self) -> None:
         """Install the hooks of process groups if torch is loaded; a zygote may have installed them already."""
@@ -368,7 +369,7 @@ class RankProgress:
     def _say_once(self, name: str, sentence: str) -> None:
         if name not in self._unread:
             self._unread.add(name)
-            print(f"holdfast: {sentence}", file=sys.stderr)
+            say(sentence)
 
     def _local_value(self, step: int, name: str, value: object) -> object:
         """Return the local tensor of a DTensor if every rank holds the whole value, else None; never gathers."""

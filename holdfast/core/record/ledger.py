@@ -124,8 +124,7 @@ class Ledger:
                 alone_at = min(max(since, self._last_at), entry.at)
                 self._unwatched.append(UnwatchedTime(since=since and alone_at, until=entry.at))
                 if self.phase in (Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING):
-                    self._taken_over_at, self._told = entry.at, False
-                    self._alone_since = alone_at
+                    self._taken_over_at, self._told, self._alone_since = entry.at, False, alone_at
             case Progress(generation=generation, at=at) if generation == self.generation:
                 if not self._told:
                     self._divide_unknown(at)
