@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Iterable
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -133,10 +134,7 @@ def load(path: str | None, overrides: Iterable[tuple[str, str]]) -> Settings:
             fields[field] = value
     for section, fields in tree.items():
         _check_known(section, fields)
-    try:
-        settings = msgspec.convert(tree, Settings, strict=False)
-    except (msgspec.ValidationError, UnicodeError) as e:  # words of a shell may be any bytes
-        raise ConfigError(f"bad setting: {e}") from None
+    settings = msgspec.convert(tree, Settings, strict=False)
     _check_relations(settings)
     hooked = bool(settings.hook.command or settings.hook.url)
     if hooked and "ask_s" not in tree.get("recovery", {}):  # somebody can be reached
@@ -151,10 +149,24 @@ def _check_known(section: str, fields: object) -> None:
         raise ConfigError(f"there is no section '{section}' of settings; there are {', '.join(sections)}")
     if not isinstance(fields, dict):
         raise ConfigError(f"'{section}' is a section of settings, not a value; write [{section}] and its fields below")
-    names = [f.name for f in msgspec.structs.fields(sections[section])]
-    for name in fields:
-        if name not in names:
-            raise ConfigError(f"there is no setting '{section}.{name}'; {section} has {', '.join(names)}")
+    types = {f.name: f.type for f in msgspec.structs.fields(sections[section])}
+    for name, value in fields.items():
+        if name not in types:
+            raise ConfigError(f"there is no setting '{section}.{name}'; {section} has {', '.join(types)}")
+        try:
+            msgspec.convert(value, types[name], strict=False)
+        except (msgspec.ValidationError, UnicodeError) as e:  # words of a shell may be any bytes
+            kind = _describe_type(types[name])
+            why = f"must be {kind}, not {value!r:.80}" if kind else f"cannot be read: {e}"
+            raise ConfigError(f"{section}.{name} {why}") from None
+
+
+def _describe_type(kind: Any) -> str:
+    """Return in words what values a setting takes; "" for a table, of which msgspec says what is wrong."""
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return f"one of {', '.join(kind)}"
+    words = {int: "a whole number", bool: "true or false", str: "a text"}
+    return words.get(kind, "a number" if kind in (float, float | None) else "")
 
 
 def _parse_url(url: str) -> SplitResult | None:

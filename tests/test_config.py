@@ -4,6 +4,7 @@ import errno
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.config import ConfigError, Settings, load
@@ -60,10 +61,25 @@ def test_a_key_without_a_field(key: str) -> None:
     assert "SECTION.FIELD=VALUE" in refused((key, "1"))
 
 
-def test_a_value_of_the_wrong_type() -> None:
-    assert "recovery.attempts" in refused(("recovery.attempts", "many"))
-    assert "recovery.attempts" in refused(("recovery.attempts", "2.5"))
-    assert "silence.beat_s" in refused(("silence.beat_s", "soon"))
+def test_a_value_of_the_wrong_type(tmp_path: Path) -> None:
+    assert refused(("recovery.attempts", "many")) == "recovery.attempts must be a whole number, not 'many'"
+    assert refused(("recovery.attempts", "2.5")) == "recovery.attempts must be a whole number, not '2.5'"
+    assert refused(("silence.beat_s", "soon")) == "silence.beat_s must be a number, not 'soon'"
+    assert refused(("replay.q", "often")) == "replay.q must be a number, not 'often'"
+    assert refused(("probe.allow", "perhaps")) == "probe.allow must be true or false, not 'perhaps'"
+    assert refused(("lines.stance", "panic")) == "lines.stance must be one of observe, notify, act, not 'panic'"
+    listed = refused(text='[model]\nurl = ["http://a"]\n', tmp_path=tmp_path)
+    assert listed == "model.url must be a text, not ['http://a']"
+    assert "rules.rule cannot be read" in refused(text="[[rules.rule]]\nname = 1\n", tmp_path=tmp_path)
+
+
+def test_every_setting_says_in_plain_words_what_it_takes() -> None:
+    for section in msgspec.structs.fields(Settings):
+        for field in msgspec.structs.fields(section.type):
+            if field.type is not str:
+                sentence = refused((f"{section.name}.{field.name}", "\udcff?"))
+                assert sentence.startswith(f"{section.name}.{field.name} "), sentence
+                assert field.name == "rule" or " must be " in sentence, sentence
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ class GeneratorStates(msgspec.Struct, frozen=True):
 
 class ImageMetadata(msgspec.Struct, frozen=True, kw_only=True):
     step: int
+    made: int = -1  # steps that the optimizer had made, all in all; -1: not known
     absent: list[str] = []  # keys that are laid out, and for which there was nothing
     generators: GeneratorStates | None = None
     extra: bytes = b""  # of torch.save

@@ -23,6 +23,7 @@ class LaunchHere(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     max_restarts: int
     began_at: float = 0.0  # the job; 0: unknown
     made_up: bool = False  # optimizers that the job has saved have counted a step that torch made to create their state
+    told: bool = False  # the newest steps of the job had the script's own numbers
     restore: Restore = Restore()  # of this node's ranks
     line: tuple[LaunchOrigin, ...] = ()  # this launch and those before it: tells which states are of its line
     astray: bool = False  # the node was away while others went on: all that it holds is of a line that was left

@@ -86,6 +86,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     grouped_at: float = 0.0  # when the last rank of this generation had its process group; 0: nobody told
     restoring_at: float = 0.0  # when the last began to restore its state
     restored_at: float = 0.0  # and when the last had it
+    set_up_at: float = 0.0  # until when one was seen to set itself up, before its training loop; 0: nobody knows
     skippable: bool = False  # on every rank the script asks which batches to leave out
     skipped: int = 0  # batches that each rank has left out in this generation
     skipped_samples: int = 0  # in these, of all ranks, as far as they could be counted
@@ -103,6 +104,11 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     def is_steady(self) -> bool:
         """Whether the first steps of the generation, which say nothing about its pace, are over."""
         return self.step >= self.first_step + WARM_STEPS
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the step has the script's own number."""
+        return not self.counted and not self.numbered
 
     def reached_at(self, step: int, before: "Progress | None") -> float:
         """Return the time at which an earlier step was reached, interpolated between the report before and this one."""

@@ -6,6 +6,8 @@ import msgspec
 
 from holdfast.model.release import Ease, Skip
 
+HELD = "held by "  # how the reason of a planned restart begins that a person's hold led to
+
 
 class Remedy(StrEnum):
     RESTART = "restart"
@@ -59,6 +61,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     grouped_at: float = 0.0  # when ranks of the next generation had their process groups; 0: nobody told
     restoring_at: float = 0.0  # when they began to restore their state
     restored_at: float = 0.0  # and when they had it
+    set_up_at: float = 0.0  # until when one was seen to set itself up, before its training loop; 0: nobody knows
     rolled_back: int = 0  # the release that was given up for it
     brought_in: int = 0  # the release that had waited for a restart, and came in with one of this incident
     counted: bool = False  # its last good step is a count since the launch, and nobody knows where that began
@@ -92,6 +95,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     grouped_at: float = 0.0
     restoring_at: float = 0.0
     restored_at: float = 0.0
+    set_up_at: float = 0.0
     evicted: tuple[str, ...] = ()
     admitted: tuple[str, ...] = ()
     counted: bool = False

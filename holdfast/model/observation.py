@@ -19,6 +19,7 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     code: int
     at: float
     words: tuple[str, ...] = ()  # its last lines, newest last
+    said: str = ""  # the very last of them, of whichever stream, that is not ours
     latched: str = ""  # what it wrote into its slot before it went
     starved: bool = False  # the kernel has just counted a kill for want of memory among what is this node's own
     pressed: str = ""  # where nobody can know that: the sign that memory was scarce just before
@@ -116,6 +117,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     grouped_at: Instant = 0.0  # when the last of its ranks had its process group; 0: nobody told
     restoring_at: Instant = 0.0  # when the last of them began to restore its state
     restored_at: Instant = 0.0  # and when the last had it
+    set_up_at: Instant = 0.0  # until when one was seen to set itself up, before its training loop; 0: nobody knows
     skipped: Number = 0  # batches that each rank has left out in this generation
     skipped_samples: Number = 0  # in these, of all ranks of the node, as far as they could be counted
     tokens: Real = 0.0  # that the steps of this generation took on all ranks of the job; 0: the script does not tell

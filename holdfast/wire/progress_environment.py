@@ -6,4 +6,5 @@ GENERATION = "HOLDFAST_GENERATION"
 EVERY = "HOLDFAST_REPLICA_EVERY"  # steps between comparisons of replicas
 FLIGHT = "HOLDFAST_FLIGHT"  # "<path of the arena>:<where the flight log begins>"
 MADE_UP = "HOLDFAST_MADE_UP"  # "1": optimizers that the job has saved have counted a step that was none
+TOLD = "HOLDFAST_TOLD"  # "1": the newest steps of the job had the script's own numbers
 LOSS_SOURCE = "loss-source"  # the file beside the keeper's socket in which a rank says where its losses are read from

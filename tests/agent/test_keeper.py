@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from holdfast.agent.agent_clock import SystemClock
+from holdfast.agent.snapshots import rank_request_notes
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
 from holdfast.agent.snapshots.keeper import Keeper, KeeperIdentity
 from holdfast.agent.snapshots.keeper_assembly import build_keeper
@@ -20,6 +21,7 @@ from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention
 from holdfast.checkpoint.arena import DUE, STORED, Arena
 from holdfast.checkpoint.manifest import Author, PartFailedError
 from holdfast.checkpoint.write_lane import WriteOutcome
+from holdfast.core.decoding import from_json
 from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.state_copy import LaunchOrigin, Restore, Source
@@ -212,12 +214,28 @@ async def test_one_that_was_away_keeps_nothing_of_the_line_that_was_left(bench: 
     assert bench.keeper.list_copies() == (), "step 4 was made again by others, and is another one by now"
 
 
-async def test_a_rank_is_refused_with_a_reason_if_its_request_cannot_be_noted(bench: Bench) -> None:
-    """It would ask for ever if the keeper hung up."""
+async def test_a_request_that_cannot_be_noted_is_granted_and_noted_when_there_is_room(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk: the memory is there, and training must start."""
+    monkeypatch.setattr(rank_request_notes, "_ROOM_S", 0.0)
     bench.keeper.begin_launch(launch(1))
-    (bench.folder / "want-0.json" / "in the way").mkdir(parents=True)
-    answer = await bench.ask(want(1))
-    assert isinstance(answer, KeeperRefusal) and "cannot be noted" in answer.why and "want-0.json" in answer.why
+    in_the_way = bench.folder / "want-0.json" / "in the way"
+    in_the_way.mkdir(parents=True)
+    snapshot(await bench.arena(want(1)), 7)
+    assert [copy.step for copy in bench.keeper.list_copies()] == [7]
+    await bench.ask(want(1))
+    [told] = [said for said in bench.said if "cannot note" in said]
+    assert "rank 0" in told and "it trains on" in told
+    in_the_way.rmdir()
+    in_the_way.parent.rmdir()
+    watching = asyncio.create_task(bench.keeper.watch_snapshots())
+    async with asyncio.timeout(60):
+        while not (bench.folder / "want-0.json").is_file():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert from_json((bench.folder / "want-0.json").read_bytes(), ArenaRequest) == want(1)
 
 
 async def test_a_damaged_snapshot_is_named_and_not_offered_again(bench: Bench) -> None:

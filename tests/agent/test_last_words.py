@@ -28,6 +28,18 @@ def test_where_one_is_empty_or_missing(tmp_path: Path) -> None:
     assert last_words.last_words(tmp_path) == ("out",)
 
 
+def test_the_line_that_was_printed_last_to_whichever_stream(tmp_path: Path) -> None:
+    assert last_words.last_line(tmp_path) == ""
+    out, err = tmp_path / "stdout.log", tmp_path / "stderr.log"
+    out.write_text("training failed: \x1b[31mmy batch is broken\x1b[0m\n")
+    err.write_text("UserWarning: old\n")
+    os.utime(err, (1.0, 1.0))
+    assert last_words.last_line(tmp_path) == "training failed: my batch is broken"
+    err.write_text("last\nholdfast: step 3 was restored from memory\n")
+    os.utime(out, (1.0, 1.0))
+    assert last_words.last_line(tmp_path) == "last"
+
+
 def test_bytes_colours_and_progress_bars(tmp_path: Path) -> None:
     text = b"\xff\xfe\x80\n\x1b[31mred\x1b[0m\x1b[2K\n0 %\r1 %\r2 %\n"
     (tmp_path / "stderr.log").write_bytes(text + b"z" * 5000)

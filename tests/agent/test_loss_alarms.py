@@ -6,6 +6,7 @@ from holdfast.agent.rank.loss_alarms import LossReports
 from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.core.detect.loss_spikes import LossLimits
 from holdfast.core.detect.nonfinite_loss import alarm_of
+from holdfast.core.incident.incident_text import describe_cause
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Seat
@@ -48,6 +49,25 @@ class Node:
             slot.write_values(number, loss, None, norm)
             slot.step(number)
         return list(self.losses.read_losses(self.memory, 1000.0))
+
+
+def test_updates_that_a_scaler_skips_for_good_are_told_once() -> None:
+    node = Node()
+    assert node.step(20, 2.0, 2.0) == []
+    for slot in node.slots:
+        slot.note_skipped_updates(29)
+    assert list(node.losses.read_losses(node.memory, 1000.0)) == [], "as at the start, where a scale is too large"
+    for slot in node.slots:
+        slot.note_skipped_updates(30)
+    [alarm] = node.losses.read_losses(node.memory, 1000.0)
+    assert isinstance(alarm, Alarm) and (alarm.stance, alarm.klass) == (Stance.NOTIFY, "nan_divergence")
+    assert alarm.not_after is None, "the weights are what they were"
+    assert describe_cause(alarm) == (
+        "rank 0 on n0 has skipped 30 updates in a row after step 20: its GradScaler finds gradients that are not "
+        "finite; nothing is done about it"
+    )
+    node.slots[0].note_skipped_updates(31)
+    assert list(node.losses.read_losses(node.memory, 1000.0)) == []
 
 
 def test_a_spike_that_ranks_share_is_one_alarm() -> None:

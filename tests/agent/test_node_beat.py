@@ -68,10 +68,10 @@ def test_a_first_step_that_was_counted_is_told_once_the_rank_is_over() -> None:
         shown = show_first_step(found, ended=ended)
         return shown.step, shown.at == shown.first_at
 
-    first, later = (SlotWriter(arena, index, generation=1 + index, rank=0) for index in range(2))
+    first, later = (SlotWriter(arena, index, generation=2, rank=0) for index in range(2))
     for slot in (first, later):
         slot.resume_from(0)
-        slot.remember_first_step(1)
+        slot.remember_first_step(1, numbered=slot is first)
     assert read(first, 0)[0] == -1, "the script may be about to report its own number"
     assert read(first, 0, ended=True) == (1, True)
     for slot in (first, later):

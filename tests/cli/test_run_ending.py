@@ -15,7 +15,12 @@ from tests.cli.driver import CLEAN, DEAF, TRAIN, gone
 pytestmark = pytest.mark.e2e
 
 FAILURES = {
-    "its own code": ("import sys; sys.exit(3)", ("--max-restarts", "0"), 3, "--max-restarts 0 used up"),
+    "its own code": (
+        "import sys; print('my batch is broken'); sys.exit(3)",
+        ("--max-restarts", "0"),
+        3,
+        '(SystemExit: 3; last said: "my batch is broken"); --max-restarts 0 used up',
+    ),
     "a signal": ("import os; os.kill(os.getpid(), 11)", ("--max-restarts", "0"), 139, "was killed by SIGSEGV"),
     "before the first step": ("import no_such_thing", (), 93, "before any step was seen"),
     "a path that can never be written": (

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.agent.rank.node_beat import show_first_step
 from holdfast.wire.rank_memory.slot_reader import clear_slot, read_slot
 from tests.client.conftest import Zygote
 
@@ -99,6 +100,52 @@ def test_a_state_that_torch_made_for_a_save_is_no_step(warm: Zygote, arena: Aren
     assert origin(warm, arena, TRAIN.format(optimizer="SGD", then=f"{ASK}train(3)")) == 0
     origin(warm, arena, TRAIN.format(optimizer="AdamW", then=SAVE))
     assert origin(warm, arena, TRAIN.format(optimizer="AdamW", then=f"{ASK}{ALL}train(3)")) == 7
+
+
+KEPT = """
+import holdfast
+ckpt = holdfast.Checkpointer(model=net, optimizer=optimizer, path=sys.argv[0] + "-{name}", every=1)
+done = ckpt.restore()
+"""
+TOLD = (
+    "for step in range(done + 1, done + 5):\n    train(1)\n    ckpt.save(step)\n    holdfast.step(step)\nckpt.close()"
+)
+COUNTED = "for epoch in range(done + 1, done + 3):\n    train(3)\n    ckpt.save(epoch)\nckpt.close()"
+EPOCHS = COUNTED.replace("ckpt.save(epoch)", "holdfast.step(epoch)\n    ckpt.save(epoch)")
+
+
+@pytest.mark.parametrize(
+    ("saved", "made"),
+    [
+        pytest.param(TOLD, 4, id="told"),
+        pytest.param(COUNTED, 6, id="counted", marks=pytest.mark.slow),
+        pytest.param(EPOCHS, -1, id="epochs", marks=pytest.mark.slow),
+    ],
+)
+def test_a_state_that_a_checkpointer_restored_tells_how_many_steps_led_to_it(
+    warm: Zygote, arena: Arena, saved: str, made: int
+) -> None:
+    """SGD keeps no count. A script that fails before it tells its first step, as in a save, has made the next one."""
+    kept = TRAIN.format(optimizer="SGD", then=KEPT.format(name=abs(made)) + "{then}")
+    (warm.folder / "trains.py").write_text(kept.format(then=saved))
+    assert warm.run("trains.py", HOLDFAST_SLOT=f"{arena[0]}:1", HOLDFAST_GENERATION="1", RANK="0").code == 0
+    for told in ("0", "1"):
+        failing = kept.format(then="train(1)\nraise ValueError('cannot save')")
+        (warm.folder / "trains.py").write_text(failing)
+        clear_slot(arena[1], 1)
+        failed = warm.run(
+            "trains.py",
+            HOLDFAST_SLOT=f"{arena[0]}:1",
+            HOLDFAST_GENERATION="2",
+            HOLDFAST_BEGAN=str(time.time()),
+            HOLDFAST_TOLD=told,
+            RANK="0",
+        )
+        assert failed.code == 1
+        now = read_slot(arena[1], 1)
+        assert now and now.origin == made
+        shown = show_first_step(now, ended=True).step
+        assert shown == (1 if made >= 0 or told == "0" else -1), "no number of the script's is known"
 
 
 def test_what_is_read_after_the_first_step_is_no_restore(warm: Zygote, arena: Arena) -> None:

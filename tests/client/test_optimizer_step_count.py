@@ -61,6 +61,30 @@ def test_a_count_is_not_shown_before_the_script_could_tell(warm: Zygote, arena: 
     assert (now.step, now.generation) == (-1, 2)
 
 
+SCALED = """
+import os, torch
+net = torch.nn.Linear(2, 2)
+optimizer, other = (torch.optim.SGD(net.parameters()) for _ in range(2))
+scaler = torch.amp.GradScaler("cpu")
+def step(optimizer, scale=1.0):
+    optimizer.zero_grad()
+    scaler.scale(scale * net(torch.ones(2)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+for scale in (1.0, 1.0, float("nan"), 1.0, {last}):
+    step(optimizer, scale)
+    step(other, float("nan"))
+"""
+
+
+@pytest.mark.parametrize(("last", "made", "skipped"), [("float('inf'), float('nan')", 3, 2), ("1.0", 4, 0)])
+def test_updates_that_a_scaler_skips_are_counted(
+    warm: Zygote, arena: Arena, last: str, made: int, skipped: int
+) -> None:
+    now = after(warm, arena, SCALED.format(last=last))
+    assert (now.step, now.skipped_updates) == (made, skipped)
+
+
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_children_do_not_count(warm: Zygote, arena: Arena, method: str) -> None:
     script = f"""

@@ -137,6 +137,16 @@ def test_group_set_up_and_restore_are_told_where_ranks_told_them() -> None:
     )
 
 
+def test_set_up_ends_where_a_rank_was_last_seen_at_it() -> None:
+    """What comes after the groups, or after the restore, is not all of it the first step."""
+    assert "launch 0.1, imports and groups 0.2, set-up 0.3, first step 0.1)" in told(grouped_at=100.8, set_up_at=101.1)
+    assert "launch 0.1, imports and set-up 0.5, first step 0.1)" in told(set_up_at=101.1)
+    both = told(grouped_at=100.8, restoring_at=100.9, restored_at=101.0, set_up_at=101.1)
+    assert "launch 0.1, imports and groups 0.2, set-up 0.2, restore 0.1, first step 0.1)" in both
+    early = told(grouped_at=100.8, restored_at=101.1, set_up_at=100.7)
+    assert "launch 0.1, imports and groups 0.2, restore 0.3, first step 0.1)" in early
+
+
 CHANGE = Change(
     why="release 2", generation=1, release=2, good_step=41, good_at=100.0, asked_at=100.1, stopped_at=100.4,
     launched_at=110.5, resumed_at=111.0, resumed_from=41, held_s=10.0, grouped_at=110.6, restored_at=110.8,

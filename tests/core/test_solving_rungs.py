@@ -1,5 +1,6 @@
 """Interruptions are counted by what ended them: of whole transcripts, as the report counts them."""
 
+import msgspec
 import pytest
 
 from holdfast.core.decide.decider import Decider
@@ -60,6 +61,17 @@ def test_of_several_the_last_counts(lines: tuple[str, ...], rung: Rung) -> None:
         decision = decider.step(at, parse(line, at, decider.view.generation))
         closed += [decision.closed] if decision.closed else []
     assert [rung_of(record) for record in closed] == [rung], closed
+
+
+def test_a_hold_is_ended_by_the_order_to_go_on() -> None:
+    decider, changed = Decider(), []
+    held = ("order hold by ann", "outcome 2 ok", "order resume", "outcome 3 ok")
+    for at, line in enumerate((*BEGUN, *held, "progress 2")):
+        decision = decider.step(at, parse(line, at, decider.view.generation))
+        changed += [decision.changed] if decision.changed else []
+    [hold] = changed
+    grown = msgspec.structs.replace(hold, why="2 more nodes are there")
+    assert count_rungs((), (hold, grown, hold)) == {"a person's order": 2, "more nodes": 1}
 
 
 def test_in_words() -> None:

@@ -101,13 +101,33 @@ def test_a_generation_may_begin_with_steps_that_are_left_out(arena: mmap.mmap) -
     slot = SlotWriter(arena, 1, generation=4, rank=9)
     slot.note_skip(30, 1, 0)
     slot.note_skip(31, 2, 0)
-    slot.remember_first_step(1)  # the optimizer hook has seen a step
+    slot.remember_first_step(1, numbered=True)  # the optimizer hook has seen a step
     slot.step(32)
     slot.note_skip(33, 3, 0)
     slot.step(34)
     now = read_slot(arena, 1)
     assert now and (now.first_step, now.step, now.counted) == (30, 34, False), "it went on from step 29"
     assert now.first_at < now.at
+
+
+def test_imports_belong_to_the_groups_unless_the_state_was_restored_before(arena: mmap.mmap) -> None:
+    slot = SlotWriter(arena, 0, generation=1, rank=0)
+    slot.mark_grouped()
+    slot.note_set_up(later := time.monotonic() + 5.0, later + 1.0)
+    slot.remember_first_step(1, numbered=True)
+    now = read_slot(arena, 0)
+    assert now and (now.grouped_at, now.set_up_at) == (later, later + 1.0)
+    restored = SlotWriter(arena, 1, generation=1, rank=1)
+    restored.mark_grouped()
+    restored.mark_restored(0.0)
+    restored.note_set_up(later, later)
+    restored.step(1)
+    now = read_slot(arena, 1)
+    assert now and now.grouped_at < now.restored_at < now.set_up_at == later
+    heir = SlotWriter(arena, 1, generation=1, rank=1, heir=True)
+    heir.step(2)
+    now = read_slot(arena, 1)
+    assert now and now.set_up_at == later
 
 
 def test_a_single_loss_that_is_not_finite_does_not_date_those_that_last(arena: mmap.mmap) -> None:

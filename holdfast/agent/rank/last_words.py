@@ -9,6 +9,7 @@ _TAIL_BYTES = 512 << 10  # of each file: a cause may lie far before the end, beh
 _LINE_CHARS = 2000
 _LINES = 10_000  # of each file: a progress bar may write one a byte
 _CHUNK = 1 << 20
+_OURS = "holdfast: "
 
 
 def rank_folder(log_dir: str, generation: int, rank: int) -> Path:
@@ -18,6 +19,22 @@ def rank_folder(log_dir: str, generation: int, rank: int) -> Path:
 def last_words(where: Path) -> tuple[str, ...]:
     """Return the last lines of stdout, then those of stderr, where the cause usually stands."""
     return (*_read_tail(where / "stdout.log"), *_read_tail(where / "stderr.log"))
+
+
+def last_line(where: Path) -> str:
+    """Return the last line that the rank printed, to whichever stream, and not a sentence of ours; "" without any."""
+    for path in sorted((where / "stdout.log", where / "stderr.log"), key=_written_at, reverse=True):
+        for line in reversed(_read_tail(path)):
+            if not line.startswith(_OURS):
+                return line.strip()
+    return ""
+
+
+def _written_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _read_tail(path: Path) -> tuple[str, ...]:

@@ -143,7 +143,8 @@ def _judge_in_fork(sock: socket.socket, asked: JudgeRequest, known: FailureCatal
     gc.disable()  # to look through all that we share with the judge would copy it
     code = 1
     try:
-        exit = msgspec.structs.replace(asked.exit, words=last_words.last_words(Path(asked.where)))
+        where = Path(asked.where)
+        exit = msgspec.structs.replace(asked.exit, words=last_words.last_words(where), said=last_words.last_line(where))
         child_process.send_packet(
             sock, encode(JudgeAlarm(id=asked.id, alarm=alarm_without_words(exit, known), last=False))
         )

@@ -34,6 +34,7 @@ class LossReports:
             tuple[int, int], tuple[int, int]
         ] = {}  # by generation and rank: first step, how many in a row
         self._single = 0  # the generation of which a single loss has been told
+        self._skipping = 0  # the generation of which skipped updates have been told
         self.source = ""  # the lines that losses were read from
         self._redone = RedoneLosses(limits)
         self._ranks = 0  # of the generation that runs
@@ -67,6 +68,7 @@ class LossReports:
         for _, reading in readings:
             if reading.loss is not None and -1 < reading.first_bad_step < reading.loss_step and reading not in spoilt:
                 yield from self._tell_single(self._nonfinite_loss(reading, reading.first_bad_step, offset_s))
+        yield from self._tell_skipping([reading for _, reading in readings], offset_s)
         for index, reading in readings:
             yield from self._new_alarms(slots, index, reading, offset_s)
         yield from self._judge_logged({r.rank: r for _, r in readings})
@@ -81,6 +83,15 @@ class LossReports:
             self._single = told.generation
             alarm = nonfinite_loss.single_alarm_of(told)
             yield msgspec.structs.replace(alarm, stance=cap_stance(alarm.stance, self._limits.stance))
+
+    def _tell_skipping(self, readings: list[SlotReading], offset_s: float) -> Iterator[Alarm]:
+        """Yield the notice of a rank that makes none of its updates, once in a generation."""
+        for reading in readings:
+            if reading.skipped_updates >= nonfinite_loss.SKIPPED_UPDATES and reading.generation > self._skipping:
+                self._skipping = reading.generation
+                told = self._nonfinite_loss(reading, max(reading.step, reading.first_step), offset_s)
+                alarm = nonfinite_loss.skipping_alarm_of(told, reading.skipped_updates)
+                yield msgspec.structs.replace(alarm, stance=cap_stance(alarm.stance, self._limits.stance))
 
     def _nonfinite_loss(self, reading: SlotReading, step: int, offset_s: float) -> Loss:
         return Loss(

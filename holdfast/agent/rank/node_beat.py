@@ -12,10 +12,10 @@ from holdfast.wire.rank_memory.slot_reader import SlotReading
 def show_first_step(reading: SlotReading, *, ended: bool) -> SlotReading:
     """Return the reading with its first step as its newest, if that was counted and kept back, and the rank is over.
 
-    It was kept back because the script might report its own number, which it cannot do any more. In later generations
-    it stays so: steps of the generation before may have had the script's numbers.
+    It was kept back because the script might report its own number, which it cannot do any more. It stays so if the
+    steps before it had numbers of the script's, and nobody knows that it would have had the next.
     """
-    kept_back = reading.generation == 1 and reading.counted and reading.step < 0 <= reading.first_step
+    kept_back = reading.numbered and reading.counted and reading.step < 0 <= reading.first_step
     if not kept_back or not (ended or reading.failed or reading.ending == "returned"):
         return reading
     return msgspec.structs.replace(reading, step=reading.first_step, at=reading.first_at)
@@ -42,6 +42,7 @@ def make_beat(node: str, readings: Sequence[SlotReading], wall_s: float) -> Beat
         grouped_at=_latest_instant([r.grouped_at for r in readings], wall_s),
         restoring_at=_latest_instant([r.restoring_at for r in readings], wall_s),
         restored_at=_latest_instant([r.restored_at for r in readings], wall_s),
+        set_up_at=_latest_instant([r.set_up_at for r in readings], wall_s),
         skipped=max(r.skipped for r in readings),
         skipped_samples=sum(r.skipped_samples for r in readings),
         parted=all(r.ending in ("parted", "returned") for r in readings),

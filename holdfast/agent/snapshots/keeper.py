@@ -28,6 +28,7 @@ from holdfast.agent.snapshots.keeper_interfaces import (
 from holdfast.agent.snapshots.parcel_transport import ParcelTransport
 from holdfast.agent.snapshots.peer_arenas import PREFIX, PeerMemory
 from holdfast.agent.snapshots.peer_sender import PeerSender
+from holdfast.agent.snapshots.rank_request_notes import RequestNotes
 from holdfast.agent.snapshots.replica_hashes import ReplicaHasher
 from holdfast.agent.snapshots.state_fetch import StateFetch
 from holdfast.agent.system.snapshot_memory import SnapshotBudget
@@ -63,7 +64,6 @@ _IDLE_S = 0.2  # between looks while no rank has asked for memory, at least
 _SLOTS = 4  # for a rank that will ask for as many at most
 _CHECKING = 0.05  # of a core is at most spent on checksums of snapshots
 _LAUNCH = "launch.json"
-_WANT = "want-"
 
 
 class KeeperIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +112,7 @@ class Keeper:
         for_peers = PeerMemory(ports.make_arena, parts.wait_for_loop)
         self._shelf = PeerCopies(self._notes, self._arenas, for_peers, self.disk, ports)
         self._launch = KeeperLaunch()
+        self._requests = RequestNotes(self._notes, ports)
         self._seen: dict[int, tuple[tuple[int, int], ...]] = {}  # rank -> seq and flags of what was looked at last
 
     def adopt_arenas(self, kept: tuple[KeptArena, ...]) -> None:
@@ -122,9 +123,8 @@ class Keeper:
         with contextlib.suppress(OSError, msgspec.DecodeError):
             self._begin_generation(from_json(self._notes.read_note(_LAUNCH), LaunchHere))
             self._shelf.begin_launch(msgspec.structs.replace(self._launch, shared_step=sys.maxsize))  # of its own line
-        for name in self._notes.list_notes(_WANT):
-            with contextlib.suppress(OSError, msgspec.DecodeError):
-                self._on_want(from_json(self._notes.read_note(name), ArenaRequest))
+        for want in self._requests.read_requests():
+            self._on_want(want)
         self._persisting.mark_recalled()
 
     def _adopt_arena(self, kept: KeptArena) -> None:
@@ -228,6 +228,7 @@ class Keeper:
         """
         self._begin_generation(errand)
         self._seen.clear()
+        self._requests.begin_launch()
         self._shelf.begin_launch(self._launch)
         self._arenas.drop_left(self._launch)
         self.disk.remove_given_up(self._launch)
@@ -281,10 +282,7 @@ class Keeper:
                 own = await self._new_arena(want)
         except (OSError, ValueError, ArenaError) as e:
             return KeeperRefusal(why=f"no memory for snapshots: {e}")
-        try:
-            self._notes.write_note(f"{_WANT}{want.rank}.json", msgspec.json.encode(want))
-        except OSError as e:
-            return KeeperRefusal(why=f"what rank {want.rank} asks for cannot be noted: {e}")
+        self._requests.note_request(want)
         self._on_want(want)
         return ArenaAt(path=own.path)
 
@@ -390,6 +388,7 @@ class Keeper:
     async def watch_snapshots(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             while True:
+                self._requests.try_again()
                 for work in self._due_writes():
                     tasks.create_task(work)
                 if self.backing.is_next_ready():

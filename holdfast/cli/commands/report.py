@@ -325,8 +325,10 @@ def _stall_texts(report: Report) -> list[Text]:
 def _unwatched_text(time: UnwatchedTime) -> str:
     if not time.since:
         return f"a new controller took over at {clock_text(time.until)}"
-    lasted = duration_text(time.until - time.since)
-    return f"no controller from {clock_text(time.since)} to {clock_text(time.until)}: nobody watched for {lasted}"
+    lasted = duration_text(time.until - time.since)  # it gives a sign of life about once a second
+    return (
+        f"no controller from {clock_text(time.since)} to {clock_text(time.until)}: for {lasted} at most nobody watched"
+    )
 
 
 def _standbys_text(report: Report) -> Text:

@@ -28,6 +28,9 @@ _KEEP = 1 << 14  # of a skipped flood, this much of its end is shown
 _LINE_BYTES = 1 << 16  # of one line, this much of its beginning is shown
 _BAR_S = 5.0  # how often the state of a progress bar is shown
 _LOOK_S = 0.2  # how often new files are looked for
+_HELD_S = 3.0  # what ranks print before the sentence about their restart waits for it so long at most
+_OPENING = re.compile(rb"holdfast: (?:incident \d|pausing: |ending: |ended with code |done: |so far: )")
+_CLOSING = re.compile(rb"holdfast: .*(?:; (?:restarted in place|evicted |release \d+ was rolled back)|: restarted\b)")
 _GENERATION = re.compile(r"gen-(\d+)")
 _STDOUT, _STDERR = 1, 2
 _PREFIX = "[rank ${rank}] "
@@ -90,6 +93,9 @@ class Console:
         self._said = _FollowedFile(said, b"", _STDERR)  # what the controller has to say
         self._files: dict[Path, _FollowedFile] = {}
         self._newest = 0  # generation
+        self._told_of = 1  # the newest generation of whose restart all is told: what its ranks print follows that
+        self._is_open = False  # an incident or a planned restart, by the sentences that were shown
+        self._waits_since = 0.0  # what ranks have printed and is held back for such a sentence; 0: nothing
         self._look_at = 0.0
         self._budget = float(style.bytes_s)
         self._pumped_at = time.monotonic()
@@ -108,11 +114,10 @@ class Console:
         now = time.monotonic()
         self._budget = min(self._style.bytes_s, self._budget + (now - self._pumped_at) * self._style.bytes_s)
         self._pumped_at = now
-        if now >= self._look_at or now < self._eager_until:
+        if now >= self._look_at or now < self._eager_until or self._said.offset < _file_size(self._said.path):
             self._look_at = now + _LOOK_S
             self._find_files()
-        for file in (*self._files.values(), self._said):
-            self._follow_file(file)
+        self._follow_all(now)
         for path in self._folding.ended_paths():
             self._unfold_traceback(self._files[path])
         self._show_folded()
@@ -124,10 +129,44 @@ class Console:
     def drain_output(self) -> None:
         """Show everything that is left, after all ranks have ended."""
         self._find_files()
+        self._follow_all(time.monotonic())
         for file in self._files.values():
             self._finish_file(file)
         self._show_folded(at_once=True)
         self._follow_file(self._said)
+
+    def _follow_all(self, now: float) -> None:
+        """Show what is new in the order in which it happened, as far as that is known: the ranks' last words before our
+        sentence about their end, and what the next ones print after the sentence about their restart."""
+        self._follow_ranks(self._newest - 1)
+        if self._told_of >= self._newest:
+            self._follow_ranks(self._newest)
+            self._follow_file(self._said)
+            return
+        self._follow_file(self._said)
+        if not self._is_open:  # a restart is told of before its ranks are there
+            self._told_of = self._newest
+        unshown = any(file.offset < _file_size(file.path) for file in self._files.values())
+        self._waits_since = (self._waits_since or now) if unshown else 0.0
+        if self._told_of >= self._newest or (unshown and now >= self._waits_since + _HELD_S):
+            self._waits_since = 0.0
+            self._follow_ranks(self._newest)
+
+    def _follow_ranks(self, up_to: int) -> None:
+        for path, file in self._files.items():
+            if self._file_generation(path) <= up_to:
+                self._follow_file(file)
+
+    def _show_sentence(self, line: bytes) -> None:
+        """Show a sentence of ours, and before or after it what ranks print whose restart it tells of."""
+        opens, closes = _OPENING.match(line), _CLOSING.match(line)
+        if opens and self._is_open:  # their own end, and not that of the ranks before them
+            self._follow_ranks(self._newest)
+        self._put_lines(self._said, [line])
+        self._is_open = bool(opens) or (self._is_open and not closes)
+        if closes:
+            self._told_of = self._newest
+            self._follow_ranks(self._newest)
 
     def _finish_file(self, file: _FollowedFile) -> None:
         self._follow_file(file)
@@ -204,11 +243,13 @@ class Console:
     def _show_lines(self, file: _FollowedFile, lines: list[bytes]) -> None:
         # A progress bar overwrites its line; on a shared console only its newest state is worth one.
         newest = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
-        folds = file.fd == _STDERR and file is not self._said
-        self._put_lines(file, self._folding.fold_lines(file.path, newest) if folds else newest)
+        if file is self._said:
+            for line in newest:
+                self._show_sentence(line)
+            return
+        self._put_lines(file, self._folding.fold_lines(file.path, newest) if file.fd == _STDERR else newest)
         file.shown_at = time.monotonic()
-        if file is not self._said:
-            self._eager_until = 0.0
+        self._eager_until = 0.0
 
     def _unfold_traceback(self, file: _FollowedFile) -> None:
         self._put_lines(file, self._folding.end_traceback(file.path))
@@ -223,6 +264,13 @@ class Console:
 
     def _put_lines(self, file: _FollowedFile, lines: list[bytes]) -> None:
         write_all(file.fd, b"".join(file.prefix + shown_line(line, file.path) + b"\n" for line in lines))
+
+
+def _file_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def shown_line(line: bytes, path: Path) -> bytes:

@@ -43,6 +43,7 @@ from holdfast.client.snapshot.live_state_items import ChangedError
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
 from holdfast.client.training import script_replay
 from holdfast.client.training.progress import here
+from holdfast.client.training.rank_sentence import say
 from holdfast.wire.rank_keeper_messages import StateGrant, StateRequest
 
 _NO_STATE = StateGrant(source="none")
@@ -100,7 +101,7 @@ class Checkpointer:
         self._storing: LocalWriter | None = None
         if self._storage and not self._link and not self._replay:
             author = Author(self._generation, self._world.broadcast_first(secrets.token_hex(8)))
-            self._storing = LocalWriter(self._storage, self._world, author, _print_line)
+            self._storing = LocalWriter(self._storage, self._world, author, say)
         self._due = CheckpointTimer(self._storage, self._world) if self._storage and not self._replay else None
         self._snapshots: RankSnapshots | None = None
         self._announce_step: Callable[[], None] = do_nothing  # the processor's copies are done when save returns
@@ -181,8 +182,8 @@ class Checkpointer:
         if self.restored_from != "none":
             self._last = step
             if self._world.rank == 0:
-                _print_line(f"step {step} was restored from {self.restored_from} in {took_s:.2f} s")
-        here.on_restored(step, took_s)
+                say(f"step {step} was restored from {self.restored_from} in {took_s:.2f} s")
+        here.on_restored(step, took_s, self._extras.made)
         return step
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -195,7 +196,7 @@ class Checkpointer:
             self._snapshots.close()
         whole = self._storing is None or self._storing.wait(timeout_s)
         if not whole:
-            _print_line("the last checkpoint is unfinished")
+            say("the last checkpoint is unfinished")
         return whole
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -274,7 +275,7 @@ class Checkpointer:
     def _copy_state(self, step: int, due: bool) -> SealedSnapshot | None:
         assert self._snapshots
         things = self._source.read()
-        packed = self._extras.pack_extras(step, things.absent)
+        packed = self._extras.pack_extras(step, things.absent, here.numbers.made)
         name = SnapshotName(step=step, generation=self._generation, flags=DUE if due else 0)  # the keeper sees by it
         return self._snapshots.take_snapshot(name, things, packed)
 
@@ -420,12 +421,8 @@ class Checkpointer:
 
     def _say_once(self, what: str, *, by_all: bool = False) -> None:
         if what not in self._said and (by_all or self._world.rank == 0):
-            _print_line(what)
+            say(what)
         self._said.add(what)
-
-
-def _print_line(what: str) -> None:
-    print(f"holdfast: {what}", file=sys.stderr, flush=True)
 
 
 def _on_exit(checkpointer: "weakref.ref[Checkpointer]") -> None:

@@ -31,17 +31,21 @@ class ExtraState:
 
     def __init__(self, extra: MutableMapping[str, Any]) -> None:
         self._extra = extra
+        self.made = -1  # steps of the optimizer before the state that was restored last; -1: not known
         for name in extra:
             _check_readable(name, self._access_to(name).take())
 
-    def pack_extras(self, step: int, absent: list[str]) -> bytes:
+    def pack_extras(self, step: int, absent: list[str], made: int = -1) -> bytes:
         """Return all extra state as bytes."""
         extra = encode_value({name: self._access_to(name).take() for name in self._extra}) if self._extra else b""
         # Generators are no matter of torch.save, which looks at every single number.
-        return pack_metadata(ImageMetadata(step=step, absent=absent, generators=read_generators(), extra=extra))
+        return pack_metadata(
+            ImageMetadata(step=step, made=made, absent=absent, generators=read_generators(), extra=extra)
+        )
 
     def restore(self, told: ImageMetadata, *, here: bool) -> None:
         """Restore the script's extras; with `here`, when the state is this rank's own, also the random generators."""
+        self.made = told.made
         states = decode_value(told.extra) if told.extra else {}
         for name, state in states.items() if isinstance(states, dict) else ():
             if name in self._extra:

@@ -1,5 +1,6 @@
 """Counts optimizer steps through PyTorch hooks, without any call by the script."""
 
+import functools
 import os
 import sys
 import weakref
@@ -8,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from holdfast.client.training import inferred_resume_step, process_group_lifecycle
@@ -28,8 +30,21 @@ class StepCount:
         self._steps = 0
         self._made_up = 0  # the optimizer's own count after a step that torch made only to create its state
         self._parameters = ParameterCount()
+        self._updated = False  # an optimizer has made a step since this was last looked at
+        self._skipped = 0  # updates in a row that a GradScaler has skipped
+
+    def on_scaled_step(self, optimizer: Optimizer, step: Callable[[], Any]) -> Any:
+        """Let a GradScaler make a step of this optimizer, or skip it because gradients are not finite; count those."""
+        self._updated = False
+        result = step()
+        first = self._first() if self._first else None
+        if not self._updated and (first is None or first is optimizer):
+            self._skipped += 1
+            self._progress.note_skipped_updates(self._skipped)
+        return result
 
     def on_optimizer_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._updated = True
         if (parameters := self._parameters.add_optimizer(optimizer)) is not None:
             self._progress.note_parameters(parameters)
         first = self._first() if self._first else None
@@ -41,6 +56,9 @@ class StepCount:
             self._made_up = inferred_resume_step.steps_before(optimizer, None) + 1
             return
         self._steps += 1
+        if self._skipped:
+            self._skipped = 0
+            self._progress.note_skipped_updates(0)
         if self._steps == 1:
             before = inferred_resume_step.steps_before(optimizer, self._progress.reads, self._made_up)
             # A state that was loaded counts the step that was made up before it was saved.
@@ -81,8 +99,20 @@ def install_hooks(progress: RankProgress) -> None:
         count.on_optimizer_step(optimizer, args, kwargs)
 
     register_optimizer_step_post_hook(_untraced()(see))
+    _watch_scalers(count)
     if "torch.distributed.distributed_c10d" in sys.modules:
         process_group_lifecycle.report_groups(progress.on_group, progress.on_group_teardown)
+
+
+def _watch_scalers(count: StepCount) -> None:
+    """Have every GradScaler tell of the steps that it skips: no hook of an optimizer sees those."""
+    plain = GradScaler.step
+
+    @functools.wraps(plain)
+    def step(self: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        return count.on_scaled_step(optimizer, lambda: plain(self, optimizer, *args, **kwargs))
+
+    GradScaler.step = _untraced()(step)  # type: ignore[method-assign]
 
 
 def _untraced() -> Callable[[Callable[..., None]], Callable[..., None]]:

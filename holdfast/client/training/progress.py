@@ -7,19 +7,15 @@ copied on the current stream and reported by a later call, a step or two late, u
 import os
 import sys
 
+from holdfast.client.training.rank_sentence import say
 from holdfast.client.training.reported_numbers import MOST_STEP, MOST_WORK, is_on_host, read_amount, read_number
-from holdfast.wire.progress_environment import EVERY, FLIGHT, GENERATION, SLOT
+from holdfast.client.training.step_numbers import StepNumbers
+from holdfast.wire.progress_environment import EVERY, FLIGHT, GENERATION, SLOT, TOLD
 from holdfast.wire.rank_memory.slot_writer import (
-    RING_AT,
-    SLOT_BYTES,
     SlotBusy,
     SlotWriter,
     claim_slot,
-    is_alive,
-    newest_record,
-    open_slot_memory,
-    record_owner,
-    was_claimed,
+    open_own_slot,
 )
 from holdfast.wire.replay_environment import is_replay
 from holdfast.wire.skip_ease_environment import EASE
@@ -34,6 +30,7 @@ if TYPE_CHECKING:
     from holdfast.client.training.learning_rate_ease import LearningRateEase
     from holdfast.client.training.logged_losses import LoggedLosses
     from holdfast.client.training.parameter_hash import ParameterHash
+    from holdfast.client.training.set_up_watch import SetUpWatch
     from holdfast.client.training.update_norm import UpdateWatch
 
     Model = TypeVar("Model")
@@ -47,12 +44,13 @@ class RankProgress:
         self._sought = False  # the environment is looked at once
         self._claimed = self._refused = False  # whether this process makes the rank's steps, or another one does
         self._before = 0  # steps that were counted by a process of the rank that is gone
-        self._told = False  # the script tells its steps itself
+        self.numbers = StepNumbers()
         self._copies: LossFetches | None = None
         self._marking: ParameterHash | None = None
         self._watching: UpdateWatch | None = None
         self._easing: LearningRateEase | None = None
         self._on_first: Callable[[], None] | None = None
+        self._set_up: SetUpWatch | None = None  # until the first step
         self.reads: ReadWatch | None = None  # what this rank reads up to its first step
         self.logged: LoggedLosses | None = None  # what the script's loggers get, where it reports no loss itself
         self._unread: set[str] = set()  # of what is told to `step`, what cannot be read; said once
@@ -84,7 +82,7 @@ class RankProgress:
                 if replicas:
                     self._start_hashing(model, None if replicas is True else replicas)
         except Exception as e:
-            print(f"holdfast: only part of the model was attached: {e!r}", file=sys.stderr)
+            say(f"only part of the model was attached: {e!r}")
         return model
 
     def watch(self, optimizer: object, model: object = None) -> None:
@@ -100,7 +98,7 @@ class RankProgress:
 
                 self._watching = UpdateWatch(optimizer, model)  # type: ignore[arg-type]
         except Exception as e:
-            print(f"holdfast: the optimizer is not watched: {e!r}", file=sys.stderr)
+            say(f"the optimizer is not watched: {e!r}")
 
     def step(
         self, step: int, loss: object = None, grad_norm: object = None, *, tokens: object = None, flops: object = None
@@ -127,7 +125,7 @@ class RankProgress:
                 self._easing.done = step
             if slot is None:
                 return
-            self._told = True
+            self.numbers.told = step
             if self.logged is not None:
                 self.logged.close() if loss is not None else self.logged.on_step(step)
             if self._copies is not None:
@@ -141,6 +139,8 @@ class RankProgress:
                 pass  # the step itself counts all the same
             if self._marking is not None:
                 self._marking.on_step(slot, step)
+            if self._set_up is not None:
+                self._note_set_up(slot, self._set_up, trained=False)
             slot.step(step)
             if self._on_first is not None:
                 self._call_on_first()
@@ -149,12 +149,15 @@ class RankProgress:
 
     def count_steps(self, steps: int) -> None:
         """Report the number of steps that the optimizer hook has counted; ignored once the script reports its own."""
-        if self._told or (slot := self._slot if self._claimed else self._claim_slot()) is None:
+        self.numbers.counted = steps
+        if self.numbers.told >= 0 or (slot := self._slot if self._claimed else self._claim_slot()) is None:
             return
         if self._copies is not None:
             self._copies.collect_arrived(slot)
+        if self._set_up is not None:
+            self._note_set_up(slot, self._set_up, trained=True)
         if steps == 1 and not self._before:
-            slot.remember_first_step(steps)
+            slot.remember_first_step(steps, numbered=self.numbers.is_restored or os.environ.get(TOLD) != "1")
         else:
             slot.step(steps + self._before, counted=True)
             if self._on_first is not None:
@@ -168,6 +171,12 @@ class RankProgress:
         if slot is not None:
             slot.note_parameters(count)
 
+    def note_skipped_updates(self, count: int) -> None:
+        """Report how many updates in a row a GradScaler has skipped."""
+        slot = self._slot if self._claimed else self._claim_slot()
+        if slot is not None:
+            slot.note_skipped_updates(count)
+
     def note_logged(self, step: int, loss: object, grad_norm: object) -> None:
         """Report values that the script gave to its loggers, about a step that is done."""
         if self._claimed and (slot := self._slot) is not None:
@@ -176,10 +185,11 @@ class RankProgress:
 
     def goes_on_from(self, step: int, *, made_up: bool) -> None:
         """Set how many steps the job had made before the first counted step, or -1 if unknown; with `made_up`, the
-        optimizer has counted one more. Ignored if another process of this rank has already counted steps."""
+        optimizer has counted one more. A restored state that tells so knows better. Ignored if another process of this
+        rank has already counted steps."""
         slot = self._slot if self._claimed else self._claim_slot()
         if slot is not None and not self._before:
-            slot.resume_from(step, made_up=made_up)
+            slot.resume_from(self.numbers.go_on_from(step), made_up=made_up)
 
     def phase(self, name: str) -> "PhaseBlock":
         """Report that the rank is in phase `name`; as a context manager, until the block ends.
@@ -211,8 +221,9 @@ class RankProgress:
         if (slot := self._slot or self.find_slot()) is not None:
             slot.mark_grouped()
 
-    def on_restored(self, step: int, took_s: float) -> None:
-        """Report that the rank has restored the state of this step, or that there is none."""
+    def on_restored(self, step: int, took_s: float, made: int = -1) -> None:
+        """Report that the rank has restored the state of this step, after `made` steps, or that there is none."""
+        self.numbers.on_restored(made)
         if (slot := self._slot or self.find_slot()) is not None:
             slot.mark_restored(took_s)
         if self._easing is not None:
@@ -236,7 +247,7 @@ class RankProgress:
     def _last_slot(self) -> SlotWriter | None:
         """Return the slot for the last report, even if the script never reported anything; None if there is no slot."""
         try:
-            return self._slot if self._sought else _open_slot(os.environ)
+            return self._slot if self._sought else open_own_slot(os.environ)
         except (OSError, ValueError):
             return None
 
@@ -271,7 +282,7 @@ class RankProgress:
         self._sought = True
         self.seek_groups()
         try:
-            self._slot = _open_slot(os.environ)
+            self._slot = open_own_slot(os.environ)
         except (OSError, ValueError):
             self._slot = None
         if self._slot is not None and is_replay():
@@ -283,10 +294,14 @@ class RankProgress:
         if self._slot is not None and FLIGHT in os.environ:
             from holdfast.client.training import rank_flight_recorder
 
-            rank_flight_recorder.start_recorder(
+            self._set_up = rank_flight_recorder.start_recorder(
                 os.environ[FLIGHT], int(os.environ.get(GENERATION, "0")), int(os.environ.get("RANK", "0"))
             )
         return self._slot
+
+    def _note_set_up(self, slot: SlotWriter, watch: "SetUpWatch", *, trained: bool) -> None:
+        self._set_up = None
+        slot.note_set_up(*watch.close(trained=trained))
 
     def _claim_slot(self) -> SlotWriter | None:
         """Claim the slot at the first step of a process; None if another process makes the rank's steps."""
@@ -310,7 +325,7 @@ class RankProgress:
     def _drop_slot(self) -> None:
         self._slot, self._sought, self._copies, self._on_first = None, True, None, None
         self._claimed = self._refused = False
-        self._marking = self._watching = self._easing = None
+        self._marking = self._watching = self._easing = self._set_up = None
 
     def _install_ease(self, told: str) -> None:
         try:
@@ -318,7 +333,7 @@ class RankProgress:
 
             self._easing = self._easing or LearningRateEase(told)
         except (ImportError, ValueError) as e:
-            print(f"holdfast: the learning rate is not eased, because {EASE}={told} is invalid: {e}", file=sys.stderr)
+            say(f"the learning rate is not eased, because {EASE}={told} is invalid: {e}")
 
     def seek_groups(self) -> None:
         """Install the hooks of process groups if torch is loaded; a zygote may have installed them already."""
@@ -354,7 +369,7 @@ class RankProgress:
     def _say_once(self, name: str, sentence: str) -> None:
         if name not in self._unread:
             self._unread.add(name)
-            print(f"holdfast: {sentence}", file=sys.stderr)
+            say(sentence)
 
     def _local_value(self, step: int, name: str, value: object) -> object:
         """Return the local tensor of a DTensor if every rank holds the whole value, else None; never gathers."""
@@ -394,23 +409,6 @@ class PhaseBlock:
     def __exit__(self, *exc: object) -> None:
         if self._slot is not None:
             self._slot.enter_phase(self._before)
-
-
-def _open_slot(environ: "os._Environ[str]") -> SlotWriter | None:
-    place = environ.get(SLOT)
-    if not place:
-        return None
-    path, _, number = place.rpartition(":")
-    index, generation, rank = int(number), int(environ.get(GENERATION, 0)), int(environ.get("RANK", 0))
-    arena = open_slot_memory(path)
-    image = arena[index * SLOT_BYTES : (index + 1) * SLOT_BYTES]
-    if len(image) < SLOT_BYTES:
-        raise ValueError(f"{place} has no slot {index}")
-    before = newest_record(image[:RING_AT])
-    told = record_owner(before) if before else (0, 0, 0)
-    if before and told[0] == generation and told[2] != os.getpid() and (was_claimed(before) or is_alive(told[2])):
-        return None  # the environment is inherited; this is some child of the rank
-    return SlotWriter(arena, index, generation=generation, rank=rank)
 
 
 here = RankProgress()

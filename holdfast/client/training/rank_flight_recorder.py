@@ -28,6 +28,7 @@ from holdfast.client.training.gpu_collective_progress import (
 )
 from holdfast.client.training.message_counts import find_counts
 from holdfast.client.training.message_progress import MessageProgress, find_groups_across, leave_batches_out
+from holdfast.client.training.set_up_watch import SetUpWatch
 from holdfast.linux import process_attributes
 from holdfast.wire.rank_memory.flight_log_writer import NAME_CHARS, ChannelState, FlightLog, GroupArrival, GroupState
 from holdfast.wire.rank_memory.slot_writer import open_slot_memory
@@ -42,21 +43,25 @@ _DEPTH = 64  # frames of one thread
 _NCCL_MS, _OTHER_MS = 600_000, 1_800_000  # torch's timeouts of collectives, for a recorder that does not tell them
 
 
-def start_recorder(place: str, generation: int, rank: int) -> None:
-    """Start recording at `place`, "<path of the shared memory>:<offset of the log>"; do nothing if it is not valid."""
+def start_recorder(place: str, generation: int, rank: int) -> SetUpWatch | None:
+    """Start recording at `place`, "<path of the shared memory>:<offset of the log>", and watching how long the script
+    sets itself up; do nothing if the place is not valid."""
     path, _, at = place.rpartition(":")
     try:
         log = FlightLog(open_slot_memory(path), int(at), generation=generation, rank=rank)
     except (OSError, ValueError):
-        return
+        return None
     process_attributes.allow_stack_reads()
     os.register_at_fork(after_in_child=process_attributes.allow_stack_reads)  # what was allowed here is not inherited
-    _thread.start_new_thread(FlightRecorder(log, _thread.get_ident()).run, ())
+    recorder = FlightRecorder(log, _thread.get_ident())
+    _thread.start_new_thread(recorder.run, ())
+    return recorder.set_up
 
 
 class FlightRecorder:
     def __init__(self, log: FlightLog, main: int) -> None:
         self._log = log
+        self.set_up = SetUpWatch(main)
         self._main = main  # thread that started us, which is the main one unless threads were made before
         self._groups: dict[str, GroupState] = {}
         self._gpus: dict[str, GpuProgress] = {}
@@ -77,6 +82,7 @@ class FlightRecorder:
                 now = time.time()
                 time.sleep(_LOOK_S - now % _LOOK_S)
                 self._answer_stacks()
+                self.set_up.look()
                 if now >= due:
                     # On a busy machine most of a dump's time is spent waiting for a core, which costs nobody anything.
                     began = time.thread_time()

@@ -5,9 +5,9 @@ is true, its batch is skipped: the number is passed over and never reported, and
 """
 
 import os
-import sys
 
 from holdfast.client.training.progress import RankProgress, here
+from holdfast.client.training.rank_sentence import say
 from holdfast.wire.skip_ease_environment import SKIP, parse_skips
 
 TYPE_CHECKING = False  # importing typing would take longer than all the rest
@@ -60,14 +60,14 @@ class BatchSkips:
         counted = f", with {self.samples - samples} samples on this rank" if self.samples > samples else ""
         left_out = self.batches - batches
         what = f"{left_out} batch{'es' if left_out > 1 else ''}{counted}"
-        print(f"holdfast: {steps} left out: {what}", file=sys.stderr, flush=True)
+        say(f"{steps} left out: {what}")
 
     def _read_spans(self) -> "tuple[Span, ...]":
         self._spans = ()
         try:
             self._spans = parse_skips(os.environ.get(SKIP, ""))
         except ValueError as e:
-            print(f"holdfast: no batch is left out, because {SKIP} is invalid: {e}", file=sys.stderr)
+            say(f"no batch is left out, because {SKIP} is invalid: {e}")
         if (slot := self._progress.find_slot()) is not None:
             slot.mark_skippable()
         return self._spans

@@ -246,6 +246,7 @@ class ActionExecutor:
                 max_restarts=job.max_restarts or 0,
                 began_at=self.ledger.began_at,
                 made_up=self.registry.made_up,
+                told=self.ledger.newest is not None and self.ledger.newest.is_told,
                 restore=self._node_restore(seat, plan),
                 line=line,
                 astray=seat.node in action.astray,

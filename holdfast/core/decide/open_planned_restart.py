@@ -79,6 +79,7 @@ class Pause(msgspec.Struct, kw_only=True):
             grouped_at=event.grouped_at,
             restoring_at=event.restoring_at,
             restored_at=event.restored_at,
+            set_up_at=event.set_up_at,
             evicted=self.evicted,
             admitted=self.admitted,
             counted=self.counted and self.good_step >= 0,

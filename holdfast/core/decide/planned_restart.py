@@ -5,6 +5,7 @@ from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.open_planned_restart import Pause
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Outcome, Phase
+from holdfast.model.incident_record import HELD
 
 
 def start_if_wanted(state: JobState, now: float) -> str:
@@ -12,7 +13,7 @@ def start_if_wanted(state: JobState, now: float) -> str:
     leaving = sorted(state.nodes.active & state.requests.evicting.keys()) if state.requests.evicting else []
     drained = sorted(state.nodes.active & state.requests.draining.keys()) if state.requests.draining else []
     if state.requests.held:
-        return pause_job(state, now, f"held by {state.requests.held}")
+        return pause_job(state, now, f"{HELD}{state.requests.held}")
     if leaving:
         return pause_job(state, now, f"{', '.join(leaving)} evicted by {state.requests.evicting[leaving[0]]}")
     if state.releases.is_due(now) and state.releases.waiting is not None:

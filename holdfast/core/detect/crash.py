@@ -1,5 +1,7 @@
 """Crash detector: turns the exit of a rank into an alarm, with its failure class if the last words show one."""
 
+import re
+
 from holdfast.core.incident.incident_text import describe_exit
 from holdfast.core.log_analysis.action_choice import ASK, EVICT
 from holdfast.core.log_analysis.failure_catalog import UNKNOWN
@@ -7,7 +9,7 @@ from holdfast.core.log_analysis.failure_catalog import FailureCatalog as Failure
 from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
 from holdfast.core.log_analysis.line_prefixes import LogLine, parse_lines
 from holdfast.core.log_analysis.telling_lines import sift_log
-from holdfast.core.log_analysis.tracebacks import parse_tracebacks
+from holdfast.core.log_analysis.tracebacks import ExceptionChain, parse_tracebacks
 from holdfast.core.terminal_sanitizer import CUT, cut_words
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.diagnosis import Diagnosis
@@ -18,6 +20,8 @@ _EVIDENCE = 12  # lines kept in the journal
 _LINE_CHARS = 400
 _ENOUGH = 0.5  # confidence below which no class is named
 _RAISED_CHARS = 200
+_OWN_CODE = re.compile(r"SystemExit(?:: -?\d+)?")  # of sys.exit(1), which says nothing
+_CAUGHT = re.compile(r"Caught \w+ in (.+)\.$")  # by a DataLoader, a DataParallel
 _ITS_OWN, _SCRIPT = "SystemExit", "script"  # nobody but the script itself raises it
 
 
@@ -26,7 +30,9 @@ def alarm_of(exit: Exit, catalog: FailureCatalog) -> Alarm:
     heard = (*(() if exit.code in _MUTE else exit.words), *((whole,) if whole else ()))
     lines = parse_lines(sift_log("\n".join(heard).encode("utf-8", "replace"), catalog), 0, exit.rank)
     found = classify_failure(_case(exit, lines), catalog)
-    return _make_alarm(exit, found, whole or _last_exception(lines))
+    traces = [trace for trace in parse_tracebacks(lines) if not trace.last.cut]
+    raised = whole or (traces[-1].last.said.text if traces else "")
+    return _make_alarm(exit, found, _unwrap_exception(raised, traces))
 
 
 def alarm_without_words(exit: Exit, catalog: FailureCatalog) -> Alarm:
@@ -39,7 +45,10 @@ def _case(exit: Exit, lines: list[LogLine]) -> FailureEvidence:
 
 
 def _make_alarm(exit: Exit, found: Diagnosis, raised: str) -> Alarm:
-    reason = describe_exit(exit.code) + (f" ({cut_words(raised, _RAISED_CHARS)})" if raised and exit.code > 0 else "")
+    told = [cut_words(raised, _RAISED_CHARS)] if raised else []
+    if exit.said and (not raised or _OWN_CODE.fullmatch(raised)):  # what it printed may say more than its code
+        told.append(f'last said: "{cut_words(exit.said, _RAISED_CHARS)}"')
+    reason = describe_exit(exit.code) + (f" ({'; '.join(told)})" if told and exit.code > 0 else "")
     if exit.code == _MUTE[0]:
         guess = f"probably the OOM killer: {exit.pressed}" if exit.pressed else "sender unknown"
         reason += " (the kernel killed for want of memory)" if exit.starved else f" ({guess})"
@@ -71,10 +80,15 @@ def _without_witness(action: str) -> str:
     return ASK if action == EVICT else action
 
 
-def _last_exception(lines: list[LogLine]) -> str:
-    """Return the line of the exception that ended the rank; empty if there is no traceback."""
-    traces = [trace for trace in parse_tracebacks(lines) if not trace.last.cut]
-    return traces[-1].last.said.text if traces else ""
+def _unwrap_exception(raised: str, traces: list[ExceptionChain]) -> str:
+    """Return what another process raised, such as a worker of a DataLoader, if this exception only says that one
+    did; the traceback of that stands below it."""
+    for trace in reversed(traces):
+        cause, last = trace.chain[0], trace.last
+        if cause.inner and not last.inner and last.said.text.startswith(raised.removesuffix(CUT)):
+            where = _CAUGHT.match(last.message)
+            return f"{cause.said.text}{f', in {where[1]}' if where else ''}"
+    return raised
 
 
 def _whole_failure(exit: Exit) -> str:

@@ -10,6 +10,7 @@ from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Loss
 
 BAD_LOSS = "nan_divergence"  # the class of such alarms
+SKIPPED_UPDATES = 30  # in a row: by so many a GradScaler has halved any scale to nothing, and it never was the reason
 
 
 def alarm_of(told: Loss) -> Alarm:
@@ -37,6 +38,24 @@ def single_alarm_of(told: Loss) -> Alarm:
         generation=told.generation,
         reason=f"had a loss that was not finite at step {_step_text(told)} and a finite one after it: training goes on",
         signature="single loss",
+        stance=Stance.NOTIFY,
+    )
+
+
+def skipping_alarm_of(told: Loss, updates: int) -> Alarm:
+    """Return the notice of a GradScaler that has skipped so many updates in a row: `told.step` was the last made. The
+    weights stay as they are, so there is no state to go back to."""
+    where = f"after step {_step_text(told)}" if told.step >= 0 else "before any step was seen"
+    why = "its GradScaler finds gradients that are not finite"
+    return Alarm(
+        kind=Kind.LOSS,
+        at=told.at,
+        suspects=(told.node,),
+        ranks=(told.rank,),
+        generation=told.generation,
+        klass=BAD_LOSS,
+        reason=f"has skipped {updates} updates in a row {where}: {why}; nothing is done about it",
+        signature="skipped updates",
         stance=Stance.NOTIFY,
     )
 

@@ -241,19 +241,28 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_short_of_memory(self) -> bool:
-        """Return whether this node alone runs short of memory: it did so before, and more often than by chance.
-
-        With thousands of nodes, two may run short independently, so the test allows for repeats by chance (as in the
-        birthday problem). If another node also ran short twice, the cause moves with a rank and not with a machine.
-        """
+        """Return whether this node alone runs short of memory: it did so before, and more often than by chance. If
+        another node also ran short twice, the cause moves with a rank and not with a machine."""
         cause, where = self.cause, set(self.cause.suspects)
         told = cause.klass in _SCARCE and (cause.kind is Kind.LINES or cause.confidence >= TOLD)
-        here = [set(p.nodes) <= where for p in self.recent_failures]
         elsewhere = Counter(p.nodes for p in self.recent_failures if not set(p.nodes) <= where)
-        if max(elsewhere.values(), default=0) > 1:
-            return False
+        return told and self.is_nodes_own and max(elsewhere.values(), default=0) < 2
+
+    @property
+    def is_nodes_own(self) -> bool:
+        """Return whether such failures come on these nodes again: on them alone, or more often than by chance.
+
+        What fails on any node, as a bug does, soon comes twice on one of a few nodes (as in the birthday problem).
+        """
+        here = [bool(set(p.nodes).intersection(self.cause.suspects)) for p in self.recent_failures]
         pairs = len(here) * (len(here) + 1) / 2
-        return told and any(here) and (all(here) or pairs / self.nodes < _CHANCE)
+        return any(here) and (all(here) or pairs / self.nodes < _CHANCE)
+
+    @property
+    def shared_with(self) -> tuple[str, ...]:
+        """Return the other nodes on which such a failure came too, if it came on these again: that may be chance."""
+        nodes, here = {node for p in self.recent_failures for node in p.nodes}, set(self.cause.suspects)
+        return tuple(sorted(nodes - here)) if nodes & here and not self.is_nodes_own else ()
 
     @property
     def is_blameless(self) -> bool:

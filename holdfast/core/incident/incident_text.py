@@ -22,7 +22,8 @@ ADVICE = (
 WENT_ON = "while the others went on"  # of a rank that left, and whose cause names the step
 FAILED_START = "ended by an incident before its first step"  # of a planned restart
 _BEFORE_START_UP = ("detect", "silence", "last step", "stop", "probe", "held", "wait", "launch")
-_OPTIONAL = ("silence", "probe", "held", "wait", "last step")  # told of only if they took time
+_SET_UP_AGAIN = "set-up after the restore"  # booked as set-up
+_OPTIONAL = ("silence", "probe", "held", "wait", "last step", _SET_UP_AGAIN)  # told of only if they took time
 SHOWN_S = 0.05  # which is more than nothing in tenths
 _NAMED = 4  # of nodes that share a cause
 _UNSURE = re.compile(r" \((\d+)% sure\)$")
@@ -266,16 +267,19 @@ def phases_s(record: Record | Change) -> dict[str, float]:
     restored = "restore" if record.grouped_at or record.restoring_at else "imports and restore"
     ends |= {"wait": record.ordered_at, "launch": record.launched_at}
     ends |= {"imports and groups": record.grouped_at, set_up: record.restoring_at, restored: record.restored_at}
+    ends[_SET_UP_AGAIN] = record.set_up_at  # what comes after the restore, or without one
     if record.resumed_from is not None or record.resumed_at > record.launched_at:  # else its ranks make no steps
         ends["first step"] = record.resumed_at
     found: dict[str, float] = {}
     at = record.good_at
     for name, end_at in ends.items():
-        untold = name in ("imports and groups", set_up, restored) and not end_at
+        untold = name in ("imports and groups", set_up, restored, _SET_UP_AGAIN) and not end_at
         end_at = min(max(end_at, at), record.resumed_at)  # ranks may be further than the news of their launch
-        least_s = SHOWN_S if name in ("silence", "probe", "wait") else 0.0  # such as a replay that is refused
+        brief = name in ("silence", "probe", "wait", _SET_UP_AGAIN)
+        least_s = SHOWN_S if brief else 0.0  # such as a replay that is refused
         if not untold and (end_at > at + least_s or name not in _OPTIONAL):
-            found[name] = found.get(name, 0.0) + end_at - at
+            booked = set_up if name == _SET_UP_AGAIN else name
+            found[booked] = found.get(booked, 0.0) + end_at - at
             at = end_at
         if name == "detect" and isinstance(record, Record) and record.again_at > at:
             found |= record.earlier_s

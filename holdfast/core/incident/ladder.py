@@ -200,7 +200,7 @@ def _first_remedy(case: IncidentCase) -> Verdict:
             return _give_up(f"it {cause.reason} again before the first step, which is no machine's fault")
         return _restarts_used_up(case) if case.is_capped else Verdict(remedy=Remedy.RESTART, reason=_NOBODY)
     # An echo names a node that lost its peer, which is no reason to blame it however often it happens.
-    again = any(set(p.nodes) & set(cause.suspects) for p in case.recent_failures) and not case.evicted_before
+    again = case.is_nodes_own and not case.evicted_before
     if case.replaceable and again and not role and not is_echo(cause) and cause.kind is not Kind.SLOW:
         reason = f"the same failure on {where} again within the window: evicted"
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=reason)
@@ -215,8 +215,10 @@ def _reason_to_stay(case: IncidentCase) -> str:
     """Return why the job restarts on the same nodes: nobody is to blame, or nothing can replace who is."""
     if case.cause.kind in (Kind.HANG, Kind.SLOW) and case.cause.suspects and not case.follows_the_rank:
         return f"no standby can replace {', '.join(case.cause.suspects)}: restarted in place"
-    gone = ", ".join(case.evicted_before)
-    return f"the rank failed so again without {gone}, evicted for it: {_NOBODY}" if gone else _NOBODY
+    if gone := case.evicted_before:
+        return f"the rank failed so again without {', '.join(gone)}, evicted for it: {_NOBODY}"
+    others = case.shared_with
+    return f"it came on {incident_text.list_some(others)}, too: {_NOBODY}" if others else _NOBODY
 
 
 def _evict_proven(case: IncidentCase) -> Verdict:

@@ -60,6 +60,7 @@ class Incident(msgspec.Struct, kw_only=True):
     grouped_at: float = 0.0
     restoring_at: float = 0.0
     restored_at: float = 0.0
+    set_up_at: float = 0.0
     untold: bool = False  # as in Record
     watched_at: float = 0.0  # since when there was a controller, if there had been none; 0: there was one before
 
@@ -90,8 +91,9 @@ class Incident(msgspec.Struct, kw_only=True):
         return True
 
     def on_recovered(self, event: Progress) -> None:
-        """Note when the ranks of the next generation had their process groups and their state."""
+        """Note when the ranks of the next generation had their process groups and their state, and were set up."""
         self.grouped_at, self.restoring_at, self.restored_at = event.grouped_at, event.restoring_at, event.restored_at
+        self.set_up_at = event.set_up_at
 
     def on_nothing_left(self) -> None:
         """Count from the failure, not from the last good step, because that step was the last one of the script."""
@@ -262,6 +264,7 @@ class Incident(msgspec.Struct, kw_only=True):
             grouped_at=self.grouped_at,
             restoring_at=self.restoring_at,
             restored_at=self.restored_at,
+            set_up_at=self.set_up_at,
             rolled_back=self.rolled_back,
             brought_in=self.brought_in,
             counted=self._is_counted,

@@ -121,10 +121,10 @@ class Ledger:
         """Note a time without a controller, and what is told of it afterwards."""
         match entry.event:
             case Successor(alone_since=since):
-                self._unwatched.append(UnwatchedTime(since=min(since, entry.at), until=entry.at))
+                alone_at = min(max(since, self._last_at), entry.at)
+                self._unwatched.append(UnwatchedTime(since=since and alone_at, until=entry.at))
                 if self.phase in (Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING):
-                    self._taken_over_at, self._told = entry.at, False
-                    self._alone_since = min(max(since, self._last_at), entry.at)
+                    self._taken_over_at, self._told, self._alone_since = entry.at, False, alone_at
             case Progress(generation=generation, at=at) if generation == self.generation:
                 if not self._told:
                     self._divide_unknown(at)

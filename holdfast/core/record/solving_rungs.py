@@ -1,11 +1,11 @@
-"""Counts interruptions by the rung of the ladder that ended them; changes of code count beside incidents."""
+"""Counts interruptions by the rung of the ladder that ended them; planned restarts count beside incidents."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from holdfast.model.alarm import Kind
-from holdfast.model.incident_record import Change, Record, Remedy
+from holdfast.model.incident_record import HELD, Change, Record, Remedy
 
 
 class Rung(StrEnum):
@@ -16,7 +16,8 @@ class Rung(StrEnum):
     ROLLBACK = "rollback"
     SKIP = "batches left out"
     UPDATE = "update"  # other code, at a planned restart
-    ORDER = "a person's order"  # to evict or to drain nodes
+    ORDER = "a person's order"  # to evict or to drain nodes, or to go on after a hold
+    GROWTH = "more nodes"  # a job that had fewer than it may have got some
     PERSON = "none: left to a person"  # or the job was stopped
 
 
@@ -36,17 +37,17 @@ def rung_of(record: Record) -> Rung:
     return Rung.RESTART  # whom a person evicts meanwhile says nothing about the failure
 
 
-def rung_of_change(change: Change) -> Rung | None:
-    """Return the rung of a planned restart; None if it ended no trouble: the job grew, or a person held it."""
+def rung_of_change(change: Change) -> Rung:
+    """Return the rung of a planned restart, so that every interruption is counted."""
     if change.brought_in or change.why == f"release {change.release}":
         return Rung.UPDATE
-    return Rung.ORDER if change.evicted else None
+    return Rung.ORDER if change.evicted or change.why.startswith(HELD) else Rung.GROWTH
 
 
 def count_rungs(incidents: Iterable[Record], changes: Iterable[Change] = ()) -> dict[str, int]:
     """Return how many interruptions each rung ended, the most first."""
     counts = Counter(rung_of(record) for record in incidents)
-    counts.update(rung for change in changes if (rung := rung_of_change(change)))
+    counts.update(map(rung_of_change, changes))
     return {rung.value: count for rung, count in counts.most_common()}
 
 

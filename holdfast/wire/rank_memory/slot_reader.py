@@ -20,6 +20,7 @@ from holdfast.wire.rank_memory.slot_writer import (
     MADE_UP,
     MARK,
     MARKED,
+    NUMBERED,
     OWN_NORM,
     PARTED,
     PARTING,
@@ -73,10 +74,13 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
     skipped_samples: int  # in these, as far as they could be counted
     origin: int  # steps that were made before the first counted one; -1: nobody knows
     made_up: bool = False  # its optimizer has counted one more, which torch made only to create its state
+    numbered: bool = False  # a first step that was counted has the number that the job's steps have
     tokens: float = 0.0  # that the steps of this generation took, as the script tells it; 0: it does not
     flops: float = 0.0  # and floating-point operations
     parameters: int = 0  # that its optimizers train; 0: not known
     restoring_at: float = 0.0  # when it began to restore its state
+    set_up_at: float = 0.0  # until when it was seen to set itself up, before its training loop; 0: not known
+    skipped_updates: int = 0  # in a row, by torch's GradScaler
     lasting_bad_step: int = -1  # the first step whose loss was not finite and whose next one was not either
     claimed: bool = False  # the process of this pid makes the rank's steps
     ending: str = ""  # of a script: "returned", "parting" (it destroys its process groups), "parted" (none is left)
@@ -148,8 +152,9 @@ def _read_failure(stored: bytes) -> str:
 def _is_possible(reading: SlotReading) -> bool:
     bad = (reading.first_bad_step, reading.lasting_bad_step)
     steps = (reading.step, reading.first_step, reading.loss_step, *bad, reading.origin)
-    counts = (reading.skipped, reading.skipped_samples, reading.parameters)
-    instants = (reading.at, reading.first_at, reading.grouped_at, reading.restoring_at, reading.restored_at)
+    counts = (reading.skipped, reading.skipped_samples, reading.parameters, reading.skipped_updates)
+    launched = (reading.grouped_at, reading.restoring_at, reading.restored_at, reading.set_up_at)
+    instants = (reading.at, reading.first_at, *launched)
     return all(abs(number) <= MOST for number in (*steps, *counts)) and all(abs(at) <= MOST_S for at in instants)
 
 
@@ -157,7 +162,7 @@ def _parse_reading(body: bytes) -> SlotReading:
     seq, flags, step, at, loss_step, loss, grad_norm, tokens, flops = HOT.unpack_from(body)
     generation, rank, pid, first_step, first_at, first_bad_step, *rest = COLD.unpack_from(body, HOT.size)
     phase_at, failed_at, phase, failure, grouped_at, restored_at, skipped, skipped_samples, *rest = rest
-    origin, parameters, lasting_bad_step, restoring_at = rest
+    origin, parameters, lasting_bad_step, restoring_at, set_up_at, skipped_updates = rest
     return SlotReading(
         seq=seq,
         generation=generation,
@@ -181,11 +186,14 @@ def _parse_reading(body: bytes) -> SlotReading:
         grouped_at=grouped_at,
         restored_at=restored_at,
         restoring_at=restoring_at,
+        set_up_at=set_up_at,
+        skipped_updates=skipped_updates,
         skippable=bool(flags & SKIPPABLE),
         skipped=skipped,
         skipped_samples=skipped_samples,
         origin=origin,
         made_up=bool(flags & MADE_UP),
+        numbered=bool(flags & NUMBERED),
         tokens=tokens if 0 <= tokens <= MOST_REAL else 0.0,
         flops=flops if 0 <= flops <= MOST_REAL else 0.0,
         parameters=parameters,

@@ -14,14 +14,16 @@ from math import isfinite, nan
 from time import monotonic
 from zlib import crc32
 
-RECORD_BYTES = 336
+from holdfast.wire.progress_environment import GENERATION, SLOT
+
+RECORD_BYTES = 352
 RING_AT = 2 * RECORD_BYTES
 RING, ENTRY_BYTES = 16, 64
 SLOT_BYTES = RING_AT + RING * ENTRY_BYTES
 
 SUM = struct.Struct("<I")
 HOT = struct.Struct("<QIqdqdddd")  # seq, flags, step, at, loss_step, loss, grad_norm, tokens, flops
-COLD = struct.Struct("<qiiqdqdd24s120sddQQqqqd")  # generation, rank, pid, first step and at, first bad step, the rest
+COLD = struct.Struct("<qiiqdqdd24s120sddQQqqqddQ")  # generation, rank, pid, first step and at, first bad step, the rest
 BODY = slice(SUM.size, SUM.size + HOT.size + COLD.size)
 PHASE_BYTES = 24
 _MOST = 1 << 62
@@ -34,6 +36,7 @@ COUNTED, LOSS, GRAD_NORM, FAILED = 1, 2, 4, 8
 OWN_NORM, UPDATE, MARKED, SKIPPABLE = 16, 32, 64, 128
 CLAIMED, RETURNED = 256, 512  # somebody makes the rank's steps; its script is over
 PARTING, PARTED = 1024, 2048  # the script destroys its process groups; it has none left
+NUMBERED = 8192  # a first step that was counted has the number that the job's steps have
 MADE_UP = 4096  # the optimizer's count has a step that torch made only to create its state
 
 
@@ -63,10 +66,11 @@ class SlotWriter:
         self._told = 0  # entries of the ring
         self._phase, self._phase_at = b"", 0.0
         self._failure, self._failed_at = b"", 0.0
-        self._grouped_at = self._restoring_at = self._restored_at = 0.0
+        self._grouped_at = self._restoring_at = self._restored_at = self._set_up_at = 0.0
         self._skipped = self._skipped_samples = 0
         self._origin = -1
         self._parameters = 0
+        self._skipped_updates = 0  # in a row, by a GradScaler
         self._passed = -1  # first step that was left out, if no step came before it
         if heir and before:
             self._inherit_record(before)
@@ -104,10 +108,11 @@ class SlotWriter:
         self._flags = self._flags | COUNTED if counted else self._flags & ~COUNTED
         self._write_record()
 
-    def remember_first_step(self, step: int) -> None:
-        """Record a counted first step as the first, not as the newest: the script may be about to report its number."""
+    def remember_first_step(self, step: int, *, numbered: bool) -> None:
+        """Record a counted first step as the first, not as the newest: the script may be about to report its number.
+        With `numbered`, it has no other than this count gives it."""
         self._first_step, self._first_at = step, monotonic()
-        self._flags |= COUNTED
+        self._flags |= COUNTED | NUMBERED * numbered
         self._pack_cold_part()
         self._write_record()
 
@@ -213,6 +218,19 @@ class SlotWriter:
             self._pack_cold_part()
             self._write_record()
 
+    def note_set_up(self, imported_at: float, set_up_at: float) -> None:
+        """Record until when the script was seen to import and to set itself up; the next write of a first step shows
+        it. Imports after the groups were made belong to them, unless the state was restored before."""
+        if self._grouped_at < imported_at and self._grouped_at and not 0 < self._restoring_at < imported_at:
+            self._grouped_at = imported_at
+        self._set_up_at = set_up_at
+
+    def note_skipped_updates(self, count: int) -> None:
+        """Record how many updates in a row were skipped because gradients were not finite; 0: the last was made."""
+        self._skipped_updates = count
+        self._pack_cold_part()
+        self._write_record()
+
     def mark_skippable(self) -> None:
         """Record that the script asks which batches to leave out."""
         self._set_flag(SKIPPABLE)
@@ -253,7 +271,8 @@ class SlotWriter:
         self._phase_at, self._failed_at, phase, failure, *rest = rest
         self._phase, self._failure = phase.rstrip(b"\0"), failure.rstrip(b"\0")
         self._grouped_at, self._restored_at, self._skipped, self._skipped_samples, *rest = rest
-        self._origin, self._parameters, self._lasting_bad_step, self._restoring_at = rest
+        self._origin, self._parameters, self._lasting_bad_step, self._restoring_at, *rest = rest
+        self._set_up_at, self._skipped_updates = rest
         self._bad_step = self._loss_step if self.is_loss_bad else -1
 
     def note_skip(self, step: int, batches: int, samples: int) -> None:
@@ -267,7 +286,8 @@ class SlotWriter:
         first = (self._first_step, self._first_at, self._first_bad_step)
         rest = (self._phase_at, self._failed_at, self._phase, self._failure, self._grouped_at, self._restored_at)
         last = (self._skipped, self._skipped_samples, self._origin, self._parameters, self._lasting_bad_step)
-        self._cold = COLD.pack(*self._owner, *first, *rest, *last, self._restoring_at)
+        ways = (self._restoring_at, self._set_up_at, self._skipped_updates)
+        self._cold = COLD.pack(*self._owner, *first, *rest, *last, *ways)
 
     def _write_record(self) -> None:
         self._seq = seq = self._seq + 1
@@ -347,3 +367,21 @@ def open_slot_memory(path: str) -> mmap.mmap:
         return mmap.mmap(fd, 0)
     finally:
         os.close(fd)
+
+
+def open_own_slot(environ: "os._Environ[str]") -> SlotWriter | None:
+    """Open the slot that the environment of this process names; None without one, and in a child of the rank."""
+    place = environ.get(SLOT)
+    if not place:
+        return None
+    path, _, number = place.rpartition(":")
+    index, generation, rank = int(number), int(environ.get(GENERATION, 0)), int(environ.get("RANK", 0))
+    arena = open_slot_memory(path)
+    image = arena[index * SLOT_BYTES : (index + 1) * SLOT_BYTES]
+    if len(image) < SLOT_BYTES:
+        raise ValueError(f"{place} has no slot {index}")
+    before = newest_record(image[:RING_AT])
+    told = record_owner(before) if before else (0, 0, 0)
+    if before and told[0] == generation and told[2] != os.getpid() and (was_claimed(before) or is_alive(told[2])):
+        return None  # the environment is inherited; this is some child of the rank
+    return SlotWriter(arena, index, generation=generation, rank=rank)

@@ -34,6 +34,47 @@ def test_the_alarm_says_who_when_and_how() -> None:
     assert alarm.evidence == TRACEBACK
 
 
+IN_A_CHILD = (
+    "[rank3]: Traceback (most recent call last):",
+    '[rank3]:   File "/job/train.py", line 88, in <module>',
+    "[rank3]: ValueError: Caught ValueError in DataLoader worker process 1.",
+    "[rank3]: Original Traceback (most recent call last):",
+    '[rank3]:   File "/job/dataset.py", line 7, in __getitem__',
+    "[rank3]: ValueError: sample 77 is corrupt",
+)
+SPAWNED = (
+    "Traceback (most recent call last):",
+    '  File "/job/train.py", line 88, in <module>',
+    "torch.multiprocessing.spawn.ProcessRaisedException: ",
+    "",
+    "-- Process 0 terminated with the following error:",
+    "Traceback (most recent call last):",
+    '  File "/job/train.py", line 12, in work',
+    "KeyError: 'tokens'",
+)
+
+
+def test_what_a_child_of_the_rank_raised_is_told_and_not_that_it_did() -> None:
+    latched = "ValueError: Caught ValueError in DataLoader worker process 1."
+    for alarm in (ended(1, *IN_A_CHILD), ended(1, *IN_A_CHILD, latched=latched)):
+        assert alarm.reason == ("exited with code 1 (ValueError: sample 77 is corrupt, in DataLoader worker process 1)")
+        assert alarm.raised == "ValueError"
+    assert ended(1, *SPAWNED).reason == "exited with code 1 (KeyError: 'tokens')"
+    elsewhere = ended(1, *IN_A_CHILD, *TRACEBACK, latched="ZeroDivisionError: division by zero")
+    assert elsewhere.reason == "exited with code 1 (ZeroDivisionError: division by zero)", "it had got over the other"
+
+
+def test_a_script_that_ends_itself_is_quoted() -> None:
+    exit = Exit(node="n1", generation=2, rank=3, code=1, at=5.0, said="training failed: my batch is broken")
+    quoted = 'last said: "training failed: my batch is broken"'
+    for latched, told in (("SystemExit: 1", f"SystemExit: 1; {quoted}"), ("", quoted), ("KeyError: 'a'",) * 2):
+        alarm = alarm_of(msgspec.structs.replace(exit, latched=latched), CATALOG)
+        assert alarm.reason == f"exited with code 1 ({told})"
+    long = alarm_of(msgspec.structs.replace(exit, said="x" * 5000, latched="SystemExit: 1"), CATALOG)
+    assert len(long.reason) < 300
+    assert ended(-9).reason == alarm_of(msgspec.structs.replace(exit, code=-9, latched=""), CATALOG).reason
+
+
 def test_torchs_rank_prefix_hides_nothing() -> None:
     # Once a process group is up, torch writes the rank before every line of a traceback.
     prefixed = ended(1, *(f"[rank3]: {line}" for line in TRACEBACK))

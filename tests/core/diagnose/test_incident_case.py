@@ -1,5 +1,7 @@
 """The rungs that part what a machine did from what the job or its code did: scarcity, releases, timeouts."""
 
+from itertools import product
+
 import msgspec
 
 from holdfast.core.incident.incident_case import PastFailure
@@ -117,10 +119,29 @@ def test_only_one_node_goes_for_a_failure_that_comes_again_without_it() -> None:
         find_verdict(case(CRASH, past=(*gone, *past(12)), may_probe=True, trained_s=900.0, lost_s=300.0)).remedy
         is Remedy.PROBE
     )
-    assert find_verdict(case(CRASH, past=(*past(10, node="n4"), *past(12)))).remedy is Remedy.EVICT
+    assert find_verdict(case(CRASH, past=(*past(10, node="n4"), *past(12)), nodes=1200)).remedy is Remedy.EVICT
     back = (gone[0], msgspec.structs.replace(gone[1], nodes=("n1",), evicted=True))
-    assert find_verdict(case(CRASH, past=(*back, *past(12)))).remedy is Remedy.EVICT, "it was this one"
+    assert find_verdict(case(CRASH, past=(*back, *past(12)), nodes=1200)).remedy is Remedy.EVICT, "it was this one"
     other = (gone[0], msgspec.structs.replace(gone[1], ranks=(7,)))
-    assert find_verdict(case(CRASH, past=(*other, *past(12)))).remedy is Remedy.EVICT, "another rank, another machine"
+    twice = case(CRASH, past=(*other, *past(12)), nodes=1200)
+    assert find_verdict(twice).remedy is Remedy.EVICT, "another rank, another machine"
     stuck = (*gone, *past(50, 50, 50))
     assert find_verdict(case(CRASH, past=stuck)).code == GAVE_UP
+
+
+def test_a_bug_that_strikes_now_here_now_there_costs_no_more_than_one_machine() -> None:
+    """Whatever the order in which six failures strike four nodes; a Python exception costs none."""
+    for cause, most in ((SCRIPT, 0), (CRASH, 1), (msgspec.structs.replace(CRASH, code=1, klass="", group=""), 1)):
+        for order in product(range(4), repeat=6):
+            seats, failed, evicted = ["n0", "n1", "n2", "n3"], tuple[PastFailure, ...](), 0
+            for step, seat in enumerate(order):
+                struck = msgspec.structs.replace(cause, suspects=(seats[seat],), ranks=(seat,))
+                verdict = find_verdict(case(struck, past=failed, step=step, nodes=4, trained_s=100.0 * step))
+                gone = verdict.remedy is Remedy.EVICT
+                one = msgspec.structs.replace(past(step, node=seats[seat])[0], evicted=gone, ranks=(seat,))
+                failed = (*failed, msgspec.structs.replace(one, trained_s=100.0 * step))
+                evicted += gone
+                seats[seat] = f"standby {step}" if gone else seats[seat]
+            assert evicted <= most, (cause.klass, order)
+    verdict = find_verdict(case(CRASH, past=(*past(10, node="n4"), *past(12)), nodes=4, trained_s=900.0))
+    assert verdict.reason == "it came on n4, too: no node is to blame: restarted in place"

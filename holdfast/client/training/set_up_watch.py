@@ -1,0 +1,45 @@
+"""Sees from the stack of a rank's main thread, now and then, how long its script imports and sets itself up."""
+
+import sys
+from time import monotonic
+
+_IMPORTING = ("<frozen importlib._bootstrap>", "_find_and_load")
+# What only a training loop does: it calls a module, compiled or not, takes a batch, goes back through the graph.
+_LOOPING = (
+    ("/torch/nn/modules/module.py", ("_call_impl",)),
+    ("/torch/_dynamo/eval_frame.py", ("compile_wrapper", "_fn")),
+    ("/torch/utils/data/dataloader.py", ("__iter__", "__next__")),
+    ("/torch/autograd/__init__.py", ("backward",)),
+    ("/torch/optim/optimizer.py", ("wrapper",)),
+)
+
+
+class SetUpWatch:
+    """When the main thread was last seen to import, or to be at anything else before its training loop."""
+
+    def __init__(self, main: int) -> None:
+        self._main = main
+        self._imported_at = self._set_up_at = 0.0
+        self._is_over = self._looped = False
+
+    def look(self) -> None:
+        """Look at the stack, as long as no step was made and the loop has not begun."""
+        frame = None if self._is_over else sys._current_frames().get(self._main)
+        if frame is None:
+            return
+        now, imports = monotonic(), False
+        while frame is not None:
+            name, path = frame.f_code.co_name, frame.f_code.co_filename
+            imports = imports or (path, name) == _IMPORTING
+            if any(name in names and path.endswith(end) for end, names in _LOOPING):
+                self._is_over = self._looped = True
+                return
+            frame = frame.f_back
+        if not self._is_over:  # meanwhile
+            self._set_up_at, self._imported_at = now, now if imports else self._imported_at
+
+    def close(self, *, trained: bool) -> tuple[float, float]:
+        """End at the first step. Return when the script was last seen to import, and to set itself up; 0 if it was
+        not, or if that may have been its loop: a loop of torch's is known (`trained`: its optimizer made the step)."""
+        self._is_over = True
+        return self._imported_at, self._set_up_at if self._looped or trained else 0.0
