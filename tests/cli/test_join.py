@@ -74,6 +74,7 @@ def test_three_hosts_make_one_job(start: Start, port: int, tmp_path: Path) -> No
             assert job.sentences()[-1].startswith("holdfast: done: ")
 
 
+@pytest.mark.slow
 def test_state_goes_between_hosts_that_have_proved_themselves(start: Start, port: int) -> None:
     """Both keep copies of each other's, by TLS: a certificate is made for each, and both count."""
     flags = ("--nnodes", "2", "--nproc-per-node", "1")

@@ -19,7 +19,7 @@ FAILURES = {
     "a signal": ("import os; os.kill(os.getpid(), 11)", ("--max-restarts", "0"), 139, "was killed by SIGSEGV"),
     "before the first step": ("import no_such_thing", (), 93, "before any step was seen"),
     "a path that can never be written": (
-        "import holdfast, torch; holdfast.Checkpointer(model=torch.nn.Linear(1, 1), path='/proc/nope')",
+        "import torch, holdfast; holdfast.Checkpointer(model=torch.nn.Linear(1, 1), path='/proc/nope')",
         (),
         93,
         "cannot write checkpoints: /proc/nope cannot be written: ",
@@ -74,6 +74,7 @@ def test_an_exception_before_any_step_is_tried_once_more(start: Start, script: s
     assert said in record.sentence
 
 
+@pytest.mark.slow
 def test_one_rank_that_always_fails_ends_in_giving_up(start: Start) -> None:
     """Nobody is evicted for it, and the same code twice is enough."""
     script = "import os; os._exit(3 * int(os.environ['RANK']))"
@@ -110,6 +111,7 @@ def test_the_same_exception_without_getting_further_ends_the_job(start: Start) -
     assert sum(record.failures for record in job.report().incidents) == 2
 
 
+@pytest.mark.slow
 def test_one_step_more_each_time_is_no_progress(start: Start) -> None:
     """Each launch makes one step and raises; such a job would be restarted for ever if every step counted."""
     job = start("--nproc-per-node", "1", script=TRAIN + "    time.sleep(0.2)\n    raise ValueError\n")
