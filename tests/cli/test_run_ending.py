@@ -33,7 +33,12 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("what", FAILURES)
+SELDOM = ("its own code", "one of two")
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(one, marks=pytest.mark.slow) if one in SELDOM else one for one in FAILURES]
+)
 def test_a_failure_gives_its_code(start: Start, what: str) -> None:
     script, flags, code, words = FAILURES[what]
     job = start(*flags, script=script)
@@ -63,7 +68,10 @@ if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < 1:
 """
 
 
-@pytest.mark.parametrize(("script", "code", "failures"), [(RACES, 0, 1), (RACES.replace("< 1", "< 9"), 93, 2)])
+@pytest.mark.parametrize(
+    ("script", "code", "failures"),
+    [pytest.param(RACES, 0, 1, marks=pytest.mark.slow), (RACES.replace("< 1", "< 9"), 93, 2)],
+)
 def test_an_exception_before_any_step_is_tried_once_more(start: Start, script: str, code: int, failures: int) -> None:
     """It may have been a race of ranks that start; the same again is the script's own doing."""
     job = start("--nproc-per-node", "2", script=script)
@@ -134,6 +142,7 @@ def test_ctrl_c_ends_everything_once(start: Start, tmp_path: Path) -> None:
     assert job.report().code == 130
 
 
+@pytest.mark.slow
 def test_twice_ends_it_at_once(start: Start) -> None:
     job = start("--nproc-per-node", "2", "--shutdown-timeout", "100", script=DEAF)
     job.trains()
@@ -168,6 +177,7 @@ def test_ctrl_c_at_any_moment_of_the_start(start: Start) -> None:
     assert "Traceback" not in job.text()
 
 
+@pytest.mark.slow
 def test_sigterm(start: Start, tmp_path: Path) -> None:
     job = start(script=CLEAN)
     job.trains()
