@@ -34,6 +34,7 @@ ROOT = Path(__file__).parents[1]
 collect_ignore = ["corpus"]  # a thousand folders of logs, and no tests
 MARK = "HOLDFAST_TEST_MARK"
 SERVER = "PYTEST_HOLDFAST_SERVER"
+STUB = "tests.client.stub_holder"
 # Of the environment of whoever runs the tests; what else a test needs it sets itself.
 KEPT = frozenset("PATH HOME USER LOGNAME SHELL LANG LC_ALL TZ TMPDIR LD_LIBRARY_PATH VIRTUAL_ENV CI".split())
 T = TypeVar("T")
@@ -80,7 +81,7 @@ def compile_share(config: pytest.Config, number: int, workers: int) -> None:
 
 def start_server(folder: Path) -> ForkServer:
     """A fork server that jobs share: torch is imported once, not once for each."""
-    env, preload = make_rank_environment(job_environment()), (*DEFAULT_PRELOAD, "tests.cli.front_program")
+    env, preload = make_rank_environment(job_environment()), (*DEFAULT_PRELOAD, "tests.cli.front_program", STUB)
     with (folder / "log").open("wb") as log:
         return ForkServer(folder / "fork.sock", preload, env, log.fileno())
 
@@ -141,11 +142,11 @@ def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Zygote"]:
+def warm(tmp_path_factory: pytest.TempPathFactory, warm_server: Path) -> Iterator["Zygote"]:
     """A zygote as the holder starts it."""
     from tests.client.conftest import Zygote
 
-    zygote = Zygote(DEFAULT_PRELOAD, tmp_path_factory.mktemp("warm"))
+    zygote = Zygote(DEFAULT_PRELOAD, tmp_path_factory.mktemp("warm"), server=warm_server)
     yield zygote
     zygote.close()
 
