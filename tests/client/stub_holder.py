@@ -54,6 +54,14 @@ def start_zygote(ours: socket.socket, end: int, forked: bool) -> int:
     return pid
 
 
+def wake_at_ends() -> int:
+    """A file to be read when a child has ended: nobody looks for the dead a hundred times a second, while tests run."""
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(wake)
+    return woken
+
+
 def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.environ.pop("LC_CTYPE", None)  # Python sets it for itself where there is no locale
@@ -66,10 +74,7 @@ def main() -> None:
     waiting = selectors.DefaultSelector()
     waiting.register(orders, selectors.EVENT_READ)
     waiting.register(ours, selectors.EVENT_READ)
-    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    waiting.register(woken, selectors.EVENT_READ)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    signal.set_wakeup_fd(wake)  # or it would look for the dead a hundred times a second, for as long as tests run
+    waiting.register(woken := wake_at_ends(), selectors.EVENT_READ)
     say(zygote=zygote)
     rest = b""
     while True:
