@@ -37,9 +37,10 @@ endif
 demo: $(READY) ## train a small GPT, kill a rank, lose a node, compare the weights
 	$(PY) examples/demo.py $(ARGS)
 
-# Three workers on two cores: end-to-end tests wait for most of their time.
+# Four workers on two cores: end-to-end tests wait for half of their time. What all of them import is compiled once.
 test: $(READY) ## all tests but the slow ones; ARGS goes to pytest
-	$(PY) -m pytest -n 3 --dist worksteal -m "not slow" $(ARGS)
+	@$(PY) -m compileall -q -j 2 holdfast
+	$(PY) -m pytest -n 4 --dist worksteal -m "not slow" $(ARGS)
 
 test-full: $(READY) ## all tests; what has passed with the same files is left out
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[test-full]'

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import resource
 import shutil
 import signal
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+import psutil
 import pytest
+from _pytest.assertion import rewrite
 from hypothesis import settings
 
 from holdfast.client.boot.zygote import DEFAULT_PRELOAD
@@ -31,6 +34,7 @@ ROOT = Path(__file__).parents[1]
 collect_ignore = ["corpus"]  # a thousand folders of logs, and no tests
 MARK = "HOLDFAST_TEST_MARK"
 SERVER = "PYTEST_HOLDFAST_SERVER"
+STUB = "tests.client.stub_holder"
 # Of the environment of whoever runs the tests; what else a test needs it sets itself.
 KEPT = frozenset("PATH HOME USER LOGNAME SHELL LANG LC_ALL TZ TMPDIR LD_LIBRARY_PATH VIRTUAL_ENV CI".split())
 T = TypeVar("T")
@@ -58,15 +62,26 @@ def pytest_configure(config: pytest.Config) -> None:
         resource.setrlimit(kind, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     gc.disable()  # until all is imported, which makes no garbage worth looking for
+    if hasattr(config, "workerinput"):
+        compile_share(config, int(config.workerinput["workerid"][2:]), config.workerinput["workercount"])
     if config.getoption("numprocesses", None):
         server = start_server(Path(tempfile.mkdtemp(prefix="holdfast-tests-")))
         os.environ[SERVER] = str(server.path)
         config.add_cleanup(lambda: end_server(server))
 
 
+def compile_share(config: pytest.Config, number: int, workers: int) -> None:
+    """In a fresh clone every worker would compile every test: each compiles its share, and finds that of the others."""
+    for path in sorted((ROOT / "tests").rglob("test_*.py"))[number::workers]:
+        compiled = rewrite.get_cache_dir(path) / f"{path.stem}{rewrite.PYC_TAIL}"
+        if not compiled.exists() and rewrite.try_makedirs(compiled.parent):
+            source, code = rewrite._rewrite_test(path, config)
+            rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, source, compiled)
+
+
 def start_server(folder: Path) -> ForkServer:
     """A fork server that jobs share: torch is imported once, not once for each."""
-    env, preload = make_rank_environment(job_environment()), (*DEFAULT_PRELOAD, "tests.cli.front_program")
+    env, preload = make_rank_environment(job_environment()), (*DEFAULT_PRELOAD, "tests.cli.front_program", STUB)
     with (folder / "log").open("wb") as log:
         return ForkServer(folder / "fork.sock", preload, env, log.fileno())
 
@@ -76,15 +91,19 @@ def end_server(server: ForkServer) -> None:
     shutil.rmtree(server.path.parent)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with end-to-end tests, which mostly wait, evenly among those that only compute: every worker has both."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Each worker gets the next so many tests: first its share of files with end-to-end tests, so that none of these
+    is begun when the others have nothing left; then of those that only compute, and of the design tests first, which
+    share what they parse."""
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
     live = [path for path, found in files.items() if any(item.get_closest_marker("e2e") for item in found)]
-    pure = [path for path in files if path not in live]
-    place = {path: (number + 0.5) / len(kind) for kind in (live, pure) for number, path in enumerate(kind)}
-    items[:] = [item for path in sorted(files, key=place.__getitem__) for item in files[path]]
+    design = [path for path in files if path.parent == ROOT / "tests" and path not in live]
+    pure = [path for path in files if path not in {*live, *design}]
+    order = [*design, *(path for one in range(workers) for path in (*live[one::workers], *pure[one::workers]))]
+    items[:] = [item for path in order for item in files[path]]
 
 
 def pytest_collection_finish() -> None:
@@ -100,6 +119,17 @@ def job_environment(**env: str) -> dict[str, str]:
     return own | {"PYTHONPATH": str(ROOT)} | env
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """What `make test` has cost, beside what it may cost; but for processes whose parents were killed."""
+    if SERVER not in os.environ or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    servers = [child.cpu_times() for child in psutil.Process().children()]
+    spent_s = sum(one.ru_utime + one.ru_stime for one in own) + sum(sum(times[:4]) for times in servers)
+    budget = re.search(r"(\d+) seconds of processors", (ROOT / "CONTRIBUTING.md").read_text())
+    terminalreporter.write_line(f"{spent_s:.0f} s of processors; make test may take {budget[1] if budget else '?'} s")
+
+
 @pytest.fixture(scope="session")
 def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The fork server of all workers, or one of our own if there are none."""
@@ -112,11 +142,11 @@ def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Zygote"]:
+def warm(tmp_path_factory: pytest.TempPathFactory, warm_server: Path) -> Iterator["Zygote"]:
     """A zygote as the holder starts it."""
     from tests.client.conftest import Zygote
 
-    zygote = Zygote(DEFAULT_PRELOAD, tmp_path_factory.mktemp("warm"))
+    zygote = Zygote(DEFAULT_PRELOAD, tmp_path_factory.mktemp("warm"), server=warm_server)
     yield zygote
     zygote.close()
 

@@ -238,7 +238,7 @@ async def test_a_node_removes_its_own_states_and_the_last_one_the_folder(fleet: 
     await job.leave("a", stored)
     assert job.ranks() == {1, 2} and not (job.root / "r." / "rank-7").exists()
     job.save(8)
-    await job.leave("b", msgspec.structs.replace(LEAVE, last=(FinalState(step=8, ranks=(1,)),), last_s=0.5))
+    await job.leave("b", msgspec.structs.replace(LEAVE, last=(FinalState(step=8, ranks=(1,)),), last_s=3.0))
     assert job.ranks() == {1, 2}, "its last write to storage fails, for rank 0 has not begun one"
     assert job.states("b") == [5, 5, 8] and "step 8 stays on disk" in fleet.nodes["b"].said[-1]
     await job.leave("b", msgspec.structs.replace(LEAVE, stored=8))

@@ -108,9 +108,9 @@ def try_one(folder: str, step: int, at: int, when: str) -> str:
     return where
 
 
-def main(folder: str, step: int) -> None:
+def main(folder: str, step: int, every: int) -> None:
     save(str(Path(folder, "template")), 1, 1)
-    for at in itertools.count():
+    for at in itertools.count(step=every):
         if not (where := try_one(folder, step, at, BEFORE)):
             break
         try_one(folder, step, at, AFTER)
@@ -119,4 +119,4 @@ def main(folder: str, step: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -127,6 +127,7 @@ for step in range(1, 100000):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_a_job_on_a_terminal(tmp_path: Path, warm_server: Path, no_orphans: str) -> None:
     (tmp_path / "job.py").write_text(BARS)

@@ -338,7 +338,7 @@ def test_durations(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)])
 def test_who_reads_on_no_more_sees_no_traceback(run_dir: Path, unbuffered: str) -> None:
     """As in `holdfast report | head`: nobody is at the other end of the pipe."""
     write(run_dir, *LINES, *END)

@@ -88,6 +88,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_a_step_that_torch_made_up_is_not_counted_in_later_generations(start: Start) -> None:
     job = start("--nnodes", "1", script=ASKS, zygote=True)
     for generation in (1, 2):

@@ -21,12 +21,13 @@ def lose_all_memory(job: Job) -> None:
 
 
 def test_all_memory_is_lost_and_the_disks_have_it(start: Start) -> None:
-    calm = start("--nproc-per-node", "2", script=TRAIN, name="calm", HOLDFAST_STEPS="120")
+    calm = start("--nproc-per-node", "2", script=TRAIN, name="calm", HOLDFAST_STEPS="40")
     calm.ends(0)
     calm.run_dir.rename(calm.folder / "calm-run")
     disk = calm.folder / "disk"
     flags = ("--nnodes", "2", "--set", f"disk.path={disk}", "--set", "disk.every_s=0.5")
-    job = start(*flags, script=TRAIN, HOLDFAST_STEPS="120")
+    (calm.folder / "slow-0-1").touch()  # until it is struck
+    job = start(*flags, script=TRAIN, HOLDFAST_STEPS="40")
     job.trains()
     job.until(lambda: job.status()["disk"] > 3, "a step on both disks")
     least = job.status()["disk"]
@@ -40,7 +41,7 @@ def test_all_memory_is_lost_and_the_disks_have_it(start: Start) -> None:
     assert {words[0] for words in said(job, "weights")} == {words[0] for words in said(calm, "weights")}
     [folder] = disk.iterdir()
     kept = job.report().storage
-    assert kept and (kept.step, kept.disk) == (-1, 120) and str(folder) in job.text()
+    assert kept and (kept.step, kept.disk) == (-1, 40) and str(folder) in job.text()
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in folder.glob("rank-*/step-*/*")} == {0o600}
 
@@ -62,6 +63,7 @@ def test_a_standby_leaves_the_final_state_of_the_nodes_beside_it(start: Start, t
     assert {path.parts[-3] for path in folder.glob(f"rank-*/step-{step:08d}/.metadata")} == {"rank-0", "rank-1"}
 
 
+@pytest.mark.slow
 def test_a_final_state_that_only_disks_have_is_gathered_and_gone_on_from(start: Start, tmp_path: Path) -> None:
     calm = start("--nproc-per-node", "2", script=TRAIN, name="calm", HOLDFAST_STEPS="40")
     calm.ends(0)

@@ -24,7 +24,7 @@ FAILURES = {
     "a signal": ("import os; os.kill(os.getpid(), 11)", ("--max-restarts", "0"), 139, "was killed by SIGSEGV"),
     "before the first step": ("import no_such_thing", (), 93, "before any step was seen"),
     "a path that can never be written": (
-        "import holdfast, torch; holdfast.Checkpointer(model=torch.nn.Linear(1, 1), path='/proc/nope')",
+        "import torch, holdfast; holdfast.Checkpointer(model=torch.nn.Linear(1, 1), path='/proc/nope')",
         (),
         93,
         "cannot write checkpoints: /proc/nope cannot be written: ",
@@ -38,7 +38,12 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("what", FAILURES)
+SELDOM = ("its own code", "one of two")
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(one, marks=pytest.mark.slow) if one in SELDOM else one for one in FAILURES]
+)
 def test_a_failure_gives_its_code(start: Start, what: str) -> None:
     script, flags, code, words = FAILURES[what]
     job = start(*flags, script=script)
@@ -68,7 +73,10 @@ if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < 1:
 """
 
 
-@pytest.mark.parametrize(("script", "code", "failures"), [(RACES, 0, 1), (RACES.replace("< 1", "< 9"), 93, 2)])
+@pytest.mark.parametrize(
+    ("script", "code", "failures"),
+    [pytest.param(RACES, 0, 1, marks=pytest.mark.slow), (RACES.replace("< 1", "< 9"), 93, 2)],
+)
 def test_an_exception_before_any_step_is_tried_once_more(start: Start, script: str, code: int, failures: int) -> None:
     """It may have been a race of ranks that start; the same again is the script's own doing."""
     job = start("--nproc-per-node", "2", script=script)
@@ -79,6 +87,7 @@ def test_an_exception_before_any_step_is_tried_once_more(start: Start, script: s
     assert said in record.sentence
 
 
+@pytest.mark.slow
 def test_one_rank_that_always_fails_ends_in_giving_up(start: Start) -> None:
     """Nobody is evicted for it, and the same code twice is enough."""
     script = "import os; os._exit(3 * int(os.environ['RANK']))"
@@ -115,6 +124,7 @@ def test_the_same_exception_without_getting_further_ends_the_job(start: Start) -
     assert sum(record.failures for record in job.report().incidents) == 2
 
 
+@pytest.mark.slow
 def test_one_step_more_each_time_is_no_progress(start: Start) -> None:
     """Each launch makes one step and raises; such a job would be restarted for ever if every step counted."""
     job = start("--nproc-per-node", "1", script=TRAIN + "    time.sleep(0.2)\n    raise ValueError\n")
@@ -137,6 +147,7 @@ def test_ctrl_c_ends_everything_once(start: Start, tmp_path: Path) -> None:
     assert job.report().code == 130
 
 
+@pytest.mark.slow
 def test_twice_ends_it_at_once(start: Start) -> None:
     job = start("--nproc-per-node", "2", "--shutdown-timeout", "100", script=DEAF)
     job.trains()
@@ -171,6 +182,7 @@ def test_ctrl_c_at_any_moment_of_the_start(start: Start) -> None:
     assert "Traceback" not in job.text()
 
 
+@pytest.mark.slow
 def test_sigterm(start: Start, tmp_path: Path) -> None:
     job = start(script=CLEAN)
     job.trains()

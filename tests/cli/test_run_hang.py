@@ -51,6 +51,7 @@ def test_a_stopped_rank_is_named_and_acted_on(start: Start) -> None:
     assert_transcript(job, "hang")
 
 
+@pytest.mark.slow
 def test_another_collective_than_the_others_is_acted_on_at_the_second_look(start: Start) -> None:
     job = start("--nnodes", "2", "--nproc-per-node", "2", script=TRAIN)
     job.trains()

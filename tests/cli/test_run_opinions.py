@@ -79,6 +79,7 @@ def test_an_opinion_is_told_and_evicts_nobody(start: Start, tmp_path: Path) -> N
     assert [row.action for row in user_rows.read_user_rows(file)] == ["run_diagnostics"]
 
 
+@pytest.mark.slow
 def test_no_recovery_waits_for_a_slow_model(start: Start) -> None:
     with serving(dripping(60)) as model:
         asked = ("--set", f"model.url={model.url}", "--set", "model.name=zorb", "--set", "model.timeout_s=50")
@@ -102,6 +103,7 @@ def test_what_a_person_corrected_is_known_without_a_model(start: Start, tmp_path
     job.ends(0)
 
 
+@pytest.mark.slow
 def test_nobody_is_asked_without_an_endpoint_or_a_past(start: Start, tmp_path: Path) -> None:
     job = start("--nnodes", "1", script=FAILS)
     job.trains(generation=2)

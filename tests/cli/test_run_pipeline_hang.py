@@ -64,6 +64,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batched", ["0", pytest.param("1", marks=pytest.mark.slow)])
 def test_the_stage_that_stands_is_named(start: Start, batched: str) -> None:
     job = start("--nnodes", "2", "--nproc-per-node", "2", script=PIPELINE, HOLDFAST_BATCHED=batched)

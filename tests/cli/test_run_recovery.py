@@ -42,6 +42,7 @@ def test_a_killed_rank_is_restarted_in_place(start: Start, capsys: pytest.Captur
     assert job.check_replay() > 5
 
 
+@pytest.mark.slow
 def test_a_stage_that_tells_of_no_steps_hides_no_progress(start: Start) -> None:
     """As the first stage of a pipeline that has no optimizer."""
     job = start(

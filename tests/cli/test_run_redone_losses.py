@@ -47,6 +47,7 @@ def test_a_redone_step_with_another_loss_is_made_a_third_time(start: Start) -> N
     job.check_replay()
 
 
+@pytest.mark.slow
 def test_redone_steps_with_the_same_losses_are_no_news(start: Start) -> None:
     job = start("--nproc-per-node", "2", "--set", "loss.exact=true", script=TRAIN)
     job.until(lambda: job.status().get("step") == 25, "step 25")

@@ -127,6 +127,7 @@ def test_without_a_front_all_leave_by_themselves(start: Start) -> None:
     assert (record.evicted, record.admitted) == (("n0",), ("n1",))
 
 
+@pytest.mark.slow
 def test_ranks_that_end_well_without_a_controller_have_ended_well(start: Start) -> None:
     """The front is killed, ranks make their last steps unseen, and the node is gone when the run is resumed."""
     job = start("--set", "node.lost_s=10", "--nproc-per-node", "2")
@@ -153,6 +154,7 @@ def test_ranks_that_end_well_without_a_controller_have_ended_well(start: Start) 
     job.check_replay()
 
 
+@pytest.mark.slow
 def test_agents_die_again_and_again_and_no_node_is_lost(start: Start) -> None:
     """Each is back long before its silence is an alarm: what it needs is there already, in its holder."""
     job = start("--nnodes", "2")
@@ -248,6 +250,7 @@ def test_ranks_that_end_without_a_controller_on_nodes_that_stay_trained_up_to_th
     assert not any(span.use == "end" and span.start_at < found.unwatched[0].until for span in found.spans)
 
 
+@pytest.mark.slow
 def test_a_rank_that_died_without_a_controller_cost_the_time_since_its_death(start: Start) -> None:
     job = start("--nnodes", "2", "--nproc-per-node", "1", *PATIENT)
     job.trains()

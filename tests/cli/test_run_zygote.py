@@ -49,6 +49,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_ranks_of_a_real_job_are_forked_and_heal(start: Start) -> None:
     job = start("--nnodes", "2", "--nproc-per-node", "2", script=DDP)
     job.trains()

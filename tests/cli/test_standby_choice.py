@@ -92,6 +92,7 @@ def test_on_joined_hosts_a_node_may_have_any_rank() -> None:
     assert (args.node_rank, args.standbys, args.refill_h) == (7, 1, 24.0)
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_a_node_that_a_run_lost_counts_in_the_next(start: Start) -> None:
     first = start("--nnodes", "2", "--standbys", "auto:0.5")

@@ -137,6 +137,7 @@ def test_now(code: Code) -> None:
     assert [one["fate"] for one in told["releases"]] == ["ended", "rolled back"], "from the journal, too"
 
 
+@pytest.mark.slow
 def test_the_file_that_the_console_goes_to_is_no_part_of_a_release(code: Code) -> None:
     (code.root / "train.out").write_text("of an earlier run")
     git(code.root, "add", "-f", "train.out")  # even git was told of it

@@ -6,15 +6,20 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from holdfast.linux.preimported_fork import OpenFiles, Program
+from holdfast.wire import program_fork_server
+from holdfast.wire.inherited_environment import make_rank_environment
 from holdfast.wire.progress_environment import KEEPER
 from holdfast.wire.rank_memory.slot_reader import SLOT_BYTES, open_slot_memory
 from tests.client.fake_keeper import FakeKeeper
+from tests.conftest import STUB, job_environment
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -35,14 +40,52 @@ class Rank(NamedTuple):
         return Ended(code, *(_text(self.folder / name) for name in ("out", "err")))
 
 
-class Zygote:
-    """The stub holder with its zygote."""
+class ForkedHolder:
+    """A stub holder that a fork server has forked, and so its zygote; it looks like a Popen."""
 
-    def __init__(self, preload: tuple[str, ...], folder: Path, env: dict[str, str] = ENV) -> None:
+    def __init__(self, preload: tuple[str, ...], folder: Path, server: Path) -> None:
+        orders, order = os.pipe()
+        news, tell = os.pipe()
+        env = make_rank_environment(job_environment())
+        program = Program(module=STUB, args=preload, env=env, cwd=str(folder))
+        files = OpenFiles(stdout=tell, stderr=2, keep=(orders,))
+        self._process = program_fork_server.start_program(program, files, server)
+        os.close(orders)
+        os.close(tell)
+        self.pid, self.stdin, self.stdout = self._process.pid, os.fdopen(order, "w"), os.fdopen(news)
+
+    def __enter__(self) -> "ForkedHolder":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stdout.close()
+        self._process.close()
+
+    def wait(self, timeout: float) -> None:
+        until_at = time.monotonic() + timeout
+        while not self._process.is_over():
+            if time.monotonic() > until_at:
+                raise subprocess.TimeoutExpired(STUB, timeout)
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+class Zygote:
+    """The stub holder with its zygote; both are forked where there is a server that has imported what they need."""
+
+    def __init__(
+        self, preload: tuple[str, ...], folder: Path, env: dict[str, str] = ENV, server: Path | None = None
+    ) -> None:
         self.folder = folder
         self.env = env
         command = [sys.executable, str(Path(__file__).with_name("stub_holder.py")), *preload]
-        self.holder = subprocess.Popen(command, stdin=-1, stdout=-1, env=env, cwd=folder, text=True)
+        self.holder: ForkedHolder | subprocess.Popen[str] = (
+            ForkedHolder(preload, folder, server)
+            if server
+            else subprocess.Popen(command, stdin=-1, stdout=-1, env=env, cwd=folder, text=True)
+        )
         self.pid: int = self.hear()["zygote"]
         self.warm = self.hear()
         self._codes: dict[str, int] = {}

@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.checkpoint.retention import find_checkpoints
 from holdfast.checkpoint.state_image import StateError
+from tests.client.conftest import Zygote
 from tests.client.job import OPTIMIZERS, Job, same
 
 
@@ -52,25 +53,24 @@ def _flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_path_that_another_run_writes_to_is_read_and_not_written(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_path_that_another_run_writes_to_is_read_and_not_written(tmp_path: Path, warm: Zygote) -> None:
     path = tmp_path / "checkpoints"
     first = Job(0, path=path, every=1)
     first.train(1, 1)
     first.ckpt.wait()
-    code = f"""
+    other = tmp_path / "other.py"
+    other.write_text(f"""
 import torch, holdfast
 model = torch.nn.Linear(2, 1)
 ckpt = holdfast.Checkpointer(model=model, path={str(path)!r}, every=1)
 ckpt.save(7)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and f"is writing to {path} now (step 1" in done.stderr.splitlines()[-1], done.stderr
+""")
+    done = warm.run(str(other))
+    assert done.code == 1 and f"is writing to {path} now (step 1" in done.err.splitlines()[-1], done.err
     assert [one.step for one in find_checkpoints(str(path))] == [1]
     first.ckpt.close()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and [one.step for one in find_checkpoints(str(path))] == [7, 1], done.stderr
+    done = warm.run(str(other))
+    assert done.code == 0 and [one.step for one in find_checkpoints(str(path))] == [7, 1], done.err
 
 
 def test_storage_that_fails_stops_nobody(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -78,8 +78,10 @@ GROUP = f"import os, holdfast, torch.distributed as dist; holdfast.step(4); {AGA
         ("import holdfast; holdfast.step(4)", "", "returned"),
         ("import holdfast; holdfast.step(4); raise KeyError(1)", "KeyError: 1", ""),
         (f"{GROUP}; dist.destroy_process_group(); os._exit(0)", "", "parted"),
-        (f"{GROUP}; dist.destroy_process_group(dist.new_group()); os._exit(0)", "", ""),
-        (f"{GROUP}; dist.destroy_process_group(); {AGAIN}; os._exit(0)", "", ""),
+        pytest.param(
+            f"{GROUP}; dist.destroy_process_group(dist.new_group()); os._exit(0)", "", "", marks=pytest.mark.slow
+        ),
+        pytest.param(f"{GROUP}; dist.destroy_process_group(); {AGAIN}; os._exit(0)", "", "", marks=pytest.mark.slow),
     ],
 )
 def test_how_it_ended_is_known(

@@ -153,6 +153,7 @@ def test_a_group_that_cannot_be_made_raises_as_ever(warm: Zygote, arena: Arena) 
 ALONE = "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("imported", "told"), [("import holdfast", True), pytest.param("", False, marks=pytest.mark.slow)]
 )
@@ -179,6 +180,7 @@ for _ in range(4):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", ["", pytest.param(COMPILED, marks=pytest.mark.slow)])
 def test_steps_are_counted_without_the_compiler_imported_first(tmp_path: Path, arena: Arena, more: str) -> None:
     """It takes longer to import than torch, and many scripts print something before they need it."""

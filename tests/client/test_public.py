@@ -3,7 +3,6 @@
 import contextlib
 import doctest
 import inspect
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 import holdfast
 from holdfast.checkpoint import dcp
+from tests.client.conftest import Zygote
 
 METHODS = ("save", "before_step", "restore", "wait", "close")
 # dcp.save without a process group says so; that is what the examples are about.
@@ -26,9 +26,11 @@ def public() -> Iterator[tuple[str, object]]:
     yield from (("Writer", dcp.Writer), ("Reader", dcp.Reader))
 
 
-def test_dir_is_the_api_and_nothing_else() -> None:
-    shown = "import holdfast, holdfast.cli, holdfast.checkpoint.dcp; print(*dir(holdfast))"
-    told = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True).stdout.split()
+def test_dir_is_the_api_and_nothing_else(warm: Zygote) -> None:
+    (warm.folder / "shown.py").write_text(
+        "import holdfast, holdfast.cli, holdfast.checkpoint.dcp; print(*dir(holdfast))"
+    )
+    told = warm.run("shown.py").out.split()
     assert told == sorted([*holdfast.__all__, "__version__"])
     assert [name for name in vars(holdfast.Checkpointer) if name[0] != "_"] == sorted(METHODS, key=_place)
 

@@ -130,7 +130,7 @@ def gpus() -> Iterator[list[Gpu]]:
         gpu.close()
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 12))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 12))])
 @pytest.mark.parametrize("guarded", [True, False])
 def test_never_torn_never_stale(gpus: list[Gpu], seed: int, guarded: bool) -> None:
     gpu = Gpu(seed, slots=2 + seed % 2, guarded=guarded)

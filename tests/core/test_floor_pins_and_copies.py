@@ -267,7 +267,7 @@ all_news = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(heard=st.lists(all_news, max_size=25), refused=st.sets(st.builds(snap, steps, st.integers(0, 1)), max_size=3))
 def test_whatever_is_heard_pins_and_unpins_are_in_balance(heard: list[FloorNews], refused: set[OwnSnapshot]) -> None:
     """`Node.hear` looks after every deed: nothing is pinned twice or let go unpinned, and what is held is pinned."""

@@ -23,7 +23,7 @@ TRIED = "fuzz examples"
 _CALM = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
 _CALM += [HealthCheck.large_base_example, HealthCheck.filter_too_much]
 
-settings.register_profile("quick", max_examples=12, deadline=None, suppress_health_check=_CALM, database=None)
+settings.register_profile("quick", max_examples=5, deadline=None, suppress_health_check=_CALM, database=None)
 settings.register_profile("long", max_examples=ROUND, deadline=None, suppress_health_check=_CALM, database=None)
 
 

@@ -91,7 +91,7 @@ def test_controllers_with_a_journal_in_a_database_share_no_volume() -> None:
     assert {"HOLDFAST_TOKEN", "PGPASSWORD", "HOLDFAST_HOME"} <= {one["name"] for one in own["env"]}
 
 
-@pytest.mark.parametrize("folder", BUILDS)
+@pytest.mark.parametrize("folder", [BUILDS[0], *(pytest.param(one, marks=pytest.mark.slow) for one in BUILDS[1:])])
 def test_kustomize_builds_base_and_overlays(folder: str) -> None:
     found = build(folder)
     for one in found:

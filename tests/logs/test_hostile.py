@@ -52,7 +52,7 @@ def took_s(lines: list[str], code: int = 1) -> float:
     return time.process_time() - began
 
 
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 8))])
 def test_no_row_is_slow_on_a_line_made_for_it(part: int) -> None:
     slow = []
     for rows in [KNOWN[at] for at in KNOWN if at % 8 == part and KNOWN[at]]:
@@ -72,7 +72,15 @@ def _searched_s(known: RowPattern, line: str) -> float:
 
 
 @pytest.mark.parametrize(
-    "line", ["Error: ", "RuntimeError: Error: ", "error", "[rank0]: ", "--local_rank=1 ", "-", "a."]
+    "line",
+    [
+        "Error: ",
+        "[rank0]: ",
+        *(
+            pytest.param(line, marks=pytest.mark.slow)
+            for line in ("RuntimeError: Error: ", "error", "--local_rank=1 ", "-", "a.")
+        ),
+    ],
 )
 def test_many_such_lines_are_judged_in_a_moment(line: str) -> None:
     took_s([filled(line)])  # patterns are compiled when they are first needed

@@ -19,7 +19,7 @@ from tests.public.table import SAVES, SCRIPTS, STEPS, Known, Script
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
-QUICK = ("nano_gpt-killed", "mnist-killed")  # one that resumes, and one that does not
+QUICK = ("nano_gpt-killed",)
 
 
 def needed(name: str) -> Script:

@@ -18,7 +18,7 @@ from tests.cli.driver import until
 from tests.slurm import places
 from tests.slurm.lab import SlurmLab
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]  # what all fleets do, on the same Slurm, is quick: fleet/test_contract
 
 
 @pytest.fixture

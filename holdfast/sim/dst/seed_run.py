@@ -33,7 +33,9 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
 def play_seed(
     setup: SeedSetup, real: RealParts, catalog: FailureCatalog, say: Callable[[str], None] | None = None
 ) -> SeedResult:
-    logging.getLogger("holdfast").setLevel(logging.CRITICAL)
+    log = logging.getLogger("holdfast")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
     world = DstWorld(setup, real, catalog, say)
     asyncio.set_event_loop(world.scene.loop)
     ended = ""
@@ -50,6 +52,7 @@ def play_seed(
         world.scene.report_failure(str(e))
     finally:
         world.close()
+        log.setLevel(level)
     return SeedResult(
         seed=setup.seed,
         failure=world.scene.failure,

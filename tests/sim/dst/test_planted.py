@@ -11,7 +11,12 @@ from tests.sim.dst.planted import PLANTED
 
 SEEDS = 1000
 MUTANTS = (*PLANTED, *PAST_DEFECTS)
-NOTED = [pytest.param(one, one.seed, id=one.plant.__name__) for one in MUTANTS if one.seed is not None]
+QUICK = slice(None, None, 6)  # a few of every sort show that the checker checks; the rest is slow
+NOTED = [
+    pytest.param(one, one.seed, id=one.plant.__name__, marks=[] if one in MUTANTS[QUICK] else pytest.mark.slow)
+    for one in MUTANTS
+    if one.seed is not None
+]
 _MISTAKES = ("TypeError", "AttributeError", "NameError")  # of a patch that no longer fits the code
 
 
@@ -27,6 +32,12 @@ def found(mutant: Mutant, seed: int) -> str:
 
 def first_seed(mutant: Mutant) -> int | None:
     return next((seed for seed in range(SEEDS) if found(mutant, seed)), None)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.plant.__name__)
+def test_there_is_still_what_it_patches(mutant: Mutant) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        mutant.plant(patch)
 
 
 @pytest.mark.parametrize(("mutant", "seed"), NOTED)

@@ -43,7 +43,7 @@ def test_slow_steps_and_saving_are_in_the_curves() -> None:
 
 
 @pytest.mark.parametrize("policy", policy_study.POLICIES)
-@pytest.mark.parametrize("days", [0.01, 1 / 7, 12.0])
+@pytest.mark.parametrize("days", [0.01, 1 / 7, pytest.param(12.0, marks=pytest.mark.slow)])
 def test_the_curve_ends_at_what_is_reported(policy: str, days: float) -> None:
     setup = ScaleSetup(gpus=9600, days=days, rate=0.01)
     found, made = policy_study.play_policy(policy, setup, failure_mixes.load_mix("byterobust"))
