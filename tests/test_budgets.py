@@ -58,8 +58,8 @@ PACKAGE = ROOT / "holdfast"
 # common, losses that were only told, 250; proved journals in databases, 100; a page whose key is no
 # cookie, secrets that no release takes along, 200; the trainers of others: their steps, their state, their own
 # checkpoints, and what is seen of a state before it is restored, 730; messages that a GPU does not begin, 40; the
-# lineage of every state, 120; steps that states tell of, set-up that stacks show, sentences in their order, updates that
-# are skipped, 375.
+# lineage of every state, 120; steps that states tell of, set-up that stacks show, sentences in their order,
+# updates that are skipped, 375.
 TOTAL_LINES = 81_565
 SETTINGS = 116  # a detector has about five: its stance, its pace, its limits; hooks have five
 NOUNS = 81  # structs in holdfast/model/; the last one is what a launch resumed from

@@ -10,10 +10,10 @@ from tests.sim.dst.past_defects import PAST_DEFECTS
 from tests.sim.dst.planted import PLANTED
 
 SEEDS = 1000
-MUTANTS = (*PLANTED, *PAST_DEFECTS)
-QUICK = slice(None, None, 6)  # a few of every sort show that the checker checks; the rest is slow
+MUTANTS: tuple[Mutant, ...] = (*PLANTED, *PAST_DEFECTS)
+QUICK: list[Mutant] = list(MUTANTS[::6])  # a few of every sort show that the checker checks; the rest is slow
 NOTED = [
-    pytest.param(one, one.seed, id=one.plant.__name__, marks=[] if one in MUTANTS[QUICK] else pytest.mark.slow)
+    pytest.param(one, one.seed, id=one.plant.__name__, marks=[] if one in QUICK else pytest.mark.slow)
     for one in MUTANTS
     if one.seed is not None
 ]
