@@ -19,8 +19,7 @@ class SetUpWatch:
 
     def __init__(self, main: int) -> None:
         self._main = main
-        self._imported_at = self._set_up_at = 0.0
-        self._is_over = self._looped = False
+        self._imported_at, self._set_up_at, self._is_over, self._looped = 0.0, 0.0, False, False
 
     def look(self) -> None:
         """Look at the stack, as long as no step was made and the loop has not begun."""

@@ -271,8 +271,8 @@ class SlotWriter:
         self._phase_at, self._failed_at, phase, failure, *rest = rest
         self._phase, self._failure = phase.rstrip(b"\0"), failure.rstrip(b"\0")
         self._grouped_at, self._restored_at, self._skipped, self._skipped_samples, *rest = rest
-        self._origin, self._parameters, self._lasting_bad_step, self._restoring_at, *rest = rest
-        self._set_up_at, self._skipped_updates = rest
+        self._origin, self._parameters, self._lasting_bad_step, *rest = rest
+        self._restoring_at, self._set_up_at, self._skipped_updates = rest
         self._bad_step = self._loss_step if self.is_loss_bad else -1
 
     def note_skip(self, step: int, batches: int, samples: int) -> None:
