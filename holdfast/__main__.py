@@ -1,4 +1,4 @@
-"""`python -m holdfast`, for where the script is not on the path."""
+"""Entry point of `python -m holdfast`, for environments in which the `holdfast` command is not on the PATH."""
 
 import os
 import sys

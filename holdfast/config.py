@@ -39,13 +39,13 @@ class LogLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WordLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The location of the user's own catalog of last words."""
+    """The path of the user's own catalog of patterns for last words."""
 
     catalog: str = ""  # the user's own rows; empty: words.toml in HOLDFAST_HOME, else in ~/.config/holdfast
 
 
 class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings for a language model that is asked if the rules are not sure."""
+    """Settings of the language model that is asked about a failure when holdfast's own rules are not sure."""
 
     url: str = ""  # of an OpenAI-compatible endpoint; empty: nobody is asked
     name: str = ""
@@ -57,14 +57,14 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules on which releases the job accepts."""
+    """Who may sign the releases that the job accepts, and how much compiled code standbys get."""
 
     signers: str = ""  # an OpenSSH file of allowed signers; empty: signatures are not asked for
     compiled_mb: int = 512  # MiB of compiled code that standbys on other hosts get; 0: none
 
 
 class DoorLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """TLS files with which the hosts of a job prove their identity. If empty, the job creates its own authority."""
+    """TLS files with which the hosts of a job prove who they are; if empty, the job makes its own authority."""
 
     authority: str = ""
     certificate: str = ""
@@ -76,7 +76,7 @@ class SlurmLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits on what is asked of a cluster."""
+    """How long machines that a cluster has given may wait for the rest of the job's machines."""
 
     gather_s: float = 600.0  # machines that wait for the rest of a job's are given back after so long; 0: never
 

@@ -1,4 +1,4 @@
-"""Interfaces that the shell must provide to the controller."""
+"""Interfaces between the controller and the world around it: journal, notes, fleet, block list, store and sockets."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
@@ -26,16 +26,16 @@ class Journal(Protocol):
 
     @property
     def epoch(self) -> int:
-        """The number of this writer: it and all before it. Every errand carries it."""
+        """The epoch of this writer; later writers have higher ones, and every errand carries it."""
 
     def raise_epoch(self, epoch: int) -> None:
-        """Move to this epoch, because a node has heard it from an unknown writer. On return, the epoch is on disk."""
+        """Move to this epoch, because a node has heard from a newer writer. On return, the epoch is on disk."""
 
     def append(self, entry: Entry, durable: bool) -> None:
         """Add an entry. With `durable`, this entry and all earlier ones are on disk on return."""
 
     def flush(self) -> None:
-        """Write all appended entries to disk before returning. Called often, it is also the writer's sign of life."""
+        """Write all appended entries to disk before returning. Frequent calls also show that the writer is alive."""
 
     def read(self, after: int = 0) -> Iterator[Entry]:
         """Yield the entries with a sequence number above `after`, in order."""
@@ -44,7 +44,7 @@ class Journal(Protocol):
 
 
 class Notes(Protocol):
-    """Values that a controller must find again after a restart, besides the journal."""
+    """Named values, kept beside the journal, that a controller must find again after a restart."""
 
     def put_note(self, name: str, content: bytes) -> None:
         """Store `content` under this name, replacing any earlier content as a whole."""
@@ -64,8 +64,8 @@ class Fleet(Protocol):
     survey_s: float  # between two surveys; 0: there is nothing to survey
 
     async def acquire(self, count: int) -> tuple[str, ...]:
-        """Ask for this many nodes and return their names at once. Each may wait in a queue, and dials the controller
-        later. Raise FleetRefusal if asking again is in vain, and OSError on any other failure."""
+        """Ask for this many nodes and return their names at once. A node may wait in a queue first; it dials the
+        controller when it runs. Raise FleetRefusal if asking again is useless, and OSError on any other failure."""
 
     async def give_back(self, node: str, reason: str, cause: Dismissal = Dismissal.UNTOLD) -> None:
         """End the node and all processes on it; an unknown or ended node is no error. `reason` is for people.
@@ -82,12 +82,12 @@ class Fleet(Protocol):
         """Return the nodes that were acquired and not given back."""
 
     def departures(self) -> tuple[Departure, ...]:
-        """Return what nodes wrote down that left because they had no controller, as far as it can be read from here."""
+        """Return the departure notes that can be read from here, of nodes that left because they had no controller."""
 
 
 class BlockList(Protocol):
-    """The list of blocked hosts, which several jobs read and write. Both methods return at once, whatever the list's
-    file system does. An OSError says why the list cannot be read or written."""
+    """The list of blocked hosts, which several jobs read and write. Both methods return a future at once, even if the
+    list's file system hangs. An OSError says why the list cannot be read or written."""
 
     flag: str  # that names the list to `holdfast blocked`; empty: none is needed
 
@@ -104,7 +104,7 @@ class Store(Protocol):
     async def open(self, generation: int) -> int:
         """Return the port of this generation's store, the same at every call; raise OSError if there is none.
 
-        Negative numbers stand for groups outside the generations, such as those of a replay.
+        A negative generation stands for a group outside the generations, such as one of a replay.
         """
 
     async def quit(self) -> None:
@@ -122,8 +122,8 @@ class Socket(Protocol):
 
 
 class ControllerPorts(msgspec.Struct, frozen=True, kw_only=True):
-    """The world around one controller: the interfaces that it uses, and the listeners that hear of its work. No field
-    has a default, so that a forgotten field is an error at the start."""
+    """The world around one controller: the interfaces that it uses, and the listeners that get its journal entries. No
+    field has a default, so that a forgotten field is an error at the start."""
 
     journal: Journal
     fleet: Fleet

@@ -1,7 +1,7 @@
 """Notes on disk that outlive an agent: finished errands, stops, the epoch, leaving, and when the controller was lost.
 
-A note that cannot be written costs only the next agent's memory. The agent still acts: above all, it ends ranks even
-if it cannot note that they were stopped.
+If a note cannot be written, only the next agent lacks it. The agent still acts: above all, it ends ranks even if it
+cannot note that they were stopped.
 """
 
 import contextlib
@@ -85,17 +85,17 @@ class AgentStateFiles:
             return None
 
     def write_leave_reason(self, errand: Leave) -> None:
-        """Write down why this node left, for people who look for it."""
+        """Write down why this node left, for people who look into its folder."""
         _write_file(self._left, f"{errand.reason}\n".encode())
 
     def write_departure(self, departure: Departure) -> None:
-        """Write down how far the ranks came without a controller, for the controller that takes over. An agent that
-        finishes what another began finds its ranks ended, and leaves what the other wrote."""
+        """Write down how far the ranks came without a controller, for the controller that takes over. Keep a note that
+        an earlier agent has written: it saw the ranks before they ended."""
         if not self._departure.exists():
             _write_file(self._departure, msgspec.json.encode(departure))
 
     def complete_departure(self, complete: Callable[[Beat], Beat]) -> None:
-        """Add to that what has come to storage since, if there was a beat."""
+        """Bring the beat in the departure note up to date, if the note has one, by calling `complete` on it."""
         with contextlib.suppress(OSError, ValueError):
             told = from_json(self._departure.read_bytes(), Departure)
             if told.beat:

@@ -148,12 +148,12 @@ class HealthMonitor:
 
     @property
     def strains(self) -> tuple[Strain, ...]:
-        """What lasts on this machine, and may explain what happens to the job."""
+        """The strains of this machine, which may explain what happens to the job."""
         return self._health.strains
 
     @property
     def links_read(self) -> bool:
-        """Whether the strains tell of links that are down, or another node of this host tells of them."""
+        """Whether the links of this host are accounted for: read here, read by another node of the host, or absent."""
         return self._feeds[_NETWORK].absent or self._feeds[_NETWORK].had_turn
 
     def has_oom_kill(self) -> bool:
@@ -224,8 +224,8 @@ class HealthMonitor:
         return self.logs.read
 
     def _is_worth_splitting(self, text: bytes) -> bool:
-        """Return whether a piece of a log may hold a line that a catalog row, one of the user's rules or Megatron's
-        form matches."""
+        """Return whether a piece of a log may hold a line of Megatron's format, or one that a catalog row or a rule
+        matches."""
         if self._spec.settings.rules.rule or megatron_progress.SIGN in text:
             return True
         return self._lines.catalog.may_match(text, rank=True)
@@ -237,8 +237,8 @@ class HealthMonitor:
         return [held.rank_key for held in self._ties.list_ranks() if held.code is None]
 
     def _watched_paths(self) -> list[str]:
-        """Return the paths that the job writes to, and the ranks' checkpoint storages. A node that reads for its host
-        includes the requests of all nodes there, as it may itself be a standby without ranks."""
+        """Return the paths that the job writes to, and the storages in the wants of all nodes of this host: the node
+        that reads for the host may be a standby without ranks."""
         paths = [self._spec.entry.cwd, self._spec.log_dir, str(self._dir), "/dev/shm"]
         wanted = self._dir.glob("want-*.json") if self._alone else self._dir.parent.glob("*/want-*.json")
         for path in wanted:
@@ -345,7 +345,7 @@ class HealthMonitor:
 
 def _lock_file(path: Path) -> int | None:
     """Lock a file until this process ends; return its fd, or None if another process holds the lock. Return -1 if
-    locking fails. The caller then acts as if it had the lock: better all nodes speak than none."""
+    locking fails. The caller then acts as if it had the lock: better that all nodes report than none."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:

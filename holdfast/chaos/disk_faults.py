@@ -76,7 +76,7 @@ def flip_checkpoint(scene: InjectionScene, fault: InjectedFault) -> InjectionRep
 
 
 def fail_storage(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """Make storage of the kind faulty:// fail, by writing the failure into its control file."""
+    """Make storage with a faulty:// URL fail, by writing the failure into its control file."""
     told = fault.text or "eio"
     if told not in ("eio", "enospc", "slow", "hang"):
         raise CannotInject(f"storage cannot be '{told}'; it can be eio, enospc, slow, hang")
@@ -146,7 +146,7 @@ def _find_disk(pid: int) -> str:
 
 
 def _find_front(controller: int) -> tuple[int, int]:
-    """Return pid and start time of the controller's parent: it shares the namespace and outlives the controller."""
+    """Return the pid and start time of the controller's parent, which shares its mounts and outlives it."""
     front = int(process_handles.read_stat(controller)[1])
     return front, process_handles.start_ticks(front)
 

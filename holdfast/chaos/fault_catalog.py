@@ -1,4 +1,4 @@
-"""The catalog of fault kinds: what each does, takes and needs, and which alarm should follow."""
+"""The catalog of fault kinds: what each does, which fields it has, what it needs, and which alarm should follow."""
 
 import os
 from collections.abc import Callable

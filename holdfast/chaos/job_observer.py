@@ -1,4 +1,4 @@
-"""A running job observed from outside: which ranks run where, the current step, and the journal's entries."""
+"""Observes a running job from outside: which ranks run where, the current step, and the journal's entries."""
 
 import contextlib
 import mmap
@@ -78,7 +78,8 @@ class ObservedStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobObserver:
-    """Observes one job. In a lab, `hosts` holds the run directories, and `space` is the controller's network."""
+    """Observes one job. In a lab, `hosts` is the folder of all run directories, and `space` the controller's
+    network."""
 
     def __init__(self, run_dir: Path, hosts: Path | None = None, space: int | None = None) -> None:
         self.run_dir = run_dir
@@ -90,7 +91,7 @@ class JobObserver:
     # --- the controller ----------------------------------------------------------------------------------------
 
     def ask_controller(self, path: str, body: dict[str, Any] | None = None) -> bytes:
-        """Return the controller's answer; empty if no controller runs. Raises CannotInject for a refusal."""
+        """Return the controller's answer; empty if no controller runs, CannotInject if it refuses."""
         try:
             return fetch(self.run_dir, path, body)
         except RequestRefused as e:
@@ -117,7 +118,7 @@ class JobObserver:
         return from_json(answer, ObservedStatus) if answer else None
 
     def new_entries(self) -> list[Entry]:
-        """Return journal entries not seen before, from the controller or, if it is gone, from the journal file."""
+        """Return journal entries not returned before, from the controller or, if it is gone, from the journal file."""
         answer = self.ask_controller(f"/api/v1/entries?after={self._seq}")
         found = _entries(answer) if answer else self._entries_on_disk()
         if found:
@@ -242,7 +243,7 @@ class JobObserver:
         raise CannotInject("the job writes no checkpoints to a folder of this host")
 
     def job_file(self, path: str, status: ObservedStatus) -> Path:
-        """Return a file of the job as seen from here; it must be in the run directory or the checkpoint folder."""
+        """Return our path to a file of the job, which must be in the run directory or the checkpoint folder."""
         places = [self._hosts or self.run_dir]
         with contextlib.suppress(CannotInject):  # it writes none
             places.append(self.checkpoint_folder(status))
@@ -252,7 +253,7 @@ class JobObserver:
         return found
 
     def _outside_path(self, path: str) -> Path:
-        """Translate a path of the job to one seen from here, in case the job has its own mounts."""
+        """Translate a path inside the job to one that we can open, in case the job has its own mounts."""
         parts = self.run_dir.parts
         return Path(*parts[:4]) / path.lstrip("/") if parts[:2] == ("/", "proc") else Path(path)
 

@@ -59,7 +59,7 @@ class LabJob:
         return [word.replace("{disk}", str(self.disk)).replace("{storage}", storage) for word in job.run]
 
     def outside_path(self, path: Path) -> Path:
-        """Translate a path of the job to one seen from outside of its mounts."""
+        """Translate a path inside the job to one that can be opened from outside of the job's mounts."""
         front = self.fronts[0].pid
         return Path(f"/proc/{front}/root{path}") if linux_namespaces.has_own_mounts(front) else path
 
@@ -109,7 +109,7 @@ def start_job(made: LabJob, job: ScenarioJob, env: dict[str, str]) -> None:
 
 
 def job_flags(made: LabJob, job: ScenarioJob) -> tuple[list[str], dict[str, str]]:
-    """Return the flags and environment with which ranks obey orders, storage can fail, and nodes act as machines."""
+    """Return the flags and environment that let ranks obey orders, storage fail, and nodes act as machines."""
     flags = ["--preload", PRELOAD]
     control = made.folder / "storage-is"
     control.write_text("ok")

@@ -1,4 +1,4 @@
-"""Jobs that chaos starts itself: on this host, or on several hosts with their own networks and a switch."""
+"""Starts the jobs that chaos makes: on this host, or on several hosts with their own networks and a switch."""
 
 import contextlib
 import functools
@@ -39,7 +39,7 @@ def run_lab_job(job: ScenarioJob, folder: Path, env: dict[str, str] | None = Non
 
 
 def missing_reason(job: ScenarioJob) -> str:
-    """Return why such a job cannot be made here; empty if it can."""
+    """Return why a lab job cannot be made here; empty if it can."""
     if (job.disk_mib or job.shm_mib) and os.geteuid() != 0:
         return "a job with its own disk or /dev/shm needs root, to mount them out of sight of other processes"
     if job.hosts and (job.disk_mib or job.shm_mib or job.machines):

@@ -1,4 +1,4 @@
-"""Faults of links between the hosts of a lab: cut, slow, lossy, or two hosts that cannot reach each other."""
+"""Faults of network links between the hosts of a lab: cut, slow, lossy, or two hosts that cannot reach each other."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Injection at the right moment: holds a rank in the middle of a save, restore or update while a fault strikes."""
+"""Injects at the right moment: holds a rank in the middle of a save, restore or update while a fault strikes."""
 
 import contextlib
 import signal
@@ -36,7 +36,7 @@ def await_step(scene: InjectionScene, fault: InjectedFault, lives: Callable[[], 
 
 @contextlib.contextmanager
 def seize_moment(scene: InjectionScene, fault: InjectedFault, limit_s: float) -> Iterator[set[int]]:
-    """Hold a rank at the fault's moment during the block, if the fault has one. The block adds the pids it strikes."""
+    """During the block, hold a rank at the fault's moment, if it has one; the block adds the pids that it strikes."""
     struck: set[int] = set()
     if not fault.when:
         yield struck
@@ -57,7 +57,8 @@ def _let_go(held: ProcessHandle) -> None:
 
 
 def _catch_rank(scene: InjectionScene, fault: InjectedFault, limit_s: float, look: CatchRank) -> ProcessHandle:
-    """Stop a rank, the named one if any, at the fault's moment and return it; raises CannotInject after `limit_s`."""
+    """Stop a rank at the fault's moment and return its handle; CannotInject after `limit_s`. It is the rank that the
+    fault names, or a random one."""
     until = time.monotonic() + limit_s
     rank = fault.rank
     while time.monotonic() < until:

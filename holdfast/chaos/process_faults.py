@@ -31,7 +31,7 @@ def signal_rank(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
 
 
 def slow_rank(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """Slow a rank down by a CPU quota. Where no quota can be set, the undo guard stops the rank in every period."""
+    """Slow a rank down by a CPU quota; where none can be set, the undo guard stops it for a part of every period."""
     status = scene.read_status()
     rank = scene.choose_rank(fault, status)
     node, share = status.node_of(rank), fault.share or _SHARE
@@ -67,7 +67,7 @@ def starve_rank(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
 
 
 def signal_agent(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """Kill or stop an agent. A stopped agent leaves its node without a controller while the ranks go on."""
+    """Kill or stop an agent. Its node is then without an agent for some time, while the ranks go on."""
     status = scene.read_status()
     node = scene.choose_node(fault, status)
     with open_confirmed(lambda: scene.sight.agent_pid(node.node)) as held:

@@ -1,4 +1,4 @@
-"""Faults that a rank inflicts on itself by order: exceptions, exits, hangs, flipped bits."""
+"""Faults that a rank inflicts on itself when ordered to: exceptions, exits, hangs, flipped bits."""
 
 import contextlib
 import time
@@ -105,7 +105,7 @@ def _filled_fields(fault: InjectedFault, order: RankOrder) -> dict[str, object]:
 def _expected_alarms(
     scene: InjectionScene, node: str, rank: int, order: RankOrder
 ) -> tuple[tuple[str, ...] | None, str]:
-    """Return the alarms that flipped bits should raise (None: the fault's usual ones), and why if there are none."""
+    """Return the alarms that flipped bits should raise (None: the usual ones of the fault), and if none, why."""
     if order.deed != "bits" or order.bits == "nan":
         return None, ""
     if order.place not in _REPLICATED:

@@ -28,7 +28,7 @@ class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankDone(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank did by order, at which step, or why it could not."""
+    """What a rank did because of an order, and at which step; or why it could not obey."""
 
     id: int
     rank: int

@@ -53,7 +53,7 @@ _asked = make_decoder(msgspec.json.Decoder(KeepUndo | RunUndo))
 
 
 def undo_one(undo: Undo) -> str:
-    """Run one undo; return what went wrong. Empty if nothing did, also when the target no longer exists."""
+    """Run one undo; return what went wrong. Empty if nothing did, or if the target no longer exists."""
     try:
         match undo:
             case ContinueProcess(pid=pid, started=born) | DutyCycle(pid=pid, started=born):

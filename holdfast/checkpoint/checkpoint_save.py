@@ -142,8 +142,8 @@ def _takes_writes(folder: str) -> bool:
 def collect_parts(
     folder: str, world: int, wait_s: float, pulse: WritePulse | None = None
 ) -> tuple[CheckpointPart, ...]:
-    """Wait until all ranks have written their parts to this folder; return the parts. Ranks need share only storage.
-    Raises PartsMissingError after `wait_s`, and PartFailedError if a rank reports that it could not write."""
+    """Wait until all ranks have written their parts to this folder; return the parts. Ranks need to share only the
+    storage. Raises PartsMissingError after `wait_s`, and PartFailedError if a rank reports that it could not write."""
     storage = open_storage(folder)
     until = time.monotonic() + wait_s
     found: dict[int, CheckpointPart] = {}

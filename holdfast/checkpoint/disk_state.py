@@ -1,4 +1,4 @@
-"""One rank's state on a node's local disk, and what it tells of itself."""
+"""One rank's state on a node's local disk, and the note that is stored with it."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ from holdfast.model.state_copy import Copy
 
 
 class DiskNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What a state on disk tells of itself beside its manifest."""
+    """What is stored with a state on disk, beside its manifest."""
 
     layout: ImageLayout
     verified: bool
@@ -24,7 +24,7 @@ class DiskState(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
 
     def matches(self, rank: int, layout: str, step: int | None = None) -> bool:
-        """Return whether this is a state of the rank, of a layout that begins so, and of the step if one is given."""
+        """Return whether this is of the rank, of a layout whose digest begins with `layout`, and of `step` if given."""
         plan = self.note.layout
         return plan.rank == rank and plan.digest.hex().startswith(layout) and step in (None, self.step)
 

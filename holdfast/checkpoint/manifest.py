@@ -34,7 +34,7 @@ class TakenOverError(StorageError):
 
 
 class PartsMissingError(StorageError):
-    """Ranks have written no part of a checkpoint; `ranks` names them."""
+    """Some ranks have not written their parts of a checkpoint; `ranks` names them."""
 
     def __init__(self, why: str, ranks: Sequence[int] = ()) -> None:  # pickle needs the default
         super().__init__(why)
@@ -127,7 +127,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_small(name: str, size: int) -> None:
-    """Raise StorageError if a file that is to be read whole is larger than any that is written."""
+    """Raise StorageError if a file that will be read whole is larger than any such file that holdfast writes."""
     most = _METADATA_BYTES if name.endswith(METADATA) else _SMALL_BYTES
     if size > most:
         raise StorageError(f"{name} has {size:,} bytes, and no such file has more than {most:,}: it is not read")

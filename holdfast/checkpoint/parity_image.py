@@ -2,8 +2,8 @@
 
     [first half of one XOR second half of the other, as long as the longer of them][checksums of one][of the other]
 
-Both halves arrive in chunks, each with its xxh3, as keepers send them. The checksums are kept, so a half that is
-computed back can be verified whichever side was damaged meanwhile.
+Both halves arrive in chunks, each with its xxh3, as keepers send them. The checksums are kept, so that a decoded half
+can be verified, whichever side was damaged meanwhile.
 """
 
 from collections.abc import Sequence

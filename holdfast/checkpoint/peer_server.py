@@ -1,4 +1,4 @@
-"""The server side of a keeper: accepts links from peers, answers their requests and stores pushed state."""
+"""The server side of a keeper: accepts connections of other keepers, answers requests and stores pushed state."""
 
 import errno
 import os
@@ -58,7 +58,7 @@ class PushTarget(msgspec.Struct):
             return min(self.done, count)
 
     def finish_once(self) -> None:
-        """Call `finish` once, on the first link that finds all chunks here; other links wait for it."""
+        """Call `finish` once, on the first connection that finds all chunks here; other connections wait for it."""
         with self.lock:
             if not self.finished:
                 self.finish()
@@ -69,14 +69,14 @@ GivenState = tuple[Sequence[memoryview], Callable[[], None]]  # and what is to b
 
 
 class PeerShelf(Protocol):
-    """What a keeper holds for keepers of other nodes. Links call it in threads."""
+    """What a keeper holds for keepers of other nodes; threads of their connections call these methods."""
 
     def receive_push(self, ask: PeerRequest, node: str = "") -> PushTarget | PeerRefusal: ...
     def serve_pull(self, ask: PeerRequest) -> GivenState | PeerRefusal: ...
 
 
 class UnprovenLink:
-    """A link whose peer has not been authenticated yet."""
+    """A connection whose other end has not been authenticated yet."""
 
     def __init__(self, link: socket.socket, host: str) -> None:
         self.link, self.host = link, host
@@ -85,7 +85,7 @@ class UnprovenLink:
 
 
 class PeerServer:
-    """A keeper's server, with one thread per link; unauthenticated links get little time and no memory."""
+    """A keeper's server, with one thread per connection; unauthenticated connections get little time and no memory."""
 
     def __init__(
         self,
@@ -94,8 +94,8 @@ class PeerServer:
         take: Callable[[PeerRequest, str], PushTarget | PeerRefusal],
         give: Callable[[PeerRequest], GivenState | PeerRefusal],
     ) -> None:
-        """`guard` authenticates links to a listener that other hosts can reach; None for a unix socket. `take` is told
-        which node pushes; "" if it is on this host."""
+        """`guard` authenticates connections to a listener that other hosts can reach; None for a unix socket. `take`
+        gets the name of the node that pushes; "" if it is on this host."""
         self._listener = listener
         self._guard = guard
         self._context = mutual_tls.server_tls(guard.keys, strangers=False) if guard else None
@@ -129,8 +129,8 @@ class PeerServer:
                 self._forget_link()
 
     def _make_room_for(self, one: UnprovenLink) -> bool:
-        """Return whether a new unauthenticated link may stay. If there are too many, drop the oldest such link, from
-        the same host if that host has many: an honest peer has authenticated by then."""
+        """Return whether a new unauthenticated connection may stay. If there are too many, drop the oldest of them, or
+        the oldest from the same host if that host has many: an honest keeper has authenticated by then."""
         with self._lock:
             beside = [other for other in self._strangers if other.host == one.host]
             full = self._links >= _MOST_LINKS + _LEAVING
@@ -145,14 +145,14 @@ class PeerServer:
             return True
 
     def _drop_link(self, one: UnprovenLink) -> None:
-        """Shut the link down, so that its thread wakes up and ends."""
+        """Shut the connection down, so that its thread wakes up and ends."""
         one.unwanted = True
         self._strangers.pop(one, None)
         with suppress(OSError):
             socket.socket.shutdown(one.link, socket.SHUT_RDWR)  # not as TLS does it: that is its thread's alone
 
     def _leave_strangers(self, one: UnprovenLink) -> bool:
-        """Remove a link from the unauthenticated ones; return whether the link is still wanted."""
+        """Remove a connection from the unauthenticated ones; return whether it is still wanted."""
         with self._lock:
             self._strangers.pop(one, None)
             return not one.unwanted
@@ -177,7 +177,7 @@ class PeerServer:
             self._forget_link()
 
     def _prove_peer(self, one: UnprovenLink) -> bool:
-        """Return whether the peer may have our state: on this host our own user, over TLS a valid certificate."""
+        """Return whether the other end may have our state: on this host our own user, over TLS a valid certificate."""
         link = one.link
         if self._guard is None or self._context is None:
             if link.family == socket.AF_UNIX and read_peer(link).user != os.getuid():
@@ -194,7 +194,7 @@ class PeerServer:
         return self._guard.accepts_certificate(secured.getpeercert())
 
     def _serve_requests(self, one: UnprovenLink) -> None:
-        """Answer requests one after the other until the peer hangs up."""
+        """Answer requests one after the other until the other end hangs up."""
         with suppress(OSError, TransportError):
             while self._answer_request(one.link, one.node):
                 one.link.settimeout(WAIT_S)

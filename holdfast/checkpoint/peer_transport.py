@@ -1,12 +1,12 @@
-"""Transfers state between keepers: memory ranges in checksummed chunks, paced, and resumed after a broken link.
+"""Transfers state between keepers: memory ranges in checksummed chunks, paced, and resumed after a broken connection.
 
-On one host the link is a unix socket, and the kernel tells which user is at the other end. Between hosts it is TLS,
-and both sides show a certificate of the job.
+On one host the connection is a unix socket, and the kernel tells which user is at the other end. Between hosts it is
+TLS, and both sides show a certificate of the job.
 
-A link carries one request after the other: a line of JSON each way, then chunks, each followed by its xxh3. The
+A connection carries one request after the other: a line of JSON each way, then chunks, each followed by its xxh3. The
 sender paces itself. The receiver writes straight into the final memory and, when asked again, answers which chunks it
-has. Between hosts a large pull goes in parts over several links at once, because decryption binds each link to one
-core.
+has. Between hosts a large pull goes in parts over several connections at once, because decryption binds each
+connection to one core.
 """
 
 import os
@@ -68,7 +68,7 @@ class PeerRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusalCode(StrEnum):
-    """Reasons of a refusal on which the asking keeper acts; every other reason is only text for people."""
+    """Reasons for a refusal that the asking keeper acts on; every other reason is only text for people."""
 
     OTHER = ""
     NO_LAYOUT = "no layout"  # send the layout, then ask again
@@ -135,7 +135,7 @@ class BytePacer:
 def push_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview], pacer: BytePacer) -> int:
     """Send state to a keeper that will hold it; return the number of bytes sent.
 
-    This uses one link: several would share one core of the receiving keeper, which decrypts in threads.
+    This uses one connection: several would share one core of the receiving keeper, which decrypts in threads.
     """
     sent = 0
     with _connect_keeper(keeper) as link:
@@ -169,7 +169,7 @@ def pull_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview]
 
 
 def _uses_several_links(keeper: PeerKeeper) -> bool:
-    """Return whether a pull from this keeper may use several links; on one host one unencrypted link is enough."""
+    """Return whether a pull may use several connections to this keeper; on one host, one unencrypted one is enough."""
     return keeper.address[1] > 0 and keeper.links > 1
 
 
@@ -177,7 +177,7 @@ Part = tuple[int, int] | None  # chunks from..to; None: all
 
 
 def _cut_parts(all: Sequence[memoryview]) -> Sequence[Part]:
-    """Cut a copy into parts; the first is one chunk, as the other links wait for it. A small copy is one part."""
+    """Cut a copy into parts; the first is one chunk, as the other connections wait for it. A small copy is one part."""
     starts, gathered = [0], PART_BYTES
     for number, chunk in enumerate(all):
         if number and gathered >= PART_BYTES:
@@ -188,9 +188,9 @@ def _cut_parts(all: Sequence[memoryview]) -> Sequence[Part]:
 
 
 class _PartTransfer:
-    """One copy over one or more links; each link takes the next free part, and a broken link's part is redone.
+    """One copy over one or more connections; each takes the next free part, and the part of a broken one is redone.
 
-    Where links are relayed, the first link is closed after the first part, before the keeper finds it idle.
+    With relays, the first connection is closed after the first part, before the keeper finds it idle.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class _PartTransfer:
         return threads
 
     def _run_link(self) -> None:
-        """Transfer parts over a new link; if it cannot connect, the other links transfer its parts."""
+        """Transfer parts over a new connection; if it cannot connect, the other connections transfer its parts."""
         try:
             with _relay_link(self._keeper) if self._relayed else _connect_keeper(self._keeper) as link:
                 self._drain_parts(link)
@@ -244,7 +244,7 @@ class _PartTransfer:
             self._failed.append(e)
 
     def _drain_parts(self, link: socket.socket) -> bool:
-        """Transfer parts until none is left; False if the link broke."""
+        """Transfer parts until none is left; False if the connection broke."""
         while True:
             try:
                 part = self._left.popleft()
@@ -279,7 +279,7 @@ def _never_gone(node: str) -> bool:
 
 
 class PeerGuard(NamedTuple):
-    """Decides which peers may have our state: nodes of this job with a certificate that is still valid."""
+    """Decides which nodes may have our state: those of this job with a certificate that is still valid."""
 
     keys: KeyFiles
     is_peer: Callable[[str], bool]  # by its serial

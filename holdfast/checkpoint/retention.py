@@ -64,7 +64,7 @@ def find_checkpoints(base: str, step: int | None = None) -> tuple[StoredCheckpoi
 
 
 def find_rival(url: str, run_id: str) -> str:
-    """Return one sentence if another run of this host writes to this storage now; empty if not, or if it is away."""
+    """Return one sentence if another run of this host writes to this storage now; empty if not, or if not known."""
 
     def look() -> str:
         storage = open_storage(url)
@@ -203,8 +203,8 @@ def find_surplus(
 def clean_unpublished(base: str, author: Author | None, *, before: int = -1, force: bool = False) -> tuple[str, ...]:
     """Remove unpublished writes that certainly will never be published; return their URLs.
 
-    Without an author only writes of ended processes are certain. Of the author's own, those are that come before a step
-    that it has published, or before the step `before`, which it begins to write. With `force` all are removed.
+    These are writes of ended processes and, of the author's run, writes of earlier generations and those before a
+    step that the author has published or before `before`, which it begins to write. With `force`, remove all.
     """
     storage = open_storage(base)
     last = max((before, *(one.step for one in _find_published(storage) if one.author == author)))

@@ -182,7 +182,7 @@ class StateImage:
         self._known.clear()
 
     def put_tensor(self, index: int, tensor: torch.Tensor) -> Move | None:
-        """Copy a tensor into the image, or return the memory move that the caller is to make."""
+        """Copy a tensor into the image, or return the memory move that the caller must make instead."""
         to, size = self._ways[index]
         if tensor.nbytes != size:  # its memory was exchanged; what is copied blindly must fit
             raise StateError(f"{self.layout.items[index].spec.key} has another size than before")
@@ -192,7 +192,7 @@ class StateImage:
         return None
 
     def get_tensor(self, index: int, tensor: torch.Tensor) -> Move | None:
-        """Copy an item back into a tensor, or return the memory move that the caller is to make."""
+        """Copy an item back into a tensor, or return the memory move that the caller must make instead."""
         if tensor.is_cpu and tensor.is_contiguous():
             start, size = self._ways[index]
             return tensor.data_ptr(), start, size
@@ -278,7 +278,7 @@ class _FrameSink(io.RawIOBase):
 
 @lru_cache(maxsize=KNOWN_RECORDS)
 def record_frame(dtype: str, shape: tuple[int, ...]) -> RecordFrame:
-    """Return the bytes that torch writes before and after the payload of such a tensor."""
+    """Return the bytes that torch writes before and after the payload of a tensor with this dtype and shape."""
     sink = _FrameSink()
     with torch.serialization.skip_data():
         torch.save(torch.empty(shape, dtype=getattr(torch, dtype)), cast(IO[bytes], sink))

@@ -25,7 +25,7 @@ class StorageOwner(msgspec.Struct, frozen=True, kw_only=True):
 
 def take_ownership(url: str, author: Author) -> None:
     """Make this author the only one that may publish here. Call it once per generation, before any write. Raises
-    TakenOverError if a later generation of the same run owns the storage, or another run that certainly lives."""
+    TakenOverError if the owner is a later generation of the same run, or another run that certainly lives."""
     storage = open_storage(url)
     holder = read_owner(storage)
     if holder and holder.run == author.run and holder.generation > author.generation:
@@ -43,14 +43,14 @@ def take_ownership(url: str, author: Author) -> None:
 
 
 class OwnedStorages:
-    """The storages that this process has taken, for whom, and which folder each was: it may be replaced meanwhile."""
+    """The storages that this process owns, each with its author and its folder's identity: a folder may be replaced."""
 
     def __init__(self) -> None:
         self._taken: dict[str, tuple[Author, tuple[int, int] | None]] = {}
 
     def take(self, url: str, author: Author, step: int, notes: list[str]) -> bool:
-        """Take a storage before this step is written, if this author has not taken it yet, or if its folder is another
-        one by now, which the notes get to know; return whether that was so. Raises what `take_ownership` raises."""
+        """Take a storage before this step is written, if this author has not taken it or its folder was replaced, which
+        is added to `notes`; return whether it was taken now. Raises what `take_ownership` raises."""
         storage = open_storage(url)
         held, folder = self._taken.get(url, (None, None))
         there, holder = storage.read_identity(), read_owner(storage)
@@ -72,7 +72,7 @@ class OwnedStorages:
 
 
 def _describe_replaced(storage: Storage, before: tuple[int, int] | None, there: tuple[int, int] | None) -> str:
-    """Return in words what has become of a folder of checkpoints, of which a remote one has no identity."""
+    """Return in words what has happened to a folder of checkpoints. A remote folder has no identity to compare."""
     url = storage.url()
     if before and there is None:
         return f"{url} was removed; it is made anew, without the checkpoints that were there"
@@ -135,12 +135,12 @@ def has_ended(process: WriterProcess) -> bool:
 
 
 def is_alive_elsewhere(process: WriterProcess | None) -> bool:
-    """Return whether this is another process, of this host, that certainly runs."""
+    """Return whether this is another process than ours, on this host, and certainly runs."""
     return process is not None and process.host == _host_id() and process != this_process() and not has_ended(process)
 
 
 def _start_time(process: WriterProcess) -> float:
-    """Return when a process of this host began: a run may wait long for a storage that another one writes to."""
+    """Return when a process of this host began, which may be long before it takes a storage."""
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + process.start / os.sysconf("SC_CLK_TCK")
 
 

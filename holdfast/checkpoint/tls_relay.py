@@ -1,8 +1,8 @@
-"""The process behind one TLS link of a large copy: decrypts what a keeper sends and passes it on by a unix socket.
+"""The process behind one TLS connection of a large copy: decrypts what a keeper sends, and passes it to a unix socket.
 
 `python -m holdfast.checkpoint.tls_relay FD HOST PORT KEY CERTIFICATE AUTHORITY` dials the keeper, sends one line with
-the keeper's certificate or an error, then carries bytes both ways until either side hangs up. It needs the standard
-library alone, so that it starts quickly.
+the keeper's certificate or an error, then carries bytes both ways until either side hangs up. It needs only the
+standard library, so that it starts quickly.
 """
 
 import contextlib

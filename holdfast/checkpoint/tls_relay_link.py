@@ -1,8 +1,8 @@
-"""Links to a keeper for large copies between hosts, each decrypted by a process of its own.
+"""Connections to a keeper for large copies between hosts, each decrypted by a process of its own.
 
-Python returns decrypted bytes 16 KB at a time, and takes the interpreter's lock each time. So the TLS links of one
-process share about one core, however many threads read them. A relay (tls_relay.py) has an interpreter of its own,
-and the process that started it reads plain bytes in large pieces.
+Python returns decrypted bytes 16 KB at a time, and takes the interpreter's lock each time. So the TLS connections of
+one process share about one core, however many threads read them. A relay (tls_relay.py) has an interpreter of its
+own, and the process that started it reads plain bytes in large pieces.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _END_S = 5.0  # for a relay whose link is closed
 
 
 class RelayStart(msgspec.Struct, frozen=True):
-    """The first line from a relay: the certificate that the keeper has shown, or why there is no link."""
+    """The first line from a relay: the certificate that the keeper has shown, or why there is no connection."""
 
     certificate: dict[str, Any] = {}
     error: str = ""
@@ -43,7 +43,7 @@ def spares_a_core() -> bool:
 def relayed_link(
     address: Address, keys: KeyFiles, accepts: Callable[[dict[str, Any]], bool]
 ) -> Iterator[socket.socket]:
-    """Yield a link to a keeper by way of a relay, which ends with the link.
+    """Yield a connection to a keeper by way of a relay; the relay ends with the connection.
 
     Raises OSError if the keeper cannot be reached, or if `accepts` refuses its certificate.
     """

@@ -22,7 +22,7 @@ def write_refusal(url: str, wait_s: float = WAIT_S) -> str:
 
 
 def look_in_time(look: Callable[[], str], wait_s: float) -> str:
-    """Return what a look at a storage finds; empty if storage hangs."""
+    """Call `look`, which looks at a storage, and return its result; empty if it takes longer than `wait_s`."""
     found: list[str] = []
     # Of its own, and left behind if storage hangs: that is told when a checkpoint is due, and stops nobody.
     thread = threading.Thread(target=lambda: found.append(look()), name="holdfast-try", daemon=True)

@@ -95,7 +95,7 @@ def _obey(args: list[str]) -> int:
 
 
 def import_command(name: str) -> Callable[[list[str]], int]:
-    """Import the module of a command, and return what takes the words after its name."""
+    """Import the module of a command, and return a function that runs the command with its arguments."""
     shared = _SHARED.get(name)
     module = importlib.import_module(f"holdfast.cli.commands.{shared or _MODULES.get(name, name)}")
     return lambda words: int(module.main([name, *words] if shared else words))

@@ -74,7 +74,7 @@ class AgentIngest:
         return ws
 
     async def attend_link(self, ws: Socket, caller: Caller = ANYBODY) -> None:
-        """Talk with one agent until its link ends."""
+        """Exchange messages with one agent until its link ends."""
         outbox = self.links.make_outbox()
         async with asyncio.TaskGroup() as tasks:
             sender = tasks.create_task(send_packets(ws, outbox))
@@ -98,7 +98,7 @@ class AgentIngest:
             self.links.close_link(node, outbox)
 
     async def _meet_node(self, hello: Hello, node: str, caller: Caller) -> str:
-        """Learn what is needed of a node before its hello counts; return why it is refused, empty if it is not."""
+        """Return why a node's hello is refused, empty if it is not; read the block list if the node has no seat."""
         local = caller.node == ANY_NODE
         if why := self._hello_refusal(hello, node, local=local):
             return why
@@ -108,10 +108,11 @@ class AgentIngest:
         return ""
 
     def _hello_refusal(self, hello: Hello, node: str, *, local: bool) -> str:
-        """Say in a few words why a node is not believed; empty if it is.
+        """Say in a few words why a node's hello is refused; empty if it is accepted.
 
-        Newer controllers and launches than the journal knows are believed of nodes of this host, and of nodes from
-        others if they had a seat: whoever was let in could stop the job by claiming some."""
+        A hello may name a newer controller or launch than the journal knows. That is accepted only from nodes of this
+        host
+        and from nodes that had a seat: otherwise any node that was let in could stop the job with such a claim."""
         if node not in ("", hello.node):
             return "this link is another node's"
         epochs, generations = hello.epoch - self.links.epoch, hello.generation - self.view.generation
@@ -136,13 +137,13 @@ class AgentIngest:
         return self.registry.has_seat(node) or (plan is not None and node in plan.nodes)
 
     def _had_lost_seat(self, node: str, generation: int) -> bool:
-        """Whether a node had a seat in this generation, which the journal has lost with its seats."""
+        """Whether a node had a seat in this generation, of which the journal has lost all entries."""
         return 0 < generation == self.registry.orphaned and self._was_launched(node)
 
     # --- messages ----------------------------------------------------------------------------------------------
 
     def _say_once(self, node: str, sentence: str) -> None:
-        """Say that a node is refused or ignored; of each the next time an hour later."""
+        """Say that a node is refused or ignored; repeat that for the same node only after an hour."""
         if not self._told.is_repeat(self.controller.clock(), (node, sentence.split()[0])):
             self._say(sentence)
 
@@ -206,7 +207,7 @@ class AgentIngest:
                 return body.node == node
 
     def _believable_beat(self, beat: Beat) -> Beat:
-        """Return a beat without what the node may not say: of a generation in which it has no seat, of other nodes."""
+        """Return a beat without claims about other nodes, or about a generation in which its node has no seat."""
         may, strains = self.registry.may_accuse, beat.strains
         if not all(may(beat.node, strain.nodes) for strain in strains):
             own = (tuple(node for node in strain.nodes if may(beat.node, (node,))) for strain in strains)
@@ -217,7 +218,7 @@ class AgentIngest:
         return beat if strains is beat.strains else msgspec.structs.replace(beat, strains=strains)
 
     def _own_trace(self, node: str, trace: Trace) -> Trace:
-        """Return a node's trace without processes of other nodes: whom the others wait for is judged by it."""
+        """Return a node's trace without processes of other nodes, since the trace decides which ranks block the job."""
         own = [p for p in trace.processes if p.node == node and self.registry.owns_rank(node, p.rank)]
         flights = [flight for flight in trace.flights if self.registry.owns_rank(node, flight.rank)]
         return msgspec.structs.replace(trace, processes=tuple(own), flights=tuple(flights))
@@ -257,7 +258,7 @@ class AgentIngest:
         )
 
     def _on_imports(self, node: str, told: ScriptImports) -> None:
-        """Believe the node of rank 0, as nodes differ little; tell the nodes that have no ranks to learn it from."""
+        """Record the script's modules as the node of rank 0 reports them, and send them to nodes without ranks."""
         if told.generation != self.view.generation or not self.view.seats or node != self.view.seats[0].node:
             return
         self.registry.record_imports(told.modules)
@@ -363,7 +364,7 @@ class AgentIngest:
 
 
 def _without_others_copies(message: agent_messages.FromAgent) -> agent_messages.FromAgent:
-    """Return a message without copies that lie on other nodes: each node tells of its own."""
+    """Return a message without copies that lie on other nodes, because each node may report only its own."""
     match message:
         case Hello(node=node, copies=told):
             own = tuple(copy for copy in told if copy.node == node)
@@ -380,7 +381,7 @@ def _shorten(text: str) -> str:
 
 
 def _shorten_texts(body: Alarm | Ended | Done) -> Alarm | Ended | Done:
-    """Return a post without the end of long texts: they go to the console and to the journal."""
+    """Return a post with long texts cut, because they go to the console and the journal."""
     told = msgspec.structs.asdict(body)
     texts = {name: _shorten(value) for name, value in told.items() if type(value) is str and len(value) > _TEXT_CHARS}
     short = msgspec.structs.replace(body, **texts) if texts else body

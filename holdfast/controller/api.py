@@ -110,7 +110,7 @@ class TraceBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobStacks(msgspec.Struct, frozen=True, kw_only=True):
-    """The stacks of all processes; if the job stands, also the ranks that the others wait for."""
+    """The stacks of all processes, and the ranks that block the others if the job stands still."""
 
     at: float
     naming: BlockingRanks
@@ -118,7 +118,7 @@ class JobStacks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _view_nodes(controller: Controller, queued: dict[str, str]) -> tuple[NodeView, ...]:
-    """Return what is shown of each node: those with ranks first."""
+    """Return a view of every node; nodes with ranks come first."""
     view, number_step = controller.view, controller.detectors.pace.number_step
     beats, traffic = controller.registry.beats, controller.detectors.network.list_traffic(controller.clock())
     roles, views = view.assign_roles(controller.ledger.admitting), []
@@ -243,7 +243,7 @@ def make_api(built: BuiltController, door: ApiEntrance) -> web.Application:
 
 
 def make_runner(app: web.Application) -> web.AppRunner:
-    """Make the app's runner. It never decompresses bodies: a stranger's megabyte may unpack to a thousand."""
+    """Make the app's runner. It never decompresses bodies: a stranger's megabyte may unpack to a gigabyte."""
     return web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S, auto_decompress=False)
 
 

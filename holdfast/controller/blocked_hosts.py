@@ -31,8 +31,8 @@ class HostAdmission:
         self._told = ""  # why the list could not be read, as the console was told
 
     async def read_list(self, identity: HostIdentity) -> None:
-        """Read the list before a node is judged. A network file system that hangs must stop neither the controller nor
-        the job: then the list counts as it was read last. One that cannot be read refuses nobody."""
+        """Read the block list before a node is judged, but wait only for a limited time, in case storage hangs. After
+        that time the list counts as it was read last. If the list cannot be read at all, no host is refused."""
         if not identity.id:
             return
         now = asyncio.get_running_loop().time
@@ -55,7 +55,7 @@ class HostAdmission:
             self._say(text)
 
     def refusal_of(self, host: str, identity: HostIdentity) -> str:
-        """Say why this host is refused, by the list as it was read last; "" if it is not."""
+        """Say why this host is refused according to the block list as last read; "" if it is not."""
         now = self._now()
         found = matching_entry(self._entries, host, identity, now)
         return self._refusal_text(*found, now) if found else ""
@@ -73,7 +73,7 @@ class HostAdmission:
         return f"{' '.join(words)} on the controller's host lets it join again"
 
     async def block_host(self, action: Block) -> Outcome:
-        """Put the action's host on the list. A job that cannot do so goes on, and says so."""
+        """Put the action's host on the block list. If that fails, the job says so and goes on."""
         now, identity = self._now(), action.identity
         entry = BlockedHost(
             host=action.host,

@@ -40,7 +40,7 @@ class BuiltController(NamedTuple):
 
 
 def build_controller(settings: Settings, ports: ControllerPorts) -> BuiltController:
-    """Build all parts, each after those that it needs; none is given another part later."""
+    """Build all parts of a controller, each after the parts that its constructor needs."""
     clock, decider, ledger = JobClock(ports.make_clock), Decider(), Ledger()
     view = decider.view
     links = NodeLinks(lambda: ports.journal.epoch)

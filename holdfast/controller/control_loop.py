@@ -104,7 +104,7 @@ class Controller:
 
     @property
     def epoch(self) -> int:
-        """The number of controllers that this run has had, including this one."""
+        """The number of this controller among all that this run has had, from 1."""
         return self.journal.epoch
 
     async def run(
@@ -116,9 +116,9 @@ class Controller:
         *,
         resumed_at: float = 0.0,
     ) -> int:
-        """Drive the job to its end and return its exit code. A new job begins with `release`, and its time with
-        `started_at`; `on_begun` is called once orders can be taken. One that was over at `resumed_at` goes on if it was
-        the time of its nodes that had ended it."""
+        """Drive the job to its end and return its exit code; `on_begun` is called once orders can be taken. A new job
+        begins with `release` at `started_at`. A job that ended before `resumed_at` goes on if it ended only because its
+        nodes ran out of time."""
         unanswered = self._rebuild_decider()
         known = {*(s.node for s in self.view.seats), *self.view.pool, *self.view.under_probe}
         self.registry.expect_nodes(self.clock(), known - set(self.view.gone), self.journal.alive_at)
@@ -160,7 +160,7 @@ class Controller:
             self._announce_takeover(lost)
 
     def _go_on(self, resumed_at: float) -> bool:
-        """Go on with a job that was over, if it was the time of its nodes that had ended it."""
+        """Continue a job that ended only because its nodes ran out of time; return whether it does."""
         over_at = self.ledger.make_account().end_at
         if not (self.view.phase is Phase.DONE and self.view.exit_code == OUT_OF_TIME and resumed_at > over_at):
             return False
@@ -175,7 +175,7 @@ class Controller:
         self.process_event(Successor(epoch=self.epoch, lost=lost, alone_since=self.journal.alive_at))
 
     def _hear_departures(self) -> None:
-        """Take in what nodes of this generation wrote down before they left because they had no controller."""
+        """Process what nodes of this generation wrote down before they left for lack of a controller."""
         if self.view.phase not in (Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING):
             return
         generation, active = self.view.generation, self.view.active
@@ -205,13 +205,13 @@ class Controller:
         return step if step >= 0 else self.ledger.step
 
     def describe_present(self) -> str:
-        """Return one line on what the job is doing now, with the ranks that tell of no step."""
+        """Return one line on what the job is doing now; it names ranks that have reported no step."""
         pace, finish = self.detectors.pace, self.ledger.finish
         mute = pace.find_mute(self.view.seats) if pace.generation == self.view.generation else ()
         return self.view.describe_present(self.clock(), self.reached_step, finish.reason if finish else "", mute)
 
     def announce_news(self, news: Alarm | Ended | Outcome) -> None:
-        """Process an alarm, an end or an outcome; progress first, so that the decider knows the newest step."""
+        """Process an alarm, an end or an outcome; first process pending progress, so that the newest step is known."""
         if isinstance(news, Alarm) and news.kind is Kind.SILENCE:
             self.detectors.pace.on_silence(news.suspects)
         self._flush_progress()
@@ -252,7 +252,7 @@ class Controller:
             self.announce_news(outcome)
 
     def end_at_once(self) -> None:
-        """End all nodes without grace, because a stop was ordered twice; nothing is left to do once the job is over."""
+        """End all nodes without grace, because a stop was ordered twice; do nothing if the job is over."""
         if not self._done.is_set():
             counted = self.ledger.make_account().since  # such a number says nothing about checkpoints
             self._spawn_task(self.executor.end_at_once(-1 if counted else self.reached_step))
@@ -288,7 +288,7 @@ class Controller:
             self.aims.place_copies(self.view.generation, self.view.seats, self.view.mesh)
 
     def _rebuild_decider(self) -> dict[int, Action]:
-        """Bring the decider to where the journal ends; returns the actions that have no outcome, by id."""
+        """Rebuild the decider from the journal; return the actions that have no outcome, by id."""
         unanswered: dict[int, Action] = {}
         at = 0.0
         for entry in rebuild_decider(self.journal, self._decider):
@@ -311,12 +311,12 @@ class Controller:
         return unanswered
 
     def _unfinished_actions(self, unanswered: dict[int, Action]) -> list[Action]:
-        """Return the actions to carry out again, without launches and stops for which the decider no longer waits."""
+        """Return the actions to carry out again; launches and stops count only if the decider still waits for them."""
         stale = {a.id for a in unanswered.values() if isinstance(a, Launch | Stop) and a.id != self.view.awaited}
         return [action for id, action in unanswered.items() if id not in stale]
 
     async def _survey_forever(self) -> None:
-        """Survey the fleet again and again, one survey at a time, beside everything else."""
+        """Survey the fleet again and again, one survey at a time, without holding up anything else."""
         while self.view.phase not in (Phase.ENDING, Phase.DONE):  # then nodes go because the job wants them gone
             seen = await self.fleet_watch.survey_nodes()
             if report := self.fleet_watch.find_changes(seen):

@@ -11,7 +11,7 @@ from holdfast.ports import Journal
 
 
 class RebuildError(Exception):
-    """The journal has an entry with actions that this version of the decider would not have requested."""
+    """At one journal entry this version of the decider requests other actions than those written there."""
 
     def __init__(self, seq: int) -> None:
         otherwise = f"this version of holdfast decides otherwise than entry {seq} of the journal"

@@ -1,4 +1,4 @@
-"""Gathers opinions on failures from a process of its own, while the job goes on: told to people, never acted on."""
+"""Gathers opinions on failures in a separate process while the job goes on; people see them, nothing acts on them."""
 
 import asyncio
 import contextlib
@@ -30,8 +30,8 @@ _log = logging.getLogger("holdfast.controller")
 
 
 class FailureOpinions:
-    """Asks about one failure at a time, in a process of its own with a deadline. Without `model.url`, and without past
-    failures to compare with, it asks nobody."""
+    """Asks for an opinion on one failure at a time, in a separate process with a deadline. It asks for none if there is
+    neither a `model.url` nor a past failure to compare with."""
 
     def __init__(self, settings: Settings, log_dir: str, say: Callable[[str], None]) -> None:
         self._settings = settings
@@ -52,7 +52,7 @@ class FailureOpinions:
             self._unanswered += isinstance(found, JudgedIncident)
 
     async def run(self, announce: Callable[[Alarm], None]) -> None:
-        """Ask and announce, one failure after the other, until cancelled."""
+        """Ask for opinions and announce them, one failure after another, until cancelled."""
         while True:
             match await self._waiting.get():
                 case JudgedIncident() as judged:
@@ -62,7 +62,7 @@ class FailureOpinions:
                         await self._call_process(OutcomeRequest(id=id, outcome=text))
 
     def finish_up(self) -> None:
-        """Say that the job, which has ended, does not wait for an answer."""
+        """Say, if an answer is still missing, that the job has ended without waiting for it."""
         if self._unanswered and self._settings.model.url:
             self._say("the job ended before the language model answered; holdfast diagnose --ask asks it again")
 
@@ -88,7 +88,7 @@ class FailureOpinions:
         )
 
     async def _call_process(self, request: OpinionRequest | OutcomeRequest) -> OpinionReply:
-        """Return the process's reply, or one sentence in its place if it fails or takes too long."""
+        """Return the process's reply; if it fails or takes too long, a reply of one sentence that says so."""
         deadline_s = self._settings.model.timeout_s + _READ_S
         try:
             process = await asyncio.create_subprocess_exec(
@@ -133,8 +133,8 @@ def make_diagnosis(cause: Alarm) -> Diagnosis:
 
 
 def make_alarm(judged: JudgedIncident, found: Diagnosis) -> Alarm:
-    """Return an opinion as an alarm that may only be told. It names neither nodes nor ranks, so nobody can take it for
-    evidence against one."""
+    """Return an opinion as an alarm that leads only to a message. It names neither nodes nor ranks, so that it cannot
+    count as evidence against any."""
     named = f"{found.klass} ({found.title}, {found.confidence:.0%} sure)"
     return Alarm(
         kind=Kind.LINES,

@@ -1,4 +1,4 @@
-"""Asks the fleet now and then where its nodes are, and tells what has changed."""
+"""Surveys the fleet and reports which of its nodes have changed."""
 
 import logging
 
@@ -14,7 +14,7 @@ _log = logging.getLogger("holdfast.controller")
 
 
 class FleetWatch:
-    """Compares each survey with what the decider was told before, which a new controller knows from the journal."""
+    """Compares each survey with what the decider already knows; a new controller knows that from the journal."""
 
     def __init__(self, fleet: Fleet, view: JobView, registry: NodeRegistry) -> None:
         self._fleet = fleet
@@ -24,7 +24,7 @@ class FleetWatch:
         self._alarmed: set[tuple[int, str]] = set()  # by generation
 
     async def survey_nodes(self) -> dict[str, FleetNode]:
-        """Return what the fleet sees of the nodes of this job; nothing if it cannot be asked. Never raises OSError."""
+        """Return what the fleet says about this job's nodes; empty if the survey fails. Never raises OSError."""
         try:
             seen = await self._fleet.survey()
         except OSError as e:
@@ -41,7 +41,7 @@ class FleetWatch:
             _log.warning("%s", trouble or "the fleet can be surveyed again")
 
     def find_changes(self, seen: dict[str, FleetNode]) -> FleetReport | None:
-        """Return what the decider does not know yet; None if it knows everything."""
+        """Return a report of what the decider does not know yet; None if it knows everything."""
         changed = {node: one for node, one in seen.items() if self._view.fleet.get(node) != one}
         return FleetReport(nodes=changed) if changed else None
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 class SteadyClock:
-    """Wall time that never runs backwards, whatever NTP or a restart does, so that spans cover it without overlap."""
+    """Wall time that never runs backwards, whatever NTP or a restart does, so that spans do not overlap."""
 
     def __init__(self, not_before: float = 0.0) -> None:
         self.ahead_s = max(time.time(), not_before) - time.monotonic()
@@ -26,9 +26,9 @@ class JobClock:
 
     @property
     def ahead_s(self) -> float | None:
-        """The job's time minus the machine's monotonic time; None where time is not this machine's."""
+        """The job's time minus this machine's monotonic time; None if the time is simulated."""
         return self._read.ahead_s if isinstance(self._read, SteadyClock) else None
 
     def continue_from(self, at: float) -> None:
-        """Never return a time before that of the journal's last entry."""
+        """From now on, never return a time before `at`, the time of the journal's last entry."""
         self._read = self._make_clock(at)

@@ -44,7 +44,7 @@ class StallWatch:
         self.coincidence.on_launch(launch.generation, launch.seats)
 
     def on_beat(self, now: float, beat: Beat) -> Alarm | None:
-        """Take in a beat. Return an alarm if it shows that a rank is slow, or a machine that makes the job slow."""
+        """Process a beat. Return an alarm if a rank is slow, or if a machine under strain makes the job slow."""
         self.hang.on_beat(now, beat)
         self.coincidence.on_beat(now, beat)
         alarm = self.slow.on_beat(now, beat, beat.arrivals)
@@ -57,7 +57,7 @@ class StallWatch:
         return alarm
 
     def check_drivers(self, now: float) -> tuple[Alarm, ...]:
-        """Return alarms about drivers that do not answer while the job stands."""
+        """Return alarms about GPU drivers that do not answer while the job stands still."""
         if not self.coincidence.has_strains or not self.is_under_way() or self._view.some_ended:
             return ()
         return self.coincidence.check_standstill(now, self.hang.stands_since(now))
@@ -70,7 +70,7 @@ class StallWatch:
         return self._view.phase in (Phase.STARTING, Phase.TRAINING)
 
     async def look_at_ranks(self) -> tuple[Alarm | Ended, ...]:
-        """Take the stacks of all ranks. Return an alarm if some block the others, and ends that nobody reported."""
+        """Take the stacks of all ranks; return an alarm if some block the others, and ends that were not reported."""
         generation, seats = self._view.generation, self._view.seats
         self._looking = True
         try:

@@ -1,5 +1,6 @@
-"""The job as Prometheus metrics, computed from the ledger when asked. How many series there are does not grow with the
-number of ranks, nor with the age of the job."""
+"""The job as Prometheus metrics, computed from the ledger at each request.
+
+The number of series grows neither with the number of ranks nor with the age of the job."""
 
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
@@ -72,7 +73,7 @@ class JobMetrics:
         self._controller = controller
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families that have samples, in the order of the table; what is not known has none."""
+        """Yield the metric families in the order of the table; a family without a known value is left out."""
         c = self._controller
         found: dict[str, list[tuple[tuple[str, ...], float]]] = {name: [] for name in METRICS}
         for name, labels, value in (*_job_samples(c), *_time_samples(c), *_place_samples(c)):
@@ -88,7 +89,7 @@ class JobMetrics:
 
 
 def _job_samples(c: Controller) -> Iterator[Sample]:
-    """Yield where the job is and what has happened to it."""
+    """Yield samples about the job's phase, step, releases and incidents."""
     view = c.view
     yield "holdfast_job_info", (view.job.run_id,), 1
     if c.ledger.began_at:
@@ -114,7 +115,7 @@ def _job_samples(c: Controller) -> Iterator[Sample]:
 
 
 def _time_samples(c: Controller) -> Iterator[Sample]:
-    """Yield what the time of the job was used for, and its pace."""
+    """Yield samples about how the job's time was used, and about its pace."""
     account = c.ledger.make_account(c.clock())
     if account.ettr is not None:
         yield "holdfast_ettr_ratio", (), account.ettr
@@ -138,7 +139,8 @@ def _time_samples(c: Controller) -> Iterator[Sample]:
 
 
 def limit_causes(lost_s: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds by cause. The first causes keep their names, because a counter must not fall."""
+    """Return the lost seconds by cause; beyond a maximum, later causes share one name. The first causes always keep
+    their names, because a counter must not fall."""
     lost: dict[str, float] = {}
     for cause, seconds in lost_s.items():
         if cause != UNSETTLED:
@@ -157,7 +159,7 @@ def _by_phase(account: Account) -> dict[tuple[str, str], float]:
 
 
 def _place_samples(c: Controller) -> Iterator[Sample]:
-    """Yield which nodes there are, where state lies, and what goes over links."""
+    """Yield samples about nodes, about where state lies, and about network traffic."""
     roles = list(c.view.assign_roles(c.ledger.admitting).values())
     for role in NodeRole:
         yield "holdfast_nodes", (role.value,), roles.count(role)
@@ -173,7 +175,7 @@ def _place_samples(c: Controller) -> Iterator[Sample]:
 
 
 def _traffic_samples(traffic: dict[str, tuple[LinkTraffic, ...]]) -> Iterator[Sample]:
-    """Yield what goes over the links of the nodes' machines, since the reading before: of all, and of each if few."""
+    """Yield the traffic since the last reading: the sum over all machines' links, and each link if there are few."""
     ours = [link for links in traffic.values() for link in pick_job_links(links)]
     if ours:
         yield "holdfast_network_bytes_per_second", ("in",), sum(link.in_bytes_s for link in ours)

@@ -1,4 +1,4 @@
-"""Watches the network between nodes: who reaches whom, how much goes over links, and whether they have gone quiet."""
+"""Watches the network between nodes: which nodes reach which, the traffic of links, and whether links are quiet."""
 
 from collections.abc import Callable
 
@@ -73,19 +73,19 @@ class NetworkWatch:
         return LinksDown(nodes=tuple(sorted(cut)))
 
     def judge_alarm(self, alarm: Alarm) -> Alarm | None:
-        """Return what to say of an alarm of a node: the same, or that several machines have lost their links at once;
-        None if that was said."""
+        """Return the alarm to report in place of a node's alarm: the same, or that several machines lost links at once.
+        None if that was reported before."""
         return self._switch.judge_alarm(alarm, self._view.generation)
 
     def forget_node(self, node: str) -> None:
         self._switch.forget_node(node)
 
     def list_traffic(self, now: float) -> dict[str, tuple[LinkTraffic, ...]]:
-        """Return the traffic that nodes have told of their machines, without what is out of date."""
+        """Return by node the traffic that nodes reported of their machines' links, without outdated reports."""
         return {node: links for node, (at, links) in self._traffic.items() if now <= at + _STALE * self._every_s}
 
     def on_reach(self, reach: Reach) -> None:
-        """Take in whom a node reached; it is judged with the answers of the others."""
+        """Store which nodes a node reached; `check_round` judges that together with the answers of the others."""
         if not self._is_under_way() or not self._registry.is_seated(reach.node):
             return
         is_seated = self._registry.is_seated
@@ -93,15 +93,14 @@ class NetworkWatch:
         self._reach.on_reach(msgspec.structs.replace(reach, reached=reached, missed=missed))
 
     def check_round(self, now: float) -> Alarm | None:
-        """Judge a round of answers once all have had the time to come. Return an alarm if nodes have come to be apart
-        from the others."""
+        """Judge a round of answers once all have had time to arrive; return an alarm if nodes have been cut off."""
         if self._judged or now < self._asked_at + min(_ANSWER_S, self._every_s / 2) or not self._is_under_way():
             return None
         self._judged = True
         return self._reach.check_islands(now, self._view.generation, self._stance)
 
     def ask_nodes(self, now: float) -> None:
-        """Ask every node now and then which others it reaches, if the job is on several hosts."""
+        """At intervals, ask every node which other nodes it reaches, if the job runs on several hosts."""
         if now < self._asked_at + self._every_s or not self._is_under_way():
             return
         self._asked_at, self._judged = now, False
@@ -112,11 +111,11 @@ class NetworkWatch:
                 self._links.send_message(node, ReachRequest(peers={peer: keepers[peer] for peer in peers}))
 
     def should_look(self, now: float) -> bool:
-        """Whether links have been quiet for so long that the stacks of the ranks should be looked at."""
+        """Whether links have been quiet for so long that the ranks' stacks should be taken."""
         return bool(not self._looking and self._is_under_way() and self._lasting_quiet_s(now))
 
     async def look_at_ranks(self) -> Alarm | None:
-        """Take the stacks of all ranks, and tell what they show. Nobody is acted on for quiet links."""
+        """Take the stacks of all ranks, and return an alarm that describes them. Quiet links lead to no action."""
         began_at, generation, seats = self._now(), self._view.generation, self._view.seats
         lasts_s = self._lasting_quiet_s(began_at)
         self._quiet.on_look(began_at)
@@ -148,7 +147,7 @@ class NetworkWatch:
         return self._quiet.quiet_s(now, {self._machine_of(node) for node in nodes}, stepped_at)
 
     def _machine_of(self, node: str) -> str:
-        """Return what tells a node's machine from others: its address, or its name if its keeper has only a path."""
+        """Return a name for a node's machine: its keeper's address, or its host if the keeper has only a path."""
         place, port = self._registry.keepers.get(node, ("", 0))
         return place if port else self._registry.hosts.get(node, node)
 

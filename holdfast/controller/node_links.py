@@ -17,10 +17,9 @@ Outbox = asyncio.Queue[bytes]
 
 
 class NodeLinks:
-    """Owns the outbox of every linked node. A newer link of a node replaces its older one.
+    """Owns the outbox of every linked node. A node's newer link replaces its older one.
 
-    A send returns False if the node is not linked or its outbox is full: nobody waits for a slow node.
-    """
+    A send returns False if the node is not linked or its outbox is full, so that a slow node makes nobody wait."""
 
     def __init__(self, epoch: Callable[[], int]) -> None:
         """`epoch` returns the number of this controller; every errand carries it."""
@@ -46,19 +45,19 @@ class NodeLinks:
         return self._outboxes.get(node) is outbox
 
     def has_newer_link(self, node: str, outbox: Outbox) -> bool:
-        """Whether the node has opened a newer link. What it said by this one may come after what it says by that."""
+        """Whether the node has opened a newer link; if so, messages of this one may arrive after newer messages."""
         newest = self._outboxes.get(node, outbox)
         return newest is not outbox and self._opened[outbox] < self._opened[newest]
 
     def make_outbox(self) -> Outbox:
-        """Return the outbox of a link that somebody has just opened; `open_link` says which node it is."""
+        """Return the outbox of a link that was just opened; `open_link` later says which node it belongs to."""
         outbox: Outbox = asyncio.Queue(_OUTBOX)
         self._links += 1
         self._opened[outbox] = self._links
         return outbox
 
     def open_link(self, node: str, outbox: Outbox) -> bool:
-        """Send to the node through this outbox from now on; False if this outbox is already in use for the node."""
+        """Send to the node through this outbox from now on; False if that is so already."""
         is_new = not self.is_newest(node, outbox)
         self._outboxes[node] = outbox
         return is_new
@@ -70,7 +69,7 @@ class NodeLinks:
             del self._outboxes[node]
 
     def hang_up(self, node: str) -> None:
-        """Close a node's link; a node that is alive dials again and says what it holds."""
+        """Close a node's link; a node that is alive connects again and reports what it holds."""
         outbox = self._outboxes.pop(node, None)
         if outbox is not None:
             while not outbox.empty():
@@ -106,7 +105,7 @@ def _put_message(outbox: Outbox, message: agent_messages.FromController) -> bool
 
 
 async def send_packets(ws: Socket, outbox: Outbox) -> None:
-    """Send what is put into the outbox until the link breaks or is hung up."""
+    """Send the packets of the outbox until the link breaks or `hang_up` ends it."""
     with contextlib.suppress(ConnectionError):
         while (packet := await outbox.get()) is not _HANG_UP:
             await ws.send_bytes(packet)

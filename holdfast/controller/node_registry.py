@@ -1,4 +1,4 @@
-"""The registry of nodes: what each has told about itself, when it was last heard, and where the job has it."""
+"""The registry of nodes: what each has reported about itself, when it last sent a message, and its part in the job."""
 
 from collections.abc import Collection
 
@@ -71,7 +71,7 @@ class NodeRegistry:
             self.record_stored(now, beat)
 
     def record_stored(self, now: float, told: Beat | Done) -> None:
-        """Take in what a node of the generation that runs says about checkpoints."""
+        """Record what a node of the running generation reports about checkpoints."""
         at = min(told.stored_at or now, now)
         self.storage.on_told(at, self._view.generation, told.stored, told.missed)
 
@@ -87,8 +87,8 @@ class NodeRegistry:
         self.replayable = replayable
 
     def record_imports(self, modules: tuple[str, ...]) -> None:
-        """Record which of the script's modules the zygote of rank 0's node has: none if it could not fork ranks with
-        them."""
+        """Record which of the script's modules the zygote of rank 0's node has imported. There are none if the zygote
+        cannot fork ranks with them."""
         self.imports = modules
 
     def record_orphaned(self, generation: int) -> None:
@@ -112,7 +112,7 @@ class NodeRegistry:
         self.beats.pop(node, None)
 
     def keep_copies_on(self, nodes: Collection[str]) -> None:
-        """Forget the copies of all other nodes."""
+        """Forget all copies except those on these nodes."""
         self.copies = {node: held for node, held in self.copies.items() if node in nodes}
 
     def drop_copies_after(self, step: int) -> None:
@@ -120,13 +120,13 @@ class NodeRegistry:
         self.copies = {node: tuple(c for c in held if c.step <= step) for node, held in self.copies.items()}
 
     def lower_stored(self, step: int) -> None:
-        """Count no checkpoint after this step: it belongs to a lineage that the job leaves."""
+        """Ignore checkpoints of later steps, which belong to a lineage that the job leaves."""
         self.stored = min(self.stored, step)
 
     def expect_nodes(self, now: float, nodes: Collection[str], alone_since: float) -> None:
-        """Expect nodes from before a controller restart; they get some time to reconnect before silence counts. If they
-        have looked for a controller for long, as after a takeover, what counts is how long they do not find this one.
-        `alone_since` is the last sign of life of the controller before; 0: not known."""
+        """Give nodes from before a controller restart time to reconnect before they count as silent. `alone_since` is
+        when the controller before was last alive, 0 if not known. Nodes that have been without a controller for long,
+        as after a takeover, get a little less time."""
         looked = bool(alone_since) and now > alone_since + _RECONNECT_S
         heard_at = now + max(0.0, _RECONNECT_S - (self._silence.limits.silence_s if looked else 0.0))
         for node in nodes:
@@ -139,17 +139,18 @@ class NodeRegistry:
         return self._silence.overdue_alarms(now)
 
     def heard_at(self, node: str) -> float | None:
-        """Return when a node was last heard; None if it is not listened to."""
+        """Return when a node last sent a message; None if its silence is not watched."""
         return self._silence.heard_at(node)
 
     def may_accuse(self, node: str, suspects: Collection[str]) -> bool:
-        """Whether a node may accuse these suspects. A node may accuse itself. A node that connected through this host's
-        unix socket may also accuse the others that did, because one agent reports for all nodes of its host."""
+        """Whether a node may accuse these suspects: itself always, and nodes of this host if it is one of them. One
+        agent may report for all nodes of its host. Nodes of this host are those that connected through its unix
+        socket."""
         return set(suspects) <= ({node} | self._local if node in self._local else {node})
 
     def may_raise_alarm(self, node: str, alarm: Alarm) -> bool:
-        """Whether a node may raise this alarm. From another host a node without a seat may only speak of itself, and
-        not of the running generation; one that has a seat may name no ranks but its own."""
+        """Whether a node may raise this alarm. From another host, a node without a seat may accuse only itself, and not
+        about the running generation; a node with a seat may name only its own ranks of that generation."""
         if not self.may_accuse(node, alarm.suspects):
             return False
         seat, running = self._seat_of(node), self._view.generation
@@ -167,14 +168,14 @@ class NodeRegistry:
         return seat is not None and seat.has_rank(rank)
 
     def has_seat(self, node: str) -> bool:
-        """Whether a node has a seat in this generation, be it evicted or silent."""
+        """Whether a node has a seat in this generation, even if it was evicted or is silent."""
         return self._seat_of(node) is not None
 
     def is_seated(self, node: str) -> bool:
         return self.has_seat(node) and node not in self.lost_nodes()
 
     def has_left(self, node: str) -> bool:
-        """Whether a node of another host was told to leave for good: what it still says is of no interest."""
+        """Whether a node of another host was told to leave for good, so that its messages are ignored."""
         return node in self._left and node not in self._local and not self._view.may_return(node)
 
     def _seat_of(self, node: str) -> Seat | None:
@@ -188,10 +189,9 @@ class NodeRegistry:
         return {*self._view.gone, *self._view.silent_nodes}
 
     def present_nodes(self) -> tuple[str, ...]:
-        """Return nodes that are linked or expected soon; after a controller restart none is linked yet.
+        """Return the nodes that are linked or expected soon; right after a controller restart, none is linked yet.
 
-        One that was told to leave answers nothing more, though its link may last a little longer.
-        """
+        A node that was told to leave does not count: it answers no more, even if its link lasts a little longer."""
         awaited = {seat.node for seat in self._view.seats} - self.lost_nodes()
         present = {*self._links.linked_nodes, *awaited} - self._left
         return tuple(sorted({*present, *self._view.pool, *self._view.under_probe}))
@@ -203,8 +203,8 @@ class NodeRegistry:
         return tuple(rank for seat in beside for rank in seat.ranks)
 
     def has_heard_host(self, node: str) -> bool:
-        """Return whether all present nodes that are, or may be, on this node's host have sent a beat to this
-        controller: one of them tells of the host's links for all."""
+        """Return whether all present nodes that are, or may be, on this node's host have sent this controller a beat.
+        One of them reports the host's links for all."""
         host = self.hosts.get(node)
         return all(one in self.beats for one in self.present_nodes() if self.hosts.get(one, host) == host)
 

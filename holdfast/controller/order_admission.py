@@ -1,4 +1,4 @@
-"""People's orders: whether the job can take an order in its present state, and what the order will lead to."""
+"""Admission of people's orders: whether the job can take an order in its present state, and what it will lead to."""
 
 from collections.abc import Collection
 from enum import StrEnum
@@ -46,7 +46,7 @@ class OrderBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OrderReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to an order that is now in the journal, or that was only asked about."""
+    """The answer to an order that is now in the journal, or that was only previewed."""
 
     seq: int  # of its entry, or of the newest one
     next: str  # what happens
@@ -77,8 +77,8 @@ class OrderRefusal(NamedTuple):
 
 
 def order_refusal(view: JobView, order: Order, linked: Collection[str] = ()) -> OrderRefusal | None:
-    """Return why an order cannot be taken; None if it can. `linked` nodes may be unknown to the job, as they are not
-    ready yet."""
+    """Return why an order cannot be taken; None if it can. `linked` nodes are connected, but the job may not know them
+    yet because they are not ready."""
     if order.verb != "stop" and view.phase in (Phase.ENDING, Phase.DONE):
         text = f"the job is ending and takes only stop; '{order.verb}' comes too late"
         return OrderRefusal(OrderFault.JOB_ENDING, text)
@@ -126,7 +126,7 @@ def _hold_refusal(view: JobView, order: Order) -> OrderRefusal | None:
 
 
 def _leave_refusal(view: JobView, order: Order, linked: Collection[str]) -> OrderRefusal | None:
-    """Return why a node cannot be sent away; None if it can."""
+    """Return why a node cannot be evicted or drained; None if it can."""
     node, active = order.node, view.active
     beside = {*view.pool, *view.coming, *view.under_probe, *(name for name in linked if view.may_return(name))} - active
     there = f"the nodes are {', '.join(sorted(active | beside))}" if active | beside else "the job has no nodes yet"

@@ -50,7 +50,7 @@ def _launch_key(release: Release) -> tuple[object, ...]:
 
 
 def release_archive(controller: Controller, digest: str) -> web.StreamResponse | None:
-    """Return the archive of a release as nodes fetch it, or None if there is none."""
+    """Return the response with an archive that nodes fetch, of a release or of compiled code; None if there is none."""
     if not tree_archive.DIGEST.fullmatch(digest):
         return None
     for folder in (controller.archives, controller.archives / COMPILED_ARCHIVES):

@@ -50,20 +50,20 @@ class SnapshotAims:
         self._say_pace()
 
     def _say_pace(self) -> None:
-        """Say once that copies do not keep up with the job, and once that they do so again."""
+        """Say once that copies do not keep up with the job, and once that they keep up again."""
         if bool(self.floor.behind) != self._is_behind:
             self._is_behind = not self._is_behind
             self._say(self.floor.behind or f"copies on peers keep up again: they are of step {self.floor.floor}")
 
     def on_hello(self, node: str) -> None:
-        """Send aims to a node that has just linked, and to the nodes whose aims contain its keeper's address. To
-        send aims to all nodes at every hello would take a number of messages quadratic in the number of nodes."""
+        """Send aims to a node that has just linked, and to the nodes whose aims contain its keeper's address. Aims for
+        all nodes at every hello would be quadratically many messages."""
         peers = {own for own, peer in self.floor.peers.items() if peer == node}
         halved = {own for own, halves in self.floor.halves.items() if any(half.keeper == node for half in halves)}
         self.send_aims({node, *peers, *halved} & self.floor.nodes)
 
     def on_departure(self, node: str) -> None:
-        """A node leaves: if it has a certificate, tell all nodes not to accept it any more."""
+        """If the node that leaves has a certificate, tell all nodes to accept it no longer."""
         if self._certificates.serial_of(node) is not None:
             self.send_aims()
 

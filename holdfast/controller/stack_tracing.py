@@ -22,8 +22,8 @@ class StackTracing:
     async def take_traces(
         self, deadline_s: float, native: bool = False, nodes: tuple[str, ...] | None = None
     ) -> tuple[Trace, ...]:
-        """Return a trace of each of `nodes`, or of all linked nodes if None. For a node that does not answer, the
-        trace holds an error."""
+        """Return a trace of each of `nodes`, or of all linked nodes if None. The trace of a node that does not answer
+        in time holds an error."""
         wanted = self._links.linked_nodes if nodes is None else nodes
         self._newest += 1
         look = TraceRequest(id=self._newest, deadline_s=deadline_s, native=native)

@@ -44,8 +44,7 @@ class StoreProcess:
     async def connect_ahead(self, *, start: bool = True) -> None:
         """Connect before the first request: a new store process starts slowly, and an old one may be about to end.
 
-        Without `start` only an old one is connected to: a resumed job may turn out to be over.
-        """
+        Without `start`, connect only to a store process that already runs: a resumed job may turn out to be over."""
         if not start:
             try:
                 unix_sockets.connect(self._run_dir / "store.sock").close()
@@ -56,7 +55,7 @@ class StoreProcess:
                 self._streams = self._streams or await self._connect_store()
 
     async def watch_process(self, gone: Callable[[], None]) -> None:
-        """Call `gone` whenever the store process has ended, and start another for the next request."""
+        """Whenever the store process has ended, call `gone` and start another one."""
         while not self._over:
             await asyncio.sleep(_WATCH_S)
             if self._streams is None or self._asking.locked() or not _is_over(self._streams[0]):
@@ -143,5 +142,5 @@ class StoreProcess:
 
 
 def _is_over(reader: asyncio.StreamReader) -> bool:
-    """Whether the store process has closed the connection, perhaps before it accepted it."""
+    """Whether the store process has closed the connection, even if it never accepted it."""
     return reader.at_eof() or reader.exception() is not None

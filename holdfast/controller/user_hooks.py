@@ -204,7 +204,7 @@ def _notice_file(notice: HookNotice) -> BinaryIO:
 
 
 def _log_file(run_dir: Path) -> BinaryIO:
-    """Open RUN_DIR/hook.log, which holds the output of commands; it is started anew when it is large."""
+    """Open RUN_DIR/hook.log for the output of commands; a large log is emptied first."""
     path = run_dir / "hook.log"
     if path.exists() and path.stat().st_size > _LOG_BYTES:
         path.unlink()

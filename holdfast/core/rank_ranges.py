@@ -1,4 +1,4 @@
-"""Ranks in a sentence: ranges, and of many only the first."""
+"""Formats ranks for a sentence: as ranges, and only the first few of many."""
 
 from collections.abc import Sequence
 

@@ -37,7 +37,7 @@ def cut_words(text: str, most: int) -> str:
 
 
 def mark_cut(text: str) -> str:
-    """Return a text that was cut somewhere, without the half word at its end, and marked."""
+    """Return a text that was cut, without the half word at its end, and with a mark that it was cut."""
     words = text.rpartition(" ")[0]
     return f"{words if 2 * len(words) > len(text) else text}{CUT}"
 

@@ -1,4 +1,4 @@
-"""The files of the page: as they are for a browser that fetches them, and all in one for a mail."""
+"""The page's files: separate ones for a browser that fetches them, or all joined into one file for a mail."""
 
 import base64
 import hashlib
@@ -22,7 +22,7 @@ def read_assets() -> dict[str, str]:
 
 
 def join_modules(assets: dict[str, str]) -> str:
-    """Return one script in place of the modules: each becomes a function, called once, that returns its exports."""
+    """Return all modules as one script: each becomes a function that is called once and returns its exports."""
     parts: dict[str, str] = {}
 
     def add(name: str) -> None:

@@ -25,7 +25,7 @@ def shown_sections(view: PageView) -> Sections:
 
 
 def compare_sections(before: Sections, after: Sections) -> Sections:
-    """Return what turns one version into the next: of lists and objects, only the rows and fields that differ."""
+    """Return the difference between two versions: of lists and objects, only the rows and fields that differ."""
     return {name: _compare_values(before.get(name), new) for name, new in after.items() if before.get(name) != new}
 
 
@@ -39,7 +39,8 @@ def _compare_values(old: Any, new: Any) -> Any:
 
 
 class PageFeed:
-    """Reads the source in steps. All methods are called by one thread, but for `patches_since`."""
+    """Reads the source bit by bit and keeps versions of the view. Only `patches_since` may be called by other
+    threads."""
 
     def __init__(self, source: PageSource) -> None:
         self._source = source
@@ -52,7 +53,7 @@ class PageFeed:
         self.behind = True  # entries are there that have not been read
 
     def refresh_view(self) -> None:
-        """Read what is new and make a version of it, if anything has changed."""
+        """Read new entries, and make a new version if anything has changed."""
         self.behind = False
         for count, entry in enumerate(self._source.read_entries(self._fold.seq), 1):
             self._fold.add(entry)
@@ -73,14 +74,14 @@ class PageFeed:
         self.whole = msgspec.json.encode({"version": self.version, "sections": after})
 
     def patches_since(self, version: int) -> list[bytes] | None:
-        """Return what has changed since a version, oldest first; None if that is too long ago."""
+        """Return the changes since a version, oldest first; None if that version is too old."""
         found = [(number, patch) for number, patch in list(self._patches) if number > version]
         if version > self.version or (version < self.version and (not found or found[0][0] != version + 1)):
             return None
         return [patch for _, patch in found]
 
     def write_file(self) -> str:
-        """Return the page with all that it has now, and the stories of the newest incidents, as one file."""
+        """Return the page as one file, with its present view and the stories of the newest incidents."""
         while self.behind:
             self.refresh_view()
         last = len(self._sections["incidents"]) + 1

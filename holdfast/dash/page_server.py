@@ -1,4 +1,4 @@
-"""The page's server on loopback: files, the view, what changes in it, and orders that go to the controller."""
+"""The page's server on loopback: serves files, the view and its changes, and passes orders to the controller."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -29,7 +29,7 @@ Proved = Callable[[asyncio.BaseTransport | None], None]  # is told of links on w
 
 
 class PageOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """An order that a person gives on the page; with `preview`, only what it would do is asked."""
+    """An order that a person gives on the page; with `preview`, the page only asks what the order would do."""
 
     verb: str
     node: str = ""
@@ -37,7 +37,7 @@ class PageOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PageCode(msgspec.Struct, frozen=True):
-    """The code of the page's address."""
+    """The one-time code in the page's address, as the page sends it."""
 
     code: str
 
@@ -67,7 +67,7 @@ class PageServer:
         return app
 
     async def follow_job(self) -> None:
-        """Keep the view up to date for as long as somebody looks; returns never."""
+        """Keep the view up to date while a page is open; never returns."""
         while True:
             await self._refresh()
             if self._feed.behind:
@@ -133,7 +133,7 @@ class PageServer:
             await self._news.wait_for(lambda: self._feed.version > version)
 
     async def _tell_changes(self, request: web.Request) -> web.StreamResponse:
-        """Send every change as a line of JSON, until the page is closed or does not read."""
+        """Send every change as a line of JSON until the page is closed or reads too slowly."""
         after = request.query.get("after", "")
         if not after.isdecimal() or len(after) > 18:
             return _refuse(400, "after must be the number of a version")

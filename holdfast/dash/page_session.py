@@ -1,7 +1,6 @@
-"""Who may see the job: whoever first shows the code of the page's address, and then the key that he got for it.
+"""Who may see the job: the browser that first sends the code in the page's address and gets a key for it.
 
-The key is no cookie: a browser would send that to the servers of all ports of this host, other users' too.
-"""
+The key is no cookie: a browser would send that to the servers of all ports of this host, other users' too."""
 
 import secrets
 
@@ -39,7 +38,8 @@ class PageSession:
         self._key = secrets.token_urlsafe(_KEY_BYTES)
 
     def refuse(self, request: web.Request) -> str:
-        """Say why a request is refused; "" if it is not. The page's own files say nothing of a job."""
+        """Say why a request is refused; "" if it is not. The page's own files need no key, as they tell nothing about a
+        job."""
         if request.headers.get("Host", "") not in self._hosts:  # a page elsewhere may have a name that leads here
             return "call this page by the address that holdfast dash has printed"
         own = f"http://{request.headers['Host']}"
@@ -56,7 +56,7 @@ class PageSession:
         return is_equal(self._key, request.headers.get(_KEY, ""))
 
     def take_code(self, shown: str) -> str:
-        """Return the key if this is the code, for the first time; "" if not."""
+        """Return the key if this is the code and it comes for the first time; otherwise ""."""
         if self._is_used or not is_equal(self.code, shown):
             return ""
         self._is_used = True

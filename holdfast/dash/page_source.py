@@ -1,4 +1,4 @@
-"""Where the page gets its facts from: a journal, and a controller if there is one."""
+"""The interface to the page's facts: a journal, and a controller if there is one."""
 
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -9,11 +9,11 @@ from holdfast.model.event import Entry
 
 
 class SourceError(Exception):
-    """What was asked for cannot be had; one sentence says why."""
+    """A source cannot answer; the text says why in one sentence."""
 
 
 class JobPresence(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a job beside its journal."""
+    """What is known of a job besides its journal."""
 
     status: dict[str, Any] | None = None  # as the controller tells it; None: there is no controller
     absence: str = ""  # why there is none
@@ -24,13 +24,13 @@ class PageSource(Protocol):
     may_order: bool  # whether there is a controller to give orders to
 
     def read_entries(self, after: int) -> Iterable[Entry]:
-        """Return the entries of the journal after this one; always called by the same thread."""
+        """Return the journal's entries after number `after`; always called by the same thread."""
 
     def look_at_job(self) -> JobPresence:
-        """Return what the controller says; called by the same thread."""
+        """Return what the controller reports, or why there is none; called by the same thread as `read_entries`."""
 
     def ask_controller(self, path: str, body: dict[str, Any]) -> Any:
         """Send a request to the controller and return its answer; SourceError if it refuses or there is none."""
 
     def read_log(self, rank: int) -> tuple[str, ...]:
-        """Return the last lines of a rank's newest output; SourceError if they are not here."""
+        """Return the last lines of a rank's newest output; SourceError if this host does not have them."""

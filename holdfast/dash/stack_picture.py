@@ -1,4 +1,4 @@
-"""The stacks of all ranks as one tree, with the set of ranks in each frame, for the page to draw as a flame."""
+"""The stacks of all ranks as one tree, with the set of ranks in each frame, for the page to draw as a flame graph."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ class StackPicture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Stacks(msgspec.Struct, frozen=True, kw_only=True):
-    """The controller's answer, as far as it is drawn."""
+    """The part of the controller's answer that is drawn."""
 
     at: float
     naming: BlockingRanks

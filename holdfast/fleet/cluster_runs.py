@@ -1,4 +1,4 @@
-"""The runs of holdfast that a cluster knows, from what its own commands say of jobs and pods."""
+"""Finds the runs of holdfast on a cluster in what the cluster reports about its jobs or pods."""
 
 import re
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ _WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SUSPENDED", "
 
 
 class ClusterRunView(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as its cluster sees it: the cluster knows no steps."""
+    """A run as its cluster shows it: its user, its start and its number of nodes, but no steps."""
 
     run_id: str
     running: int  # nodes that have their machines
@@ -34,7 +34,7 @@ class ClusterRunView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_squeue(text: str) -> list[ClusterRunView]:
-    """Return the runs whose jobs squeue has listed as SQUEUE_FORMAT, oldest first; other jobs are left out."""
+    """Return the runs in the output of squeue with SQUEUE_FORMAT, oldest first; jobs of others are left out."""
     found = []
     for line in text.splitlines():
         fields = line.strip().split("|", 4)
@@ -55,7 +55,7 @@ def parse_squeue(text: str) -> list[ClusterRunView]:
 
 
 def read_pods(pods: Iterable[PodView]) -> list[ClusterRunView]:
-    """Return the runs whose pods these are, oldest first. A pod that has ended is no node any more."""
+    """Return the runs that these pods belong to, oldest first. A pod that has ended does not count as a node."""
     found = []
     for pod in pods:
         made_at = pod.metadata.creation_timestamp
@@ -70,7 +70,7 @@ def read_pods(pods: Iterable[PodView]) -> list[ClusterRunView]:
 
 
 def _join_parts(parts: list[ClusterRunView]) -> list[ClusterRunView]:
-    """Return one view of each run; those of two users are two runs."""
+    """Return one view for each run; runs of two users with the same id count as two."""
     joined: dict[tuple[str, str], ClusterRunView] = {}
     for part in parts:
         key = (part.run_id, part.who)

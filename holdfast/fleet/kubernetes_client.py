@@ -1,4 +1,4 @@
-"""The few requests to a Kubernetes API server that a fleet makes; a failure is an OSError in the server's own words."""
+"""The requests to a Kubernetes API server that a fleet makes; a failure is an OSError with the server's own words."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ _TIMEOUT_S = 20.0
 
 
 class KubernetesError(OSError):
-    """An answer of the API server that is no success; `status` is that of HTTP, 0 if there was no answer."""
+    """The API server did not succeed; `status` is the HTTP status, or 0 if there was no answer."""
 
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
@@ -43,7 +43,7 @@ class UnknownFieldError(ValueError):
 
 
 def read_config() -> KubeConfig:
-    """Return the credentials of the environment, a service account's or a kubeconfig's; OSError if there are none."""
+    """Return the credentials found here, of a service account or in a kubeconfig; OSError if there are none."""
     try:
         return KubeConfig.from_env()
     except (ConfigError, OSError) as e:
@@ -56,7 +56,7 @@ def default_namespace(config: KubeConfig) -> str:
 
 
 def check_pod(manifest: Manifest) -> None:
-    """Raise UnknownFieldError if the manifest has a field that no pod has, ValueError if one is of a wrong type."""
+    """Raise UnknownFieldError if the manifest has a field that pods lack, ValueError if one has the wrong type."""
     try:
         kept = Pod.from_dict(manifest).to_dict()
     except (msgspec.ValidationError, TypeError) as e:
@@ -101,7 +101,7 @@ def _told_errors() -> Iterator[None]:
 
 
 async def ask_until_refused(ask: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Ask, and raise FleetRefusal if asking again is in vain; who lacks a right is asked again for a while."""
+    """Call `ask`; FleetRefusal if another try would be useless. While a right is missing, try again for some time."""
     until = time.monotonic() + _RIGHTS_S
     while True:
         try:
@@ -143,20 +143,20 @@ class KubernetesClient:
             raise
 
     async def list_pods(self, run: str | None) -> tuple[list[PodView], str]:
-        """Return the pods of a run, or of all runs, and the version from which a watch goes on."""
+        """Return the pods of a run, or of all runs if None, and the version from which a watch can continue."""
         with _told_errors():
             listed = self._client.list(Pod, labels={RUN_LABEL: run or operators.exists()}, chunk_size=_CHUNK)
             found = [view_pod(pod.to_dict()) async for pod in listed]
             return found, listed.resourceVersion
 
     async def watch_pods(self, run: str, version: str) -> AsyncIterator[tuple[PodView, bool]]:
-        """Yield every change of the run's pods after `version`, and whether the pod was removed by it."""
+        """Yield every change of the run's pods after `version`, and whether the change removed the pod."""
         with _told_errors():
             async for kind, pod in self._client.watch(Pod, labels={RUN_LABEL: run}, resource_version=version):
                 yield view_pod(pod.to_dict()), kind == "DELETED"
 
     async def delete_pod(self, name: str, grace_s: float) -> bool:
-        """Ask for the end of a pod, which its kubelet has to confirm; False if there is none."""
+        """Ask for a pod to be ended, which its kubelet then confirms; False if there is no such pod."""
         return await self._delete(Pod, name, max(1, round(grace_s)))  # 0 would not wait for the kubelet
 
     async def delete_secret(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The lease of a run in Kubernetes: of its controllers, which may be moved between machines, one at a time acts."""
+"""The lease of a run in Kubernetes: its controllers may move between machines, but only one acts at a time."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ _LOOK_S = 1.0
 
 class KubernetesLease:
     def __init__(self, client: KubernetesClient, run: str, holder: str, note: Path, say: Callable[[str], None]) -> None:
-        """`note` is a file of the run's own, in which the last holder that used it is written down."""
+        """`note` is a file of the run with the name of the controller that last took the lease on this machine."""
         self._client, self._run, self._holder, self._note, self._say = client, run, holder, note, say
         self._seen = ""  # the holder and its last renewal, by its own clock
         self._seen_at = 0.0  # when it changed last, by ours: clocks of other hosts are not compared
@@ -48,7 +48,7 @@ class KubernetesLease:
             await asyncio.sleep(_LOOK_S)
 
     async def keep(self) -> None:
-        """Renew the lease for ever; LeaseLostError if another has it."""
+        """Renew the lease without end; LeaseLostError if another controller has it."""
         while True:
             await asyncio.sleep(_RENEW_S)
             try:
@@ -60,7 +60,8 @@ class KubernetesLease:
                 continue  # nobody else gets it from a cluster that cannot be asked; a conflict is looked at again
 
     async def let_go(self) -> None:
-        """Give the lease up; one that we made ourselves goes, and with it what is left of the run."""
+        """Give the lease up. A lease that holdfast made is deleted, and Kubernetes then removes what is left of the
+        run."""
         try:
             lease = await self._find()
             labels = (lease.metadata.labels if lease.metadata else None) or {}
@@ -83,7 +84,7 @@ class KubernetesLease:
             return False
 
     def _is_free(self, lease: Lease) -> bool:
-        """Whether nobody holds the lease: it is ours, nobody's, or was not renewed for as long as we have watched."""
+        """Whether the lease can be taken: it is ours, has no holder, or was not renewed for its whole duration."""
         spec = lease.spec or LeaseSpec()
         if _holder_of(lease) in ("", self._holder):
             return True

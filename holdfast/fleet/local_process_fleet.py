@@ -160,7 +160,7 @@ def end_node(folder: Path, grace_s: float = 5.0) -> None:
 
 
 def survey_node(folder: Path) -> FleetNode:
-    """Return where a local node is. One that is up costs one look at its holder; the others, one at all processes."""
+    """Return where a local node is. For a node that is up, only its holder is looked at; otherwise all processes."""
     was_up = (folder / "agent.log").exists()  # asked first: a holder notes its pid before it starts an agent
     pid = _read_pid(folder / "holder.pid")
     if pid and _has_mark(pid, _node_mark(folder)):

@@ -35,12 +35,12 @@ class PodShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_queued(self) -> bool:
-        """Whether Kueue admits the pods, all at once."""
+        """Whether the pods wait in a queue of Kueue, which admits them all at once."""
         return _QUEUE_LABEL in _whole_pod(self.template)["metadata"].get("labels", {})
 
 
 def object_name(run_id: str) -> str:
-    """Return a run's id as the name of Kubernetes objects: lower case, digits and dashes."""
+    """Return a run's id as a valid name of Kubernetes objects: lower-case letters, digits and dashes."""
     name = re.sub(r"[^a-z0-9]+", "-", run_id.lower())[:_LONGEST_NAME].strip("-")
     return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
 
@@ -95,7 +95,7 @@ def make_pod(shape: PodShape, node: str, command: Sequence[str], owner: Manifest
 
 
 def make_secret(shape: PodShape, node: str, files: Mapping[str, bytes], owner: Manifest) -> Manifest:
-    """Return the secret that brings a node its token and its job; nobody can read them from the pod's manifest."""
+    """Return the secret that carries a node's token and job, which must not stand in the pod's readable manifest."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -111,7 +111,7 @@ def make_secret(shape: PodShape, node: str, files: Mapping[str, bytes], owner: M
 
 
 def owner_reference(run: str, uid: str) -> Manifest:
-    """Return the reference by which all that belongs to a run goes with its lease."""
+    """Return the owner reference by which Kubernetes removes all objects of a run together with its lease."""
     return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "name": run, "uid": uid}
 
 
@@ -193,7 +193,7 @@ def _spread_rule(run: str) -> Manifest:
 
 
 def _avoid_hosts(spec: Manifest, hosts: list[str]) -> None:
-    """Forbid these hosts, in every alternative that the template allows."""
+    """Exclude these hosts, in each of the alternatives that the template's node affinity allows."""
     if not hosts:
         return
     rule = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": hosts}

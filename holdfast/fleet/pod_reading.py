@@ -1,4 +1,4 @@
-"""Reads what Kubernetes says of a pod and of its machine, as a fleet's word about a node."""
+"""Reads Kubernetes' status of a pod and of its machine as a fleet's report about a node."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -124,7 +124,7 @@ def view_host(host: Mapping[str, Any]) -> HostView:
 
 
 def describe_pod(pod: PodView, host: HostView | None = None, *, removed: bool = False) -> FleetNode:
-    """Return where the pod's node is. `removed`: Kubernetes has no such pod any more, and this was its last state."""
+    """Return where the pod's node is. With `removed`, the pod no longer exists, and `pod` is its last state."""
     name, near = pod.spec.node_name, host.near if host else ()
     if pod.status.phase in ("Succeeded", "Failed") or removed:
         reason = _ending_text(pod)
@@ -144,11 +144,10 @@ def describe_pod(pod: PodView, host: HostView | None = None, *, removed: bool = 
 
 
 def has_ended(pod: PodView, *, removed: bool = False) -> bool:
-    """Return whether it is certain that nothing of the pod runs and nothing will.
+    """Return whether it is certain that nothing of the pod runs or will run.
 
-    A kubelet says that the containers have ended before it lets a pod go. A pod that is removed by force is let go by
-    somebody else, while the last word about its containers is that they run.
-    """
+    A kubelet reports that the containers have ended before it removes a pod. If somebody else removes the pod by force,
+    the last report may still say that they run."""
     if any(one.state.running is not None for one in pod.containers):
         return False
     if pod.status.phase in ("Succeeded", "Failed"):
@@ -157,8 +156,8 @@ def has_ended(pod: PodView, *, removed: bool = False) -> bool:
 
 
 def is_in_doubt(pod: PodView) -> bool:
-    """Return whether the machine has to be asked for: its pod runs and is not ready, as Kubernetes marks the pods of
-    a machine that has fallen silent."""
+    """Return whether the machine's own state must be read: its pod runs but is not ready. Kubernetes marks the pods of
+    a machine that has fallen silent in this way."""
     return pod.status.phase == "Running" and any(
         one.type == "Ready" and one.status != "True" for one in pod.status.conditions
     )

@@ -1,4 +1,4 @@
-"""The pods of a run as the API server has them: listed, then followed by a watch."""
+"""The pods of a run as the API server has them: listed once, then kept up to date by a watch."""
 
 import asyncio
 import time
@@ -24,7 +24,7 @@ class PodSource(Protocol):
 
 
 class PodTable:
-    """The pods of a run by node, and the last state of those that are gone."""
+    """The pods of a run by node, and the last state of those that were removed."""
 
     def __init__(self, client: PodSource, run: str) -> None:
         self.pods: dict[str, PodView] = {}
@@ -37,7 +37,8 @@ class PodTable:
         self._alone = asyncio.Lock()
 
     async def refresh(self, *, anew: bool = False) -> None:
-        """Take what the watch has told since; with `anew`, list all pods. OSError if the API server cannot be asked."""
+        """Apply the changes that the watch has reported; with `anew`, list all pods. OSError if the API server
+        fails."""
         async with self._alone:
             await self._read_changes(_SETTLE_S)
             if anew or self._listed_at is None or time.monotonic() > self._listed_at + _LIST_S:
@@ -70,7 +71,8 @@ class PodTable:
         self._next = asyncio.ensure_future(self._changes.__anext__())  # it begins now, not when it is next looked at
 
     async def _read_changes(self, within_s: float, missing: Collection[str] = ()) -> None:
-        """Take what the watch has told; wait until it has told of the end of all `missing` ones, but not longer."""
+        """Apply the changes that the watch reports within a time limit. With `missing`, return as soon as the watch has
+        reported the removal of all of these nodes' pods."""
         until = time.monotonic() + within_s
         while self._version:
             if missing and all(node in self.removed for node in missing):

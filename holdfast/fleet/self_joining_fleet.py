@@ -1,4 +1,4 @@
-"""Fleet of nodes that others start with `holdfast run`, one per host; they join by themselves."""
+"""Fleet of nodes that people or tools start with `holdfast run`, one per host; they join by themselves."""
 
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_report import FleetNode

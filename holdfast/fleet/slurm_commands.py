@@ -19,7 +19,7 @@ _PLAIN = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ")
 
 
 class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
-    """What Slurm tells of our jobs, of their steps and of the hosts that these are on."""
+    """What Slurm reports about our jobs, their job steps, and the hosts of these."""
 
     asked: frozenset[int]  # the jobs that Slurm was asked about; one that it does not know is long over
     jobs: dict[int, SlurmJob]
@@ -31,7 +31,7 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def submission_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of `sbatch`, which Slurm keeps with the job: nothing of the user's but flags for it."""
+    """Return the environment for `sbatch`, which Slurm stores with the job: of the user's, only flags for sbatch."""
     return {key: value for key, value in env.items() if key in _PLAIN or key.startswith(_FOR_SUBMISSION)}
 
 
@@ -42,7 +42,7 @@ def step_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_inside_allocation(env: Mapping[str, str]) -> int:
-    """Return the job whose allocation this process is in; 0 if it is in none."""
+    """Return the id of the Slurm job in whose allocation this process runs; 0 if it runs in none."""
     text = env.get("SLURM_JOB_ID", "")
     return int(text) if text.isdecimal() else 0
 
@@ -55,8 +55,8 @@ class SlurmCommands:
         self._cancellers: dict[int, str] = {}  # of cancelled jobs, as far as the accounting knew
 
     def submit(self, words: Sequence[str], script: str) -> int:
-        """Submit a script and return its job. Raises FleetRefusal if Slurm will not have it, OSError if another try
-        may do."""
+        """Submit a script and return the id of its job. Raises FleetRefusal if Slurm rejects it for good, OSError if
+        another try may succeed."""
         done = self._run(["sbatch", "--parsable", *words], script, submission_environment(self._env))
         if done.returncode == 0:
             id = done.stdout.strip().split("\n")[-1].split(";")[0]
@@ -69,12 +69,12 @@ class SlurmCommands:
         )
 
     def find_job(self, name: str) -> int:
-        """Return the newest living job of this name that is ours; 0 if there is none."""
+        """Return the id of our newest live job of this name; 0 if there is none."""
         found = self._ask(["squeue", "--noheader", f"--user={getpass.getuser()}", f"--name={name}", "--format=%A"])
         return max((int(word) for word in found.split() if word.isdecimal()), default=0)
 
     def look(self, jobs: Iterable[int], hosts: Iterable[str]) -> ClusterView:
-        """Ask Slurm about these jobs and hosts; raises OSError if it cannot be asked."""
+        """Ask Slurm about these jobs and hosts; OSError if Slurm does not answer."""
         asked = frozenset(jobs)
         if not asked:
             return ClusterView(asked=asked, jobs={}, steps=(), hosts={})
@@ -123,8 +123,8 @@ class SlurmCommands:
         return {id: self._name_end(job) for id, job in found.items()}
 
     def _name_end(self, job: SlurmJob) -> SlurmJob:
-        """Return a job with the end that it comes to. Older versions show it only when the job is over, but write it to
-        the job's output, which is in our folder unless the user has sent it elsewhere."""
+        """Return a completing job with the state in which it will end. Older versions of Slurm show that state only
+        later, but write it to the job's output, which is in our folder unless the user has redirected it."""
         if job.state != "COMPLETING":
             return job
         try:
@@ -135,18 +135,18 @@ class SlurmCommands:
         return msgspec.structs.replace(job, state=end) if end else job
 
     def cancel(self, what: str) -> None:
-        """End a job (12) or a step (12.3); one that is over is no error."""
+        """End a job (12) or a job step (12.3); it is no error if that is over already."""
         done = self._run(["scancel", "--quiet", what])
         sentence = slurm_reports.last_sentence(done.stderr)
         if done.returncode and "invalid job" not in sentence.lower() and "already" not in sentence.lower():
             raise OSError(f"scancel {what}: {sentence}")
 
     def shrink_job(self, job: int, hosts: Sequence[str]) -> None:
-        """Let a job keep these hosts only."""
+        """Reduce a job to these hosts."""
         self._ask(["scontrol", "update", f"JobId={job}", f"NodeList={','.join(hosts)}"])
 
     def drain_host(self, host: str, reason: str) -> None:
-        """Ask Slurm to give a host to no further job; raises OSError if we may not."""
+        """Ask Slurm to give a host to no further job; OSError if we lack the right to."""
         self._ask(["scontrol", "update", f"NodeName={host}", "State=DRAIN", f"Reason={reason}"])
 
     def start_step(self, words: Sequence[str], env: Mapping[str, str], log: str) -> int:

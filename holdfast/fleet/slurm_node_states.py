@@ -1,4 +1,4 @@
-"""What a node's record and Slurm's answers together say about the node."""
+"""Judges where a node is, from the fleet's record of it and Slurm's answers."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ from holdfast.model.fleet_report import FleetNode, FleetState
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the fleet keeps of a node, on disk before it acts."""
+    """What the fleet records about a node; it is on disk before the fleet acts."""
 
     job: int = 0  # 0: asked for, and Slurm's answer is not known
     job_name: str = ""
@@ -30,8 +30,8 @@ def step_name(node: str) -> str:
 
 
 def judge_node(node: str, record: NodeRecord, view: ClusterView, *, launching: bool) -> FleetNode:
-    """Return where a node is. `launching`: its `sbatch` or its `srun` is alive. Only what Slurm has seen end, on a host
-    that it never lost sight of, is gone."""
+    """Return where a node is. `launching` says that its `sbatch` or `srun` is alive. A node is gone only if Slurm has
+    seen it end on a host with which Slurm never lost contact."""
     job = view.jobs.get(record.job)
     if record.job not in view.asked and (record.job or launching):
         return FleetNode(state=FleetState.QUEUED, reason="its job is being submitted")

@@ -1,4 +1,4 @@
-"""What Slurm's commands print, read into plain values. Nothing here runs a command."""
+"""Parses what Slurm's commands print into plain values; runs no command itself."""
 
 import re
 from typing import Any
@@ -31,7 +31,7 @@ _PASSING = re.compile(
 
 
 class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One job as the queue shows it."""
+    """One Slurm job as the queue shows it."""
 
     id: int
     state: str  # in Slurm's capitals
@@ -57,12 +57,12 @@ class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it runs any more, on hosts that answer."""
+        """Whether nothing of the job runs any more on hosts that answer."""
         return not (self.completing or self.is_queued or self.is_starting or self.is_running)
 
     @property
     def ending(self) -> str:
-        """How it ends ahead of its time, as far as Slurm says; "": it does not end, or only by its time limit."""
+        """How the job ends before its time limit, if Slurm says so; "" if it does not."""
         if self.preempted or self.state == "PREEMPTED":
             return "preempted"
         if self.state == "CANCELLED":
@@ -166,7 +166,7 @@ def parse_end(log: str) -> str:
 
 
 def parse_canceller(text: str) -> str:
-    """Read who cancelled a job from `sacct -o State`, where it may say CANCELLED by 1000; "": it does not say."""
+    """Return who cancelled a job, from `sacct -o State` ("CANCELLED by 1000"); "" if it does not say."""
     found = re.search(r"^CANCELLED by (\w+)", text, re.MULTILINE)
     return found[1] if found else ""
 
@@ -182,7 +182,7 @@ def parse_steps(text: str) -> tuple[SlurmStep, ...]:
 
 
 def parse_hosts(text: str) -> dict[str, SlurmHost]:
-    """Read lines of `sinfo -N` with HOST_FORMAT. A star after the state: Slurm gets no answer from the host."""
+    """Read lines of `sinfo -N` with HOST_FORMAT. A star after the state means that the host does not answer Slurm."""
     rows = (line.strip().split("|", 2) for line in text.splitlines())
     return {
         row[0]: SlurmHost(
@@ -196,24 +196,25 @@ def parse_hosts(text: str) -> dict[str, SlurmHost]:
 
 
 def parse_version(text: str) -> tuple[int, int]:
-    """Read `sinfo --version`; (0, 0): it is none that we know."""
+    """Read `sinfo --version`; (0, 0) if the version cannot be recognized."""
     found = re.search(r"(\d+)\.(\d+)", text)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def last_sentence(stderr: str) -> str:
-    """Return the last thing that a command of Slurm complained of, without its own name."""
+    """Return the last error message of a Slurm command, without the command's name."""
     lines = [re.sub(r"^\w+: (error|fatal): ", "", line.strip()) for line in stderr.splitlines() if line.strip()]
     return lines[-1] if lines else "it did not say why"
 
 
 def may_pass(sentence: str) -> bool:
-    """Whether Slurm may answer otherwise when it is asked again."""
+    """Whether this error may be temporary, so that Slurm may answer otherwise next time."""
     return bool(_PASSING.search(sentence))
 
 
 def _find_end(ends_at: float, preempted_at: float) -> float:
-    """Return when a job ends. Of one without a time limit Slurm does not say how long its preemption leaves it."""
+    """Return when a job ends; 0 if it has no end. If a job without a time limit is preempted, Slurm does not say when
+    it ends, so a grace time is assumed."""
     return ends_at or (preempted_at + _GRACE_S if preempted_at else 0.0)
 
 
@@ -226,7 +227,7 @@ def _instant(text: str) -> float:
 
 
 def _number(value: Any) -> float:
-    """Return a number of any version: plain, or as {"set": true, "infinite": false, "number": 5}."""
+    """Return a number as any version of Slurm writes it: plain, or as {"set": true, "infinite": false, "number": 5}."""
     if isinstance(value, dict):
         value = value.get("number") if value.get("set") and not value.get("infinite") else 0
     return float(value) if isinstance(value, int | float) else 0.0

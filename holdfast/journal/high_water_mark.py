@@ -139,7 +139,7 @@ class MarkFile:
             raise self._make_error(e) from None
 
     def touch_file(self) -> None:
-        """Show that the writer lives, at most once a second: the next one reads from it when nobody was there."""
+        """Update the file's time, at most once a second; it tells the next writer how long this one lived."""
         now = time.monotonic()
         if now >= self._touched_at + TOUCH_S:
             self._touched_at = now

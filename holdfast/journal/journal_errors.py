@@ -14,7 +14,7 @@ class JournalFullError(JournalError):
 
 
 class JournalAwayError(JournalError):
-    """The database does not answer. What was durable is there when it comes back; nothing after it was acted on."""
+    """The database does not answer. Durable entries are there when it comes back; none after them was acted on."""
 
 
 class LeaseLostError(JournalError):

@@ -1,8 +1,7 @@
-"""Proves what a run keeps in a database, so that a change without the job's secret is seen; encrypts notes and
-environments.
+"""Proves that a run's data in a database is unchanged, and encrypts notes and environments, with the job's secret.
 
-Encryption is AES-SIV, by which the same content under the same name always gives the same bytes: decisions that are
-decided again from a journal are those that were written, though the reader cannot open them.
+Encryption is AES-SIV, so the same content under the same name always gives the same bytes. That lets a reader without
+the secret rebuild a decider: its decisions hold the same encrypted values as those that were written.
 """
 
 import base64
@@ -32,7 +31,7 @@ class DecryptionError(Exception):
 
 
 class JournalKey:
-    """The keys of one run, which follow from the job's secret."""
+    """The keys of one run, derived from the job's secret."""
 
     def __init__(self, secret: str, run_id: str) -> None:
         # The secret has 128 random bits, so no slow derivation is needed against guessing.
@@ -41,8 +40,8 @@ class JournalKey:
         self._proof, self._cipher = keys[:_PROOF_BYTES], AESSIV(keys[_PROOF_BYTES:])
 
     def make_proof(self, seq: int, chain: bytes, tags: Mapping[str, bytes]) -> bytes:
-        """Return what only this key can make of the newest entry's number and checksum, and of the tags of all notes
-        by name. The checksum covers all entries, so the proof does, too."""
+        """Return a keyed hash of the newest entry's number and checksum and of the tags of all notes, by name. The
+        checksum covers all entries, so the proof does, too."""
         told = msgspec.msgpack.encode((seq, chain, sorted(tags.items())))
         return hashlib.blake2b(told, key=self._proof, digest_size=_PROOF_BYTES).digest()
 

@@ -5,9 +5,9 @@ the entry before: one statement, one round trip, and a repeated one does no harm
 waits until shortly before the lease may be another's. Then the writer gives up, and the next one finds all that was
 durable.
 
-Who can write to the database can also write entries, with checksums. So every write leaves a proof of the newest entry
-and of all notes, made with a key that follows from the job's secret, and notes are encrypted. Who is to act on a
-journal has the proof checked first.
+Whoever can write to the database can forge entries with valid checksums. So every write leaves a proof of the newest
+entry and of all notes, made with a key derived from the job's secret, and notes are encrypted. The proof is checked
+before anybody acts on a journal.
 """
 
 import contextlib
@@ -79,9 +79,9 @@ class PostgresJournal:
         *,
         adopts: bool = False,
     ) -> None:
-        """Open the journal of a run: with a holder to write, taking the lease, else to read. Raises JournalError. A
-        writer needs the key; without it notes and the environment of releases cannot be read. `adopts`: it goes on with
-        a run in which older versions of holdfast have left no proof."""
+        """Open the journal of a run: with a holder, to write, and take the lease; else to read. Raises JournalError. A
+        writer needs the key; a reader without it cannot read notes and the environment of releases. `adopts` accepts a
+        run without a proof, as older versions of holdfast leave none."""
         self.run_id = run_id
         self.lost: Lost | None = None  # a committed entry is not lost; what a failover loses, nodes know
         self.doubt = ""
@@ -119,8 +119,8 @@ class PostgresJournal:
         return self._seq
 
     def prove(self, *, adopts: bool = False) -> None:
-        """Check that whoever wrote entries and notes knew the job's secret; JournalDamagedError if that is not so. From
-        now on nothing is read that was changed, nor what others write later."""
+        """Check that the writers of entries and notes knew the job's secret; raise JournalDamagedError if not. From now
+        on, reading raises too, if an entry or a note was changed, or others have written one."""
         for seq, chain, start, proof, names, tags in self._link.execute(_PROVE, {"run": self.run_id}):
             self._seq, self._chain, self._committed, self._start = seq, chain, chain, start
             self._tags, self._proven = dict(zip(names, tags, strict=True)), (seq, chain)
@@ -135,14 +135,14 @@ class PostgresJournal:
                 self.put_note(name, self._stored_note(name))
 
     def _make_forged(self, what: str) -> JournalError:
-        """Say that others have written; unless it was the controller that has taken over, whose right it is."""
+        """Return the error that others have written; if it was a controller that has taken over, a LeaseLostError."""
         if self._holder and isinstance(why := self._why_not_ours(), LeaseLostError):
             return why
         known = "somebody has changed it, and who is not known, or its secret is another one"
         return JournalDamagedError(f"{what}: {known}; set HOLDFAST_TOKEN to the same value on every host")
 
     def at_one_instant(self) -> contextlib.AbstractContextManager[None]:
-        """Read as of now, whatever others write meanwhile."""
+        """Return a context in which everything is read as of now, whatever others write meanwhile."""
         return self._link.transaction("isolation level repeatable read, read only")
 
     @property
@@ -215,7 +215,7 @@ class PostgresJournal:
         return {"run": self.run_id, "epoch": self._epoch, "holder": self._holder.name}
 
     def _retry(self, statement: str, values: dict[str, object]) -> list[tuple[object, ...]]:
-        """Run a statement that may be repeated, and again while the server is away and the lease is surely ours."""
+        """Run a statement that may be repeated; repeat it while the server is away and the lease is surely ours."""
         if self._broken:
             raise self._broken
         while True:
@@ -229,7 +229,7 @@ class PostgresJournal:
                 raise self._break_off(e) from None
 
     def _break_off(self, why: JournalError | None) -> JournalError:
-        """Write nothing any more: what is in memory may go beyond what the server has."""
+        """Refuse all further writes, since memory may be ahead of the server. Return the error that says why."""
         self._broken = why or JournalError(f"run {self.run_id} in {self._link.url} was written to by another process")
         return self._broken
 
@@ -266,7 +266,7 @@ class PostgresJournal:
             raise self._make_forged(f"{self._where} lacks the entries after {seq}")
 
     def _check_place(self, seq: int, chain: bytes) -> None:
-        """Raise if an entry is not of the history that was proved, or is none of those that were written since."""
+        """Raise if an entry is neither in the history that was proved nor one that this process wrote since."""
         if self._proven and (seq > self._seq or (seq == self._proven[0] and chain != self._proven[1])):
             raise self._make_forged(f"entry {seq} of {self._where} was not written by its controllers")
 
@@ -285,7 +285,7 @@ class PostgresJournal:
             raise JournalError(f"{self._where} cannot be used as a journal: {str(e) or type(e).__name__}") from None
 
     def close(self) -> None:
-        """Commit what was appended, and leave the lease to whoever wants it."""
+        """Commit what was appended, and release the lease."""
         try:
             if self._holder and not self._broken:
                 self.flush()
@@ -307,7 +307,7 @@ class PostgresJournal:
         self._tags = tags
 
     def get_note(self, name: str) -> bytes:
-        """Return a note's content; JournalDamagedError if it is none that the controllers of this run have left."""
+        """Return a note's content, or b"". JournalDamagedError if it is not as this run's controllers left it."""
         encrypted = self._stored_note(name)
         try:
             if self._proven and self._tags.get(name, b"") != encrypted[:TAG_BYTES]:
@@ -323,6 +323,6 @@ class PostgresJournal:
         return bytes(found[0][0]) if found else b""
 
     def list_notes(self, prefix: str) -> list[str]:
-        """Return the names of the notes that begin like this."""
+        """Return the names of the notes that begin with `prefix`."""
         query = "select name from holdfast.note where run_id = %(run)s and starts_with(name, %(prefix)s) order by name"
         return [str(name) for (name,) in self._link.execute(query, {"run": self.run_id, "prefix": prefix})]

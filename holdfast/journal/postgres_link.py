@@ -1,4 +1,4 @@
-"""A connection to Postgres that gives up on a server which does not answer, and opens itself anew."""
+"""A connection to Postgres that gives up on a server which does not answer, and reconnects when it is needed."""
 
 import contextlib
 import time
@@ -39,7 +39,7 @@ def _give_up_late(gen: Generator[Any, Any, T], until: float) -> Generator[Any, A
 
 
 def why_no_url(url: str) -> str:
-    """Return why this cannot be the address of a database, as words that follow it; empty if it can be."""
+    """Return why this cannot be the address of a database, as a clause to follow the address; "" if it can be."""
     if not url.startswith(("postgres://", "postgresql://")):
         return "is no address of a database; write it as postgres://HOST/DATABASE"
     try:
@@ -77,7 +77,7 @@ class PostgresLink:
 
     @contextlib.contextmanager
     def transaction(self, manner: str = "") -> Iterator[None]:
-        """Run statements so that all of them count or none."""
+        """Run statements in one transaction: all of them count, or none."""
         self.execute(f"begin {manner}")
         try:
             yield

@@ -105,9 +105,9 @@ def forget_run(link: PostgresLink, run_id: str) -> None:
 
 
 def claim_run(link: PostgresLink, run_id: str, holder: str, address: str, for_s: float, *, ended: bool = False) -> bool:
-    """Take the lease of a run that nobody holds, for a controller that is about to start; False if another has it.
-    From now on no older controller can write. The run is made if it is not there. `ended`: also of one that has ended,
-    because it goes on."""
+    """Take the lease of a run that nobody holds, for a controller that is about to start; False if another holds it.
+    From now on no older controller can write. A run that is not there is created; one that has ended is claimed only
+    with `ended`, because it goes on."""
     postgres_schema.prepare_schema(link)
     return _claim(link, run_id, holder, address=address, for_s=for_s, epochs=0, ended=ended)
 

@@ -1,4 +1,4 @@
-"""Reads what tells this host from others, whatever it is called and however often it was booted."""
+"""Reads an id that tells this host from others, and that stays the same when the host is renamed or booted again."""
 
 import hashlib
 import os
@@ -13,10 +13,10 @@ _UNIQUE = re.compile(r"[0-9a-f-]{32,36}")
 
 
 def read_host_id(root: Path = Path("/")) -> str:
-    """Return the id of this host: as given, else a digest of the machine's own, else its name.
+    """Return the id of this host: that in HOLDFAST_HOST_ID, else a digest of the machine's own id, else its name.
 
-    A machine's own id is not to be shown around, and one with hardly any different digits is a maker's placeholder.
-    ValueError if the given one is no id.
+    The machine's own id should stay private; one with hardly any different digits is a maker's placeholder and not
+    used. Raises ValueError if HOLDFAST_HOST_ID is malformed.
     """
     if given := os.environ.get(HOST_ID):
         if not _GIVEN.fullmatch(given):

@@ -92,8 +92,8 @@ def run(main: Callable[[], int | None]) -> NoReturn:
 
 
 def _end_program(code: int) -> NoReturn:
-    """End a forked program without freeing what was imported. To free it is to copy every page of it first, because
-    the parent shares them: half a second of a processor for each node of a job."""
+    """End a forked program without freeing its imported modules. Freeing them would first copy every page of them,
+    because the parent shares these pages: half a second of processor time for each node of a job."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -115,7 +115,7 @@ def fork(program: Program, files: OpenFiles, let_go: Callable[[], None], tied: b
 
     In the child, `let_go` must close open file objects, which would otherwise close files of the same numbers later.
     Between here and `run`, nothing may catch all exceptions or clean up. A program that does not fit the imported
-    modules is executed instead. When this returns, ps and /proc show the child's own command line.
+    modules runs in a new interpreter. When this returns, ps and /proc show the child's command line.
     """
     assert _born_env, "who forks is below `run`"
     parent = os.getpid()

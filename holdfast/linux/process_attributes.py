@@ -98,7 +98,7 @@ def raise_file_limit() -> None:
 
 
 def write_no_core() -> None:
-    """Have the kernel write no core of this process and of those that it starts: there are keys in its memory."""
+    """Turn off core dumps of this process and of those that it starts, because there are keys in its memory."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
@@ -244,5 +244,5 @@ def open_input(note: str) -> int:
 
 
 def shell_argv(command: str, nice: int = 0) -> tuple[str, ...]:
-    """Return the command line of a shell that runs this and ends with this process, so it is never an orphan."""
+    """Return the argv of a shell that runs this command and dies with this process, so it never becomes an orphan."""
     return (sys.executable, "-I", "-c", _SHELL, str(os.getpid()), str(nice), command)

@@ -23,7 +23,7 @@ _USUAL = re.compile(r"Traceback \(most recent|^\s*File \"|ChildFailedError|elast
 
 
 class LineWords:
-    """The words of one line without numbers, names of files and the like, and the codes in it."""
+    """The words of one line, without numbers and paths, and the codes in it."""
 
     __slots__ = ("codes", "words")
 
@@ -33,7 +33,7 @@ class LineWords:
         self.words = frozenset(word.lower() for word in _WORD.findall(replace_variables(text)))
 
     def share_with(self, other: "LineWords") -> float:
-        """Return the share of words that both lines have; 0 if they differ in a code or in most words."""
+        """Return the share of words that both lines have; 0 if the share is small or their codes differ."""
         if self.codes != other.codes:
             return 0.0
         share = len(self.words & other.words) / max(1, len(self.words | other.words))
@@ -41,7 +41,7 @@ class LineWords:
 
 
 def find_telling_lines(chunks: Iterable[bytes | str], mask: Callable[[str], str]) -> tuple[str, ...]:
-    """Return the lines by which a failure is known again, the gravest first, each kind once and masked."""
+    """Return the masked lines by which this failure can be recognized later, gravest first, one of each kind."""
     miner = mine_log(chunks)
     troubles, last = rank_trouble(miner)
     found = list(_distinct_lines(troubles, mask, _LINES))
@@ -70,8 +70,8 @@ def read_words(lines: Iterable[str]) -> list[LineWords]:
 
 def measure_likeness(one: Sequence[LineWords], other: Sequence[LineWords]) -> float:
     """Return how alike two failures are, from 0 to 1, by their telling lines. Each line of one is compared with the
-    line of the other that is most like it. The lesser of the two means counts, so a failure is not like another that
-    has the same lines and many more."""
+    most similar line of the other. The lesser of the two means counts, so a failure is not like one that has the same
+    lines and many more."""
     return min(_mean_share(one, other), _mean_share(other, one))
 
 

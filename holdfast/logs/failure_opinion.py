@@ -1,4 +1,4 @@
-"""Finds an opinion on a failure: what a person said of one like it, else what a language model says of its log."""
+"""Finds an opinion on a failure: what a person said about a similar one, or else a language model's answer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
@@ -31,9 +31,9 @@ class FailureOpinion(msgspec.Struct, frozen=True, kw_only=True):
 def find_opinion(
     rules: Diagnosis, logs: Sequence[RankLog], settings: Settings, *, ask: bool, say: Callable[[str], None]
 ) -> FailureOpinion:
-    """Return an opinion on what these logs show. The language model is asked only with `ask`, if the rules are unsure
-    and no person has said what a failure like this one was. What fails costs a sentence to `say`; only logs that cannot
-    be read raise OSError."""
+    """Return an opinion on what these logs show. With `ask`, a language model is asked, but only if the rules are
+    unsure and no person has said what a similar failure was. Errors are reported by `say`; only logs that cannot be
+    read raise OSError."""
     lines = read_telling_lines_of(logs)
     near = _recall_nearest(lines, say)
     classes = {klass.klass: klass for klass in catalog_files.load_classes()}
@@ -69,8 +69,9 @@ def apply_correction(
     *,
     sure: bool,
 ) -> Diagnosis | None:
-    """Return what a person said of a failure so like this one that it is the same; None if nobody did, or if the rules
-    say it too. If the rules are `sure`, the likeness must be greater. A correction, too, evicts no machine."""
+    """Return what a person said about a past failure that is so similar that it counts as the same. None if there is
+    none, or if the rules say it too. If the rules are `sure`, the likeness must be greater. A correction never evicts a
+    machine."""
     best = next((one for one in near if one.case.said_by == "person"), None)
     if best is None or best.likeness < (SURELY_ALIKE if sure else ALIKE) or best.case.klass == rules.klass:
         return None

@@ -23,7 +23,7 @@ _MILD = re.compile(r"\bwarn|\bdeprecat|\bdebug\b", re.IGNORECASE)
 
 
 class LineTemplate(msgspec.Struct, frozen=True, kw_only=True):
-    """One template that stands for all lines that are alike."""
+    """One template that stands for all similar lines."""
 
     text: str
     count: int
@@ -116,7 +116,7 @@ def _shown_tail(miner: TemplateMiner, budget: int, mask: Callable[[str], str]) -
 
 
 def _shown_windows(kinds: list[LineKind], budget: int, mask: Callable[[str], str]) -> dict[int, ShownLine]:
-    """Return the worst and rarest lines with the lines around them. If those do not fit, return the line alone."""
+    """Return the worst and rarest lines, each with the lines around it, or alone if those do not fit."""
     found: dict[int, ShownLine] = {}
     misses = 0
     for window in _ranked_windows(kinds):

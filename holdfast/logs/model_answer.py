@@ -59,7 +59,7 @@ def _object_at(text: str, start: int) -> dict[str, Any] | None:
 
 
 class ModelVote(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer that names a class of ours and lines of the log."""
+    """An answer of the language model that names one of our failure classes and quotes real lines of the log."""
 
     answer: ModelAnswer
     evidence: tuple[str, ...]  # the very lines
@@ -67,7 +67,8 @@ class ModelVote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_answer(answer: ModelAnswer, shown: Sequence[ShownLine], classes: Mapping[str, FailureClass]) -> ModelVote:
-    """Return the answer as a vote. Raises NoAnswer if its class does not exist, or if no program printed its lines."""
+    """Return the answer as a vote. NoAnswer if its class does not exist, or if the log has none of the lines it
+    quotes."""
     if answer.klass not in classes:
         raise NoAnswer(f"named an unknown class: {sanitize_words(answer.klass)[:60]}")
     real = [line for quote in answer.evidence if (line := _find_quote(quote, shown))]
@@ -79,8 +80,8 @@ def check_answer(answer: ModelAnswer, shown: Sequence[ShownLine], classes: Mappi
 
 
 def count_votes(votes: Sequence[ModelVote]) -> ModelVote:
-    """Return the first vote of the majority. Its confidence is what the voters agree on: all three give CAP, two of
-    three give two thirds of it, and never more than they claim themselves. Raises NoAnswer without a majority."""
+    """Return the surest vote of the majority; NoAnswer without a majority. Its confidence is CAP if all three agree and
+    two thirds of CAP if two do, but never more than the votes claim."""
     named = Counter(vote.answer.klass for vote in votes)
     klass, count = named.most_common(1)[0]
     if count * 2 <= SAMPLES:
@@ -96,8 +97,8 @@ def _tally_text(named: Counter[str]) -> str:
 
 
 def apply_vote(vote: ModelVote, rules: Diagnosis, klass: FailureClass) -> Diagnosis:
-    """Return the diagnosis that follows from the majority; raises NoAnswer if it is no surer than the rules. The model
-    can name and explain a cause, but its answer alone never evicts a machine."""
+    """Return the diagnosis that follows from the majority's vote. NoAnswer if it names another class than the rules and
+    is no surer than they are. The model can name and explain a cause, but its answer alone never evicts a machine."""
     answer = vote.answer
     explanation = f"A language model thinks: {sanitize_words(answer.explanation) or klass.title}"
     if klass.klass == rules.klass:

@@ -32,9 +32,9 @@ def ask_second_opinion(
     near: Sequence[NearCase] = (),
     say: Callable[[str], None] | None = None,
 ) -> Diagnosis:
-    """Return the given diagnosis, or a better one from the language model. `lines` is read only if the model is asked;
-    strings are whole lines, bytes may be cut anywhere. `near` are past failures to tell the model about. Blocks for up
-    to `model.timeout_s`, so call this in a thread. Failures go to `say` and are not raised."""
+    """Return the given diagnosis, or a better one from the language model; errors go to `say` and are not raised.
+    `lines` is read only if the model is asked; strings are whole lines, bytes may be cut anywhere. `near` are past
+    failures to tell the model about. Blocks for up to `model.timeout_s`, so call this in a thread."""
     if not is_wanted(diagnosis, settings):
         return diagnosis
     say = say or (lambda sentence: print(sentence, file=sys.stderr))
@@ -68,7 +68,7 @@ def _ask_model(
 def _take_vote(
     replies: Iterable[str | NoAnswer], shown: Sequence[ShownLine], classes: Mapping[str, FailureClass]
 ) -> model_answer.ModelVote:
-    """Return what most samples say. Raises NoAnswer: without a majority, or with the reason why no sample counts."""
+    """Return the vote of most samples; NoAnswer without a majority, or with the reason why samples are unusable."""
     votes: list[model_answer.ModelVote] = []
     unusable: list[NoAnswer] = []
     for reply in replies:
@@ -86,8 +86,9 @@ def _take_vote(
 def _proposed_row(
     vote: model_answer.ModelVote, klass: FailureClass, mask: Callable[[str], str], model: str
 ) -> CatalogRow | None:
-    """Return the catalog row that the language model proposes, or None. The row's sample is a masked log line, because
-    users share catalogs. The row evicts no machine: it has too little weight, and another action than its class."""
+    """Return the catalog row that the language model proposes, or None if it proposes none. The row's sample is a
+    masked log line, because users share catalogs. The row evicts no machine: its weight is too small, and an eviction
+    by its class becomes run_diagnostics."""
     if not vote.answer.pattern:
         return None
     return CatalogRow(

@@ -51,7 +51,7 @@ class _Got(msgspec.Struct):
 
 
 def ask_model(question: ModelQuestion, limits: ModelLimits, key: str) -> list[str | NoAnswer]:
-    """Return the model's replies as they came, one per sample. A sample that brings no reply brings its reason. Blocks
+    """Return the model's raw replies, one per sample; in place of a missing reply, the NoAnswer that says why. Blocks
     until the deadline at most."""
     return asyncio.run(_ask_within(question, limits, key))
 
@@ -91,8 +91,8 @@ async def _take_sample(
 async def _ask_patiently(
     session: aiohttp.ClientSession, question: ModelQuestion, limits: ModelLimits, temperature: float, until: float
 ) -> bytes:
-    """Return the body of the answer; raises NoAnswer. If the server is busy and names a wait time, wait and ask once
-    more. If it rejects the request with a schema, ask without one."""
+    """Return the body of the answer; NoAnswer if there is none. If the server is busy and names a wait time, wait and
+    ask once more. If it does not understand the request, ask again without the schema and other options."""
     bare: dict[str, Any] = {"model": limits.name, "messages": question.messages}
     shape = {"type": "json_schema", "json_schema": {"name": "diagnosis", "strict": True, "schema": question.schema}}
     full = bare | {"temperature": temperature, "max_tokens": _ANSWER_TOKENS, "response_format": shape}

@@ -1,4 +1,4 @@
-"""The process that finds an opinion on one failure: it reads logs and asks the model, so that no controller has to."""
+"""The process that finds an opinion on one failure: it reads logs and asks the model in place of the controller."""
 
 import io
 import os
@@ -22,7 +22,7 @@ _NICE = 10
 
 
 class OpinionRequest(msgspec.Struct, frozen=True, kw_only=True, tag="opinion"):
-    """Asks what a failure was, and has it kept as a past failure."""
+    """Asks what a failure was; the failure is then also stored as a past failure."""
 
     settings: Settings
     rules: Diagnosis
@@ -34,7 +34,7 @@ class OpinionRequest(msgspec.Struct, frozen=True, kw_only=True, tag="opinion"):
 
 
 class OutcomeRequest(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
-    """Has it noted what became of a failure."""
+    """Asks the process to record, in the store of past failures, what became of a failure."""
 
     id: str
     outcome: str
@@ -69,8 +69,8 @@ def answer_request(request: Request) -> OpinionReply:
 
 
 def _open_logs(request: OpinionRequest) -> list[RankLog]:
-    """Return the ends of the generation's logs, which are all that is read while a job runs. The failed rank's come
-    last, where last words are looked for."""
+    """Return the generation's logs, of which only the ends are read; the failed rank's come last, like last words. If
+    there are none on this host, return the last lines that came with the request."""
     first = {f"rank-{rank}" for rank in request.ranks}
     paths = sorted(Path(request.folder).rglob("*.log"), key=lambda path: (path.parent.name not in first, path))
     chosen = reversed(paths[:_FILES])
@@ -83,7 +83,7 @@ def _open_end(path: Path) -> io.BytesIO:
 
 
 def _keep_case(store: PastCases, request: OpinionRequest, opinion: FailureOpinion) -> str:
-    """Keep the failure for the next time, and return its id; "" if the rules know it, or nothing tells of it."""
+    """Store the failure as a past one and return its id; "" if the rules are sure of it or it has no telling lines."""
     if not opinion.lines or (opinion.said_by == "rules" and request.rules.confidence >= request.settings.model.below):
         return ""
     by_model = opinion.said_by == "model"  # a person has spoken of another failure, not of this one

@@ -43,7 +43,7 @@ class NearCase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PastCases:
-    """The store; every change reads, changes and replaces the file under a lock. Raises ConfigError."""
+    """The store. Every change reads, changes and replaces the file under a lock; ConfigError if that fails."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -62,7 +62,7 @@ class PastCases:
             raise ConfigError(f"{self._path} cannot be understood ({e}); remove it to begin anew") from None
 
     def find_nearest(self, lines: Sequence[str]) -> tuple[NearCase, ...]:
-        """Return the past failures most like this one, the likest first, and the likest that a person spoke of."""
+        """Return the past failures most like this one, nearest first, including the nearest that a person spoke of."""
         asked = read_words(lines)
         found = [
             NearCase(likeness=likeness, case=past)
@@ -74,8 +74,8 @@ class PastCases:
         return tuple(one for place, one in enumerate(found) if place < NEAREST or one is spoken)
 
     def keep_case(self, failure: PastCase) -> str:
-        """Add a failure, or count it where the same is kept already; return the id of its entry. What a person said of
-        it stands until a person says otherwise."""
+        """Add a failure, or count it on the entry of the same failure if there is one; return the entry's id. What a
+        person said about a failure stands until a person says otherwise."""
         words = read_words(failure.lines)
         with self._changing() as kept:
             same = next((past for past in kept if measure_likeness(words, read_words(past.lines)) >= _SAME), None)
@@ -86,7 +86,7 @@ class PastCases:
         return failure.id
 
     def note_outcome(self, id: str, outcome: str) -> None:
-        """Record what became of a failure; an entry that is gone is no error."""
+        """Record what became of a failure; do nothing if its entry is gone."""
         with self._changing() as kept:
             kept[:] = [msgspec.structs.replace(past, outcome=outcome) if past.id == id else past for past in kept]
 
@@ -121,6 +121,6 @@ def _merge_cases(old: PastCase, new: PastCase) -> PastCase:
 
 
 def _drop_oldest(kept: list[PastCase]) -> list[PastCase]:
-    """Return as many as may be kept: corrections of people before others, and newer before older."""
+    """Return the entries to keep, up to the limit: people's corrections before others, and newer before older."""
     chosen = sorted(kept, key=lambda past: (past.said_by != "person", -past.at))[:_KEPT]
     return sorted(chosen, key=lambda past: past.at)

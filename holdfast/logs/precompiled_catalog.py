@@ -1,9 +1,8 @@
 """The built-in rows about last words as one prepared file: rows parsed, and the literals of their patterns found.
 
-The TOML files are what people write; to parse them and to take their 2,400 patterns apart takes half a second, for
-which neither `holdfast diagnose` nor a failed rank should wait. `python -m tests.prepared_rows` writes the file, and a
-test compares it. If a TOML file has changed since, the prepared rows are ignored, so nothing stale is ever used.
-"""
+People write the TOML files. To parse them and their 2,400 patterns takes half a second, for which neither `holdfast
+diagnose` nor a failed rank should wait. `python -m tests.prepared_rows` writes the file, and a test compares it. If a
+TOML file has changed since, the prepared rows are ignored, so nothing stale is ever used."""
 
 import zlib
 from collections.abc import Iterable, Mapping
@@ -28,7 +27,7 @@ class PreparedFile(msgspec.Struct, frozen=True):
 
 
 def read_prepared(folder: Path, sources: Mapping[str, bytes]) -> list[PreparedRow] | None:
-    """Return the prepared rows of a folder; None if they were not made from these TOML files, by name."""
+    """Return the prepared rows of a folder; None if they were not made from exactly these TOML files."""
     try:
         found = from_json((folder / NAME).read_bytes(), PreparedFile)
     except (OSError, msgspec.DecodeError):
@@ -48,5 +47,5 @@ def prepare_row(row: CatalogRow) -> PreparedRow:
 
 
 def _checksums(sources: Mapping[str, bytes]) -> dict[str, str]:
-    """Tell by them whether a file has changed. They keep nobody out: who can write these files can write our code."""
+    """Return a checksum of each file, to notice changes; it cannot stop people who may write these files."""
     return {name: f"{zlib.crc32(sources[name]):08x}" for name in sorted(sources)}

@@ -55,7 +55,7 @@ def user_rows_path(limits: WordLimits) -> Path:
 
 
 def past_cases_path() -> Path:
-    """Return the path of the store of past failures. It is the user's own, whatever catalog a job shares."""
+    """Return the path of the user's store of past failures, which is the same whatever catalog a job uses."""
     return user_rows_path(WordLimits()).with_name("past_cases.json")
 
 

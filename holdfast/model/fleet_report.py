@@ -1,4 +1,4 @@
-"""What a fleet, a cluster's own scheduler, knows of the nodes that it was asked for."""
+"""What a fleet, such as a cluster's scheduler, reports about the nodes that it was asked for."""
 
 from enum import StrEnum
 

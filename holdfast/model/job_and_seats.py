@@ -40,7 +40,7 @@ _Name = Annotated[str, msgspec.Meta(max_length=100)]
 
 
 class HostIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """What tells a host from others whatever its node is called, by its own word."""
+    """What identifies a host, whatever its node is called, as the host itself reports it."""
 
     # Of the machine or, if it has none, its host name; "": not told, as on a local fleet.
     id: _Name = ""

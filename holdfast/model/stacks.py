@@ -55,7 +55,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Channel(msgspec.Struct, frozen=True, kw_only=True):
-    """The messages of one rank to another in a process group, as one of the two counts them from the first one on."""
+    """The messages from one rank to another in a process group, as one of the two ranks counts them."""
 
     group: str
     source: Number

@@ -89,7 +89,7 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Half(msgspec.Struct, frozen=True, kw_only=True):
-    """The keeper of one half of a node's backup. The keeper XORs it with a half of another node's backup."""
+    """The keeper of one half of a node's backup. The keeper XORs this half with a half of another node's backup."""
 
     keeper: str
     keeper_at: Address = ("", 0)

@@ -1,6 +1,6 @@
-"""Bounds of numbers and texts that other processes tell: whatever is beyond them is no message.
+"""Bounds of numbers and texts in messages from other processes; a message that exceeds them is rejected.
 
-Every number of an honest node is far below. Sums and differences of numbers in these bounds fit into the journal.
+The numbers of an honest node are far below them. Sums and differences of numbers in these bounds fit into the journal.
 """
 
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""One seed from start to end: nothing unsafe may happen during the faults, and training must go on after them."""
+"""Runs one seed: nothing unsafe may happen during the faults, and training must go on after them."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ class SimResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EntryTally:
-    """Folds each entry into the ledger, the digest and the effort, so that a month of entries need not be kept."""
+    """Adds each entry to the ledger, the digest and the recovery effort, so that months of entries need not be kept."""
 
     def __init__(self, record: Callable[[Entry], None]) -> None:
         self.entries = 0

@@ -1,4 +1,4 @@
-"""Modelled delays of the simulation, read from data."""
+"""Modelled durations of operations in the simulation, read from data."""
 
 import tomllib
 from importlib import resources
@@ -20,7 +20,7 @@ class CostModel:
         self._rng = rng
 
     def __call__(self, *names: str) -> float:
-        """Draw how long the named operations take, one after the other, in seconds."""
+        """Draw the total seconds that the named operations take one after another."""
         return sum(self._rng.uniform(self._rows[name].least_s, self._rows[name].most_s) for name in names)
 
 

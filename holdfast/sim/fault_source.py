@@ -1,4 +1,4 @@
-"""Faults for a simulated job: drawn from a seed by rates, or given as a script."""
+"""Faults for a simulated job: drawn from a seed at given rates, or given as a list."""
 
 from collections.abc import Iterator
 from random import Random

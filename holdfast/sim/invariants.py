@@ -16,7 +16,7 @@ _OVER = (Phase.ENDING, Phase.DONE)
 
 
 class Invariant(StrEnum):
-    """What must hold; the value says it in words."""
+    """A condition that must hold; its value is a sentence that states it."""
 
     ENTRIES_IN_ORDER = "entries follow one another"
     ACTION_IDS_GROW = "action ids grow"
@@ -207,7 +207,7 @@ class InvariantWatch:
         _require(enough or asks_soon, Invariant.MISSING_IS_REQUESTED)
 
     def _check_count(self, entry: Entry, view: JobView) -> None:
-        """Check that a job neither parts with nodes that it needs nor ends while it has enough of them."""
+        """Check that a job neither lets nodes go that it needs, nor gives up while it has enough of them."""
         job, event, left = view.job, entry.event, view.out - self._out
         enough = len(view.active) + len(view.pool.keys() - view.without_links) >= job.min_nodes
         lost = {*self._excused, *(event.failed if isinstance(event, Outcome) else ())}

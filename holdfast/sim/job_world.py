@@ -199,7 +199,7 @@ class JobWorld:
     # --- ranks -------------------------------------------------------------------------------------------------
 
     def expect_none_but(self, generation: int) -> None:
-        """Check that ranks of other generations live only on unreachable nodes; raises UnsafeError otherwise."""
+        """Raise UnsafeError if ranks of another generation live on a node that has not left the job."""
         others = [n.name for n in self.nodes.values() if n.generation not in (0, generation)]
         known = [name for name in others if name not in self.view.gone]
         if known:

@@ -1,7 +1,6 @@
-"""Study of the two replay methods that locate a faulty machine, with their real code, for any number of nodes.
+"""Study of the two replay methods that find a faulty machine; it runs their real code for any number of nodes.
 
-Costs are counted in steps of the job: the repeated steps, plus the launch times divided by the time of a step.
-"""
+Costs are counted in steps of the job: the repeated steps, plus the launch times divided by the time of a step."""
 
 from collections.abc import Sequence
 from random import Random
@@ -72,7 +71,8 @@ class TwoFaulty(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostCrossing(msgspec.Struct, frozen=True, kw_only=True):
-    """The least q at which the dual-phase replay costs no more per machine named; None if there is none."""
+    """The least q at which a dual-phase replay costs no more per machine named than one in two halves. It is None if
+    there is no such q."""
 
     steps: int  # of one replay
     by_steps: float | None
@@ -187,7 +187,8 @@ def _watched_steps(setup: ReplaySetup, q: float) -> int:
 
 
 def _reckon_rate(setup: ReplaySetup, p: float, steps: int) -> float:
-    """Return the chance that a two-half replay names the node. A stage of several nodes needs a second showing."""
+    """Return the chance that a replay in two halves names the node. If a stage has several nodes, the fault must show a
+    second time."""
     if setup.replica == setup.stages or p == 1.0:
         return detection_odds.shown_odds(p, steps)
     # The referee does a step, too: the last at which a first showing still leaves one to look inside is two before.
@@ -256,7 +257,7 @@ def find_crossing(setup: ReplaySetup, steps: int) -> CostCrossing:
 
 
 def _least_chance(setup: ReplaySetup, launch_s: float, group_launch_s: float) -> float | None:
-    """Return the least q from which on the dual-phase replay never costs more; None if there is none."""
+    """Return the least q such that the dual-phase replay costs no more from there up to 1; None if there is none."""
     found = None
     for point in range(_POINTS + 1):
         q = _LEAST_Q ** (point / _POINTS)

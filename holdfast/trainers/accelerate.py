@@ -1,8 +1,8 @@
-"""Loops on Accelerate: `HeldTraining` gives them their epochs and batches, and keeps the state after every step.
+"""For loops on Accelerate: `HeldTraining` gives them their epochs and batches, and saves the state after every step.
 
-What an Accelerator has prepared is saved by a Checkpointer right before the next batch is handed out, when everything
-that belongs to the step before is done. After a restart the epoch, the order of its batches and the place in it are
-the same, and so are all random numbers.
+A Checkpointer saves what an Accelerator has prepared right before the next batch is handed out, when everything that
+belongs to the step before is done. After a restart the epoch, the order of its batches and the place in it are the
+same, and so are all random numbers.
 """
 
 import os
@@ -28,7 +28,7 @@ Extras = dict[str, Any]
 
 
 class HeldTraining:
-    """The epochs and batches of a loop on Accelerate, on from the newest state that there is.
+    """The epochs and batches of a loop on Accelerate, which resumes from the newest saved state.
 
     >>> from holdfast.trainers.accelerate import HeldTraining
     >>> training = HeldTraining(accelerator, model=model, optimizer=optimizer, path="ckpt")  # doctest: +SKIP
@@ -49,8 +49,8 @@ class HeldTraining:
         keep: int = 3,
     ) -> None:
         """`model` and `optimizer` (or several) are as `prepare` has returned them; `extra`, such as a schedule, `path`,
-        `every` and `keep` are those of a Checkpointer. Without a state of ours it goes on from the newest whole
-        checkpoint of `accelerator.save_state`, where Accelerate names these itself."""
+        `every` and `keep` are those of a Checkpointer. If holdfast has no state, the loop resumes from the newest whole
+        checkpoint of `accelerator.save_state`, provided that Accelerate names its checkpoints itself."""
         if why := refusal_of(accelerator):
             raise StateError(f"HeldTraining cannot keep this state: {why}")
         self.epoch = self.step = 0
@@ -105,7 +105,7 @@ class HeldTraining:
         self.epoch, self._done, self._order = self.epoch + 1, 0, _read_order(loader)
 
     def state_dict(self) -> Extras:
-        """Return the position, with the batch whose work has just been done."""
+        """Return the position in training; a batch that was handed out counts as done."""
         stepped = self._is_inside and self._accelerator.sync_gradients
         return {
             "epoch": self.epoch,
@@ -134,7 +134,7 @@ class HeldTraining:
         self._generators = read_generators() if self.step else None
 
     def _begin_epoch(self, loader: Any) -> None:
-        """Have the epoch's batches in the order in which they were, if this epoch was begun before a restart."""
+        """Begin an epoch; if it was begun before a restart, restore the order of its batches."""
         if self._generators:
             generators, drawn = _decode_order(self._order)
             set_generators(generators)

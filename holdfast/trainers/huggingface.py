@@ -1,8 +1,8 @@
-"""The Trainer of transformers: `train(trainer)` instead of `trainer.train()`.
+"""For the Trainer of transformers: call `train(trainer)` instead of `trainer.train()`.
 
-The Trainer's loop asks once where it goes on, in `resume_from_checkpoint`, before any callback is called. So `train`
-looks beforehand at the state that will be restored, and names a folder with nothing in it but the position. A callback
-then restores everything else, once the model is wrapped and the optimizer exists.
+The Trainer's loop reads its position once, from the folder in `resume_from_checkpoint`, before any callback is
+called. So `train` looks beforehand at the state that will be restored, and gives the Trainer a folder that holds only
+the position. A callback then restores everything else, once the model is wrapped and the optimizer exists.
 """
 
 import dataclasses
@@ -36,8 +36,8 @@ _SHARDS = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 def train(
     trainer: Trainer, *, path: str | os.PathLike[str] | None = None, every: int | str | None = None, keep: int = 3
 ) -> TrainOutput:
-    """Train as `trainer.train()` does, on from the newest state that there is; `path`, `every` and `keep` are those
-    of a Checkpointer. Without a state of ours it goes on from the newest whole checkpoint in the output directory.
+    """Train as `trainer.train()` does, from the state that the job has chosen, else from the newest saved state or a
+    later whole checkpoint in the output directory; `path`, `every` and `keep` are those of a Checkpointer.
 
     >>> from holdfast.trainers.huggingface import train
     >>> train(trainer, path="ckpt", every=100)  # doctest: +SKIP
@@ -52,7 +52,7 @@ def train(
 
 
 class TrainerStateCallback(TrainerCallback):  # type: ignore[misc]  # of a library that may be missing
-    """Tells the steps and phases of a Trainer, and keeps its state at every step."""
+    """Reports the steps and phases of a Trainer, and saves its state at every step."""
 
     def __init__(self, trainer: Trainer, storage: dict[str, Any]) -> None:
         self._trainer = trainer
@@ -112,7 +112,7 @@ class TrainerStateCallback(TrainerCallback):  # type: ignore[misc]  # of a libra
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save the step before, all of whose evaluations and checkpoints are done, right before it is left behind."""
+        """Save the state of the step before, now that its evaluation and checkpoints are done."""
         self._enter_phase("")
         if self._generators:  # batches that were passed over have drawn from them
             set_generators(self._generators)
@@ -157,7 +157,7 @@ class TrainerStateCallback(TrainerCallback):  # type: ignore[misc]  # of a libra
 
 @contextmanager
 def _weights_left_out(trainer: Trainer, folder: str) -> Iterator[None]:
-    """Let the trainer look for no weights in our folder, which has none; it has no public way to be told."""
+    """Keep the trainer from loading weights from our folder, which has none; there is no public option for that."""
     load = trainer._load_from_checkpoint
 
     def load_from_others(checkpoint: str, model: object = None) -> None:
@@ -172,7 +172,7 @@ def _weights_left_out(trainer: Trainer, folder: str) -> Iterator[None]:
 
 
 def _tell_state(trainer: Trainer) -> str:
-    """Return the trainer's state as it writes it to a checkpoint, with the newest part of what it has logged."""
+    """Return the trainer's state as JSON, as in its own checkpoints, but with only the newest part of its log."""
     state = trainer.state
     told = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
     history, room = list[str](), _HISTORY_BYTES

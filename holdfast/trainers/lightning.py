@@ -1,7 +1,7 @@
-"""The Trainer of Lightning: `HoldfastCallback` among its callbacks.
+"""For the Trainer of Lightning: add `HoldfastCallback` to its callbacks.
 
-Lightning lets a callback set its loops before they run, so that the state is restored when the fit starts. It has no
-way to pass over batches: those of the epoch that are done are loaded once more, and left.
+Lightning lets a callback set its loops before they run, so that the state is restored when the fit starts. It cannot
+skip batches: those of the epoch that are done are loaded once more, and dropped.
 """
 
 import os
@@ -31,7 +31,7 @@ Extras = dict[str, Any]
 
 
 class HoldfastCallback(Callback):  # type: ignore[misc]  # of a library that may be missing
-    """Tells the steps and phases of a Trainer, keeps its state at every step, and restores the newest.
+    """Reports the steps and phases of a Trainer, saves its state at every step, and restores the newest.
 
     >>> from holdfast.trainers.lightning import HoldfastCallback
     >>> callback = HoldfastCallback(path="ckpt", every=100)
@@ -93,7 +93,7 @@ class HoldfastCallback(Callback):  # type: ignore[misc]  # of a library that may
                 callback.load_state_dict(self._extra["callbacks"][callback.state_key])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go to where the epoch was left; the loader's iterator exists by now, and nothing was read from it."""
+        """Move to where the epoch was left; the loader's iterator exists by now, and nothing was read from it."""
         self._told = trainer.global_step
         if not self._epoch:
             return
@@ -114,7 +114,7 @@ class HoldfastCallback(Callback):  # type: ignore[misc]  # of a library that may
         self._extra["epoch"] = _encode()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Save the step before, all of whose validation and checkpoints are done, right before it is left behind."""
+        """Save the state of the step before, now that its validation and checkpoints are done."""
         self._epoch = None
         if self._generators:  # batches that were passed over have drawn from them
             set_generators(self._generators)

@@ -1,4 +1,4 @@
-"""Finds the newest checkpoint of a trainer's own that is whole: a kill may have left half of one."""
+"""Finds the newest whole checkpoint that a trainer has written itself; a kill may have left half of one."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def find_own_checkpoint(folder: Path, name: str, find_fault: Callable[[Path], st
 
 
 def list_newest_first(folder: Path, name: str) -> list[OwnCheckpoint]:
-    """Return all checkpoints by their numbers, whole or not."""
+    """Return all checkpoints, whole or not, those with the highest numbers first."""
     named = [(re.fullmatch(name, path.name), path) for path in (folder.iterdir() if folder.is_dir() else ())]
     return sorted((OwnCheckpoint(int(found[1]), str(path)) for found, path in named if found), reverse=True)
 

@@ -73,8 +73,8 @@ class TrafficReport(msgspec.Struct, frozen=True, kw_only=True, tag="traffic"):
 
 
 class ScriptImports(msgspec.Struct, frozen=True, kw_only=True, tag="imports"):
-    """Modules that the zygote of rank 0's node has for the script; the controller passes them on to nodes without
-    ranks. A lost message is sent again on the next link only."""
+    """The script's modules that the zygote of rank 0's node has imported. The controller sends them to nodes without
+    ranks. A lost message is sent again only on the next link."""
 
     generation: Generation
     modules: Annotated[tuple[ModuleName, ...], msgspec.Meta(max_length=_MODULES)]
@@ -128,7 +128,8 @@ _decode_message = make_decoder(msgspec.msgpack.Decoder(FromAgent))
 
 
 def decode_from_agent(content: bytes) -> FromAgent:
-    """Decode a message; DecodeError if it is none. An alarm's own type has no bounds, since journals have any."""
+    """Decode an agent's message; DecodeError if it is malformed or an alarm has an absurd time or confidence. The
+    alarm's type itself sets no such bounds, because journals may have any values."""
     message: FromAgent = _decode_message(content)
     alarm = message.body if isinstance(message, Post) else None
     if isinstance(alarm, Alarm) and not (abs(alarm.at) <= MOST_S and 0.0 <= alarm.confidence <= 1.0):
@@ -140,6 +141,6 @@ decode_from_controller = make_decoder(msgspec.msgpack.Decoder(FromController))
 
 
 def make_script_imports(generation: int, names: Iterable[str]) -> ScriptImports:
-    """Return the message about these modules; it leaves out names that could not be sent, and the last of too many."""
+    """Return the message about these modules, without names that cannot be sent and without surplus ones."""
     fit = [name for name in names if len(name) <= _NAME_CHARS and re.search(_MODULE, name)]
     return ScriptImports(generation=generation, modules=tuple(fit[:_MODULES]))

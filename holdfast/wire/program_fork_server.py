@@ -146,7 +146,8 @@ class ProgramProcess:
 
 
 def start_program(program: Program, files: OpenFiles, server: Path | None, begin_s: float = _BEGIN_S) -> ProgramProcess:
-    """Fork a program, or execute it if no fork server begins in time. After an OSError the program may be running."""
+    """Fork a program through the fork server, or execute it if none begins in time. After an OSError the program may be
+    running."""
     if server is not None:
         try:
             return ProgramProcess(_request_fork(server, program, files, begin_s))
@@ -234,7 +235,7 @@ def main() -> NoReturn:
 
 
 def _groups(words: list[str]) -> list[list[str]]:
-    """Split words into groups at each `--`."""
+    """Split the arguments into groups at each `--`."""
     found: list[list[str]] = [[]]
     for word in words:
         if word == "--":
@@ -245,7 +246,7 @@ def _groups(words: list[str]) -> list[list[str]]:
 
 
 def _have(ranks: Sequence[str], programs: Sequence[str], prepares: bool) -> None:
-    """Import modules for ranks and for programs; mark those only for programs as excluded from forked ranks."""
+    """Import modules for ranks and for programs; those that only programs need are excluded from forked ranks."""
     gc.disable()  # imports make no garbage worth looking for
     _import_modules(ranks, prepares)
     seen = set(sys.modules)

@@ -17,7 +17,7 @@ def layout_file_name(rank: int, layout: str) -> str:
 
 
 class CheckpointPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and how often snapshots become checkpoints."""
+    """Where checkpoints go, how often a snapshot is written as one, and how many are kept."""
 
     url: str  # a folder, or any fsspec URL
     every_steps: int = 0  # 0: not by steps

@@ -28,7 +28,7 @@ def is_replay() -> bool:
 
 
 def redirect_path(path: str) -> str:
-    """Return the path that a rank must write to: in a replay a path in the replay's folder, otherwise this path."""
+    """Return the path that a rank must write to: in a replay, one in the replay's folder; otherwise `path` itself."""
     return os.path.join(os.environ[FOLDER], os.path.basename(path.rstrip("/")) or "out") if is_replay() else path
 
 
@@ -38,7 +38,7 @@ def signature_path(folder: str, rank: int) -> str:
 
 
 def encode_signature(step: int, state: int, sent: int | None) -> bytes:
-    """Return a line with a step and two hashes: of the rank's state after it, and of the data sent (None: no hash)."""
+    """Return a line with a step, the hash of the rank's state after it, and that of the data sent (None: no hash)."""
     return f"{step} {state} {'-' if sent is None else sent}\n".encode()
 
 

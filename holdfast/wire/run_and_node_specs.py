@@ -1,4 +1,4 @@
-"""Files in a run directory by which processes of one job find each other and know what to run."""
+"""Files in a run directory from which the processes of a job learn where the others are and what to run."""
 
 import os
 from pathlib import Path
@@ -29,7 +29,7 @@ class EntryPoint(msgspec.Struct, frozen=True, kw_only=True):
     copied: bool = False  # it is run from the copy of a release
 
     def interpreter_argv(self) -> tuple[str, ...]:
-        """Return the words before argv. A module of a release copy is not imported from the working directory."""
+        """Return the arguments before argv. Modules of a release copy are not imported from the working directory."""
         if not self.python:
             return ()
         return (self.python, "-u", *(("-P",) if self.copied and self.module else ()), *(("-m",) if self.module else ()))

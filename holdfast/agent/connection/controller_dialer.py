@@ -1,4 +1,4 @@
-"""Dials the controller through a private unix socket or TLS, and refuses a peer that does not prove itself."""
+"""Dials the controller through a private unix socket or TLS, and refuses an answer from anybody else."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ _FILE_S = 2.0  # for a file system to say where the controller is
 
 
 class UnprovenPeerError(OSError):
-    """The peer that answers is not proven to be our controller."""
+    """The process that answered has not proved that it is our controller."""
 
 
 class BrokenLinkError(OSError):
@@ -89,7 +89,7 @@ class ControllerDialer:
         return aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
 
     def _through_folder(self, path: Path) -> str:
-        """Return a path to the socket within the kernel's 107 bytes; raise if other users may write to its folder."""
+        """Return a path of at most 107 bytes to the socket; raise if other users may write to the socket's folder."""
         if self._folder < 0:
             self._folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         seen = os.fstat(self._folder)
@@ -99,9 +99,9 @@ class ControllerDialer:
 
     @contextlib.asynccontextmanager
     async def open_link(self) -> AsyncIterator[WebSocketLink]:
-        """Open a WebSocket to the controller and verify the peer; raise UnprovenPeerError if that is not our
-        controller. Raise BrokenLinkError or another OSError if the link cannot be opened or breaks. The next link is
-        opened at the next address, if there are several, or where the controller has moved."""
+        """Open a WebSocket to the controller; raise UnprovenPeerError if the process that answers is not our
+        controller. Raise BrokenLinkError or another OSError if the link cannot be opened or breaks. The next call dials
+        the next address, if there are several, or the one that the controller has moved to."""
         await self._find_moved()
         url = self.url_for("/agent")
         try:
@@ -117,8 +117,8 @@ class ControllerDialer:
             self._addresses.append(self._addresses.pop(0))
 
     async def _find_moved(self) -> None:
-        """Read where the controller is now; a file system that does not answer says nothing. Who answers there has to
-        prove itself as ever."""
+        """Read the controller's present address from the run file, if there is one; keep the known address if the file
+        cannot be read in time. The process that answers there is verified as usual."""
         if self._run_file:
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 async with asyncio.timeout(_FILE_S):
@@ -126,7 +126,7 @@ class ControllerDialer:
                 self._addresses = [(run.host, run.port)]
 
     def _verify_peer(self, ws: aiohttp.ClientWebSocketResponse) -> None:
-        """Raise UnprovenPeerError unless the peer is this run's controller. TLS has already proved its key."""
+        """Raise UnprovenPeerError unless this run's controller has answered. With TLS, its key is already verified."""
         if self._path is None:
             run = mutual_tls.certificate_run(ws.get_extra_info("peercert"))
             if run and self._run_id and run != self._run_id:

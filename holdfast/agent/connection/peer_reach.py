@@ -1,7 +1,7 @@
-"""Tries whether this node reaches others and its gateway, by TCP, which takes no rights as ICMP does.
+"""Tests whether this node can reach other nodes and its gateway by TCP, which unlike ICMP needs no privileges.
 
-A host that refuses a connection is reached: somebody has answered. Gateways often drop what they do not serve. Then
-the kernel's table of neighbours says whether the gateway still answers on the link.
+A host that refuses a connection counts as reached, because it has answered. A gateway often drops such connections
+silently; then the kernel's neighbour table says whether the gateway still answers.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _COMPLETE = 0x2  # flag of a neighbour whose address is known
 
 
 async def try_peers(node: str, peers: dict[str, Address], root: Path = Path("/")) -> Reach:
-    """Connect to these nodes and to the gateway, all at once; tell who answered."""
+    """Connect to these nodes and to the gateway, all at once; return which of them answered."""
     gateway = find_gateway(root)
     async with asyncio.TaskGroup() as tasks:
         tried = {peer: tasks.create_task(_is_answered(address)) for peer, address in peers.items()}
@@ -36,7 +36,7 @@ async def try_peers(node: str, peers: dict[str, Address], root: Path = Path("/")
 
 
 async def _is_answered(address: Address) -> bool | None:
-    """Return whether anybody answers there: True even if the connection is refused; None if nothing came back."""
+    """Return True if anybody answers there, even by refusing; None if nothing comes back in time; else False."""
     try:
         async with asyncio.timeout(_WAIT_S):
             _, writer = await asyncio.open_connection(*address)
@@ -62,7 +62,7 @@ def find_gateway(root: Path = Path("/")) -> str:
 
 
 def is_neighbour_known(address: str, root: Path = Path("/")) -> bool | None:
-    """Return whether the kernel knows this neighbour's link address; None if it says nothing about it."""
+    """Return whether the kernel knows this neighbour's link-layer address; None if its table has no entry for it."""
     for fields in _read_table(root / "proc/net/arp"):
         with contextlib.suppress(ValueError, IndexError):
             if fields[0] == address:

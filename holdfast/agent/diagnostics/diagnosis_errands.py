@@ -1,4 +1,4 @@
-"""Runs diagnostic errands on this node: probes alone, pair tests and replays together with other nodes."""
+"""Runs diagnostic errands: probes on this node alone, pair tests and replays together with other nodes."""
 
 import asyncio
 import ipaddress
@@ -92,7 +92,7 @@ class NodeDiagnosis:
         return tuple(found)
 
     async def _run_pair_test(self, errand: PairTestHere) -> Findings:
-        """Run the test over each rail, one after the other, in a process of its own: NCCL reads its settings once."""
+        """Run the test over one rail after another, each in a new process, as NCCL reads its settings only once."""
         found: list[Finding] = []
         for number, rail in enumerate(errand.rails or ("",)):
             name = f"{errand.meeting.name}-{number}" if rail else errand.meeting.name

@@ -1,4 +1,4 @@
-"""The rails of this node: the network interfaces that pair tests go over one by one, and how to keep to one of them."""
+"""The rails of this node: network interfaces that pair tests use one at a time, and how to keep NCCL on one of them."""
 
 import fcntl
 import socket
@@ -13,8 +13,8 @@ _SIOCGIFADDR = 0x8915
 
 
 def find_rails(wanted: str, root: Path = Path("/")) -> tuple[str, ...]:
-    """Return the names or addresses in `wanted`, divided by commas; if it is empty, the physical interfaces that are
-    up and have an IPv4 address of their own, which the members of a bond have not."""
+    """Return the interfaces or addresses in `wanted`, which are separated by commas. If it is empty, return the
+    physical interfaces that are up and have an IPv4 address; members of a bonded interface have none."""
     if wanted:
         return tuple(name for word in wanted.split(",") if (name := word.strip()))
     nets = sorted((root / "sys/class/net").glob("*"))
@@ -28,7 +28,7 @@ def rails_finding(wanted: str) -> Finding:
 
 
 def rail_environment(rail: str, root: Path = Path("/")) -> dict[str, str]:
-    """Return what keeps NCCL to this rail: the interface, and its RDMA device if it has one."""
+    """Return the environment variables that keep NCCL on this rail: its interface, and its RDMA device or none."""
     if not rail:
         return {}
     devices = sorted(path.name for path in (root / "sys/class/net" / rail / "device/infiniband").glob("*"))

@@ -20,8 +20,8 @@ _GONE_S = 10.0  # a process that can end has ended by then
 async def run_site_test(command: str, limit_s: float, *, level: int, nice: int = 0) -> Finding:
     """Run the command in a shell. Exit code 0 says that the machine is well, any other that it is not.
 
-    A command that cannot be run says nothing about the machine: the finding is not judged. One that does not end in
-    time has failed, as a test of a sick driver may hang.
+    If the command cannot be run, the finding says neither. If it does not end in time, it has failed, because a test
+    may hang in a sick driver.
     """
     words, began = os.memfd_create("holdfast-site-test"), time.monotonic()
     ok: bool | None = False
@@ -59,14 +59,14 @@ def _judge_exit(code: int, said: str) -> tuple[bool | None, str]:
 
 
 def _last_words(words: int) -> str:
-    """Return the last line that the command wrote, cut to what a sentence bears."""
+    """Return the last line that the command wrote, cut to 300 characters."""
     text = os.pread(words, _WORDS_BYTES, max(0, os.fstat(words).st_size - _WORDS_BYTES)).decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:_SAID] if lines else ""
 
 
 async def _kill_group(process: asyncio.subprocess.Process) -> str:
-    """Kill whatever of the command still runs. Return words for the finding if the kernel does not let it go."""
+    """Kill the command's process group. If a process does not die, return words that say so, for the finding."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
         async with asyncio.timeout(_GONE_S):

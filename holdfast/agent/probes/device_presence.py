@@ -1,4 +1,4 @@
-"""Probe of the devices: all that the node should have are there and take work."""
+"""Probe of the devices: all that the node should have are present and compute correctly."""
 
 import os
 from collections.abc import Iterator

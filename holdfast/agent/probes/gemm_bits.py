@@ -1,4 +1,4 @@
-"""Probe of matrix products that use every bit: repetitions, golden results and neighbours must have the same bits."""
+"""Probe of matrix products that use every bit: repetitions, reference results and other nodes must agree exactly."""
 
 from collections.abc import Iterator
 

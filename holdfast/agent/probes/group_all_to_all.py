@@ -1,4 +1,4 @@
-"""Probe of the way that training takes between the devices of the node: all send to all by NCCL, and check bytes."""
+"""Probe of the path that training uses between the node's devices: all send to all by NCCL and check what arrives."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
 
 
 def probe_exchange(seats: Sequence[TeamSeat], *, small: bool, limit_s: float) -> Finding:
-    """Have all seats send to all others, some times; return the bandwidth of each, and between whom bytes changed."""
+    """Have every device send to all others in several rounds; return the rates, and the pairs that changed bytes."""
     task = TeamTask(module=_PROBE, rank=0, world=0, port=0, device="", small=small, limit_s=limit_s)
     model = replace(new_finding(_PROBE, torch.device(seats[0].device), f"{len(seats)} devices"), place="", rough=small)
     try:
@@ -61,7 +61,7 @@ def probe_exchange(seats: Sequence[TeamSeat], *, small: bool, limit_s: float) ->
 
 
 def _shared_device(pairs: set[tuple[str, str]]) -> str:
-    """Return the one device that all of several bad ways have in common; empty if there is none."""
+    """Return the one device that all of several bad pairs have in common; empty if there is none, or only one pair."""
     shared = set.intersection(*map(set, pairs)) if len(pairs) > 1 else set()
     return shared.pop() if len(shared) == 1 else ""
 

@@ -13,7 +13,7 @@ _TOLD = {"gpu.temperature": "°C", "gpu.power_w": "W"}
 
 
 class GpuHeat:
-    """Keeps the highest readings of each GPU; empty where there is no NVML."""
+    """Keeps the highest readings of each GPU; without NVML there are none."""
 
     def __init__(self, gpus: int) -> None:
         self._source: GpuSource | None = None

@@ -1,7 +1,7 @@
 """One end of a pair test over the job's own backend: who joins, latency, bandwidth, content and lost segments.
 
-Both ends know the content that is sent. The sender also puts the checksum of what it holds into the store, which
-tells an error in the sender's memory from one on the way. The kernel counts lost segments for each connection.
+Both ends know the content that is sent. The sender also puts the checksum of what it holds into the store, so that an
+error in the sender's memory can be told from one on the way. The kernel counts lost segments for each connection.
 """
 
 import argparse
@@ -158,7 +158,7 @@ class PairTestEnd:
 
 
 def _gloo_over(rail: str) -> str:
-    """Return the name of a backend that is gloo, bound to this interface or address alone."""
+    """Register a gloo backend that uses only this interface or address; return the backend's name."""
 
     gloo: Any = dist.ProcessGroupGloo  # its options are known to torch, but not to its types
 

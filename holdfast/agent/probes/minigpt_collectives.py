@@ -1,6 +1,6 @@
 """What one rank of a parallel reference step sends and gets, with a digest of both at every collective.
 
-Every group has two ranks: a sum of two numbers has the same bits in either order, so the library may choose its way.
+Every group has two ranks: a sum of two numbers has the same bits in either order, whichever order the library takes.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ _EXPERT = (".up", ".down")  # parameters that ranks with experts do not share
 
 
 class RankAxis(msgspec.Struct, frozen=True):
-    """A rank's place along one axis of the layout, and the group along it; of size 1 there is none."""
+    """A rank's place along one axis of the layout, and its process group there; an axis of size 1 has no group."""
 
     index: int = 0
     size: int = 1
@@ -38,29 +38,29 @@ _NO_AXIS = RankAxis()
 
 
 class RankExchange:
-    """The collectives of one rank; along an axis of size 1 they do nothing, and leave no trace."""
+    """The collectives of one rank; along an axis of size 1 they do nothing and record nothing."""
 
     def __init__(self, inner: RankAxis = _NO_AXIS, stage: RankAxis = _NO_AXIS, replica: RankAxis = _NO_AXIS) -> None:
-        """`inner` is the axis of pieces of matrices, or of experts."""
+        """`inner` is the axis along which matrices are cut, or experts are divided."""
         self.inner, self.stage, self.replica = inner, stage, replica
         self.points: list[TracePoint] = []
 
     def enter_pieces(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """Return x as it is; on the way back the gradients of all pieces are added."""
+        """Return x unchanged; the backward pass adds up the gradients of all pieces."""
         return _through(x, _clone, lambda grad: self._add(self.inner, grad, f"{name} backward"))
 
     def add_pieces(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """Return the sum of what all pieces gave; on the way back gradients are as they are."""
+        """Return the sum of x over all pieces; the backward pass leaves gradients unchanged."""
         return _through(x, lambda one: self._add(self.inner, one, f"{name} forward"), _clone)
 
     def swap_tokens(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """Give every rank its part of x, by the first dimension, and return what all gave to this one."""
+        """Send every rank its part of x, cut along the first dimension; return the parts sent to this rank."""
         return _through(
             x, lambda one: self._swap(one, f"{name} forward"), lambda grad: self._swap(grad, f"{name} backward")
         )
 
     def hand_on(self, x: torch.Tensor, sender: int, name: str) -> torch.Tensor:
-        """Return the tensor of the stage that sends; the other stage gives one of the same shape for its place."""
+        """Broadcast x from stage `sender` to the other stage, whose own x is overwritten; return it on both."""
         sends, x = self.stage.index == sender, x.contiguous()
         held = x.clone() if sends else None
         dist.broadcast(x, src=self.stage.ranks[sender], group=self.stage.group)
@@ -68,7 +68,7 @@ class RankExchange:
         return x
 
     def reduce_gradients(self, parameters: Mapping[str, nn.Parameter], *, experts: bool) -> None:
-        """Add up what several ranks have a part of, and take the mean over replicas, which had the same batch."""
+        """Add up the gradients of parameters that stages or experts' ranks share; average all over replicas."""
         if self.stage.size > 1:
             self._reduce(self.stage, [p for name, p in parameters.items() if name == "token"], "table of tokens")
         if experts:

@@ -1,6 +1,6 @@
 """A small GPT for the reference probes: its weights, its batch and its training step are the same everywhere.
 
-Weights come from a hash of their positions: the numbers of a random generator change with versions and devices. The
+Weights are a hash of their positions, because a random generator's numbers differ between versions and devices. The
 same code makes the step on one device and, cut in pieces, on several.
 """
 
@@ -19,7 +19,7 @@ _HEAD_WIDTH = 32
 
 
 class MiniGptForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes and number type of the model; `experts` in each layer, 0 for a dense one."""
+    """Sizes and dtype of the model; `experts` is their number in each layer, 0 for a dense model."""
 
     width: int
     layers: int
@@ -84,8 +84,8 @@ class GptBlock(nn.Module):
         return self.exchange.add_pieces(out, f"{self.name} mlp")
 
     def _ask_experts(self, x: torch.Tensor) -> torch.Tensor:
-        """Send every token to its best expert and back. There is a seat for each token, so none is dropped, and
-        everything is a product of matrices, which has one order of summation."""
+        """Send every token to its best expert and back. Every expert has room for all tokens, so none is dropped; and
+        everything is a matrix product, which has one order of summation."""
         tokens = x.reshape(-1, x.shape[-1])
         count, experts, ranks = len(tokens), self.form.experts, self.exchange.inner.size
         odds = torch.softmax(torch.matmul(tokens.float(), self.router.float()), -1)
@@ -104,7 +104,7 @@ class GptBlock(nn.Module):
 
 
 class MiniGpt(nn.Module):
-    """The layers of one stage; the first one also has the positions, and both ends have the table of tokens."""
+    """The layers of one pipeline stage; the first also has the position table, and both ends have the token table."""
 
     def __init__(self, form: MiniGptForm, device: torch.device, exchange: RankExchange) -> None:
         super().__init__()
@@ -141,8 +141,8 @@ def _one_hot(tokens: torch.Tensor) -> torch.Tensor:
 
 
 def train_step(form: MiniGptForm, device: torch.device, exchange: RankExchange = ALONE) -> list[torch.Tensor]:
-    """Make one training step; return the loss, then this rank's gradients, then its parameters. Without the last stage
-    a rank does not know the loss, and returns 0 for it."""
+    """Make one training step; return the loss, then this rank's gradients, then its parameters. A rank without the last
+    stage does not know the loss and returns 0 for it."""
     model = MiniGpt(form, device, exchange)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNS, foreach=False, fused=False)
     tokens = integer_tensor((_BATCH, form.length + 1), device, 300) % _VOCABULARY

@@ -1,7 +1,7 @@
 """Probe of one training step that the devices of the node make together, as TP2 x PP2 x DP2 or with experts.
 
-Devices change places, and replicas have the same batch: so several devices do the same work, and bits that differ
-name the device that computed them.
+Devices swap roles between rounds, and replicas have the same batch. So several devices do the same work, and bits
+that differ name the device that computed them.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
 
 
 def probe_seats(seats: Sequence[TeamSeat], *, small: bool, repeats: int, limit_s: float) -> Iterator[Finding]:
-    """Have the seats make steps together in every form; yield a finding for each form, or why there is none."""
+    """Have the devices train each form of the model together; yield a finding for each form, or why there is none."""
     task = TeamTask(module=_PROBE, rank=0, world=0, port=0, device="", small=small, repeats=repeats, limit_s=limit_s)
     blank = replace(new_finding(_PROBE, torch.device(seats[0].device)), place="")
     try:
@@ -87,19 +87,19 @@ def describe_layout(devices: int, *, experts: bool) -> str:
 
 
 def _step_size(devices: int) -> int:
-    """Return how many devices make one step: a power of two."""
+    """Return how many of the devices make one step together: 8, 4 or 2."""
     return next(size for size in (_MOST, 4, 2) if size <= devices)
 
 
 def plan_rounds(devices: int) -> list[tuple[int, ...]]:
-    """Return for each round who makes the step, by role. Every role's work is done by several devices in all."""
+    """Return for each round which device plays which role; over all rounds, several devices play every role."""
     size = _step_size(devices)
     starts = (0, 1) if devices == size else range(0, devices, size // 2)
     return [tuple((start + role) % devices for role in range(size)) for start in starts]
 
 
 def _roles_of_axis(size: int, role: int) -> dict[str, tuple[int, ...]]:
-    """Return the roles that share each axis with this one, in order; an axis that is not there has one role."""
+    """Return for each axis the roles of this role's group, in order; on an axis that the layout lacks it is alone."""
     steps = {"inner": 1, "stage": 2 if size == _MOST else 0, "replica": size // 2 if size > 2 else 0}
     found: dict[str, tuple[int, ...]] = {}
     for axis, step in steps.items():
@@ -109,7 +109,7 @@ def _roles_of_axis(size: int, role: int) -> dict[str, tuple[int, ...]]:
 
 
 def _part_of(size: int, role: int) -> int:
-    """Return the part of a role: its replica has the same."""
+    """Return which part of the step's work a role does; its replica does the same part."""
     return role % (size // 2) if size > 2 else role
 
 
@@ -147,7 +147,7 @@ def _play_step(
 
 
 def _join_axes(seats: tuple[int, ...], rank: int) -> dict[str, RankAxis] | None:
-    """Make the groups of a round, which takes all ranks in the same order; None if this rank has no role in it."""
+    """Make the process groups of a round, on all ranks in the same order; None if this rank has no role in it."""
     mine: dict[str, RankAxis] = {}
     for axis in ("inner", "stage", "replica"):
         for roles in dict.fromkeys(_roles_of_axis(len(seats), role)[axis] for role in range(len(seats))):

@@ -1,4 +1,4 @@
-"""Starts a process for each device of the node, which work together over NCCL or gloo, and reads what they found."""
+"""Starts a process for each device of the node, has them work together over NCCL or gloo, and reads their results."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ class TeamSeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TeamTask(msgspec.Struct, frozen=True, kw_only=True):
-    """One process's part in a team, as it stands on its command line."""
+    """One process's part in a team; the process gets it on its command line."""
 
     module: str  # of this package: its function `run_rank(task)` is run
     rank: int
@@ -49,7 +49,7 @@ class TeamTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TeamError(Exception):
-    """The team did not come to its end; says why, and whose fault it seems to be."""
+    """The team did not finish; the error says why, and which device seems to be at fault."""
 
     def __init__(self, place: str, why: str, *, is_fault: bool = True) -> None:
         super().__init__(why)
@@ -95,7 +95,7 @@ def _seated_task(task: TeamTask, rank: int, seats: Sequence[TeamSeat], port: int
 
 
 def _await_team(team: Sequence["_RankProcess"], limit_s: float) -> None:
-    """Wait until all have ended well; raise TeamError about the first that did not, or about all when time is up."""
+    """Wait until all processes end well; raise TeamError about one that does not, or about those that run too long."""
     until, failed = time.monotonic() + limit_s, None
     while running := [one for one in team if one.process.poll() is None]:
         failed = failed or next((one for one in team if one.process.returncode), None)
@@ -149,7 +149,7 @@ class _RankProcess:
 
 
 def join_team(task: TeamTask) -> torch.device:
-    """Join the group of all ranks; return the device to compute on."""
+    """Join the process group of the whole team; return the device to compute on."""
     device = torch.device(task.device)
     if task.core >= 0:
         os.sched_setaffinity(0, {task.core})

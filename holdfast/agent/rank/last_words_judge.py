@@ -74,7 +74,7 @@ to_agent: Callable[[Content], Answer] = make_decoder(msgspec.msgpack.Decoder(Ans
 
 
 def start(node_dir: Path) -> socket.socket:
-    """Fork the judge; return our end of the socket to it. Call this below `python_fork.run`, before any threads."""
+    """Fork the judge; return our end of the socket to it. Call this inside `preimported_fork.run`, without threads."""
     ours, theirs = holder_messages.make_socket_pair()
     end = theirs.detach()
     program = Program(module=__name__, args=(str(node_dir), str(end)), env=dict(os.environ))

@@ -1,4 +1,4 @@
-"""Reads losses from the ranks' progress slots and log lines, and state hashes, and runs the loss detectors on them."""
+"""Runs the loss detectors on losses from the ranks' progress slots and log lines; also collects state hashes."""
 
 from collections.abc import Iterator
 from math import isfinite
@@ -42,7 +42,7 @@ class LossReports:
         self._eases: tuple[Ease, ...] = ()  # of the generation that runs
 
     def on_launch(self, launch: LaunchHere) -> None:
-        """Take in what the next generation is launched with."""
+        """Prepare for the next generation, from its launch errand."""
         self._eases = launch.eases
         self._redone.on_launch(launch)
         self._ranks, self._differing, self._logged_bad = launch.seat.nproc, [], {}
@@ -53,7 +53,7 @@ class LossReports:
         return marks
 
     def on_logged(self, told: StepValues, source: str) -> None:
-        """Take in what a log line says about a step, and what kind of line it is; its instant is the controller's."""
+        """Queue what a log line says about a step, with the kind of line; its time is on the controller's clock."""
         self._logged.append((told, source))
 
     def read_losses(self, slots: RankSlots, offset_s: float) -> Iterator[Alarm | Loss]:
@@ -78,7 +78,7 @@ class LossReports:
             yield from differing
 
     def _tell_single(self, told: Loss) -> Iterator[Alarm]:
-        """Yield the notice of a loss that a finite one followed, once in a generation."""
+        """Yield, once in a generation, the alarm for a single non-finite loss that a finite one has followed."""
         if told.generation > self._single:
             self._single = told.generation
             alarm = nonfinite_loss.single_alarm_of(told)
@@ -118,7 +118,7 @@ class LossReports:
             self._compare_redone(told, None)
 
     def _judge_logged_loss(self, told: StepValues, loss: float) -> Iterator[Alarm | Loss]:
-        """Yield a loss that is the second in a row that is not finite, or the notice of a single one."""
+        """Yield a non-finite loss if the one before was non-finite too, or an alarm for a single one."""
         owner = (told.generation, told.rank)
         first, count = self._logged_bad.pop(owner, (told.step, 0))
         bad = Loss(node=self._node, generation=told.generation, rank=told.rank, step=first, loss=loss, at=told.at)
@@ -162,7 +162,7 @@ class LossReports:
             yield alarm_of(self._node, told, rules, self._limits, hindered)
 
     def _is_new(self, rule: SpikeRule, told: StepValues) -> bool:
-        """Return True unless any rank, or for the OWN_TIMES rule this rank, has reported the rule lately."""
+        """Note that the rule was met; return True unless any rank (for OWN_TIMES: this rank) has met it lately."""
         key = f"{rule} {told.generation}" + (f" {told.rank}" if rule is SpikeRule.OWN_TIMES else "")
         fresh = told.step >= self._said.get(key, -1)
         self._said[key] = told.step + self._limits.window

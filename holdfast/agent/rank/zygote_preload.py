@@ -45,7 +45,7 @@ class ZygotePreload:
         self._asked, self._learned = modules, tuple(name for name in modules if name not in own)
 
     def preload_for(self, env: dict[str, str], key: str) -> PreloadZygote:
-        """Return the preload of a new zygote with this environment; forks of the old zygote could not change theirs."""
+        """Return the preload of a new zygote with this environment, which forks of the old zygote could not change."""
         return self._make_preload((*self._entry.preload, *self._entry.later), self._environment(env), key)
 
     def on_warm(self, proven: tuple[str, ...]) -> None:
@@ -54,7 +54,7 @@ class ZygotePreload:
         self._made.set()
 
     def on_told(self, modules: tuple[str, ...]) -> None:
-        """Note what the zygote of another host has for the script."""
+        """Note the script's modules that a zygote on another host has, as the controller reports them."""
         self._told = modules
 
     async def wait_until_made(self, ranks: int) -> None:

@@ -224,7 +224,7 @@ class Homecoming:
                 os.unlink(brought.to)
 
     async def close(self) -> None:
-        """After gathering, remove from the user's tree what ranks removed last; do nothing while a file is copied."""
+        """After gathering, remove from the user's tree what ranks removed last, unless a file is being copied."""
         if not self._turn.locked():  # a large file is on its way to another disk: nobody waits for that
             async with self._turn:
                 await asyncio.to_thread(self._close)

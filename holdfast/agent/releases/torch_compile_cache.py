@@ -1,4 +1,4 @@
-"""What ranks have compiled (the caches of torch.compile): one folder for each host of a job, brought to standbys."""
+"""Brings what ranks have compiled (the caches of torch.compile, one folder for each host of a job) to standbys."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ class _CachedFile(NamedTuple):
 
 
 class CompiledCode:
-    """Packs the folder for others where the controller's archives are; unpacks that archive where no rank has run."""
+    """Where the controller's archives are, packs the folder; elsewhere, unpacks that archive until ranks have run."""
 
     def __init__(
         self, node: NodeSpec, dialing: ControllerDialer, has_ranks: Callable[[], bool], say: Callable[[str], None]
@@ -67,7 +67,7 @@ class CompiledCode:
             self._trouble = trouble
 
     def pack_folder(self, folder: Path, archives: Path) -> None:
-        """Pack the folder if it has changed and now stands still, in place of the archive that was there."""
+        """Pack the folder, once it has changed and no longer changes, and replace the earlier archive."""
         before, self._seen = self._seen, _list_files(folder)
         if not self._seen or self._seen != before or self._seen == self._done:
             return

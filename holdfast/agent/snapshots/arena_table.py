@@ -1,4 +1,4 @@
-"""The arenas of this node's own ranks, and pins of snapshots: the one owner of both.
+"""Owns the arenas of this node's own ranks, and the pins of their snapshots.
 
 The event loop adds and replaces arenas. Threads that hash, write or serve snapshots look arenas up here and pin what
 they read. A pin belongs to its arena, so it stays valid when the rank gets another arena.
@@ -121,8 +121,8 @@ class ArenaTable:
     def pin_own(self, snapshot: OwnSnapshot, *, spare: bool, late: bool = False) -> bool:
         """Pin a listed snapshot until `unpin_own`; this one pin serves all readers.
 
-        Return False if the snapshot is gone or, with `spare`, if its arena needs all its free slots; with `late` it
-        needs but one.
+        Return False if the snapshot is gone. With `spare`, also return False if too few slots would stay unpinned for
+        the writer; with `late`, one is enough.
         """
         own = self.find_arena(snapshot.rank)
         found = own.find_sealed(snapshot) if own else None

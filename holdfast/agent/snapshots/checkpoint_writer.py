@@ -78,7 +78,7 @@ class CheckpointWriter:
         return any(lane.is_held_up for lane in self._lanes.values())
 
     def is_published(self, rank: int, step: int) -> bool | None:
-        """Return whether this generation has published this step at the rank's storage; None if that does not tell."""
+        """Return whether this generation has published this step at the rank's storage; None if that cannot be read."""
         url, author = self.storage_url(rank), self.author
 
         def look() -> str:
@@ -91,7 +91,7 @@ class CheckpointWriter:
         return told == str(True) if told else None
 
     async def mark_doubts(self, more: tuple[Doubt, ...] = ()) -> None:
-        """Note at rank 0's storage which checkpoints are in doubt: the next run is not to go on from them."""
+        """Note at rank 0's storage which checkpoints are in doubt, so that no later run resumes from them."""
         self.unmarked, self.doubts = False, (*self.doubts, *more)
         url, run, doubts = self.storage_url(0), self.author.run, self.doubts
         if url and doubts:
@@ -113,7 +113,7 @@ class CheckpointWriter:
             await asyncio.to_thread(look_in_time, clean, _LOOK_S)
 
     def mark_recalled(self) -> None:
-        """Mark all wants as an earlier agent's. That agent may have been killed while it wrote an unknown step."""
+        """Mark all wants as those of an earlier agent, which may have been killed while it wrote an unknown step."""
         self._unwritten.update({rank: {checkpoint_save.UNKNOWN} for rank in self._wants})
 
     def is_due(self, rank: int, sealed: SealedSnapshot) -> bool:
@@ -182,7 +182,7 @@ class CheckpointWriter:
             self.stored, self.stored_at = step, self._clock.monotonic()
 
     def note_missed(self, rank: int, step: int, why: str) -> None:
-        """Note that a step was not written. Rank 0 publishes, so what others cannot write it hears of, or waits for."""
+        """Note that a step was not written. Only rank 0's misses count: it publishes, so it notices all."""
         if rank == 0 and (self.missed_checkpoint is None or step >= self.missed_checkpoint.step):
             self.missed_checkpoint = MissedCheckpoint(step=step, why=why)
 

@@ -1,6 +1,6 @@
-"""Copies of a peer's snapshots on this node, and answers to keepers that fetch a lost rank's state.
+"""Copies that this node keeps of other nodes' snapshots, and answers to keepers that fetch a lost rank's state.
 
-Links of other keepers are served in threads, so a lock guards the copies.
+Connections from other keepers are served in threads, so a lock guards the copies.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from holdfast.wire.rank_keeper_messages import layout_file_name
 
 
 class IncomingCopy(msgspec.Struct):
-    """A copy that is being received; after a broken link, it resumes where it stopped."""
+    """A copy that is being received; after a broken connection, it resumes where it stopped."""
 
     name: CopyName
     slot: SnapshotSlot

@@ -20,7 +20,7 @@ _OLDER = 0.5  # of the time an older write that is under way may have: it may be
 
 
 class FinalWriter:
-    """Writes the final states of this node's ranks. All nodes get the same step; rank 0's keeper reports."""
+    """Writes the final states of this node's ranks. All nodes write the same step; rank 0's keeper reports."""
 
     def __init__(self, arenas: ArenaTable, persisting: CheckpointWriter, disk: StateDisk, ports: KeeperPorts) -> None:
         self._arenas = arenas
@@ -34,8 +34,8 @@ class FinalWriter:
     async def leave_job(self, errand: Leave, ranks: Sequence[int]) -> None:
         """Write the final states, and remove from this node's disk what storage has.
 
-        The disk keeps a state that no storage has, because there is no other copy of it. If storage is slow, or rank 0
-        does not publish, the disk gets the final state meanwhile: both are to be done within the same time.
+        The disk keeps a state that no storage has, because there is no other copy of it. If storage is slow, or rank
+        0 does not publish, the final state is also written to disk, within the same time limit.
         """
         until = self._clock.monotonic() + errand.last_s
         self._not_after = min((doubt.not_after for doubt in errand.doubts), default=sys.maxsize)
@@ -113,8 +113,7 @@ class FinalWriter:
         return None if found is None or found.flags & STORED else pin_snapshot(own.arena, found)
 
     def stored_step(self, rank: int) -> int:
-        """Return the newest step, none in doubt, of which storage has the rank's state, written or read from there; -1:
-        none."""
+        """Return the newest step, not in doubt, of which storage has this rank's state; -1 if there is none."""
         written = self._persisting.stored if rank == 0 else self._persisting.done.get(rank, -1)
         return max(written if written <= self._not_after else -1, self._read_step(rank))
 
@@ -124,8 +123,8 @@ class FinalWriter:
         return max((one.step for one in sealed if one.flags & STORED and one.step <= self._not_after), default=-1)
 
     async def _await_published(self, ranks: Sequence[int], stored: int, until: float) -> int:
-        """Return the newest step of these ranks that is published on storage, `stored` at least. The node of rank 0
-        publishes, and may be slower than this one."""
+        """Wait until the newest step of these ranks is published and return it; if time runs out, return the newest one
+        that is known to be published. The node of rank 0 publishes, and may be slower than this one."""
         parts, read = min(map(self.stored_step, ranks)), min(map(self._read_step, ranks))
         while parts > max(stored, read) and 0 not in ranks:
             published = await asyncio.to_thread(self._persisting.is_published, ranks[0], parts)

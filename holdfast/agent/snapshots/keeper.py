@@ -149,7 +149,7 @@ class Keeper:
 
     @property
     def revoked(self) -> frozenset[str]:
-        """Who may not talk to this keeper any more."""
+        """The certificates and nodes that this keeper no longer accepts connections from."""
         return self._links.revoked
 
     @revoked.setter
@@ -213,7 +213,7 @@ class Keeper:
         )
 
     async def use_run(self, run: str) -> None:
-        """Learn of which run states on this host's disk may be used, and read what they are."""
+        """Set the run whose states on this host's disk may be used, and read which states there are."""
         await self.disk.use_run(run)
 
     async def leave_job(self, errand: Leave) -> None:
@@ -406,7 +406,7 @@ class Keeper:
             await asyncio.sleep(max(_IDLE_S, (self._ports.clock.monotonic() - began_at) / _CHECKING))
 
     def _due_writes(self) -> Iterator[Coroutine[None, None, None]]:
-        """Yield the writes of snapshots that are due to become checkpoints, and the first look at the disk."""
+        """Yield the work that is due: snapshots to write as checkpoints, doubts to mark, a first look at the disk."""
         if self.disk.unseen and self._arenas.list_arenas():
             yield self.disk.look_at_path()
         if self._persisting.unmarked and 0 in self._launch.ranks and self._persisting.storage_url(0):

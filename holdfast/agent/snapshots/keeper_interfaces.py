@@ -1,4 +1,4 @@
-"""Ports of a keeper and its parts: memory, a clock, notes, links, a disk, and callbacks for news."""
+"""Ports of a keeper and its parts: memory, a clock, notes, connections, a disk, and callbacks for news."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -41,8 +41,8 @@ class KeeperNotes(Protocol):
 
 
 class KeeperLinks(Protocol):
-    """Links to the ranks of this node and to keepers of other nodes. Threads push and pull: that raises TransportError
-    or OSError."""
+    """Connections to the ranks of this node and to keepers of other nodes. Methods that push, pull or fetch are called
+    in threads, and raise TransportError or OSError."""
 
     revoked: frozenset[str]  # who may not talk to it any more
 

@@ -12,7 +12,7 @@ from holdfast.wire.rank_keeper_messages import ArenaRequest, layout_file_name
 
 
 class CancelablePacer(BytePacer):
-    """A pacer that stops a transfer once the run that the transfer belongs to is cancelled."""
+    """A pacer that stops a transfer once its CopyRun is cancelled."""
 
     def __init__(self, pacer: BytePacer, run: CopyRun) -> None:
         super().__init__(pacer.bytes_s)
@@ -33,9 +33,9 @@ class ParcelTransport:
         self._pacer = BytePacer(bytes_s)  # of all that this node sends
 
     async def send_parcel(self, parcel: CopyParcel, want: ArenaRequest, run: CopyRun) -> str:
-        """Send one parcel; return why that failed, empty if it arrived or the keeper has gone on to a later step.
+        """Send one parcel; return why that failed, empty if it arrived or the receiver already has a later step.
 
-        After the run is cancelled this call ends soon, whether or not everything has arrived.
+        After `run` is cancelled this call ends soon, whether or not everything has arrived.
         """
         one = parcel.snapshot
         image = self._arenas.read_pinned(one)

@@ -89,7 +89,7 @@ class PeerSender:
         self._take_news(SlotNeeded())
 
     def is_late(self) -> bool:
-        """Return whether checkpoints have kept the next floor waiting for its slot, so that it may take another one."""
+        """Return whether checkpoints have kept the next floor from its slot so long that it may take a spare one."""
         return self._floor.is_late(self._clock.monotonic())
 
     def newest_shared_step(self) -> int:
@@ -114,7 +114,7 @@ class PeerSender:
         return self._floor.is_next_ready()
 
     async def send_next(self) -> None:
-        """Send the next floor of all ranks at once; retry broken links until this run is cancelled."""
+        """Send the next floor of all ranks at once; retry failed transfers until the sending is cancelled."""
         self._take_news(SendingBegun())
         if self._floor.sending is None:
             return  # it was let go before its turn came

@@ -1,6 +1,6 @@
 """Hashes the state that replicas share, from their snapshots: this needs no torch and does not delay the ranks.
 
-A snapshot is whole and of one step, which live memory never is. Hashed are the snapshots of every n-th step, the
+A snapshot is whole and of one step, which live memory never is. The snapshots of every n-th step are hashed, the
 state that a generation goes on from, and the next floor: a step at which replicas differ must not become the floor.
 """
 
@@ -40,7 +40,7 @@ class SharedPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shared_parts(layout: ImageLayout) -> tuple[SharedPart, ...]:
-    """Return the tensors that replicas share at every step, but no plain values: their room may hold old bytes."""
+    """Return the tensors that replicas share at every step, without plain values: their space may hold old bytes."""
     found: dict[tuple[tuple[int, ...], str], list[tuple[int, int]]] = {}
     for item in layout.items:
         spec = item.spec
@@ -115,7 +115,7 @@ class ReplicaHasher:
             await asyncio.sleep(_LOOK_S if self._parts else _IDLE_S)
 
     def _due_snapshot(self, rank: int) -> SealedSnapshot | None:
-        """Return the newest snapshot that is due and not yet hashed, or None. Replicas may still hold the same step."""
+        """Return the newest snapshot that is due and not hashed, or None. Replicas most likely still hold its step."""
         sealed, next_seq = self._arena_of(rank).list_sealed(), self._next_floor().get(rank)
         self._adjust_stride(sealed)
         for one in sealed:

@@ -43,7 +43,7 @@ _IMAGE = "__0_0.distcp"  # of a checkpoint that has one part
 
 
 class PacedPulse(WritePulse):
-    """The pulse of a write that rests after each block as long as the block took: half of the disk is for training."""
+    """The pulse of a write that rests after each block as long as it took, to leave half of the disk to training."""
 
     def __init__(self, pulse: WritePulse, clock: AgentClock) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class SnapshotDisk:
         self.written = self.tried = self._aimed = self._removed = -1
 
     async def use_run(self, run: str) -> None:
-        """Read states of this run from now on. What lies there is read once, so that to list it is quick."""
+        """Use only states of this run from now on. They are read once now, so that listing them later is quick."""
         if run != self._author.run:
             self._author = Author(0, run)
         if self.limits.path:
@@ -99,7 +99,7 @@ class SnapshotDisk:
     # --- what lies there ---------------------------------------------------------------------------------------
 
     def list_states(self) -> list[DiskState]:
-        """Return this run's whole states, those of later generations first. A disk that hangs holds up the caller."""
+        """Return this run's whole states, those of later generations first. This blocks while the disk hangs."""
         if not self.limits.path or not self._author.run or self._hangs:
             return []
         try:
@@ -123,7 +123,7 @@ class SnapshotDisk:
         return ""
 
     def _list_in_time(self) -> list[DiskState]:
-        """Return the states soon: if the disk takes too long, what was there when it was last looked at."""
+        """Return the states within a second: if the disk takes longer, those that the last look has found."""
         if not self._left and not self._looking.is_alive():
             self._looking = threading.Thread(target=self._look, name="holdfast-list", daemon=True)
             self._looking.start()
@@ -200,7 +200,7 @@ class SnapshotDisk:
     # --- writing -----------------------------------------------------------------------------------------------
 
     async def look_at_path(self) -> None:
-        """Say before the first write if nothing can be written."""
+        """Test before the first write whether the disk can be written to; say so if it cannot."""
         self.unseen = False
         why = await asyncio.to_thread(look_in_time, self._explain_path, _STALL_S)
         if why and self.tried < 0:
@@ -226,7 +226,7 @@ class SnapshotDisk:
             await self._write_floor(aim.disk, ranks, verified=aim.verified >= aim.disk)
 
     async def _write_floor(self, step: int, ranks: Sequence[int], *, verified: bool) -> None:
-        """Write the snapshots of this step. Trouble is said once; training goes on."""
+        """Write the snapshots of this step. A failure is reported once, and training goes on."""
         author, self._aimed = self._author, step
         outcome = await self._write_step(step, ranks, verified=verified)
         if author != self._author or self._leaving:
@@ -281,7 +281,7 @@ class SnapshotDisk:
         retention.clean_unpublished(base, author)
 
     def check_room(self, need: int) -> None:
-        """Raise StorageError if this node's states would take more than they may."""
+        """Raise StorageError if this node's states would take more than disk.max_bytes."""
         if self.limits.max_bytes:
             ranks = {own.arena.rank for own in self._arenas.list_arenas()}
             held = sum(one.bytes for one in self.list_states() if one.note.layout.rank in ranks)
@@ -290,7 +290,7 @@ class SnapshotDisk:
                 raise StorageError(f"{held} bytes lie at {self.limits.path}, {need} more are needed, and {most}")
 
     def _make_folder(self, rank: int) -> Path:
-        """Return the folder of a rank's states, which is there from now on. Raises StorageError."""
+        """Return the folder of a rank's states, made if it was missing. Raises StorageError."""
         at = self._folder / f"{_RANK}{rank}"
         try:
             with contextlib.suppress(FileNotFoundError):  # another node has just found the run's folder empty
@@ -306,7 +306,7 @@ class SnapshotDisk:
         self._remove_states([one for one in self.list_states() if one.step < step])
 
     def remove_given_up(self, launch: KeeperLaunch) -> None:
-        """Remove the states of this run that are of no use since this launch, which does not wait for it."""
+        """Remove, in a thread, the states of this run that this launch makes useless."""
 
         def remove() -> None:
             states = self.list_states()
@@ -316,13 +316,13 @@ class SnapshotDisk:
             threading.Thread(target=remove, name="holdfast-remove", daemon=True).start()
 
     def remove_run(self) -> None:
-        """Remove all of this run on this host's disk."""
+        """Remove all states of this run from this host's disk."""
         with contextlib.suppress(StorageError, OSError):
             if self.limits.path and self._author.run and not _refuse_folder(self._folder):
                 LocalStorage(self.limits.path).remove_folder(self._folder.name)
 
     async def write_final(self, step: int, ranks: Sequence[int], within_s: float) -> None:
-        """Write the final states of these ranks, and note it if they are there within this time."""
+        """Write the final states of these ranks; set `final` to their step if that succeeds within this time."""
         self._leaving = True
         self._lane.give_up()
         if self._hangs:
@@ -343,9 +343,9 @@ class SnapshotDisk:
     async def leave_job(
         self, ranks: Sequence[int], stored: int, spared: Sequence[int], not_after: int, *, answered: bool
     ) -> None:
-        """Remove what lies on this host of this run, without states after the stored step, which no storage has if it
-        has answered, and of spared ranks: these are of other nodes, which may need them. Say what stays, in doubt after
-        `not_after`."""
+        """Remove this run's states from this host, except those of ranks that have a state after `stored`, and those of
+        `spared` ranks, which are of other nodes that may need them. Say which state stays and why: `answered` tells
+        whether storage is known to lack it, and a state after `not_after` is in doubt."""
         self._leaving = True
         self._lane.give_up()
 
@@ -367,8 +367,8 @@ class SnapshotDisk:
             self._ports.say(stays)
 
     def _remove_ranks(self, stored: int, spared: Sequence[int]) -> None:
-        """Remove the folders of ranks that have no state after the stored step, but for the spared ones, and the run's
-        folder if nothing is left there."""
+        """Remove the folders of ranks, except spared ones, that have no state after the stored step; then remove the
+        run's folder if nothing is left in it."""
         with contextlib.suppress(OSError, StorageError):
             if not self._author.run or _refuse_folder(self._folder):
                 return
@@ -388,7 +388,7 @@ class SnapshotDisk:
 
 
 class _StepWrite:
-    """The write of one step of this node's ranks, one after the other, at low priority."""
+    """Writes the states of this node's ranks at one step, one rank after the other, at low priority."""
 
     def __init__(self, disk: SnapshotDisk, author: Author, pins: Sequence[SnapshotPin], verified: bool) -> None:
         self._disk, self._author, self._pins, self._verified = disk, author, pins, verified
@@ -403,7 +403,7 @@ class _StepWrite:
 
 
 def _make_private(at: Path) -> Path:
-    """Make a folder in a run's folder, which is made, too, and readable by its owner alone."""
+    """Make a folder, and the run's folder around it if that is missing, readable by its owner alone."""
     at.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if why := _refuse_folder(at.parent):
         raise StorageError(f"{at.parent} is not used: {why}")
@@ -412,7 +412,7 @@ def _make_private(at: Path) -> Path:
 
 
 def _refuse_folder(folder: Path) -> str:
-    """Return why a run's folder is not to be trusted; empty if it is ours alone."""
+    """Return why a run's folder cannot be trusted; empty if only we can use it."""
     seen = folder.lstat()
     if not stat.S_ISDIR(seen.st_mode):
         return "it is a symbolic link or a file"

@@ -1,4 +1,4 @@
-"""Sources of health signals on this machine, one module each; a machine that lacks a source is no error."""
+"""Sources of health signals on this machine, one module each; it is no error if a machine lacks one."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -120,10 +120,10 @@ class GpuSource:
 
 
 def read_gpus(within_s: float) -> list[Gpu]:
-    """Return the GPUs that this process's children will see and that tell their UUIDs; none if the driver does not
-    answer in time.
+    """Return the GPUs with a known UUID that this process's children will see; none if the driver does not answer in
+    time.
 
-    A driver whose GPU is broken may hang, so it is asked by a thread that nobody waits for.
+    The driver of a broken GPU may hang, so a thread asks it, and is left behind if it does not answer.
     """
     found: list[Gpu] = []
 

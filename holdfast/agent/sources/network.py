@@ -31,7 +31,7 @@ _SIGNS = (
 
 
 class WatchedLinks(msgspec.Struct, frozen=True, kw_only=True):
-    """The links that an agent watches, by their paths; names of links may change when a machine boots."""
+    """The links that an agent watches, by their paths; valid for one boot, as their names may change at the next."""
 
     boot: str
     links: tuple[str, ...]
@@ -39,8 +39,8 @@ class WatchedLinks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NetworkSource:
-    """Watches the links that are up at the start, and those that an earlier agent noted; it assumes that the job does
-    not use other links that are down then.
+    """Watches the links that are up at the start, and those that an earlier agent noted. The job is assumed to use no
+    other links.
 
     Bridges and other interfaces without a device are left out, since they come and go with containers.
     """

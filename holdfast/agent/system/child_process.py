@@ -10,7 +10,7 @@ from holdfast.linux import process_attributes
 
 
 def start(argv: list[str], env: dict[str, str], cwd: str | None, files: tuple[int, int, int]) -> int:
-    """Start a program in its own session; it dies with us. Return its pid, which the caller must reap."""
+    """Start a program in its own session; it dies with this process. Return its pid, which the caller must reap."""
     process = subprocess.Popen(
         argv,
         env=env,

@@ -1,7 +1,7 @@
 """Faults inside a rank: torch hooks that carry out orders left in the node's folder.
 
 `holdfast run --preload holdfast.chaos.inrank` loads the hooks into the process that ranks are forked from. Without an
-order they cost a look at one folder per step. They belong to the node, not to the job, so ranks of a replay obey too.
+order they cost one look at a folder per step. Orders are for the node, not for the job, so ranks of a replay obey too.
 """
 
 from holdfast.chaos.inrank.order_hooks import install_hooks

@@ -188,7 +188,7 @@ class OrderHooks:
             self._seen_ns = 0  # our own note has changed the folder, and may have hidden another order
 
     def _current_step(self) -> int:
-        """Return the number of the current step, as the script reports it; otherwise our own count."""
+        """Return the number of the current step: the script's own if it reports steps, otherwise our count."""
         if self._slot is None:
             path, _, index = os.environ.get(SLOT, "").rpartition(":")
             if not path:

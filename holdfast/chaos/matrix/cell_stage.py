@@ -169,7 +169,7 @@ class CellStage:
 
     @property
     def steps(self) -> int:
-        """How many steps an undisturbed run needs to be compared with this one."""
+        """How many steps an undisturbed run must have for a comparison with this one."""
         return max((window.stop for window in self._windows.values()), default=0)
 
     def compare_states(self, came: dict[str, CellOutcome], calm: Path) -> dict[str, CellOutcome]:
@@ -196,7 +196,7 @@ class CellStage:
         return False
 
     def _await_steady(self, patience_s: float, standbys: int) -> ObservedStatus:
-        """Wait until the job trains steadily, with backups on peers and this many standbys; raises StageFailed."""
+        """Wait until the job trains steadily, with copies on peers and this many standbys; StageFailed otherwise."""
         until = time.monotonic() + patience_s
         status: ObservedStatus | None = None
         while time.monotonic() < until:

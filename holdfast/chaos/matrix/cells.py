@@ -121,7 +121,7 @@ def all_cells() -> list[MatrixCell]:
 
 
 def covering_cells() -> list[MatrixCell]:
-    """Return few cells that cover every pair of fault and way, fault and moment, and way and moment."""
+    """Return a few cells that cover every pair of fault and way, of fault and moment, and of way and moment."""
     found = []
     for turn, strike in enumerate(STRIKES):
         for number in range(max(len(strike.whens), len(HOWS))):

@@ -1,4 +1,4 @@
-"""Expected outcomes of cells, and the comparison of what happened with them."""
+"""Expected outcomes of cells, and their comparison with what happened."""
 
 import tomllib
 from pathlib import Path
@@ -62,12 +62,12 @@ def fitting_rows(rows: list[ExpectedRow], cell: MatrixCell) -> list[ExpectedRow]
 
 
 def closest_row(rows: list[ExpectedRow], cell: MatrixCell) -> ExpectedRow:
-    """Return the most specific row for a cell before its outcome is known; a test ensures that there is one."""
+    """Return the most specific row of expectations for a cell without an outcome; a test ensures that there is one."""
     return _most_specific([row for row in fitting_rows(rows, cell) if not row.alone])
 
 
 def judging_row(rows: list[ExpectedRow], cell: MatrixCell, came: CellOutcome) -> ExpectedRow:
-    """Return the most specific row for a cell, given the alarms in its outcome that the job acted on."""
+    """Return the most specific row of expectations for a cell, given the alarms on which the job acted."""
     alone = came.acted[0] if len(came.acted) == 1 else ""
     return _most_specific([row for row in fitting_rows(rows, cell) if row.alone in ("", alone)])
 

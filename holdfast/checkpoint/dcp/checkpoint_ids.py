@@ -52,7 +52,7 @@ def locate_checkpoint(url: str, checkpoint_id: str = "") -> str:
 
 def newest_step(url: str) -> int:
     """Return the newest step of all finished checkpoints; -1 if there is none. Unfinished ones do not count: another
-    rank may already be writing the step that this call is to number."""
+    rank may already be writing the step whose number the caller derives from this one."""
     return max((one.step for one in find_checkpoints(url)), default=-1)
 
 

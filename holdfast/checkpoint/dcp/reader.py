@@ -151,7 +151,7 @@ class Reader(StorageReader):
         return int(self._places[item.storage_index].length)
 
     def _room(self, item: ReadItem) -> int:
-        """The memory that a record takes: torch's kernels for complex numbers crash where a tensor is not aligned."""
+        """Return the memory for a record, rounded up: torch crashes on complex numbers that are not aligned."""
         return -(-self._length(item) // ALIGN_BYTES) * ALIGN_BYTES
 
 

@@ -60,7 +60,7 @@ def export_safetensors(
 
 @contextmanager
 def _private_folder(folder: Path) -> Iterator[str]:
-    """Make a folder in which nobody else can put links, and return a path to it that nobody can lead elsewhere."""
+    """Make a folder that only we can write to, and yield a path to it that nobody else can redirect."""
     with TemporaryDirectory(dir=folder, prefix=".export-") as path:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:

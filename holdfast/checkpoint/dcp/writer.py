@@ -46,7 +46,7 @@ _PARTS_S = 600.0  # storage has as long to show what other ranks have written
 
 
 class SaveCall(msgspec.Struct):
-    """The coordinator's message to a rank, sent with its plan. `taken`: it came with an earlier save's plan."""
+    """The coordinator's message to a rank, sent with its plan. `taken`: a save has used it, and the plan is cached."""
 
     step: int
     world: int
@@ -177,7 +177,7 @@ class Writer(StorageWriter):
 
     @property
     def _keeper(self) -> KeeperClient | None:
-        """The keeper that takes this save; None without an agent, or if only some ranks save: keepers wait for all."""
+        """The keeper for this save; None without an agent, or if only some ranks save, as keepers wait for all."""
         return KeeperClient.for_this_rank() if (self._rank, self._call.world) == rank_and_world() else None
 
     def _next(self) -> int:

@@ -1,4 +1,4 @@
-"""`holdfast ckpt gather`: makes a checkpoint of the states that a run has left on the disks of its nodes."""
+"""`holdfast ckpt gather`: makes a checkpoint from the states that a run left on the local disks of its nodes."""
 
 import argparse
 import re
@@ -19,14 +19,14 @@ _RANK_FOLDER = re.compile(r"rank-(\d+)")
 
 
 def find_states(folder: str) -> list[StoredCheckpoint]:
-    """Return the states in a run's folder of `disk.path`, rank by rank."""
+    """Return the states that a run's ranks left in its folder below `disk.path`, rank by rank."""
     storage = open_storage(folder)
     ranks = [name for name in storage.list_names() if _RANK_FOLDER.fullmatch(name)]
     return [one for name in ranks for one in find_checkpoints(storage.url(name))]
 
 
 def gather_states(args: argparse.Namespace) -> int:
-    """Write every rank's share of one step to a storage, and publish it there as the run itself would have."""
+    """Write every rank's share of one step to a storage and publish them as a checkpoint, as the run would have."""
     from holdfast.checkpoint.dcp import encode_metadata  # torch, which takes seconds
 
     found = [one for folder in args.folders for one in find_states(folder) if one.step == args.step and one.ok]
@@ -60,7 +60,7 @@ def _read_layout(state: StoredCheckpoint) -> ImageLayout:
 
 
 def _write_share(folder: str, layout: ImageLayout, state: StoredCheckpoint) -> CheckpointPart:
-    """Read a rank's image, comparing every block with its checksum, and write what the rank owns of it."""
+    """Read a rank's image, check every block against its checksum, and write the ranges that the rank owns."""
     image = memoryview(bytearray(layout.image_bytes))
     checkpoint_load.read_part(state.url, 0, image)
     return checkpoint_save.write_part(

@@ -82,7 +82,7 @@ def _report_lines(found: RunLeftovers, dry_run: bool) -> list[str]:
 
 
 def _files(found: RunLeftovers) -> list[str]:
-    """Return one line for each folder of the run, which names the leftover files in it."""
+    """Return one line for each folder of the run that has leftover files; the line names the files and their size."""
     names: dict[str, list[str]] = {}
     total: dict[str, int] = {}
     for one in found.left:

@@ -1,4 +1,4 @@
-"""`holdfast completion`: what makes bash, zsh or fish complete command lines, and the words that they then ask for."""
+"""`holdfast completion`: prints the code that lets bash, zsh or fish complete commands, and the suggestions."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
 
 
 def suggest_words(words: list[str]) -> Suggestions:
-    """Return what the last of these words may become, which may be empty; nothing where a file is meant."""
+    """Return suggestions for the last word, which may be empty; none where a file name is expected."""
     from holdfast.cli import COMMANDS
 
     *before, begun = words or [""]
@@ -79,8 +79,9 @@ def _line_of(lines: dict[str, CommandLine], command: str) -> CommandLine | None:
 
 
 def _walk(line: CommandLine, words: list[str]) -> tuple[Suggestions, dict[str, Any] | None]:
-    """Follow the words that are written already. Return the flags that may come now, and the row of the value that is
-    wanted: an empty one if any flag may come but no value, None if what comes is not ours to say."""
+    """Walk through the words that are already typed; return the flags that may follow, and the row of the next value.
+
+    The row is empty if only flags may follow, and None if holdfast cannot suggest anything, as after the script."""
     rows = _rows_by_name(line)
     places = [row for row in line["rows"] if "verbs" in row or not row["names"][0].startswith("-")]
     at = 0

@@ -1,4 +1,4 @@
-"""`holdfast dash`: serves the web page of a run on loopback, to the one who opens the address that it prints."""
+"""`holdfast dash`: serves the web page of a run on loopback, only to a browser that opens the printed address."""
 
 import argparse
 import asyncio
@@ -119,7 +119,8 @@ async def _serve_page(source: PageSource, listener: socket.socket, *, opens: boo
 
 @contextlib.contextmanager
 def _browser(address: str) -> Iterator[None]:
-    """Open a browser if there is a screen. It gets a private file that leads on: other users see its command line."""
+    """Open the page in a browser if there is a screen. The browser gets a private file that redirects to the address,
+    because other users can see command lines."""
     if not (sys.stdout.isatty() and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))):
         yield
         return

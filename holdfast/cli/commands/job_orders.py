@@ -31,7 +31,7 @@ StatusTree = dict[str, Any]
 
 
 class OrderUnanswered(Exception):
-    """The order was taken, but then the job ended or its controller stopped answering."""
+    """The controller accepted the order, but then the job ended or the controller stopped answering."""
 
 
 def main(argv: list[str]) -> int:
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
 
 
 def exit_code_of(verb: str, order: Callable[[], int]) -> int:
-    """Give an order and return the command's exit code. If the order fails, say why on standard error."""
+    """Call `order` and return the command's exit code; if the order fails, say why on standard error."""
     try:
         return order()
     except RequestRefused as e:
@@ -75,7 +75,7 @@ def _make_parser(verb: str) -> argparse.ArgumentParser:
 
 
 def give_order(run_dir: Path, body: dict[str, Any]) -> str:
-    """Give an order exactly once, even if the controller restarts meanwhile; returns in words what happens next."""
+    """Give an order exactly once, even if the controller restarts meanwhile; return a sentence on what happens next."""
     seq = ask_patiently(run_dir, lambda: ask_controller(run_dir, "/api/v1/status"))["seq"]
     while True:
         try:
@@ -90,7 +90,7 @@ def give_order(run_dir: Path, body: dict[str, Any]) -> str:
 
 
 def ask_patiently(run_dir: Path, question: Callable[[], Any]) -> Any:
-    """Repeat a question until the controller answers; waits for a controller that is being restarted."""
+    """Call `question` until the controller answers; give up if the run has ended or no controller comes back."""
     until = time.monotonic() + GONE_S
     while True:
         try:
@@ -129,7 +129,8 @@ def _await_order(run_dir: Path, body: dict[str, Any]) -> str:
 
 
 class Gait:
-    """Tells whether the job trains again. If the job never made a step, it is enough that ranks ran for a while."""
+    """Tells whether the job trains again. If no step of the job was ever seen, it is enough that ranks have run for a
+    while."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -143,7 +144,7 @@ class Gait:
 
 
 def _done_text(status: StatusTree, body: dict[str, Any], goes_on: bool) -> str:
-    """Say that the order has taken effect; "" while it has not."""
+    """Return a sentence that says that the order has taken effect; "" while it has not."""
     step = step_said(status["step"], status.get("since", ""))
     match body["verb"]:
         case "hold" if status["phase"] == "held":

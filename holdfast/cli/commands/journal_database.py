@@ -1,4 +1,4 @@
-"""`holdfast journal`: looks after a database that holds journals: versions of its tables, and runs that are over."""
+"""`holdfast journal`: changes the version of the tables in a database of journals, and removes ended runs."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`holdfast catalog`: shows, checks and extends what is known about last words."""
+"""`holdfast catalog`: shows, checks and extends the catalog of patterns in last words."""
 
 import argparse
 import sys

@@ -44,7 +44,7 @@ _STATES = {"D": "in the kernel", "T": "stopped", "t": "stopped", "X": "gone", "Z
 
 
 class NoRankRunsError(Exception):
-    """There are no processes to look at; says what the job does."""
+    """There are no processes to look at; the text says what the job does instead."""
 
 
 def main(argv: list[str]) -> int:
@@ -100,8 +100,9 @@ def _read_step(run_dir: Path) -> int:
 
 
 def acquit_if_moving(found: JobStacks, later: JobStacks, steps: int) -> BlockingRanks:
-    """Return the ranks that block the job, or none if the job moved between the two samples: it made steps, or all
-    accused ranks entered more collectives. Some rank is always the last for a short time."""
+    """Return the ranks that block the job; none if the job moved between the two samples.
+    It moved if it made steps or if all accused ranks entered more collectives. Some rank is always last for a moment.
+    """
     motions = find_motion(found.traces, later.traces)
     accused = [motions[rank].collectives for rank in found.naming.ranks if rank in motions]
     if steps <= 0 and not (accused and all(accused)):

@@ -68,7 +68,7 @@ def _find_rows(args: argparse.Namespace) -> tuple[list[RunRow], int]:
 
 
 def _rows_here(every: bool) -> tuple[list[RunRow], int]:
-    """Return the rows of this host's newest and live runs, or of every one, and how many runs there are."""
+    """Return the rows of this host's newest and live runs, or with `every` of all runs; and the number of all runs."""
     known = run_selection.known_runs()
     shown = [path for path in known if every or path in known[-_NEWEST:] or run_directory.find_controller(path)]
     return [_make_row(path) for path in shown], len(known)
@@ -113,7 +113,7 @@ def _make_row(run_dir: Path) -> RunRow:
 
 
 def _ask_status(run_dir: Path) -> dict[str, Any]:
-    """Return what a living controller says of its run; empty if it does not answer."""
+    """Return the status that a live controller reports about its run; empty if it does not answer."""
     with contextlib.suppress(ControllerNotRunning):
         status: dict[str, Any] = ask_controller(run_dir, "/api/v1/status", wait_s=_ANSWER_S)
         return status if {"phase", "step"} <= status.keys() else {}

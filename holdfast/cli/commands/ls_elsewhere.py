@@ -1,4 +1,4 @@
-"""Rows of `holdfast ls` for runs elsewhere: those of a database, and those that a cluster knows."""
+"""Rows of `holdfast ls` for runs that are not in run directories of this host: in a database, or on a cluster."""
 
 import asyncio
 import os
@@ -61,7 +61,7 @@ def database_rows(url: str) -> list[RunRow]:
 
 
 def cluster_rows(fleet: str, namespace: str | None) -> list[RunRow]:
-    """Return the rows of all runs that a cluster has nodes of; UsageError if it cannot be asked."""
+    """Return the rows of all runs that have nodes on a cluster; UsageError if the cluster does not answer."""
     where, found = _ask_slurm() if fleet == "slurm" else _ask_kubernetes(namespace)
     return [_cluster_row(run, where) for run in found]
 

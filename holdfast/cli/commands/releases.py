@@ -77,7 +77,7 @@ def load_releases(run_dir: Path) -> ReleaseOverview:
 
 
 def _last_fate(run_dir: Path, phase: Phase, fate: Fate) -> Fate:
-    """Return the fate of a release in a run that has no controller: none runs there under anybody's eyes."""
+    """Return a release's fate in a run without a controller: one that was running has ended or was left behind."""
     if fate is not Fate.RUNNING or run_liveness.is_front_alive(run_dir):
         return fate
     return Fate.ENDED if phase is Phase.DONE or (run_dir / "exit.json").exists() else Fate.LEFT

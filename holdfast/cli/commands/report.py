@@ -145,7 +145,7 @@ def _print_comparison(runs: tuple[Path, Path], reports: tuple[Report, Report], a
 
 
 def _write_page(run_dir: Path, path: Path) -> int:
-    """Write the page of a run as it is now into one file."""
+    """Write the web page of a run, as it is now, into one file."""
     from holdfast.cli.page.page_sources import RunSource
     from holdfast.dash.page_feed import PageFeed
     from holdfast.dash.page_source import SourceError
@@ -165,7 +165,7 @@ def _write_page(run_dir: Path, path: Path) -> int:
 
 
 def load_report(run_dir: Path, since: str | None = None) -> Report:
-    """Return the report of a run, or of its part since a time; UsageError if there is no such part."""
+    """Return the report of a run, or only of the time after `since`; UsageError if `since` is after the run's end."""
     now = time.time() if run_directory.find_controller(run_dir) else None
     with contextlib.closing(run_journal.open_to_read(run_dir)) as journal:
         if journal.lost:
@@ -240,7 +240,7 @@ def _state_text(report: Report) -> str:
 
 
 def _since_start(report: Report) -> str:
-    """Return the productive share since the first step in words; "" unless the start took much of the time so far."""
+    """Return the productive share after the first step, as text; "" unless the start took much of the time so far."""
     uses = (TimeUse.TRAIN, TimeUse.UNKNOWN)  # those that the ETTR counts
     first_at = next((span.start_at for span in report.spans if span.use in uses), None)
     if first_at is None or report.is_part:
@@ -293,12 +293,12 @@ def _by_cause(bill: Bill) -> Text:
 
 
 def _start_text(bill: Bill, cause: str) -> str:
-    """Return what start and end were spent on, in brackets; "" for causes whose rows tell it."""
+    """Return in brackets how the time of start and end was spent; "" for other causes, which have their own rows."""
     return f" ({_row_text(bill.others[cause])})" if cause == START_AND_END else ""
 
 
 def _row_text(row: Row, record: Record | Change | None = None) -> str:
-    """Return the uses of a row, and of what phases its stop and its start-up consist if there are several."""
+    """Return the seconds that a row spent on each use; stop and start-up are split into phases if they had several."""
     parts = {TimeUse.STOP: stop_phases_s(record), TimeUse.START_UP: start_up_s(record)} if record else {}
     hidden = (TimeUse.REDO, TimeUse.PROBE) if row.get(TimeUse.PROBE) == 0.0 else (TimeUse.REDO,)
     said = {use: f"{use.value} {seconds:.1f}" for use, seconds in row.items() if use not in hidden}
@@ -312,7 +312,7 @@ def _detail_text(seconds: float, parts: dict[str, float]) -> str:
 
 
 def _stall_texts(report: Report) -> list[Text]:
-    """Say when and where the job stood still; of many stalls, the longest."""
+    """Return sentences that say when and where the job stood still; if there are many stalls, only the longest."""
     stalls = sorted((span for span in report.spans if span.use is TimeUse.STALL), key=lambda span: -span.seconds)
     said = [
         f"no step from {clock_text(span.start_at)} to {clock_text(span.end_at)}: {span.place or 'nobody told why'}"
@@ -388,7 +388,7 @@ def _fresh_start_text(record: Record | Change) -> str:
 
 
 def _lost_text(record: Record | Change, row: Row, redone: int | None) -> str:
-    """Return what the console said was lost, seconds without a step and steps, and how long the steps took again."""
+    """Return the seconds without a step, the steps that were made again, and how long those took."""
     redo_s = row.get(TimeUse.REDO, 0.0)
     took = f" in {redo_s:.1f} s" if redo_s else ""
     shown = f" ({_row_text(row, record)})" if row else ""
@@ -396,7 +396,7 @@ def _lost_text(record: Record | Change, row: Row, redone: int | None) -> str:
 
 
 def _redone_text(redone: int | None, lost: int | None, took: str) -> str:
-    """Return how many steps were made again, and how many were lost if ranks stopped before they had made all."""
+    """Return how many steps were made again; if ranks stopped before all were, also how many had been lost."""
     if redone is None or lost is None:
         return f", steps redone{took}" if took else ""
     of = f" of {lost}" if redone < lost else ""

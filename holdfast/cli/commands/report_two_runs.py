@@ -1,4 +1,4 @@
-"""`holdfast report --compare`: two runs beside each other."""
+"""`holdfast report --compare`: shows the reports of two runs side by side."""
 
 from collections.abc import Callable, Iterator
 

@@ -149,7 +149,8 @@ def _size_standbys(args: RunArgs) -> tuple[RunArgs, str]:
 
 
 def _early_server(args: RunArgs, run_dir: Path, closing: contextlib.ExitStack) -> ForkServer | None:
-    """Start a fork server that imports while the rest is prepared; None with --detach, which ends this process."""
+    """Start a fork server early, so that it imports while the rest is prepared. None with --detach, because this
+    process ends then."""
     if args.detach:
         return None
     run_directory.save_environment(run_dir)

@@ -1,4 +1,4 @@
-"""`holdfast sbatch`: writes the batch script of a run on Slurm, as a person would have, and submits it."""
+"""`holdfast sbatch`: writes a batch script for a run on Slurm, and submits it."""
 
 import os
 import secrets
@@ -76,7 +76,8 @@ def _choose_run_dir(args: RunArgs) -> Path:
 
 
 def write_script(args: RunArgs, words: Sequence[str], run_dir: Path) -> str:
-    """Return the batch script. It goes on with the run if there is one: after a time limit, a requeue, a lost host."""
+    """Return the batch script. If the run exists already, as after a time limit, a requeue or the loss of a host, the
+    script resumes the run."""
     flags = [f"--job-name=holdfast-{run_dir.name}", f"--nodes={args.max_nodes + args.standbys}", "--ntasks-per-node=1"]
     flags += ["--no-kill", "--requeue", f"--signal=B:USR1@{_AHEAD_S}", "--open-mode=append", f"--output={run_dir}.out"]
     holdfast = [sys.executable, "-m", "holdfast", "run"]
@@ -96,7 +97,7 @@ def _script_path(run_dir: Path) -> Path:
 
 
 def _run_words(words: Sequence[str], run_dir: Path) -> list[str]:
-    """Return the flags of `holdfast run`; the last of two that are alike counts, so ours stand before the script."""
+    """Return the arguments of `holdfast run`: ours first, so that a flag which the user repeats overrides ours."""
     return ["--fleet", "slurm", "--run-dir", str(run_dir), *words]
 
 

@@ -1,4 +1,4 @@
-"""`holdfast sim replay`: how reliably replays find a faulty machine, and what they cost."""
+"""`holdfast sim replay`: measures how reliably simulated replays find a faulty machine, and what they cost."""
 
 import argparse
 

@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
 
 
 def _show_said(said: Path, shown: int) -> int:
-    """Show what the run has said from this byte on, such as for whom it waits; return where that ends."""
+    """Show what the run has written to its console log from byte `shown` on; return the new end."""
     try:
         with said.open("rb") as file:
             file.seek(shown)

@@ -172,8 +172,8 @@ def _changed_words(base: Release, release: Release) -> tuple[tuple[str, Any, Any
 def _watch_release(
     run_dir: Path, release: Release, before: tuple[ReleaseChapter, ...], now: bool, window_s: float
 ) -> int:
-    """Wait until the release is staged or, with `now`, has made a step; returns the exit code. If the job never made
-    a step, it is enough that the release has run for a while."""
+    """Wait until the release is staged or, with `now`, has made a step; return the exit code. If no step of the job was
+    ever seen, it is enough that the release has run for a while."""
     began, said = time.monotonic(), ""
     stepless = not any(chapter.steps + chapter.redone for chapter in before)
     while True:
@@ -191,7 +191,7 @@ def _watch_release(
 
 
 def _find_chapter(run_dir: Path, release: Release, before: int) -> ReleaseChapter | None:
-    """Return the newest history entry of this release, without the first `before` entries; None if there is none."""
+    """Return the newest history entry of this release after the first `before` entries; None if there is none."""
     came = releases.ask_releases(run_dir, waits=True).releases[before:]
     mine = [c for c in came if _is_same_code(c.release, release) and c.release.message == release.message]
     return mine[-1] if mine else None

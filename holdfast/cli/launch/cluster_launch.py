@@ -1,4 +1,4 @@
-"""What `holdfast run` does on every cluster that gives nodes: the controller runs here, and nodes are elsewhere."""
+"""The part of `holdfast run` that all clusters share: the controller runs on this host, and nodes run elsewhere."""
 
 import secrets
 import socket
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def check_cluster_flags(args: RunArgs, settings: Settings) -> None:
-    """Raise UsageError for flags and settings that do not go with nodes which a cluster gives."""
+    """Raise UsageError for flags and settings that cannot be used if a cluster gives the nodes."""
     if isinstance(args.nproc, str):
         raise UsageError(f"--nproc-per-node {args.nproc}: give a number, since this host is none of the nodes")
     if settings.door.key:
@@ -33,7 +33,7 @@ def check_cluster_flags(args: RunArgs, settings: Settings) -> None:
 
 
 def draft_run(args: RunArgs, settings: Settings, entry: EntryPoint, job: Job) -> RunSpec:
-    """Return the run as far as it is known before it has a folder and a port."""
+    """Return the spec of the run as far as it is known before the run has a folder and a port."""
     return RunSpec(
         job=msgspec.structs.replace(job, standbys=args.standbys, blocks=settings.block.age_s > 0),
         entry=entry,
@@ -51,7 +51,7 @@ class ClusterRun:
     """A run whose controller this host carries; the run is new, or has had controllers on other hosts."""
 
     def __init__(self, args: RunArgs, draft: RunSpec, lease: "ControllerLease | None" = None, secret: str = "") -> None:
-        """Make its folder. `lease` and `secret` are for a run whose journal is in Postgres."""
+        """Make the run directory. `lease` and `secret` are for a run whose journal is in Postgres."""
         self._args, self._lease = args, lease
         self._secret = secret or secrets.token_hex(16)
         run_id = draft.job.run_id
@@ -63,8 +63,8 @@ class ClusterRun:
         self._draft = msgspec.structs.replace(draft, log_dir=str(log_dir))
 
     def carry(self, listener: socket.socket, where: str, why: str) -> int | None:
-        """Keep a controller until the job ends, and return the exit code; None if another host carries it by now.
-        `where` says which nodes the job gets, and `why` so many."""
+        """Keep a controller alive until the job ends; return the job's exit code. None if another host carries the
+        controller by now. `where` tells the console which nodes the job gets, and `why` why it gets so many."""
         run_dir, args = self.run_dir, self._args
         run, said = self._restore_run() or self._begin_run()
         run = msgspec.structs.replace(run, port=listener.getsockname()[1])
@@ -79,7 +79,7 @@ class ClusterRun:
         return Supervisor(run_dir, listener, make_console(args, run, run_dir), lease=self._lease).run()
 
     def _begin_run(self) -> tuple[RunSpec, str]:
-        """Make the first release and the keys of a new run; return it, and what to say of it."""
+        """Make the first release and the keys of a new run; return its spec, and a sentence for the console."""
         files = find_console_files()
         draft, args = self._draft, self._args
         apart = release_packing.keep_out(self.run_dir, draft.settings, args.token_file, (draft.log_dir, *files))
@@ -89,7 +89,7 @@ class ClusterRun:
         return msgspec.structs.replace(draft, release=begun.release, console_files=files), begun.said
 
     def _restore_run(self) -> tuple[RunSpec, str] | None:
-        """Bring here what earlier controllers left in the journal, and return the run; None if it is new."""
+        """Fetch from the journal what earlier controllers left; return the run's spec, or None if the run is new."""
         if self._lease is None:
             return None
         from holdfast.cli.launch.run_handover import fetch_run
@@ -124,7 +124,7 @@ def carry_in_turns(lease: "ControllerLease", carry: Callable[[], int | None]) ->
 
 
 def join_args(run: RunSpec, name: str, *flags: str) -> RunArgs:
-    """Return what this node would be given to join the run as a host does: these flags, and what all nodes have."""
+    """Return the arguments with which this node joins the run, as a host would: `flags`, and those of all nodes."""
     words = ["--fleet", "join", "--rdzv-endpoint", f"{run.host}:{run.port}", "--rdzv-id", run.job.run_id]
     words += ["--nnodes", f"{run.job.min_nodes}:{run.job.max_nodes}", "--nproc-per-node", str(run.nproc)]
     words += ["--role", run.entry.role, *(("--journal", run.journal) if run.journal else ()), *flags]

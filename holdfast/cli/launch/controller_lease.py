@@ -1,4 +1,4 @@
-"""The claim of one `holdfast run` on the controller of a run whose journal is in Postgres."""
+"""The lease of a run whose journal is in Postgres: only the `holdfast run` that has it may run the controller."""
 
 import contextlib
 import secrets
@@ -15,10 +15,10 @@ _LOOK_S = 0.25  # a look costs one row; what is lost here, the job stands still
 
 
 class ControllerLease:
-    """Says which host carries the controller, and takes it over when nobody does."""
+    """Tells which host carries the controller, and claims the lease for this host when no host does."""
 
     def __init__(self, url: str, run_id: str, *, goes_on: bool = False) -> None:
-        """`goes_on`: the run has ended only because the time of its nodes was over, and may be claimed."""
+        """With `goes_on`, a run that ended only because its nodes ran out of time may be claimed again."""
         self.url, self.run_id, self._goes_on = url, run_id, goes_on
         self.holder = f"{socket.gethostname()} {secrets.token_hex(8)}"  # no other `holdfast run` has it
         self.place = self.holder.replace(" ", "-")  # of its run directory
@@ -27,13 +27,13 @@ class ControllerLease:
         self.seen_seq = 0  # the journal had so many entries when this host looked; it can only have more
 
     def try_to_claim(self) -> bool:
-        """Take the lease for a controller of ours that is about to start; False if another host has it, or the run has
-        ended. JournalAwayError if the database does not answer."""
+        """Claim the lease for a controller that is about to start here. False if another host has it or the run has
+        ended; JournalAwayError if the database does not answer."""
         return run_lease.claim_run(self._link, self.run_id, self.holder, "", START_S, ended=self._goes_on)
 
     def is_free(self) -> bool:
-        """Whether a run that has not ended has no controller any more. Looks once a second; a database that does not
-        answer says nothing."""
+        """Whether the run has not ended and has no controller any more. Asks the database at most once a second; False
+        in between, or if it does not answer."""
         if time.monotonic() < self._looked_at + _LOOK_S:
             return False
         self._looked_at = time.monotonic()
@@ -44,8 +44,8 @@ class ControllerLease:
         return False
 
     def await_turn(self) -> bool:
-        """Wait until the run has no controller any more, and claim it; False if it has ended. While the database does
-        not answer, nothing is known."""
+        """Wait until the run has no controller any more, and claim it; False if the run has ended. Waits on while the
+        database does not answer."""
         while True:
             with contextlib.suppress(JournalAwayError):
                 if self.is_free() and self.try_to_claim():
@@ -59,7 +59,7 @@ class ControllerLease:
         return found is not None and found.phase is Phase.DONE
 
     def carrier_text(self) -> str:
-        """Name the host that carries the controller, as far as it can be known."""
+        """Name the host that carries the controller; "another host" if the database cannot tell."""
         with contextlib.suppress(JournalError):
             if found := run_lease.look_at_run(self._link, self.run_id):
                 return found.address or found.holder.partition(" ")[0]
@@ -72,7 +72,7 @@ class ControllerLease:
         return False
 
     def await_claim(self) -> bool:
-        """Claim a run whose last controller is gone, or may only just have gone; False if another host carries it."""
+        """Claim a run whose last controller is gone, or may be just about to go; False if another host keeps it."""
         until = time.monotonic() + 2 * LEASE_S
         while not self.try_to_claim():
             if (self.has_ended() and not self._goes_on) or time.monotonic() > until:

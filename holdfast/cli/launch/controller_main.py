@@ -64,8 +64,8 @@ _PREDECESSOR_S = 5.0  # for one that was killed to be gone
 
 
 class SaidLog:
-    """RUN_DIR/said.log: our messages for the console, which the supervisor shows. They go through a file, because a
-    console that blocks or is closed must not stop the controller."""
+    """RUN_DIR/said.log: holdfast's messages for the console; the supervisor shows them. They go through a file, because
+    a console that blocks or is closed must not stop the controller."""
 
     def __init__(self, run_dir: Path) -> None:
         self._file = (run_dir / "said.log").open("a", encoding="utf-8", errors="replace")
@@ -77,8 +77,9 @@ class SaidLog:
 
 
 def main() -> int:
-    """Run the controller. The arguments are RUN_DIR, the supervisor's pid and, if the journal is in Postgres, the name
-    that holds its lease; the first inherited file is the port."""
+    """Run the controller's process and return its exit code. The arguments are RUN_DIR, the supervisor's pid and, if
+    the journal is in Postgres, the name that holds its lease. The first inherited file descriptor is the socket of the
+    controller's port."""
     run_dir, front, holder = Path(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:4])
     process_attributes.die_with(front)
     fd = int(os.environ.pop(KEPT).split(",")[0])
@@ -121,7 +122,7 @@ def leaf_exceptions(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]
 
 
 async def _run_leased(run_dir: Path, listener: socket.socket, say: SaidLog, holder: str) -> RunEnd:
-    """Run the controller; where a cluster keeps a lease of the run, when no other controller holds it any more."""
+    """Run the controller; on Kubernetes without a database, wait for the run's lease first and keep renewing it."""
     run = run_directory.read_spec(run_dir)
     if run.fleet != "kubernetes":
         return await _run_controller(run_dir, listener, say, holder)
@@ -208,7 +209,7 @@ async def _open_door(built: BuiltController, run_dir: Path, door: ApiEntrance) -
 
 
 class NetworkPort:
-    """The controller's network port: people come with tokens, nodes of other hosts with certificates."""
+    """The controller's network port: people prove who they are by tokens, nodes of other hosts by certificates."""
 
     def __init__(
         self, built: BuiltController, run: RunSpec, run_dir: Path, audit: AuditLog, tokens: NodeTokens
@@ -230,7 +231,7 @@ class NetworkPort:
     def _make_enrolling(
         self, built: BuiltController, run_id: str, run_dir: Path, audit: AuditLog, tokens: NodeTokens
     ) -> NodeEnrolment | CertificateEnrolment:
-        """Return the part that admits hosts as nodes, either by user certificates or by the secret and tokens."""
+        """Return the part that enrols hosts as nodes, by users' own certificates or by the job's secret and tokens."""
         folder = run_directory.door_keys_folder(run_dir)
         if run_directory.is_certified(run_dir):
             self.minting = TokenMinting(audit, None, NEEDLESS)
@@ -257,8 +258,8 @@ class NetworkPort:
 
 
 class EntryListeners:
-    """Passes new entries to console, opinions and hooks. Hooks also get old entries, as some notices may not have been
-    sent."""
+    """Passes new journal entries to the console, to opinions and to hooks. Hooks also get the entries of earlier
+    controllers, since some of their notices may not have been sent."""
 
     def __init__(self, teller: "ConsoleTeller", hooks: UserHooks, opinions: FailureOpinions) -> None:
         self._teller, self._hooks, self._opinions = teller, hooks, opinions
@@ -298,7 +299,7 @@ def _make_ports(
 
 
 def _open_block_list(run: RunSpec) -> BlockListThreads:
-    """Open the list that settings name; else that of the database, or of this user."""
+    """Open the block list that the settings name; without one, the database's list, or else this user's list."""
     path = run.settings.block.path
     if path or not run.journal:
         return BlockListThreads(
@@ -324,7 +325,8 @@ def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str], tokens: NodeTo
 
 
 def _on_signals(controller: Controller, terminated: int) -> None:
-    """Have signals stop the job. `terminated` is its exit code after SIGTERM, by which Slurm ends an allocation."""
+    """Let signals stop the job. `terminated` is the job's exit code after SIGTERM, with which Slurm ends an
+    allocation."""
     asked: list[int] = []
 
     def stop(number: int) -> None:
@@ -343,7 +345,8 @@ def _on_signals(controller: Controller, terminated: int) -> None:
 
 
 class ConsoleTeller:
-    """Prints changes of the job's phase, and its end. The decider itself words the end of an incident."""
+    """Prints each change of the job's phase, and the job's end. The text about a closed incident comes from the
+    decider."""
 
     def __init__(self, run_dir: Path, say: SaidLog) -> None:
         self._run_dir = run_dir
@@ -401,7 +404,7 @@ class ConsoleTeller:
         return f"while nobody watched, {since} {clock_text(self._unheard_until)}; {when}"
 
     def tell_end(self, account: Account, code: int, *, goes_on: bool = False) -> None:
-        """Print how the job ended; `goes_on`: its front waits for other nodes by itself."""
+        """Print how the job ended. With `goes_on`, the run has not ended: its supervisor waits for other nodes."""
         what = "so far" if goes_on else "done" if code == 0 else f"ended with code {code}"
         count = incidents_text(len(account.incidents), count_failures(account.incidents))
         ettr = ettr_said(account.ettr, account.at_most)

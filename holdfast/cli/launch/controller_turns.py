@@ -1,4 +1,4 @@
-"""A host of a run whose journal is in Postgres: it carries the controller or follows another host, in turns."""
+"""Lets a host of a run whose journal is in Postgres carry the controller, or join another host's, in turns."""
 
 import contextlib
 import socket
@@ -16,8 +16,8 @@ _BACKLOG = 4096
 
 
 def join_in_turns(args: RunArgs, settings: Settings, entry: EntryPoint) -> int:
-    """Run this host's part in the job and return the exit code. The first host that claims the run carries its
-    controller; when that is lost, another one of the hosts that --rdzv-endpoint names does."""
+    """Run this host's part in the job and return the exit code. The first host that claims the run carries the
+    controller; if that host is lost, another host of --rdzv-endpoint takes over."""
     joining = HostJoin(args, settings, entry)
     console = make_console(args, joining.run, joining.run_dir)
     try:

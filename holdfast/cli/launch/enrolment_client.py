@@ -27,7 +27,7 @@ class EnrolmentError(Exception):
 
 
 class EnrolmentRefusedError(EnrolmentError):
-    """The controller answered and refused this host; `status` is that of its HTTP answer."""
+    """The controller answered and refused this host; `status` is the HTTP status of its answer."""
 
     def __init__(self, why: str, status: int) -> None:
         super().__init__(why)
@@ -47,14 +47,14 @@ class NoAnswerError(EnrolmentError):
 
 
 class LinkClosedError(NoAnswerError):
-    """The controller closed the link; if it does so repeatedly, it rejects this host's certificate."""
+    """The controller closed the link. If that happens repeatedly, the controller rejects this host's certificate."""
 
 
 class TlsConnection:
     """HTTP over one TLS link to a controller."""
 
     def __init__(self, address: tuple[str, int], context: ssl.SSLContext) -> None:
-        """Connect; `context` says how the controller must prove its identity. EnrolmentError if that fails."""
+        """Connect; EnrolmentError if that fails. `context` says how the controller must prove its identity."""
         self.where, self._shows = f"{address[0]}:{address[1]}", context.verify_mode is not ssl.CERT_NONE
         try:
             bare = socket.create_connection(address, timeout=_WAIT_S)
@@ -162,10 +162,9 @@ class EnrolmentClient:
 
 
 def introduce_host(address: tuple[str, int], keys: KeyFiles, run_id: str) -> CertifiedNode:
-    """Ask the controller whether it accepts this host by a certificate of the user's own authority.
+    """Ask the controller whether it accepts this host by its certificate from the user's own authority.
 
-    `run_id` is the job that is meant, or "" for any. EnrolmentError if the host is refused.
-    """
+    `run_id` is the expected job, or "" for any. EnrolmentError if the host is refused or the job is another one."""
     line = TlsConnection(address, mutual_tls.client_tls(keys, controller=True))
     try:
         run = mutual_tls.certificate_run(line.proved_certificate())

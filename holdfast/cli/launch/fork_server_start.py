@@ -1,4 +1,4 @@
-"""Starts the fork server of a run early, so that it imports while everything else is prepared."""
+"""Starts a run's fork server early, so that it imports modules while the rest of the run is prepared."""
 
 import os
 from pathlib import Path
@@ -24,9 +24,8 @@ def start_fork_server(run_dir: Path, zygote: bool, nodes: int) -> ForkServer | N
 
 
 def fork_preload(nodes: int) -> tuple[tuple[str, ...], Later | None]:
-    """Return the modules that the fork server imports for ranks before it forks, and those that it imports later.
+    """Return the modules that the fork server imports before it forks, and those that it imports afterwards.
 
     With a single node, ranks wait only for torch and import the rest themselves, in parallel. With several nodes it
-    is faster if the fork server imports everything once.
-    """
+    is faster if the fork server imports everything once."""
     return (DEFAULT_PRELOAD, None) if nodes > 1 else (FIRST_PRELOAD, Later(LATER_PRELOAD))

@@ -108,7 +108,7 @@ class HostJoin:
         )
 
     def _read_secret(self) -> tuple[str, NodeToken | None]:
-        """Return the job's secret, or this host's token. Beside certificates only a journal in a database needs it."""
+        """Return the job's secret, or this host's own node token; with certificates only a journal in a database needs it."""
         if self.given and not (self.given.leads and self.args.journal):
             return "", None
         try:
@@ -126,8 +126,8 @@ class HostJoin:
 
     @property
     def may_lead(self) -> bool:
-        """Whether this host may run the controller. If not, it waits for another node's controller even at an endpoint
-        of its own, because several nodes may share one address and start in any order."""
+        """Whether this host may carry the controller. If not, it waits for another node's controller even if the
+        endpoint is its own address: several nodes may share one address and start in any order."""
         return self.given.leads if self.given else self.own_token is None
 
     @property
@@ -135,7 +135,7 @@ class HostJoin:
         return self.run_dir / "nodes" / self.name
 
     def _start_node(self, port: int, leads: bool) -> None:
-        """Start this host's node, which dials the controller; at the endpoints in turn if there are several."""
+        """Start this host's node, which connects to the controller; it tries several endpoints one after another."""
         endpoints = self.args.endpoints if len(self.args.endpoints) > 1 else ((self.host, port),)
         url = ",".join(run_directory.web_address(host, number, "https") for host, number in endpoints)
         # Without a node rank the endpoint's host comes first; the rest follow by name.
@@ -163,8 +163,8 @@ class HostJoin:
         return self.run_dir / "keys"
 
     def lead_job(self, listener: socket.socket, console: Console, lease: "ControllerLease | None" = None) -> int | None:
-        """Carry the controller until the job ends, and return the exit code; None if another host carries it by now.
-        A run that had a controller before is taken over."""
+        """Carry the controller until the job ends, and return the exit code; None if another host carries it by now. If
+        the run had a controller before, this one takes the run over."""
         port, begun = listener.getsockname()[1], None
         if lease:
             self.host, begun = self._own_host(listener), self._restore_run(lease)
@@ -190,13 +190,13 @@ class HostJoin:
         return front.run()
 
     def _own_host(self, listener: socket.socket) -> str:
-        """Return the address at which ranks reach this host: as it was given, unless that stands for several hosts."""
+        """Return the address at which ranks reach this host: the given name, unless several hosts share that name."""
         address, port = listener.getsockname()[:2]
         own = [host for host, given in self.args.endpoints if given == port and _addresses_of(host) == {address}]
         return own[0] if own else address
 
     def _begin_run(self) -> tuple[str, ...]:
-        """Make the release that a new run begins with; return sentences for the console."""
+        """Pack the first release of a new run; return sentences for the console."""
         why = self._size_standbys()
         files = find_console_files()
         run, args = self.run, self.args
@@ -207,7 +207,7 @@ class HostJoin:
         return why, begun.said
 
     def _restore_run(self, lease: "ControllerLease") -> Begin | None:
-        """Bring what an earlier controller left in the journal to this host; None if no controller has begun yet."""
+        """Fetch from the journal what an earlier controller left; None if the run never had a controller."""
         from holdfast.cli.launch.run_handover import fetch_run
 
         return fetch_run(lease, self.run_dir, self.token)
@@ -225,8 +225,8 @@ class HostJoin:
     def follow_job(
         self, console: Console, is_free: Callable[[], bool], stops: tuple[int, ...] = STOP_SIGNALS
     ) -> int | None:
-        """Be a node of a job that another host carries, and return the exit code; None as soon as `is_free` says that
-        this host may carry it. `stops` are the signals on which the node leaves by itself."""
+        """Be a node of a job whose controller another host carries, and return the exit code. Returns None as soon as
+        `is_free` says that this host may carry the controller. On the signals in `stops` the node leaves the job."""
         code: int | None = 1
         try:
             if not self.has_node and not self._join_as_node(is_free, stops):
@@ -242,7 +242,7 @@ class HostJoin:
         return code
 
     def _join_as_node(self, is_free: Callable[[], bool], stops: tuple[int, ...]) -> bool:
-        """Enrol and start this host's node; False if `is_free` says that there is no controller to enrol with."""
+        """Enrol this host and start its node; False if `is_free` says that the run has no controller now."""
         run_directory.publish_run(self.run_dir, self.run)
         say(f"join fleet: node {self.name} joins the job at {self._where}; {self._place_text()}")
         run_directory.lock_run_dir(self.run_dir)
@@ -259,7 +259,7 @@ class HostJoin:
         return " or ".join(f"{host}:{port}" for host, port in self.args.endpoints)
 
     def _size_standbys(self) -> str:
-        """With --standbys auto, settle their number, which is this host's to do; return the reason."""
+        """With --standbys auto, choose the number of standbys, as the controller's host does; return the reason."""
         self.args, why = choose_standbys(self.args)
         job = msgspec.structs.replace(self.run.job, standbys=self.args.standbys)
         self.run = msgspec.structs.replace(self.run, job=job)
@@ -279,8 +279,8 @@ class HostJoin:
             ) from None
 
     def _await_enrolment(self, is_free: Callable[[], bool]) -> bool:
-        """Wait for the controller until it accepts this host; False if `is_free` says that there is none. UsageError if
-        it refuses or never answers, EnrolmentRefusedError if this host is blocked."""
+        """Wait until the controller accepts this host; False if `is_free` says that the run has no controller now.
+        UsageError if the controller refuses or never answers, EnrolmentRefusedError if this host is blocked."""
         if self.given:
             self._copy_keys(self.given, self._keys_folder)
         until = time.monotonic() + self.settings.recovery.wait_s
@@ -370,7 +370,7 @@ def _user_certificates(args: RunArgs, settings: Settings) -> UserCertificates | 
 
 
 def _try_to_lead(host: str, port: int, node_rank: int | None) -> socket.socket | None:
-    """Bind the endpoint for the controller and return its socket; None if the controller runs elsewhere."""
+    """Bind the endpoint for a controller on this host and return its socket; None if the controller runs elsewhere."""
     if node_rank not in (None, 0) and host not in _LOOPBACK:
         return None
     try:
@@ -400,7 +400,7 @@ def _read_identity() -> HostIdentity:
 
 
 def read_token(args: RunArgs, host: str, port: int) -> tuple[str, NodeToken | None]:
-    """Read the job's secret or a node token from a file or the environment; on loopback, a secret of our own."""
+    """Read the job's secret or a node token from a file or the environment; on loopback, use this user's own secret."""
     if path := args.token_file or os.environ.get("HOLDFAST_TOKEN_FILE"):
         try:
             token, named = Path(path).read_text(encoding="utf-8").strip(), f"the token in {path}"
@@ -426,7 +426,7 @@ def read_token(args: RunArgs, host: str, port: int) -> tuple[str, NodeToken | No
 
 
 def _own_token(port: int) -> str:
-    """Return a secret for this user's processes on this host, kept in a folder that only this user can write."""
+    """Return a secret that this user's processes on this host share, from a folder that only this user can write."""
     folder = run_directory.holdfast_home() / "join"
     try:
         folder.mkdir(parents=True, mode=0o700, exist_ok=True)

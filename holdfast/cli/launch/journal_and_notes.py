@@ -1,4 +1,4 @@
-"""Where a controller writes what the next one must find: in the run directory, or in Postgres for another host."""
+"""Opens the place where a controller writes what its successor needs: the run directory, or Postgres."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class NotesFolder:
-    """Notes kept as files in the run directory."""
+    """Notes for the next controller, kept as files in the run directory."""
 
     def __init__(self, run_dir: Path) -> None:
         self._dir = run_dir
@@ -30,30 +30,30 @@ class NotesFolder:
 
 
 class RunRecord(NamedTuple):
-    """The journal and notes of one controller."""
+    """What one controller writes for its successor: the journal, and notes."""
 
     journal: Journal
     notes: Notes
     handover: "HandoverNotes | None"  # None: the next controller is on the same host
 
     async def hand_over(self) -> None:
-        """Keep what another host needs to take over as it is here; returns only if no other host can."""
+        """Keep the notes for another host up to date, without end; returns at once if no other host can take over."""
         if self.handover:
             await self.handover.run()
 
     def put_keys(self) -> None:
-        """Keep keys, tokens and serials for another host as they are now, before anybody hears of them."""
+        """Write the current keys, tokens and serials to the notes for another host, before any node is told of them."""
         if self.handover:
             self.handover.put_keys()
 
     def forget_keys(self) -> None:
-        """Remove keys that were kept for another host, because the run has ended."""
+        """Remove the keys from the notes for another host, because the run has ended."""
         if self.handover:
             self.handover.forget_keys()
 
 
 def open_record(run: RunSpec, run_dir: Path, holder: str, say: Callable[[str], None]) -> RunRecord:
-    """Open the journal to write: in the run directory, or in Postgres as the holder of its lease."""
+    """Open the journal for writing: in the run directory, or in Postgres as the holder of the run's lease."""
     if not run.journal:
         journal = SqliteJournal(run_dir / "journal.db", mark_path=run_dir / "journal.mark")
         return RunRecord(journal, NotesFolder(run_dir), None)

@@ -1,4 +1,4 @@
-"""`holdfast run --fleet kubernetes`: the controller runs here, in a pod or outside, and each node in a pod."""
+"""`holdfast run --fleet kubernetes`: the controller runs here, in a pod or outside, and every node is a pod."""
 
 import logging
 import socket
@@ -54,7 +54,7 @@ def run_on_kubernetes(args: RunArgs, settings: Settings, entry: EntryPoint, job:
 
 
 def _open_lease(args: RunArgs, run_id: str) -> "tuple[ControllerLease, str]":
-    """Return the claim on a run in Postgres, and the secret by which another host finds its keys there."""
+    """Return the lease of a run in Postgres, and the secret with which another host can read the run's keys there."""
     from holdfast.cli.launch.controller_lease import ControllerLease
 
     secret, node_token = read_token(args, *args.endpoints[0])
@@ -96,7 +96,7 @@ def _node_command(node: str) -> tuple[str, ...]:
 
 
 def _make_shape(args: RunArgs, settings: Settings, entry: EntryPoint, job: Job) -> PodShape:
-    """Return the shape of the job's pods; UsageError if the template, the image or the credentials are no good."""
+    """Return the shape of the job's pods; UsageError if the template, the image or the credentials cannot be used."""
     try:
         from holdfast.fleet.kubernetes_client import check_pod, default_namespace, read_config
     except ModuleNotFoundError as e:

@@ -1,4 +1,4 @@
-"""One node of a run on Kubernetes, as its pod starts it: it joins as hosts do, with a token of its own."""
+"""The process of a Kubernetes pod that is one node of a run: it joins as a host does, with its own node token."""
 
 import signal
 import sys
@@ -17,7 +17,7 @@ MODULE = "holdfast.cli.launch.pod_node"
 
 
 def main() -> int:
-    """Run a node until it has left. The arguments are the folder of its secret, and its name."""
+    """Run the node until it has left the job. The arguments are the folder with its secret, and the node's name."""
     folder, name = Path(sys.argv[1]), sys.argv[2]
     # Kubernetes warns before it kills. The controller hears of it, too, and moves the node's seat in that time.
     signal.signal(signal.SIGTERM, lambda *_: say("this pod is being deleted; staying until its grace is over"))

@@ -38,20 +38,20 @@ class FirstRelease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeptOut(msgspec.Struct, frozen=True):
-    """What no release has: the job's own files, and files that have a secret in them."""
+    """What must not get into a release: the job's own files, and files that contain one of these secrets."""
 
     paths: tuple[Path, ...] = ()
     secrets: tuple[bytes, ...] = ()
 
 
 def keep_out(run_dir: Path, settings: Settings, token_file: str | None, paths: Iterable[str | Path]) -> KeptOut:
-    """Return what releases of a run must not have: these paths, and the run's secrets."""
+    """Return what must not get into releases of this run: these paths, and files that contain the run's secrets."""
     secrets = holdfast_secrets.read_secrets(run_dir, settings, token_file, os.environ)
     return KeptOut(tuple(map(Path, paths)), secrets)
 
 
 class RunInPlace(Exception):
-    """Says why the user's tree is run in place, without a copy."""
+    """The user's tree runs in place, without a copy; the text says why."""
 
 
 def pack_first_release(entry: EntryPoint, run_dir: Path, apart: KeptOut, *, copied: bool) -> FirstRelease:
@@ -94,14 +94,14 @@ def _pack_tree(
 
 
 def _without_secrets(root: Path, found: ReleaseFiles, apart: KeptOut) -> tuple[ReleaseFiles, tuple[str, ...]]:
-    """Return the files without holdfast's own secrets, and what was left out for that."""
+    """Return the files except those that contain holdfast's secrets, and the names of what was left out."""
     secret = holdfast_secrets.find_secrets(root, found.kept, apart.secrets)
     kept = tuple(path for path in found.kept if path not in secret)
     return msgspec.structs.replace(found, kept=kept), tuple(sorted(set(secret.values())))
 
 
 def secrets_text(paths: Sequence[str]) -> str:
-    """Say what was left out because of secrets, to be put after a sentence; "" for nothing."""
+    """Return a clause that names what was left out because of secrets; "" if nothing was."""
     return f"; left out, because secrets of holdfast are in it: {name_some(paths)}" if paths else ""
 
 

@@ -27,7 +27,7 @@ _SECRET = "secret"  # the successor has it already, or it is none
 
 
 class HandoverNotes:
-    """The controller's side: keeps the notes as its run directory is."""
+    """The controller's side: keeps the notes in Postgres equal to the files in its run directory."""
 
     def __init__(self, journal: PostgresJournal, run_dir: Path, say: Callable[[str], None]) -> None:
         self._journal, self._run_dir, self._say = journal, run_dir, say
@@ -35,7 +35,7 @@ class HandoverNotes:
         self._kept: set[str] = set()  # archives that need not be looked at again
 
     async def run(self) -> None:
-        """Look for what has changed; this does not return."""
+        """Put changed keys and new releases into the notes, again and again; does not return."""
         while True:
             self.put_keys()
             for archive in sorted((self._run_dir / "releases").glob("*.tar")):
@@ -43,7 +43,7 @@ class HandoverNotes:
             await asyncio.sleep(_LOOK_S)
 
     def put_keys(self) -> None:
-        """Put the keys of the job's own authority, and who has joined. Keys of the user's own stay away."""
+        """Put the keys, tokens and serials of the job's own authority into a note, but never the user's own keys."""
         folder, certified = run_directory.door_keys_folder(self._run_dir), run_directory.is_certified(self._run_dir)
         files = {path.name: path.read_bytes() for path in folder.iterdir() if _is_handed_over(path, certified)}
         if files != self._files:
@@ -69,7 +69,7 @@ class HandoverNotes:
         self._journal.put_note(f"{_RELEASE}{digest}", str(size).encode())  # last: what has it is whole
 
     def forget_keys(self) -> None:
-        """Remove the keys, because the run has ended."""
+        """Remove the keys from the notes, because the run has ended."""
         self._journal.put_note(_DOOR, b"")
 
 
@@ -78,16 +78,16 @@ def _is_handed_over(path: Path, certified: bool) -> bool:
 
 
 def fetch_run(lease: ControllerLease, run_dir: Path, secret: str) -> Begin | None:
-    """Bring what an earlier controller left in the journal to this host, which has the lease; None if no controller has
-    begun yet. JournalDamagedError if the journal is not what those who know the secret have written."""
+    """Fetch what an earlier controller left in the journal to this host, which has the lease. None if no controller has
+    begun yet. JournalDamagedError if somebody without the secret has changed the journal."""
     key = JournalKey(secret, lease.run_id)
     with contextlib.closing(PostgresJournal(lease.url, lease.run_id, key=key)) as journal, journal.at_one_instant():
         return restore_run(journal, run_dir, secret, lease.seen_seq)
 
 
 def restore_run(journal: PostgresJournal, run_dir: Path, secret: str, least: int = 0) -> Begin | None:
-    """Write keys and releases to this host's run directory and return how the run began; None if it had not begun. The
-    journal is known to have had `least` entries."""
+    """Write the run's keys and releases to this host's run directory; return its first event, None if there is none.
+    JournalDamagedError if the journal has fewer than `least` entries, which it is known to have had."""
     journal.prove()
     if journal.seq < least:
         lost = f"had {least} entries, and has {journal.seq} now"

@@ -1,4 +1,4 @@
-"""`holdfast run --fleet slurm`: the controller on this host, a login node or one of an allocation; nodes on Slurm."""
+"""`holdfast run --fleet slurm`: the controller runs here, on a login node or in an allocation; nodes run on Slurm."""
 
 import ipaddress
 import os
@@ -44,7 +44,7 @@ def run_on_slurm(args: RunArgs, settings: Settings, entry: EntryPoint, job: Job)
 
 
 def _claim_lease(url: str, run_id: str) -> "ControllerLease":
-    """Claim a new run in Postgres; UsageError if there is one of this name, or no database."""
+    """Claim a new run in Postgres; UsageError if a run of this name exists or the database does not answer."""
     from holdfast.cli.launch.controller_lease import ControllerLease
 
     lease = ControllerLease(url, run_id)
@@ -68,14 +68,14 @@ def make_plan(run: RunSpec, run_dir: Path) -> SlurmPlan:
 
 
 def move_here(run: RunSpec) -> RunSpec:
-    """Return a run that is resumed, as it goes on from this host and in this allocation."""
+    """Return the spec of a resumed run with the address, port and allocation that it has on this host."""
     address = find_own_address(None) if not _is_ours(run.host) else run.host
     port = run.port if address == run.host else 0  # nodes that are left expect the controller where it was
     return msgspec.structs.replace(run, host=address, port=port, allocation=is_inside_allocation(os.environ))
 
 
 def find_own_address(wanted: str | None) -> str:
-    """Return an address of this host that other hosts reach; UsageError if its name does not lead to one."""
+    """Return an address of this host that other hosts can reach; UsageError if its name does not resolve to one."""
     name = wanted or socket.gethostname()
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
@@ -87,7 +87,7 @@ def find_own_address(wanted: str | None) -> str:
 
 
 def _is_ours(address: str) -> bool:
-    """Whether this host can listen at an address."""
+    """Whether this is an address of this host, at which it can listen."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:

@@ -1,4 +1,4 @@
-"""One node of a run on Slurm, as a step of a job starts it: it joins as hosts do, with a token of its own."""
+"""The Slurm job step that is one node of a run: it joins as a host does, with its own node token."""
 
 import os
 import signal

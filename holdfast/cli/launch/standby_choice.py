@@ -1,4 +1,4 @@
-"""`--standbys auto`: how many standbys the job gets, from the journals of past runs of the same fleet."""
+"""`--standbys auto`: chooses the number of standbys from the journals of past runs on the same kind of fleet."""
 
 import contextlib
 import time
@@ -27,8 +27,8 @@ def choose_standbys(args: RunArgs) -> tuple[RunArgs, str]:
 
 
 def _past_losses(fleet: str) -> NodeLosses:
-    """Return what ended runs of this fleet show, the newest first. Nodes of the local fleet are processes of one host,
-    and are lost in other ways than machines."""
+    """Return how often nodes were lost in ended runs on this kind of fleet, from as many of the newest as time allows.
+    The kind matters: nodes of a local fleet are processes of one host, and are lost in other ways than machines."""
     seen, until = NodeLosses(), time.monotonic() + _LONGEST_S
     for run_dir in reversed(run_selection.known_runs()):
         if time.monotonic() > until:
@@ -57,7 +57,8 @@ def _stop_at(until: float, entries: Iterable[Entry]) -> Iterator[Entry]:
 
 
 def add_run(seen: NodeLosses, account: Account, nodes: int) -> NodeLosses:
-    """Add what one run shows. While nobody watched the nodes, nobody counted those that were lost."""
+    """Add the losses of one run. Time in which no controller watched the nodes does not count, as no loss was counted
+    then."""
     lost = sum(len(incident.evicted) for incident in account.incidents) + len(account.lost_standbys)
     watched_h = (account.job_s - account.spent_s(TimeUse.UNWATCHED)) / 3600
     return NodeLosses(runs=seen.runs + 1, lost=seen.lost + lost, node_h=seen.node_h + nodes * watched_h)

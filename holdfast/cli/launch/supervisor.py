@@ -51,7 +51,7 @@ def leave_terminal(run_dir: Path) -> None:
 
 @contextmanager
 def raising_stops(stops: tuple[int, ...]) -> Iterator[None]:
-    """Let stop signals raise SystemExit, so that whoever waits here cleans up; the default action would not."""
+    """Make stop signals raise SystemExit in this block, so that waiting code cleans up; by default it would not."""
 
     def leave(number: int, frame: object) -> NoReturn:
         raise SystemExit(128 + number)
@@ -68,7 +68,7 @@ class StopSignals:
     """The stop signals received: the first stops the job with grace, the second without, the third by force."""
 
     def __init__(self, stops: tuple[int, ...] = STOP_SIGNALS, once: tuple[int, ...] = ()) -> None:
-        """Of the signals in `once` only the first counts."""
+        """Count each signal in `once` only the first time that it comes."""
         self.numbers: list[int] = []
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             # The terminal is gone, not the wish to train. It is not ignored, as programs would inherit that.
@@ -97,8 +97,7 @@ class Supervisor:
         server: ForkServer | None = None,
         lease: "ControllerLease | None" = None,
     ) -> None:
-        """`server` is a fork server that was started early, so that its imports are under way by now. `lease` is for a
-        run whose journal is in Postgres."""
+        """`server` is a fork server that was started early. `lease` is for a run whose journal is in Postgres."""
         self._run_dir = run_dir
         self._listener = listener
         self._console = console
@@ -111,7 +110,8 @@ class Supervisor:
         self._lease = lease
 
     def run(self) -> int | None:
-        """Keep a controller until the job ends, and return its exit code; None if another host carries it by now."""
+        """Keep a controller running until the job ends, and return the job's exit code. None if another host carries
+        the controller by now."""
         (self._run_dir / "exit.json").unlink(missing_ok=True)
         process_attributes.leave_input_note(self._run_dir / run_directory.STDIN)
         pump = ConsolePump(self._console)
@@ -183,7 +183,7 @@ class Supervisor:
             say(f"the controller died; {self._meanwhile_text()} while it restarts (see {log})")
 
     def _waits_for_nodes(self) -> bool:
-        """Whether the job goes on with other nodes here and now: Slurm took all, and this host is none of them."""
+        """Whether the run continues here although Slurm took all of its nodes away; if so, prepare the next start."""
         run = run_directory.read_spec(self._run_dir)
         waits = run_directory.outlives_nodes(run) and not self._asked.numbers
         if not waits or not run_directory.goes_on(self._run_dir):
@@ -195,7 +195,7 @@ class Supervisor:
         return True
 
     def _claim_lease(self, lease: "ControllerLease") -> bool:
-        """Claim the run for the next controller, once the database answers; False if another host has it."""
+        """Claim the run for the next controller, if need be once the database answers; False if another host has it."""
         until, lost_s = 0.0, run_directory.read_spec(self._run_dir).settings.node.lost_s
         while True:
             try:
@@ -221,7 +221,7 @@ class Supervisor:
         return "training goes on" if mark and mark.phase is Phase.TRAINING else "nodes and ranks are kept"
 
     def _wait_for_room(self) -> bool:
-        """Wait until a full disk has room again; False if that takes too long or a stop is asked for."""
+        """Wait until a full disk has room again; False if that takes too long or a stop signal comes."""
         wait_s = run_directory.read_spec(self._run_dir).settings.recovery.wait_s
         full = f"the disk that holds {self._run_dir} is full"
         say(f"{full}, so the controller ended; it restarts if you free space within {wait_s:g} s")
@@ -253,7 +253,8 @@ class Supervisor:
                 return None
 
     def _watch_controller(self, process: ProgramProcess | None) -> int | None:
-        """Wait for the controller to end. Returns the exit code of the job or of a third signal; None after a crash."""
+        """Wait for the controller to end. Return the job's exit code, or that of a third stop signal; None after a
+        crash."""
         while process is not None and not process.is_over():
             self._pass_signals_on(process)
             self._look_at_fork_server()
@@ -266,7 +267,7 @@ class Supervisor:
             return self._asked.code if len(self._asked.numbers) > 2 else None
 
     def _pass_signals_on(self, process: ProgramProcess) -> None:
-        """Pass signals on once the controller can handle them; a restarted controller gets the earlier ones again."""
+        """Pass each stop signal on once the controller can handle it; a restarted controller gets them all again."""
         asked = self._asked.numbers
         if len(asked) > 2:
             process.kill()
@@ -322,8 +323,8 @@ def _end_one_node(folder: Path) -> None:
 def watch_node(
     folder: Path, pid: int, console: Console, is_free: Callable[[], bool], stops: tuple[int, ...]
 ) -> int | None:
-    """Follow this host's node in another host's job until its holder ends, and return the exit code; None as soon as
-    `is_free` says that this host may carry the controller."""
+    """Show output and pass stop signals on until the holder of this host's node ends; return the exit code. Returns
+    None as soon as `is_free` says that this host may carry the controller."""
     asked = StopSignals(stops)
     pump = ConsolePump(console)
     passed = 0

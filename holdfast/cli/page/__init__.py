@@ -1,1 +1,1 @@
-"""Opens the web page of a run: where its facts come from, and its file for a mail."""
+"""The web page of a run: where its facts come from, and how it is written into one file."""

@@ -1,4 +1,4 @@
-"""Sources of the page: a run directory with its controller, a journal alone, or a controller on another host."""
+"""Where the page's facts come from: a run directory and its controller, a journal alone, or a distant controller."""
 
 import http.client
 import ssl
@@ -31,7 +31,7 @@ _NO_CONTROLLER = "there is no controller: this is a journal alone"
 
 
 class JournalSource:
-    """A journal alone, as a simulation leaves it."""
+    """The journal file of a run that has no controller, such as a simulation."""
 
     may_order = False
 
@@ -62,7 +62,7 @@ class JournalSource:
 
 
 class RunSource(JournalSource):
-    """A run directory on this host; its controller is asked through its socket, if there is one."""
+    """A run directory on this host; live facts come from its controller, if there is one, through its socket."""
 
     def open_journal(self) -> Journal:
         return run_journal.open_to_read(self._path)
@@ -109,7 +109,7 @@ def _last_lines(folder: Path) -> Iterable[str]:
 
 
 class ControllerSource:
-    """A controller at its port, for whoever has a token."""
+    """A controller on any host, reached at its port with a token."""
 
     may_order = True
 

@@ -16,8 +16,8 @@ _LOOK_S = 0.1
 def ask_controller(
     run_dir: Path, path: str, body: dict[str, Any] | None = None, wait_s: float = controller_request.WAIT_S
 ) -> Any:
-    """Send a request and return the decoded JSON answer; ControllerNotRunning if there is no controller. A run that
-    is starting gets a moment to have one."""
+    """Send a request and return the decoded JSON answer; ControllerNotRunning if there is no controller. If the run is
+    just starting, wait a moment for its controller."""
     until = time.monotonic() + _START_S
     while run_liveness.is_starting(run_dir) and time.monotonic() < until:
         time.sleep(_LOOK_S)
@@ -34,7 +34,7 @@ def ask_controller(
 
 
 def _closing_text(run_dir: Path) -> str:
-    """Describe a run whose controller has just hung up: how it has ended by now, or what this may mean."""
+    """Describe a run whose controller has just closed the connection: how the run ended, or what may be happening."""
     if (run_dir / "exit.json").exists() or run_directory.find_controller(run_dir) is None:
         return run_liveness.ending_text(run_dir)
     return "is just ending, or its controller has just died"

@@ -1,4 +1,4 @@
-"""Opens the database of journals that a command names; its client is an extra."""
+"""Opens the database of journals that a command names; the Postgres client is an optional dependency."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def check_database(url: str, flag: str = "") -> None:
-    """Raise UsageError if there is no client, or if this cannot be the address of a database; `flag` stands before
-    the address, which is not repeated, as it may hold a password."""
+    """Raise UsageError if no Postgres client is installed, or if `url` cannot be the address of a database. The error
+    names `flag` but not the address, which may contain a password."""
     try:
         from holdfast.journal.postgres_link import why_no_url
     except ModuleNotFoundError as e:

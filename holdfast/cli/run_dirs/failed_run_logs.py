@@ -20,7 +20,7 @@ _BEFORE_S = 60.0  # the kernel may have told of a kill so long before ranks were
 
 
 def find_file_or_run(name: str) -> Path:
-    """Return the run of this name, which is no file or folder of logs; the UsageError of an unknown one says so."""
+    """Return the run of this name; if there is none, the UsageError says that no file or folder has the name either."""
     try:
         return run_selection.find(name)
     except run_selection.AmbiguousRun:
@@ -32,9 +32,10 @@ def find_file_or_run(name: str) -> Path:
 def read_failed_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
     """Return the logs of the newest generation in which a rank crashed, and how its ranks ended.
 
-    If the newest incident is another one, such as a hang, no log tells of it but what holdfast itself said. If the run
-    has found out who failed first, only that rank's words count: the others speak of what followed.
-    """
+    If the newest incident is no crash but, say, a hang, only holdfast's own sentences tell of it, and they are
+    returned.
+    If the run found out which rank failed first, only that rank's log is returned: the others only show the
+    consequences."""
     entries = _read_entries(run_dir)
     events = [entry.event for entry in entries]
     crashes = [event for event in events if isinstance(event, Alarm) and event.kind is Kind.CRASH]
@@ -71,8 +72,8 @@ def read_failed_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
 
 
 def _find_record(entries: Sequence[Entry], generation: int) -> Record | None:
-    """Return the record of the incident that ended this generation; None if it is not closed, or there is none. An
-    incident of several failures has ended as many generations."""
+    """Return the record of the incident that ended this generation; None if there is none or it is still open. An
+    incident with several failures has ended as many generations."""
     closed = [entry.decision.closed for entry in entries if entry.decision.closed]
     return next((one for one in reversed(closed) if 0 <= generation - one.generation < max(1, one.failures)), None)
 
@@ -86,8 +87,8 @@ def _newest_record(entries: Sequence[Entry]) -> Record | None:
 
 
 def _write_console(entries: Sequence[Entry]) -> str:
-    """Return what holdfast said about incidents on its console, as the journal tells it: of those that are over only
-    the last sentence, because the first one may be about a rank that only lost its peer."""
+    """Return holdfast's console sentences about incidents, from the journal. Of a closed incident only the last
+    sentence counts: the first may be about a rank that had only lost its peer."""
     lines: list[str] = []
     opened, phase = "", Phase.NEW
     for entry in entries:

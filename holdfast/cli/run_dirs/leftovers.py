@@ -74,7 +74,7 @@ def _node_folders(run_dir: Path) -> list[Path]:
 
 
 def _alive_reason(run_dir: Path, locks: contextlib.ExitStack) -> str:
-    """Say which part of the run is alive; "" if none is. Then `locks` holds all locks until it is closed."""
+    """Say which part of the run is alive; "" if none is, and then `locks` holds all of the run's locks."""
     if os.path.realpath(os.environ.get(MARK, "/")).startswith(os.path.realpath(run_dir) + "/"):
         return "this command was started by one of its ranks"
     if not _take_lock(run_dir, locks):
@@ -155,7 +155,7 @@ def _checkpoint_urls(run_dir: Path) -> Iterator[str]:
 
 
 def _kept_states(run: RunSpec, ended: bool, urls: list[str]) -> Iterator[Kept]:
-    """Yield the run's states on this host's disk; on other hosts lie those of their ranks."""
+    """Yield the states that the run left on this host's disk; those of other hosts' ranks are on other disks."""
     folder = Path(run.settings.disk.run_folder(run.job.marked_id))
     if run.settings.disk.path and folder.exists():
         why = _lasting_reason(run, folder, urls) if ended else "holdfast run --resume goes on from them"

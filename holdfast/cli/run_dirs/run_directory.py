@@ -55,7 +55,7 @@ def make_run_dir(wanted: str | None, run_id: str) -> Path:
 
 
 def _require_owner(run_dir: Path) -> None:
-    """Check that a folder is ours, empty, and writable by nobody else: whoever can write it controls the run."""
+    """Raise UsageError unless a folder is empty and ours alone: whoever can write to it controls the run."""
     seen = run_dir.lstat()
     if not stat.S_ISDIR(seen.st_mode):
         raise UsageError(f"{run_dir} is a symbolic link or a file; give another --run-dir")
@@ -69,7 +69,7 @@ def _require_owner(run_dir: Path) -> None:
 
 
 def require_local_disk(run_dir: Path) -> None:
-    """Check that a journal in this folder would be on a disk of this host; UsageError if several hosts share it."""
+    """Raise UsageError if this folder is on a network file system, where a journal is not safe."""
     if kind := network_kind(run_dir):
         raise UsageError(
             f"{run_dir} is on {kind}, a network file system, where SQLite's write-ahead log is not safe; give a "
@@ -78,8 +78,7 @@ def require_local_disk(run_dir: Path) -> None:
 
 
 def shared_journal_risk(run_dir: Path) -> str:
-    """Say what must not be done to a journal in a folder that hosts share, as those of a run on Slurm do; "" if they
-    do not share it."""
+    """Warn that only one host at a time may open a journal on a network file system; "" if it is not on one."""
     kind = network_kind(run_dir)
     only = "only one host at a time may open it: use holdfast status and report on this one"
     return f"the journal is on {kind}, where {only}, or keep it in a database with --journal" if kind else ""
@@ -136,7 +135,7 @@ def node_environment(run_dir: Path) -> dict[str, str]:
 
 
 def publish_run(run_dir: Path, run: RunSpec) -> None:
-    """Write the files from which the controller, and commands that call it, know the run."""
+    """Write the files that tell the controller, and the commands that call it, what the run is."""
     try:
         mutual_tls.write_secret(run_dir / "token", os.urandom(16).hex().encode())
         save_environment(run_dir)
@@ -148,7 +147,7 @@ def publish_run(run_dir: Path, run: RunSpec) -> None:
 
 
 def lock_run_dir(run_dir: Path) -> tuple[int, ...]:
-    """Mark the run as alive while this process lives, or a child that inherits the returned files."""
+    """Mark the run as alive as long as this process, or a child that inherits the returned file descriptors, lives."""
     try:
         return folder_use_lock.lock_shared(run_dir)
     except BlockingIOError:
@@ -158,7 +157,7 @@ def lock_run_dir(run_dir: Path) -> tuple[int, ...]:
 
 
 def mark_newest(run_dir: Path) -> None:
-    """Mark this run as the newest, so that commands need no argument; a home that cannot be written is ignored."""
+    """Mark this run as the newest, so that commands need no RUN; does nothing if the home cannot be written."""
     try:
         holdfast_home().mkdir(parents=True, exist_ok=True)
         link = holdfast_home() / f".newest.{os.getpid()}"
@@ -222,12 +221,12 @@ def write_door_secret(run_dir: Path, told: str) -> None:
 
 
 def outlives_nodes(run: RunSpec) -> bool:
-    """Whether the front of a run stays when the cluster takes all of its nodes away: it asks for others."""
+    """Whether the supervisor of a run stays when the cluster takes all nodes away, in order to ask for others."""
     return run.fleet == "slurm" and not run.allocation
 
 
 def goes_on(run_dir: Path) -> bool:
-    """Whether a run has ended only because the time of its nodes was over, so that others may go on with it."""
+    """Whether a run has ended only because its nodes ran out of time, so that other nodes may continue it."""
     try:
         return run_and_node_specs.read_json(run_dir / "exit.json", RunEnd).code == OUT_OF_TIME
     except (OSError, msgspec.DecodeError):
@@ -235,7 +234,7 @@ def goes_on(run_dir: Path) -> bool:
 
 
 def forget_secrets(run_dir: Path) -> None:
-    """Remove secrets and compiled code of an ended run; it cannot be resumed, so nobody needs them."""
+    """Remove the secrets and the compiled code of an ended run, which only a resume would need."""
     for name in SECRET_FILES:
         (run_dir / name).unlink(missing_ok=True)
     for path in find_resume_folders(run_dir):
@@ -243,17 +242,17 @@ def forget_secrets(run_dir: Path) -> None:
 
 
 def find_resume_folders(run_dir: Path) -> list[Path]:
-    """Return the folders with secrets and with compiled code, whole or half brought."""
+    """Return the folders with secrets and with compiled code, even those that were copied here only in part."""
     return [path for pattern in _RESUME_FOLDERS for path in sorted(run_dir.glob(pattern))]
 
 
 def people_path() -> Path:
-    """Return the file of user tokens, which open the ports of all runs of this user."""
+    """Return the file of user tokens; they are valid for the ports of all runs of this user."""
     return holdfast_home() / "people.json"
 
 
 def block_list_path(wanted: str) -> Path:
-    """Return the list of blocked hosts: the one that is named, or that of all runs of this user."""
+    """Return the path of the block list: `wanted`, or if that is empty the list that all runs of this user share."""
     return Path(wanted) if wanted else holdfast_home() / "blocked.json"
 
 

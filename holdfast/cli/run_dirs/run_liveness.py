@@ -12,13 +12,12 @@ from holdfast.wire.run_and_node_specs import RunEnd
 
 
 def is_front_alive(run_dir: Path) -> bool:
-    """Return whether the `holdfast run` that keeps the run's controller is alive."""
+    """Return whether the run's supervisor, its `holdfast run` process, is alive."""
     return process_attributes.is_note_writer_alive(run_dir / run_directory.STDIN)
 
 
 def is_starting(run_dir: Path) -> bool:
-    """Return whether the run's `holdfast run` is alive and its first controller has yet to come: that writes down its
-    address, and then the plan of each launch."""
+    """Return whether the run's supervisor is alive but its first controller has not yet written its address."""
     marks = ("controller.json", "plan.json", "exit.json")
     return is_front_alive(run_dir) and not any((run_dir / mark).exists() for mark in marks)
 
@@ -42,12 +41,12 @@ def is_joined_node(run_dir: Path) -> bool:
 
 
 def _has_controlled(run_dir: Path) -> bool:
-    """Return whether the run has ever had a controller on this host. Older ones left a journal and no lock."""
+    """Return whether the run has ever had a controller on this host; older versions left a journal but no lock."""
     return any((run_dir / name).exists() for name in ("journal.db", "controller.lock"))
 
 
 def ending_text(run_dir: Path) -> str:
-    """Describe a run without a controller: say how it ended, or what is alive of it and how to take it up again."""
+    """Describe a run without a controller: how it ended, or which of its processes are alive and how to resume it."""
     try:
         ended = run_and_node_specs.read_json(run_dir / "exit.json", RunEnd)
     except (OSError, msgspec.DecodeError):

@@ -1,4 +1,4 @@
-"""Where the runs of this user lie. Completion asks here at every press of a key, so nothing slow is imported."""
+"""Finds this user's runs. Shell completion calls this at every key press, so it imports nothing slow."""
 
 import contextlib
 import os

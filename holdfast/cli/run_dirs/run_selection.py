@@ -21,7 +21,7 @@ class AmbiguousRun(UsageError):
 
 
 def add_run_argument(parser: argparse.ArgumentParser, *, order: bool = False) -> None:
-    """Add a plain RUN, after the other plain arguments of the command, and `--run RUN`."""
+    """Add a positional argument RUN and `--run RUN`; call this after the command's other positional arguments."""
     parser.add_argument("run", nargs="?", metavar="RUN", help=_HELP_ORDER if order else _HELP)
     parser.add_argument("--run", dest="named", metavar="RUN", help="the same as RUN alone")
 
@@ -113,7 +113,7 @@ def _end_of(run_dir: Path) -> float:
 
 
 def remember_run(run_dir: Path) -> None:
-    """Record the newest run and where to find it; a home that cannot be written is ignored."""
+    """Record this run as the newest, and its place if unusual; does nothing if the home cannot be written."""
     run_directory.mark_newest(run_dir)
     if run_dir.parent == run_directory.holdfast_home() / "runs":
         return

@@ -13,7 +13,7 @@ class UsageError(Exception):
 
 
 class Flag(msgspec.Struct, frozen=True):
-    """One flag; `value` shows what it takes in the help and is empty for an on/off flag."""
+    """One flag; `value` is the placeholder for its value in the help, and empty for an on/off flag."""
 
     name: str
     value: str
@@ -148,10 +148,9 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see holdfast run --help")
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Resolve an abbreviated flag. torchrun's flags win over ours; an ambiguous abbreviation matches no flag.
+        """Resolve an abbreviated flag: torchrun's flags win over ours, and an ambiguous abbreviation matches no flag.
 
-        argparse would refuse an ambiguous one, and it also passes the script's own arguments through here.
-        """
+        argparse would raise an error if it is ambiguous, and it calls this for the script's own arguments, too."""
         found = super()._get_option_tuples(option_string)
         found = [match for match in found if match[0].dest in _TORCHRUN_DESTS] or found
         return found[:1] if len({match[0].dest for match in found}) == 1 else []
@@ -181,7 +180,7 @@ def _make_parser() -> _Parser:
 
 
 def read_flags(argv: Sequence[str], env: Mapping[str, str]) -> GivenFlags:
-    """Sort the command line and the PET_ variables into flags and script; the command line wins."""
+    """Sort the command line and the PET_ variables into flags and script; the command line overrides the variables."""
     space, unknown = _make_parser().parse_known_args(list(argv))
     if unknown:
         raise UsageError(_unknown_flag(unknown[0]))

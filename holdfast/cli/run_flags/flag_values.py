@@ -23,7 +23,7 @@ _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 class StreamChoice(msgspec.Struct, frozen=True):
-    """Which streams a choice covers, per local rank: bit 1 is stdout, bit 2 is stderr."""
+    """The output streams chosen for each local rank: bit 1 is stdout, bit 2 is stderr."""
 
     every: int = 0
     by_rank: dict[int, int] = {}
@@ -47,7 +47,7 @@ def parse_number(given: GivenFlags, name: str, *, most: int | None = None) -> in
 
 
 def parse_standbys(given: GivenFlags) -> tuple[int, float | None]:
-    """Return the number of standbys, and None; with auto at least 1, and the hours that replacing a standby takes."""
+    """Return the number of standbys, and None. For `auto`, return 1, and the hours that replacing a standby takes."""
     word = given.words.get("standbys")
     if word is None:
         return 0, None
@@ -83,7 +83,7 @@ def parse_nodes(given: GivenFlags) -> tuple[int, int]:
 
 
 def _least_nodes(given: GivenFlags, word: FlagWord, bounds: list[int]) -> int:
-    """Return the smallest number of nodes; --min-nodes allows fewer than --nnodes once the job has started."""
+    """Return the smallest number of nodes; with --min-nodes, a job may go on with fewer than --nnodes."""
     least = parse_number(given, "min-nodes")
     if least is None:
         return bounds[0]
@@ -190,7 +190,7 @@ def parse_memory(given: GivenFlags, name: str) -> str | None:
 
 
 def parse_mesh(given: GivenFlags, name: str) -> Dims:
-    """Return names and sizes of parallel groups; () when the flag is absent."""
+    """Return the names and sizes of the parallel dimensions; () when the flag is absent."""
     word = given.words.get(name)
     if word is None:
         return ()
@@ -221,7 +221,7 @@ def parse_modules(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def parse_sbatch_flags(name: str, texts: Iterable[str]) -> tuple[str, ...]:
-    """Return flags of sbatch: as they are, or as partition=gpu exclusive, without the dashes."""
+    """Return flags for sbatch; the user may write them with dashes, or without as in `partition=gpu exclusive`."""
     try:
         split = [(text.lstrip().startswith("-"), shlex.split(text)) for text in texts]
         return tuple(word if whole else f"--{word}" for whole, words in split for word in words)

@@ -27,7 +27,7 @@ _NOT_ON_RESUME = {
 
 
 class PodFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """What the pods of --fleet kubernetes are."""
+    """The flags about the pods of --fleet kubernetes: image, namespace and template."""
 
     image: str | None
     namespace: str | None
@@ -82,7 +82,7 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def endpoint(self) -> tuple[str, int] | None:
-        """The first endpoint; None unless the job spans hosts."""
+        """The first address at which the controller may listen; None unless the job spans hosts."""
         return self.endpoints[0] if self.endpoints else None
 
     def ranks_per_node(self) -> int:
@@ -215,7 +215,7 @@ def _journal_address(given: GivenFlags, fleet: str) -> str | None:
 
 
 def _join_endpoints(given: GivenFlags, hosts: int) -> tuple[tuple[str, int], ...]:
-    """Return where the controller of a joined job may listen; it may change hosts if the journal is in a database."""
+    """Return where the controller of a joined job may listen; several addresses only with --journal."""
     texts = (given.flag_text("rdzv-endpoint") or "").split(",")
     if len(texts) == 1:
         return (_join_endpoint(given, hosts),)
@@ -314,7 +314,8 @@ def _misplaced_flags(given: GivenFlags, fleet: str, hosts: int) -> list[str]:
 
 
 def _flags_beside_resume(given: GivenFlags) -> list[str]:
-    """Return notes about flags, not PET_ variables, that --resume ignores; UsageError for flags that it forbids."""
+    """Return notes about flags that --resume ignores; UsageError for flags that it forbids. PET_ variables get no
+    note."""
     if "resume" not in given.words:
         return []
     for name, why in _NOT_ON_RESUME.items():

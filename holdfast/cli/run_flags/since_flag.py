@@ -1,4 +1,4 @@
-"""The flag --since: the last so long of a run, or what it did since a time."""
+"""The flag --since: a duration before the end of a run, or a time."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -12,7 +12,7 @@ _CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2})?")
 
 
 def parse_since(text: str, account: Account) -> float:
-    """Return the instant that is meant, by this host's clock; UsageError if that is none, or after the run's end."""
+    """Return the instant that --since names, by this host's clock; UsageError if invalid or after the run's end."""
     since = _find_instant(text.strip(), account.end_at)
     if since >= account.end_at:
         ended = datetime.fromtimestamp(account.end_at, UTC).astimezone()

@@ -1,5 +1,4 @@
-"""Standard output of commands that finish their work, and tell by their exit code what they found, though nobody reads
-on."""
+"""Standard output for commands that must finish, and return their exit code, even if nobody reads their output."""
 
 import contextlib
 import os
@@ -9,7 +8,7 @@ from typing import Any, TextIO, cast
 
 
 class ClosedPipeOutput:
-    """Standard output that goes nowhere once its reader is gone."""
+    """Standard output that discards what is written once its reader is gone."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -36,10 +35,10 @@ def _without_reader(out: TextIO) -> Iterator[None]:
 
 
 def drop_output(out: TextIO) -> None:
-    """Let everything that is written from now on, and what waits to be written, go nowhere."""
+    """Discard everything that is written from now on, and what is still buffered."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
 
 
 def ignore_closed_pipe() -> contextlib.redirect_stdout[TextIO]:
-    """Return a context in which commands print without noticing that nobody reads on."""
+    """Return a context in which printing goes on without an error after the reader of standard output is gone."""
     return contextlib.redirect_stdout(cast(TextIO, ClosedPipeOutput(sys.stdout)))

@@ -1,4 +1,4 @@
-"""The console on which commands print tables and sentences for people, and for the programs that they pipe them to."""
+"""The console on which commands print tables and sentences, for people and for pipes."""
 
 import os
 import sys
@@ -10,11 +10,11 @@ _WIDE = 1000  # columns: a program that searches for words needs each sentence o
 
 class CommandOutput(Console):
     def on_broken_pipe(self) -> None:
-        """Let the command end as every other does of whose output nobody reads the rest."""
+        """Raise BrokenPipeError, so that the command ends as others do when nobody reads the rest of their output."""
         raise BrokenPipeError
 
 
 def make_output() -> Console:
-    """Return a console on standard output: as wide as the terminal, or for a file or a pipe as its lines are."""
+    """Return a console on standard output: as wide as the terminal; into a file or a pipe, lines are not wrapped."""
     wide = not sys.stdout.isatty() and not os.environ.get("COLUMNS")
     return CommandOutput(markup=False, highlight=False, width=_WIDE if wide else None)

@@ -1,4 +1,4 @@
-"""Flame graphs of where all ranks are: one box per frame, as wide as the number of ranks in it."""
+"""Flame graphs of the stacks of all ranks: one box per frame, whose width is the number of ranks in that frame."""
 
 from html import escape
 

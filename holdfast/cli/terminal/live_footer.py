@@ -31,7 +31,8 @@ _GAP = "  "
 
 
 class FooterLine:
-    """The line on the terminal. The cursor stays at its start: what the terminal echoes, such as ^C, is overwritten."""
+    """The footer itself. The cursor stays at its start, so the next drawing overwrites what the terminal echoes, such
+    as ^C."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,7 +40,7 @@ class FooterLine:
         self._words: tuple[str, str] = "", ""
 
     def set_words(self, head: str, rest: str) -> None:
-        """Show these words from now on; `head` may be coloured."""
+        """Show this text from now on; `head` may contain colours."""
         self._words = head, rest
         if self._lock.acquire(blocking=False):  # else whoever writes draws it
             try:
@@ -50,14 +51,14 @@ class FooterLine:
 
     @contextlib.contextmanager
     def lifted(self) -> Iterator[None]:
-        """Give the terminal to somebody who writes whole lines."""
+        """Remove the footer while the caller writes whole lines to the terminal, and draw it again afterwards."""
         with self._lock:
             self._erase()
             yield
             self._draw()
 
     def close(self) -> None:
-        """Erase the line for good."""
+        """Erase the footer for good."""
         self._closed = True
         if self._lock.acquire(timeout=_CLOSE_S):
             self._erase()
@@ -93,12 +94,12 @@ _shown: FooterLine | None = None  # a process has one terminal
 
 
 def make_room() -> contextlib.AbstractContextManager[None]:
-    """Return a context in which lines can be written to the terminal; the footer, if there is one, is below them."""
+    """Return a context in which lines can be written to the terminal above the footer, if there is one."""
     return _shown.lifted() if _shown else contextlib.nullcontext()
 
 
 def can_have_footer() -> bool:
-    """Whether we write to a terminal that can move its cursor, and nobody else writes there what goes through us."""
+    """Whether stderr is a terminal that can move its cursor, and all output to that terminal comes directly from us."""
     if not os.isatty(_STDERR) or os.environ.get("TERM", "dumb") in ("", "dumb"):
         return False
     if os.isatty(_STDOUT):
@@ -111,7 +112,7 @@ def can_have_footer() -> bool:
 
 @contextlib.contextmanager
 def show_footer(run_dir: Path) -> Iterator[None]:
-    """Show what the job does, as long as the block lasts, if there is a terminal for it."""
+    """Show the footer while the block runs, if there is a terminal for it."""
     global _shown  # noqa: PLW0603 - see there
     if not can_have_footer():
         yield
@@ -152,7 +153,7 @@ class JobMeter:
         self._steps: deque[tuple[float, int]] = deque()
 
     def describe_job(self, now: float, status: dict[str, Any]) -> tuple[str, str]:
-        """Return the phase, and what else there is to say, the most important first; {}: no controller answers."""
+        """Return the phase, and further facts, most important first; `status` is empty if no controller answers."""
         phase = "starting" if not self._phase else "no controller"
         if status:
             phase = phase_said(status)
@@ -179,7 +180,7 @@ class JobMeter:
 
 
 def _describe_wait(status: Mapping[str, Any]) -> str:
-    """Say what a job does that does not train: the question to a person, which nodes restore state, or its own word."""
+    """Say what a job that does not train does: ask a person, restore state on some nodes, or what its status says."""
     if status.get("asking"):
         return f"holdfast approve or stop: {status['asking']}"
     seated = [node for node in status["nodes"] if node["ranks"]]
@@ -202,7 +203,7 @@ def count_columns(text: str) -> int:
 
 
 def cut_columns(text: str, most: int) -> str:
-    """Return as much of one line as fits; dots show where a longer one was cut."""
+    """Return as much of a line as fits into `most` columns; an ellipsis shows that it was cut."""
     text = text.replace("\n", " ").replace("\t", " ")
     if count_columns(text) <= most:
         return text

@@ -1,4 +1,4 @@
-"""Writes files that a command is told to make: each is made anew and renamed, so nothing is written through a link."""
+"""Writes the output files of commands: each file is made anew and renamed, so that no link is followed."""
 
 import errno
 import os
@@ -8,10 +8,9 @@ from pathlib import Path
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a file whole or not at all; OSError if that fails, or if there is something else than a plain file.
+    """Write a file whole or not at all; OSError if that fails or the path exists and is no plain file.
 
-    Another user may have put a link there, if the folder is a shared one: it could lead to any file of ours.
-    """
+    In a shared folder another user may have put a link at the path, which could lead to any file of ours."""
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
         raise OSError(errno.EEXIST, "it is a link, or no plain file; name another", str(path))
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

@@ -1,7 +1,6 @@
-"""The command lines of all commands, prepared beforehand: --help and completion import no command for them.
+"""The help and the flags of all commands, prepared in advance, so that --help and completion import no command.
 
-`python -m tests.prepared_command_lines` writes them anew from the commands' own parsers.
-"""
+`python -m tests.prepared_command_lines` writes them anew from the commands' own parsers."""
 
 import argparse
 import json
@@ -13,7 +12,7 @@ CommandLine = dict[str, Any]  # one parser: prog, usage, description, epilog, ro
 
 
 class _NoHelpError(Exception):
-    """These words do not lead to a help text."""
+    """These arguments do not ask for a help text."""
 
 
 class _HelpParser(argparse.ArgumentParser):
@@ -27,7 +26,7 @@ def load_command_lines() -> dict[str, CommandLine]:
 
 
 def print_help(command: str, words: list[str]) -> bool:
-    """Print the help that these words ask for; False if they ask for none, or the command itself has to say why not."""
+    """Print the help that these arguments ask for; False if they ask for none or contain an error."""
     line = load_command_lines().get(command, {"text": ""})
     if "text" in line:
         asked = bool(line["text"]) and words[0] in ("-h", "--help")
@@ -49,7 +48,7 @@ def _heads(line: CommandLine) -> dict[str, Any]:
 
 
 def _add_rows(parser: argparse.ArgumentParser, line: CommandLine) -> None:
-    """Give a parser the same help as the command's own, and the same arity of each flag."""
+    """Give a parser the same help texts as the command's own parser, and the same number of values for each flag."""
     groups: dict[str, Any] = {}
     either: dict[int, Any] = {}
     for row in line["rows"]:

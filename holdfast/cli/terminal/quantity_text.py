@@ -26,14 +26,14 @@ START_S = 60.0  # ranks that have run for less may not have come to their first 
 
 
 def no_step_said(run_s: float, *, over: bool) -> str:
-    """Say why no step was seen in so many seconds; "" before ranks run, and it is too early to say while they start."""
+    """Say that no step was seen, and why, if the ranks have run long enough to tell; "" before ranks have run."""
     if over or run_s >= START_S:
         return NO_STEP if run_s else ""
     return f"no step was seen yet: the ranks have run for {duration_text(run_s)}" if run_s else ""
 
 
 def phase_said(status: dict[str, Any]) -> str:
-    """Return a job's phase in a word. Whoever has run for long and never told a step need not be starting."""
+    """Return a job's phase in one word; a job that has run for long without any step counts as "running"."""
     if status["phase"] == "starting" and status.get("run_s", 0.0) >= START_S:
         return "running"
     return "ending" if status.get("parted") else str(status["phase"])
@@ -49,16 +49,16 @@ def ettr_of(wall_s: float, ettr: float | None, at_most: str = "") -> str:
 
 
 def hour_ettr_of(ettr: float | None, at_most: str = "") -> str:
-    """Return the ETTR of the last hour in words; empty for a job that is not that old."""
+    """Return the ETTR of the last hour as text; "" for a job that is younger than an hour."""
     return f", {at_most}{100 * ettr:.1f} % of the last hour" if ettr is not None else ""
 
 
 def step_said(step: int, since: str = "") -> str:
-    """Return the newest step in words, or with `since` the number of steps since then; -1 means no step.
+    """Return the newest step as text, or with `since` the number of steps made since then; -1 means no step.
 
-    A step that is counted from the start of the run has a number: after a restart, steps are made again, so more steps
-    may have been made than it says.
-    """
+    A step that is counted from the start of the run is a position, not a count of steps made: after a restart, steps
+    are
+    made again."""
     if step < 0:
         return "no step seen"
     if since == FROM_START:
@@ -67,10 +67,9 @@ def step_said(step: int, since: str = "") -> str:
 
 
 def storage_said(storage: StorageReport | None, *, unwatched: bool = False) -> str:
-    """Return in words what was last written to storage, and why later checkpoints were not; "" if nobody told.
+    """Return which step was last written to storage, and why later checkpoints were not; "" if nothing is known.
 
-    Of a job that has not ended and that nobody watches, later checkpoints may be there.
-    """
+    With `unwatched`, the job goes on without a controller, so storage may have later checkpoints."""
     if storage is None:
         return ""
     why = storage.missed.why if storage.missed else ""

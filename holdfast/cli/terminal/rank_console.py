@@ -39,7 +39,7 @@ _closed: set[int] = set()  # nobody reads these any more
 
 
 def say(text: str) -> None:
-    """Print one sentence of ours on the console."""
+    """Print one sentence of holdfast's own on the console."""
     write_all(_STDERR, f"holdfast: {sentence_of_ours(text)}\n".encode())
 
 
@@ -56,7 +56,7 @@ def write_all(fd: int, content: bytes) -> None:
 
 
 def find_console_files() -> tuple[str, ...]:
-    """Return the files to which our standard output and error go; none for a terminal or a pipe."""
+    """Return the files to which our stdout and stderr are redirected; none for a terminal or a pipe."""
     found = []
     for fd in (_STDOUT, _STDERR):
         with contextlib.suppress(OSError):
@@ -110,7 +110,7 @@ class Console:
                 file.offset = file.path.stat().st_size
 
     def show_new_output(self) -> None:
-        """Show what was written since the last time."""
+        """Show the output that was written since the last call."""
         now = time.monotonic()
         self._budget = min(self._style.bytes_s, self._budget + (now - self._pumped_at) * self._style.bytes_s)
         self._pumped_at = now
@@ -123,7 +123,7 @@ class Console:
         self._show_folded()
 
     def pause_s(self) -> float:
-        """Return how long to wait before the next look."""
+        """Return how many seconds to wait before the next call of `show_new_output`."""
         return _EAGER_PUMP_S if time.monotonic() < self._eager_until else _PUMP_S
 
     def drain_output(self) -> None:
@@ -176,8 +176,8 @@ class Console:
         self._unfold_traceback(file)
 
     def _find_files(self) -> None:
-        """Find the files of new generations, and drop those of generations that are long over. Ranks of the one before
-        have ended: their unfinished lines come before what the next ones print."""
+        """Find the log files of new generations, and drop those of generations that are long over. Before a new
+        generation's output, show the unfinished lines of the one before, whose ranks have ended."""
         there = list_generations(self._log_dir)
         before, self._newest = self._newest, there[-1] if there else 0
         for path, file in list(self._files.items()):
@@ -274,7 +274,7 @@ def _file_size(path: Path) -> int:
 
 
 def shown_line(line: bytes, path: Path) -> bytes:
-    """Return a line of a file as a console shows it: sanitized, and of a very long one its beginning."""
+    """Return a log line as the console shows it: sanitized, and cut if it is very long."""
     cut = len(line) - _LINE_BYTES
     note = f" ... {cut} bytes of this line not shown here; see {path}" if cut > 0 else ""
     return sanitize_line(line[:_LINE_BYTES]) + note.encode()

@@ -1,8 +1,7 @@
 """Folds tracebacks on a console that many ranks share: the first cause is shown whole, later ones in one line.
 
-When a rank fails, every other rank prints a traceback that says only this, or torch's threads report in C++ that a peer
-is gone. All that say the same become one line, which names the logs with all of it.
-"""
+When a rank fails, every other rank prints a traceback, or torch's threads print a C++ report, which only says that a
+peer is gone. All that say the same become one line, which names the logs that have the full text."""
 
 import re
 import time
@@ -36,7 +35,7 @@ _LINE_BYTES = 400
 
 
 class PrintedTraceback:
-    """A traceback of Python, or a report of C++, that is being printed."""
+    """A Python traceback, or a C++ report, of which a rank has printed only a part so far."""
 
     def __init__(self, now: float, native: bool) -> None:
         self.native = native
@@ -46,7 +45,7 @@ class PrintedTraceback:
         self.at = now
 
     def accepts_line(self, line: bytes) -> bool:
-        """Whether this line belongs to the traceback, or may."""
+        """Whether this line belongs, or may belong, to the traceback."""
         if self.native and _REPORT.match(line):
             return not self.message
         if self.native and not (_STACK.match(line) or _INSIDE.match(line)):
@@ -58,7 +57,7 @@ class PrintedTraceback:
 
     @property
     def speaks(self) -> bool:
-        """Whether a report is in its message, which may be any lines, and not past its stack."""
+        """Whether a C++ report is still in its message, which may be any text, and has not reached its stack yet."""
         told = next((line for line in reversed(self.lines) if line.strip()), b"")
         return not _FRAME.match(told)
 
@@ -81,7 +80,7 @@ class PrintedTraceback:
 
 
 class SameReports:
-    """Tracebacks of several ranks that one line can stand for."""
+    """Tracebacks of several ranks that say the same, so that one line can stand for all."""
 
     def __init__(self, now: float, says: bytes) -> None:
         self.says = says
@@ -122,8 +121,8 @@ class TracebackFolding:
         return [path for path, held in self._open.items() if time.monotonic() > held.at + _HELD_S]
 
     def end_traceback(self, path: Path) -> list[bytes]:
-        """End the open traceback of this file and return what is to be shown of it now; empty if there is none, or if
-        it says what other ranks say, too."""
+        """End the open traceback of this log, and return the lines to show now. The traceback itself is left out if it
+        only says what another rank's says, or that another rank failed."""
         held = self._open.pop(path, None)
         if held is None:
             return []
@@ -143,7 +142,7 @@ class TracebackFolding:
         return [*(_fold_frames(held.lines, path) if held.native else held.lines), *held.message]
 
     def _says_of_another(self, held: PrintedTraceback) -> bool:
-        """Whether this only says that another rank failed; a thousand ranks that say the same are judged once."""
+        """Whether this traceback only says that another rank failed; equal texts of many ranks are judged once."""
         told = [line for line in held.lines if not _FRAME.match(line)] if held.native else [held.last]
         key = _NUMBERS.sub(b"N", b"\n".join(told))
         if key not in self._echoes:
@@ -159,8 +158,8 @@ class TracebackFolding:
         same.line = b"%s (%s; %s)" % (held.last[:_LINE_BYTES], alone, _where(same.paths[path], path))
 
     def take_same(self, at_once: bool = False) -> list[tuple[Path | None, bytes]]:
-        """Return a line for tracebacks that say the same, once no more of them come; with its log if it is of one rank
-        alone."""
+        """Return one line for each set of equal tracebacks that no longer grows. It comes with the path of the log if
+        only one rank printed that traceback."""
         now = time.monotonic()
         found: list[tuple[Path | None, bytes]] = []
         for (generation, key), same in list(self._same.items()):
@@ -181,7 +180,7 @@ def _where(lines: int, path: Path) -> bytes:
 
 
 def _fold_frames(lines: list[bytes], path: Path) -> list[bytes]:
-    """Return a report with one line for each of its stacks."""
+    """Return a C++ report with each of its stacks replaced by one line."""
     found: list[bytes] = []
     for are_frames, part in groupby(lines, lambda line: _FRAME.match(line) is not None):
         some = list(part)

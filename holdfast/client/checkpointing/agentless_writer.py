@@ -89,7 +89,7 @@ class LocalWriter:
         return True
 
     def release_path(self) -> None:
-        """Let another run take the path, unless a write is under way."""
+        """Let another run write to the path, unless a write of ours is under way."""
         if self._taken and self.wait(0.0):
             self._taken = False
             self._owned.forget(self._storage.url)

@@ -77,11 +77,11 @@ class Checkpointer:
         verified: bool = False,
         replicated: "bool | dist.ProcessGroup | None" = None,
     ) -> None:
-        """`optimizer`: torch's, one or several; beside `state_dict` whatever changes it in its method `step`. `every`:
-        the interval between checkpoints under `path`, as a number of steps, "30s", or "auto". `slots`: how many
-        snapshots fit in memory; by default 4 if they are copied to peers, 3 if they are written to storage, else 2.
-        `verified` adds a slot for a snapshot that was verified as good. `replicated`: the ranks that hold the same
-        tensors without a common wrapper, True for all."""
+        """`optimizer`: one of torch's, or several; beside `state_dict`, any object whose method `step` changes that
+        state. `every`: the interval between checkpoints under `path`, as a number of steps, "30s", or "auto". `slots`:
+        how many snapshots fit in memory; by default 4 if they are copied to peers, 3 if they are written to storage,
+        else 2. `verified` adds a slot for a snapshot that was verified as good. `replicated`: the group of ranks that
+        hold the same tensors, if no wrapper such as DDP says so; True for all ranks."""
         self._world = RankWorld()
         self._replay = script_replay.current_replay()
         self._storage = storage_of(path, every, keep, keep_every)
@@ -212,8 +212,8 @@ class Checkpointer:
             self._storing.release_path()
 
     def _check_path(self) -> RivalRun | None:
-        """Raise StateError before training if checkpoints cannot be written; in later generations, restore() does so
-        unless it finds a state, and without it the first save."""
+        """Raise StateError before training if checkpoints cannot be written. In later generations, restore() raises it
+        unless it finds a state; if restore() is not called, the first save raises it."""
         self._refused = ""
         if not self._storage or self._replay:
             return None
@@ -344,8 +344,8 @@ class Checkpointer:
     def _restore_newest(self, told: StateGrant = _NO_STATE) -> int:
         """Restore the newest checkpoint that all ranks can read; return its step, or 0 if there is none.
 
-        Storage that is away looks like storage that is empty. So if the job has written a checkpoint, finding none is
-        an error: a start from step 0 would throw away the job's work.
+        Storage that is not mounted looks like storage that is empty. So if the job has written a checkpoint, finding
+        none is an error: a start from step 0 would throw away the job's work.
         """
         self.restored_from = "none"
         url = self._storage.url if self._storage else ""

@@ -44,7 +44,7 @@ class ExtraState:
         )
 
     def restore(self, told: ImageMetadata, *, here: bool) -> None:
-        """Restore the script's extras; with `here`, when the state is this rank's own, also the random generators."""
+        """Restore the script's extras; if the state is this rank's own (`here`), also the random number generators."""
         self.made = told.made
         states = decode_value(told.extra) if told.extra else {}
         for name, state in states.items() if isinstance(states, dict) else ():

@@ -198,7 +198,7 @@ class ModelState:
 
     @property
     def is_followed(self) -> bool:
-        """Whether torch announces the changes of guarded items; without an optimizer nobody does."""
+        """Whether torch announces the changes of guarded items; without an optimizer nothing announces them."""
         return bool(self._optimizers)
 
     def guarded_items(self) -> list[bool]:

@@ -1,4 +1,4 @@
-"""Announces the steps of optimizers, of torch and of others: a call right before each step."""
+"""Makes a call right before each step of an optimizer, torch's own or any other."""
 
 import functools
 import types
@@ -15,11 +15,11 @@ class StepAnnouncement:
         self._call: Callable[[], None] = do_nothing
 
     def call_before_steps(self, call: Callable[[], None]) -> None:
-        """Make this call from now on; it replaces an earlier one."""
+        """Set the call to make before each step; it replaces an earlier one."""
         self._call = call
 
     def follow(self, optimizer: Any) -> None:
-        """Follow torch's optimizer by a hook, any other by a `step` of its own; its class stays as it is."""
+        """Announce this optimizer's steps: by a hook if it is torch's, else by a `step` that replaces the object's."""
         if isinstance(optimizer, Optimizer):
             optimizer.register_step_pre_hook(lambda *_: self._call())
             return
@@ -38,7 +38,7 @@ class StepAnnouncement:
 
 
 def announce_steps(optimizer: Any) -> StepAnnouncement:
-    """Return the announcement of the steps of all these optimizers; TypeError if one of them makes no steps."""
+    """Return an announcement that follows all these optimizers; raise TypeError if one of them has no method `step`."""
     found = StepAnnouncement()
     for one in list_optimizers(optimizer):
         if not callable(getattr(one, "step", None)):

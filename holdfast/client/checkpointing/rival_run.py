@@ -8,7 +8,7 @@ from holdfast.client.checkpointing.rank_collectives import RankWorld
 
 
 class RivalRun:
-    """What is known of another run of rank 0's host that writes to our path; looking is a collective."""
+    """Another run on rank 0's host that writes to our path, if there is one; looking for it is a collective."""
 
     def __init__(self, url: str, world: RankWorld, *, with_agent: bool) -> None:
         self._url = url

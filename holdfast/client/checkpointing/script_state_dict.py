@@ -89,7 +89,7 @@ class UserState:
         return found
 
     def guarded_items(self) -> list[bool]:
-        """Return True for every item: that each change is announced is checked, and not believed."""
+        """Return True for every item. The script should announce each change of them; that it does is checked."""
         return [True] * self._size
 
     def before_step(self, call: Callable[[], None]) -> None:

@@ -32,7 +32,7 @@ class PeekedState(NamedTuple):
 
 
 def peek_state(path: str | os.PathLike[str] | None) -> PeekedState:
-    """Return what a Checkpointer with this `path` will restore; a collective. Step 0: nothing."""
+    """Return what a Checkpointer with this `path` will restore; step 0 means nothing. This is a collective."""
     world, link = RankWorld(), KeeperClient.for_this_rank()
     asked = StateRequest(rank=world.rank, generation=current_generation())
     grant = link.request_state(asked) if link else _NO_STATE
@@ -49,7 +49,7 @@ def peek_state(path: str | os.PathLike[str] | None) -> PeekedState:
 
 
 def _newest_whole(base: str, grant: StateGrant) -> str:
-    """Return the newest checkpoint whose every byte is as it was written; a restore will come to the same one."""
+    """Return the newest checkpoint of which every byte is as it was written; a restore will choose the same one."""
     for one in apply_doubts(find_checkpoints(base), grant.run, grant.doubts):
         try:
             if one.ok and not checkpoint_load.verify_checkpoint(one.url):

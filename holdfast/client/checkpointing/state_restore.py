@@ -48,7 +48,7 @@ class StateRestore:
         self._snapshots.arena.drop_after(step)
 
     def plan_read(self, url: str) -> tuple[Metadata, tuple[checkpoint_load.PartPiece, ...] | None]:
-        """Return the checkpoint's metadata, and the pieces of this rank's image or None if split differently."""
+        """Return the checkpoint's metadata, and this rank's pieces of it; None for these if it is split differently."""
         metadata = dcp.decode_metadata(checkpoint_load.read_metadata(url))
         return metadata, locate_pieces(metadata, self._snapshots.layout)
 
@@ -64,7 +64,7 @@ class StateRestore:
         self._from_image(image)
 
     def from_other(self, url: str, metadata: Metadata, rank: int) -> str:
-        """Restore a checkpoint of another world size or split; say what could not be restored, or return ""."""
+        """Restore a checkpoint of another world size or split; return in words what could not be restored, or ""."""
         state = self._source.loadable_state()
         extra = metadata.state_dict_metadata.get(EXTRA)
         rows = torch.zeros(extra.size, dtype=torch.uint8) if isinstance(extra, TensorStorageMetadata) else None

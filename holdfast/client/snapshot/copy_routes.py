@@ -92,7 +92,7 @@ def choose_routes(
 
 
 def lengthen_tail(layout: ImageLayout, found: CopyRoutes, want: float, most: int) -> frozenset[int]:
-    """Return a longer tail, so that about `want` bytes are copied directly; shadows take at most `most` bytes."""
+    """Return a longer tail, until about `want` bytes are copied directly; shadows take at most `most` bytes."""
     tail = list(found.tail)
     left, held = total_bytes(layout, found.direct), total_bytes(layout, found.shadowed)
     for index in reversed(found.direct):

@@ -3,13 +3,13 @@
 The side stream also writes the slot's header, so all writes to a slot happen in stream order, however far ahead the
 CPU is. A slot that is not whole is never sealed, and a whole snapshot stays until the next one is sealed. Parameters
 and optimizer state may be read until the optimizer's next step; on the GPU, that step waits for the reads. State that
-may change earlier, such as buffers, is copied to a shadow on the GPU at once. The tail is the part that the bus cannot
-take within a step; it is also copied to a shadow, but during the forward pass.
+may change earlier, such as buffers, is copied to a shadow on the GPU at once. The tail is the part that the bus
+cannot take within a step; it is also copied to a shadow, but during the forward pass.
 
-Copies go on beside training only if a step was announced since the snapshot before: what captures its steps in a graph,
-or has optimizers that are not torch's, may announce none, and then training waits for the copies. A state whose steps
-only the script can announce is not trusted further: its snapshot is sealed when the next step is announced, and only
-if torch has counted no change of a tensor until then.
+Copies run beside training only if a step was announced since the previous snapshot; otherwise training waits for
+them. A script that captures its steps in a graph, or whose optimizers are not torch's, may announce none.
+Announcements that only the script can make are checked: the snapshot is sealed when the next step is announced, and
+only if torch has counted no change of a tensor until then.
 """
 
 import time
@@ -92,7 +92,7 @@ class SideStream:
         doubt: Callable[[str], None] | None = None,
     ) -> None:
         """`reach` waits until the GPU can reach the image of a slot up to a given byte. `doubt` is given if only the
-        script announces changes of the state; it gets a sentence where they are not announced well."""
+        script announces changes of the state; it is called with a sentence when a change was not announced."""
         self._layout = layout
         self._arena = arena
         self._guarded = list(guarded)
@@ -183,7 +183,7 @@ class SideStream:
         _drain_turns(self._turns, self._streams)
 
     def _prove_newest(self, *, announced: bool) -> None:
-        """Have the newest snapshot sealed if nothing changed while it was read; drop it if that is not known."""
+        """Have the newest snapshot sealed if nothing changed while it was read; drop it if something may have."""
         unproven, self._unproven = self._unproven, None
         if unproven is None:
             return
@@ -198,7 +198,7 @@ class SideStream:
         self._doubt(f"a snapshot is dropped: {self._distrust(changed)}")
 
     def _distrust(self, changed: list[int]) -> str:
-        """Read these items no more while training goes on; return in words why, and what comes of it."""
+        """Stop reading these items while training runs; return in words why, and what follows."""
         if not changed:
             return "before_step() was not called between two saves, so its state may have changed meanwhile"
         key, more = self._layout.items[changed[0]].spec.key, len(changed) - 1
@@ -269,7 +269,7 @@ class SideStream:
 
 
 def _count_changes(tensor: torch.Tensor) -> int:
-    """Return how often torch has seen this memory change; kernels that are no operators of torch go unseen."""
+    """Return how often torch has seen this memory change; changes by kernels outside of torch are not seen."""
     return 0 if tensor.is_inference() else tensor._version
 
 

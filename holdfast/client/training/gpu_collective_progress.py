@@ -1,8 +1,8 @@
 """How far a rank's GPU has come in the collectives that it has entered, from torch's flight recorder.
 
-Under NCCL a process only queues a collective, and may be many of them ahead of its GPU. With TORCH_NCCL_ENABLE_TIMING=1
-the recorder tells which of them have begun on the GPU. Other backends, and NCCL without timing, do not tell it: then it
-stays unknown.
+Under NCCL a process only queues a collective, and may be many of them ahead of its GPU. With
+TORCH_NCCL_ENABLE_TIMING=1 the recorder shows which of them have begun on the GPU. Other backends, and NCCL without
+timing, do not show this, and then the GPU's progress stays unknown.
 """
 
 import sys
@@ -20,14 +20,14 @@ _ALL_WAIT = ("all_reduce", "all_gather", "reduce_scatter")  # in whose names; a 
 
 
 class UnbegunTime:
-    """For how long operations that a GPU could begin have waited for its other work."""
+    """How long operations that a GPU could have begun have waited, because it did other work."""
 
     def __init__(self) -> None:
         self.ended_at = 0.0  # the newest that has ended
         self.longest_s = 0.0
 
     def note_end(self, entry: Entry) -> None:
-        """Note when an operation has ended, and how long the GPU could have begun it and did other work instead."""
+        """Note when an operation ended, and how long the GPU did other work although it could have begun this."""
         took_ms, seen_ns = entry.get("duration_ms"), entry.get("time_discovered_completed_ns")
         if took_ms is None or not seen_ns or seen_ns / 1e9 <= self.ended_at:
             return
@@ -36,21 +36,21 @@ class UnbegunTime:
         self.ended_at, self.longest_s = seen_ns / 1e9, max(self.longest_s, waited_s)
 
     def since(self, first: Entry | None, ended_at: float = 0.0) -> float:
-        """Return since when the GPU could begin this operation, its next one; 0 if there is none. `ended_at` is when
-        its newest of another kind has ended."""
+        """Return since when the GPU could have begun `first`, its next operation; 0 if there is none. `ended_at` is
+        when its newest operation of another kind ended."""
         return round(max(self.ended_at, ended_at, first["time_created_ns"] / 1e9), 3) if first else 0.0
 
 
 class GpuProgress:
-    """The GPU's side of one process group; keeps what has left torch's buffer."""
+    """The GPU's progress in one process group; remembers what it needs of entries that have left torch's buffer."""
 
     def __init__(self) -> None:
         self.timed = False  # it is told when collectives begin
         self.unbegun = UnbegunTime()
 
     def on_entries(self, entries: list[Entry], status: PgStatus | None, timed: bool = False) -> GpuState | None:
-        """Return how far the GPU has come, or None if nobody tells. `status` is torch's own count; None if messages
-        share it, since these have numbers of their own. `timed`: other groups of this process tell."""
+        """Return how far the GPU has come, or None if torch does not show it. `status` is torch's own count; None if it
+        also counts messages. `timed`: torch shows it for other groups of this process."""
         ordered = sorted(entries, key=lambda e: (e["collective_seq_id"], e["record_id"]))
         self.timed = self.timed or timed or tells_start(ordered, status)
         if not self.timed or not is_of_nccl(ordered[-1]):
@@ -70,14 +70,14 @@ class GpuProgress:
 
 
 def tells_start(entries: list[Entry], status: PgStatus | None) -> bool:
-    """Return whether a collective of NCCL has told that it has begun on the GPU."""
+    """Return whether the recorder shows for any NCCL collective that it has begun on the GPU."""
     if not all(map(is_of_nccl, entries)):
         return False
     return any(e.get("time_discovered_started_ns") for e in entries) or (status is not None and status[_STARTED] > 0)
 
 
 def last_completed(entries: list[Entry], status: PgStatus | None) -> int:
-    """Return the number of the last collective up to which none is open."""
+    """Return the number of the last collective up to which all have ended."""
     still = [e["collective_seq_id"] for e in entries if not has_ended(e)]
     numbers = [e["collective_seq_id"] for e in entries]
     if not still:
@@ -88,7 +88,7 @@ def last_completed(entries: list[Entry], status: PgStatus | None) -> int:
 
 
 def idle_gpu(entered: int, op: str, gpu: GpuState | None, status: PgStatus | None) -> tuple[int, GpuState | None]:
-    """Return what has completed, and the GPU's side, of a group of which torch's buffer holds nothing any more."""
+    """Return the last completed collective and the GPU's progress of a group without entries in torch's buffer."""
     if gpu is None or status is None or status["last_completed_collective"] >= entered:
         return entered, gpu and (entered, op, 0.0, gpu[3])
     started = max(gpu[0], status[_STARTED])
@@ -101,7 +101,7 @@ def operation_name(entry: Entry) -> str:
 
 
 def has_begun(entry: Entry) -> bool:
-    """Return whether the recorder of NCCL knows that this has begun on the GPU."""
+    """Return whether this has begun on the GPU, as far as NCCL's recorder knows."""
     return bool(entry["retired"]) or entry["state"] != "scheduled"
 
 
@@ -115,7 +115,7 @@ def is_of_nccl(entry: Entry) -> bool:
 
 
 def held_gpu_s(entry: Entry) -> float | None:
-    """Return for how long a collective held the GPU; None if that is not known, 0 if not all ranks wait for all."""
+    """Return how long a collective held the GPU; None if not known, 0 if not every rank waits for all others in it."""
     took_ms = entry.get("duration_ms")
     if not took_ms:
         return None
@@ -123,8 +123,8 @@ def held_gpu_s(entry: Entry) -> float | None:
 
 
 def find_gpu(local_rank: str) -> str:
-    """Return the UUID of the GPU that this process uses; "" if that is not known, as before it uses one. If it has
-    touched several, it is the one of its local rank."""
+    """Return the UUID of the GPU that this process uses; "" if that is not known, or if it uses none yet. Of several
+    GPUs, the one of its local rank counts."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if torch is None or cuda is None or not cuda.is_initialized():

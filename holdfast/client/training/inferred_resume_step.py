@@ -92,8 +92,8 @@ def stop_at_first_step(reads: ReadWatch, on_first: Callable[[], None] | None) ->
 
 
 def steps_before(optimizer: Any, reads: ReadWatch | None, made_up: int = 0) -> int:
-    """Return the number of steps made before this optimizer's first step in this rank, or UNKNOWN. `made_up` is the
-    optimizer's count when torch had only created its state: if nothing was loaded since, no step came before."""
+    """Return the number of steps made before this optimizer's first step in this rank, or UNKNOWN. `made_up` is its
+    count after a step that torch made only to create its state: if nothing was loaded since, no step came before."""
     try:
         before = _optimizer_count(optimizer) - 1
     except _ODD:  # its state is whatever its author wants it to be

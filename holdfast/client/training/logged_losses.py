@@ -27,11 +27,11 @@ class LoggedLosses:
         self._parts: object = None  # sum of what was computed for the step that is being made
 
     def close(self) -> None:
-        """Read no more: the script reports its losses itself."""
+        """Stop reading losses from loggers, because the script reports its losses itself."""
         self._is_closed, self._loss, self._norm, self._parts = True, None, None, None
 
     def on_metrics(self, call: str, metrics: Mapping[object, object]) -> None:
-        """Take in the metrics that the script logs by this call, about the step that is done."""
+        """Look for a loss and a gradient norm in the metrics that this call logs; they are of the step just done."""
         for name, value in metrics.items():
             if not isinstance(name, str) or isinstance(value, str | bool):
                 continue
@@ -43,7 +43,7 @@ class LoggedLosses:
             self._report()
 
     def on_part(self, call: str, value: object) -> None:
-        """Take in a part of the loss of the step that is being made; a step's loss is the sum of its parts."""
+        """Add a part of the loss of the step that is being made; a step's loss is the sum of its parts."""
         if value is not None and self._is_source(f"{call}()"):
             self._parts = value if self._parts is None else self._parts + value  # type: ignore[operator]
 
@@ -80,7 +80,7 @@ class LoggedLosses:
 
 
 def _read_number(value: object) -> object:
-    """Return the number, or None if it is none. A tensor on a device is returned as it is: reading it would wait."""
+    """Return the value as a number; None if it is none. A tensor on a device stays unread: that would wait."""
     if not is_on_host(value):
         return value
     try:
@@ -90,5 +90,5 @@ def _read_number(value: object) -> object:
 
 
 def _is_finite(value: object) -> bool:
-    """Return False also for a value on a device: a script may change it in place, so it is fetched at once."""
+    """Return whether a value is known to be finite; False for one on a device, which is then fetched at once."""
     return type(value) is float and math.isfinite(value)

@@ -1,6 +1,6 @@
-"""Hooks on the loggers of training scripts, so that losses are seen though a script knows nothing of us.
+"""Hooks on the loggers of training scripts, which show holdfast the losses of a script that does not report them.
 
-A hook is installed when the script imports the logger's module, and before the script can keep the plain function. A
+A hook is installed when the script imports the logger's module, before the script can get the plain function. A
 script that uses none of these loggers pays for one look into a table per import. A hook never raises, and passes
 arguments and results on as they are.
 """
@@ -89,7 +89,7 @@ class LoggerFinder:
         return spec
 
     def _hook_after(self, loader: Any) -> None:
-        """Have the module hooked after this loader has executed it; the loader is as before then."""
+        """Hook the module once this loader has executed it; the loader itself is restored."""
         plain = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
@@ -106,7 +106,7 @@ class LoggerFinder:
 
 
 def _hook_call(module: ModuleType, call: LoggerCall, losses: LoggedLosses) -> None:
-    """Replace the function; a release of the logger that lacks it is left alone."""
+    """Replace the function with its hook; do nothing if this version of the logger lacks the function."""
     owner = getattr(module, call.owner, None) if call.owner else module
     plain = vars(owner).get(call.function) if owner is not None else None
     if not callable(plain) or getattr(plain, "tells_holdfast", False):

@@ -1,8 +1,8 @@
-"""Counts the messages that a rank sends to and receives from other ranks, and whether it waits in torch.distributed.
+"""Counts the messages that a rank sends to and receives from other ranks, and notes when it waits in torch.distributed.
 
 Torch's recorder knows no messages of gloo, and numbers those of NCCL per process, so that two ranks cannot compare
-them. Both ends of a channel count the same messages if they count from the first one on: so the counting begins before
-the first process group is made. A call costs a microsecond.
+them. Both ends of a channel count the same messages if they count from the first one on: so the counting begins
+before the first process group is made. A call costs a microsecond.
 """
 
 import functools
@@ -40,7 +40,7 @@ def find_counts() -> MessageCounts | None:
 
 
 def count_messages() -> None:
-    """Count from now on, once. All of torch's functions for messages go through these methods."""
+    """Start counting, if not yet done. All of torch's functions for messages go through the methods wrapped here."""
     from torch._C import _distributed_c10d as c10d
 
     if find_counts() is not None:

@@ -44,8 +44,8 @@ class MessageProgress:
         return found
 
     def unbegun(self, ended_at: float) -> tuple[float, float]:
-        """Return since when the GPU could begin the next message, 0 if none is queued, and the longest that one has
-        waited so before it began. `ended_at` is when the newest collective has ended."""
+        """Return since when the GPU could have begun the next message, 0 if none is queued, and the longest time that a
+        message has waited like that. `ended_at` is when the newest collective ended."""
         if not self._unbegun.ended_at:  # none has told how long it took: nobody may tell when they begin
             return 0.0, 0.0
         return self._unbegun.since(self._next, ended_at), round(self._unbegun.longest_s, 3)
@@ -71,7 +71,7 @@ class MessageProgress:
 
 
 def find_groups_across(channels: list[ChannelState], members: Members, names: Mapping[str, str]) -> frozenset[str]:
-    """Return our names of the groups that have both ends of a channel: in a pipeline, ranks of several stages."""
+    """Return our names of the groups that contain both ends of a channel: in a pipeline, ranks of several stages."""
     ends = [{source, target} for _, source, target, *_ in channels]
     return frozenset(
         names.get(group, group[:NAME_CHARS])
@@ -81,8 +81,8 @@ def find_groups_across(channels: list[ChannelState], members: Members, names: Ma
 
 
 def sort_messages(entries: list[Entry]) -> dict[ChannelKey, list[Entry]]:
-    """Return by channel the messages that the recorder of NCCL holds, oldest first: the entry of each one's batch, if
-    it is of one, since that alone has its state."""
+    """Return the messages in NCCL's recorder by channel, oldest first. A message of a batch is given as the entry of
+    its batch, which alone has a state."""
     batches = {_batch_of(e): e for e in entries if e["profiling_name"] == _BATCH}
     found: dict[ChannelKey, list[Entry]] = {}
     for entry in entries:
@@ -106,6 +106,6 @@ def leave_batches_out(entries: list[Entry]) -> list[Entry]:
 
 
 def _batch_of(entry: Entry) -> tuple[Any, ...]:
-    """Return what the messages of a batch and the entry of the batch itself share. A single message before coalesced
-    collectives has the number of an earlier collective."""
+    """Return the numbers that the messages of a batch share with the entry of the batch itself. A single message before
+    coalesced collectives has the number of an earlier collective, so it does not match."""
     return entry.get("pg_id"), entry["collective_seq_id"], entry.get("p2p_seq_id")

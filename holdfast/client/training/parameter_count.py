@@ -1,8 +1,8 @@
 """Counts the parameters that a script's optimizers train, to estimate the FLOPs of a step.
 
-A count must be of the whole model, or MFU would come out too small. So there is none where a rank's optimizer has only
-a part of it that shows no whole: flat parameters, as of FSDP1, and masters that a mixed-precision optimizer makes. A
-DTensor knows its whole size. What frozen weights cost is not known here; such a script reports its FLOPs itself.
+A count must be of the whole model, or MFU would come out too small. So none is given if a rank's optimizer has parts
+that do not show the whole size: flat parameters of FSDP1, or master weights of a mixed-precision optimizer. A DTensor
+knows its whole size. What frozen weights cost is not known; such a script must report its FLOPs.
 """
 
 import weakref

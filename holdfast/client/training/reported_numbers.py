@@ -1,4 +1,4 @@
-"""Reads numbers that a script reports, be they tensors; it imports nothing, because every script loads it."""
+"""Reads numbers that a script reports, also as tensors; it imports nothing, because every script loads it."""
 
 MOST_STEP = 1 << 53  # as far as nodes and controllers count
 MOST_WORK = 1e30  # FLOPs of one step; the largest models train with less in all
@@ -18,6 +18,6 @@ def read_number(value: object) -> float | None:
 
 
 def read_amount(value: object) -> float | None:
-    """Return an amount of work; None for what is no amount, is absurd, or would have to be waited for."""
+    """Return an amount of work; None if it is negative or absurdly large, or if reading it would wait for a device."""
     amount = (read_number(value) or 0.0) if is_on_host(value) else -1.0
     return amount if 0 <= amount <= MOST_WORK else None

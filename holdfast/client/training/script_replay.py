@@ -64,8 +64,8 @@ class ScriptReplay:
         """Return how many layers to build the model with: `total`, or in a replay a part, at least one per stage.
 
         A group has fewer ranks than the job, so each of them holds more of a state that is sharded over replicas. The
-        part of the layers is the group's part of the ranks; every pipeline stage has as many as every other. A model
-        with fewer layers fits no checkpoint of the job: start it from the seed.
+        model therefore keeps the share of its layers that the group has of the job's ranks, with the same number in
+        every pipeline stage. A model with fewer layers fits no checkpoint of the job: start it from the seed.
         """
         if not 0 < self.ranks < self.job_ranks:
             return total

@@ -1,4 +1,4 @@
-"""The list of blocked hosts in Postgres, which all runs of a database share."""
+"""The block list in Postgres, which all runs that keep their journals in that database share."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -19,23 +19,24 @@ _WRITE = "update holdfast.shared set content = %(content)s where name = %(name)s
 
 
 class BlockListDatabase:
-    """Every call opens a connection of its own, as calls come from threads. A missing list is an empty one."""
+    """The block list in a database. Each call opens its own connection, as calls come from threads. A missing list
+    counts as empty."""
 
     def __init__(self, url: str) -> None:
         self._url = url
 
     def read_entries(self) -> Entries:
-        """Return all entries, also those whose time is over; BlockListError if the list cannot be read."""
+        """Return all entries, including expired ones; BlockListError if the list cannot be read."""
         with self._open_link() as link:
             postgres_schema.require_schema(link)
             return self._read(link, _READ)
 
     def add_entry(self, entry: BlockedHost) -> None:
-        """Put an entry on the list, in place of older ones that say no more than it does."""
+        """Add an entry to the list; it replaces older entries that block no more than it does."""
         self.change(entry.at, lambda entries: with_entry(entries, entry))
 
     def change(self, now: float, rewrite: Callable[[Entries], Entries]) -> None:
-        """Rewrite the list while no other process can, without the entries whose time is over. BlockListError if that
+        """Rewrite the list, without expired entries, while no other process can change it. BlockListError if that
         fails."""
         with self._open_link() as link:
             postgres_schema.prepare_schema(link)

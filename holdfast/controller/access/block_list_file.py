@@ -26,7 +26,8 @@ class BlockListError(OSError):
 
 
 class BlockListFile:
-    """The file may change at any time, so nothing of it is kept. A missing file is an empty list."""
+    """The block list in a file. The file may change at any time, so each call reads it anew; a missing file is an empty
+    list."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,11 +52,11 @@ class BlockListFile:
             raise BlockListError(f"{where} is damaged: {e}; mend it or remove it") from None
 
     def add_entry(self, entry: BlockedHost) -> None:
-        """Put an entry on the list, in place of older ones that say no more than it does."""
+        """Add an entry to the list; it replaces older entries that block no more than it does."""
         self.change(entry.at, lambda entries: with_entry(entries, entry))
 
     def change(self, now: float, rewrite: Callable[[Entries], Entries]) -> None:
-        """Rewrite the list while no other process can, without the entries whose time is over. BlockListError if that
+        """Rewrite the list, without expired entries, while no other process can change it. BlockListError if that
         fails."""
         try:
             self.path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
@@ -74,14 +75,14 @@ class BlockListFile:
             raise BlockListError(f"the list of blocked hosts {self.path} cannot be written: {e.strerror}") from None
 
     def _present_mode(self) -> int:
-        """Return who may read the list, which its owner decides: a site's list is for everybody."""
+        """Return the mode that the file has and keeps: its owner decides whether other users may read the list."""
         with contextlib.suppress(FileNotFoundError):
             return 0o600 | self.path.stat().st_mode & 0o044
         return 0o600
 
 
 class SharedBlockList(Protocol):
-    """A list of blocked hosts that several jobs and people change; BlockListError says why that cannot be."""
+    """A block list that several jobs and people change; its methods raise BlockListError on failure."""
 
     def read_entries(self) -> Entries: ...
 
@@ -91,10 +92,10 @@ class SharedBlockList(Protocol):
 
 
 class BlockListThreads:
-    """The list for the controller, which must not wait for a file system or a database."""
+    """The block list as the controller uses it: every call runs in a thread, as a file system or database may hang."""
 
     def __init__(self, listed: SharedBlockList, flag: str) -> None:
-        """`flag` names the list to `holdfast blocked`; empty for the list that this takes without one."""
+        """`flag` is the flag with which `holdfast blocked` finds this list; empty for its default list."""
         self._listed, self.flag = listed, flag
 
     def read_entries(self) -> Future[Entries | OSError]:
@@ -105,7 +106,7 @@ class BlockListThreads:
 
 
 def _call_in_thread(call: Callable[[], Found]) -> Future[Found | OSError]:
-    """Call in a thread of its own, which neither other calls nor the end of the controller wait for if it hangs."""
+    """Run a call in its own thread; if it hangs, neither other calls nor the controller's end wait for it."""
     answer: Future[Found | OSError] = Future()
     answer.set_running_or_notify_cancel()  # nobody can cancel it from here on
 
@@ -124,7 +125,7 @@ def _open_itself(path: str, flags: int) -> int:
 
 
 def with_entry(entries: Entries, entry: BlockedHost) -> Entries:
-    """Return the list with this entry in place of older ones that say no more than it does."""
+    """Return the list with this entry; older entries that block no more than it does are dropped."""
     return (*(old for old in entries if not _is_within(old, entry)), entry)
 
 

@@ -1,8 +1,7 @@
 """Decides who may connect to the controller, and what each caller may do.
 
-On this host the kernel says whose process is at the other end of a unix socket. From other hosts nodes show a
-certificate of this job, and people a token that has a name and a right. Nobody comes in without one of these.
-"""
+On this host the kernel says whose process is at the other end of a unix socket. From other hosts, nodes show a
+certificate of this job, and people a token that has a name and a right. All other callers are refused."""
 
 import asyncio
 import enum
@@ -104,7 +103,7 @@ class PortAccess:
         host: str,
         refusal: Callable[[dict[str, Any]], str] = _refuse_certificate,
     ) -> None:
-        """`refusal` says why a node's certificate is not accepted; empty if it is."""
+        """`refusal` returns why a node's certificate is not accepted; empty if it is accepted."""
         self._badges = badges
         self._refusal = refusal
         self._host = host  # by whose name the port may be called, besides numbers
@@ -137,7 +136,7 @@ def _bearer_token(request: web.Request) -> str:
 
 
 def refuse_foreign_page(request: web.Request, host: str) -> Refusal | None:
-    """Refuse a request that a web page of another site may have made a browser send; None if it is not refused."""
+    """Return a refusal if a web page of another site may have made a browser send this request; None if it may pass."""
     try:
         called = urlsplit(f"//{request.host}").hostname or ""
         page = urlsplit(request.headers.get("Origin", "")).netloc

@@ -1,4 +1,4 @@
-"""Guards the controller's port and that of `holdfast dash`: unproved callers get few links and little time."""
+"""Guards the ports of controller and `holdfast dash`: callers get few links and little time to prove themselves."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ class ConnectionGate:
         self._waiting: dict[asyncio.BaseTransport, asyncio.Event] = {}
 
     def note_proved(self, transport: asyncio.BaseTransport | None) -> None:
-        """Let the caller on this link stay."""
+        """Record that the caller on this link has proved itself, so that the link may stay."""
         if transport is not None and (event := self._waiting.get(transport)):
             event.set()
 
@@ -66,8 +66,8 @@ class ConnectionGate:
         self._queue_link(link, str(address[0]))
 
     def _queue_link(self, link: socket.socket, host: str) -> None:
-        """Queue a new link. If many links come at once, as after a controller restart, each waits for its turn:
-        to abort a handshake would waste the work done for it."""
+        """Queue a new link, which waits for its turn if many come at once, as after a controller restart. Handshakes
+        that have begun are not aborted for it, because that would waste the work done."""
         queue = self._queues.setdefault(host, deque())
         queue.append(link)
         self._call_next(host)
@@ -119,7 +119,7 @@ class ConnectionGate:
             self._strangers.pop(host, None)
 
     async def _serve_link(self, link: socket.socket, host: str) -> None:
-        """Serve a link until its caller has proved itself; abort the link if that takes too long."""
+        """Serve a link, but abort it if its caller does not prove itself in time."""
         transport: asyncio.BaseTransport | None = None
         try:
             loop, timeout = asyncio.get_running_loop(), _HANDSHAKE_S if self._context else None

@@ -29,8 +29,8 @@ class NodeTokens:
     """The node tokens in a file that only the controller writes."""
 
     def __init__(self, folder: Path, publish: Callable[[], None], clock: Callable[[], float] = time.time) -> None:
-        """`folder` is the folder of the certificate authority; only its owner can read it. `publish` brings it to
-        where a controller of another host looks for it."""
+        """`folder` is the folder of the certificate authority, which only its owner can read. `publish` copies the
+        folder to where a controller on another host would find it."""
         self._path, self.publish, self._clock = folder / "tokens.json", publish, clock
         try:
             self._minted = from_json(self._path.read_bytes(), dict[str, TokenRecord])
@@ -38,7 +38,7 @@ class NodeTokens:
             self._minted = {}  # one that is damaged lets nobody in
 
     def mint_token(self, name: str, within_s: float) -> NodeToken:
-        """Make a token, limited to this node if `name` is given; the next controller knows it when this returns."""
+        """Make a token, limited to one node if `name` is given; when this returns, a next controller knows it too."""
         made, now = enrolment_token.make_token(name), self._clock()
         kept = {id: found for id, found in self._minted.items() if now < found.until + _KEPT_S}
         self._write_tokens(kept | {made.id: TokenRecord(secret=made.secret, until=now + within_s, name=name)})
@@ -49,7 +49,7 @@ class NodeTokens:
         return self._minted[id].secret if id in self._minted else None
 
     def why_unusable(self, id: str, name: str) -> str:
-        """Say in one sentence why a node of this name cannot be enrolled with a token; empty if it can."""
+        """Say in one sentence why a token cannot enrol a node of this name; empty if it can."""
         found = self._minted[id]
         if found.used_by:
             return f"this token has already enrolled {found.used_by}, and a token enrols one node; {_MORE}"

@@ -14,7 +14,8 @@ _ASKED_BADLY = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 
 
 class ServerLogFilter(logging.Filter):
-    """Passes one complaint of a port's server a second. Bad requests lose their traceback; our own bugs keep it."""
+    """Lets at most one warning per second of a port's server pass. Bad requests lose their traceback; our own bugs keep
+    it."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

@@ -1,5 +1,4 @@
-"""Enrols hosts that know the job's secret or have a node token: the controller's side of
-wire/credentials/enrolment.py."""
+"""The controller's side of enrolment: enrols hosts that know the job's secret or have a node token."""
 
 import asyncio
 import os
@@ -31,7 +30,7 @@ _A_SECOND, _AT_ONCE = 0.1, 20.0  # refusals with one token that get a line each
 
 
 class _Open(NamedTuple):
-    """A challenge that waits for its answer."""
+    """A challenge that the node has not answered yet."""
 
     nonces: tuple[str, str]
     until: float
@@ -54,7 +53,7 @@ class NodeEnrolment:
         admission: HostAdmission,
         announce: Callable[[Ready], None],
     ) -> None:
-        """`announce` tells the job of a node that is refused because its host is blocked."""
+        """`announce` reports to the job that a node was refused because its host is blocked."""
         self._authority, self._token, self._run_id = authority, token, run_id
         self._audit, self._tokens, self._certificates = audit, tokens, certificates
         self._admission, self._announce = admission, announce
@@ -152,8 +151,8 @@ class NodeEnrolment:
         return signed.decode()
 
     def _audit_attempt(self, asked: EnrolmentRequest, token: str, origin: str, refused: str = "") -> bool:
-        """Record an attempt to enrol; refusals with one token are rate-limited, so they cannot fill the disk. Return
-        whether this one was within the limit."""
+        """Write an attempt to enrol to the audit log, and return whether it was within the rate limit. Refusals are
+        limited for each token, so that they cannot fill the disk."""
         if refused and not self._rates.may_call(token):
             self._audit.record_refusal(origin, f"POST {enrolment.PATH}", refused)
             return False
@@ -173,7 +172,7 @@ def _json_response(value: object, status: int = 200) -> web.Response:
 
 
 def _error_response(status: int, sentence: str) -> web.Response:
-    """An error answer that also closes the connection. A misbehaving caller must reconnect for every attempt."""
+    """Return an error response that closes the connection, so that a bad caller must reconnect for every attempt."""
     answer = _json_response({"error": sentence}, status)
     answer.force_close()
     return answer

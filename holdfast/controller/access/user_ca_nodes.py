@@ -1,4 +1,4 @@
-"""Admission of nodes that have certificates of the user's own authority and so need no token."""
+"""Enrolment of nodes that have certificates from the user's own authority, and so need no token."""
 
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ _SHOW = "this job takes certificates of its user's own authority: set door.autho
 
 
 class CertificateEnrolment:
-    """Admits nodes that have certificates of the user's own authority. Used instead of `NodeEnrolment`; no secret
-    or token is needed."""
+    """Accepts nodes that have certificates from the user's own authority. It takes the place of `NodeEnrolment`; no
+    secret or token is needed."""
 
     def __init__(
         self, folder: Path, run_id: str, audit: AuditLog, certificates: NodeCertificates, links: NodeLinks
@@ -29,7 +29,8 @@ class CertificateEnrolment:
         certificates.add_serials(node_serials.read_serials(folder))
 
     def certificate_refusal(self, shown: dict[str, Any]) -> str:
-        """Say why a node's certificate is refused; empty if it is accepted. A name keeps its first certificate."""
+        """Say why a node's certificate is refused; empty if it is accepted. A node's name stays bound to its first
+        certificate."""
         node, run, serial = (
             mutual_tls.certificate_node(shown),
             mutual_tls.certificate_run(shown),
@@ -51,7 +52,7 @@ class CertificateEnrolment:
         return "" if self._certificates.is_valid(node, serial) else f"the certificate of {node} is no longer valid"
 
     async def challenge_route(self, request: web.Request) -> web.Response:
-        """Answer a node that asks, before it starts anything, whether it would be accepted."""
+        """Tell a node whether it would be accepted, before it starts anything."""
         shown = request.transport.get_extra_info("peercert") if request.transport else None
         node = mutual_tls.certificate_node(shown)
         why = self.certificate_refusal(shown or {}) if node else _SHOW

@@ -14,7 +14,7 @@ _LOOK_S = 1.0
 
 
 class UserTokens:
-    """The run's own token, and the user tokens of a file; the file is read again when it changes."""
+    """The run's own token, and the user tokens in a file, which is read again whenever it changes."""
 
     def __init__(self, path: Path, own: tuple[UserToken, ...]) -> None:
         self._path, self._own = path, own

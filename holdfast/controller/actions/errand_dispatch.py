@@ -1,4 +1,4 @@
-"""Sends errands to nodes, sends them again to nodes that come back, and waits for the answers."""
+"""Sends errands to nodes, repeats them for nodes that reconnect, and waits for the answers."""
 
 import asyncio
 
@@ -61,7 +61,7 @@ class ErrandDispatch:
         return waiting
 
     async def ask_nodes(self, id: int, errands: dict[str, Errand], within_s: float) -> dict[str, Done]:
-        """Send each node its errand; return the answers that came in time."""
+        """Send each node its errand; return by node the answers that came in time."""
         return (await self.send_errands(id, errands, within_s)).answers
 
     def on_done(self, done: Done) -> None:
@@ -80,7 +80,7 @@ class ErrandDispatch:
                 waiting.note_answer(node, FELL_SILENT)
 
     def on_relink(self, node: str) -> None:
-        """Send a node again every errand that it has not answered."""
+        """Send a node that has reconnected every errand again that it has not answered."""
         self._silent.discard(node)
         for waiting in self._waiting.values():
             errand = waiting.errands.get(node)

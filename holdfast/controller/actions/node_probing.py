@@ -73,7 +73,7 @@ class NodeProbing:
         )
 
     async def _test_pairs(self, action: Probe, backend: str, rails: Rails) -> PairTestResult:
-        """Run the pair test, wave by wave, and in each of them rail by rail."""
+        """Run the pair test wave by wave; within a wave, each pair tests one rail after another."""
         port = await self._store.open(action.generation)
         done: list[PairResult] = []
         passed: dict[World, Mapping[str, tuple[Finding, ...]]] = {}

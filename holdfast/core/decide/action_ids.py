@@ -1,10 +1,10 @@
-"""Numbers of actions: no number is given twice, not even by a controller whose journal has lost entries."""
+"""Ids of actions: none is used twice, not even by a controller whose journal has lost entries."""
 
 EPOCH_IDS = 10**6  # numbers that one life of a controller may give
 
 
 class ActionIds:
-    """An iterator of action numbers that never repeats one: nodes never carry out the same number twice."""
+    """An iterator of action ids that never repeats one, because a node does not carry out the same id twice."""
 
     def __init__(self) -> None:
         self._next = 1

@@ -1,4 +1,4 @@
-"""Takeover by a new controller, including the case that its journal lacks entries that the nodes have seen."""
+"""Takeover by a new controller, including one whose journal has lost its newest entries."""
 
 from holdfast.core.decide import incident_course, launching
 from holdfast.core.decide.action_ids import EPOCH_IDS
@@ -34,7 +34,7 @@ def on_successor(state: JobState, now: float, event: Successor) -> str:
 
 
 def _on_lost_journal(state: JobState, now: float, lost: Lost) -> str:
-    """Keep the ranks if the journal still knows their generation; otherwise end them and launch a newer one."""
+    """Keep the ranks if the journal still knows their generation; otherwise end them and launch a new generation."""
     told, known, running = lost_journal_sentence(lost), state.generation, state.releases.running.number
     state.generation = max(known, lost.generation)
     if lost.release not in (0, running):

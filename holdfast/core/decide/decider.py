@@ -61,7 +61,7 @@ class Decider:
 
 
 def _look_after_standbys(state: JobState, now: float) -> None:
-    """Ask for missing nodes, and probe nodes beside the job while it does not need them."""
+    """Ask the fleet for missing nodes, and test nodes without a seat while the job trains or waits."""
     nodes, standbys = state.nodes, state.nodes.standbys
     if state.phase not in (Phase.ENDING, Phase.DONE):
         leaving = len(nodes.out) + len(state.requests.draining)  # each needs somebody in its place

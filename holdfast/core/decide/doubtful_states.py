@@ -18,7 +18,7 @@ class DoubtfulStates:
         self._bad = -1  # where it went wrong last
 
     def doubt_after(self, generation: int, not_after: int, progress: Progress | None) -> None:
-        """Doubt states after `not_after`. If the loss went bad no later than before, doubt the restored state too."""
+        """Doubt states after `not_after`; if an earlier loss went bad there or later, doubt the restored state too."""
         self.not_after, self.verified = not_after, 0 <= self._bad and not_after <= self._bad
         if self.verified and not (progress and progress.counted):  # before the state that it went on from
             self.not_after = min(not_after, progress.first_step - 2 if progress else not_after - 1)

@@ -1,4 +1,4 @@
-"""What follows from the fleet's word on its nodes: who waits in a queue, who is gone, and who will be taken away."""
+"""Reactions to the fleet's reports on its nodes: which are queued, gone, or about to be taken away."""
 
 from collections.abc import Set
 
@@ -16,7 +16,7 @@ REFUSED = 2  # exit code: as for a setting that is wrong
 
 
 def on_fleet_report(state: JobState, now: float, event: FleetReport) -> str:
-    """Take in what the fleet now says differently. The alarm about a seated node that is gone comes beside it."""
+    """Record what changed, and replace nodes without seats that are gone; one with a seat has an alarm of its own."""
     nodes = state.nodes
     waited = nodes.waits_in_queue
     nodes.standbys.take_report(now, event.nodes)
@@ -33,7 +33,7 @@ def on_fleet_report(state: JobState, now: float, event: FleetReport) -> str:
 
 
 def _part_with_gone(state: JobState, now: float, gone: dict[str, FleetNode]) -> str:
-    """Part with nodes that are gone and have no seat, and ask for others only after a pause that grows."""
+    """Dismiss nodes that are gone and had no seat, and ask for others only after a pause, longer each time."""
     standbys = state.nodes.standbys
     beside = standbys.beside_job(gone)
     said = []
@@ -69,7 +69,7 @@ def tell_queue(state: JobState) -> None:
 
 
 def on_acquired(state: JobState, now: float, event: Outcome) -> str:
-    """Take in which nodes will come. If the fleet refuses nodes for good, a job that has never trained ends."""
+    """Record which nodes will come. If the fleet refuses, end a job that never launched and lacks nodes, or retry."""
     nodes, standbys = state.nodes, state.nodes.standbys
     told = standbys.on_acquired(now, event, nodes.active)
     if not event.refused:
@@ -84,7 +84,7 @@ def on_acquired(state: JobState, now: float, event: Outcome) -> str:
 
 
 def drain_leaving(state: JobState, now: float) -> str:
-    """Replace nodes that the fleet will take away, and let them go before their end. Return the reason, if any."""
+    """Drain nodes that the fleet will take away, and evict them just before it does. Return the reason, if any."""
     nodes, standbys, requests = state.nodes, state.nodes.standbys, state.requests
     fleet = standbys.fleet
     due, leaving = fleet.due_nodes(now, standbys.patience_s)
@@ -115,8 +115,8 @@ def _time_left(state: JobState, now: float, nodes: Set[str]) -> str:
 
 
 def _let_go(state: JobState, now: float, over: Set[str]) -> str:
-    """Evict nodes just before the fleet takes them, if the job can go on without them. If it takes all nodes together,
-    end the job while their states can still be written. Else the job goes on until they are gone."""
+    """Evict nodes just before the fleet takes them away, if the job can go on without them. If the fleet takes all
+    nodes together, end the job while states can still be written. Else the job goes on until the nodes are gone."""
     nodes, fleet = state.nodes, state.nodes.standbys.fleet
     last_at = max(fleet.ends[node].at for node in over)
     all_end = all(fleet.ends_by(node, last_at + state.limits.leave_s) for node in nodes.active)
@@ -134,7 +134,7 @@ def _let_go(state: JobState, now: float, over: Set[str]) -> str:
 
 
 def go_on(state: JobState, now: float) -> str:
-    """Wait for other nodes: the fleet had taken all away, and somebody resumes the job. Its state is on storage."""
+    """Resume a job that ended because the fleet took all nodes away: dismiss these and wait for others."""
     nodes, standbys = state.nodes, state.nodes.standbys
     why = "the fleet has taken it away"
     for node in sorted({*nodes.pool, *standbys.coming, *standbys.under_probe}):

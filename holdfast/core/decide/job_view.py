@@ -58,7 +58,7 @@ class JobView:
         return self._state.summary
 
     def describe_present(self, now: float, step: int, ending: str, mute: tuple[int, ...] = ()) -> str:
-        """Return one line on what the job is doing now; `mute`: the ranks that tell of no step."""
+        """Return one line on what the job is doing now; `mute` are the ranks that report no steps."""
         return tell_present(self._state, now, step, ending, mute)
 
     # --- incidents -----------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class JobView:
 
     @property
     def fleet(self) -> Mapping[str, FleetNode]:
-        """What the fleet said last of each node that it has told of."""
+        """The fleet's latest report on each node that it has reported."""
         return MappingProxyType(self._state.nodes.standbys.fleet.nodes)
 
     @property
@@ -208,12 +208,12 @@ class JobView:
 
     @property
     def evicting(self) -> Mapping[str, str]:
-        """The nodes that must leave at once, each with the person who ordered that."""
+        """The nodes that must leave at once, each with who wants that: a person or the fleet."""
         return MappingProxyType(self._state.requests.evicting)
 
     @property
     def draining(self) -> Mapping[str, str]:
-        """The nodes that must leave once a standby can replace them, each with the person who ordered that."""
+        """The nodes that must leave once a standby can replace them, each with who wants it: a person or the fleet."""
         return MappingProxyType(self._state.requests.draining)
 
     # --- releases ------------------------------------------------------------------------------------------------

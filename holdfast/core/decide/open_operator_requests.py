@@ -1,4 +1,4 @@
-"""People's requests to a job that are still open: holding the job, answering its question, letting nodes go."""
+"""The open requests: who holds the job, what a person must decide, and which nodes must leave."""
 
 from collections.abc import Set
 
@@ -6,7 +6,7 @@ FLEET = "the fleet"  # who wants a node gone, if no person does
 
 
 class OpenRequests:
-    """The open requests of people, as part of the job's state."""
+    """The open requests of people and of the fleet, as part of the job's state."""
 
     def __init__(self) -> None:
         self.held = ""  # who wants the job to stand still; "": nobody does
@@ -34,9 +34,9 @@ class OpenRequests:
         return gone.union(drained[: max(0, standbys - len(gone))])
 
     def drained_nodes(self, nodes: Set[str]) -> set[str]:
-        """Return the nodes among these that leave though nobody doubts them."""
+        """Return the nodes among these that leave because they are drained or the fleet takes them."""
         return {node for node in nodes if self.evicting.get(node, FLEET) == FLEET}
 
     def who_wants_gone(self, node: str) -> str:
-        """Return the person who asked to evict or drain this node; "" if nobody did."""
+        """Return who wants this node evicted or drained: a person's name, or "the fleet"; "" if nobody does."""
         return self.evicting.get(node) or self.draining.get(node) or ""

@@ -1,4 +1,4 @@
-"""One sentence about what a job is doing now; incidents and planned restarts describe what it did before."""
+"""One sentence about what a job is doing now."""
 
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.open_planned_restart import Pause

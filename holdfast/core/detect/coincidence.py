@@ -1,9 +1,9 @@
-"""Coincidence detector: holds what strains machines against a job that has lost its pace, or stands.
+"""Coincidence detector: finds strained machines, such as hot ones, that explain why a job slows down or stands.
 
 Machines run hot, and drivers are slow to answer, without harm to the job. They count only if the job suffers at the
-same time. One machine that began to slow itself down when the job lost its pace is the cause, and is treated as a slow
-rank's machine is. Several at once have a cause outside of them: cooling, power, or the work itself. A driver that does
-not answer while the job stands is proof against its machine.
+same time. If one machine began to slow itself down when the job lost its pace, it is the cause, and is treated like the
+machine of a slow rank. If several did, the cause is outside of them: cooling, power, or the work itself. A driver that
+does not answer while the job stands is proof against its machine.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ class CoincidenceDetector:
         return bool(self._strains)
 
     def add_strains(self, now: float, alarm: Alarm) -> Alarm:
-        """Return an alarm about a slow rank with what slows its machine down, if anything is known to."""
+        """Return this alarm about a slow rank; its reason names a strain that slows the rank's machine, if any."""
         found = [s for nodes, s in self._strained_machines(now, StrainKind.SLOWS) if set(nodes) & set(alarm.suspects)]
         said = " and ".join(strain.text for strains in found for strain in strains)
         return msgspec.structs.replace(alarm, reason=f"{alarm.reason}; its machine {said}") if said else alarm
@@ -99,7 +99,7 @@ class CoincidenceDetector:
         return tuple(alarm for alarm in made if alarm)
 
     def _strained_machines(self, now: float, kind: StrainKind) -> Iterator[tuple[tuple[str, ...], list[Strain]]]:
-        """Yield the seated nodes of each machine that has strains of this kind, and those."""
+        """Yield, for each machine with strains of this kind, its seated nodes and these strains."""
         seated = {seat.node for seat in self._seats}
         for told_at, strains in self._strains.values():
             own = [strain for strain in strains if strain.kind is kind]

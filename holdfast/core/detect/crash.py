@@ -75,8 +75,8 @@ def _make_alarm(exit: Exit, found: Diagnosis, raised: str) -> Alarm:
 
 
 def _without_witness(action: str) -> str:
-    """Return the action that a rank's own words may lead to: a script can print anything, a line of the kernel too. The
-    agent reads the kernel's log and the devices itself, and what it finds there evicts."""
+    """Return the action for a rank's own words: never an eviction, because a script can print anything, even kernel
+    messages. The agent reads the kernel log and the devices itself, and evicts for what it finds there."""
     return ASK if action == EVICT else action
 
 
@@ -92,7 +92,7 @@ def _unwrap_exception(raised: str, traces: list[ExceptionChain]) -> str:
 
 
 def _whole_failure(exit: Exit) -> str:
-    """Return what the rank latched before it went; if that was cut, as the log has it."""
+    """Return the failure that the rank latched; if it was cut short, the whole line from its last words."""
     start = exit.latched.removesuffix(CUT)
     found = (line[line.index(start) :] for line in reversed(exit.words) if start in line)
     return exit.latched if start == exit.latched else next(found, exit.latched)

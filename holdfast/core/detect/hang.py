@@ -1,17 +1,17 @@
 """Hang detector: raises an alarm when nodes answer but the job makes no step for longer than it ever has.
 
-Naming a rank is cheap. When the job has made no step for the time of a few steps, all processes are inspected twice.
-If the others wait for the same rank both times, that rank is named. Acting on a rank is expensive. The job acts at once
-only on a rank that is stopped or gone. One whose GPU surely stands at two looks is waited for as long as a restart
-costs. For all others `named_hang_timeout.py` says when to act: by how sure it is that they hang, and by what a restart
-costs. If no rank is named, `unnamed_hang_timeout.py` does. Only what cannot end by itself is acted on sooner than after
-the longest pause of its kind that this run has recovered from.
+Naming a rank is cheap: after the time of a few steps without one, all processes are inspected twice, and a rank that
+the others wait for both times is named. Acting on a rank is expensive. The job acts at once only on a rank that is
+stopped or gone. If two looks find a rank's GPU surely stuck, the job acts once it has waited as long as a restart
+costs. For other named ranks `named_hang_timeout.py` sets the wait, by how sure the hang is and what a restart costs; if
+no rank is named, `unnamed_hang_timeout.py` does. A pause that may end by itself gets at least as long as the longest of
+its kind that this run has recovered from.
 
 The detector does not judge before the first step of a generation, since compilation and data may take any time
 (`start_s`); until then the job acts only on stopped ranks. A script that makes no steps is judged by its collectives.
 The detector does not judge a time in which its own clock stood still, and does not name ranks that still enter
-collectives, as in an evaluation. It learns from a pause that ends by itself: the next pause in the same named phase,
-or at the same place in the code, may last as long. Pauses elsewhere get no such allowance.
+collectives, as in an evaluation. It learns from a pause that ends by itself: the next pause in the same named phase, or
+at the same place in the code, may last as long. Pauses elsewhere get no such allowance.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -80,8 +80,8 @@ class Stillness:
         self._last: tuple[float, tuple[Trace, ...]] = (0.0, ())
 
     def on_traces(self, now: float, traces: Sequence[Trace], outside: Collection[int] = ()) -> dict[int, RankMotion]:
-        """Record one inspection of all ranks, some of which may wait for something `outside` the job; return what each
-        rank did since the last one."""
+        """Record one inspection of all ranks; return what each did since the last one. `outside` are the ranks that may
+        wait for something outside the job."""
         (last_at, last), self._last = self._last, (now, tuple(traces))
         waited, self._outside = {*self._outside, *outside}, outside  # at the beginning or the end of this time
         motions = find_motion(last, traces)
@@ -115,7 +115,7 @@ class Stillness:
 
     def most_quiet_s(self, now: float, ranks: Iterable[int]) -> float:
         """Return for how many seconds at least half of these ranks have not moved, whatever processor time they used:
-        ranks that wait may spin, and one that writes its log may be any."""
+        waiting ranks may spin, and any single rank may still write its log."""
         quiet = sorted(now - self._quiet.get(rank, now) for rank in ranks)
         return quiet[len(quiet) // 2] if quiet else 0.0
 
@@ -237,7 +237,7 @@ class HangDetector:
         return is_other_phase(self._phase)
 
     def stands_since(self, now: float) -> float | None:
-        """Return since when the job stands, if that is longer than it usually pauses here; None if it is not."""
+        """Return since when the job has made no step, if that is longer than its usual pause here; else None."""
         usual_until = max(self.moved_at + self.patience_s, self._usual_until)
         return self.moved_at if self._nodes and now >= usual_until else None
 
@@ -281,8 +281,8 @@ class HangDetector:
         return self._make_alarm(now, named, Stance.NOTIFY, named.reason)
 
     def _do_gpus_stand(self, now: float, named: BlockingRanks, goes_on: bool) -> bool:
-        """Return whether this look and one at least a record's age before it say that the same GPUs surely stand, and
-        for as long as a restart costs: the first kernel of its kind may be longer than any before it."""
+        """Return whether two looks, at least a record's age apart, found the same GPUs surely stuck, and the job has
+        waited as long as a restart costs; it waits because a new kind of kernel may take longer than any before it."""
         if named.how != "gpu" or not named.hard or goes_on or self.is_in_named_phase:
             self._stuck = (inf, ())
         elif self._stuck[1] != named.ranks:
@@ -294,7 +294,7 @@ class HangDetector:
         return now >= due_at
 
     def _find_reason(self, now: float, traces: Sequence[Trace], named: BlockingRanks, again: bool) -> str:
-        """Return why to act on the named ranks now; "" if they are waited for. `again`: the last look saw the same."""
+        """Return why to act on the named ranks now; "" to keep waiting. `again`: the last look saw the same."""
         ranks, stillness = named.ranks, self._stillness
         still_s = stillness.still_s(now, ranks)
         here_s = max(self._longest_at_place(self._places), self._phases.get(self._phase, 0.0))

@@ -67,7 +67,7 @@ class HealthDetector:
 
     @property
     def strains(self) -> tuple[Strain, ...]:
-        """The readings that last now and may explain what happens to the job."""
+        """The strains that last now, which may explain what happens to the job."""
         return tuple(self._strains.found.values())
 
     def on_gauge(self, gauge: Gauge, suspects: tuple[str, ...]) -> Alarm | None:
@@ -116,8 +116,8 @@ class HealthDetector:
 
 
 class MachineStrains:
-    """The strains of a machine that last now. Heat comes and goes within a step, so it begins and ends with as many
-    readings in a row as make an alarm; all else with one."""
+    """The strains of a machine that last now. One that slows the machine, such as heat, comes and goes within a step,
+    so it takes as many readings in a row as an alarm to begin or end; other strains take one."""
 
     def __init__(self) -> None:
         self.found: dict[str, Strain] = {}  # by their signs
@@ -147,7 +147,7 @@ def _counted_amount(row: GaugeRow, value: float, last: float) -> float:
 
 
 def find_row_fault(row: GaugeRow) -> str:
-    """Return the fault in one row; empty if there is none."""
+    """Return what is wrong with a catalog row; "" if nothing is."""
     if sum(limit is not None for limit in (row.above, row.below, row.rises)) != 1:
         return "needs exactly one of above, below and rises"
     try:

@@ -132,7 +132,7 @@ def _parse_number(of: str) -> int:
 
 
 def find_row_fault(row: LineRow) -> str:
-    """Return the fault in one row, without regard to other rows; empty if there is none."""
+    """Return what is wrong with one row, without regard to other rows; "" if nothing is."""
     try:
         pattern = re.compile(row.pattern)
     except re.error as e:

@@ -21,7 +21,7 @@ class TrafficMeter:
         self._last: dict[tuple[str, str], Gauge] = {}
 
     def on_gauges(self, gauges: Iterable[Gauge]) -> tuple[LinkTraffic, ...]:
-        """Take in one reading; return the rates since the one before. A link that is new has none yet."""
+        """Record one reading of the counters and return the rates since the last one; a new link has none yet."""
         rates: dict[tuple[str, bool], dict[str, float]] = {}
         for gauge in gauges:
             family, _, what = gauge.name.partition(".")
@@ -49,7 +49,7 @@ class QuietLinks:
     """Watches whether the links of all machines of a job are quiet for long."""
 
     def __init__(self, quiet_s: float, stale_s: float) -> None:
-        """A machine that has reported nothing for `stale_s` is one of which nothing is known."""
+        """After `stale_s` seconds without a report, nothing counts as known about a machine."""
         self._quiet_s, self._stale_s = quiet_s, stale_s
         self._since: dict[str, float] = {}  # machine -> since when its links are quiet
         self._heard_at: dict[str, float] = {}
@@ -67,8 +67,8 @@ class QuietLinks:
             self._since.pop(host, None)
 
     def quiet_s(self, now: float, hosts: Collection[str], stepped_at: float) -> float:
-        """Return for how long all these hosts have been quiet while no step was made; 0 if one is not, or not for long
-        enough, or since the last look. A job on one host needs no links."""
+        """Return for how many seconds all these hosts have been quiet and no step was made. Return 0 if that is too
+        short, ranks were inspected within that time, a host is not quiet or not heard, or there is only one host."""
         fresh = all(now <= self._heard_at.get(host, -self._stale_s) + self._stale_s for host in hosts)
         if not self._quiet_s or len(hosts) < 2 or not fresh or any(host not in self._since for host in hosts):
             return 0.0

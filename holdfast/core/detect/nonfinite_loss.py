@@ -1,7 +1,7 @@
 """Loss detector: raises an alarm when two losses of a rank in a row are not finite.
 
-A single one before finite losses is only told: weights that are NaN give no finite loss any more, a batch that is left
-out by loss scaling does. Gradient norms are ignored, because loss scaling makes them infinite on purpose.
+A single one is only reported: if the weights were NaN, no later loss would be finite, while after a step that loss
+scaling skips, losses are. Gradient norms are ignored, because loss scaling makes them infinite on purpose.
 """
 
 from math import isfinite
@@ -29,7 +29,7 @@ def alarm_of(told: Loss) -> Alarm:
 
 
 def single_alarm_of(told: Loss) -> Alarm:
-    """Return the notice of a loss that was not finite between finite ones."""
+    """Return an alarm that is only reported, for a single loss that was not finite between finite ones."""
     return Alarm(
         kind=Kind.LOSS,
         at=told.at,

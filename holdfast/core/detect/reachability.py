@@ -1,9 +1,9 @@
-"""Reachability detector: finds nodes that no longer reach the others, and tells a network from a node.
+"""Reachability detector: finds nodes that no longer reach the others, and says whether a node or the network is down.
 
-Each node tries a few others, and its gateway, every half minute. A node that misses one twice in a row which it has
-reached before is apart from it. One that was never reached may be behind a firewall, and proves nothing. Nodes that
-only reach one another are an island. An island of one may be that node's own link. Several cut-off nodes mean that
-what lies between them and the rest is down, and no node is named for it.
+Each node tries to reach a few others, and its gateway, every half minute. It counts as cut off from another node that
+it has reached before and now misses twice in a row; a node that was never reached may be behind a firewall and proves
+nothing. Nodes that reach only one another are an island. An island of one may have a bad link of its own. If several
+nodes are cut off, what lies between them and the rest is down, and no node is named.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ _SEEN = 16  # nodes in order that are looked through for neighbours on other hos
 
 
 def choose_peers(nodes: Sequence[str], hosts: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return which others each node tries: the next two in order, which often share its switch, and one far away."""
+    """Return whom each node tries to reach: the next two in order, which often share its switch, and one far away."""
     chosen, count = {}, len(nodes)
     for place, node in enumerate(nodes):
         steps = (count // 2, *range(1, min(count, _SEEN)))
@@ -53,7 +53,7 @@ class ReachDetector:
         self._gateways[reach.node] = None if reach.gateway is None else 0 if reach.gateway else before + 1
 
     def find_islands(self) -> tuple[tuple[str, ...], ...]:
-        """Return the groups of nodes that are apart from the largest one, by name; empty if all are together."""
+        """Return the groups of nodes that the largest group cannot reach; empty if all nodes reach one another."""
         tried = {pair: misses for pair, misses in self._misses.items() if pair[0] in self._answered}
         near: dict[str, set[str]] = {node: set() for pair in tried for node in pair}
         for (one, other), misses in tried.items():
@@ -67,8 +67,7 @@ class ReachDetector:
         return tuple(found for found in groups if found != rest)
 
     def check_islands(self, now: float, generation: int, stance: Stance = Stance.NOTIFY) -> Alarm | None:
-        """Judge a round of answers. Return an alarm if nodes have come to be apart from the others; none is said
-        twice."""
+        """Judge a round of answers; return an alarm if nodes are cut off, unless the last round showed the same."""
         islands = self.find_islands()
         self._answered.clear()
         if islands == self._told:

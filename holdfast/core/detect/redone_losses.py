@@ -1,12 +1,11 @@
 """Redone-loss detector: after a restart, steps that are made again must have the losses that they had before.
 
-That checks the restored state, the code and the machines for free. A job whose redone steps were equal bit for bit so
-far is exact, and the first one that differs is an alarm. In other jobs it must differ by far more than redone steps
-did after earlier restarts. Until that is known, nothing is concluded. A difference names no node: the first result may
-be the wrong one as well as the second. So the step is made a third time, and the result that comes again is believed.
-
-Losses under another release are only reported, since a release may be meant to change them. Losses of a job of another
-size, or with other batches or another learning rate, are not compared.
+That checks the restored state, the code and the machines for free. A job whose redone steps have all been equal bit for
+bit is exact, and the first redone step that differs raises an alarm. In other jobs a step must differ by far more than
+redone steps did after earlier restarts; until that is known, nothing is concluded. A difference names no node, because
+either result may be wrong. So the step is made a third time, and the result that comes again is believed. Losses under
+another release are only reported, since a release may be meant to change them. Losses of a job of another size, or with
+other batches or another learning rate, are not compared.
 """
 
 from collections import OrderedDict
@@ -37,7 +36,7 @@ class MadeStep(msgspec.Struct, frozen=True):
 
 
 class LossNoise:
-    """By how much the losses of redone steps differed, as parts of the loss, after earlier restarts and this one."""
+    """By how much the losses of redone steps differed, relative to the loss, after this and earlier restarts."""
 
     def __init__(self) -> None:
         self._compared = 0  # steps
@@ -50,13 +49,13 @@ class LossNoise:
         self._settled, self._earlier, self._earlier_reach = self._compared, self._largest, self._reach
 
     def add(self, part: float, offset: int, loss: float) -> None:
-        """Add how much a step with this loss differed, so long after the launch."""
+        """Add a redone step, `offset` steps after the launch, whose loss differed by `part`, relative to the loss."""
         self._compared += 1
         self._unrounded += float(f"{loss:.6g}") != loss
         self._largest, self._reach = max(self._largest, part), max(self._reach, offset)
 
     def limit(self, offset: int) -> float | None:
-        """Return by how much a step so long after the launch may differ; None if that is not known."""
+        """Return how much a loss may differ, relative to itself, `offset` steps after the launch; None if unknown."""
         if self._unrounded >= _LEAST and self._largest == 0.0:  # losses that a script rounds prove no exact job
             return 0.0
         if self._settled >= _LEAST and self._earlier > 0.0 and offset <= self._earlier_reach:
@@ -81,7 +80,7 @@ class RedoneLosses:
         self._said: set[str] = set()  # in this generation
 
     def on_launch(self, launch: LaunchHere) -> None:
-        """Take in what the next losses are made under; forget losses that cannot be compared with them."""
+        """Note under which conditions the next losses are made; forget losses made under others."""
         before, self._launch = self._launch, launch
         if before and before.generation == launch.generation:
             return  # the same launch, told twice
@@ -94,7 +93,7 @@ class RedoneLosses:
         self._noise.on_launch()
 
     def on_values(self, told: StepValues, resumed: int | None) -> Alarm | None:
-        """Take in one loss; `resumed` is the step that the rank went on from, or None if unknown."""
+        """Compare one loss with earlier ones of its step; `resumed` is the step resumed from, None if unknown."""
         launch = self._launch
         if launch is None or told.generation != launch.generation or not told.numbered or told.loss is None:
             return None
@@ -162,7 +161,7 @@ class RedoneLosses:
         return alarm
 
     def _make_alarm(self, told: StepValues, topic: str, why: str, most: Stance) -> Alarm | None:
-        """Return an alarm that names nobody; None if this was said in this generation."""
+        """Return an alarm without suspects; None if this topic was already reported in this generation."""
         if topic in self._said:
             return None
         self._said.add(topic)

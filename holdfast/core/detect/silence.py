@@ -17,13 +17,13 @@ class SilenceLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def departure_alarm(departure: Departure) -> Alarm:
-    """Return the alarm for a node that left because it had no controller: nobody has to wait for its silence."""
+    """Return the alarm for a node that left because it had no controller; no need to wait until it counts as silent."""
     reason = f"left by itself: {departure.reason}"
     return Alarm(kind=Kind.SILENCE, at=departure.at, suspects=(departure.node,), reason=reason, signature=LEFT)
 
 
 def gone_alarm(at: float, node: str, seen: FleetNode) -> Alarm:
-    """Return the alarm for a node of which the fleet knows that it is gone. If its machine failed, that is proof."""
+    """Return the alarm for a node that its fleet reports as gone; if the machine failed, that is proof against it."""
     what = "has lost its machine" if seen.failed else "is gone"
     reason = f"{what}, says its fleet{f' ({seen.reason})' if seen.reason else ''}"
     signature = MACHINE_LOST if seen.failed else f"gone {node}"

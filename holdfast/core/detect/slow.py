@@ -1,19 +1,18 @@
 """Slow detector: finds a rank that makes the others wait, or a job that has become slower as a whole.
 
 All ranks leave a collective together, so a rank that arrives late at the next one was slow in between. A round of
-several steps shows for how much of the time the others waited for each rank. A rank is named only if ranks of the
-same node are the latest in most of five rounds, by more than noise produces. Usually no rank is named.
+several steps shows for how much of the time the others waited for each rank. A rank is named only if ranks of the same
+node are the latest in most of five rounds, by more than noise produces. Usually no rank is named.
 
 Where torch's recorder tells how long collectives held each GPU, GPUs are compared, else processes. Communication that
-overlaps with computing waits in the background, so the sum of its waits shows which GPU is the last, and at most how
-much that costs; the longest single wait shows the least. Ranks that share a GPU slow each other down and are not named.
+overlaps with computing waits in the background. So the sum of its waits shows which GPU is the last and the most that
+this may cost; the longest single wait shows the least. Ranks that share a GPU slow each other down and are not named.
 
 The detector judges no rank until its whole group has reported collectives, and no pace before it has seen a better one.
-
-A named rank is reported only if it costs something: the job is slower than it was, or the others wait for that rank
-for much of the time. The job acts on a named rank once the rank has cost more than its replacement would. So at most
-twice the necessary cost is lost. If the others wait for a rank from the beginning, or while the job is as fast as
-ever, that rank has more work, as rank 0 often has; it is not a slow machine.
+A named rank is reported only if it costs something: the job is slower than it was, or the others wait for that rank for
+much of the time. The job acts on a named rank once the rank has cost more than its replacement would. So at most twice
+the necessary cost is lost. If the others wait for a rank from the beginning, or while the job is as fast as ever, that
+rank has more work, as rank 0 often has; it is not a slow machine.
 """
 
 from collections import Counter, deque
@@ -88,8 +87,8 @@ class SlowDetector:
         self._told: dict[tuple[Stance, tuple[str, ...]], float] = {}
 
     def on_launch(self, now: float, generation: int, crew: tuple[int, int] = (0, 0)) -> None:
-        """Begin anew. If release and number of ranks (`crew`) are those of the generation before, its pace is kept to
-        compare with."""
+        """Start over. Keep the pace of the last generation to compare with if `crew`, the release and the number of
+        ranks, is the same."""
         former_s = self._pace.release_best_s if crew == self._crew else 0.0
         self.generation, self._crew = generation, crew
         for kept in (self._node_of, self._gpu_of, self._heard, self._groups, self._told):
@@ -254,8 +253,8 @@ class SlownessCost:
 
 
 class StepPace:
-    """Measures how long the job's steps take, and how long they took at their best: in this generation, by which a
-    node is judged, and with this release, by which the job is."""
+    """Measures the present step time, the best of this generation, by which nodes are judged, and the best with this
+    release, by which the job is judged."""
 
     def __init__(self, limits: SlowLimits, former_best_s: float = 0.0) -> None:
         self.limits = limits
@@ -289,8 +288,7 @@ class StepPace:
             self._best_s = min(self._best_s or self.step_s, self.step_s)
 
     def lasting_slowdown(self, now: float) -> float:
-        """Return how many times the release's best a step takes, if for at least `pace_s` that was more than the limit;
-        0 otherwise."""
+        """Return the step time as a multiple of the release's best, if above the limit for `pace_s`; else 0."""
         # Before the generation's own best is known it is in its first steps, which are slow in every generation.
         ratio = self.step_s / self.release_best_s if self._best_s else 1.0
         if ratio < self.limits.pace:

@@ -1,9 +1,9 @@
-"""Switch detector: tells links that several machines lose together from a link that one machine loses.
+"""Switch detector: tells whether several machines lost their links together or one machine lost its own.
 
-A link that stays down is proof against its machine, unless other machines have lost theirs at about the same time: then
-what they all hang on is down, and to replace the machines would cost more than to wait. Each machine reads its links at
-its own moments, so losses count as one if their first readings are not much further apart than two readings of one
-machine are. A first reading already tells the others; the alarm takes two.
+A link that stays down is proof against its machine, unless other machines lost theirs at about the same time. Then a
+switch that they share is down, and replacing the machines would cost more than waiting. Each machine reads its links at
+its own times, so losses count as one if their first readings are not much further apart than two readings of one
+machine. One reading of a link as down is enough to be counted here; an alarm takes two.
 """
 
 from holdfast.model.alarm import SWITCH, Alarm, Kind
@@ -30,7 +30,7 @@ class SwitchDetector:
             self._strains.pop(beat.node, None)
 
     def _nodes_told_by(self, teller: str) -> set[str]:
-        """Return the nodes of whose links this one has told: all of its machine, of which one alone tells."""
+        """Return the nodes whose links this node reports: all of its machine, as one node reports for the others."""
         return {node for strain in self._strains.get(teller, ()) for node in strain.nodes}
 
     def forget_node(self, node: str) -> None:
@@ -42,7 +42,7 @@ class SwitchDetector:
         return any(node in strain.nodes for strain in cut)
 
     def judge_alarm(self, alarm: Alarm, generation: int) -> Alarm | None:
-        """Return the alarm, or one about all machines that lost their links with this one; None if that was told."""
+        """Return the alarm, or one about all machines that lost links together; None if that one was already raised."""
         own = self._find_strain(alarm)
         if own is None:
             return alarm

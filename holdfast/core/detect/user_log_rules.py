@@ -121,7 +121,7 @@ def _is_beyond(rule: Rule, value: float) -> bool:
 
 
 def find_rule_fault(limits: RuleLimits) -> str:
-    """Return one sentence about the first fault in the rules; empty if there is none."""
+    """Return one sentence about the first mistake in the rules; "" if there is none."""
     names = [rule.name for rule in limits.rule]
     for rule in limits.rule:
         where = f"rules.rule '{rule.name}'"

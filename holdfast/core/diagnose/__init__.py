@@ -1,1 +1,1 @@
-"""Diagnosis: from alarms to a verdict."""
+"""Judges evidence about ranks and nodes: stacks, waits in collectives, and the results of probes."""

@@ -144,7 +144,7 @@ def find_motion(before: Sequence[Trace], after: Sequence[Trace]) -> dict[int, Ra
 
 
 def _count_collectives(traces: Sequence[Trace]) -> dict[int, int]:
-    """Return how many collectives and messages every rank has come to, and its GPU has begun."""
+    """Return for each rank how many collectives and messages it has entered, plus those its GPU has begun."""
     return {
         f.rank: sum(c.entered + (c.started or 0) for c in f.groups)
         + sum(c.posted + (c.begun or 0) for c in f.channels or ())
@@ -178,7 +178,7 @@ def _by_state(mains: dict[int, Process], children: list[Process]) -> BlockingRan
 
 
 def _by_silence(silent: dict[str, str], node_of: dict[int, str], waiting: WaitGraph) -> BlockingRanks | None:
-    """Return the ranks of nodes that did not answer; None if all or none did, or if another rank is surely missing."""
+    """Return the ranks of nodes that did not answer; None if all or none answered, or a rank is surely missing."""
     ranks = tuple(sorted(rank for rank, node in node_of.items() if node in silent))
     if not ranks or waiting.outside or len(ranks) == len(node_of):
         return None
@@ -187,9 +187,9 @@ def _by_silence(silent: dict[str, str], node_of: dict[int, str], waiting: WaitGr
 
 
 def _by_gpus(waiting: WaitGraph, flights: dict[int, Flight]) -> BlockingRanks | None:
-    """Return the ranks whose GPUs keep others waiting: in what they themselves have entered, or since they have not
-    begun what was queued before. None if there are none, or if processes are missing too. Where such a process is says
-    nothing: it may wait for its GPU."""
+    """Return the ranks whose GPUs keep others waiting, because they have not begun what their processes have entered or
+    queued; None if there are none, or if processes are missing too. Their stacks prove nothing: a process may wait for
+    its GPU."""
     queued = {rank for m in waiting.missing for rank in m.queued}
     ranks = waiting.outside
     queued |= {rank for rank in ranks if rank in flights and is_gpu_stuck(flights[rank])}
@@ -203,8 +203,8 @@ def _by_gpus(waiting: WaitGraph, flights: dict[int, Flight]) -> BlockingRanks | 
 
 
 def is_gpu_stuck(flight: Flight) -> bool:
-    """Return whether a GPU surely stands: it is in no collective, so it waits for no other GPU, and the next one has
-    waited for it for longer than any did before, and for longer than a queue of kernels takes."""
+    """Return whether this rank's GPU is surely stuck: it is in no collective or message, so it waits for no other GPU,
+    and the next one has waited to begin for longer than any before, and longer than a full queue of kernels takes."""
     if any(map(is_on_gpu, flight.groups)) or any((c.begun or 0) > (c.ended or 0) for c in flight.channels or ()):
         return False
     ahead = [(one.unbegun_since, one.unbegun_s) for one in flight.groups]
@@ -218,7 +218,7 @@ def is_on_gpu(one: Collective) -> bool:
 
 
 def _all_on_gpus(waiting: WaitGraph, mains: dict[int, Process]) -> MissingAtCollective | None:
-    """Return the collective in which the GPUs of all ranks are: where their processes are then says nothing."""
+    """Return a collective that the GPUs of all ranks are in, if any; then the stacks of processes prove nothing."""
     return next((m for m in waiting.unended if mains.keys() <= set(m.inside)), None)
 
 
@@ -252,7 +252,7 @@ def _by_waits(
 
 
 def _by_passing(passed: PassedCollective) -> BlockingRanks:
-    """Return the ranks that ended a collective which most are still in. Two operations under one number cannot end."""
+    """Return the ranks that have ended a collective which most are still in, and whether their operations differ."""
     differs = passed.ended_op and passed.op and passed.ended_op != passed.op
     verb = "has" if len(passed.ranks) == 1 else "have"
     ended = f"{format_ranks(passed.ranks)} {verb} ended {passed.ended_op or 'collective'} {passed.seq}"
@@ -266,16 +266,16 @@ def _by_passing(passed: PassedCollective) -> BlockingRanks:
 
 
 def _waited_for_by_most(waiting: WaitGraph) -> tuple[int, ...]:
-    """Return the ranks of a circle that more than half of all ranks wait for, as if they took another order."""
+    """Return the ranks that over half of all ranks wait for, perhaps because their order of collectives differs."""
     most = max(waiting.missing, key=lambda m: len(m.inside))
     return most.ranks if 2 * len(most.inside) > waiting.told else ()
 
 
 def _by_place(places: tuple[StackCluster, ...], world: int) -> BlockingRanks | None:
-    """Return the ranks at another place than most, or outside while the others wait; None if no rank stands out.
+    """Return the ranks at another place than most, or not waiting while the others wait; None if no rank stands out.
 
-    If all ranks wait, most of them wait for the few that wait elsewhere: a pipeline that stands keeps the others in
-    the sum of the gradients. Of two halves nobody can say which waits for which.
+    If all ranks wait, the many wait for the few that wait elsewhere: a stalled pipeline keeps the other ranks in the
+    sum of the gradients. Of two equal halves, nobody can say which waits for which.
     """
     inside = {rank for c in places if c.waits for rank in c.ranks}
     outside = [c for c in places if not c.waits]
@@ -328,7 +328,7 @@ def _describe_missing(m: MissingAtCollective, ranks: Sequence[int], held: int = 
 
 
 def _describe_gpus(waiting: WaitGraph, ranks: Sequence[int]) -> str:
-    """Text about GPUs that have not begun what their processes have entered."""
+    """Return text about GPUs that have not begun what their processes have entered or queued."""
     entered = next((m for m in waiting.missing if set(ranks) & set(m.queued)), None)
     if entered:
         return _describe_missing(entered, tuple(r for r in ranks if r in entered.queued))
@@ -362,7 +362,7 @@ def _describe_crossed(waiting: WaitGraph, crossed: Sequence[int], mains: dict[in
 
 
 def _describe_mixed(m: MixedOperations) -> str:
-    """Text about ranks in different operations: each of a few is named, and where most are in one, the others."""
+    """Return text about ranks in different operations: all of them or, if most are in the same one, the others."""
     number = f"under number {m.seq} of group {m.group}"
     (most, many), *others = m.ops
     if set(many) <= set(m.ranks):

@@ -89,7 +89,7 @@ def below_own_past(
 
 
 def inner_range(samples: Sequence[float]) -> tuple[float, float]:
-    """Return the lowest and highest sample, leaving out the outermost parts."""
+    """Return the lowest and highest value after the outermost parts of the samples are left out."""
     curve = _log_quantiles(samples)
     return exp(curve[0]), exp(curve[-1])
 

@@ -1,4 +1,4 @@
-"""When to act on a hang in which ranks are named: at once if it cannot end, else when waiting has cost a restart.
+"""When to act on a hang in which ranks are named: at once if it cannot end, else once waiting has cost a restart.
 
 Two things never end by themselves: different operations under one number of a group, and a circle of ranks that each
 wait in a collective for another of the circle. A second look that shows the same is enough. If stacks do not confirm
@@ -9,9 +9,9 @@ tails, so the job waits as long as a restart would cost (`unnamed_hang_timeout.p
 and at most `act_s`. Whatever happens then, it loses at most twice what the best choice would have cost. If the job
 stands at the same place again after that, the restart was no remedy, and it waits for twice as long.
 
-A rank that waits for something outside the job gets all of `act_s`, since storage and services do come back: by the
-kernel's word it reads, polls or is in uninterruptible sleep, or its stack is in code that saves, evaluates, compiles,
-loads or talks to a service. So does a rank of which that is not known. One that computes or spins gets `last_s`.
+A rank that waits for something outside the job gets all of `act_s`, since storage and services do come back. That is a
+rank that reads, polls or is in uninterruptible sleep according to the kernel, or whose stack is in code that saves,
+evaluates, compiles, loads or talks to a service, or of which this is unknown. One that computes or spins gets `last_s`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,7 +59,7 @@ class NamedStandstill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Term(msgspec.Struct, frozen=True):
-    """A sign that lasts, and for how long it may."""
+    """A condition that has lasted for some time, and for how long it may last before the job acts."""
 
     lasts_s: float
     limit_s: float
@@ -67,8 +67,8 @@ class Term(msgspec.Struct, frozen=True):
 
 
 def hang_terms(hang: NamedStandstill, act_s: float, last_s: float) -> Iterator[Term]:
-    """Yield on what terms the ranks are waited for; a term that is over is a reason to act. `act_s` and `last_s` are
-    the user's limits."""
+    """Yield the conditions under which to wait for the ranks; one that has reached its limit is a reason to act.
+    `act_s` and `last_s` are the user's limits."""
     if hang.deadlock and hang.certain:
         yield Term(0.0, 0.0, ENDLESS)
     cost_s = max(hang.restart_s, 2 * hang.tried_s)
@@ -82,9 +82,9 @@ def hang_terms(hang: NamedStandstill, act_s: float, last_s: float) -> Iterator[T
 
 
 def is_certain_deadlock(named: BlockingRanks, traces: Sequence[Trace], still: bool) -> bool:
-    """Return whether nothing can end what the named ranks are in. A circle is certain only if the main thread of each
-    is in a collective: a background thread may have entered the one that the records tell of, and a message between
-    two ranks is in no record. In a backward pass that is `still`, it is: the reduction of gradients waits there."""
+    """Return whether the named ranks can never go on: they are in different operations under one number, or in a
+    circle. A circle counts if each main thread is in a collective (a record may be of a background thread, and has no
+    messages between two ranks) or, if `still`, in a backward pass, where the reduction of gradients waits."""
     if named.deadlock != "circle":
         return named.deadlock == "operations"  # of a circle in which not all are named, not all were looked at
     mains = training_processes(traces)
@@ -96,12 +96,12 @@ def is_certain_deadlock(named: BlockingRanks, traces: Sequence[Trace], still: bo
 
 
 def is_other_phase(phase: str) -> bool:
-    """Return whether a phase has a name, and another one than training."""
+    """Return whether the phase has a name, and one that does not mean training."""
     return bool(phase) and not phase.lower().startswith(_TRAINING)
 
 
 def find_outside_waits(traces: Sequence[Trace], phase: str) -> set[int]:
-    """Return the ranks that may wait for something outside the job, or do what may take long."""
+    """Return the ranks that may wait for something outside the job, or are in work that may take long."""
     mains = training_processes(traces)
     if is_other_phase(phase):
         return set(mains)
@@ -112,8 +112,8 @@ def find_outside_waits(traces: Sequence[Trace], phase: str) -> set[int]:
 
 
 def _may_wait_outside(main: Process, below: list[Process]) -> bool:
-    """Return whether a rank may wait for something outside the job. A thread that waits for a lock may wait for any
-    thread of its process; one that waits for its child is as good as that child."""
+    """Return whether a rank may wait for something outside the job. If its main thread waits for a lock, all threads of
+    the process are examined; if for a child, the child is."""
     if not main_frames(main) or any(process.state == _UNINTERRUPTIBLE for process in (main, *below)):
         return True
     own = next(thread for thread in main.threads if thread.main)

@@ -9,7 +9,7 @@ Rails = Mapping[str, tuple[str, ...]]  # by node; those with the same number are
 
 
 def shared_rails(found: Rails, *, by_name: bool) -> Rails:
-    """Return the rails of each node that every node has, by name or by number; none where that is not more than one."""
+    """Return each node's rails that all nodes have, matched by name or by number; none if fewer than two are shared."""
     shared = set.intersection(*(set(rails) for rails in found.values())) if found else set()
     count = min((len(rails) for rails in found.values()), default=0)
     same = {node: tuple(sorted(shared)) if by_name else rails[:count] for node, rails in found.items()}
@@ -17,7 +17,7 @@ def shared_rails(found: Rails, *, by_name: bool) -> Rails:
 
 
 def assess_rails(now: Measured, before: Measured, rails: Rails) -> tuple[PairResult, ...]:
-    """Return the result of every world in `now`: it passed if all of its rails did. Without rails, as assess_pairs."""
+    """Return the result of every world in `now`: it passed if all its rails did. Without rails, as `assess_pairs`."""
     if not any(rails.values()):
         return assess_pairs(now, before)
     unused = _unused_rails({**before, **now}, rails)
@@ -36,8 +36,8 @@ def assess_rails(now: Measured, before: Measured, rails: Rails) -> tuple[PairRes
 
 
 def _unused_rails(measured: Measured, rails: Rails) -> set[int]:
-    """Return the numbers of rails over which no world of several meets, though some meet over another one: these are
-    no ways between nodes, as to a board controller or a storage network."""
+    """Return the numbers of rails over which no pair of nodes meets, though pairs meet over another rail. Such a rail
+    does not connect nodes; it may lead to a board controller or a storage network."""
     worlds = [(world, number) for world in measured for number in range(len(rails[world[0]]))]
     told = _rail_worlds(measured, rails)
     met: dict[int, list[bool]] = {}

@@ -1,8 +1,8 @@
 """Names the device that computed wrongly in a step that several devices made together.
 
-After a wrong number everybody's results are wrong. So each device tells a digest of what it sent into each collective
-and of what it got out of it. The same part is played several times, by different devices: the first digest in which
-they differ shows whether a device sent something wrong though it had got the right things, or whether right things
+After one wrong number, all later results are wrong. So each device reports a digest of what it sent into each
+collective and of what it got out of it. The same part of the work is done several times, by different devices. The
+first digest that differs shows whether a device got the right input and sent a wrong result, or whether right data
 arrived wrong.
 """
 
@@ -39,7 +39,7 @@ class TraceAssessment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Parting(msgspec.Struct, frozen=True, kw_only=True):
-    """Where plays of one part that were alike so far differ; `most` is empty if there is no majority."""
+    """The first point at which plays of one part differ; `most` is empty if there is no majority."""
 
     point: str
     sent: bool
@@ -67,14 +67,14 @@ def assess_traces(played: Sequence[PlayedPart]) -> TraceAssessment:
 
 
 def _is_echo(one: PlayedPart, point: str, played: Sequence[PlayedPart], truth: _Truth) -> bool:
-    """Return whether somebody sent something wrong into the collective out of which this one got something wrong."""
+    """Return whether another device had sent wrong data into the collective from which this one got wrong data."""
     others = [other for other in played if other.play == one.play and other is not one]
     return any(at.name == point and at.sent != truth.get((p.part, point), at.sent) for p in others for at in p.points)
 
 
 def _part_ways(played: Sequence[PlayedPart], part: int, truth: _Truth) -> Iterator[_Parting]:
-    """Yield where plays of a part leave the majority, each play once; the rest of it follows from that. What those sent
-    that never left it goes into `truth`."""
+    """Yield where plays of a part leave the majority, each play once, since its later differences follow from that.
+    Record in `truth` what the majority sent at each point."""
     alike = [one for one in played if one.part == part]
     for number in range(max(len(one.points) for one in alike)):
         for sent in (True, False):

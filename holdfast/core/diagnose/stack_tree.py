@@ -34,7 +34,7 @@ def grow_tree(processes: Iterable[Process]) -> StackBranch:
 
 
 def list_branches(root: StackBranch) -> list[tuple[list[str], StackBranch]]:
-    """Return the branches below a tree node, largest first, each with the frames that all its ranks share."""
+    """Return the branches below `root`, largest first, each with the frames that all its ranks share."""
     found = []
     for branch in sorted(root.below.values(), key=lambda b: (-len(b.ranks), b.frame)):
         way = [branch.frame]

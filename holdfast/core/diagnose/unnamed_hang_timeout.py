@@ -6,9 +6,9 @@ tails: the longer one has lasted, the longer it will last, about as long again. 
 lasted as long as a restart would cost. Whatever happens then, the job loses at most twice what the best choice would
 have cost.
 
-Two bounds hold besides. A job whose ranks do not wait for each other may wait for somebody outside, or compute; it gets
-the limit for any suspect. A collective that times out ends the job anyway, and its watchdogs kill ranks while others
-write their last words. So the job is stopped just before that, when stacks are at hand and nothing more can be gained.
+Two bounds hold besides. A job whose ranks do not wait for each other may wait for something outside, or compute; it
+gets the longest limit, `last_s`. A collective that times out ends the job anyway, and its watchdogs kill ranks while
+others write their last words. So the job is stopped just before that, when stacks are at hand.
 """
 
 from collections.abc import Sequence
@@ -48,13 +48,13 @@ def find_reason(stall: Standstill, act_s: float, last_s: float) -> str:
 
 
 def affordable_wait_s(restart_s: float, usual_s: float, least_s: float, most_s: float) -> float:
-    """Return for how long to wait for a job that stands: as long as a restart costs, within `least_s` and `most_s`, but
-    as long as pauses of this run usually last."""
+    """Return how long to wait for a job that stands: as long as a restart costs (at most `most_s`), but at least
+    `least_s` and as long as pauses of this run usually last."""
     return max(least_s, min(restart_s, most_s), usual_s)
 
 
 def do_most_wait(traces: Sequence[Trace]) -> bool:
-    """Return whether at least half of the ranks wait for others, by stacks, by open collectives or by their word."""
+    """Return whether at least half of the ranks wait for others, by stacks, open collectives or their own report."""
     mains = training_processes(traces)
     stacked = {rank for rank, process in mains.items() if is_waiting(fold_stack(main_frames(process)))}
     flights = [flight for trace in traces for flight in trace.flights]
@@ -63,8 +63,8 @@ def do_most_wait(traces: Sequence[Trace]) -> bool:
 
 
 def first_expiry(traces: Sequence[Trace], moved_at: float) -> float | None:
-    """Return when the first open collective times out; None if no rank has told that. One that had done so while the
-    job still moved, at `moved_at` or before, ends nothing."""
+    """Return when the first open collective times out; None if no rank reports one. A timeout that was over when the
+    job last made a step, at `moved_at`, does not count."""
     told = [group.expires_at for trace in traces for flight in trace.flights for group in flight.groups]
     return min((at for at in told if at > moved_at), default=None)
 

@@ -33,7 +33,7 @@ class MissingAtCollective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PassedCollective(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective that a few ranks of a group have ended, and that most have begun and do not end."""
+    """A collective that a few ranks of a group have ended, while most have begun it and do not end it."""
 
     group: str
     seq: int
@@ -52,13 +52,13 @@ class MixedOperations(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Return who is in another operation than most; all if two are as common."""
+        """Return the ranks in another operation than most; all ranks if two operations are equally common."""
         tied = len(self.ops[0][1]) == len(self.ops[1][1])
         return tuple(sorted(rank for _, ranks in self.ops[0 if tied else 1 :] for rank in ranks))
 
 
 class UnlikeMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message of which both ends have other ideas."""
+    """A message whose sender and receiver disagree about its size or tag."""
 
     number: int
     sent: Channel
@@ -110,7 +110,7 @@ def build_wait_graph(flights: Sequence[Flight], blocked: Iterable[int] = ()) -> 
 
 
 def _see_gpus(group: dict[int, Collective]) -> dict[int, Collective]:
-    """Return the group as its GPUs see it, if all members tell that; else as it is."""
+    """Return the group with what its GPUs have begun, if all members report that; else unchanged."""
     told = {rank: one.started if one.entered else 0 for rank, one in group.items()}
     if None in told.values() or not any(told.values()):
         return group
@@ -137,8 +137,8 @@ def _find_missing(group: dict[int, Collective], own: dict[int, Collective]) -> I
 
 
 def _find_passed(group: dict[int, Collective]) -> Iterable[PassedCollective]:
-    """Yield the collective that all have come to, that most are in, and that the others have ended. Since nobody is
-    missing, those have made something else of it, or what they sent has not arrived."""
+    """Yield the collective that all ranks have entered, most are still in, and the others have ended. Since no rank is
+    missing, the others ran another operation, or what they sent has not arrived."""
     seq = min(one.entered for one in group.values())
     inside = tuple(sorted(rank for rank, one in group.items() if one.completed < one.entered == seq))
     ahead = {rank: one for rank, one in group.items() if one.completed >= seq}
@@ -156,7 +156,7 @@ def _find_passed(group: dict[int, Collective]) -> Iterable[PassedCollective]:
 
 
 def _find_unended(group: dict[int, Collective]) -> Iterable[MissingAtCollective]:
-    """Yield the collective in which all GPUs of a group are; none if one of them is elsewhere, or tells nothing."""
+    """Yield the collective that all GPUs of a group are in; nothing if one is elsewhere or not reported."""
     (some, *others) = group.values()
     alike = all(one.started == some.started for one in others)
     if alike and some.started and all(one.completed < some.started for one in group.values()):
@@ -184,8 +184,8 @@ def _pair_ends(flights: Sequence[Flight]) -> list[_Ends]:
 def _find_unmatched(
     sender: tuple[int, Channel], receiver: tuple[int, Channel], waits: set[int]
 ) -> Iterable[MissingAtCollective]:
-    """Yield the message that one end waits in, and to which the other has not come: by what GPUs have begun where that
-    is known, else by what was posted."""
+    """Yield the message that one end waits in and the other has not reached. What GPUs have begun is compared where it
+    is known, else what was posted."""
     for (rank, mine), (other, theirs), op in ((sender, receiver, "recv"), (receiver, sender, "send")):
         number, reached = mine.posted, theirs.posted
         if mine.begun is not None and mine.ended is not None:

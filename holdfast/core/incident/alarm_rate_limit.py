@@ -18,7 +18,7 @@ def cap_stance(stance: Stance, cap: Stance) -> Stance:
 
 
 class SlidingSum:
-    """Sums per key over a sliding window. The number of keys is bounded, since others' text may create keys."""
+    """Sums per key over a sliding window. The number of keys is bounded, since text from outside may create keys."""
 
     def __init__(self) -> None:
         self._entries: dict[Hashable, deque[tuple[float, float]]] = {}

@@ -123,7 +123,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_worth_it(self) -> bool:
-        """Return whether the job trains twice as long as such failures cost; False if steps have no numbers."""
+        """Return whether the job trained twice as long as such failures cost; False if steps have no numbers."""
         if self.counted or not self.recent_failures:
             return False
         since = self.recent_failures[0]
@@ -187,7 +187,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_witnessed(self) -> bool:
-        """Return whether somebody else than the ranks has seen the cause, so that no other code would avert it."""
+        """Return whether a witness, and not only ranks, saw the cause, so that a change of code would not avert it."""
         return self.is_proof or self.is_switch
 
     @property

@@ -212,7 +212,7 @@ def _first_remedy(case: IncidentCase) -> Verdict:
 
 
 def _reason_to_stay(case: IncidentCase) -> str:
-    """Return why the job restarts on the same nodes: nobody is to blame, or nothing can replace who is."""
+    """Return why the job restarts on the same nodes: no node is to blame, or no standby can replace the one that is."""
     if case.cause.kind in (Kind.HANG, Kind.SLOW) and case.cause.suspects and not case.follows_the_rank:
         return f"no standby can replace {', '.join(case.cause.suspects)}: restarted in place"
     if gone := case.evicted_before:
@@ -245,8 +245,8 @@ def _judge_switch(case: IncidentCase) -> Verdict:
 
 
 def _reason_to_give_up(case: IncidentCase) -> str:
-    """Return why further tries are pointless, whatever the cause; empty if they are not. With a cap given, the user has
-    said how often to try. The loss of a redone step proves a step, though the job's progress may be heard later."""
+    """Return why further restarts are pointless, whatever the cause; "" if they are not, or if the user limits
+    restarts. A redone step with another loss proves that a step was made, even if progress is reported later."""
     if case.max_restarts is not None:
         return ""
     if case.rounds >= case.attempts and case.cause.kind is not Kind.REDONE:

@@ -1,4 +1,4 @@
-"""Decides what to do about a root cause. A machine leaves only on the word of a witness, and the reason says whose."""
+"""Decides what to do about a root cause; a machine is evicted only if a witness accuses it."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""Recognizes harmless log lines about machines: counters at zero, rules, and faults that are over."""
+"""Recognizes harmless log lines about machines: counters at zero, limits and rules, and faults that are over."""
 
 import re
 from functools import lru_cache
@@ -64,7 +64,7 @@ def discount_benign(weight: float, klass: str, text: str) -> float:
 
 
 def is_guess(text: str) -> bool:
-    """Return whether a line only tells what such failures usually come from: its program has not looked."""
+    """Return whether a line only says what usually causes such failures; its program has not looked."""
     return _GUESS.search(text) is not None
 
 

@@ -25,7 +25,7 @@ _PARTED = CatalogRow(
 
 
 def find_mismatch(lines: Sequence[LogLine]) -> Iterator[CatalogHit]:
-    """Yield a hit for the first rank whose collective differs from that of the rank before it, if there is one."""
+    """Yield a hit for the first rank whose collective differs from the first one seen under the same number."""
     seen: dict[tuple[str, int], tuple[str, int]] = {}
     for said in lines:
         found = _WORK.search(said.raw[:_CHARS]) if "WorkNCCL(" in said.text else None

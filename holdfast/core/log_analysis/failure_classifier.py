@@ -1,4 +1,4 @@
-"""Names the failure class of a failed job: finds the first cause among all log lines and makes the diagnosis of it."""
+"""Names the failure class of a failed job: finds the first cause among all log lines and returns a diagnosis."""
 
 from collections.abc import Mapping, Sequence
 
@@ -144,7 +144,7 @@ def _lost_peer(finding: CauseFinding) -> str:
 
 
 def _hit_confidence(root: CatalogHit, *, doubted: bool) -> float:
-    """Return how sure the class is. On logs that no row had seen, about this share of such answers was right."""
+    """Return how sure the class is: about the share of such answers that was right on logs new to all rows."""
     if root.row.role != "cause":
         return 0.5  # a hint or an echo: as often wrong as right
     confidence = min(0.98, 0.35 + 0.07 * root.weight)

@@ -1,5 +1,4 @@
-"""Orders the kernel's lines about GPUs: a program's fault outweighs what follows it, a shared link what each GPU says,
-and a lost GPU what the bus said while it went."""
+"""Orders kernel lines about GPUs: a fault of a program, a link or a GPU outweighs the errors that follow from it."""
 
 import re
 from collections import defaultdict
@@ -38,7 +37,7 @@ class _Xid(msgspec.Struct, frozen=True):
 
 
 def discount_followers(hits: Sequence[CatalogHit]) -> None:
-    """Reduce the weight of Xids that came of a program's fault on the same GPU, or of a link that GPUs share."""
+    """Reduce the weight of hits that follow from a program's fault, a failed link between GPUs or a lost GPU."""
     xids = sorted(_read_xids(hits), key=lambda xid: (xid.hit.said.source, xid.hit.said.index))
     faults: dict[str, _Xid] = {}  # by GPU: the program's newest
     for xid in xids:
@@ -58,7 +57,7 @@ def discount_followers(hits: Sequence[CatalogHit]) -> None:
 
 
 def _blame_gpu(bus: list[CatalogHit], xids: list[_Xid]) -> None:
-    """Reduce the weight of a bus error if a GPU was lost within seconds of it: the bus tells of what the GPU did."""
+    """Reduce the weight of a bus error if a GPU was lost within seconds of it: the error only reflects that loss."""
     for hit in bus:
         at = _read_clock(hit)
         for xid in xids:

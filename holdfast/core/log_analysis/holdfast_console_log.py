@@ -53,8 +53,7 @@ class ConsoleIncident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drop_survived_stands(lines: Sequence[LogLine]) -> list[LogLine]:
-    """Return the lines without what is no failure: stands that ended by themselves, and all of a run that ended well
-    without an incident."""
+    """Return the lines without stalls that ended by themselves, and without runs that ended well with no incident."""
     ended: dict[int, int] = {}  # by source: the place up to which stands have ended
     well: dict[int, int] = {}
     for place, said in enumerate(lines):
@@ -73,10 +72,10 @@ def drop_survived_stands(lines: Sequence[LogLine]) -> list[LogLine]:
 
 
 def read_last_incident(lines: Sequence[LogLine]) -> ConsoleIncident | None:
-    """Return the last incident that a console log tells of; None if there is none. Other logs are kept whole.
+    """Return the last incident in a console log; None if there is none. Lines of other logs are all kept.
 
-    Training goes on after an incident, and a console shows all incidents of a run. So what was said before the end of
-    the incident before, or after the end of this one, is about something else.
+    A console shows all incidents of a run, and training goes on after each. So lines before the end of the previous
+    incident, or after the end of this one, are about something else.
     """
     told = [p for p, said in enumerate(lines) if _OPENED.search(said.text) or _CLOSED.search(said.text)]
     if not told:
@@ -103,10 +102,10 @@ def is_own_sentence(said: LogLine) -> bool:
 
 
 def retell_incident(found: Diagnosis, told: ConsoleIncident) -> Diagnosis:
-    """Return the diagnosis with what holdfast knew: who hung, what was before, and whether the job went on.
+    """Return the diagnosis with what holdfast knew: which rank hung, earlier incidents, and whether the job went on.
 
-    Holdfast has looked at all ranks when it names one that hangs. Why it hangs, nobody has told; but only code can make
-    a deadlock.
+    When holdfast names a rank that hangs, it has inspected all ranks. Why the rank hangs is not known, except that only
+    code can make a deadlock.
     """
     hung = _HUNG.search(told.cause) if found.klass == "process_hang" else None
     if hung:

@@ -16,13 +16,13 @@ _SKIPPED = "number of skipped iterations"
 
 
 class MegatronProgress:
-    """Follows the progress lines of a node's ranks, one of which prints them."""
+    """Reads the progress lines of a node's ranks; one rank prints them for all."""
 
     def __init__(self) -> None:
         self._losses: dict[tuple[int, int], str] = {}  # by generation and rank: the name under which a loss was printed
 
     def on_line(self, line: Line) -> StepValues | None:
-        """Return the values of a progress line; None for every other line, and for one that tells no loss."""
+        """Return the values of a progress line, with loss NaN if an expected loss is missing; None for other lines."""
         begin = _BEGIN.search(line.text)
         if begin is None:
             return None

@@ -1,4 +1,4 @@
-"""Lets NCCL's last error speak before the general error that NCCL wraps around it."""
+"""Prefers NCCL's last error to the general error that NCCL wraps around it."""
 
 import re
 from collections.abc import Sequence

@@ -23,7 +23,7 @@ _FRAME = ('File "', "File: ")  # stands two columns to the right of what it belo
 
 
 def restore_pasted(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Return these lines as the program wrote them, as far as that shows. Each has the index of its first part."""
+    """Return these lines as the program wrote them, if possible; a joined line has the index of its first part."""
     lines = _unwrap([(index, _unescape(text)) for index, text in lines])
     texts = _strip_bytes(_dedent(_strip_numbers([text for _, text in lines])))
     return [(index, text) for (index, _), text in zip(lines, texts, strict=True)]
@@ -36,8 +36,8 @@ def _unescape(text: str) -> str:
 
 
 def _unwrap(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Join lines that a terminal broke at its width: several that differ end there, in the middle of words, and none is
-    longer. Tables have such lines too, but these end with a border."""
+    """Join lines that a terminal broke at its width: no line is longer, and several different ones end there in the
+    middle of a word. Tables have such lines too, but these end with a border."""
     width = max((len(text) for _, text in lines), default=0)
     broken = {place for place, (_, text) in enumerate(lines[:-1]) if len(text) == width}
     inside = [place for place in broken if _is_broken(lines[place][1], lines[place + 1][1])]
@@ -54,7 +54,7 @@ def _unwrap(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
 
 
 def _is_broken(text: str, after: str) -> bool:
-    """Return whether a word may go on from the end of a line to the next one. Lines of one program begin alike."""
+    """Return whether a word may go on in the next line; not if both begin alike, as lines of one program do."""
     alike = text[:_HEAD].translate(_DIGITS) == after[:_HEAD].translate(_DIGITS)
     ended = text[-1:] in _BORDERS or "%|" in text  # a bar of progress is as wide as the terminal
     return not (alike or ended or after[:1].isspace() or not after or _BEGINS.match(after))
@@ -72,7 +72,7 @@ def _strip_numbers(texts: list[str]) -> list[str]:
 
 
 def _dedent(texts: list[str]) -> list[str]:
-    """Remove the indentation that all lines share, but keep that of frames whose head is missing."""
+    """Remove the indentation that all lines share, but keep that of frames if the start of the traceback is missing."""
     filled = [text for text in texts if text.strip()]
     shared = min((len(text) - len(text.lstrip(" ")) for text in filled), default=0)
     if any(text[shared:].startswith(_FRAME) for text in filled):
@@ -81,7 +81,7 @@ def _dedent(texts: list[str]) -> list[str]:
 
 
 def _strip_bytes(texts: list[str]) -> list[str]:
-    """Remove the marks of Python's bytes, if most lines were printed as such."""
+    """Remove b'...' around each line, if most lines were printed as Python bytes."""
     found = [_BYTES.match(text) for text in texts]
     if sum(1 for one in found if one) < max(_FEW, _MOST * sum(1 for text in texts if text.strip())):
         return texts

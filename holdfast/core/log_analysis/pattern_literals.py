@@ -94,7 +94,7 @@ class LiteralIndex:
         self._dull: set[bytes] = set()
 
     def compile_parts(self) -> re.Pattern[bytes]:
-        """Compile the pattern that searches many words at once. A short log, which has few, does not wait for it."""
+        """Compile the pattern that searches many words at once. A short log has few words and does without it."""
         self._any_part = re.compile(_any_of(sorted({part[:_TRIE] for part in self._parts})))
         return self._any_part
 

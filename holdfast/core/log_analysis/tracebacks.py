@@ -86,8 +86,8 @@ class RaisedException(msgspec.Struct, kw_only=True):
 
     @property
     def stack(self) -> str:
-        """What was said before the traceback and its frames as text, one per line; the innermost frame is last, so that
-        a row's pattern can anchor to it."""
+        """The words before the traceback and then its frames, one per line; the innermost frame is last, so that a
+        row's pattern can anchor to it."""
         return "\n".join((self.before, *(f"{frame.file} {frame.function}" for frame in self.frames)))
 
     @property
@@ -207,7 +207,7 @@ class _TracebackParser:
                 self._newest.more.append(said)
 
     def _read_quoted(self, text: str) -> str:
-        """Return the cause that Hydra shows below its own message, where repr() wrote it, as a traceback would end."""
+        """Return the cause that Hydra prints by repr() below its own message, as a traceback's last line; or ""."""
         if self._frames is not None or not self._message or self._newest is None:
             return ""
         found = _QUOTED.match(text) if self._newest.name == "InstantiationException" else None
@@ -240,7 +240,7 @@ class _TracebackParser:
         self._newest, self._message = raised, _MESSAGE
 
     def end_stream(self) -> None:
-        """Close a traceback that the log breaks off: the code shown last may tell what it was about to raise."""
+        """Close a traceback that the end of the log cuts off; the last code shown may tell what was to be raised."""
         frames, code = self._frames, self._code
         if not any(frame.function for frame in frames or ()) or code is None or self._ignored:
             return

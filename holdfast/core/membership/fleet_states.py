@@ -1,4 +1,4 @@
-"""What the fleet said last of each node: who waits in its queue, who is gone, and whom it will take away when."""
+"""The fleet's latest report on each node: whether it is queued or gone, and when the fleet will take it away."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -52,7 +52,7 @@ class FleetStates:
             self._known_for = None
 
     def doubt_gone(self, node: str) -> None:
-        """Believe no longer that this node is gone, because it reports or gets ranks: the fleet has to say so again."""
+        """Forget the fleet's report that this node is gone, because the node reports or gets ranks."""
         if self.is_gone(node):
             self.forget_node(node)
 
@@ -64,7 +64,7 @@ class FleetStates:
         return node in self.nodes and self.nodes[node].state is FleetState.GONE
 
     def dismissal_of(self, node: str) -> Dismissal:
-        """Return why a node that is lost leaves: because of its machine, unless the fleet says otherwise."""
+        """Return why a lost node leaves: GONE if the fleet took it and its machine did not fail, else EVICTED."""
         return Dismissal.GONE if self.is_gone(node) and not self.nodes[node].failed else Dismissal.EVICTED
 
     def near(self, node: str) -> tuple[str, ...]:
@@ -77,11 +77,11 @@ class FleetStates:
         return next(iter(told)) if len(told) == 1 else "; ".join(f"{count} {words}" for words, count in told.items())
 
     def due_nodes(self, now: float, takes_s: float) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the nodes to replace from now on, if a new node takes this long, and of these the ones that must go
-        now; note when the next one is due. Until then, and until the fleet tells more, nothing is computed anew.
+        """Return the nodes to replace now, if a new node takes `takes_s`, and those of them that must leave now.
 
-        A node is replaced at once if the fleet takes it away earlier than was known. One whose time limit was known is
-        replaced before that ends, but not in the first half of its time: else short limits would only cause restarts.
+        Both are computed again when the next node is due (`wake_at`) or the fleet reports. A node is replaced at once
+        if the fleet takes it away earlier than was known. One whose time limit was known is replaced before that ends,
+        but not in the first half of its time: else short limits would only cause restarts.
         """
         if self._known_for != takes_s or (self.wake_at is not None and self.wake_at <= now):
             starts = {node: self._drain_at(end, takes_s) for node, end in self.ends.items()}

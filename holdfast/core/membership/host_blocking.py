@@ -1,4 +1,4 @@
-"""Hosts whose machines are at fault: whom to block, and which of the blocked hosts a reporting node belongs to."""
+"""Blocked hosts: which hosts to block because their machines are at fault, and whether a new node is on one."""
 
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Set
@@ -39,7 +39,7 @@ def matching_entry(
 ) -> tuple[BlockedHost, str] | None:
     """Return the entry that blocks this host, and the host or the GPU that it blocks; None if there is none.
 
-    A node that tells no identity is on the same host as the controller, and is never blocked.
+    A node that reports no identity is on the same host as the controller, and is never blocked.
     """
     if not identity.id:
         return None
@@ -77,12 +77,12 @@ class HostFaults:
         self._refused: set[str] = set()  # of these, those that the console was told of
 
     def on_evicted(self, nodes: Iterable[str], faults: Mapping[str, str], incident: int) -> None:
-        """Note which of these nodes leave for faults of their machines. A fault that was found before stands."""
+        """Note which of these nodes leave for faults of their machines. A fault that was found earlier is kept."""
         known = {node for node, (fault, _) in self._evicted.items() if fault}
         self._evicted |= {node: (faults.get(node, ""), incident) for node in nodes if node not in known}
 
     def on_examined(self, node: str, fault: str) -> None:
-        """Take in an examination of an evicted node: what it finds counts, and if it finds nothing, nothing counts."""
+        """Record the examination of an evicted node: the fault found, or that nothing is held against the node."""
         _, incident = self._evicted.pop(node, ("", 0))
         if fault:
             self._evicted[node] = (fault, incident)
@@ -101,8 +101,8 @@ class HostFaults:
     def block_gone(self, gone: Container[str], met: Mapping[str, Ready], staying: Iterable[str]) -> list[Block | Say]:
         """Return the actions that block the hosts of bad nodes which have left; `staying` are the nodes that have not.
 
-        An id or a GPU that a staying node has too does not tell the two hosts apart, as where nodes share a host or
-        hosts were made from one image. It blocks nobody, or sound nodes would be refused with the bad one.
+        A host id or GPU that a staying node has too is not blocked, because sound nodes would be refused with the bad
+        one. That happens where nodes share a host, or hosts were made from one image.
         """
         left = sorted(node for node in self._evicted if node in gone)
         bad = [(node, *found) for node in left if (found := self._evicted.pop(node))[0]]
@@ -124,13 +124,13 @@ class HostFaults:
             yield Say(text=f"{ready.node} is bad, and {what}: {why}")
 
     def on_block_outcome(self, outcome: Outcome) -> None:
-        """Note that a host is on the list, if it is: the list may not be writable."""
+        """Note that a host is on the list, unless the Block failed: the list may not be writable."""
         id, host = self.blocking.pop(outcome.action)
         if outcome.ok and id:
             self._blocked[id] = host
 
     def refuse(self, ready: Ready) -> tuple[Dismiss | Say, ...]:
-        """Return the actions that refuse a node of a blocked host. Of each host the console is told once."""
+        """Return the actions that refuse a node of a blocked host. The console reports each host once."""
         dismiss = Dismiss(
             id=next(self._ids), node=ready.node, reason=ready.blocked, code=BLOCKED_EXIT, cause=Dismissal.REFUSED
         )
@@ -141,7 +141,7 @@ class HostFaults:
 
     @property
     def wait_clause(self) -> str:
-        """Return what a job that waits for nodes has to say about blocked hosts; "" if it has met none."""
+        """Return a clause about blocked hosts for the message of a job that waits for nodes; "" if it has met none."""
         if not self._blocked:
             return ""
         names = sorted(set(self._blocked.values()))
@@ -151,7 +151,7 @@ class HostFaults:
 
 
 def _gpus_at_fault(identity: HostIdentity, fault: str) -> tuple[str, ...]:
-    """Return the GPUs that a fault names. If it names none, any may be at fault."""
+    """Return the GPUs that the text of a fault names; if it names none, all GPUs of the host."""
     told = zip(identity.gpus, identity.gpu_names, strict=False)
     named = tuple(gpu for gpu, names in told if any(n and re.search(rf"{re.escape(n)}\b", fault) for n in names))
     return named or identity.gpus

@@ -68,14 +68,14 @@ class JobNodes:
 
     @property
     def wait_clause(self) -> str:
-        """Return what a job that waits for nodes has to say about those that it cannot use; "" if there are none."""
+        """Return a clause about unusable nodes for the message of a job that waits for nodes; "" if there are none."""
         cut_off = ", ".join(sorted(self.pool.keys() & self.links.nodes))
         said = {"without a link": cut_off, "the fleet": self.standbys.fleet.last_word}
         return "".join(f"; {what}: {why}" for what, why in said.items() if why) + self.standbys.faults.wait_clause
 
     @property
     def hosts(self) -> dict[str, str]:
-        """Return on which host each node is, of all that have ever reported."""
+        """Return the host of each node that has ever reported."""
         return self.standbys.hosts
 
     def on_step(self) -> None:

@@ -1,7 +1,7 @@
 """How often nodes are lost, learned from past runs, with its uncertainty; and how many standbys follow from that.
 
-The rate is a mixture of two Gamma distributions before anything is known: published rates of large clusters with most
-of the weight, and a wide one, which takes over where a site's own runs contradict them. Runs update both.
+Before any run, the rate is a mixture of two Gamma distributions: the published rates of large clusters have most of the
+weight, and a wide one takes over where a site's own runs contradict them. Runs update both.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _TAIL = 0.05  # of the rate on either side of the interval that is told
 
 
 class NodeLosses(msgspec.Struct, frozen=True, kw_only=True):
-    """What past runs show: nodes that were lost, and how long how many nodes ran."""
+    """Losses in past runs: how many nodes were lost, in how many node-hours."""
 
     runs: int = 0
     lost: int = 0
@@ -46,12 +46,12 @@ class LossRate(msgspec.Struct, frozen=True):
         return LossRate(tuple((w / sum(weights), a + seen.lost, b + hours) for w, (_, a, b) in pairs))
 
     def quantile(self, share: float) -> float:
-        """Return the rate that the true one is below with this probability."""
+        """Return the rate below which the true rate lies with this probability."""
         top = max((a + 40 * sqrt(a) + 40) / b for _, a, b in self.parts)
         return _bisect(lambda rate: sum(w * _gamma_below(a, b * rate) for w, a, b in self.parts) - share, top)
 
     def most_lost(self, nodes: int, hours: float, confidence: float = 0.99) -> int:
-        """Return how many of the nodes at most are lost within these hours, with this confidence."""
+        """Return the largest number of these nodes that is lost within these hours, with this confidence."""
         exposed, total = nodes * hours, 0.0
         for count in range(nodes):
             for w, a, b in self.parts:
@@ -63,8 +63,8 @@ class LossRate(msgspec.Struct, frozen=True):
 
 
 def advise_standbys(nodes: int, refill_h: float, seen: NodeLosses) -> StandbyAdvice:
-    """Return how many standbys cover the losses within the time that replacing one takes, 99 times of 100; at least
-    one, as without any every loss costs that time."""
+    """Return how many standbys cover, in 99 of 100 cases, the nodes lost in the time that replacing a standby takes; at
+    least one, because without any, every loss costs that time."""
     rate = LossRate().after(seen)
     standbys = max(1, rate.most_lost(nodes, refill_h))
     low, high = (100 * rate.quantile(share) for share in (_TAIL, 1 - _TAIL))

@@ -6,7 +6,7 @@ _REST_S = 90.0  # once some links are back the others have so long: machines rea
 
 
 class LostLinks:
-    """The nodes whose links are down; and of these, whom the job waits for because of a switch, and until when."""
+    """The nodes whose links are down; which of them the job waits for because of a switch, and until when."""
 
     def __init__(self) -> None:
         self.nodes: set[str] = set()
@@ -14,7 +14,7 @@ class LostLinks:
         self.until = 0.0  # 0: nothing is waited for
 
     def on_lost(self, nodes: Iterable[str]) -> list[str]:
-        """Take in that links are down. Return of which nodes that is news."""
+        """Record that links of these nodes are down. Return the nodes for which that is new."""
         lost = sorted(set(nodes) - self.nodes)
         self.nodes.update(lost)
         return lost
@@ -26,7 +26,7 @@ class LostLinks:
             self.until = self.until or now + wait_s
 
     def on_back(self, now: float, nodes: Iterable[str]) -> list[str]:
-        """Take in that links are up again. Return of which nodes that is news."""
+        """Record that links of these nodes are up again. Return the nodes for which that is new."""
         back = sorted(self.nodes.intersection(nodes))
         if self._awaited.intersection(back):
             self.until = min(self.until, now + _REST_S)
@@ -34,11 +34,11 @@ class LostLinks:
         return back
 
     def not_awaited(self, now: float) -> Set[str]:
-        """Return the nodes without links for which nobody waits, or waits any longer."""
+        """Return the nodes without links that the job does not wait for, or no longer waits for."""
         return self.nodes - self._awaited if now < self.until else self.nodes
 
     def forget_nodes(self, nodes: Iterable[str], kept: Set[str] = frozenset()) -> None:
-        """Stop waiting for nodes that are back or have left. Those `kept` beside the job still have no link."""
+        """Stop waiting for nodes that are back or have left; the `kept` ones among them still lack a link."""
         gone = set(nodes)
         self._awaited -= gone
         self.nodes -= gone - kept
@@ -46,7 +46,7 @@ class LostLinks:
             self.until = 0.0
 
     def blocks_launch(self, now: float, active: Set[str]) -> bool:
-        """Return whether a node that is to get ranks has no link yet, and there is still time for it."""
+        """Return whether the launch must wait, because an active node has no link and the wait is not over."""
         return now < self.until and not self._awaited.isdisjoint(active)
 
     def take_late(self, now: float) -> set[str]:

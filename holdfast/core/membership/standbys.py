@@ -79,8 +79,7 @@ class Standbys:
         return self.job.max_nodes + self.job.standbys
 
     def request_missing(self, active: int, without_links: Set[str] = frozenset()) -> tuple[Acquire, ...]:
-        """Return an action that asks the fleet for missing nodes, in the background; empty if none are missing. A
-        standby whose link is down replaces nobody."""
+        """Return an action that asks the fleet for missing nodes, if any. A standby without its link does not count."""
         have = active + len({*self.pool, *self.checking.values()} - without_links)
         have += len(self.coming) + sum(self.acquiring.values())
         if have >= self.wanted_nodes or not self.job.can_acquire or self._retry_at is not None:
@@ -102,7 +101,7 @@ class Standbys:
         return f"the fleet gave {len(event.nodes)} of {asked}" + (f", {', '.join(new)} will come" if new else "")
 
     def take_report(self, now: float, nodes: Mapping[str, FleetNode]) -> None:
-        """Take in what the fleet says. Who has just got a machine may be late counted from now."""
+        """Record the fleet's report. The deadline of a node that has just got a machine counts from now."""
         for node, seen in nodes.items():
             waited = node not in self.fleet.nodes or self.fleet.is_queued(node)
             if node in self.coming and waited and seen.state is not FleetState.QUEUED:
@@ -110,7 +109,7 @@ class Standbys:
         self.fleet.take_report(now, nodes)
 
     def pause_requests(self, now: float) -> float:
-        """Ask for no nodes for a while, twice as long each time until one comes; return how long."""
+        """Ask the fleet for no nodes for a while, twice as long each time until a node comes; return how long."""
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_RETRY_S)
         self._retry_at = now + pause_s
         return pause_s
@@ -195,8 +194,8 @@ class Standbys:
         return ()
 
     def examine_evicted(self, without_links: Set[str]) -> tuple[Probe, ...]:
-        """Return probes that examine the evicted nodes, now that the job no longer waits for a recovery. A node whose
-        link is down is examined once the link is up, since its probes alone do not use the link."""
+        """Return probes that examine the evicted nodes. A node whose link is down is examined once the link is up,
+        because a probe of one node alone does not use the link."""
         actions = []
         for node in [node for node in self.suspects if node not in without_links]:
             generation = self.suspects.pop(node)

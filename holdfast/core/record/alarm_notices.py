@@ -1,4 +1,4 @@
-"""Alarm notices: what was said of slow ranks and of bad losses while the job went on with them."""
+"""Alarms about slow ranks and bad losses that were only reported while the job went on."""
 
 import msgspec
 
@@ -11,7 +11,7 @@ KEPT_NOTICES = 100  # about losses: a script may have a bad one at every step
 
 
 class AlarmNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """A report that ranks, or all of them, are slow or have bad losses, and that the job went on with them."""
+    """An alarm that some or all ranks are slow or have bad losses, which was reported while the job went on."""
 
     at: float
     generation: int
@@ -21,14 +21,14 @@ class AlarmNotice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlarmNotices:
-    """Collects the notices about slow ranks and about bad losses."""
+    """Collects what was reported about slow ranks and bad losses."""
 
     def __init__(self) -> None:
         self.slow: list[AlarmNotice] = []
         self.losses: list[AlarmNotice] = []
 
     def add(self, event: Event, decision: Decision) -> None:
-        """Add what was said of an alarm about slow ranks or a bad loss that has not stopped the job."""
+        """Add what was reported about an alarm on slow ranks or a bad loss, if the alarm did not stop the job."""
         if not isinstance(event, Alarm) or decision.phase is not Phase.TRAINING:
             return
         told = [said.text for said in decision.actions if isinstance(said, Say)]

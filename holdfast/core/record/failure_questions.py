@@ -1,4 +1,4 @@
-"""Questions about failures: which are worth an opinion of others than the rules, and how often."""
+"""Questions about failures: for which of them to ask for an opinion, and how often."""
 
 from collections import deque
 
@@ -28,7 +28,7 @@ class FailureOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailureQuestions:
-    """Picks incidents to ask about from the journal's entries, each once and at most so many an hour, and their ends.
+    """Picks from the journal the incidents to ask about, each once and only a few an hour, and tells how they ended.
 
     A language model is asked where the rules are less sure than `below`. Past failures are compared wherever there are
     some, because a person may have said that the rules are wrong.
@@ -44,7 +44,7 @@ class FailureQuestions:
     def on_entry(
         self, entry: Entry, judged: JudgedIncident | None, *, has_past: bool
     ) -> JudgedIncident | FailureOutcome | None:
-        """Return what this entry gives to ask or to note. `judged` is the open incident as the entry left it."""
+        """Return an incident to ask about, or how one of these ended; `judged` is the one that is open now."""
         closed = entry.decision.closed
         if closed and closed.number == self._asked:
             return FailureOutcome(incident=closed.number, text=_describe_outcome(closed))

@@ -1,4 +1,4 @@
-"""The peak FLOP/s of a node's ranks, from the names of its GPUs, a table, and the user's own figure."""
+"""The peak FLOP/s of a node's ranks, from the names of its GPUs and a table."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class GpuPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Row of the table of GPUs."""
+    """A row of the table of GPUs: their names and their peak."""
 
     names: tuple[str, ...]  # as NVML gives them
     flops: float  # a second
@@ -14,10 +14,10 @@ class GpuPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def peak_of_ranks(ranks: int, sharing: int, gpus: Sequence[str], rows: Iterable[GpuPeak]) -> float:
-    """Return what the GPUs of this many ranks can make in a second; 0 if that is not known.
+    """Return the peak FLOP/s of the GPUs of this many ranks; 0 if that is not known.
 
-    `gpus` are the names of the GPUs of the host, and `sharing` ranks have them between them. If these are more ranks
-    than GPUs, or the GPUs differ, nobody knows what part of which GPU a rank has.
+    `gpus` are the names of the host's GPUs, which `sharing` ranks have between them. If there are more ranks than GPUs,
+    or the GPUs differ, it is not known what part of which GPU a rank has.
     """
     if len(set(gpus)) != 1 or sharing > len(gpus):
         return 0.0

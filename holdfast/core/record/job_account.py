@@ -80,7 +80,7 @@ class RedoneSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnwatchedTime(msgspec.Struct, frozen=True, kw_only=True):
-    """A time without a controller, from its predecessor's last sign of life until a new one took over."""
+    """A time without a controller, from the last sign of life of one until the next one took over."""
 
     since: float  # 0: not known
     until: float
@@ -110,7 +110,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     paces: tuple[ReleasePace, ...] = ()  # of releases in steady training
 
     def describe_slow(self, generation: int) -> str:
-        """Return in words who was last told to be slow in this generation; "" if nobody was."""
+        """Return in words which ranks were last reported as slow in this generation; "" if none were."""
         newest = self.slow[-1] if self.slow else None
         if newest is None or newest.generation != generation:
             return ""
@@ -122,7 +122,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def job_s(self) -> float:
-        """Return the wall time, without that in which the job was over and nobody saw it."""
+        """Return the wall time, less the time in which the job had ended and no controller was there to see it."""
         return self.wall_s - self.spent_s(TimeUse.OVER)
 
     def spent_s(self, use: TimeUse) -> float:
@@ -134,14 +134,14 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ettr(self) -> float | None:
-        """Return the productive share of the job's time; None if no step was ever seen. Time of which nobody knows
-        whether it was productive is included, and `at_most` says so."""
+        """Return the productive share of the job's time; None if no step was ever seen. Time that may or may not have
+        been productive is included, and `at_most` says so."""
         productive_s = self.spent_s(TimeUse.TRAIN) + self.spent_s(TimeUse.UNKNOWN)
         return productive_s / self.job_s if self.stepped and self.job_s > 0 else None
 
     @property
     def hour_ettr(self) -> float | None:
-        """Return the same share of the job's last hour; None if there was none yet, or no step was ever seen."""
+        """Return the ETTR of the job's last hour; None if the job is younger than that, or no step was ever seen."""
         end_at = next((span.start_at for span in self.spans if span.use is TimeUse.OVER), self.end_at)
         since = end_at - HOUR_S
         if not self.stepped or since < self.start_at:

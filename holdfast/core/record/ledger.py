@@ -118,7 +118,7 @@ class Ledger:
                 self._on_launch(action)
 
     def _watch_takeover(self, entry: Entry) -> None:
-        """Note a time without a controller, and what is told of it afterwards."""
+        """Note a time without a controller, and whether a later event tells what ranks did in it."""
         match entry.event:
             case Successor(alone_since=since):
                 alone_at = min(max(since, self._last_at), entry.at)
@@ -137,7 +137,7 @@ class Ledger:
                 self._told = True
 
     def _divide_unknown(self, at: float) -> None:
-        """Divide time that is booked as unknown, because ranks now tell that they made their newest step at `at`."""
+        """Divide time booked as unknown: ranks trained until `at`, the time of the newest step that they now report."""
         for index, (trained, alone) in enumerate(pairwise(self._spans)):
             ends_now = alone.use is TimeUse.UNKNOWN and alone.end_at == self._taken_over_at
             if ends_now and trained.use in TRAINED:
@@ -197,11 +197,11 @@ class Ledger:
         )
 
     def list_releases(self) -> tuple[ReleaseRun, ...]:
-        """Return what was made under each release that was ever launched."""
+        """Return the generations and steps made under each release that was ever launched."""
         return tuple(ran for ran in self._ran.values() if ran.generations)
 
     def count_redone(self, step: int) -> int:
-        """Return how many steps were made again, up to the newest one, which may not be in the journal yet."""
+        """Return how many steps were made again up to `step`, the newest, which may not be in the journal yet."""
         told = sum(ran.redone for ran in self._ran.values())
         if self.progress is None or self.progress.counted:
             return told
@@ -229,7 +229,7 @@ class Ledger:
         return msgspec.structs.replace(account, spans=tuple(spans))
 
     def _counted_since(self) -> str:
-        """Return since when the newest step was counted; "" if the script or its optimizer gave the step's number."""
+        """Return what the newest step is counted from; "" if the script or its optimizer gave the step's number."""
         newest = self.newest
         if newest is not None and newest.counted:
             return "the last launch"
@@ -242,7 +242,7 @@ class Ledger:
         return TimeUse.END if self._parted else TimeUse.REDO if self._redo_to is not None else use
 
     def _current_spans(self, until: float) -> list[Span]:
-        """Return the newest spans, up to `until`: one, unless there was no controller and ranks told of no step."""
+        """Return the newest spans up to `until`: one, unless there was no controller and ranks reported no step."""
         use, at, taken_over_at = self._current_use(), self._at, self._taken_over_at
         mending = self.phase is not Phase.TRAINING and (self._incident or self._change)  # then it is their cost
         if taken_over_at is None or taken_over_at <= at or mending:
@@ -277,7 +277,7 @@ class Ledger:
             self._at = until
 
     def _end_failed_change(self, failed_at: float, at: float) -> None:
-        """Let the cost of the incident begin where a planned restart failed, which was heard of later."""
+        """Start the incident's cost when the planned restart failed, although that was reported later."""
         self._close_span(failed_at)
         if at > self._at:
             trouble = Span(use=TimeUse.DETECT, start_at=self._at, end_at=at, incident=len(self.incidents) + 1)
@@ -329,7 +329,7 @@ class Ledger:
         self._ran.setdefault(release.number, ReleaseRun(release=release.number, source=release.source))
 
     def _set_parted(self, parted: bool, at: float) -> None:
-        """Note that ranks make no more steps, or make some again; `at` is the time of their newest step."""
+        """Note that ranks make no more steps, or that they do after all; `at` is the time of their newest step."""
         if parted is not self._parted:
             self._close_span(at)
             self._parted = parted
@@ -354,7 +354,7 @@ class Ledger:
         self._owed.add_redone(event.step - made + 1, made - new)
 
     def _add_unheard(self, event: Progress) -> None:
-        """Count the steps before the one that this generation resumed from of which nobody told: somebody made them."""
+        """Count steps as made that nobody reported: those from the furthest known step to the one resumed from."""
         alike = self.newest is not None and not event.counted and self.newest.numbered is event.numbered
         if alike and 0 <= self.best < event.first_step - 1:
             self._add_steps(self._stepped_in, event.first_step - 1 - self.best, 0)
@@ -375,7 +375,7 @@ class Ledger:
         self._redo_from(self.best if record.resumed_from is None else record.resumed_from)
 
     def _redo_from(self, step: int) -> None:
-        """Book what comes after this step on whoever lost it; if nobody did, it is new."""
+        """Book the work after this step on the incident or restart that lost it; if none did, as new."""
         self._redo_to, whose = self._owed.find_debt(step) or (None, RedoneSteps())
         self._incident, self._change = whose.incident, whose.change
 
@@ -387,7 +387,7 @@ class Ledger:
         self._cut = None
 
     def _spans_cut_at(self, good_at: float, *, ends: bool = False) -> list[Span]:
-        """Return the spans so far, with what a stop has cost from the last good step on; `ends`: that was the last."""
+        """Return the spans so far; time since the last good step is the stop's. `ends`: that step was the last."""
         if self._cut is None:
             return list(self._spans)
         index, instead = self._cut

@@ -22,7 +22,7 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def uses(self) -> Row:
-        """Return the sums over all rows of each use."""
+        """Return the seconds of each use, summed over all rows."""
         found: Row = {}
         for row in (*self.incidents.values(), *self.changes.values(), *self.others.values()):
             for use, seconds in row.items():
@@ -61,6 +61,6 @@ def draw_bill(report: Report) -> Bill:
 
 
 def _round_row(row: Row) -> Row:
-    """Return the row in tenths. Redone work is rounded alone, because the console tells of the rest without it."""
+    """Return the row in tenths. Redone work is rounded separately, because the console leaves it out of its figure."""
     rounded = share_tenths({use: seconds for use, seconds in row.items() if use is not TimeUse.REDO})
     return rounded | ({TimeUse.REDO: in_tenths(row[TimeUse.REDO])} if TimeUse.REDO in row else {})

@@ -1,4 +1,4 @@
-"""Whose steps are being made again: each lost step is owed to the newest incident or planned restart that lost it."""
+"""Charges each step that is made again to the newest incident or planned restart that lost it."""
 
 import msgspec
 
@@ -8,15 +8,15 @@ from holdfast.model.incident_record import Change, Record
 
 
 class OwedSteps:
-    """A failure amid steps that are being made again loses only what was made since. The steps beyond are still those
-    of the failure before it, so that each restart owes as many steps as it said were lost."""
+    """Lost steps that are not made again yet, by restart. A failure while steps are being redone loses only those since
+    the last restart. The others stay with the earlier failure, so each restart is charged what it reported as lost."""
 
     def __init__(self) -> None:
         self.redone: list[RedoneSteps] = []
         self._last: list[tuple[int, int]] = []  # the last step that is owed to which of these; the newest has the least
 
     def add_restart(self, record: Record | Change, whose: RedoneSteps, best: int) -> None:
-        """Take in a restart after which ranks make steps again, up to the furthest step `best`."""
+        """Record a restart after which ranks make steps again, up to the furthest step `best`."""
         if record.resumed_from is None:
             self._last.clear()
             return
@@ -29,11 +29,11 @@ class OwedSteps:
             self.redone.append(whose)
 
     def find_debt(self, step: int) -> tuple[int, RedoneSteps] | None:
-        """Return to whom the step after this one is owed, and the last step that is; None if it is new."""
+        """Return the last step charged to the restart that lost the step after this one, and that restart; or None."""
         return next(((last, self.redone[whose]) for last, whose in reversed(self._last) if last > step), None)
 
     def add_redone(self, first: int, count: int) -> None:
-        """Count so many steps from `first` on as made again."""
+        """Count `count` steps from `first` on as made again."""
         end = first + count
         for last, whose in reversed(self._last):
             here = max(0, min(end, last + 1) - first)

@@ -215,7 +215,7 @@ class PageFold:
 
     def make_view(self, now: float | None, status: dict[str, Any] | None = None, absence: str = "") -> PageView:
         """Return the view. `now` extends it beyond the last entry of a job that still runs, `status` is what its
-        controller says, and `absence` is why there is none."""
+        controller says, and `absence` is why it has no controller."""
         account = self.ledger.make_account(now)
         report = report_of(account)
         bill = draw_bill(report)

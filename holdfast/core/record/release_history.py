@@ -24,7 +24,7 @@ class ReleaseChapter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_and_redone(made: ReleaseRun | ReleaseChapter) -> tuple[str, str]:
-    """Return how many new and redone steps a release made, in words if that is not known exactly."""
+    """Return how many new and redone steps a release made, with "at most" and "at least" if that is not exact."""
     most, least = ("at most ", "at least ") if made.unsure else ("", "")
     return f"{most}{made.steps}", f"{least}{made.redone}"
 

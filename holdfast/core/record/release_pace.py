@@ -1,8 +1,8 @@
 """The pace of each release: steps and tokens per second and MFU in steady training, folded from the journal.
 
 A stretch of training lies between two reports of progress in one generation. It counts if the first steps of the
-generation are over before it, the job did not stand still in it, and there was a controller. Pace depends on the
-number of ranks, so that of another number is kept apart, and releases are compared only on the same number.
+generation are over before it, the job did not stand still in it, and there was a controller. Pace depends on the number
+of ranks, so it is measured for each number by itself, and releases are compared only on the same number.
 """
 
 import msgspec
@@ -47,7 +47,7 @@ class PaceTally(msgspec.Struct):
     estimated: bool = False
 
     def add_stretch(self, before: Progress, after: Progress, *, whole: bool) -> None:
-        """Add the steps between two reports; `whole`: the parameters that they tell are those of the whole model."""
+        """Add the steps between two reports. `whole`: the reported parameters are those of the whole model."""
         seconds, tokens = after.at - before.at, after.tokens - before.tokens
         self.steps, self.seconds = self.steps + after.step - before.step, self.seconds + seconds
         if tokens > 0:
@@ -145,7 +145,7 @@ def _describe_pace(pace: ReleasePace) -> str:
 
 
 def _compare_newest(paces: tuple[ReleasePace, ...]) -> str:
-    """Say how fast the newest of these releases is beside the one before it; empty if too little is known."""
+    """Say how fast the newest release is compared with the one before it; empty if too little is known."""
     if len(paces) < 2 or min(pace.steps for pace in paces[-2:]) < LEAST_STEPS:
         return ""
     old, new = paces[-2:]

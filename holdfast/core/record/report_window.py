@@ -1,4 +1,4 @@
-"""The last part of a job: its account from some instant on, so that the report of it adds up like that of the whole."""
+"""The account of a job from some instant on, so that a report of its last part adds up like that of the whole."""
 
 from collections.abc import Iterable
 
@@ -10,8 +10,7 @@ from holdfast.model.event import Entry
 
 
 def fold_since(entries: Iterable[Entry], since: float, now: float | None = None) -> Account:
-    """Return the account of the time since an instant. An incident that began before it is in it with the seconds that
-    it has cost since."""
+    """Return the account of the time since an instant. An incident that began earlier counts by its cost since then."""
     ledger = Ledger()
     before: Account | None = None
     for entry in entries:

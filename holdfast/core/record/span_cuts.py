@@ -30,7 +30,7 @@ class OpenStandstill:
                 self.since = None
 
     def split_newest(self, spans: list[Span]) -> list[Span]:
-        """Book as a stall what the newest span has since the job stands."""
+        """Book the part of the newest span in which the job stands as a stall."""
         if self.since is None or spans[-1].use not in (TimeUse.TRAIN, TimeUse.REDO):
             return spans
         *before, last = spans
@@ -40,8 +40,8 @@ class OpenStandstill:
 
 
 def find_first_cut(spans: Sequence[Span], index: int, good_at: float) -> int:
-    """Return the index of the span in which a stop at this index finds its last good step. A rank may have failed
-    while there was no controller."""
+    """Return the index of the span with the last good step before a stop at `index`. It may be an earlier span, because
+    a rank may have failed while there was no controller."""
     while index and spans[index].start_at > good_at:
         before, use = spans[index - 1].use, spans[index].use
         if before not in ALONE and not (use in ALONE and before in TRAINED):

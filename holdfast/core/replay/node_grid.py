@@ -1,11 +1,11 @@
-"""Chooses which nodes replay together: n groups of m, cut in two ways. Groups of different cuts share at most one.
+"""Chooses which nodes replay together: n groups of m nodes, cut in two ways; groups of both cuts share at most one.
 
 Of z = m * n nodes, node x is in horizontal group x // m and in vertical group x mod n. With m <= n, the nodes of one
 horizontal group all lie in different vertical groups, so a faulty group of each phase has exactly one node in common.
 With m > n they do not, and such a plan is refused.
 
-Nodes that are left over (z does not factor, or is prime) are tested in further groups of the same size, filled up
-with nodes of the grid. A group of another size would do other work and could not be compared.
+Nodes that are left over (z does not factor, or is prime) are tested in further groups of the same size, filled up with
+nodes of the grid. A group of another size would do other work and could not be compared.
 """
 
 from collections.abc import Sequence

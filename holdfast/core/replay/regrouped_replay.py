@@ -120,7 +120,7 @@ class DualPhaseReplay:
         self._begin_wave()
 
     def _all_failed(self) -> bool:
-        """Return whether all groups of the grid failed. One faulty node cannot explain that: most share no node."""
+        """Return whether all groups of the grid failed. One faulty node cannot explain that: they share no node."""
         grid = {name for name, _ in self.phase_waves[0]}
         return grid <= self._shown[self.phase - 1].keys()
 

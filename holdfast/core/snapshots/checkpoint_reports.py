@@ -1,4 +1,4 @@
-"""What nodes tell of checkpoints on storage: which was written last, and when to write that to the journal."""
+"""What nodes report about checkpoints on storage: which was written last, and when to tell the journal of it."""
 
 import msgspec
 
@@ -17,11 +17,11 @@ class StorageWatch:
         self._told_at = 0.0
 
     def continue_from(self, report: StorageReport | None) -> None:
-        """Go on with what an earlier controller has written to the journal."""
+        """Start from the report that an earlier controller wrote to the journal."""
         self.newest = self._told = report
 
     def on_told(self, at: float, generation: int, stored: int, missed: MissedCheckpoint | None) -> None:
-        """Take in a node's newest checkpoint of this generation, when it was written, and what could not be since."""
+        """Record a node's newest checkpoint of this generation, written at `at`, and a later one it could not write."""
         if stored >= 0 and (generation, stored) > self._written:
             known = self.newest and self._written[0] == 0 and self.newest.step == stored  # to an earlier controller
             self._written = (generation, stored)
@@ -30,7 +30,7 @@ class StorageWatch:
             self.newest = msgspec.structs.replace(self.newest or StorageReport(), missed=missed)
 
     def take_news(self, now: float) -> StorageReport | None:
-        """Return what is worth an entry in the journal: trouble that begins or ends, and now and then what is there."""
+        """Return a report worth a journal entry: when trouble begins or ends, else now and then; or None."""
         newest, told = self.newest, self._told
         if newest is None or newest == told:
             return None
@@ -41,7 +41,7 @@ class StorageWatch:
         return newest
 
     def cut_short(self, reached: int) -> str:
-        """Take in that the job ends at once, at this step (-1: not known); return in words what storage lacks."""
+        """Record that the job ends at once, at step `reached` (-1: not known); return in words what storage lacks."""
         newest = self.newest or StorageReport()
         if reached <= newest.step:
             return ""
@@ -52,8 +52,8 @@ class StorageWatch:
         return f"the job is at step {reached}, and {last} in this run"
 
     def close(self, promised: int, disk: int = -1, not_after: int | None = None) -> StorageReport | None:
-        """Return what is there at the end of the job, in which nodes were to write the step `promised`, and in which
-        the step `disk` lies on their disks; -1: none. States after `not_after` are in doubt."""
+        """Return the report at the end of the job. `promised` is the step that nodes were to write, `disk` the step on
+        their local disks (-1: none). States after `not_after` are in doubt."""
         newest = self.newest
         if newest and not_after is not None and newest.step > not_after:
             newest = msgspec.structs.replace(newest, doubted=True)

@@ -49,7 +49,7 @@ class DiskFloor:
         self.aim = self._newest = -1
 
     def hold_steps(self, steps: Collection[int]) -> None:
-        """Count these steps, which the disks of all nodes of a launch hold, and none besides."""
+        """Record which steps the disks of all nodes of a launch hold; no other step counts."""
         self._kept, self._is_known = tuple(sorted(steps))[-self.limits.keep :], True
 
     def tick(self, now: float, floor: int, beats: Collection[Beat]) -> bool:
@@ -72,6 +72,6 @@ class DiskFloor:
 
 
 def list_stored_ranks(newest: Mapping[int, int], stored: int, spared: Collection[int]) -> list[int]:
-    """Return the ranks whose states a node removes from its disk when the job ends: storage has their newest one, and
-    they are of no other node of its host."""
+    """Return the ranks whose states a node removes from its disk when the job ends: storage has their newest state, and
+    no other node of the host has these ranks."""
     return [rank for rank, step in newest.items() if step <= stored and rank not in spared]

@@ -51,7 +51,7 @@ def describe_doubt(found: Mapping[str, Collection[FinalState]], not_after: int) 
 
 
 def storage_time_s(last_s: float, took_s: float) -> float:
-    """Return how long storage may take: the part of `last_s` that ranks left, but at least half of `last_s`."""
+    """Return how long storage may take: what is left of `last_s` once ranks have ended, but at least half of it."""
     return max(last_s - took_s, last_s * _LEAST)
 
 

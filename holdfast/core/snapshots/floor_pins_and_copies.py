@@ -127,10 +127,10 @@ class CopyRun(msgspec.Struct, kw_only=True):
 
 
 class NodeFloor:
-    """A node's floor. `step` takes news and returns deeds, which pin each newly held snapshot and unpin the others."""
+    """A node's floor. `step` takes news and returns deeds: pin what is newly held, and unpin what is held no longer."""
 
     def __init__(self, *, to_disk: bool = False) -> None:
-        """With `to_disk` the node has a floor even if nobody keeps copies of it: its own disk does."""
+        """With `to_disk`, the node has a floor even if no peer keeps copies of it: its own disk keeps the floor."""
         self._to_disk = to_disk
         self.aim = Aim(generation=0)
         self.backed = -1  # newest step whose copies are complete
@@ -276,7 +276,7 @@ class NodeFloor:
         self._next = chosen
 
     def next_seqs(self) -> dict[int, int]:
-        """Return the seqs of the snapshots that will become the next floor, by rank."""
+        """Return the sequence numbers of the snapshots that will become the next floor, by rank."""
         return {rank: one.seq for rank, one in self._next.items()}
 
     def open_parcels(self) -> list[CopyParcel]:

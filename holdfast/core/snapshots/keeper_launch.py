@@ -27,9 +27,9 @@ class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):
         return step > self.shared_step or not self.is_of_line(generation, step)
 
     def gives_up(self, generation: int, step: int) -> bool:
-        """Return whether a state on disk is of no use since this launch: it is in doubt, or the last generation made it
-        after the step that this one resumes from. Older lineages stay until every disk holds a later step: the launch
-        may fail, and without sources there may be nothing else. The controller tells which may be used."""
+        """Return whether this launch makes a state on disk useless: it is in doubt, or the last generation made it
+        after the step that this one resumes from. States of older lineages stay until every disk holds a later step,
+        since the launch may fail and leave nothing else. The controller tells which states may be used."""
         if any(doubt.bans_state(generation, step) for doubt in self.restore.doubts):
             return True
         return bool(self.restore.sources) and generation == self.generation - 1 and step > self.restore.step

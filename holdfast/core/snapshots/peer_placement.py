@@ -52,7 +52,7 @@ def choose_peers(seats: tuple[Seat, ...], mesh: Dims) -> tuple[dict[str, str], t
 
 
 def place_groups(seats: tuple[Seat, ...]) -> Groups:
-    """Return the ranks of nodes in one place, such as behind one switch: they may be lost together."""
+    """Return the groups of ranks whose nodes share a place, such as a switch, and so may be lost together."""
     found: dict[tuple[str, ...], list[int]] = {}
     for seat in seats if any(seat.near for seat in seats) else ():
         found.setdefault(seat.near or (seat.node,), []).extend(seat.ranks)

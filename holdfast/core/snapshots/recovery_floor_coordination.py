@@ -34,7 +34,7 @@ class BackupLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 class RecoveryFloor:
     def __init__(self, limits: BackupLimits, newest_equal: Callable[[], int | None], disk: DiskFloor) -> None:
-        """`newest_equal` returns the step up to which replicas are equal; None if that is not known."""
+        """`newest_equal` returns the newest step at which replicas were equal; -1: not known yet, None: never."""
         self.limits = limits
         self.disk = disk
         self._newest_equal = newest_equal
@@ -56,7 +56,7 @@ class RecoveryFloor:
         self.nodes: frozenset[str] = frozenset()
 
     def on_launch(self, generation: int, seats: tuple[Seat, ...], mesh: Dims) -> tuple[str, ...]:
-        """Place the copies for a new generation. Return sentences on evictions that lose state or why parity failed."""
+        """Place copies for a new generation; return sentences on evictions that lose state, or why parity failed."""
         self.generation, self.nodes, self._seats = generation, frozenset(seat.node for seat in seats), seats
         self.floor = self.verified = self._next = -1
         self.disk.on_launch()
@@ -93,7 +93,7 @@ class RecoveryFloor:
         return told or self.floor != before
 
     def _compare_pace(self, now: float, raised: bool) -> None:
-        """Note since when the next floor is due, and whether it has been for too long."""
+        """Note since when the next floor is due; if it is overdue, say in `behind` that copies do not keep up."""
         newest = max(beat.sealed for beat in self._beats.values())
         if raised or self._due is None:
             self._due = (now, newest) if self._next >= 0 else None

@@ -1,4 +1,4 @@
-"""An agent's process on a simulated machine: the real agent, killed at any point."""
+"""The process of an agent on a simulated machine: it runs the real agent and can be killed at any point."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ BuildAgent = Callable[["AgentProcess"], DstAgent]  # out of the parts that its p
 
 
 class AgentProcess:
-    """One process of an agent; once the process is dead, its code that still runs has no effect."""
+    """One process of an agent. Code that still runs after the process has died has no effect."""
 
     def __init__(
         self,
@@ -105,12 +105,12 @@ class AgentProcess:
         self.health.read_again()
 
     def check_alive(self) -> None:
-        """Called just before this process changes the world; raises AgentCrashed if it is dead."""
+        """Raise AgentCrashed if this process is dead; called just before the process changes the world."""
         if not self.alive:
             raise AgentCrashed
 
     def strike_point(self, point: str) -> None:
-        """Called at a point where a crash matters; raises AgentCrashed if the process is dead or dies now."""
+        """Raise AgentCrashed if this process is dead or dies now; called at points where a crash matters."""
         self.check_alive()
         if self.chances.kills_agent_at(self.machine, point):
             raise AgentCrashed

@@ -1,4 +1,4 @@
-"""The controller's process in the simulation: started, killed at any point, and restarted by its front."""
+"""The controller's process in the simulation: it can be killed at any point, and is restarted after a while."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ _NO_FILES = Path("/nonexistent")  # nobody asks for archives of releases
 
 
 class ControllerLife:
-    """One process of the controller; once the process is dead, its code that still runs has no effect."""
+    """One process of the controller. Code that still runs after the process has died has no effect."""
 
     def __init__(self, office: "ControllerProcess") -> None:
         self.office = office
@@ -47,7 +47,7 @@ class ControllerLife:
         )
 
     def strike_point(self, point: str) -> None:
-        """Called just before this process changes the world; raises ControllerCrashed if it is dead or dies now."""
+        """Raise ControllerCrashed if this process is dead or dies now; called just before it changes the world."""
         if self.dead:
             raise ControllerCrashed
         if self.office.armed == point:
@@ -131,7 +131,7 @@ class ControllerProcess:
                 self.scene.report_failure(f"the controller fails at a link: {describe_error(e)}")
 
     def is_fenced(self, node: str) -> bool:
-        """Whether launches wait because ranks of this node may still live."""
+        """Whether a fence blocks launches because ranks of this node may still live."""
         return self.brain is not None and node in self.brain.view.fenced
 
     def give_order(self, order: Order) -> None:
@@ -142,7 +142,7 @@ class ControllerProcess:
                 self.scene.log_line(f"{order.who} orders {order.verb} {order.node}: {refused or 'taken'}")
 
     def crash_controller(self, how: str) -> None:
-        """Kill the controller: all its memory is lost and links to agents break. Its front restarts it later."""
+        """Kill the controller: its memory is lost and its links to agents break. It is restarted later."""
         life, self.life, self.armed = self.life, None, ""
         if life is None:
             return

@@ -1,4 +1,4 @@
-"""The world of one seed: machines, controller, faults and storage, and what each of them is given of the others."""
+"""The world of one seed: makes its machines, controller, faults and storage, and connects them."""
 
 from collections.abc import Callable
 

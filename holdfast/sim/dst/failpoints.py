@@ -1,4 +1,4 @@
-"""Faults that strike at a moment which a part of the world names: it asks whether one strikes now."""
+"""Faults that strike at named points: parts of the simulated world ask at each point whether one strikes now."""
 
 from random import Random
 
@@ -25,7 +25,7 @@ class FaultChances:
         return "its log folder cannot be made" if self.draw_chance(0.04) else ""
 
     def launch_delay_s(self) -> float:
-        """Return how long a node takes before it starts ranks: now and then seconds, as when torch is imported anew."""
+        """Return how long a node waits before it starts ranks: usually 0, sometimes seconds, as if importing torch."""
         slow = self.on and self.aside.random() < 0.1
         return self.aside.uniform(0.5, 4.0) if slow else 0.0
 
@@ -38,7 +38,7 @@ class FaultChances:
         return True
 
     def on_linked(self, machine: SimMachine, link: SimLink) -> None:
-        """In a setup for it, now and then let a new link stall and its agent die, so that its hello comes too late."""
+        """If the setup says so, sometimes stall a new link and kill its agent, so that the hello arrives too late."""
         if self.on and self.scene.setup.stalls_hellos and self.aside.random() < 0.3:
             self.count_fault("stall_hello")
             link.stall_packets(self.aside.uniform(1.0, 5.0))

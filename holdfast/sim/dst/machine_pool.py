@@ -42,7 +42,7 @@ class MachinePool:
         return name
 
     def _draw_queue_s(self, name: str) -> float:
-        """Return how long a new machine waits in the queue; some are ended by the cluster when they have waited."""
+        """Draw how long a new machine waits in the queue; some machines are ended by the cluster right after that."""
         if not self.scene.setup.surveys or self.queue.random() < 0.4:
             return 0.0
         queue_s = self.queue.uniform(0.0, 100.0)
@@ -121,7 +121,7 @@ class SimFleet:
         return {node: self._cloud.look_at(node) for node in self._cloud.nodes}
 
     async def _end_out_of_reach(self, machine: SimMachine) -> None:
-        """End an unreachable machine after a delay; in half of the cases raise OSError instead of waiting for it."""
+        """End an unreachable machine after a delay; half of the time, raise OSError instead of waiting for the end."""
         takes_s = self._scene.rng.uniform(0.0, 30.0)
         self._scene.call_later(takes_s, machine.end_machine, "the fleet has ended it at last")
         if self._scene.rng.random() < 0.5:

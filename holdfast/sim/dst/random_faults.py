@@ -91,7 +91,7 @@ class RandomFaults:
         self.scene.call_later(self._links.uniform(3.0, 30.0), self._cut_links)
 
     def _cut_links(self) -> None:
-        """Take the links of some machines, of several by a switch; and often drain a node meanwhile."""
+        """Take the links of one or several machines down for a while, and sometimes order a node to drain meanwhile."""
         up = [machine for machine in self._machines.values() if machine.alive]
         if not self._chances.on or self.scene.over or not up:
             return
@@ -116,7 +116,7 @@ class RandomFaults:
         machine.link_is_down = False
 
     def _strand_machine(self) -> None:
-        """Cut a machine off whose ranks cannot be killed either, as if its kernel were stuck."""
+        """Cut a machine off and make its ranks unkillable for a while, as if its kernel were stuck."""
         up = [machine for machine in self._machines.values() if machine.alive and machine.running_ranks()]
         if not self._chances.on or not up:
             return
@@ -192,7 +192,7 @@ class RandomFaults:
                 machine.clock.jump_wall(rng.choice((-3600.0, -40.0, 40.0, 3600.0)))
 
     def _hang_rank(self, held: SimRank) -> None:
-        """Hang a rank, unless it is the job's only one or another one hangs. A rank that hangs already goes on."""
+        """Hang a rank, unless it is alone or another rank already hangs; a rank that already hangs goes on instead."""
         team = self._teams.all[held.generation]
         held.hung = team.size > 1 and not any(other.hung for other in team.members.values())
 

@@ -1,4 +1,4 @@
-"""One seed from start to end: nothing unsafe may happen during the faults, and the job must heal after them."""
+"""Runs one seed: nothing unsafe may happen during the faults, and the job must recover after them."""
 
 import asyncio
 import logging
@@ -67,7 +67,7 @@ def play_seed(
 
 
 def _run_until(world: DstWorld, within_s: float, reached: Callable[[DstWorld], str]) -> None:
-    """Let time pass until `reached` returns an empty string. If time runs out first, report its text as a failure."""
+    """Let virtual time pass until `reached` returns ""; if time runs out first, report its text as a failure."""
     until = world.scene.now() + within_s
     while not world.scene.failure and (wrong := reached(world)):
         if world.scene.now() >= until:

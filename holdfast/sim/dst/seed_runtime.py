@@ -1,4 +1,4 @@
-"""The scene of one seed: its virtual clock, chance, log and first failure, which all parts of a world stand on."""
+"""The scene of one seed, which all parts of its world share: virtual clock, random numbers, log and first failure."""
 
 import asyncio
 import traceback
@@ -37,7 +37,7 @@ class SeedScene:
         self.loop.call_later(delay_s, call, *args)
 
     def run_task(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine of the simulated world; its error is a finding."""
+        """Run a coroutine of the simulated world; if it raises an error, the seed has failed."""
         self.loop.create_task(work).add_done_callback(self._on_task_end)
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
@@ -59,7 +59,7 @@ class SeedScene:
             end.cancel()
 
     def end_checks(self) -> None:
-        """Take no more failures: what comes now comes of the simulation's own end."""
+        """Ignore failures from now on, because they would come from the end of the simulation itself."""
         self.over = self._closed = True
 
     def close(self) -> None:

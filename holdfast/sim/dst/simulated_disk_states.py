@@ -22,7 +22,7 @@ class PinnedSnapshot(NamedTuple):
 
 
 class SimStateDisk:
-    """One keeper's access to the states on its machine's disk, which outlive its memory."""
+    """One keeper's access to the states on its machine's disk, which outlive the machine's memory."""
 
     def __init__(self, process: AgentProcess, limits: DiskLimits, find_arena: Callable[[int], Arena | None]) -> None:
         self.limits = limits
@@ -143,7 +143,7 @@ class SimStateDisk:
         self._truth.on_disk_removal(self._machine, self._list_unstored(stored, spared))
 
     def _list_unstored(self, stored: int, spared: Collection[int]) -> list[KeptState]:
-        """Return the states that stay on disk at the end of the job."""
+        """Return the states that stay on disk at the job's end, because storage does not have them."""
         newest: dict[int, int] = {}
         for state, _ in self._machine.states:
             newest[state.note.layout.rank] = max(newest.get(state.note.layout.rank, -1), state.step)

@@ -100,7 +100,7 @@ class SimTracer:
 
 
 class SimHealth:
-    """Health readings: of the machine's link alone. They never explain why a rank ended: no OOM kill, no shortage."""
+    """Health readings of the machine's network link only; they never explain why a rank ended."""
 
     peak_flops = 0.0
     links_read = True
@@ -117,7 +117,7 @@ class SimHealth:
         return (strain,) if self._since else ()
 
     def read_again(self) -> None:
-        """Raise the alarm about a link that the second reading in a row finds down, at most once an hour."""
+        """Raise an alarm if a second reading still finds the link down; at most one alarm an hour."""
         for strain in self.strains:
             if self._machine.link_alarms.is_repeat(self._machine.scene.now(), strain.sign):
                 continue

@@ -13,7 +13,7 @@ _MANY_FILES = 400  # a process may often have 1,024
 
 
 class HolderMemory:
-    """Arenas by name, in memory of the kernel as a real holder's. They outlive agents and ranks, not the machine."""
+    """Arenas by name, in kernel memory like a real holder's. They outlive agents and ranks, but not the machine."""
 
     def __init__(self) -> None:
         self.kept: dict[str, KeptArena] = {}
@@ -32,13 +32,13 @@ class HolderMemory:
         return kept.path
 
     def release_pins(self) -> None:
-        """End all pins, as their process has died: to the kernel all processes of a simulation are one, and alive."""
+        """Release the pins of a dead process; the kernel cannot know, as the whole simulation is one process."""
         for arena in self._open_arenas():
             for slot in range(arena.slots):
                 arena.unpin(slot)
 
     def list_states(self) -> Iterator[tuple[int, SealedSnapshot, StateTruth]]:
-        """Yield the rank, the name and the truth of each page of all snapshots and copies."""
+        """Yield the rank, the sealed snapshot and the truth in each page, for all snapshots and copies."""
         for arena, sealed in [(one, sealed) for one in self._open_arenas() for sealed in one.list_sealed()]:
             for truth in read_truths(arena.slot_image(sealed.slot)):
                 yield arena.rank, sealed, truth

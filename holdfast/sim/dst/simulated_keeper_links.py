@@ -17,7 +17,7 @@ _BREAKS = 0.05  # of copies, after their first part
 
 
 class SimKeeperLinks:
-    """Bytes go over at once, in the thread that sends them, if both machines are connected."""
+    """The links of one keeper. Bytes arrive at once, in the sending thread, if both machines are connected."""
 
     def __init__(self, machine: SimMachine, machines: dict[str, SimMachine], check_alive: Callable[[], None]) -> None:
         self.revoked: frozenset[str] = frozenset()
@@ -33,12 +33,12 @@ class SimKeeperLinks:
         await asyncio.Event().wait()
 
     def break_all(self) -> None:
-        """Break what ranks ask, as their keeper has died."""
+        """Cancel all open requests of ranks, because their keeper has died."""
         for asked in self._asked:
             asked.cancel()
 
     async def ask_keeper(self, line: bytes) -> FromKeeper | None:
-        """Return what the keeper answers to a rank; None if it does not listen, or the link breaks."""
+        """Return the keeper's answer to a rank; None if the keeper does not listen or the link breaks."""
         if self.shelf is None:
             return None
         asked = asyncio.create_task(self._answer(line))
@@ -50,7 +50,7 @@ class SimKeeperLinks:
         return asked.result()
 
     async def try_peers(self, peers: dict[str, Address]) -> Reach:
-        """Tell which of these machines are connected, as this one sees it."""
+        """Return which of these machines this one can reach."""
         self._check_alive()
         there = {peer: self._machines.get(peer) for peer in peers}
         reached = [peer for peer, one in there.items() if one and one.is_connected and self._machine.is_connected]
@@ -103,7 +103,7 @@ class SimKeeperLinks:
 
 
 def run_at_once(making: Coroutine[Any, Any, str], loop: asyncio.AbstractEventLoop) -> str:
-    """Run a coroutine that waits for nothing to its end: threads of a simulation run in its event loop."""
+    """Run a coroutine, which must never wait, to its end: a simulation's threads run in its event loop."""
     try:
         making.send(None)
     except StopIteration as done:

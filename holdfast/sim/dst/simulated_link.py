@@ -121,7 +121,7 @@ class SimLink:
                 self.loop.call_at(self._arrival_at(self._up_at), self.end_there)
 
     def end_here(self) -> None:
-        """Tell the agent that its link is gone."""
+        """Close the agent's end of the link, so that the agent notices that it is gone."""
         if self.open_here:
             self.open_here = False
             self.inbox_here.close()
@@ -167,7 +167,7 @@ class SimLink:
 
 
 class ControllerEnd:
-    """One controller life's end of a link; the controller may crash whenever it sends."""
+    """The end of a link at one life of the controller, which may crash whenever it sends."""
 
     def __init__(self, link: SimLink, strike: Callable[[str], None]) -> None:
         self._link = link

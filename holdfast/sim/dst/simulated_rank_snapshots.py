@@ -1,4 +1,4 @@
-"""A simulated rank's memory for snapshots and the state that it resumes from, as its keeper grants them."""
+"""A simulated rank's snapshot memory, and the state that it resumes from, both granted by its keeper."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ class RankState:
         self._arena: Arena | None = None
 
     async def restore(self) -> StateTruth | None:
-        """Return the state that the rank resumes from, None if its keeper names none. Raises SimStateError."""
+        """Return the state that the rank resumes from, None if its keeper has none; SimStateError if it refuses."""
         held = self.held
         plan = make_layout(held.rank, held.world)
         want = msgspec.structs.replace(
@@ -58,8 +58,8 @@ class RankState:
         return truths.pop()
 
     async def _ask_keeper(self, question: ToKeeper) -> FromKeeper:
-        """Return the keeper's answer, from the next agent if this one dies. Raises SimStateError for a refusal, or if
-        the rank has ended meanwhile."""
+        """Return the keeper's answer; if the agent dies, ask the next agent's keeper. SimStateError if the keeper
+        refuses or the rank ends meanwhile."""
         held, line = self.held, rank_keeper_messages.encode(question)
         while held.code is None:
             agent = held.machine.agent

@@ -16,7 +16,7 @@ _TRUTH = struct.Struct("<qqq")
 
 
 class StateTruth(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """What is true of a state, whatever the memory around it says."""
+    """What is true about a state, whatever its slot's header or its note says."""
 
     step: int
     made: int  # the generation that made it
@@ -25,7 +25,7 @@ class StateTruth(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 @cache
 def make_layout(rank: int, world: int) -> ImageLayout:
-    """Return a rank's layout: a page of its own, and one of every rank that all replicas share."""
+    """Return a rank's layout: one page of its own, and one page per rank that all replicas share."""
     everybody = tuple(range(world))
     owners = [("own", (rank,), rank), *((f"shared.{owner}", everybody, owner) for owner in everybody)]
     items = tuple(
@@ -47,7 +47,7 @@ def write_truth(image: memoryview, truth: StateTruth) -> None:
 
 
 def read_truths(image: memoryview | bytes) -> Iterator[StateTruth]:
-    """Yield what every page of an image, or of a copy of a part of it, says."""
+    """Yield the truth in every page of an image, or of a copy of a part of it."""
     for page in range(0, len(image), PAGE_BYTES):
         step, made, nan_at = _TRUTH.unpack_from(image, page)
         yield StateTruth(step=step, made=made, nan_at=nan_at)

@@ -42,7 +42,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return []
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], Any], *args: *Ts) -> asyncio.Future[Any]:
-        """Run a function as a thread would: after some time, and not at all if nobody waits for it any more."""
+        """Run a function as a thread would: after a random delay, and not at all if its result is no longer wanted."""
         done: asyncio.Future[Any] = self.create_future()
 
         def run() -> None:

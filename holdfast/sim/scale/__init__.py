@@ -1,1 +1,1 @@
-"""Simulated jobs with thousands of GPUs over months: published failures, holdfast's decisions, others' practices."""
+"""Simulated jobs with thousands of GPUs over months: published failures, met by holdfast or by others' practices."""

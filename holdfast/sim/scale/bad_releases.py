@@ -11,7 +11,7 @@ class BadReleases:
         self._lasting: FailureMode | None = None  # in whichever release runs
 
     def add_release(self, fault: FailureMode) -> str:
-        """Add a release that fails like this; return its digest."""
+        """Add a release with this failure; return its digest."""
         self._brought += 1
         digest = f"bad-{self._brought}"
         self._bad[digest] = fault

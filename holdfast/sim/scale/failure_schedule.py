@@ -1,4 +1,4 @@
-"""The schedule that every policy faces: from a setup and a seed, all failures with their causes."""
+"""The schedule of failures with their causes, from a setup and a seed; every policy faces the same one."""
 
 from collections.abc import Iterator
 from random import Random

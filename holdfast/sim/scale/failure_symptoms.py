@@ -1,4 +1,4 @@
-"""A model of how failures show to our detectors: which alarm comes, how late, and which node it names."""
+"""A model of how failures show to the detectors: which alarm is raised, after what delay, and which node it names."""
 
 from random import Random
 
@@ -102,8 +102,8 @@ class AlarmModel:
         return AlarmSign(after_s=self._prices("nccl_timeout", "notice"), alarm=self._crash_alarm(_TIMED_OUT, node))
 
     def _hang_sign(self, places: FailurePlace, lot: float, wide_lot: float) -> AlarmSign:
-        """Return how a hang shows: as a job that stands and names nobody, as a timeout, as a stopped process, or as a
-        process that waits. A restart costs less than `act_s`, so that limit decides where nobody is named."""
+        """Return how a hang shows: as a stopped or waiting process, a timeout, or a standing job without a culprit.
+        Without a culprit the job acts after `act_s`."""
         node, other = places.node, places.other
         limits, unnamed = self._hang, self._prices.share_value("hang_unnamed")
         spinning, stopped = (unnamed + (1 - unnamed) * self._prices.share_value(name) for name in _KINDS)
@@ -133,7 +133,7 @@ class AlarmModel:
         return AlarmSign(after_s=named_s + (0.0 if is_stopped else limits.act_s), alarm=alarm)
 
     def _hash_sign(self, node: str, rng: Random) -> AlarmSign:
-        """Return the alarm of the next hash comparison; all steps since the last equal comparison are wrong."""
+        """Return the alarm of the next hash comparison; all steps since hashes were last equal are wrong."""
         wait = rng.randint(1, self._every)
         reason = "has other parameters than its replicas"
         alarm = Alarm(

@@ -70,7 +70,7 @@ class HoldfastPolicy:
         )
 
     def _begin_life(self) -> None:
-        """Begin a job: the first one, or one that a person has queued again."""
+        """Begin a job: the first one, or the next after a person has queued the job again."""
         self.state.clock.life += 1
         self._decider, self.ledger = Decider(), Ledger()
         self.state.view = self._decider.view
@@ -171,7 +171,7 @@ class HoldfastPolicy:
         self.state.defects.pop(name, None)
 
     def _seated_node(self, luck: float) -> str:
-        """Return a node that has a seat, alive or not; empty before the first launch."""
+        """Return a random node that has a seat, whether it is alive or not; empty before the first launch."""
         seats = self.state.view.seats
         return seats[int(luck * len(seats))].node if seats else ""
 
@@ -220,7 +220,7 @@ class HoldfastPolicy:
         self.state.call_later(self.state.prices("silence"), self.raise_alarm, silence_alarm(*gone), blast.name, 0)
 
     def _bring_release(self, fault: FailureMode) -> None:
-        """Update to a release that fails; if the update is refused, add the fault to the running release."""
+        """Update to a release that fails; if the update is refused, put the fault into every release."""
         self._want = fault.name
         if not self._order_update(self.state.bugs.add_release(fault), now=True):
             self.state.bugs.make_lasting(fault)
@@ -228,7 +228,7 @@ class HoldfastPolicy:
             self._show_failure(fault, self._seated_node(self.state.rng.random()))
 
     def _show_failure(self, fault: FailureMode, node: str) -> None:
-        """Show a failure on a node of the running generation: schedule its alarm, and stall training if it must."""
+        """Show a failure on a node of the running generation: schedule its alarm, and stall training if need be."""
         if node not in self.state.nodes or self.state.view.phase not in _RUNS:
             return
         self._striking = fault.name

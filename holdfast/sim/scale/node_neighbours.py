@@ -26,7 +26,7 @@ def seats_around(seats: tuple[Seat, ...], node: str, count: int) -> tuple[Seat, 
 
 
 def find_place(seats: tuple[Seat, ...], node: str, other: str) -> FailurePlace:
-    """Return a node's place: its pipeline, and the ranks that delay the others if the next node hangs too."""
+    """Return a failure's place: the node's pipeline, and the ranks that the others wait for if the next node hangs."""
     group = seats_around(seats, node, _PIPELINE)
     own = [number for number, seat in enumerate(group) if seat.node == node]
     near = {group[number % len(group)].first_rank for place in own for number in (place, place + 1)}

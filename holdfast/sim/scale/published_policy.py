@@ -1,4 +1,4 @@
-"""Published practices of others, as data, simulated in the same world from failure to failure."""
+"""Published practices of others, given as data and simulated in the same world, from one failure to the next."""
 
 import tomllib
 from collections import deque
@@ -113,7 +113,7 @@ class PolicyRun:
     _cause = ""
 
     def _lose_work(self, more_s: float = 0.0) -> None:
-        """Lose the work since the last save; if `more_s` of work was wrong and that is more, lose that much."""
+        """Lose the work since the last save, or the last `more_s` of work, which was wrong, if that is more."""
         every_s = self.practice.save_every_s
         lost_s = self._trained % every_s if every_s else self.setup.step_s * self.rng.random()
         lost_s = min(self._trained, max(lost_s, more_s))

@@ -63,11 +63,11 @@ class SimulatedPeople:
     # --- a bad machine -------------------------------------------------------------------------------------------
 
     def page_person(self, node: str, defect: NodeDefect) -> None:
-        """Call a person to search for a defective machine if the job has not lost it by then."""
+        """After a delay, have a person search for a defective machine, if the job still has it by then."""
         self._state.call_later(self._state.prices("page"), self._seek_machine, node, defect)
 
     def _seek_machine(self, node: str, defect: NodeDefect) -> None:
-        """Start a person's search for a bad machine. To find one that computes wrongly, the person holds the job."""
+        """Start a person's search for a bad machine; if it computes wrongly, the person holds the job for that time."""
         state = self._state
         if node in self._sought or state.defects.get(node) is not defect:
             return

@@ -48,7 +48,7 @@ def run_checks(seeds: int = 3) -> list[ValidationCheck]:
 
 
 def meta_ettr(nodes: int, rate: float, every_s: float, write_s: float, restart_s: float) -> float:
-    """Compute ETTR as Kokolis et al. (HPCA 2025): a failure costs a restart and half a save interval."""
+    """Compute ETTR by the formula of Kokolis et al. (HPCA 2025): a failure costs a restart and half a save interval."""
     lost = nodes * rate / DAY_S * (restart_s + every_s / 2)
     return (1 - lost) / (1 + write_s / every_s)
 
@@ -114,7 +114,7 @@ def check_standbys() -> list[ValidationCheck]:
 
 
 def check_restarts() -> list[ValidationCheck]:
-    """Check that each point of the table 7 curves, an input of ours, can be predicted from the other points."""
+    """Check that each point of the curves of table 7, which are our input, can be predicted from the other points."""
     found = []
     for name, published in (("first_step", "hot update"), ("requeue", "requeue")):
         curve = next(p.by_gpus for p in price_sheet.load_sheet().price if p.name == name)

@@ -1,15 +1,14 @@
-"""How a host becomes a node of a job: both sides prove that they know a secret, then a key is signed.
+"""How a host becomes a node of a job: both sides prove that they know a secret, then the controller signs a key.
 
 The secret is the job's own, or belongs to a token made for this node alone (enrolment_token.py). In the second
 case the node sends the token's id.
 
-    node        GET  /enrol?nonce=N1[&token=ID]            over TLS, with nobody proved yet
-    controller  N2, and its proof over N1, N2 and its certificate
-    node        POST /enrol  its name, the request for its key, its proof over all of these; what its host is known by
-    controller  the certificate, and the authority's
+node        GET  /enrol?nonce=N1[&token=ID]            over TLS, before either side has proved anything
+controller  N2, and its proof over N1, N2 and its certificate
+node        POST /enrol  its name, the request to sign its key, its proof over all of these; its host's identity
+controller  the node's certificate, and the authority's
 
-Both requests use one connection, so that the certificate is the same.
-"""
+Both requests use one connection, so that the certificate is the same."""
 
 import hashlib
 import re
@@ -34,7 +33,7 @@ class Challenge(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnrolmentRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node sends after the controller has proved itself: its name, its key request and its own proof."""
+    """What a node sends after the controller has proved itself: its name, its signing request and its own proof."""
 
     name: str
     nonces: tuple[str, str]  # the node's and the controller's

@@ -31,7 +31,7 @@ class KeyFiles(NamedTuple):
 
 
 def write_secret(path: Path, content: bytes, durable: bool = False) -> None:
-    """Write a file that only its owner can read, in the way of `write_file_of_mode`."""
+    """Write a file that only its owner can read; see `write_file_of_mode`."""
     write_file_of_mode(path, content, 0o600, durable=durable)
 
 

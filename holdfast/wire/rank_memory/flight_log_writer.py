@@ -69,8 +69,8 @@ class FlightLog:
         channels: list[ChannelState] | None = None,
         waits: bool = False,
     ) -> None:
-        """Write the state of every group, the newest arrivals, the messages of every channel if anybody counts them,
-        and whether the rank waits in torch.distributed. Omit the oldest arrivals if space runs short."""
+        """Write the state of every group, the newest arrivals, and whether the rank waits in torch.distributed. Also
+        write the messages of every channel, if they are counted. If space runs short, omit the oldest arrivals."""
         channels = channels if channels is None or len(channels) <= CHANNELS else None
         groups = sorted(groups, key=lambda group: -group[5])[:GROUPS]
         arrivals = sorted(arrivals, key=lambda came: -came[2])[:ARRIVALS]

@@ -1,4 +1,4 @@
-"""Which files of a folder are secrets of holdfast; no release has them, whatever their names and wherever they lie."""
+"""Finds the files of a folder that contain secrets of holdfast; no release contains them, whatever their names."""
 
 import os
 from collections.abc import Collection, Mapping
@@ -17,7 +17,7 @@ Word = bytes
 
 
 class _RunNote(msgspec.Struct):
-    """What run.json has had in all versions."""
+    """The fields that run.json has had in all versions of holdfast; by them a run directory is recognized."""
 
     job: dict[str, Any]
     entry: dict[str, Any]
@@ -26,7 +26,7 @@ class _RunNote(msgspec.Struct):
 
 
 def read_secrets(run_dir: Path, settings: Settings, token_file: str | None, env: Mapping[str, str]) -> tuple[Word, ...]:
-    """Return a run's secrets: those by which hosts join, its own token, its door's key, the address of its hook."""
+    """Return a run's secrets: the one with which hosts join, its own token, its door's key, and its hook's address."""
     files = (
         token_file or env.get("HOLDFAST_TOKEN_FILE"),
         f"{run_dir}/door/secret",
@@ -40,8 +40,8 @@ def read_secrets(run_dir: Path, settings: Settings, token_file: str | None, env:
 
 
 def find_secrets(root: Path, paths: Collection[str], secrets: Collection[Word]) -> dict[str, str]:
-    """Return those of the paths below the root that no release may have, each with the folder or file to name for it:
-    whatever lies in the directory of a run or in a home of holdfast, and files that have one of the secrets in them."""
+    """Return the paths that no release may contain, each with the folder or file to name as the reason. They are all
+    paths in a run directory or in a home of holdfast, and files that contain one of the secrets."""
 
     @cache
     def private_folder(folder: str) -> str:
@@ -75,7 +75,7 @@ def _is_private(folder: str) -> bool:
 
 
 def _read_small(path: str | None) -> bytes:
-    """Return what is in a small file; b"" for anything else, as for a pipe, which could be waited for without end."""
+    """Return the content of a small file; b"" for anything else, such as a pipe, which could block for ever."""
     try:
         if path and os.path.isfile(path) and os.path.getsize(path) <= _MOST_BYTES:
             return Path(path).read_bytes()

@@ -34,7 +34,8 @@ class ReleaseFilesError(Exception):
 
 
 class ReleaseFiles(msgspec.Struct, frozen=True):
-    """The sorted file paths of a folder; for ignored folders only the topmost path is in `left_out`."""
+    """The sorted paths of a folder's files: those in the release, and those left out. Of an ignored folder, `left_out`
+    has only the topmost path."""
 
     kept: tuple[str, ...]
     left_out: tuple[str, ...]

@@ -21,7 +21,7 @@ _MADE_AT = 315619200  # of every file: 1980, before which archives cannot tell t
 
 
 class ArchiveError(Exception):
-    """Says in one sentence what is wrong with a tree or with an archive of one."""
+    """A tree or an archive cannot be used; the text says why in one sentence."""
 
 
 class UnsafeArchiveError(ArchiveError):

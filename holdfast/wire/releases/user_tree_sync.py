@@ -1,4 +1,4 @@
-"""Keeps a release copy and the user's tree in step: finds edits, links the user's files, brings outputs back."""
+"""Keeps a release copy and the user's tree consistent: finds edits, links the user's files, moves outputs back."""
 
 import contextlib
 import errno
@@ -26,7 +26,7 @@ Stamp = tuple[int, int, int, int]
 
 
 class TreeIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """RELEASES/NAME.files: the files of a release copy, and the stamps of user files when last found equal to it."""
+    """RELEASES/NAME.files: the files of a release copy, and stamps of the user's files when they last equalled them."""
 
     root: str  # the tree that it was taken from
     home: str  # the job's own tree, in which its work is kept
@@ -51,7 +51,8 @@ def forget_index(at: Path) -> None:
 
 
 def make_index(archive: Path, copy: Path, root: str, home: str) -> TreeIndex:
-    """Index an unpacked release. Possible outputs of scripts leave the copy; it links to the user's own later."""
+    """Index an unpacked release. Files that may be outputs of scripts are removed from the copy, which links to them
+    later."""
     files = tree_archive.archive_contents(archive)
     loose: Collection[str] = ()
     with contextlib.suppress(ReleaseFilesError):
@@ -74,7 +75,8 @@ def lock_trees(folder: Path) -> Iterator[None]:
 
 
 def find_edits(index: TreeIndex) -> tuple[list[str], TreeIndex]:
-    """Return the user's files that differ from the release, and a new index. Unchanged stamps need no read."""
+    """Return the user's files that differ from the release, and a new index. Files with unchanged stamps are not
+    read."""
     equal: dict[str, Stamp] = {}
     differ = []
     for path, word in index.files.items():
