@@ -11,6 +11,7 @@ from holdfast.logs.opinion_guardrail import limit_action
 from holdfast.model.diagnosis import Diagnosis
 
 _LEAST = 0.2  # where the rules find nothing, words that are less sure find nothing either
+_OVERRULES = 0.3  # words that are less sure do not speak against a rule
 _MOST = 0.98
 _EVIDENCE = 3
 _EVIDENCE_CHARS = 400
@@ -31,13 +32,15 @@ def weigh_words(
     sure = round(min(odds[klass], _MOST), 2)
     if klass == rules.klass and rules.confidence:
         return msgspec.structs.replace(rules, confidence=sure)
-    if klass == NOTHING or klass not in catalog.classes or (not rules.confidence and sure < _LEAST):
+    if klass == NOTHING or klass not in catalog.classes or sure < (_OVERRULES if rules.confidence else _LEAST):
         return rules
     return _retell(rules, catalog.classes[klass], sure, _find_evidence(lines, klass, learned))
 
 
 def _is_users(rules: Diagnosis, catalog: FailureCatalog) -> bool:
-    return bool(catalog.more) and any(row in catalog.more for line in rules.evidence for row in catalog.match_line(line))
+    return bool(catalog.more) and any(
+        row in catalog.more for line in rules.evidence for row in catalog.match_line(line)
+    )
 
 
 def _find_evidence(lines: Sequence[LogLine], klass: str, learned: LearnedWords) -> list[LogLine]:

@@ -26,13 +26,14 @@ _WORD = re.compile(r"[A-Za-z_][A-Za-z_0-9]+")
 _DIGITS = re.compile(r"\d+")
 _PIECE = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # of CamelCase and of snake_case
 _CODE = re.compile(  # numbers that say what happened; all others are chance
-    r"(exit ?code|error code|signal|status|errno|xid|http|code)(?: \([^)]{0,40}\)|/1\.1)?(?: code)?\W{0,3}?(-?\d{1,3})\b",
+    r"(exit ?code|error code|signal|status|errno|xid|http|code)(?: \([^)]{0,40}\)|/1\.1)?(?: code)?\W{0,3}?"
+    r"(-?\d{1,3})\b",
     re.IGNORECASE,
 )
 
 
 class LearnedWords(msgspec.Struct, frozen=True, kw_only=True):
-    """Weights of words for classes. Each word has a string of signs: how rare it is, then pairs of a class and a level."""
+    """Weights of words for classes. A word has a string of signs: how rare it is, then pairs of a class and a level."""
 
     classes: tuple[str, ...]
     bias: tuple[float, ...]
@@ -88,7 +89,8 @@ def split_words(text: str) -> set[str]:
     codes = {f"{name.split()[0].lower()}={number}" for name, number in _CODE.findall(text)}
     words = _WORD.findall(_HEX.sub(" ", _PATH_NAME.sub(_file_name, text)))
     parts = {part.lower() for word in words for part in _PIECE.findall(word) if len(part) > 2}
-    return codes | parts | {_DIGITS.sub("0", word).lower().strip("_") for word in words}
+    whole = {_DIGITS.sub("0", word).lower().strip("_") for word in words}
+    return (codes | parts | whole) - {""}
 
 
 def _file_name(path: re.Match[str]) -> str:
