@@ -31,6 +31,7 @@ OF_OUTSIDE = 2.0  # weight of a log from outside
 PENALTY = 5e-6
 TWICE = 2  # a word of fewer logs is not learned
 CALM = 2  # lines before the first that looks like trouble, at least: nothing has failed yet
+LEAST = 6  # known words, below which a log says too little
 CUT = 2  # levels below which a weight is dropped
 PASSES = 80
 
@@ -165,7 +166,7 @@ def _pack_weights(
         packed[word] = SIGNS[round(rarity[word] / rarest)] + pairs
     rounded = tuple(round(float(one), 4) for one in bias)
     return LearnedWords(
-        classes=tuple(classes), bias=rounded, scale=scale, rarity_scale=rarest, trust=trust, words=packed
+        classes=tuple(classes), bias=rounded, scale=scale, rarity_scale=rarest, trust=trust, least=LEAST, words=packed
     )
 
 

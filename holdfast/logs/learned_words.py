@@ -40,14 +40,15 @@ class LearnedWords(msgspec.Struct, frozen=True, kw_only=True):
     scale: float  # of one level
     rarity_scale: float
     trust: tuple[float, float, float]  # in the words, in the rules, and in how sure the rules are
+    least: int  # known words that a log must have: fewer say too little to be weighed
     words: dict[str, str]
 
     def class_odds(self, words: set[str]) -> dict[str, float]:
-        """Return how likely each class is by the words of a log; {} if none of them is known."""
+        """Return how likely each class is by the words of a log; {} if too few of them are known."""
         told = [self.words[word] for word in words if word in self.words]
-        norm = math.sqrt(sum((self.rarity_scale * SIGNS.index(signs[0])) ** 2 for signs in told))
-        if not norm:
+        if len(told) < self.least:
             return {}
+        norm = math.sqrt(sum((self.rarity_scale * SIGNS.index(signs[0])) ** 2 for signs in told))
         sums = list(self.bias)
         for signs in told:
             for place, level in self._levels(signs):

@@ -21,6 +21,7 @@ LEARNED = LearnedWords(
     scale=1.0,
     rarity_scale=1.0,
     trust=(1.0, 2.0, 0.0),
+    least=1,
     words={
         "torn": SIGNS[1] + SIGNS[1] + SIGNS[ZERO + 9],
         "fallen": SIGNS[1] + SIGNS[2] + SIGNS[ZERO + 9],
