@@ -102,7 +102,7 @@ def learn_words(lessons: Sequence[Lesson], trust: tuple[float, float, float] = (
     target = torch.tensor([classes.index(klass) for _, klass, _ in cases])
     share = torch.tensor([weight for _, _, weight in cases])
     weights, bias = _fit_weights(matrix, target, share / share.sum(), len(classes))
-    return _pack_weights(words, rarity, classes, weights, bias, trust)
+    return _pack_weights(rarity, classes, weights, bias, trust)
 
 
 def _make_matrix(logs: list[set[str]], places: dict[str, int], rarity: dict[str, float]) -> torch.Tensor:
@@ -146,7 +146,6 @@ def _minimize(loss: Callable[[], torch.Tensor], parameters: list[torch.Tensor]) 
 
 
 def _pack_weights(
-    words: list[str],
     rarity: dict[str, float],
     classes: list[str],
     weights: torch.Tensor,
@@ -154,14 +153,14 @@ def _pack_weights(
     trust: tuple[float, float, float],
 ) -> LearnedWords:
     """Round the weights to levels, each a sign of a string, and drop what is near zero."""
-    scaled = (weights - weights.mean(1, keepdim=True)) * torch.tensor([rarity[word] for word in words])[:, None]
+    scaled = (weights - weights.mean(1, keepdim=True)) * torch.tensor(list(rarity.values()))[:, None]
     scale = (
         float(scaled.abs().quantile(0.9999)) / ZERO if scaled.numel() < 1 << 24 else float(scaled.abs().max()) / ZERO
     )
     levels = (scaled / scale).round().clamp(-ZERO, len(SIGNS) - 1 - ZERO).int().tolist()
     rarest = max(rarity.values()) / (len(SIGNS) - 1)
     packed = {}
-    for word, mine in zip(words, levels, strict=True):
+    for word, mine in zip(rarity, levels, strict=True):
         pairs = "".join(SIGNS[place] + SIGNS[level + ZERO] for place, level in enumerate(mine) if abs(level) >= CUT)
         packed[word] = SIGNS[round(rarity[word] / rarest)] + pairs
     rounded = tuple(round(float(one), 4) for one in bias)

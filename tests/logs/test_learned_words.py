@@ -29,15 +29,15 @@ def lesson(name: str, text: str, klass: str, said: str = "", sure: float = 0.8) 
         label=Label(klass=klass, group="", action="", source="a test"),
         lines=[],
         words=words_of(text),
-        calm=words_of("step 1 loss 2.5"),
+        calm=words_of("step 1 loss 2.5 time 3 tokens 7 norm 2 rate 9"),
         outside=bool(said),
         first_try=said_first,
     )
 
 
 LESSONS = [
-    *(lesson(f"l{n}", f"the kiln {n} is too hot", "gpu_thermal_power", "python_exception") for n in range(6)),
-    *(lesson(f"m{n}", f"a shard of the vase {n} is torn", "data_corrupt", "data_corrupt") for n in range(6)),
+    *(lesson(f"l{n}", f"the kiln {n} is too hot and glows", "gpu_thermal_power", "python_exception") for n in range(6)),
+    *(lesson(f"m{n}", f"a shard of the vase {n} is torn off", "data_corrupt", "data_corrupt") for n in range(6)),
 ]
 
 
@@ -53,9 +53,9 @@ def test_numbers_folders_and_code_are_no_words() -> None:
 
 def test_learned_words_know_a_log_of_other_numbers() -> None:
     learned = learn_words(LESSONS)
-    odds = learned.class_odds(words_of("kiln 99 on n7 is too hot"))
+    odds = learned.class_odds(words_of("the kiln 99 on n7 is too hot and glows"))
     assert max(odds, key=lambda klass: odds[klass]) == "gpu_thermal_power" and sum(odds.values()) == pytest.approx(1)
-    calm = learned.class_odds(words_of("step 7 loss 1.5"))
+    calm = learned.class_odds(words_of("step 7 loss 1.5 time 2 tokens 8 norm 3 rate 8"))
     assert max(calm, key=lambda klass: calm[klass]) == NOTHING
     assert learned.class_odds({"zorb"}) == {}, "no word is known"
     assert learned.weigh_line("the kiln", "gpu_thermal_power") > 0 > learned.weigh_line("the kiln", "data_corrupt")
@@ -66,11 +66,13 @@ def test_learning_is_the_same_each_time() -> None:
 
 
 def test_trust_follows_who_was_right() -> None:
-    wrong = [lesson(f"k{n}", f"the kiln {n} is too hot", "gpu_thermal_power", "data_corrupt") for n in range(9)]
-    right = [lesson(f"k{n}", f"the kiln {n} is too hot", "data_corrupt", "data_corrupt") for n in range(9)]
+    wrong = [
+        lesson(f"k{n}", f"the kiln {n} is too hot and glows", "gpu_thermal_power", "data_corrupt") for n in range(9)
+    ]
+    right = [lesson(f"k{n}", f"the kiln {n} is too hot and glows", "data_corrupt", "data_corrupt") for n in range(9)]
     learned = learn_words(LESSONS)
     doubted, trusted = (fit_trust([(one, learned) for one in cases]) for cases in (wrong, right))
-    odds = learned.class_odds(words_of("the kiln is too hot"))
+    odds = learned.class_odds(words_of("the kiln is too hot and glows"))
     assert weigh_rules(odds, "data_corrupt", 0.8, doubted)["data_corrupt"] < 0.2
     assert weigh_rules(odds, "data_corrupt", 0.8, trusted)["data_corrupt"] > 0.8
 
