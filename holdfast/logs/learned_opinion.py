@@ -7,7 +7,7 @@ import msgspec
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog, FailureClass
 from holdfast.core.log_analysis.line_prefixes import LogLine
 from holdfast.logs.learned_words import NOTHING, LearnedWords, read_log_words, weigh_rules
-from holdfast.logs.opinion_guardrail import limit_action
+from holdfast.logs.opinion_action_limit import limit_action
 from holdfast.model.diagnosis import Diagnosis
 
 _LEAST = 0.2  # where the rules find nothing, words that are less sure find nothing either
