@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog
+from holdfast.logs.learned_words import LearnedWords
 from holdfast.logs.log_diagnosis import ProcessEnds, diagnose_logs, open_log
 from holdfast.model.diagnosis import Diagnosis
 
@@ -61,10 +62,14 @@ def read_cases(folder: Path, every: int = 1) -> Iterator[tuple[str, Label, list[
         yield label_file.parent.name, label, sorted(label_file.parent.glob("*.txt"))
 
 
-def judged(folder: Path, catalog: FailureCatalog, every: int = 1) -> Iterator[Judged]:
+def judged(
+    folder: Path, catalog: FailureCatalog, every: int = 1, learned: LearnedWords | None = None
+) -> Iterator[Judged]:
+    """Judge the cases of a folder by the rules, and if they are given by learned words too."""
     for name, label, paths in read_cases(folder, every):
-        logs = [open_log(path) for path in paths]
-        yield Judged(name=name, label=label, found=diagnose_logs(logs, ProcessEnds(code=label.exit_code), catalog))
+        ends = ProcessEnds(code=label.exit_code)
+        found = diagnose_logs([open_log(path) for path in paths], ends, catalog, learned=learned)
+        yield Judged(name=name, label=label, found=found)
 
 
 def score(cases: list[Judged]) -> Score:

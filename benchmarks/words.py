@@ -23,6 +23,7 @@ from rich.table import Table
 from benchmarks import _words_corpus
 from benchmarks._report import Findings, median, report
 from benchmarks._words_corpus import CORPUS, Judged, judged, score
+from benchmarks._words_learned import measure_learned
 from benchmarks._words_model import measure_opinions
 from holdfast.agent.rank import last_words
 from holdfast.agent.rank.last_words_judge import warm_catalog
@@ -205,6 +206,7 @@ def parse_flags(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--corpus", action="append", choices=CORPORA, help="labelled logs to judge (default: all)")
     what = "judge the sealed logs as well (default: those of this repository)"
     parser.add_argument("--sealed", type=Path, nargs="?", const=SEALED, metavar="ARCHIVE", help=what)
+    parser.add_argument("--learned", action="store_true", help="measure learned words alone, for a record of their own")
     parser.add_argument("--opinions", action="store_true", help="measure opinions alone, for a record of their own")
     return parser.parse_args(argv)
 
@@ -218,11 +220,16 @@ def main() -> None:
         measure_opinions(table, findings, known)
         report("opinions", table, findings)
         return
+    if args.learned:
+        measure_learned(table, findings)
+        report("words-learned", table, findings)
+        return
     for corpus in args.corpus or CORPORA:
         add_score(table, findings, corpus, list(judged(CORPUS / corpus, known)))
     if args.sealed:
         add_score(table, findings, "sealed", judge_archive(args.sealed, known))
     measure_opinions(table, findings, known)
+    measure_learned(table, findings)
     add_speed(table, findings, args.gib, args.seed)
     report("words", table, findings)
 

@@ -42,7 +42,7 @@ def _built_in_with(more: tuple[CatalogRow, ...]) -> FailureCatalog:
     prepared = precompiled_catalog.read_prepared(WORDS, sources)
     rows = parse_sources(sources) if prepared is None else tuple(one.row for one in prepared)
     try:
-        return FailureCatalog((*rows, *more), load_classes(), {one.row: one.alternatives for one in prepared or ()})
+        return FailureCatalog(rows, load_classes(), {one.row: one.alternatives for one in prepared or ()}, more)
     except (re.error, ValueError) as e:
         raise ConfigError(f"the catalog of last words cannot be used: {e}") from None
 

@@ -161,7 +161,7 @@ class TemplateMiner:
         return kind
 
     def _most_alike(self, words: list[str], line: bytes, number: int) -> LineKind:
-        alarming = _is_alarming(line)  # a place of its own: "state: failed" is much like "state: running"
+        alarming = is_alarming(line)  # a place of its own: "state: failed" is much like "state: running"
         one, two = (*map(_constant_part, words[:2]), "", "")[:2]
         place = (alarming, len(words), one, two)
         leaf = self._leaves.get(place, [])
@@ -239,7 +239,7 @@ def _drop_variables(line: bytes) -> bytes:
 
 def _last_overwrite(line: bytes) -> bytes:
     parts = [part for part in line.split(b"\r") if part.strip()]
-    return next((part for part in parts if _is_alarming(part)), parts[-1] if parts else b"")
+    return next((part for part in parts if is_alarming(part)), parts[-1] if parts else b"")
 
 
 def replace_variables(text: str) -> str:
@@ -247,7 +247,7 @@ def replace_variables(text: str) -> str:
     return _VARIABLE.sub("<n>", text)
 
 
-def _is_alarming(line: bytes) -> bool:
+def is_alarming(line: bytes) -> bool:
     line = line.lower()
     return any(word in line for word in _ALARMING)
 

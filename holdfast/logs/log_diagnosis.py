@@ -11,7 +11,10 @@ import msgspec
 from holdfast.core.log_analysis.catalog_hits import find_hits
 from holdfast.core.log_analysis.failure_catalog import UNKNOWN, FailureCatalog
 from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
+from holdfast.core.log_analysis.holdfast_console_log import read_last_incident
 from holdfast.core.log_analysis.line_prefixes import LogLine, parse_lines
+from holdfast.logs.learned_opinion import weigh_words
+from holdfast.logs.learned_words import LearnedWords
 from holdfast.logs.telling_lines_reader import read_telling_lines
 from holdfast.model.diagnosis import Diagnosis
 
@@ -54,16 +57,15 @@ def open_log(path: Path) -> RankLog:
 
 
 def diagnose_logs(
-    logs: Sequence[RankLog], ends: ProcessEnds, catalog: FailureCatalog, progress: Callable[[int], None] | None = None
+    logs: Sequence[RankLog],
+    ends: ProcessEnds,
+    catalog: FailureCatalog,
+    progress: Callable[[int], None] | None = None,
+    learned: LearnedWords | None = None,
 ) -> Diagnosis:
-    """Return the diagnosis of the job that wrote these logs. Calls `progress` while it reads large logs."""
-    lines: list[LogLine] = []
-    for source, log in enumerate(logs):
-        with log.open() as file:
-            heard = parse_lines(read_telling_lines(file, catalog, progress), source, log.rank)
-        for said in heard if log.kernel else ():
-            said.kernel = True
-        lines += heard
+    """Return the diagnosis of the job that wrote these logs: the rules', weighed against learned words if there are
+    any. Calls `progress` while it reads large logs."""
+    lines = read_log_lines(logs, catalog, progress)
     case = FailureEvidence(
         lines=lines,
         code=ends.code,
@@ -73,8 +75,24 @@ def diagnose_logs(
         pressed=ends.pressed,
     )
     found = classify_failure(case, catalog)
+    if learned and not ends.verdict and read_last_incident(lines) is None:  # holdfast itself has seen more than words
+        found = weigh_words(found, lines, ends.code, catalog, learned)
     found = msgspec.structs.replace(found, went_on=found.went_on or ends.went_on)
     return _follow_verdict(found, ends) if ends.verdict else found
+
+
+def read_log_lines(
+    logs: Sequence[RankLog], catalog: FailureCatalog, progress: Callable[[int], None] | None = None
+) -> list[LogLine]:
+    """Return the telling lines of all logs, parsed."""
+    lines: list[LogLine] = []
+    for source, log in enumerate(logs):
+        with log.open() as file:
+            heard = parse_lines(read_telling_lines(file, catalog, progress), source, log.rank)
+        for said in heard if log.kernel else ():
+            said.kernel = True
+        lines += heard
+    return lines
 
 
 def _follow_verdict(found: Diagnosis, ends: ProcessEnds) -> Diagnosis:

@@ -4,6 +4,7 @@ import pytest
 
 from benchmarks._words_corpus import CORPUS, EVICT, judged, reliability, score
 from holdfast.logs import catalog_files
+from holdfast.logs.learned_words import load_learned
 
 
 @pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
@@ -18,7 +19,7 @@ def test_ours_are_understood(every: int) -> None:
 
 
 def test_logs_of_the_outside_world_stay_understood() -> None:
-    cases = list(judged(CORPUS / "outside", catalog_files.load_failures()))
+    cases = list(judged(CORPUS / "outside", catalog_files.load_failures(), learned=load_learned()))
     found = score(cases)
     wrong = [f"{case.name}: {case.found.klass}" for case in cases if not case.right]
     assert min(found.klass, found.group, found.action) >= 0.95, wrong

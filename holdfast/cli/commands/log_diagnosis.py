@@ -19,6 +19,7 @@ from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.config import ConfigError, Settings, load
 from holdfast.core.log_analysis.failure_catalog import UNKNOWN
 from holdfast.logs import catalog_files
+from holdfast.logs.learned_words import load_learned
 from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, diagnose_logs, open_log
 from holdfast.logs.user_rows import past_cases_path
 from holdfast.model.diagnosis import Diagnosis
@@ -82,7 +83,8 @@ def _make_diagnosis(args: argparse.Namespace) -> Diagnosis:
     logs, ends = find_logs(args.run, args.logs)
     if args.exit_code is not None:
         ends = msgspec.structs.replace(ends, code=args.exit_code)
-    found = diagnose_logs(logs, ends, catalog_files.load_failures(settings.words), _progress_printer())
+    known = catalog_files.load_failures(settings.words)
+    found = diagnose_logs(logs, ends, known, _progress_printer(), load_learned())
     return _add_opinion(found, logs, settings, args.ask) if args.ask or past_cases_path().exists() else found
 
 

@@ -113,8 +113,10 @@ class FailureCatalog:
         rows: tuple[CatalogRow, ...],
         classes: tuple[FailureClass, ...] = (),
         found: Mapping[CatalogRow, tuple[Alternative, ...]] | None = None,
+        more: tuple[CatalogRow, ...] = (),
     ) -> None:
-        self.rows = rows
+        self.more = more  # rows of the user's own
+        self.rows = rows = (*rows, *more)
         self.classes = {klass.klass: klass for klass in classes}
         found = found or {}
         self.known = tuple(

@@ -1,0 +1,70 @@
+"""Weighs what the rules say of a failure against what its words say, by weights learned from labelled logs."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.core.log_analysis.failure_catalog import FailureCatalog, FailureClass
+from holdfast.core.log_analysis.line_prefixes import LogLine
+from holdfast.logs.learned_words import NOTHING, LearnedWords, read_log_words, weigh_rules
+from holdfast.logs.opinion_action_limit import limit_action
+from holdfast.model.diagnosis import Diagnosis
+
+_LEAST = 0.2  # where the rules find nothing, words that are less sure find nothing either
+_OVERRULES = 0.3  # words that are less sure do not speak against a rule
+_MOST = 0.98
+_EVIDENCE = 3
+_EVIDENCE_CHARS = 400
+_EVICT = "evict_and_restart"
+
+
+def weigh_words(
+    rules: Diagnosis, lines: Sequence[LogLine], code: int | None, catalog: FailureCatalog, learned: LearnedWords
+) -> Diagnosis:
+    """Return the rules' diagnosis, as sure as rules and words together are, or another class if the words outweigh the
+    rules. What a witness says of a machine, and what the user's own rows say, stands. Words evict no machine."""
+    odds = learned.class_odds(read_log_words(lines, code))
+    if not odds or rules.action == _EVICT or _is_users(rules, catalog):
+        return rules
+    if rules.confidence:
+        odds = weigh_rules(odds, rules.klass, rules.confidence, learned.trust)
+    klass = max(odds, key=lambda one: odds[one])
+    sure = round(min(odds[klass], _MOST), 2)
+    if klass == rules.klass and rules.confidence:
+        return msgspec.structs.replace(rules, confidence=sure)
+    if klass == NOTHING or klass not in catalog.classes or sure < (_OVERRULES if rules.confidence else _LEAST):
+        return rules
+    return _retell(rules, catalog.classes[klass], sure, _find_evidence(lines, klass, learned))
+
+
+def _is_users(rules: Diagnosis, catalog: FailureCatalog) -> bool:
+    return bool(catalog.more) and any(
+        row in catalog.more for line in rules.evidence for row in catalog.match_line(line)
+    )
+
+
+def _find_evidence(lines: Sequence[LogLine], klass: str, learned: LearnedWords) -> list[LogLine]:
+    """Return the lines whose words speak most for a class."""
+    texts = {said.text: said for said in reversed(lines) if not said.code}
+    worth = {text: learned.weigh_line(text[:_EVIDENCE_CHARS], klass) for text in list(texts)[:_EVIDENCE_CHARS]}
+    best = sorted((text for text in worth if worth[text] > 0), key=lambda text: -worth[text])[:_EVIDENCE]
+    return [texts[text] for text in best]
+
+
+def _retell(rules: Diagnosis, klass: FailureClass, sure: float, said: Sequence[LogLine]) -> Diagnosis:
+    less = f"The rules would say {rules.klass}." if rules.confidence else "No rule knows it."
+    ranks = [rules.root_rank, *(one.rank for one in said)]
+    return msgspec.structs.replace(
+        rules,
+        klass=klass.klass,
+        group=klass.group,
+        action=limit_action(klass.action),
+        confidence=sure,
+        explanation=f"{klass.title}, by the words of the whole log, which are like those of such failures. {less}",
+        evidence=tuple(one.raw[:_EVIDENCE_CHARS] for one in said) or rules.evidence,
+        root_rank=next((rank for rank in ranks if rank is not None), None),
+        title=klass.title,
+        hint=klass.hint,
+        fault_known=True,
+        peer="",
+    )
