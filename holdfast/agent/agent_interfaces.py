@@ -93,11 +93,19 @@ class NodeRanks(Protocol):
     async def listen(self, listed: asyncio.Event) -> None:
         """Receive the holder's messages for as long as it lives; set `listed` once it has listed what it holds."""
 
-    async def launch_ranks(self, errand: LaunchHere) -> str:
-        """Start every rank of the seat; return an error in words, empty if all have started."""
+    @property
+    def kept(self) -> int:
+        """How many parked ranks went on in their processes at the newest launch; 0 since a stop."""
 
-    async def stop_ranks(self, up_to: int, grace_s: float) -> str:
-        """End all ranks of generations up to this one; return in words what still lives, empty if nothing does."""
+    async def end_parked(self) -> None:
+        """End the parked ranks."""
+
+    async def launch_ranks(self, errand: LaunchHere) -> str:
+        """Start every rank of the seat, or let parked ones go on; return an error in words, empty if all have."""
+
+    async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0) -> str:
+        """End all ranks of generations up to this one; return in words what still lives, empty if nothing does. Those
+        that park themselves within `park_s` are not ended."""
 
     def quit_holder(self, code: int) -> None:
         """End everything on this node, this agent included."""

@@ -33,6 +33,7 @@ from holdfast.wire.holder_messages import (
     QuitHolder,
     RankEnded,
     RankStarted,
+    RekeyRank,
     StartRefused,
     SweepDone,
     SweepLeftovers,
@@ -195,6 +196,8 @@ class Holder:
             case KillRank(key=key, signal=number):
                 if key in self.ranks and self.ranks[key].code is None:
                     child_process.signal_group(self.ranks[key].pid, number)
+            case RekeyRank() as request:
+                self._rekey_rank(request)
             case ForgetRank(key=key):
                 if key in self.ranks and self.ranks[key].code is not None:
                     del self.ranks[key]
@@ -224,6 +227,14 @@ class Holder:
         self._send_agent(RankStarted(key=key, pid=pid))
         if pid in self._unclaimed:
             self._record_exit(key, *self._unclaimed.pop(pid))
+
+    def _rekey_rank(self, request: RekeyRank) -> None:
+        rank = self.ranks.get(request.old)
+        if rank is None or rank.code is not None:
+            self._send_agent(StartRefused(key=request.key, error="it has ended"))
+            return
+        del self.ranks[request.old]
+        self._register_rank(request.key, rank.pid)
 
     def _on_forked(self, key: str, pid: int) -> None:
         self._register_rank(key, pid)

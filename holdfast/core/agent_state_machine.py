@@ -70,6 +70,7 @@ class ErrandDone(msgspec.Struct, frozen=True):
     stored: int = -1  # the newest checkpoint that the node has published
     missed: MissedCheckpoint | None = None
     stored_at: float = 0.0  # when it did; 0: not known
+    kept: int = 0  # after a launch: ranks that went on in their processes
 
 
 class RankExited(msgspec.Struct, frozen=True):
@@ -287,6 +288,7 @@ class AgentProtocol:
             stored=news.stored,
             missed=news.missed,
             stored_at=news.stored_at,
+            kept=news.kept,
         )
         return (RememberDone(done), *self._queue_post(done))
 

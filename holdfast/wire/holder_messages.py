@@ -64,6 +64,13 @@ class KillRank(msgspec.Struct, frozen=True, kw_only=True, tag="kill"):
     signal: int
 
 
+class RekeyRank(msgspec.Struct, frozen=True, kw_only=True, tag="rekey"):
+    """Keep a rank that runs under the key of its next generation; the holder answers as if it had been started."""
+
+    key: str  # the new one
+    old: str
+
+
 class ForgetRank(msgspec.Struct, frozen=True, kw_only=True, tag="forget"):
     """Forget this rank, which has ended; the agent sends this when it launches a newer generation."""
 
@@ -80,7 +87,9 @@ class QuitHolder(msgspec.Struct, frozen=True, kw_only=True, tag="quit"):
     code: int
 
 
-ToHolder = ExecRank | ForkRank | PreloadZygote | MakeArena | KillRank | ForgetRank | SweepLeftovers | QuitHolder
+ToHolder = (
+    ExecRank | ForkRank | PreloadZygote | MakeArena | KillRank | RekeyRank | ForgetRank | SweepLeftovers | QuitHolder
+)
 
 
 class HolderRank(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,6 +53,7 @@ class RankProgress:
         self._set_up: SetUpWatch | None = None  # until the first step
         self.reads: ReadWatch | None = None  # what this rank reads up to its first step
         self.logged: LoggedLosses | None = None  # what the script's loggers get, where it reports no loss itself
+        self.life = 0  # generations that this process was in before
         self._unread: set[str] = set()  # of what is told to `step`, what cannot be read; said once
         # Children are not the rank: what they say would overwrite what it said. Only the first that makes a step is,
         # where the rank itself has made none.
@@ -269,6 +270,13 @@ class RankProgress:
 
             self.reads = inferred_resume_step.ReadWatch(0.0)
             self.reads.lose()
+
+    def rejoin(self) -> SlotWriter | None:
+        """Report from now on for the generation that the environment names, in a process that was in another one."""
+        self.life, self._before, self._copies = self.life + 1, 0, None
+        self._sought = self._claimed = self._refused = self._told = False
+        self.begin_child()
+        return self.find_slot()
 
     def _call_on_first(self) -> None:
         on_first, self._on_first = self._on_first, None

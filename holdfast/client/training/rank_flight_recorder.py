@@ -42,6 +42,8 @@ _SPREAD, _WHOLE = 0x9E3779B1, 1 << 32  # multiples of the golden ratio of it lie
 _DEPTH = 64  # frames of one thread
 _NCCL_MS, _OTHER_MS = 600_000, 1_800_000  # torch's timeouts of collectives, for a recorder that does not tell them
 
+_NEWEST: list["FlightRecorder"] = []  # the one that records
+
 
 def start_recorder(place: str, generation: int, rank: int) -> SetUpWatch | None:
     """Start recording at `place`, "<path of the shared memory>:<offset of the log>", and watching how long the script
@@ -53,14 +55,16 @@ def start_recorder(place: str, generation: int, rank: int) -> SetUpWatch | None:
         return None
     process_attributes.allow_stack_reads()
     os.register_at_fork(after_in_child=process_attributes.allow_stack_reads)  # what was allowed here is not inherited
-    recorder = FlightRecorder(log, _thread.get_ident())
+    # What torch's recorders hold of an earlier generation has the names of groups of this one.
+    recorder = FlightRecorder(log, _thread.get_ident(), time.time_ns() if _NEWEST else 0)
+    _NEWEST[:] = [recorder]
     _thread.start_new_thread(recorder.run, ())
     return recorder.set_up
 
 
 class FlightRecorder:
-    def __init__(self, log: FlightLog, main: int) -> None:
-        self._log = log
+    def __init__(self, log: FlightLog, main: int, since_ns: int = 0) -> None:
+        self._log, self._since_ns = log, since_ns
         self.set_up = SetUpWatch(main)
         self._main = main  # thread that started us, which is the main one unless threads were made before
         self._groups: dict[str, GroupState] = {}
@@ -74,11 +78,11 @@ class FlightRecorder:
         self._answered = log.newest_question()
 
     def run(self) -> None:
-        """Record until the process ends, on whole seconds, so that ranks sample the same collectives."""
+        """Record on whole seconds, so that ranks sample the same collectives, until another recorder is started."""
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         due = time.time()
         try:
-            while True:
+            while self in _NEWEST:
                 now = time.time()
                 time.sleep(_LOOK_S - now % _LOOK_S)
                 self._answer_stacks()
@@ -143,7 +147,7 @@ class FlightRecorder:
         """Return the collectives by our name of their group. A group that speaks over NCCL and over gloo numbers them
         apart, so the latter get a name of their own."""
         found: dict[str, list[Entry]] = {}
-        entries = [e for dump in dumps for e in dump.get("entries", ())]
+        entries = [e for dump in dumps for e in dump.get("entries", ()) if e["time_created_ns"] >= self._since_ns]
         self._on_gpus.update(str(e["process_group"][0]) for e in entries if is_of_nccl(e))
         collectives = {id(e) for e in leave_batches_out(entries)}
         for entry in entries:

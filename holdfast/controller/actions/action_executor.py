@@ -152,7 +152,8 @@ class ActionExecutor:
         waiting = await self.dispatch.send_errands(id, errands, within_s)
         departed = tuple(sorted(rank for done in waiting.answers.values() for rank in done.departed))
         failed = dict(sorted(waiting.failed.items()))
-        return Outcome(action=id, ok=not waiting.failed, failed=failed, departed=departed)
+        kept = sum(done.kept for done in waiting.answers.values())
+        return Outcome(action=id, ok=not waiting.failed, failed=failed, departed=departed, kept=kept)
 
     # --- actions -----------------------------------------------------------------------------------------------
 
@@ -254,6 +255,8 @@ class ActionExecutor:
                 release=action.release,
                 skips=action.skips,
                 eases=action.eases,
+                # Ranks that have no state to restore would go on from what they had, and others from the beginning.
+                keep=action.keep and (bool(plan.sources) or plan.stored >= 0),
             )
             for seat in action.seats
         }
@@ -345,10 +348,10 @@ class ActionExecutor:
 
     async def _stop_ranks(self, action: Stop) -> Outcome:
         self.dispatch.on_stop(action.generation)
-        errand = StopHere(id=action.id, generation=action.generation, grace_s=action.grace_s)
-        return await self._gather_outcome(
-            action.id, dict.fromkeys(action.nodes, errand), action.grace_s + self.view.limits.stop_s
-        )
+        park_s, grace_s = action.park_s, action.grace_s
+        errand = StopHere(id=action.id, generation=action.generation, grace_s=grace_s, park_s=park_s)
+        within_s = park_s + grace_s + self.view.limits.stop_s
+        return await self._gather_outcome(action.id, dict.fromkeys(action.nodes, errand), within_s)
 
     async def _finish_job(self, action: Finish) -> Outcome:
         self._stepping.set()

@@ -16,14 +16,31 @@ from holdfast.model.alarm import LEFT, Alarm, Kind
 from holdfast.model.event import Outcome, Phase, Progress
 from holdfast.model.incident_record import Remedy, Verdict
 
+_FAILED_SURVIVALS = 2
+_SURVIVED = (Kind.CRASH, Kind.SILENCE, Kind.HANG, Kind.HEALTH)  # what other ranks can outlive
+
 
 def open_trouble(state: JobState, now: float, alarm: Alarm) -> str:
     """Open an incident, or start the next round of the open one, and stop every rank at once."""
+    state.failed_survivals += state.incident is not None and state.incident.parked
     incident = add_failure(state, now, alarm)
-    stop = launching.make_stop(state, lost=incident.silent)
+    incident.parked = _can_survive(state, incident, alarm)
+    park_s = state.limits.survive_s if incident.parked else 0.0
+    stop = launching.make_stop(state, incident.silent, park_s)
     state.emit(stop)
     state.enter(Phase.STOPPING, stop.id)
     return describe_round(incident)
+
+
+def _can_survive(state: JobState, incident: Incident, alarm: Alarm) -> bool:
+    """Whether ranks are parked, not ended: once in an incident. A failure amid that recovery is an ordinary one.
+
+    An alarm about what ranks compute ends them, as their processes may be why it is wrong. A script whose ranks twice
+    could not go on is not tried again.
+    """
+    if incident.rounds or state.failed_survivals >= _FAILED_SURVIVALS or state.limits.survive_s <= 0:
+        return False
+    return state.progress is not None and state.progress.survives and alarm.kind in _SURVIVED
 
 
 def add_failure(state: JobState, now: float, alarm: Alarm) -> Incident:
@@ -199,6 +216,7 @@ def apply_verdict(
 
 def start_probing(state: JobState, case: IncidentCase, verdict: Verdict) -> str:
     state.case, doubts = case, state.resume_point.doubts
+    state.current_incident.parked = False  # nodes are tried with nothing else on their devices
     seats = state.nodes.active_seats
     action = make_probe_or_replay(next(state.ids), state.generation, seats, verdict, doubts.not_after)
     state.emit(action)

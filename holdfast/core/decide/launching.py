@@ -17,7 +17,7 @@ from holdfast.model.action import Action, Finish, Say, Stop
 from holdfast.model.alarm import NO_STEP, Alarm, Kind, Stance
 from holdfast.model.event import Begin, Ended, MeshReport, Outcome, Phase, Progress, Ready
 from holdfast.model.incident_record import Remedy, Verdict
-from holdfast.model.job_and_seats import Seat
+from holdfast.model.job_and_seats import Seat, world_size
 from holdfast.model.release import Fate
 
 STILL_CUT_OFF = "still without a link after the wait"
@@ -142,10 +142,11 @@ def evict_lost(state: JobState, now: float, nodes: Collection[str], kind: Kind) 
     return told
 
 
-def make_stop(state: JobState, lost: Collection[str] = ()) -> Stop:
-    """Return the action that ends all ranks of this generation, except on `lost` nodes, which would not answer."""
+def make_stop(state: JobState, lost: Collection[str] = (), park_s: float = 0.0) -> Stop:
+    """Return the action that ends or parks all ranks of this generation. Nodes that are `lost` would not answer it."""
     nodes = tuple(seat.node for seat in state.nodes.active_seats if seat.node not in lost)
-    return Stop(id=next(state.ids), generation=state.generation, nodes=nodes, grace_s=state.limits.stop_grace_s)
+    grace_s = state.limits.stop_grace_s
+    return Stop(id=next(state.ids), generation=state.generation, nodes=nodes, grace_s=grace_s, park_s=park_s)
 
 
 def fence_unstopped(state: JobState, now: float, nodes: Iterable[str]) -> None:
@@ -253,7 +254,8 @@ def _part_with_late(state: JobState, now: float) -> None:
 
 
 def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> str:
-    before, admitted = state.nodes.seated, state.nodes.take_seats(seats)
+    before, world = state.nodes.seated, world_size(state.nodes.seats)
+    admitted = state.nodes.take_seats(seats)
     if state.interruption:
         state.interruption.admitted += admitted
         state.interruption.ordered_at = now
@@ -270,9 +272,18 @@ def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> s
     state.nodes.standbys.fleet.told_queue = ""
     state.grow_at = now + state.limits.last_call_s
     launch = state.resume_point.make_launch(next(state.ids), state.generation, seats, state.nodes.astray, release)
-    state.emit(launch)
+    changed = release.number != old or world_size(seats) != world
+    state.emit(msgspec.structs.replace(launch, keep=keeps_ranks(state, changed=changed)))
     state.enter(Phase.LAUNCHING, launch.id)
     return f"launching generation {state.generation} on {', '.join(s.node for s in seats)}"
+
+
+def keeps_ranks(state: JobState, *, changed: bool) -> bool:
+    """Whether ranks that are parked go on. What is `changed`, by the remedy too, needs new processes."""
+    incident, verdict = state.incident, state.verdict
+    if changed or incident is None or verdict is None or not incident.parked:
+        return False
+    return verdict.remedy in (Remedy.RESTART, Remedy.EVICT)
 
 
 def wait_for_nodes(state: JobState, now: float) -> str:
@@ -292,7 +303,7 @@ def on_started(state: JobState, now: float, event: Outcome) -> str:
     if state.interruption:
         state.interruption.launched_at, state.interruption.apart = now, event.apart
     if state.incident:
-        state.incident.disks = event.disks
+        state.incident.disks, state.incident.kept = event.disks, event.kept
     return f"generation {state.generation} started" + (f", {event.detail}" if event.detail else "")
 
 
@@ -365,6 +376,7 @@ def close_incident(state: JobState, verdict: Verdict, resumed_at: float, resumed
     if verdict.remedy is not Remedy.GIVE_UP:
         state.emit(Say(text=record.sentence), *state.resume_point.on_resumed(record))
     state.closed, state.interruption, state.verdict = record, None, None
+    state.failed_survivals = 0 if record.kept else state.failed_survivals
     return record.sentence
 
 

@@ -213,6 +213,7 @@ class JobPace:
             peak_flops=sum(b.peak_flops for b in beats) if all(b.peak_flops > 0 for b in beats) else 0.0,
             loss=_mean_loss(tuple(b.loss for b in beats)),
             last_at=last_at,
+            survives=all(b.survives for b in beats),
         )
 
 

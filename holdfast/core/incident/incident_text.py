@@ -297,11 +297,12 @@ def _describe_remedy(record: Record) -> str:
     if record.skipped:
         left_out = ", ".join(_step_range(skip) for skip in record.skipped)
         return f"restarted in place, the batches of {left_out} left out,"
+    kept = f", {_count_ranks(record.kept)} without a new process," if record.kept else ""
     if not record.evicted:
-        return "restarted in place" + (f" with {', '.join(record.admitted)} admitted" if record.admitted else "")
+        return "restarted in place" + (f" with {', '.join(record.admitted)} admitted" if record.admitted else "") + kept
     went_on = "restarted" if is_fresh_start(record) or record.resumed_from is None else "resumed"
     if record.admitted:
-        return f"evicted {', '.join(record.evicted)}, admitted {', '.join(record.admitted)} and {went_on}"
+        return f"evicted {', '.join(record.evicted)}, admitted {', '.join(record.admitted)} and {went_on}{kept}"
     return f"evicted {', '.join(record.evicted)} and {went_on} on fewer nodes"
 
 
@@ -311,6 +312,10 @@ def _step_range(skip: Skip) -> str:
 
 def count_steps(count: int) -> str:
     return "1 step" if count == 1 else f"{count} steps"
+
+
+def _count_ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
 
 
 def _count_times(count: int) -> str:

@@ -36,6 +36,7 @@ class SimRank(msgspec.Struct, kw_only=True):
     hung: bool = False
     unkillable: bool = False
     killed: bool = False  # it dies as soon as it can
+    parked: bool = False  # it has left its generation and waits for the next one
     step: int = -1
     stepped_mono: float = 0.0
     first_step: int = -1
@@ -91,11 +92,12 @@ class SimRank(msgspec.Struct, kw_only=True):
             skipped=0,
             skipped_samples=0,
             origin=-1,
+            survives=self.machine.scene.setup.survives,
         )
 
     @property
     def is_healthy(self) -> bool:
-        return self.code is None and not (self.hung or self.killed) and self.machine.is_connected
+        return self.code is None and not (self.hung or self.killed or self.parked) and self.machine.is_connected
 
 
 class RankListener(Protocol):
@@ -237,16 +239,24 @@ class SimMachine:
 
     def start_rank(self, errand: LaunchHere, key: RankKey) -> SimRank:
         """Fork a rank's process."""
-        held = SimRank(
-            generation=key.generation,
-            rank=key.rank,
-            machine=self,
-            world=errand.world_size,
-            release=errand.release.number,
-        )
+        return self._enter_generation(errand.world_size, errand.release.number, key)
+
+    def _enter_generation(self, world: int, release: int, key: RankKey) -> SimRank:
+        held = SimRank(generation=key.generation, rank=key.rank, machine=self, world=world, release=release)
         self.held[key] = held
         self._ranks.on_rank_start(held)
         return held
+
+    def park_rank(self, held: SimRank) -> None:
+        """Have a rank leave its generation; the others lose it as if it had ended."""
+        held.parked = True
+        self._ranks.on_rank_end(held)
+
+    def rejoin_rank(self, held: SimRank, key: RankKey) -> SimRank:
+        """Let a parked rank go on in its process, as a rank of another generation."""
+        del self.held[RankKey(held.generation, held.rank)]
+        held.code = 0  # what is still under way for the generation that it left does not concern its process
+        return self._enter_generation(held.world, held.release, key)  # it runs what it ran
 
     def end_rank(self, held: SimRank, code: int, words: tuple[str, ...] = ()) -> None:
         if held.code is None:

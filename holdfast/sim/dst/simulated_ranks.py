@@ -157,9 +157,11 @@ class RankTeam:
         left = [other for other in self.members.values() if other.is_healthy]
         if self.is_formed and left and rng.random() < 0.4 and not self.ending:
             self._make_step(self.step + 1, rng.sample(left, rng.randint(1, len(left))))
+        setup = self.scene.setup
+        waits_s = setup.settings.recovery.survive_s if setup.survives else 0.0  # first to be told what to do
         for other in left:
             if rng.random() < 0.6:
-                self.scene.call_later(rng.uniform(0.05, 2.0), self._end_as_echo, other)
+                self.scene.call_later(waits_s + rng.uniform(0.05, 2.0), self._end_as_echo, other)
 
     def on_rank_restart(self) -> None:
         """A rank was started again, since its machine had lost power amid the launch. All ranks meet it, or fail if
@@ -172,7 +174,7 @@ class RankTeam:
 
     @staticmethod
     def _end_as_echo(held: SimRank) -> None:
-        if held.machine.alive:
+        if held.machine.alive and not held.parked:
             held.machine.end_rank(held, 1, (ECHO,))
 
 

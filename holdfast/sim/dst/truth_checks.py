@@ -160,7 +160,8 @@ class TruthChecks:
 
     def on_rank_start(self, held: SimRank) -> None:
         self._begun_at.setdefault(held.generation, self.scene.now())
-        others = sorted({other.generation for other in held.machine.running_ranks()} - {held.generation})
+        running = [other for other in held.machine.running_ranks() if not other.parked]
+        others = sorted({other.generation for other in running} - {held.generation})
         if others:
             self.report_broken(
                 f"generation {others[0]} lives on {held.machine.name} when {held.generation} starts there"

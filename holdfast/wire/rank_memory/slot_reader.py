@@ -30,6 +30,7 @@ from holdfast.wire.rank_memory.slot_writer import (
     SKIPPABLE,
     SLOT_BYTES,
     SUM,
+    SURVIVES,
     UPDATE,
     VALUES,
     SlotWriter,
@@ -83,6 +84,7 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
     skipped_updates: int = 0  # in a row, by torch's GradScaler
     lasting_bad_step: int = -1  # the first step whose loss was not finite and whose next one was not either
     claimed: bool = False  # the process of this pid makes the rank's steps
+    survives: bool = False  # it can go on in its process when another rank fails
     ending: str = ""  # of a script: "returned", "parting" (it destroys its process groups), "parted" (none is left)
 
 
@@ -198,5 +200,6 @@ def _parse_reading(body: bytes) -> SlotReading:
         flops=flops if 0 <= flops <= MOST_REAL else 0.0,
         parameters=parameters,
         claimed=bool(flags & CLAIMED),
+        survives=bool(flags & SURVIVES),
         ending=next((word for flag, word in _ENDINGS.items() if flags & flag), ""),
     )

@@ -38,6 +38,7 @@ CLAIMED, RETURNED = 256, 512  # somebody makes the rank's steps; its script is o
 PARTING, PARTED = 1024, 2048  # the script destroys its process groups; it has none left
 NUMBERED = 8192  # a first step that was counted has the number that the job's steps have
 MADE_UP = 4096  # the optimizer's count has a step that torch made only to create its state
+SURVIVES = 16384  # the rank can go on in its process when another one fails
 
 
 class SlotWriter:
@@ -234,6 +235,10 @@ class SlotWriter:
     def mark_skippable(self) -> None:
         """Record that the script asks which batches to leave out."""
         self._set_flag(SKIPPABLE)
+
+    def mark_survives(self, yes: bool) -> None:
+        """Record whether this process can go on when another rank fails."""
+        self._set_flag(SURVIVES, yes)
 
     def mark_returned(self) -> None:
         """Record that the script has returned without failure; only the interpreter's own exit is left."""
