@@ -8,6 +8,7 @@ ckpt = holdfast.Checkpointer(...)         # state that survives: ckpt.restore(),
 replay = holdfast.replayable(seed=seed)   # its work may be done again, to find a machine that does it wrong
 if holdfast.skip(n): continue             # before step n: its batch is to be left out
 for n, batch in holdfast.batches(loader)  # the same for who has a loader
+@holdfast.survive(model=ddp)              # the function that is entered again, in the same process, when others fail
 """
 
 from holdfast.client.training.progress import here as _here
@@ -17,9 +18,10 @@ from holdfast.client.training.skipped_batches import batches, skip
 TYPE_CHECKING = False  # importing typing would take longer than all the rest
 if TYPE_CHECKING:
     from holdfast.client.checkpointing.checkpointer import Checkpointer
+    from holdfast.client.survival.survivor import survive
 
 __version__ = "0.1.0"
-__all__ = ["Checkpointer", "attach", "batches", "phase", "replayable", "skip", "step", "watch"]
+__all__ = ["Checkpointer", "attach", "batches", "phase", "replayable", "skip", "step", "survive", "watch"]
 
 attach = _here.attach
 step = _here.step
@@ -33,9 +35,13 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Checkpointer brings torch with it, so it comes when it is asked for."""
-    if name != "Checkpointer":
-        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    from holdfast.client.checkpointing.checkpointer import Checkpointer
+    """Some verbs bring torch with them, so they come when they are asked for."""
+    if name == "Checkpointer":
+        from holdfast.client.checkpointing.checkpointer import Checkpointer
 
-    return Checkpointer
+        return Checkpointer
+    if name == "survive":
+        from holdfast.client.survival.survivor import survive
+
+        return survive
+    raise AttributeError(f"module 'holdfast' has no attribute {name!r}")

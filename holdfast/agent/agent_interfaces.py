@@ -93,24 +93,32 @@ class NodeRanks(Protocol):
     async def listen(self, listed: asyncio.Event) -> None:
         """Receive the holder's messages for as long as it lives; set `listed` once it has listed what it holds."""
 
-    async def launch_ranks(self, errand: LaunchHere) -> str:
-        """Start every rank of the seat; return an error in words, empty if all have started."""
+    @property
+    def kept(self) -> int:
+        """How many parked ranks went on in their processes at the newest launch; 0 since a stop."""
 
-    async def stop_ranks(self, up_to: int, grace_s: float) -> str:
-        """End all ranks of generations up to this one; return in words what still lives, empty if nothing does."""
+    async def end_parked(self) -> None:
+        """End the parked ranks."""
+
+    async def launch_ranks(self, errand: LaunchHere) -> str:
+        """Start every rank of the seat, or let parked ones go on; return an error in words, empty if all have."""
+
+    async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0) -> str:
+        """End all ranks of generations up to this one; return in words what still lives, empty if nothing does. Those
+        that park themselves within `park_s` are not ended."""
 
     def quit_holder(self, code: int) -> None:
         """End everything on this node, this agent included."""
 
     def learn_imports(self, trains: bool) -> None:
-        """Preload the modules that the script was seen to import, so that the next ranks start sooner."""
+        """Have the zygote preload modules that the script was seen to import, so that the next ranks start sooner."""
 
     def hear_imports(self, modules: tuple[str, ...]) -> None:
-        """Take note of what the script imports, if no rank here has said so."""
+        """Note the script's imports as another node has reported them; they are used while this node has no ranks."""
 
     @property
     def proven_imports(self) -> tuple[str, ...]:
-        """The modules of the script that the zygote has."""
+        """The modules, learned from the script, that the zygote has and that ranks can be forked with."""
 
     def read_mesh(self) -> Dims: ...
     def read_replayable(self) -> str: ...
@@ -118,7 +126,7 @@ class NodeRanks(Protocol):
 
 
 class RankTracer(Protocol):
-    """Looks into the ranks' processes."""
+    """Reads the stacks and the flight logs of the ranks' processes."""
 
     def watch_ranks(self, ranks: Iterable[HolderRank]) -> None: ...
     async def trace_ranks(self, ranks: tuple[HolderRank, ...], look: TraceRequest, offset_s: float) -> Trace: ...
@@ -126,7 +134,7 @@ class RankTracer(Protocol):
 
 
 class SnapshotKeeper(Protocol):
-    """Keeps the snapshots of the node's ranks, and copies of other nodes'."""
+    """Keeps the snapshots of this node's ranks, and copies of other nodes' snapshots."""
 
     revoked: frozenset[str]  # who may not talk to it any more
 
@@ -141,7 +149,7 @@ class SnapshotKeeper(Protocol):
         """Return the beat, completed with the progress of snapshots, copies and checkpoints."""
 
     async def use_run(self, run: str) -> None:
-        """Learn of which run states on this host's disk may be used, and read what they are."""
+        """Set the run whose states on this host's disk may be used, and read which states there are."""
 
     async def leave_job(self, errand: Leave) -> None:
         """Write the final states before the node leaves, as far as time allows; remove what nobody needs any more."""
@@ -164,19 +172,19 @@ class DiagnosisRunner(Protocol):
 
 
 class HealthSigns(Protocol):
-    """Signs on this machine of why a rank has ended, and what its GPUs can do."""
+    """What the machine shows: why a rank may have ended, what strains the machine, and how fast its GPUs are."""
 
     @property
     def peak_flops(self) -> float:
-        """FLOP/s that the GPUs of the node's ranks can make at most; 0 if that is not known."""
+        """The peak FLOP/s of the GPUs that the node's ranks use; 0 if that is not known."""
 
     @property
     def strains(self) -> tuple[Strain, ...]:
-        """What lasts on this machine, and may explain what happens to the job."""
+        """The strains of this machine, which may explain what happens to the job."""
 
     @property
     def links_read(self) -> bool:
-        """Whether the strains tell of links that are down, or another node of this host tells of them."""
+        """Whether the links of this host are accounted for: read here, read by another node of the host, or absent."""
 
     def on_rank_exit(self, at: float) -> None:
         """Raise the alarms that explain a rank's exit, before the exit itself is reported."""
@@ -210,7 +218,7 @@ class AgentEvents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentParts(msgspec.Struct, frozen=True, kw_only=True):
-    """All that an agent works with."""
+    """Every part that an agent is put together from."""
 
     clock: AgentClock
     controller_clock: ControllerClock

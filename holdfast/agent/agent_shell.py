@@ -231,7 +231,7 @@ class Agent:
             host=self.identity.host,
             nproc=self.identity.nproc,
             order=self.identity.order,
-            generation=self.life.occupied_by(running),
+            generation=self.life.occupied_by(running),  # parked ranks too: a node without a seat is to end them
             ready=self._staged and self.ranks.warm.is_set() and not self.life.leaving,
             copies=self.keeper.list_copies(),
             keeper=self.keeper.address,
@@ -272,6 +272,7 @@ class Agent:
 
     async def _run_errand(self, errand: Errand) -> None:
         if isinstance(errand, ProbeHere | PairTestHere | ReplayHere):
+            await self.ranks.end_parked()  # nodes are tried with nothing else on their devices
             self._step(await self.diagnosis.run_errand(errand))
             return
         if isinstance(errand, StageHere):  # beside whatever else goes on
@@ -285,24 +286,24 @@ class Agent:
             error = self.keeper.begin_launch(errand) or await self.staging.begin_launch(errand.release, first=first)
             error = error or await self.ranks.launch_ranks(errand)
         else:
-            generation = errand.generation if isinstance(errand, StopHere) else self.life.generation
+            stop = errand if isinstance(errand, StopHere) else None
+            generation, park_s = (stop.generation, stop.park_s) if stop else (self.life.generation, 0.0)
             self.notes.write_stopped(generation)
             self._send_beat()  # the last steps, before the ranks are gone
             if isinstance(errand, Leave) and self.life.is_alone:
                 self.notes.write_departure(self._make_departure(errand.reason))
             self.life.returned = returned_ranks(self._read_slots().values(), generation)
-            error = await self.ranks.stop_ranks(generation, errand.grace_s)
+            error = await self.ranks.stop_ranks(generation, errand.grace_s, park_s)
             await self.staging.gather_outputs()
         if isinstance(errand, Leave):
             await self.keeper.leave_job(errand)
             if self.life.is_alone:
                 self.notes.complete_departure(self._complete_beat)
         copies = () if isinstance(errand, LaunchHere) else self.keeper.list_copies()
-        if isinstance(errand, Leave):  # what the job's end leaves
-            copies = tuple(one for one in copies if one.disk)
+        copies = tuple(one for one in copies if one.disk or not isinstance(errand, Leave))  # what the job's end leaves
         told = self._complete_beat(Beat(node=self.node, generation=self.life.generation, step=-1, at=0.0))
         done = ErrandDone(errand, not error, error, copies, stored=told.stored, missed=told.missed)
-        self._step(msgspec.structs.replace(done, stored_at=told.stored_at))
+        self._step(msgspec.structs.replace(done, stored_at=told.stored_at, kept=self.ranks.kept))
         if isinstance(errand, Leave):
             _log.info("leaving with code %d: %s", errand.code, errand.reason)
             self.notes.write_leave_reason(errand)
@@ -369,8 +370,8 @@ class Agent:
             self._queue_packet(agent_messages.encode(beat))
 
     def _summarize_ranks(self) -> Beat:
-        """Return the node's beat, with the step of its slowest rank; the step is -1 until every rank has made one, or
-        others have made so many that the rest is taken for ranks that tell of none."""
+        """Return the node's beat, with the step of its slowest rank. The step is -1 until every rank has reported one;
+        once a rank has made LEAD steps, ranks that have reported none no longer count."""
         generation, source = self.life.generation, self.ranks.read_loss_source() or self.losses.source
         ended = {key for key, rank in self.ranks.held.items() if rank.code is not None}
         told = [show_first_step(r, ended=key in ended) for key, r in self._read_slots().items()]
@@ -396,7 +397,7 @@ class Agent:
         return self._complete_beat(beat)
 
     def _complete_beat(self, beat: Beat) -> Beat:
-        """Complete a beat by what the keeper tells, with times of the controller's clock."""
+        """Add the keeper's progress to a beat, with its times converted to the controller's clock."""
         told, clock = self.keeper.complete_beat(beat), self.controller_clock
         at = told.stored_at + clock.offset_s if told.stored_at and clock.known else 0.0
         return msgspec.structs.replace(told, stored_at=at)
@@ -420,7 +421,7 @@ class Agent:
                 self._send_beat()
 
     def _tell_imports(self) -> None:
-        """Tell the controller what the zygote has for the script. One node does so for all: that of rank 0."""
+        """Send the controller the script's modules that the zygote has preloaded; only the node of rank 0 does so."""
         found, generation = self.ranks.proven_imports, self.life.generation
         if found != self._told_imports and RankKey(generation, 0) in self.ranks.held and self.controller_clock.known:
             self._told_imports = found

@@ -87,6 +87,7 @@ def _assemble_parts(
         reach=partial(peer_reach.try_peers, spec.node),
         background=(
             keeper.serve,
+            ranks.survivors.serve,
             keeper.watch_snapshots,
             keeper.check_snapshots,
             keeper.hashing.run,

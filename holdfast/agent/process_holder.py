@@ -33,6 +33,7 @@ from holdfast.wire.holder_messages import (
     QuitHolder,
     RankEnded,
     RankStarted,
+    RekeyRank,
     StartRefused,
     SweepDone,
     SweepLeftovers,
@@ -137,8 +138,8 @@ class Holder:
     def _fork_agent(self) -> tuple[int, socket.socket]:
         """Fork the agent; return its pid and our end of the socket to it.
 
-        A fork saves the imports, which take a second, or ten on a busy machine. The node is silent meanwhile, and the
-        controller counts that silence.
+        A fork saves the imports, which take a second, or ten on a busy machine. Until the agent runs, the node sends
+        no beats, and the controller counts that as silence.
         """
         log = os.open(self.node_dir / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         ours, theirs = holder_messages.make_socket_pair()
@@ -195,6 +196,8 @@ class Holder:
             case KillRank(key=key, signal=number):
                 if key in self.ranks and self.ranks[key].code is None:
                     child_process.signal_group(self.ranks[key].pid, number)
+            case RekeyRank() as request:
+                self._rekey_rank(request)
             case ForgetRank(key=key):
                 if key in self.ranks and self.ranks[key].code is not None:
                     del self.ranks[key]
@@ -224,6 +227,14 @@ class Holder:
         self._send_agent(RankStarted(key=key, pid=pid))
         if pid in self._unclaimed:
             self._record_exit(key, *self._unclaimed.pop(pid))
+
+    def _rekey_rank(self, request: RekeyRank) -> None:
+        rank = self.ranks.get(request.old)
+        if rank is None or rank.code is not None:
+            self._send_agent(StartRefused(key=request.key, error="it has ended"))
+            return
+        del self.ranks[request.old]
+        self._register_rank(request.key, rank.pid)
 
     def _on_forked(self, key: str, pid: int) -> None:
         self._register_rank(key, pid)

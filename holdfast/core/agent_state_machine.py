@@ -1,4 +1,4 @@
-"""The agent's side of the node protocol as a pure state machine: errands, posts, rank exits, lost links."""
+"""The agent's side of its protocol with the controller, as a pure machine: errands, posts, rank exits, a lost link."""
 
 from collections import OrderedDict, deque
 
@@ -70,6 +70,7 @@ class ErrandDone(msgspec.Struct, frozen=True):
     stored: int = -1  # the newest checkpoint that the node has published
     missed: MissedCheckpoint | None = None
     stored_at: float = 0.0  # when it did; 0: not known
+    kept: int = 0  # after a launch: ranks that went on in their processes
 
 
 class RankExited(msgspec.Struct, frozen=True):
@@ -77,7 +78,7 @@ class RankExited(msgspec.Struct, frozen=True):
 
 
 class ExitJudged(msgspec.Struct, frozen=True):
-    """The alarm for a rank that ended badly, judged from its last words as far as possible."""
+    """The judge has made an alarm for a rank that ended badly, from its last words if they could be read in time."""
 
     exit: Exit
     alarm: Alarm
@@ -116,7 +117,7 @@ class SendPost(msgspec.Struct, frozen=True):
 
 
 class RememberDone(msgspec.Struct, frozen=True):
-    """Write this result to disk first, so that the errand is never carried out again."""
+    """Write this result to disk before it is posted, so that the errand is never carried out again."""
 
     done: Done
 
@@ -287,6 +288,7 @@ class AgentProtocol:
             stored=news.stored,
             missed=news.missed,
             stored_at=news.stored_at,
+            kept=news.kept,
         )
         return (RememberDone(done), *self._queue_post(done))
 

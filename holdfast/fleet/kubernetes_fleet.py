@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of a node whose end is not proven."""
+    """What the fleet records about a node until the node's end is proven."""
 
     created: bool = False  # its pod is known to have been made
     released: bool = False
@@ -54,7 +54,7 @@ class FleetRecords(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetWishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What the job asks of its fleet besides pods."""
+    """What the job requires of its fleet besides the shape of pods."""
 
     command: Callable[[str], Sequence[str]]  # that makes the pod of this name a node
     files: Callable[[str], Mapping[str, bytes]]  # that its secret brings: a token, and the job
@@ -119,7 +119,7 @@ class KubernetesFleet:
         self._keep_node(node, created=True)
 
     async def _undo(self, names: Sequence[str]) -> None:
-        """Remove what was made of an acquisition that failed. What cannot be removed now is so by a later survey."""
+        """Remove what an acquisition that failed has made; what cannot be removed now, a later survey removes."""
         made = [name for name in names if self._records.nodes.get(name, PodRecord()).created]
         self._keep(nodes={node: one for node, one in self._records.nodes.items() if node not in names})
         with contextlib.suppress(OSError):
@@ -139,7 +139,7 @@ class KubernetesFleet:
         return self._owner
 
     async def _find_bad_hosts(self) -> list[str]:
-        """Return the hosts of evicted nodes, and those whose pods have failed: these nodes are about to be evicted."""
+        """Return the hosts to avoid: those of evicted nodes, and those whose pods have failed and will be evicted."""
         await self._table.refresh(anew=True)
         pods = [self._table.pods.get(node) or self._table.removed.get(node) for node in self._records.nodes]
         failed = [pod.spec.node_name for pod in pods if pod and (pod.status.phase == "Failed" or is_in_doubt(pod))]
@@ -201,7 +201,7 @@ class KubernetesFleet:
         return True
 
     async def _avoid_host_of(self, node: str, reason: str) -> None:
-        """Keep later nodes of this job off a host, and those of others too where we may say so to Kubernetes."""
+        """Keep later nodes of this job off this node's host; by a taint also those of other jobs, if we may set one."""
         with contextlib.suppress(KubernetesError):
             await self._table.refresh(anew=True)
         pod = self._table.pods.get(node) or self._table.removed.get(node)
@@ -236,7 +236,8 @@ class KubernetesFleet:
         return FleetNode(state=FleetState.UNKNOWN, reason="its pod is not there any more, and nobody saw it end")
 
     async def _look_at_host(self, pod: PodView) -> HostView | None:
-        """Return the machine of a pod, asked for once, and again while it is in doubt; None if we may not ask."""
+        """Return the machine of a pod; None if we may not ask for it. It is asked for once, and again while in
+        doubt."""
         name = pod.spec.node_name
         known = self._hosts.get(name)
         if name and (name not in self._hosts or is_in_doubt(pod) or (known is not None and known.trouble)):
@@ -249,8 +250,8 @@ class KubernetesFleet:
         return self._hosts.get(name)
 
     async def _delete_strays(self) -> None:
-        """Delete pods of this run that no record knows, as somebody died or was not answered amid an acquisition; and
-        those that were given back without proof of their end. Of these the record goes with the pod."""
+        """Delete pods of this run that no record knows, because an acquisition was interrupted or got no answer. Also
+        delete pods that were given back without proof of their end; such a record is dropped once the end is proven."""
         records = self._records.nodes
         left = {node for node, record in records.items() if record.released} - self._ending
         for node in left:
@@ -266,7 +267,7 @@ class KubernetesFleet:
             await self._call_all([self._delete_node(node) for node in sorted(deleted)])
 
     async def _gather(self, found: dict[str, FleetNode]) -> None:
-        """Give all machines back if too few for the job came in time: another job may wait for these, as we for its."""
+        """Give all machines back if too few came in time: another job may wait for them while we wait for its own."""
         having = [node for node, seen in found.items() if seen.state in (FleetState.STARTING, FleetState.UP)]
         queued = [node for node, seen in found.items() if seen.state is FleetState.QUEUED]
         if self._records.gathered or self._shape.is_queued or not self._wishes.gather_s:
@@ -302,7 +303,7 @@ class KubernetesFleet:
             self._keep(nodes=self._records.nodes | {node: record})
 
     async def _call_all(self, calls: Sequence[Coroutine[Any, Any, None]]) -> None:
-        """Await all, a few at a time; raise the first refusal, or else the first error."""
+        """Await all calls, a few at a time; raise the first refusal, or else the first error."""
 
         async def call(one: Coroutine[Any, Any, None]) -> None:
             async with self._room:

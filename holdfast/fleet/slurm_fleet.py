@@ -1,7 +1,6 @@
-"""Fleet of nodes on a Slurm cluster: one job for the nodes of the start, one more for each that replaces another.
+"""Fleet of nodes on Slurm: one Slurm job for the first nodes, and one more for each node that replaces another.
 
-A node is a step of its job, by name, so that Slurm can end it alone. The job itself does nothing but keep its hosts.
-"""
+A node is a named step of its Slurm job, so that Slurm can end it alone. The job itself only keeps its hosts."""
 
 import asyncio
 import logging
@@ -109,7 +108,7 @@ class SlurmFleet:
         return (*lent, *self._submit_each(names, bool(lent)))
 
     def _take_lent_hosts(self, count: int) -> tuple[str, ...]:
-        """Make nodes of hosts that the user's own allocation has and no node of ours is on."""
+        """Make nodes on hosts of the user's own allocation that have no node of ours yet."""
         job = self._plan.allocation
         if not job or not count:
             return ()
@@ -128,7 +127,8 @@ class SlurmFleet:
         return tuple(f"n{number}" for number in range(first, first + count))
 
     def _submit_each(self, names: tuple[str, ...], some: bool) -> tuple[str, ...]:
-        """Ask for one job per node. If Slurm refuses one, those before it stand, and the caller asks again later."""
+        """Submit one Slurm job per node. If Slurm refuses one, the earlier ones stay, and the caller asks again
+        later."""
         asked: list[str] = []
         for name in names:
             try:
@@ -141,7 +141,8 @@ class SlurmFleet:
         return tuple(asked)
 
     def _submit(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Ask for one job for these nodes. The request is on disk first: a successor finds its job by name."""
+        """Submit one Slurm job for these nodes. The request is written to disk first; a next controller finds the job
+        by name."""
         if not names:
             return ()
         job_name = f"holdfast-{self._plan.run_id}-{names[0]}"
@@ -208,7 +209,7 @@ class SlurmFleet:
         return view
 
     def _news_of(self, name: str, record: NodeRecord, view: ClusterView, used: set[str]) -> dict[str, Any]:
-        """Return what this view adds to a record: a host that was given, a step that is there, a host that is lost."""
+        """Return what this view adds to a node's record: its host, job step or place, or that its host is lost."""
         job, news = view.jobs.get(record.job), dict[str, Any]()
         if job is not None and job.is_running and not record.host and record.order < len(job.hosts):
             host = job.hosts[record.order]
@@ -223,7 +224,7 @@ class SlurmFleet:
         return news
 
     def _read_place(self, node: str) -> tuple[str, ...]:
-        """Return where a node says that it is in the network's tree: switches from the top, without its own host."""
+        """Return the node's own report of its place in the network's tree: the switches from the top down."""
         try:
             return tuple((self._dir / f"{node}.topology").read_text(encoding="utf-8").split(".")[:-1])
         except (OSError, UnicodeDecodeError):
@@ -292,7 +293,7 @@ class SlurmFleet:
                     _log.warning("%s is not drained: %s", record.host, e)
 
     def _end_node(self, node: str) -> None:
-        """End a node's step, then let go of its host. Raises OSError unless Slurm has seen the end of the step."""
+        """End a node's job step, then give up its host. OSError unless Slurm has seen the step end."""
         record = self._records[node]
         if not record.job:
             self._change({node: {"job": self._commands.find_job(record.job_name)}})
@@ -327,7 +328,7 @@ class SlurmFleet:
         return step is not None
 
     def _let_go(self, record: NodeRecord) -> None:
-        """Cancel a job of ours that has no node any more; take a host out of one that has others."""
+        """Cancel the node's Slurm job if no other node uses it; otherwise remove the node's host from that job."""
         if record.lent or not record.job:
             return
         kept = [r.host for r in self._records.values() if r.job == record.job and not r.released]
@@ -353,7 +354,7 @@ class SlurmFleet:
             self._store()
 
     def _change(self, news: dict[str, dict[str, Any]]) -> None:
-        """Change fields of records; several threads do so, each with other fields in mind."""
+        """Change some fields of records, under a lock, because several threads change different fields."""
         if news:
             with self._writing:
                 new = {name: msgspec.structs.replace(self._records[name], **fields) for name, fields in news.items()}
@@ -370,7 +371,7 @@ class SlurmFleet:
 
 
 def _end_with(node: FleetNode, end_at: float, why: str) -> FleetNode:
-    """Return a node that ends with the allocation of its controller, if not before."""
+    """Return a node whose end is no later than that of the controller's own allocation."""
     if node.state not in (FleetState.STARTING, FleetState.UP):
         return node
     return msgspec.structs.replace(node, ends_at=min(node.ends_at or end_at, end_at), reason=node.reason or why)
@@ -386,7 +387,7 @@ def read_records(folder: Path) -> dict[str, NodeRecord]:
 
 
 def split_exclusions(flags: tuple[str, ...]) -> tuple[list[str], set[str]]:
-    """Take the user's own --exclude out of flags of `sbatch`, as a later one would hide it."""
+    """Split the user's own --exclude from other flags of `sbatch`, because a later --exclude would replace it."""
     kept: list[str] = []
     avoided: set[str] = set()
     words = iter(flags)
@@ -402,7 +403,7 @@ def split_exclusions(flags: tuple[str, ...]) -> tuple[list[str], set[str]]:
 
 
 def end_all(run_dir: Path, env: Mapping[str, str]) -> None:
-    """Cancel what is left of a run's jobs and steps, as a last resort; raises OSError."""
+    """Cancel all remaining Slurm jobs and steps of a run, as a last resort; OSError if that fails."""
     folder = run_dir / FOLDER
     commands = SlurmCommands(env, str(folder))
     left = {name: record for name, record in read_records(folder).items() if not record.released and record.job}

@@ -33,7 +33,7 @@ def load_failures(limits: WordLimits | None = None) -> FailureCatalog:
 
 @cache
 def load_built_in() -> FailureCatalog:
-    """Return the built-in catalog. The result is cached, for those who ask for it again and again."""
+    """Return the built-in catalog; the result is cached."""
     return _built_in_with(())
 
 
@@ -62,8 +62,8 @@ def load_classes() -> tuple[FailureClass, ...]:
 
 
 def _user_rows(limits: WordLimits, classes: frozenset[str]) -> tuple[CatalogRow, ...]:
-    """Return the user's rows. They are not checked against the built-in rows, so a holdfast update cannot make them
-    invalid and stop a job. Only `holdfast catalog` does that check."""
+    """Return the user's rows, checked, but not against the built-in rows, which only `holdfast catalog` does. Otherwise
+    an update of holdfast could make a user's row invalid and stop a job."""
     path = user_rows.user_rows_path(limits)
     rows = (
         _parse_rows(_read_users(limits.catalog), limits.catalog, CatalogRow)
@@ -77,7 +77,7 @@ def _user_rows(limits: WordLimits, classes: frozenset[str]) -> tuple[CatalogRow,
 
 
 def load_lines(path: str = "") -> lines.LineCatalog:
-    """Return the built-in rows and those of a user's file. Raises ConfigError if two rows match the same sample."""
+    """Return the built-in line rows and those of a user's file; ConfigError if two rows match the same sample."""
     rows = _parse_rows(_read_ours("lines"), "lines.toml", lines.LineRow)
     if path:
         rows = (*rows, *_parse_rows(_read_users(path), path, lines.LineRow))
@@ -99,7 +99,7 @@ def load_lines(path: str = "") -> lines.LineCatalog:
 
 
 def load_health(path: str = "") -> tuple[health.GaugeRow, ...]:
-    """Return the built-in rows; a row of the user's file replaces the built-in row of the same gauge."""
+    """Return the built-in gauge rows; a row in the user's file replaces the built-in row for the same gauge."""
     rows = {
         row.gauge: row
         for row in _check_unique(_parse_rows(_read_ours("health"), "health.toml", health.GaugeRow), "health.toml")

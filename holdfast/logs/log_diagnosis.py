@@ -96,7 +96,7 @@ def read_log_lines(
 
 
 def _follow_verdict(found: Diagnosis, ends: ProcessEnds) -> Diagnosis:
-    """Return the diagnosis with what the run itself found first; what ranks said explains it."""
+    """Return the diagnosis with the run's own verdict put first; what ranks said then serves as its explanation."""
     silent = found.klass == UNKNOWN
     said = f"The run found: {ends.verdict}."
     if not silent and ends.verdict not in found.explanation:
@@ -135,7 +135,7 @@ def read_whole(logs: Sequence[RankLog]) -> Iterator[bytes]:
 
 
 def read_ends(logs: Sequence[RankLog]) -> Iterator[bytes]:
-    """Yield the end of each log, of a bounded number of logs."""
+    """Yield the ends of the first few logs."""
     for log in logs[:_ENDS]:
         with log.open() as file:
             size = file.seek(0, io.SEEK_END)

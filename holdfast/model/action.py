@@ -62,15 +62,17 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     release: Release = Release(number=0)
     skips: tuple[Skip, ...] = ()
     eases: tuple[Ease, ...] = ()
+    keep: bool = False  # ranks that are parked go on in their processes, and only the other seats get new ones
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
-    """End every rank of the generation on these nodes."""
+    """End every rank of the generation on these nodes, or park it: then it has left the generation and waits."""
 
     id: int
     generation: int
     nodes: tuple[str, ...]
     grace_s: float
+    park_s: float = 0.0  # for ranks to park themselves; those that have not by then are ended; 0: all are
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):

@@ -31,14 +31,16 @@ class LaunchHere(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     release: Release = Release(number=0)
     skips: tuple[Skip, ...] = ()
     eases: tuple[Ease, ...] = ()
+    keep: bool = False  # as in Launch
 
 
 class StopHere(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
-    """End the ranks of this generation and of every older one."""
+    """End or park the ranks of this generation and of every older one."""
 
     id: int
     generation: int
     grace_s: float
+    park_s: float = 0.0  # as in Stop
 
 
 class StageHere(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):
@@ -101,7 +103,7 @@ Errand = LaunchHere | StopHere | StageHere | ProbeHere | PairTestHere | ReplayHe
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """The outcome of an errand on one node."""
+    """A node's answer to an errand, with the result."""
 
     id: Number
     node: str
@@ -115,3 +117,4 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     stored: Number = -1  # after a stop or at the end: the newest checkpoint that the node has published
     missed: MissedCheckpoint | None = None  # since then
     stored_at: Instant = 0.0  # when it did, by the controller's time; 0: not known
+    kept: Number = 0  # after a launch: ranks that went on in their processes

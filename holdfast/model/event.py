@@ -47,6 +47,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     trial_steps: int = 20  # a new release that fails before it has made so many is the first suspect
     ask_s: float = 0.0  # how long an incident that nobody could solve waits for a person; 0: the job ends at once
     recheck_s: float = 3600.0  # a standby is probed again after so long; 0: only when it comes
+    survive_s: float = 5.0  # a rank that survives has so long to leave a broken generation; 0: all ranks are ended
     leave_s: float = 120.0  # so long before the fleet takes a node away, its seat moves; or the job ends with all
 
 
@@ -99,6 +100,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     peak_flops: float = 0.0  # FLOP/s that the GPUs of all ranks can make at most; 0: not known
     loss: float | None = None  # mean of the nodes' newest losses; None: not told, or one of them is not finite
     last_at: float = 0.0  # when a rank made its newest step, if ranks do not step together; 0: they do
+    survives: bool = False  # every rank can go on in its process when another one fails
 
     @property
     def is_steady(self) -> bool:
@@ -123,7 +125,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 
 
 class StorageReport(msgspec.Struct, frozen=True, kw_only=True, tag="storage"):
-    """What was last written to storage, and whether later checkpoints were not."""
+    """The newest checkpoint on storage, and a later one that could not be written, if any."""
 
     step: int = -1  # -1: nothing was written in this run
     at: float = 0.0  # when that was, by its writer; or when it was told
@@ -156,6 +158,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     apart: str = ""  # Launch: which step was held for which rank, if none was held for all
     refused: bool = False  # Acquire: for good; `detail` is the cluster's own sentence
     storage: StorageReport | None = None  # Finish: after it; None: no node has told of any storage
+    kept: int = 0  # Launch: ranks that went on in their processes
 
 
 OrderVerb = Literal["stop", "update", "rollback", "hold", "resume", "evict", "drain", "approve"]
@@ -175,13 +178,13 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, tag="order"):
 
 
 class MeshReport(msgspec.Struct, frozen=True, kw_only=True, tag="mesh"):
-    """The script has reported its parallel groups; those that the user gave with the job come before them."""
+    """The script has reported its parallel groups; those that the user gave with the job take precedence."""
 
     mesh: Dims
 
 
 class LinksDown(msgspec.Struct, frozen=True, kw_only=True, tag="links_down"):
-    """Machines of these nodes, but not of all nodes of the job, read that a link is down."""
+    """A machine reports that a link of these nodes is down. A job on one machine alone gets no such event."""
 
     nodes: tuple[str, ...]
 

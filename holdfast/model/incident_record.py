@@ -75,6 +75,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     earlier_s: dict[str, float] = {}  # what was done between the first failure and that one, by phase
     silent_at: float = 0.0  # when the lost node counted as silent, where ranks were stopped before; 0: they were not
     ordered_at: float = 0.0  # when the launch was ordered that led to a step; 0: not known
+    kept: int = 0  # ranks that went on in their processes at the last launch
     sentence: str = ""
 
 

@@ -26,7 +26,7 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's report on two losses in a row that are not finite."""
+    """A rank's report on a loss that is not finite: a single one, or two in a row."""
 
     node: str
     generation: int
@@ -72,7 +72,7 @@ class StrainKind(StrEnum):
 
 
 class Strain(msgspec.Struct, frozen=True, kw_only=True):
-    """A reading of a machine that lasts, and counts only with what happens to the job or other machines meanwhile."""
+    """A reading of a machine that lasts. It counts only with what happens to the job or to other machines meanwhile."""
 
     kind: StrainKind
     sign: str  # the signature of an alarm about the same reading
@@ -130,10 +130,11 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     parted: bool = False  # every rank's script has left its process groups or returned
     mute: tuple[Number, ...] = ()  # ranks that tell of no step, while others here have made several
     last_at: Instant = 0.0  # when the furthest of its ranks reached its own newest step; 0: as `at`
+    survives: bool = False  # each of its ranks can go on in its process when another one fails
 
 
 class Departure(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node that had no controller any more wrote down before it left."""
+    """What a node that had lost its controller wrote to disk before it left."""
 
     node: str
     generation: int  # newest that was launched there
@@ -153,7 +154,7 @@ class Gauge(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkTraffic(msgspec.Struct, frozen=True, kw_only=True):
-    """How much goes over one link of a machine, on average since the reading before."""
+    """The traffic on one link of a machine, on average since the last reading."""
 
     link: str  # "eth0", "mlx5_0 port 1"
     rdma: bool

@@ -27,7 +27,7 @@ class RankKey(NamedTuple):
 
 
 class ExecRank(msgspec.Struct, frozen=True, kw_only=True, tag="exec"):
-    """Start a rank as a program of its own."""
+    """Start a rank as a new program, without a zygote."""
 
     key: str
     argv: tuple[str, ...]
@@ -51,17 +51,24 @@ class PreloadZygote(msgspec.Struct, frozen=True, kw_only=True, tag="preload"):
 
 
 class MakeArena(msgspec.Struct, frozen=True, kw_only=True, tag="make_arena"):
-    """Keep shared memory of this size under this name; it outlives the processes that use it."""
+    """Make shared memory of this size and keep it under this name; it outlives the processes that use it."""
 
     name: str
     bytes: int
 
 
 class KillRank(msgspec.Struct, frozen=True, kw_only=True, tag="kill"):
-    """Signal the process group of a rank, if it has not ended."""
+    """Send a signal to the process group of a rank, if the rank has not ended."""
 
     key: str
     signal: int
+
+
+class RekeyRank(msgspec.Struct, frozen=True, kw_only=True, tag="rekey"):
+    """Keep a rank that runs under the key of its next generation; the holder answers as if it had been started."""
+
+    key: str  # the new one
+    old: str
 
 
 class ForgetRank(msgspec.Struct, frozen=True, kw_only=True, tag="forget"):
@@ -75,12 +82,14 @@ class SweepLeftovers(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
 
 
 class QuitHolder(msgspec.Struct, frozen=True, kw_only=True, tag="quit"):
-    """End everything below the holder, then the holder, with this code."""
+    """End every process below the holder, then the holder itself with this exit code."""
 
     code: int
 
 
-ToHolder = ExecRank | ForkRank | PreloadZygote | MakeArena | KillRank | ForgetRank | SweepLeftovers | QuitHolder
+ToHolder = (
+    ExecRank | ForkRank | PreloadZygote | MakeArena | KillRank | RekeyRank | ForgetRank | SweepLeftovers | QuitHolder
+)
 
 
 class HolderRank(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +145,7 @@ class RankEnded(msgspec.Struct, frozen=True, kw_only=True, tag="over"):
 
 
 class SweepDone(msgspec.Struct, frozen=True, kw_only=True, tag="swept"):
-    """All leftovers of ended ranks are gone, except for the pids in `left`, which do not die."""
+    """All leftovers of ended ranks are gone, except for processes that do not die, whose pids are in `left`."""
 
     left: tuple[int, ...] = ()
 

@@ -8,3 +8,5 @@ FLIGHT = "HOLDFAST_FLIGHT"  # "<path of the arena>:<where the flight log begins>
 MADE_UP = "HOLDFAST_MADE_UP"  # "1": optimizers that the job has saved have counted a step that was none
 TOLD = "HOLDFAST_TOLD"  # "1": the newest steps of the job had the script's own numbers
 LOSS_SOURCE = "loss-source"  # the file beside the keeper's socket in which a rank says where its losses are read from
+PATIENCE = "HOLDFAST_SURVIVE_S"  # seconds that a rank whose groups broke waits for an order; 0: nobody survives
+REHEARSAL = "HOLDFAST_REHEARSAL"  # set for a new rank that joins ranks which went on: its groups are fake until it does

@@ -27,6 +27,7 @@ from holdfast.wire.holder_messages import (
     PreloadZygote,
     RankEnded,
     RankStarted,
+    RekeyRank,
     StartRefused,
     ZygoteWarmed,
 )
@@ -363,3 +364,18 @@ def test_an_agent_is_not_tried_for_ever(tmp_path: Path, monkeypatch: pytest.Monk
     holder._start_agent()
     assert (holder.code, holder._agent) == (1, None)
     assert len(refusals) == 10
+
+
+def test_a_rank_is_kept_under_the_key_of_its_next_generation(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.agent.system.child_process.signal_group", lambda pid, number: None)
+    for key in ("1:0", "1:1"):
+        bench.forked(key, 1_000_010 + int(key[-1]))
+    bench.holder._record_exit("1:1", -9, 5.0)
+    bench.heard()
+    for key in ("2:0", "2:1"):
+        bench.agent.send(holder_messages.encode(RekeyRank(key=key, old=f"1{key[1:]}")))
+        bench.holder._on_request(bench.holder._agent[1])  # type: ignore[index]
+    assert bench.heard() == [RankStarted(key="2:0", pid=1_000_010), StartRefused(key="2:1", error="it has ended")]
+    assert set(bench.holder.ranks) == {"2:0", "1:1"}
+    bench.holder._on_child_exit(1_000_010, 3, 6.0)
+    assert bench.heard() == [RankEnded(rank=HolderRank(key="2:0", pid=1_000_010, code=3, at=6.0))]

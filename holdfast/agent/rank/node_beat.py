@@ -49,6 +49,7 @@ def make_beat(node: str, readings: Sequence[SlotReading], wall_s: float) -> Beat
         tokens=min(r.tokens for r in readings),  # all tell the same sums, and the slowest is the last to add to them
         flops=min(r.flops for r in readings),
         parameters=agreed_count(r.parameters for r in readings),
+        survives=all(r.survives for r in readings),
     )
 
 

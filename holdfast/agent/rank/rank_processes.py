@@ -16,6 +16,8 @@ import msgspec
 from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.rank import last_words
 from holdfast.agent.rank.progress_slots import ProgressSlots
+from holdfast.agent.rank.rank_environment import rank_variables
+from holdfast.agent.rank.survivors import Survivors
 from holdfast.agent.rank.zygote_preload import ZygotePreload
 from holdfast.core.decoding import from_json
 from holdfast.core.rank_ranges import format_ranks
@@ -23,7 +25,13 @@ from holdfast.linux import process_attributes
 from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Dims
 from holdfast.model.release import Release
-from holdfast.wire import holder_messages, progress_environment, replay_environment, run_and_node_specs
+from holdfast.wire import (
+    holder_messages,
+    progress_environment,
+    replay_environment,
+    run_and_node_specs,
+    survivor_messages,
+)
 from holdfast.wire.holder_messages import (
     ArenaMade,
     ExecRank,
@@ -37,6 +45,7 @@ from holdfast.wire.holder_messages import (
     RankEnded,
     RankKey,
     RankStarted,
+    RekeyRank,
     StartRefused,
     SweepDone,
     SweepLeftovers,
@@ -44,7 +53,6 @@ from holdfast.wire.holder_messages import (
 )
 from holdfast.wire.holder_zygote_messages import ForkRank
 from holdfast.wire.inherited_environment import make_rank_environment
-from holdfast.wire.rank_memory import flight_log_writer
 from holdfast.wire.releases.staged_release import StagedRelease, skip_variables, staged_entry, staged_environment
 from holdfast.wire.run_and_node_specs import CACHE_VARIABLE, EntryPoint, NodeSpec
 
@@ -74,6 +82,7 @@ class RankProcesses:
         self.warm = asyncio.Event()
         self.cold = ""  # why there is no zygote, for the log
         self.slots = ProgressSlots(node.nproc)
+        self.kept = 0  # ranks that went on in their processes at the newest launch, if no stop came since
         self._say = say
         self._staged = staged
         self._clock = clock
@@ -83,7 +92,9 @@ class RankProcesses:
         self._on_rank_exit = on_rank_exit
         self._started: dict[RankKey, asyncio.Future[str]] = {}  # asked for, not answered
         self._stopped = 0  # ranks of generations up to this one may not start any more
+        self._spares_parked = False  # those that are parked are not ended
         self._changed = asyncio.Event()
+        self.survivors = Survivors(node_dir / survivor_messages.SOCKET, self._changed.set)
         self._swept: asyncio.Future[tuple[int, ...]] | None = None
         self.arenas: tuple[KeptArena, ...] = ()  # of snapshots, from before this agent
         self.keeper_path = node_dir / "keeper.sock"
@@ -189,6 +200,8 @@ class RankProcesses:
         except ValueError as e:
             return str(e)
         await self._preloading.wait_until_made(errand.seat.nproc)
+        kept = tuple(self.parked) if errand.keep else ()
+        await self.end_parked(tuple(key for key in kept if errand.seat.has_rank(key.rank)))
         errors = await asyncio.gather(*(self._start_rank(errand, local) for local in range(errand.seat.nproc)))
         return "; ".join(e for e in errors if e)
 
@@ -219,6 +232,10 @@ class RankProcesses:
             env["HOLDFAST_IMPORTS"] = str(self._imports)
             self._mesh.unlink(missing_ok=True)
             env["HOLDFAST_MESH"] = str(self._mesh)
+        if errand.keep:
+            if await self._rejoin_rank(key, env):
+                return self._note_pid(where, rank, key)
+            env[progress_environment.REHEARSAL] = "1"
         staged, entry = self._staged(errand.release), self.entry_for(errand.release)
         argv = tuple(a.replace("${local_rank}", str(local)) for a in entry.argv)
         out, err = str(where / "stdout.log"), str(where / "stderr.log")
@@ -252,7 +269,7 @@ class RankProcesses:
             return f"rank {rank}: cannot write to its log folder {where}: {e.strerror}"
         return ""
 
-    async def _request_start(self, key: RankKey, message: ExecRank | ForkRank) -> str:
+    async def _request_start(self, key: RankKey, message: ExecRank | ForkRank | RekeyRank) -> str:
         if key.generation <= self._stopped:
             return "the rank was stopped before it had started"
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -263,39 +280,6 @@ class RankProcesses:
             del self._started[key]
             return str(e)
         return await future
-
-    def _rank_env(self, errand: LaunchHere, local: int) -> dict[str, str]:
-        """Return torchrun's variables, and those by which our client finds its keeper, slot and flight log."""
-        seat, world = errand.seat, errand.world_size
-        values: dict[str, object] = {
-            "RANK": seat.first_rank + local,
-            "LOCAL_RANK": local,
-            "GROUP_RANK": seat.group_rank,
-            "ROLE_RANK": seat.first_rank + local,
-            "ROLE_NAME": self.spec.entry.role,
-            "WORLD_SIZE": world,
-            "LOCAL_WORLD_SIZE": seat.nproc,
-            "GROUP_WORLD_SIZE": errand.group_world_size,
-            "ROLE_WORLD_SIZE": world,
-            "MASTER_ADDR": errand.store_host,
-            "MASTER_PORT": errand.store_port,
-            "TORCHELASTIC_RESTART_COUNT": errand.generation - 1,
-            "TORCHELASTIC_MAX_RESTARTS": errand.max_restarts,
-            "TORCHELASTIC_RUN_ID": errand.run_id,
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-            "HOLDFAST_NODE": self.spec.node,
-            "HOLDFAST_KEEPER": self.keeper_path,
-            "HOLDFAST_GENERATION": errand.generation,
-            "HOLDFAST_BEGAN": errand.began_at,
-            progress_environment.MADE_UP: int(errand.made_up),
-            progress_environment.TOLD: int(errand.told),
-            "HOLDFAST_REPLICA_EVERY": self.spec.settings.replica.every,
-            "HOLDFAST_SLOT": f"{self.slots.path}:{local}",
-            "HOLDFAST_FLIGHT": f"{self.slots.path}:{flight_log_writer.flight_log_offset(self.spec.nproc, local)}",
-        }
-        return {k: str(v) for k, v in values.items()}
 
     def read_mesh(self) -> Dims:
         """Return the parallel groups that a rank here has reported; empty if the file is missing or damaged."""
@@ -331,7 +315,8 @@ class RankProcesses:
         if self.spec.compiled and not given.get(CACHE_VARIABLE):
             given[CACHE_VARIABLE] = self.spec.compiled
         own = staged_environment(given, self.spec.entry, errand.release, staged)
-        return own | self._rank_env(errand, local) | skip_variables(errand.skips, errand.eases)
+        ours = rank_variables(self.spec, errand, local, self.slots.path, self.keeper_path)
+        return own | ours | skip_variables(errand.skips, errand.eases)
 
     def learn_imports(self, trains: bool = True) -> None:
         """Ask for a better zygote if the warm one lacks modules that the next generation will import."""
@@ -344,12 +329,12 @@ class RankProcesses:
                 self._preloading.on_warm(self._preloading.proven)
 
     def hear_imports(self, modules: tuple[str, ...]) -> None:
-        """Take note of what the script imports, if no rank here has said so."""
+        """Note the script's imports as another node has reported them; they are used while this node has no ranks."""
         self._preloading.on_told(modules)
 
     @property
     def proven_imports(self) -> tuple[str, ...]:
-        """The modules of the script that the zygote has."""
+        """The modules, learned from the script, that the zygote has and that ranks can be forked with."""
         return self._preloading.proven
 
     # --- watching and ending -----------------------------------------------------------------------------------
@@ -357,11 +342,53 @@ class RankProcesses:
     def running_ranks(self, up_to: int | None = None) -> list[HolderRank]:
         """Return the ranks that have not ended; with `up_to`, only those of generations up to that number."""
         alive = [r for r in self.held.values() if r.code is None]
-        return [r for r in alive if up_to is None or r.rank_key.generation <= up_to]
+        return [r for r in alive if up_to is None or (r.rank_key.generation <= up_to and not self._is_spared(r))]
 
-    async def stop_ranks(self, up_to: int, grace_s: float) -> str:
-        """End ranks by SIGTERM and, after the grace, SIGKILL; kill stopped ones at once. Return what still lives."""
+    def _is_spared(self, rank: HolderRank) -> bool:
+        return self._spares_parked and self.survivors.is_parked(rank.rank_key)
+
+    @property
+    def parked(self) -> frozenset[RankKey]:
+        """Ranks that have left their generation and wait for the next one."""
+        return frozenset(key for key, rank in self.held.items() if rank.code is None and self.survivors.is_parked(key))
+
+    async def _park_ranks(self, up_to: int, until: float) -> None:
+        """Have ranks leave their generation; wait for those that can."""
+        self.survivors.part_ranks(up_to)
+        while any(self._may_park(rank) for rank in self.running_ranks(up_to)):
+            if not await self._wait_changed(until):
+                return
+
+    def _may_park(self, rank: HolderRank) -> bool:
+        return self.survivors.is_there(rank.rank_key) and process_attributes.process_state(rank.pid) not in ("T", "t")
+
+    async def _rejoin_rank(self, key: RankKey, env: dict[str, str]) -> bool:
+        """Have a parked rank go on as this one; return False if there is none."""
+        old = next((one for one in self.parked if one.rank == key.rank and one.generation < key.generation), None)
+        if old is None or await self._request_start(key, RekeyRank(key=str(key), old=str(old))):
+            return False
+        del self.held[old]
+        self.kept += 1
+        if not self.survivors.rejoin(old, env):
+            self._send_holder(KillRank(key=str(key), signal=signal.SIGKILL))  # as a rank that fails at its start
+        return True
+
+    async def end_parked(self, but: tuple[RankKey, ...] = ()) -> None:
+        """End the parked ranks, but for these."""
+        ending = self.parked.difference(but)
+        for key in ending:
+            self._send_holder(KillRank(key=str(key), signal=signal.SIGKILL))
+        until = self._clock.monotonic() + _UNKILLABLE_S
+        while any(self.held[key].code is None for key in ending) and await self._wait_changed(until):
+            pass
+
+    async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0) -> str:
+        """End ranks by SIGTERM and, after the grace, SIGKILL; kill stopped ones at once. Return what still lives. Ranks
+        that survive get `park_s` before that to leave their generation, and are not ended if they do."""
         self._stopped = max(self._stopped, up_to)
+        self._spares_parked, self.kept = park_s > 0, 0
+        if park_s > 0:
+            await self._park_ranks(up_to, self._clock.monotonic() + park_s)
         grace_until = self._clock.monotonic() + grace_s
         for rank in self.running_ranks(up_to):
             stopped = process_attributes.process_state(rank.pid) in ("T", "t")
@@ -402,16 +429,22 @@ class RankProcesses:
 
     async def _wait_ended(self, up_to: int, until: float) -> None:
         while self.running_ranks(up_to) or self._starting_keys(up_to):
-            if (left_s := until - self._clock.monotonic()) <= 0:
+            if not await self._wait_changed(until):
                 return
-            self._changed.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await self._changed.wait()
+
+    async def _wait_changed(self, until: float) -> bool:
+        """Wait until ranks have changed; return False if it is too late for that."""
+        if (left_s := until - self._clock.monotonic()) <= 0:
+            return False
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left_s):
+                await self._changed.wait()
+        return True
 
 
 def _interpreter(entry: EntryPoint, staged: StagedRelease) -> tuple[str, ...]:
-    """Return the command before a rank's arguments. A Python other than ours may lack our code, and runs without it."""
+    """Return the command before a rank's arguments; another Python than ours may lack our code, and does without."""
     if entry.python != sys.executable:
         return entry.interpreter_argv()
     return (entry.python, "-u", _EXECUTED, staged.staged_path(entry.cwd) if entry.module else "script")

@@ -229,6 +229,6 @@ async def fetch_archive(dialing: ControllerDialer, kept: ReleaseFolder, digest: 
 
 
 def _is_own(index: user_tree_sync.TreeIndex, release: Release) -> bool:
-    """Return whether ranks may run in the user's tree. With a signature they may not: others may edit that tree."""
+    """Return whether ranks may run in the user's own tree; not for a signed release, as others may edit that tree."""
     own = os.path.isdir(index.root) and os.path.realpath(index.root) == os.path.realpath(index.home)
     return own and not release.signature

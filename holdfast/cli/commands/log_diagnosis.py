@@ -89,7 +89,7 @@ def _make_diagnosis(args: argparse.Namespace) -> Diagnosis:
 
 
 def find_logs(run: str | None, names: list[str]) -> tuple[list[RankLog], ProcessEnds]:
-    """Return the logs that a person means by a run, or by names of files, folders or one run; and how ranks ended."""
+    """Return the logs of a run, or the logs that are named by file, by folder or by run; and how their ranks ended."""
     if run or not _are_files(names):
         return _logs_of_run(run, names)
     return _logs_of_files(names), ProcessEnds()
@@ -102,7 +102,8 @@ def _add_opinion(found: Diagnosis, logs: Sequence[RankLog], settings: Settings, 
 
 
 def _are_files(names: list[str]) -> bool:
-    """Whether these name logs or folders of logs. Otherwise they name one run; no name at all means the newest."""
+    """Whether these are names of logs or of folders of logs. Otherwise they name one run; no name means the newest
+    run."""
     if not names or len(names) > 1 or names[0] == "-":
         return bool(names)
     path = Path(names[0])
@@ -182,7 +183,8 @@ def _action_text(found: Diagnosis) -> str:
 
 
 def _class_text(found: Diagnosis) -> str:
-    """Return the class, and how sure that is. What the run found is so, though nobody may have said why."""
+    """Return the failure class and how sure it is. What the run itself found is certain, even if its cause is
+    unknown."""
     if found.verdict and found.klass == UNKNOWN:
         return "nobody said why"
     return f"{found.title}: {found.klass}" if found.verdict else f"{found.klass}, {found.confidence:.0%} sure"

@@ -17,9 +17,12 @@ _decode = make_decoder(msgspec.msgpack.Decoder(ImageLayout))
 
 
 class RankWorld:
-    """The ranks of one job. Its methods are collectives, except in a world of one rank."""
+    """The ranks of one job. The methods that gather or broadcast are collectives, except in a world of one rank."""
+
+    count = 0  # of these in this process so far
 
     def __init__(self) -> None:
+        RankWorld.count += 1
         together = dist.is_available() and dist.is_initialized()
         told = int(os.environ.get("WORLD_SIZE", "1"))
         if not together and told > 1:

@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from holdfast.client.training import inferred_resume_step, process_group_lifecycle
 from holdfast.client.training.parameter_count import ParameterCount
 from holdfast.client.training.progress import RankProgress
-from holdfast.wire.progress_environment import MADE_UP
+from holdfast.wire.progress_environment import MADE_UP, REHEARSAL
 
 _MAKES_STATE = "_init_optim_state"  # of torch.distributed.checkpoint.state_dict
 _FRAMES = 16  # from our hook up to it, profilers and compilers included
@@ -27,7 +27,7 @@ class StepCount:
     def __init__(self, progress: RankProgress) -> None:
         self._progress = progress
         self._first: weakref.ref[Optimizer] | None = None
-        self._steps = 0
+        self._steps = self._life = 0
         self._made_up = 0  # the optimizer's own count after a step that torch made only to create its state
         self._parameters = ParameterCount()
         self._updated = False  # an optimizer has made a step since this was last looked at
@@ -47,6 +47,8 @@ class StepCount:
         self._updated = True
         if (parameters := self._parameters.add_optimizer(optimizer)) is not None:
             self._progress.note_parameters(parameters)
+        if self._life != self._progress.life:
+            self._life, self._steps, self._first = self._progress.life, 0, None
         first = self._first() if self._first else None
         if first is None:
             self._first = weakref.ref(optimizer)
@@ -60,6 +62,8 @@ class StepCount:
             self._skipped = 0
             self._progress.note_skipped_updates(0)
         if self._steps == 1:
+            if os.environ.get(REHEARSAL):
+                raise RuntimeError("this rank was to join others in the function that survives, but steps outside")
             before = inferred_resume_step.steps_before(optimizer, self._progress.reads, self._made_up)
             # A state that was loaded counts the step that was made up before it was saved.
             made_up = os.environ.get(MADE_UP) == "1" if before > 0 else self._made_up > 0

@@ -15,27 +15,36 @@ def report_groups(on_group: Callable[[], None], on_teardown: Callable[[str], Non
     """
     from torch.distributed import distributed_c10d as c10d
 
+    from holdfast.client.training.group_calls import GROUP_CALLS
+
     message_counts.count_messages()
-    made, ended = c10d.init_process_group, c10d.destroy_process_group
+    made, ended, more = c10d.init_process_group, c10d.destroy_process_group, c10d.new_group
     if getattr(made, "tells_holdfast", False):
         return
 
     @functools.wraps(made)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        group = made(*args, **kwargs)
-        on_teardown("")
-        on_group()
+        group = GROUP_CALLS.init_group(made, args, kwargs)
+        if not GROUP_CALLS.rehearses:
+            on_teardown("")
+            on_group()
         return group
 
+    @functools.wraps(more)
+    def new_group(*args: Any, **kwargs: Any) -> Any:
+        return GROUP_CALLS.new_group(more, args, kwargs)
+
     @functools.wraps(ended)
-    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+    def destroy_process_group(group: Any = None) -> Any:
         on_teardown("parting")
+        GROUP_CALLS.forget(group)
         try:
-            return ended(*args, **kwargs)
+            return ended(group)
         finally:
             on_teardown("" if c10d.is_initialized() else "parted")
 
     _replace_function("init_process_group", made, init_process_group)
+    _replace_function("new_group", more, new_group)
     _replace_function("destroy_process_group", ended, destroy_process_group)
 
 

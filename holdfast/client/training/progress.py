@@ -53,6 +53,7 @@ class RankProgress:
         self._set_up: SetUpWatch | None = None  # until the first step
         self.reads: ReadWatch | None = None  # what this rank reads up to its first step
         self.logged: LoggedLosses | None = None  # what the script's loggers get, where it reports no loss itself
+        self.life = 0  # generations that this process was in before
         self._unread: set[str] = set()  # of what is told to `step`, what cannot be read; said once
         # Children are not the rank: what they say would overwrite what it said. Only the first that makes a step is,
         # where the rank itself has made none.
@@ -86,7 +87,7 @@ class RankProgress:
         return model
 
     def watch(self, optimizer: object, model: object = None) -> None:
-        """Report the updates of this optimizer (Adam or its kin); this reads its state once at every step.
+        """Report how large the updates of this optimizer are (Adam or its kin); reads its state once at every step.
 
         With a DistributedDataParallel model, a communication hook also reports the norm of the rank's own gradient.
 
@@ -105,8 +106,8 @@ class RankProgress:
     ) -> None:
         """Report that step number `step` is done, with its loss and gradient norm if given.
 
-        `tokens` and `flops` are what this step took on all ranks together: tell every rank the same number. From them
-        come tokens per second and MFU. With `tokens` alone, FLOPs are estimated from the optimizers' parameters.
+        `tokens` and `flops` are what this step took on all ranks together: pass the same number on every rank. From
+        them come tokens per second and MFU. With `tokens` alone, FLOPs are estimated from the optimizers' parameters.
 
         >>> for step in range(1, 4):
         ...     holdfast.step(step, loss=1 / step, grad_norm=0.5, tokens=8 * 1024)
@@ -270,6 +271,13 @@ class RankProgress:
             self.reads = inferred_resume_step.ReadWatch(0.0)
             self.reads.lose()
 
+    def rejoin(self) -> SlotWriter | None:
+        """Report from now on for the generation that the environment names, in a process that was in another one."""
+        self.life, self._before, self._copies = self.life + 1, 0, None
+        self._sought = self._claimed = self._refused = self._told = False
+        self.begin_child()
+        return self.find_slot()
+
     def _call_on_first(self) -> None:
         on_first, self._on_first = self._on_first, None
         if on_first is not None:
@@ -360,7 +368,7 @@ class RankProgress:
         self._copies.start_fetch(step, loss, grad_norm, own_norm, update)
 
     def _count_work(self, step: int, name: str, value: object) -> float:
-        """Return the amount of work as a number; 0 for what is no amount, or would have to be waited for."""
+        """Return the amount of work as a number; 0 if it is no valid amount, or if reading it would wait for a GPU."""
         if (amount := read_amount(value)) is None:
             why = f"pass a plain number, at most {MOST_WORK:g}, not {value!r:.80}"
             self._say_once(name, f"the {name} of step {step} are not counted: {why}")

@@ -42,6 +42,8 @@ _SPREAD, _WHOLE = 0x9E3779B1, 1 << 32  # multiples of the golden ratio of it lie
 _DEPTH = 64  # frames of one thread
 _NCCL_MS, _OTHER_MS = 600_000, 1_800_000  # torch's timeouts of collectives, for a recorder that does not tell them
 
+_NEWEST: list["FlightRecorder"] = []  # the one that records
+
 
 def start_recorder(place: str, generation: int, rank: int) -> SetUpWatch | None:
     """Start recording at `place`, "<path of the shared memory>:<offset of the log>", and watching how long the script
@@ -53,14 +55,16 @@ def start_recorder(place: str, generation: int, rank: int) -> SetUpWatch | None:
         return None
     process_attributes.allow_stack_reads()
     os.register_at_fork(after_in_child=process_attributes.allow_stack_reads)  # what was allowed here is not inherited
-    recorder = FlightRecorder(log, _thread.get_ident())
+    # What torch's recorders hold of an earlier generation has the names of groups of this one.
+    recorder = FlightRecorder(log, _thread.get_ident(), time.time_ns() if _NEWEST else 0)
+    _NEWEST[:] = [recorder]
     _thread.start_new_thread(recorder.run, ())
     return recorder.set_up
 
 
 class FlightRecorder:
-    def __init__(self, log: FlightLog, main: int) -> None:
-        self._log = log
+    def __init__(self, log: FlightLog, main: int, since_ns: int = 0) -> None:
+        self._log, self._since_ns = log, since_ns
         self.set_up = SetUpWatch(main)
         self._main = main  # thread that started us, which is the main one unless threads were made before
         self._groups: dict[str, GroupState] = {}
@@ -74,11 +78,11 @@ class FlightRecorder:
         self._answered = log.newest_question()
 
     def run(self) -> None:
-        """Record until the process ends, on whole seconds, so that ranks sample the same collectives."""
+        """Record on whole seconds, so that ranks sample the same collectives, until another recorder is started."""
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         due = time.time()
         try:
-            while True:
+            while self in _NEWEST:
                 now = time.time()
                 time.sleep(_LOOK_S - now % _LOOK_S)
                 self._answer_stacks()
@@ -140,10 +144,10 @@ class FlightRecorder:
         self._log.write_flight(now, list(self._groups.values()), came, channels, waits)
 
     def _sort_entries(self, dumps: list[Dump], names: dict[str, str]) -> dict[str, list[Entry]]:
-        """Return the collectives by our name of their group. A group that speaks over NCCL and over gloo numbers them
-        apart, so the latter get a name of their own."""
+        """Return the collectives by our name of their group. A group that uses both NCCL and gloo numbers their
+        collectives separately, so those of gloo get a group name of their own."""
         found: dict[str, list[Entry]] = {}
-        entries = [e for dump in dumps for e in dump.get("entries", ())]
+        entries = [e for dump in dumps for e in dump.get("entries", ()) if e["time_created_ns"] >= self._since_ns]
         self._on_gpus.update(str(e["process_group"][0]) for e in entries if is_of_nccl(e))
         collectives = {id(e) for e in leave_batches_out(entries)}
         for entry in entries:
@@ -161,11 +165,11 @@ class FlightRecorder:
     def _choose_arrivals(
         self, name: str, entries: list[Entry], channels: list[ChannelState] | None
     ) -> dict[int, tuple[float, float | None]]:
-        """Return when the process entered a sample of collectives and how long these held the GPU. Where that is told
-        at all, a collective is told of once it is known.
+        """Return when the process entered a sample of collectives, and how long each held the GPU, or None if that is
+        not used. If torch reports that time at all, only collectives whose time is known are sampled.
 
-        The GPUs of a pipeline come to collectives of several stages one after the other, by design. There it is left
-        out, so that processes are compared.
+        In a pipeline, GPUs come to collectives of several stages one after the other, by design. There the time is
+        not used, so that processes are compared instead.
         """
         staged = name in self._across or (channels is None and self._with_messages)
         if staged or not self._gpus[name].timed or not is_of_nccl(entries[-1]):
@@ -189,7 +193,7 @@ class FlightRecorder:
 def newest_collective(
     name: str, entries: list[Entry], status: PgStatus | None = None
 ) -> tuple[str, int, int, str, str, float, float]:
-    """Return a group's state: the last collective entered, and the last one up to which none is open."""
+    """Return a group's state: among others the last collective entered, and the last one up to which all have ended."""
     last = max(entries, key=lambda e: (e["collective_seq_id"], e["record_id"]))
     still = [e for e in entries if not has_ended(e)]
     expires_at = min((_expiry_of(e) for e in still), default=0.0)
@@ -269,7 +273,7 @@ def _group_names() -> dict[str, str]:
 
 
 def _group_members() -> dict[str, dict[int, int]]:
-    """Return by torch's name of each group which rank has which rank in it."""
+    """Return for each group, by torch's name, the ranks of its members by their rank in the group."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     ranks = getattr(world, "pg_group_ranks", {})
     return {

@@ -107,7 +107,7 @@ class ActionExecutor:
         )  # the same from storage, once: it may be away, and the script gives up then
 
     async def carry_out(self, action: Action) -> Outcome | None:
-        """Carry out one action and return its outcome, also if it failed. None if the action only says something."""
+        """Carry out one action and return its outcome, even a failed one; None for a Say, which has no outcome."""
         if isinstance(action, Say):
             self.say(action.text)
             return None
@@ -140,7 +140,7 @@ class ActionExecutor:
                 return await self._finish_job(action)
 
     async def end_at_once(self, reached: int = -1) -> None:
-        """End every node at once, at this step (-1: its number is not known), and stop waiting for any answer."""
+        """End every node at once, and stop waiting for answers. `reached` is the job's newest step, -1 if not known."""
         lost = self.registry.storage.cut_short(reached)
         if self.dispatch.hurry():
             self.say(f"ending at once, without grace and without a last checkpoint{f': {lost}' if lost else ''}")
@@ -152,7 +152,8 @@ class ActionExecutor:
         waiting = await self.dispatch.send_errands(id, errands, within_s)
         departed = tuple(sorted(rank for done in waiting.answers.values() for rank in done.departed))
         failed = dict(sorted(waiting.failed.items()))
-        return Outcome(action=id, ok=not waiting.failed, failed=failed, departed=departed)
+        kept = sum(done.kept for done in waiting.answers.values())
+        return Outcome(action=id, ok=not waiting.failed, failed=failed, departed=departed, kept=kept)
 
     # --- actions -----------------------------------------------------------------------------------------------
 
@@ -194,7 +195,7 @@ class ActionExecutor:
                 await self._stepping.wait()
 
     def on_step(self) -> None:
-        """Note that every rank has made a step, which means that every rank has its state."""
+        """Note that every rank has made a step, and so has restored its state."""
         self._stepping.set()
         self._tries.clear()
         self._stored_tried.clear()
@@ -206,8 +207,8 @@ class ActionExecutor:
             self.registry.keep_copies_on(self._launched)
 
     def _note_step(self) -> None:
-        """Note that the job has left its older lines by a step, and its newest checkpoint: nodes that have lost their
-        memory know only of the states on their disks."""
+        """Write into the plan's note that the generation has made a step, and its newest checkpoint. Nodes that lost
+        their memory know only the states on their disks, and not which lineage is the job's own."""
         kept = self._noted = self._noted or self.newest_plan()
         if kept is None:
             return
@@ -254,6 +255,8 @@ class ActionExecutor:
                 release=action.release,
                 skips=action.skips,
                 eases=action.eases,
+                # Ranks that have no state to restore would go on from what they had, and others from the beginning.
+                keep=action.keep and (bool(plan.sources) or plan.stored >= 0),
             )
             for seat in action.seats
         }
@@ -263,7 +266,7 @@ class ActionExecutor:
         return msgspec.structs.replace(outcome, detail=plan.reason) if worth_telling else outcome
 
     def _steps_on_disks(self, launch: Launch, plan: Restore) -> set[int]:
-        """Return the steps of the launch's line that all of its nodes have told to be on their disks."""
+        """Return the steps of the launch's lineage that, by their own reports, all of its nodes have on their disks."""
         held = [copy for copies in self.registry.copies.values() for copy in copies]
         line, left = (self._noted.line, self._noted.left) if self._noted else ((), ())
         held = [copy for copy in held if is_of_line(line, launch.generation, copy.generation, copy.step)]
@@ -271,7 +274,7 @@ class ActionExecutor:
         return steps_on_disks(launch.seats, leave_out_disks(held, left), plan.step if plan.sources else -1)
 
     def _recall_or_plan(self, launch: Launch) -> Restore:
-        """Return the launch's plan, or make it if there is none. An earlier controller may have sent it to nodes."""
+        """Return the launch's restore plan: the noted one, which an earlier controller may have sent, or a new one."""
         kept = self.newest_plan()
         if kept and kept.id == launch.id:
             self._noted = kept
@@ -345,10 +348,10 @@ class ActionExecutor:
 
     async def _stop_ranks(self, action: Stop) -> Outcome:
         self.dispatch.on_stop(action.generation)
-        errand = StopHere(id=action.id, generation=action.generation, grace_s=action.grace_s)
-        return await self._gather_outcome(
-            action.id, dict.fromkeys(action.nodes, errand), action.grace_s + self.view.limits.stop_s
-        )
+        park_s, grace_s = action.park_s, action.grace_s
+        errand = StopHere(id=action.id, generation=action.generation, grace_s=grace_s, park_s=park_s)
+        within_s = park_s + grace_s + self.view.limits.stop_s
+        return await self._gather_outcome(action.id, dict.fromkeys(action.nodes, errand), within_s)
 
     async def _finish_job(self, action: Finish) -> Outcome:
         self._stepping.set()
@@ -413,7 +416,7 @@ class ActionExecutor:
         return found
 
     async def _give_back_all(self, reason: str) -> dict[str, str]:
-        """Give all nodes back at once; returns errors by node."""
+        """Give all nodes back to the fleet at once; return the errors by node."""
         nodes = self.fleet.nodes()
         for node in nodes:
             self._forget_node(node)

@@ -16,14 +16,31 @@ from holdfast.model.alarm import LEFT, Alarm, Kind
 from holdfast.model.event import Outcome, Phase, Progress
 from holdfast.model.incident_record import Remedy, Verdict
 
+_FAILED_SURVIVALS = 2
+_SURVIVED = (Kind.CRASH, Kind.SILENCE, Kind.HANG, Kind.HEALTH)  # what other ranks can outlive
+
 
 def open_trouble(state: JobState, now: float, alarm: Alarm) -> str:
     """Open an incident, or start the next round of the open one, and stop every rank at once."""
+    state.failed_survivals += state.incident is not None and state.incident.parked
     incident = add_failure(state, now, alarm)
-    stop = launching.make_stop(state, lost=incident.silent)
+    incident.parked = _can_survive(state, incident, alarm)
+    park_s = state.limits.survive_s if incident.parked else 0.0
+    stop = launching.make_stop(state, incident.silent, park_s)
     state.emit(stop)
     state.enter(Phase.STOPPING, stop.id)
     return describe_round(incident)
+
+
+def _can_survive(state: JobState, incident: Incident, alarm: Alarm) -> bool:
+    """Whether ranks are parked, not ended: once in an incident. A failure amid that recovery is an ordinary one.
+
+    An alarm about what ranks compute ends them, as their processes may be why it is wrong. A script whose ranks twice
+    could not go on is not tried again.
+    """
+    if incident.rounds or state.failed_survivals >= _FAILED_SURVIVALS or state.limits.survive_s <= 0:
+        return False
+    return state.progress is not None and state.progress.survives and alarm.kind in _SURVIVED
 
 
 def add_failure(state: JobState, now: float, alarm: Alarm) -> Incident:
@@ -46,10 +63,10 @@ def add_failure(state: JobState, now: float, alarm: Alarm) -> Incident:
 
 
 def _date_failure(state: JobState, now: float, incident: Incident, alarm: Alarm) -> None:
-    """Let the cost of an incident begin later than at the last good step, if that time was not lost by the failure.
+    """Start the incident's lost time after the last good step where the time in between was not lost to the failure.
 
-    A script that had made its last step lost nothing before the failure. Time without a controller is not the cost of a
-    failure that came after it; a rank that failed within it cost the time from then on.
+    A script that had made its last step lost nothing before the failure. Time without a controller is not charged to a
+    failure after it; a rank that failed during that time is charged from its failure, or from its last step if known.
     """
     if state.progress and state.progress.parted:
         incident.good_at = max(incident.good_at, min(alarm.at, now))
@@ -64,8 +81,8 @@ def _date_failure(state: JobState, now: float, incident: Incident, alarm: Alarm)
 
 
 def _end_pause(state: JobState, pause: Pause, incident: Incident) -> None:
-    """End a planned restart with an incident. If its ranks were launched, it is over, and its record says so; else the
-    restart of the incident serves it too."""
+    """Close a planned restart because an incident opens. If its ranks were already launched, record that it failed;
+    otherwise the restart after the incident also serves its purpose."""
     if state.phase is Phase.PAUSING:
         return
     state.changed = pause.make_failed_change(incident.good_at, state.releases.running.number)
@@ -103,10 +120,10 @@ def tolerates_slowness(state: JobState, now: float, alarm: Alarm) -> str:
 
 
 def tolerates_lost_link(state: JobState, alarm: Alarm) -> str:
-    """Return why a job that trains without a link goes on when that is told again; "" if it must stop.
+    """Return why the job goes on despite a repeated alarm that a link is down; "" if it must stop.
 
-    The alarm comes again each hour, and if another agent of the host comes to speak for it. What has helped once, or
-    nobody needed, need not be done twice; and a job that trains is not given up.
+    The alarm is repeated each hour, and when another agent starts to report for the host. A job that has trained
+    without the link since an earlier alarm, and has no standby to replace the node, is not stopped again.
     """
     nodes = set(alarm.suspects)
     known = any(p.signature == alarm.signature and nodes == set(p.nodes) for p in state.failures.past)
@@ -199,6 +216,7 @@ def apply_verdict(
 
 def start_probing(state: JobState, case: IncidentCase, verdict: Verdict) -> str:
     state.case, doubts = case, state.resume_point.doubts
+    state.current_incident.parked = False  # nodes are tried with nothing else on their devices
     seats = state.nodes.active_seats
     action = make_probe_or_replay(next(state.ids), state.generation, seats, verdict, doubts.not_after)
     state.emit(action)

@@ -1,7 +1,7 @@
 """The state of a job: one plain record, below the functions that handle events and change it.
 
 `emit` is the only way to request an action. `enter` is the only place where the phase changes: it asserts that the new
-phase may follow the old one, and that the invariant of the new phase holds. Questions change nothing.
+phase may follow the old one, and that the invariant of the new phase holds. Properties change nothing.
 """
 
 from holdfast.core.decide.action_ids import ActionIds
@@ -53,6 +53,7 @@ class JobState:
         self.interruption: Interruption | None = None  # what training stands for, until the next step is made
         self.paused_for = ""  # what ranks were last ended for on purpose
         self.verdict: Verdict | None = None  # the newest on the open incident
+        self.failed_survivals = 0  # launches in a row in which ranks were to go on, and that led to no step
         self.case: IncidentCase | None = None  # what nodes are being tried for
         self.progress: Progress | None = None  # of this generation
         self.taken_over_at = 0.0  # by a new controller, until a rank is known to have made a step since; 0: then
@@ -120,7 +121,7 @@ class JobState:
         self._assert_invariant()
 
     def _assert_invariant(self) -> None:
-        """Assert what holds when a phase begins, and say why it must."""
+        """Assert the invariant of the phase that begins; each message says why it must hold."""
         incident = self.incident
         match self.phase:
             case Phase.WAITING:

@@ -17,7 +17,7 @@ from holdfast.model.action import Action, Finish, Say, Stop
 from holdfast.model.alarm import NO_STEP, Alarm, Kind, Stance
 from holdfast.model.event import Begin, Ended, MeshReport, Outcome, Phase, Progress, Ready
 from holdfast.model.incident_record import Remedy, Verdict
-from holdfast.model.job_and_seats import Seat
+from holdfast.model.job_and_seats import Seat, world_size
 from holdfast.model.release import Fate
 
 STILL_CUT_OFF = "still without a link after the wait"
@@ -60,7 +60,7 @@ def on_side_probe(state: JobState, now: float, found: tuple[str, tuple[Action, .
 
 
 def tell_alarm(state: JobState, alarm: Alarm, more: str = "") -> str:
-    """Report an alarm that does not stop the job. Remember it if it says that the job stands."""
+    """Report an alarm that does not stop the job. Remember it if it says that the job makes no steps."""
     named = state.standing is not None and state.standing.suspects and state.standing.generation == state.generation
     stands = alarm.signature == NO_STEP and not named
     if alarm.kind is Kind.HANG and (alarm.suspects or stands) and alarm.generation == state.generation:
@@ -99,7 +99,7 @@ def on_outside_alarm(state: JobState, now: float, alarm: Alarm) -> str:
 
 
 def part_with_beside(state: JobState, nodes: Iterable[str], kind: Kind, why: str) -> str:
-    """Part with nodes that have no seat, and tell standbys from nodes that were evicted before. Return the sentence."""
+    """Dismiss lost nodes that have no seat. Return a sentence that names the standbys and evicted nodes among them."""
     evicted = state.nodes.standbys.under_examination.intersection(nodes)
     lost = {"standby": tuple(node for node in nodes if node not in evicted), "evicted node": tuple(sorted(evicted))}
     for what, those in lost.items():
@@ -133,7 +133,7 @@ def evict_nodes(
 
 
 def evict_lost(state: JobState, now: float, nodes: Collection[str], kind: Kind) -> str:
-    """Evict nodes that are lost while the job stands. The verdict to restart in place becomes one to evict them."""
+    """Evict nodes that are lost while no rank runs, and turn a verdict to restart in place into one to evict them."""
     told = evict_nodes(state, now, nodes, nodes if kind is Kind.SILENCE else ())
     if state.incident and state.verdict and state.verdict.remedy is Remedy.RESTART:
         state.incident.last_kind = kind.value
@@ -142,10 +142,11 @@ def evict_lost(state: JobState, now: float, nodes: Collection[str], kind: Kind) 
     return told
 
 
-def make_stop(state: JobState, lost: Collection[str] = ()) -> Stop:
-    """Return the action that ends all ranks of this generation, except on `lost` nodes, which would not answer."""
+def make_stop(state: JobState, lost: Collection[str] = (), park_s: float = 0.0) -> Stop:
+    """Return the action that ends or parks all ranks of this generation. Nodes that are `lost` would not answer it."""
     nodes = tuple(seat.node for seat in state.nodes.active_seats if seat.node not in lost)
-    return Stop(id=next(state.ids), generation=state.generation, nodes=nodes, grace_s=state.limits.stop_grace_s)
+    grace_s = state.limits.stop_grace_s
+    return Stop(id=next(state.ids), generation=state.generation, nodes=nodes, grace_s=grace_s, park_s=park_s)
 
 
 def fence_unstopped(state: JobState, now: float, nodes: Iterable[str]) -> None:
@@ -239,7 +240,7 @@ def _launch_or_wait(state: JobState, now: float) -> str:
 
 
 def _part_with_late(state: JobState, now: float) -> None:
-    """Part with nodes whose links did not come back in time, as far as the job can do without them."""
+    """Evict or dismiss nodes whose links did not come back in time, but no seated one that the job needs."""
     late = sorted(state.nodes.links.take_late(now))
     seated, beside = sorted(state.nodes.active.intersection(late)), state.nodes.standbys.beside_job(late)
     if beside:
@@ -253,7 +254,8 @@ def _part_with_late(state: JobState, now: float) -> None:
 
 
 def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> str:
-    before, admitted = state.nodes.seated, state.nodes.take_seats(seats)
+    before, world = state.nodes.seated, world_size(state.nodes.seats)
+    admitted = state.nodes.take_seats(seats)
     if state.interruption:
         state.interruption.admitted += admitted
         state.interruption.ordered_at = now
@@ -270,9 +272,18 @@ def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> s
     state.nodes.standbys.fleet.told_queue = ""
     state.grow_at = now + state.limits.last_call_s
     launch = state.resume_point.make_launch(next(state.ids), state.generation, seats, state.nodes.astray, release)
-    state.emit(launch)
+    changed = release.number != old or world_size(seats) != world
+    state.emit(msgspec.structs.replace(launch, keep=keeps_ranks(state, changed=changed)))
     state.enter(Phase.LAUNCHING, launch.id)
     return f"launching generation {state.generation} on {', '.join(s.node for s in seats)}"
+
+
+def keeps_ranks(state: JobState, *, changed: bool) -> bool:
+    """Whether ranks that are parked go on. What is `changed`, by the remedy too, needs new processes."""
+    incident, verdict = state.incident, state.verdict
+    if changed or incident is None or verdict is None or not incident.parked:
+        return False
+    return verdict.remedy in (Remedy.RESTART, Remedy.EVICT)
 
 
 def wait_for_nodes(state: JobState, now: float) -> str:
@@ -292,7 +303,7 @@ def on_started(state: JobState, now: float, event: Outcome) -> str:
     if state.interruption:
         state.interruption.launched_at, state.interruption.apart = now, event.apart
     if state.incident:
-        state.incident.disks = event.disks
+        state.incident.disks, state.incident.kept = event.disks, event.kept
     return f"generation {state.generation} started" + (f", {event.detail}" if event.detail else "")
 
 
@@ -365,6 +376,7 @@ def close_incident(state: JobState, verdict: Verdict, resumed_at: float, resumed
     if verdict.remedy is not Remedy.GIVE_UP:
         state.emit(Say(text=record.sentence), *state.resume_point.on_resumed(record))
     state.closed, state.interruption, state.verdict = record, None, None
+    state.failed_survivals = 0 if record.kept else state.failed_survivals
     return record.sentence
 
 
@@ -379,7 +391,7 @@ def ask_person(state: JobState, now: float, question: str) -> str:
 def finish_job(
     state: JobState, now: float, code: int, reason: str, grace_s: float | None = None, *, last_s: float | None = None
 ) -> str:
-    """End the job. Storage gets `last_s` to take the last state; None: as long as a stop gives ranks."""
+    """End the job. Storage gets `last_s` seconds for the last state; None means the grace period of a shutdown."""
     doubts = state.resume_point.doubts
     heard = [alarm.not_after for alarm in state.incident.alarms] if state.incident else []  # perhaps not judged yet
     limits = [step for step in (*heard, doubts.not_after) if step is not None]

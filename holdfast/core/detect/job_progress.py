@@ -23,16 +23,16 @@ class PaceLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def made_steps(step: int, first_step: int) -> int:
-    """Return how many steps were made in this generation by whoever is at `step`."""
+    """Return how many steps a rank or node that is now at `step` has made in this generation."""
     return step - first_step + 1 if step >= 0 else 0
 
 
 class StepTellers:
-    """Finds nodes whose ranks run and tell of no step while others have made several, such as the first stage of a
-    pipeline if it has no optimizer. They do not measure the job's progress. Each counts again once it has caught up.
+    """Finds nodes whose ranks run but report no step while others have made several.
 
-    Ranks that wait for one another are never so far apart, so a rank that hangs before its first step keeps the others
-    from going so far, or it hinders nobody.
+    An example is the first stage of a pipeline without an optimizer. The job's step is not taken from such a node until
+    it has caught up. A rank that hangs before its first step is not mistaken for one: ranks that wait for it get no
+    further.
     """
 
     def __init__(self) -> None:
@@ -59,19 +59,19 @@ class StepTellers:
 
 
 def agreed_origin(origins: Iterable[int]) -> int:
-    """Return the number of earlier steps that all report; -1 if they differ: perhaps only one rank has read it."""
+    """Return the number of earlier steps that all nodes report; -1 if they differ, as when only some know it."""
     first, *others = set(origins)
     return -1 if others else first
 
 
 def agreed_count(counts: Iterable[int]) -> int:
-    """Return the count that all report; 0 if they differ: then none has the whole."""
+    """Return the count that all nodes report; 0 if they differ, because then no rank has counted the whole model."""
     first, *others = set(counts)
     return 0 if others else first
 
 
 def splits_model(mesh: Dims) -> bool:
-    """Return whether ranks of this mesh may hold different parts of the model, so that no rank can count it."""
+    """Return whether ranks of this mesh may hold different parts of the model, so that none can count it all."""
     return any(size > 1 and name not in _UNSPLIT for name, size in mesh)
 
 
@@ -108,9 +108,9 @@ class JobPace:
         self._said_at, self._said_step, self._said_parted, self._said_last_at = 0.0, -1, False, 0.0
 
     def on_silence(self, nodes: Iterable[str]) -> None:
-        """From now on, take the job's step from the other nodes: ranks step together, and only those tell their last
-        step. A node that was behind the others made no more steps than it told, as far as anybody knows. If no node is
-        left, the last word of each counts."""
+        """From now on, take the job's step from the other nodes: ranks step together, so the others show the silent
+        nodes' last step too. A silent node that lagged behind the others still counts with its last beat. If no other
+        node is left, the last beat of each counts."""
         self._silent |= (self._beats.keys() & set(nodes)) - self._apart
 
     def on_beat(self, now: float, beat: Beat) -> Progress | None:
@@ -136,7 +136,7 @@ class JobPace:
         return None
 
     def _compare_with_front(self, beat: Beat) -> None:
-        """Note whether a node is behind where another one was a while before."""
+        """Note whether this node is more than a step behind where some node was a second earlier."""
         front = self._front
         if not front or (beat.step > front[-1][1] and beat.at >= front[-1][0] + _FRONT_S):
             front.append((beat.at, beat.step))
@@ -151,7 +151,7 @@ class JobPace:
         return self.number_step(self._slowest_beat)
 
     def find_mute(self, seats: Iterable[Seat]) -> tuple[int, ...]:
-        """Return the ranks of this generation that the job's step is not taken from, because they tell of none."""
+        """Return the ranks of this generation that report no steps, so that the job's step is not taken from them."""
         silent = {rank for seat in seats if seat.node in self._tellers.excused for rank in seat.ranks}
         return tuple(sorted(silent.union(*(beat.mute for beat in self._beats.values()))))
 
@@ -213,11 +213,12 @@ class JobPace:
             peak_flops=sum(b.peak_flops for b in beats) if all(b.peak_flops > 0 for b in beats) else 0.0,
             loss=_mean_loss(tuple(b.loss for b in beats)),
             last_at=last_at,
+            survives=all(b.survives for b in beats),
         )
 
 
 def _mean_loss(losses: tuple[float | None, ...]) -> float | None:
-    """Return the mean of the losses that nodes have told; None if there is none, or one is not finite."""
+    """Return the mean of the losses that nodes report; None if there are none, or if one is not finite."""
     told = [loss for loss in losses if loss is not None]
     mean = sum(told) / len(told) if told else math.nan
     return mean if math.isfinite(mean) else None

@@ -61,8 +61,8 @@ def describe_echo(alarm: Alarm) -> str:
 
 
 def cause_label(alarm: Alarm) -> str:
-    """Return a few words for what an alarm's incident cost. A killer that nobody knows is called unknown, though the
-    OOM killer is the usual one."""
+    """Return a short name of an alarm's cause, on which the incident's cost is booked. A SIGKILL without signs of
+    scarce memory has an unknown sender, though the OOM killer is the usual one."""
     guessed = is_guessed_kill(alarm)
     if (guessed or not alarm.klass) and (guessed or alarm.code == -9):
         return "probable OOM kill" if alarm.pressed else "SIGKILL of unknown sender"
@@ -75,12 +75,12 @@ def cause_label(alarm: Alarm) -> str:
 
 
 def is_guessed_kill(alarm: Alarm) -> bool:
-    """Return whether words only guess that the OOM killer was it; the kernel itself does not guess."""
+    """Return whether the OOM killer is only guessed from last words and not reported by the kernel."""
     return alarm.klass == "host_oom_kill" and 0.0 < alarm.confidence < TOLD
 
 
 def record_label(record: Record) -> str:
-    """Return what the cost of an incident is booked as; older journals tell only its class or kind."""
+    """Return the cause that an incident's cost is booked on; in older journals, its failure class or kind."""
     return record.label or _class_words(record.klass) or record.kind
 
 
@@ -92,7 +92,7 @@ def split_label(record: Record) -> tuple[str, int]:
 
 
 def describe_sureness(label: str, sure: Iterable[int]) -> str:
-    """Return a cause with how sure its incidents are of it."""
+    """Return a cause and, if its incidents are not all sure of it, how sure they are in percent."""
     least, most = min(sure := list(sure)), max(sure)
     told = f" ({least}{f' to {most}' if most > least else ''}% sure)"
     return label + (told if least < 100 else "")
@@ -140,7 +140,7 @@ def _describe_recovery(record: Record) -> str:
 
 
 def describe_again(record: Record) -> str:
-    """Return how often the job failed again before a step, and what the last time was, to follow the first cause."""
+    """Return a clause, to follow the first cause, on how often the job failed again before a step, and why last."""
     if record.failures < 2:
         return ""
     last = f", the last time because {record.last_cause}" if record.last_cause else ""
@@ -148,7 +148,7 @@ def describe_again(record: Record) -> str:
 
 
 def describe_disks(count: int) -> str:
-    """Return from how many nodes' disks a job goes on, to follow the step; empty if memory or storage had all of it."""
+    """Return a clause, to follow the step, on how many nodes' disks the state came from; "" if it came from none."""
     return f" from the disk{'s' if count > 1 else ''} of {count} node{'s' if count > 1 else ''}" if count else ""
 
 
@@ -163,7 +163,7 @@ def describe_fresh_start(record: Record | Change) -> str:
 
 
 def why_from_zero(record: Record | Change) -> str:
-    """Return in words that a job began at step 0 again. If holdfast restores its state, the script chose nothing."""
+    """Return why a job began at step 0 again; the script is blamed only if holdfast did not restore its state."""
     doubted = isinstance(record, Record) and record.made_step >= 0 and record.restored_at > 0
     if record.apart and not doubted:
         return f"from step 0{_describe_apart(record)}"
@@ -171,12 +171,12 @@ def why_from_zero(record: Record | Change) -> str:
 
 
 def _describe_apart(record: Record | Change) -> str:
-    """Return why no newer state was restored if ranks held different steps, to follow the step; else ""."""
+    """Return a clause, to follow the step, that no newer step was held for every rank; "" if that was not so."""
     return f", as no step was held for every rank ({record.apart})" if record.apart else ""
 
 
 def advise_apart(apart: str) -> str:
-    """Return in one sentence why snapshots in memory were of no use, and how to have some that are."""
+    """Return one sentence on why snapshots in memory could not be used, and how to get some that can."""
     why = f"no state in memory can be restored, as no step is held for every rank ({apart})"
     return f"{why}; ranks must make and save() the same steps together: have each step wait for all, as DDP's does"
 
@@ -252,7 +252,7 @@ def start_up_s(record: Record | Change) -> dict[str, float]:
 
 
 def stop_phases_s(record: Record | Change) -> dict[str, float]:
-    """Return the seconds until a lost node counted as silent, though ranks were being stopped, and until all were."""
+    """Return the seconds until a lost node counted as silent, and from then until all ranks were stopped."""
     return {name: seconds for name, seconds in phases_s(record).items() if name in ("silence", "stop")}
 
 
@@ -297,11 +297,12 @@ def _describe_remedy(record: Record) -> str:
     if record.skipped:
         left_out = ", ".join(_step_range(skip) for skip in record.skipped)
         return f"restarted in place, the batches of {left_out} left out,"
+    kept = f", {_count_ranks(record.kept)} without a new process," if record.kept else ""
     if not record.evicted:
-        return "restarted in place" + (f" with {', '.join(record.admitted)} admitted" if record.admitted else "")
+        return "restarted in place" + (f" with {', '.join(record.admitted)} admitted" if record.admitted else "") + kept
     went_on = "restarted" if is_fresh_start(record) or record.resumed_from is None else "resumed"
     if record.admitted:
-        return f"evicted {', '.join(record.evicted)}, admitted {', '.join(record.admitted)} and {went_on}"
+        return f"evicted {', '.join(record.evicted)}, admitted {', '.join(record.admitted)} and {went_on}{kept}"
     return f"evicted {', '.join(record.evicted)} and {went_on} on fewer nodes"
 
 
@@ -311,6 +312,10 @@ def _step_range(skip: Skip) -> str:
 
 def count_steps(count: int) -> str:
     return "1 step" if count == 1 else f"{count} steps"
+
+
+def _count_ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
 
 
 def _count_times(count: int) -> str:

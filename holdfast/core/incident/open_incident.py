@@ -50,6 +50,8 @@ class Incident(msgspec.Struct, kw_only=True):
     silent_at: float = 0.0  # as in Record, of this round
     ordered_at: float = 0.0
     launched_at: float = 0.0
+    parked: bool = False  # ranks that survive were told to wait for the next launch, not to end
+    kept: int = 0  # as in Record
     disks: int = 0  # that the newest launch reads states from
     apart: str = ""  # as in Record
     evicted: tuple[str, ...] = ()
@@ -96,7 +98,7 @@ class Incident(msgspec.Struct, kw_only=True):
         self.set_up_at = event.set_up_at
 
     def on_nothing_left(self) -> None:
-        """Count from the failure, not from the last good step, because that step was the last one of the script."""
+        """Count lost time from the failure, not from the last good step, which was the last step of the script."""
         if self.first is not None:
             self.good_at = max(self.good_at, min(self.first.at, self.opened_at))
 
@@ -113,6 +115,7 @@ class Incident(msgspec.Struct, kw_only=True):
                 at = end_at
         self.again_at, self.stopped_at, self.probed_s = now, now, 0.0
         self.silent_at, self.ordered_at, self.launched_at = 0.0, 0.0, 0.0
+        self.parked, self.kept = False, 0
         self.dropped += len(self.alarms) - 1
         self.alarms.clear()
         self.found = {}
@@ -170,7 +173,7 @@ class Incident(msgspec.Struct, kw_only=True):
 
     @property
     def shared_cause(self) -> Alarm:
-        """Return the cause of a judged round. A bad loss that several ranks report alike is of all of them."""
+        """Return the cause of a judged round. If several ranks report the same bad loss, it names all of them."""
         cause = self.alarms[0]
         alike = [a for a in self.alarms if cause.kind is Kind.LOSS and (a.kind, a.reason) == (cause.kind, cause.reason)]
         ranks = sorted({rank for alarm in alike for rank in alarm.ranks})
@@ -218,14 +221,14 @@ class Incident(msgspec.Struct, kw_only=True):
         return tuple(sorted({n for a in self.alarms if a.kind is Kind.SILENCE for n in a.suspects}))
 
     def silent_together(self, hosts: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the nodes that fell silent at the moment at which the cause did, if they are on several hosts."""
+        """Return the nodes that fell silent at about the same time as the cause, if they are on several hosts."""
         silences, at = [a for a in self.alarms if a.kind is Kind.SILENCE], self.alarms[0].at
         nodes = sorted({node for a in silences if abs(a.at - at) <= _TOGETHER_S for node in a.suspects})
         return tuple(nodes) if len({hosts.get(node, node) for node in nodes}) > 1 else ()
 
     def _label_cost(self, cause: Alarm) -> str:
-        """Return what the cost is booked as. A fault of a machine that a rank alone told of, and for which no node was
-        evicted, is no more than told."""
+        """Return the cause on which the cost is booked. A fault of a machine that only a rank reported, and for which
+        no node was evicted, is marked as unconfirmed."""
         if cause in self.departures:
             return "rank left early"
         label = incident_text.cause_label(cause)
@@ -274,6 +277,7 @@ class Incident(msgspec.Struct, kw_only=True):
             earlier_s=self.earlier_s,
             silent_at=self.silent_at if self.alarms[0].kind is Kind.SILENCE else 0.0,
             ordered_at=self.ordered_at,
+            kept=self.kept,
             skipped=self.skipped,
             disks=self.disks,
             apart=self.apart,

@@ -106,7 +106,7 @@ def find_alternatives(row: CatalogRow) -> tuple[Alternative, ...]:
 
 
 class FailureCatalog:
-    """Rows and classes. To find the alternatives of many rows takes long, so whoever has them already passes them."""
+    """Rows and classes. Finding the alternatives of many rows is slow, so a caller may pass them as `found`."""
 
     def __init__(
         self,

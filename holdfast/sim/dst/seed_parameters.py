@@ -34,6 +34,7 @@ class SeedSetup(msgspec.Struct, frozen=True, kw_only=True):
     loses_links: bool = False  # machines lose their links to one another, and nodes are drained meanwhile
     stalls_hellos: bool = False  # agents die before their hellos arrive, and these come after those of their successors
     surveys: bool = False  # the fleet has a queue, and tells of its nodes: who waits, who is gone, who will be taken
+    survives: bool = False  # ranks can go on in their processes when another one fails
     stop_s: float  # somebody ends the job then, amid the faults; 0: nobody does
 
     @property

@@ -23,7 +23,7 @@ _AGENT_S = 0.3  # until the holder has a new one
 
 
 class SimRank(msgspec.Struct, kw_only=True):
-    """A rank's process, and what its progress slot last reported."""
+    """A rank's process, and the content of its progress slot."""
 
     generation: int
     rank: int
@@ -36,6 +36,7 @@ class SimRank(msgspec.Struct, kw_only=True):
     hung: bool = False
     unkillable: bool = False
     killed: bool = False  # it dies as soon as it can
+    parked: bool = False  # it has left its generation and waits for the next one
     step: int = -1
     stepped_mono: float = 0.0
     first_step: int = -1
@@ -91,15 +92,16 @@ class SimRank(msgspec.Struct, kw_only=True):
             skipped=0,
             skipped_samples=0,
             origin=-1,
+            survives=self.machine.scene.setup.survives,
         )
 
     @property
     def is_healthy(self) -> bool:
-        return self.code is None and not (self.hung or self.killed) and self.machine.is_connected
+        return self.code is None and not (self.hung or self.killed or self.parked) and self.machine.is_connected
 
 
 class RankListener(Protocol):
-    """Hears of ranks that start and end."""
+    """Is notified when ranks start and end."""
 
     def on_rank_start(self, held: SimRank) -> None: ...
 
@@ -107,7 +109,7 @@ class RankListener(Protocol):
 
 
 class KeeperAccess(Protocol):
-    """A keeper, as ranks and keepers of other machines reach it."""
+    """A keeper as ranks, and keepers of other machines, can reach it."""
 
     shelf: PeerShelf | None
 
@@ -115,7 +117,7 @@ class KeeperAccess(Protocol):
 
 
 class PublishedSteps(Protocol):
-    """The real writer of checkpoints, which hears from simulated storage what is published."""
+    """The real writer of checkpoints; the simulated storage tells it which steps are published."""
 
     author: Author
 
@@ -199,7 +201,7 @@ class SimMachine:
 
     @property
     def is_connected(self) -> bool:
-        """Whether this machine can reach the machines of other ranks."""
+        """Whether this machine can reach other machines of the job."""
         return self.alive and not self.apart
 
     def running_ranks(self, up_to: int | None = None) -> list[SimRank]:
@@ -237,16 +239,24 @@ class SimMachine:
 
     def start_rank(self, errand: LaunchHere, key: RankKey) -> SimRank:
         """Fork a rank's process."""
-        held = SimRank(
-            generation=key.generation,
-            rank=key.rank,
-            machine=self,
-            world=errand.world_size,
-            release=errand.release.number,
-        )
+        return self._enter_generation(errand.world_size, errand.release.number, key)
+
+    def _enter_generation(self, world: int, release: int, key: RankKey) -> SimRank:
+        held = SimRank(generation=key.generation, rank=key.rank, machine=self, world=world, release=release)
         self.held[key] = held
         self._ranks.on_rank_start(held)
         return held
+
+    def park_rank(self, held: SimRank) -> None:
+        """Have a rank leave its generation; the others lose it as if it had ended."""
+        held.parked = True
+        self._ranks.on_rank_end(held)
+
+    def rejoin_rank(self, held: SimRank, key: RankKey) -> SimRank:
+        """Let a parked rank go on in its process, as a rank of another generation."""
+        del self.held[RankKey(held.generation, held.rank)]
+        held.code = 0  # what is still under way for the generation that it left does not concern its process
+        return self._enter_generation(held.world, held.release, key)  # it runs what it ran
 
     def end_rank(self, held: SimRank, code: int, words: tuple[str, ...] = ()) -> None:
         if held.code is None:
@@ -261,7 +271,7 @@ class SimMachine:
     # --- the end of it -----------------------------------------------------------------------------------------
 
     def end_holder(self) -> None:
-        """End the holder and all processes below it. A machine that left by itself and has no fleet is booted again."""
+        """End the holder and all processes below it. Without a fleet, a machine that left by itself is booted again."""
         self.end_machine("it leaves")
         if self.left_by == OWN and not self.scene.setup.job.can_acquire:  # it found nobody; a person starts it again
             self._lose_power()

@@ -1,17 +1,18 @@
 """The holder of a simulated machine as one agent sees it: it starts and ends ranks, and reports ranks that ended."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Dims
 from holdfast.model.observation import Mark, StepValues
 from holdfast.sim.dst.failpoints import FaultChances
-from holdfast.sim.dst.simulated_machine import SimMachine
+from holdfast.sim.dst.simulated_machine import SimMachine, SimRank
 from holdfast.wire.holder_messages import HolderListing, HolderRank, KeptArena, RankEnded, RankKey, ZygoteWarmed
 from holdfast.wire.rank_memory.slot_reader import SlotReading
 
 _UNKILLABLE_S = 10.0
+_UNWINDS = 0.8  # part of the ranks that can leave a broken generation in time
 
 
 class SimSlots:
@@ -43,6 +44,7 @@ class SimHolder:
         self._check_alive = check_alive
         self._on_rank_exit = on_rank_exit
         self._stopped = 0  # ranks of generations up to this one may not start any more
+        self.kept = 0  # ranks that went on in their processes at the newest launch
         self._sent: asyncio.Queue[HolderListing | RankEnded | ZygoteWarmed] = asyncio.Queue()
         self.held: dict[RankKey, HolderRank] = {}
         self.arenas: tuple[KeptArena, ...] = ()
@@ -81,6 +83,8 @@ class SimHolder:
         self._check_alive()
         self._machine.forget_ranks(errand.generation)
         self.held = {k: r for k, r in self.held.items() if r.code is None or k.generation >= errand.generation}
+        kept = [held.rank for held in self._find_parked() if errand.keep and errand.seat.has_rank(held.rank)]
+        self._end_parked(kept)
         error = self._chances.launch_error()
         await asyncio.sleep(self._chances.launch_delay_s())
         for local in range(errand.seat.nproc - bool(error)):
@@ -90,11 +94,45 @@ class SimHolder:
             if errand.generation <= self._stopped:
                 error = error or "it was told to stop before it had started"
             elif key not in self.held:  # or an earlier agent got this far with the same errand
-                self.held[key] = self._machine.start_rank(errand, key).describe_rank()
+                self.held[key] = self._start_rank(errand, key).describe_rank()
         return error
 
-    async def stop_ranks(self, up_to: int, grace_s: float) -> str:
-        self._stopped = max(self._stopped, up_to)
+    def _start_rank(self, errand: LaunchHere, key: RankKey) -> SimRank:
+        old = next((held for held in self._find_parked() if held.rank == key.rank), None)
+        if old is None:
+            return self._machine.start_rank(errand, key)
+        del self.held[RankKey(old.generation, old.rank)]
+        self.kept += 1
+        return self._machine.rejoin_rank(old, key)
+
+    def _find_parked(self) -> list[SimRank]:
+        return [held for held in self._machine.running_ranks() if held.parked]
+
+    async def end_parked(self) -> None:
+        self._check_alive()
+        self._end_parked(())
+
+    def _end_parked(self, but: Collection[int]) -> None:
+        for held in self._find_parked():
+            if held.rank not in but:
+                held.parked = False
+                self._machine.end_rank(held, -9)
+
+    def _park_ranks(self, up_to: int) -> None:
+        """Have ranks leave their generation, as far as they can; some do not in time."""
+        for held in self._machine.running_ranks(up_to):
+            if held.is_healthy and self._scene.rng.random() < _UNWINDS:
+                self._machine.park_rank(held)
+
+    async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0) -> str:
+        self._stopped, self.kept = max(self._stopped, up_to), 0
+        if park_s > 0:
+            await asyncio.sleep(self._scene.rng.uniform(0.0, park_s))
+            self._check_alive()
+            self._park_ranks(up_to)
+        else:
+            for held in self._find_parked():
+                held.parked = False
         until = self._machine.clock.monotonic() + _UNKILLABLE_S
         await asyncio.sleep(0.02 + self._scene.rng.random() * min(1.0, grace_s + 0.1))
         left = self._kill_ranks(up_to)
@@ -107,11 +145,12 @@ class SimHolder:
     def _kill_ranks(self, up_to: int) -> int:
         """Kill ranks; return how many still live."""
         self._check_alive()
-        for held in self._machine.running_ranks(up_to):
+        left = [held for held in self._machine.running_ranks(up_to) if not held.parked]
+        for held in left:
             held.killed = True
             if not held.unkillable:
                 self._machine.end_rank(held, -15)
-        return len(self._machine.running_ranks(up_to))
+        return sum(held.code is None for held in left)
 
     def quit_holder(self, code: int) -> None:
         self._check_alive()

@@ -95,7 +95,7 @@ class RankTeam:
         self.scene.call_later(self.scene.setup.step_s, self.advance_step)
 
     def _find_checkpoint(self, doubts: tuple[Doubt, ...]) -> StateTruth | None:
-        """Return the newest checkpoint that rank 0 has no doubt about; None if there is none."""
+        """Return the newest checkpoint that is not in doubt for rank 0; None if there is none."""
         kept = self.teams.storage.kept.values()
         sound = [snap for snap in kept if not any(doubt.bans_state(snap.made, snap.step) for doubt in doubts)]
         return max(sound, key=lambda snap: snap.step, default=None)
@@ -149,7 +149,7 @@ class RankTeam:
             self.scene.call_later(self.scene.rng.uniform(0.0, 1.0), held.machine.end_rank, held, 0)
 
     def on_rank_end(self, held: SimRank) -> None:
-        """A rank has ended: some others may still make one more step, and some fail as an echo."""
+        """React to a rank's end: some other ranks may still make one more step, and some fail as an echo."""
         if self.broken or (self.ending and held.code == 0):
             return
         self.broken = True
@@ -157,13 +157,15 @@ class RankTeam:
         left = [other for other in self.members.values() if other.is_healthy]
         if self.is_formed and left and rng.random() < 0.4 and not self.ending:
             self._make_step(self.step + 1, rng.sample(left, rng.randint(1, len(left))))
+        setup = self.scene.setup
+        waits_s = setup.settings.recovery.survive_s if setup.survives else 0.0  # first to be told what to do
         for other in left:
             if rng.random() < 0.6:
-                self.scene.call_later(rng.uniform(0.05, 2.0), self._end_as_echo, other)
+                self.scene.call_later(waits_s + rng.uniform(0.05, 2.0), self._end_as_echo, other)
 
     def on_rank_restart(self) -> None:
-        """A rank was started again, since its machine had lost power amid the launch. All ranks meet it, or fail if
-        they had met its predecessor."""
+        """React to a rank that was started again because its machine lost power during the launch. The other ranks meet
+        it; if they had already met its predecessor, they fail."""
         if not self.is_formed:
             self.broken = any(held.code is not None for held in self.members.values())
             return
@@ -172,7 +174,7 @@ class RankTeam:
 
     @staticmethod
     def _end_as_echo(held: SimRank) -> None:
-        if held.machine.alive:
+        if held.machine.alive and not held.parked:
             held.machine.end_rank(held, 1, (ECHO,))
 
 
@@ -201,5 +203,5 @@ class RankTeams:
         self.all[held.generation].on_rank_end(held)
 
     def training_teams(self) -> list[RankTeam]:
-        """Return the generations that could make a step now."""
+        """Return the teams of the generations that could make a step now."""
         return [t for t in self.all.values() if t.is_formed and not t.broken and not t.ending]

@@ -73,7 +73,7 @@ class TruthChecks:
                 self._doubts.append((generation, not_after))
 
     def _check_giving_up(self, entry: Entry, view: JobView) -> None:
-        """Check that a job that has waited for nodes in vain makes use of every node that is there."""
+        """Check that a job that gives up for lack of nodes does not leave any available node unused."""
         ends = any(isinstance(action, Finish) for action in entry.decision.actions)
         if ends and isinstance(entry.event, Tick) and (idle := self.idle_nodes(view)):
             self.report_broken(f"the job gives up, {self.finish}, and makes no use of {', '.join(idle)}")
@@ -93,7 +93,7 @@ class TruthChecks:
             )
 
     def on_restart(self) -> None:
-        """Called when a controller restarts: if entries were lost, rebuild the checks from the entries on disk."""
+        """If the journal has lost entries when a controller restarts, rebuild the checks from the entries on disk."""
         if self._seen != len(self.disk.entries):
             self._watch, self.effort, decider = InvariantWatch(), RecoveryEffort(), Decider()
             self._doubts, self._read = [], min(self._read, len(self.disk.entries))
@@ -111,7 +111,7 @@ class TruthChecks:
             self.report_broken(f"{life.node}'s {type(body).__name__} was acknowledged and is not on disk: {body}")
 
     def _is_told_of_a_switch(self, body: object) -> bool:
-        """Return whether this alarm about a link is on disk as part of one about links that were lost together."""
+        """Return whether the journal has an alarm about links lost together that includes this alarm about one link."""
         switches = (kept for kept in self._kept if isinstance(kept, Alarm) and kept.signature == SWITCH)
         return isinstance(body, Alarm) and any(set(body.suspects) <= set(kept.suspects) for kept in switches)
 
@@ -122,11 +122,11 @@ class TruthChecks:
             self.report_broken(f"a node is told action {id}, which is not on disk")
 
     def on_stay(self, node: str) -> None:
-        """Report a node as unsafe that began to leave, and so ended ranks, but stays after its agent restarted."""
+        """Report a broken promise: a node began to leave and ended ranks, but stays after its agent restarted."""
         self.report_broken(f"{node} has begun to leave, and its next agent stays")
 
     def check_fence(self, machine: SimMachine, for_s: float) -> None:
-        """Check that a node has ended its ranks when it was cut off for a fence's duration. Launches rely on that."""
+        """Check that a node that was cut off for a fence's whole time has ended its ranks, as launches rely on that."""
         left = [held for held in machine.running_ranks() if not held.unkillable]
         if left and machine.buried:
             self.report_broken(
@@ -160,7 +160,8 @@ class TruthChecks:
 
     def on_rank_start(self, held: SimRank) -> None:
         self._begun_at.setdefault(held.generation, self.scene.now())
-        others = sorted({other.generation for other in held.machine.running_ranks()} - {held.generation})
+        running = [other for other in held.machine.running_ranks() if not other.parked]
+        others = sorted({other.generation for other in running} - {held.generation})
         if others:
             self.report_broken(
                 f"generation {others[0]} lives on {held.machine.name} when {held.generation} starts there"
@@ -193,7 +194,7 @@ class TruthChecks:
         self._check_held(generation, {held.machine.name for held in members})
 
     def _check_lineage(self, generation: int, step: int, made: int, memory: bool) -> None:
-        """Check that a state from memory is of the line that the journal knows, or of a newer one that it missed."""
+        """Check that a state from memory is of the lineage that the journal knows, or of a newer one that it lost."""
         newest, told = self._newest_generation(), self._told
         if memory and told and made not in {self._step_maker(step, told), self._step_maker(step, newest)}:
             self.report_broken(
@@ -202,7 +203,7 @@ class TruthChecks:
             )
 
     def _check_held(self, generation: int, nodes: set[str]) -> None:
-        """Check that a generation's nodes hold only states of its lineage, since later launches may take up any."""
+        """Check that a generation's nodes hold only states of its lineage, since a later launch may restore any."""
         for node in sorted(nodes):
             for rank, sealed, snap in self._machines[node].memory.list_states():
                 if sealed.step != snap.step:
@@ -218,7 +219,7 @@ class TruthChecks:
         return max((g for g, step in self._complete.items() if step > self._from[g][0]), default=0)
 
     def _step_maker(self, step: int, generation: int) -> int:
-        """Return the generation that made this step, going back through the lineage of `generation`; 0 if none."""
+        """Return the generation that made this step in the lineage of `generation`; 0 if none did."""
         while generation and step <= self._from[generation][0]:
             generation = self._from[generation][1]
         return generation
@@ -226,8 +227,9 @@ class TruthChecks:
     # --- states on disks ---------------------------------------------------------------------------------------
 
     def on_disk_removal(self, machine: SimMachine, kept: list[KeptState]) -> None:
-        """Keep only these states on a machine's disk. Check that the newest step that lies whole on disks stays there,
-        unless storage has one that is at least as new."""
+        """Keep only these states on a machine's disk, and check that no state that the job may need is removed.
+        The newest step that disks hold for every rank must stay there, unless storage has one that is at least as new.
+        """
         before, stored = self._newest_on_disks(), max(self._stored, default=-1)
         machine.states = kept
         if self._newest_on_disks() < before and stored < before:
@@ -240,7 +242,7 @@ class TruthChecks:
         machine.states = []
 
     def _newest_on_disks(self) -> int:
-        """Return the newest step of which disks have the state of every rank, made by one generation; -1: none."""
+        """Return the newest step for which disks hold every rank's state from one generation; -1 if there is none."""
         held: dict[tuple[int, int, int], set[int]] = {}
         for machine in self._machines.values():
             for state, image in machine.states:
@@ -249,7 +251,7 @@ class TruthChecks:
         return max((step for (step, _, world), ranks in held.items() if len(ranks) == world), default=-1)
 
     def on_step(self, generation: int, step: int, training: list[int]) -> None:
-        """Check that no newer generation is among those that could make a step now."""
+        """Check that no newer generation could make a step at the moment when this one makes one."""
         self.steps += 1
         self._complete[generation] = step
         newer = [other for other in training if other > generation]

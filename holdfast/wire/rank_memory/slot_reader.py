@@ -30,6 +30,7 @@ from holdfast.wire.rank_memory.slot_writer import (
     SKIPPABLE,
     SLOT_BYTES,
     SUM,
+    SURVIVES,
     UPDATE,
     VALUES,
     SlotWriter,
@@ -83,12 +84,13 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
     skipped_updates: int = 0  # in a row, by torch's GradScaler
     lasting_bad_step: int = -1  # the first step whose loss was not finite and whose next one was not either
     claimed: bool = False  # the process of this pid makes the rank's steps
+    survives: bool = False  # it can go on in its process when another rank fails
     ending: str = ""  # of a script: "returned", "parting" (it destroys its process groups), "parted" (none is left)
 
 
 def read_slot(buf: mmap.mmap | memoryview, index: int) -> SlotReading | None:
-    """Return the newest whole record; None if the slot is empty, still has no whole record after a few tries, or has
-    numbers that no rank reports: a controller would refuse them with all that the node says."""
+    """Return the newest whole record; None if the slot is empty or still has no whole record after a few tries. Also
+    None if it has values that no rank can report: a controller would refuse the node's whole message for them."""
     for _ in range(_TRIES):
         image = bytes(buf[index * SLOT_BYTES : index * SLOT_BYTES + RING_AT])
         body = newest_record(image)
@@ -144,7 +146,7 @@ def _parse_entry(image: bytes, reading: SlotReading) -> tuple[int, StepValues | 
 
 
 def _read_failure(stored: bytes) -> str:
-    """Return the failure in words; one that fills its place was probably cut, and says so."""
+    """Return the failure as text, marked as cut if it fills its whole place."""
     text = stored.rstrip(b"\0").decode("utf-8", "ignore")
     return mark_cut(text) if stored[-1] else text
 
@@ -198,5 +200,6 @@ def _parse_reading(body: bytes) -> SlotReading:
         flops=flops if 0 <= flops <= MOST_REAL else 0.0,
         parameters=parameters,
         claimed=bool(flags & CLAIMED),
+        survives=bool(flags & SURVIVES),
         ending=next((word for flag, word in _ENDINGS.items() if flags & flag), ""),
     )

@@ -38,6 +38,7 @@ CLAIMED, RETURNED = 256, 512  # somebody makes the rank's steps; its script is o
 PARTING, PARTED = 1024, 2048  # the script destroys its process groups; it has none left
 NUMBERED = 8192  # a first step that was counted has the number that the job's steps have
 MADE_UP = 4096  # the optimizer's count has a step that torch made only to create its state
+SURVIVES = 16384  # the rank can go on in its process when another one fails
 
 
 class SlotWriter:
@@ -47,7 +48,7 @@ class SlotWriter:
     def __init__(
         self, buf: mmap.mmap | memoryview, index: int, *, generation: int, rank: int, heir: bool = False
     ) -> None:
-        """Take the slot. With `heir`, continue from the record of another process of the same rank."""
+        """Start to write the slot. With `heir`, continue from the record of another process of the same rank."""
         self._buf = buf
         self._at = index * SLOT_BYTES
         before = newest_record(bytes(buf[self._at : self._at + RING_AT]))
@@ -87,7 +88,7 @@ class SlotWriter:
 
     @property
     def counted_steps(self) -> int:
-        """Steps that were counted so far."""
+        """Steps that holdfast has counted so far; 0 if the script reports its steps itself."""
         return max(0, self._step) if self._flags & COUNTED else 0
 
     def claim_steps(self) -> None:
@@ -118,13 +119,13 @@ class SlotWriter:
 
     def resume_from(self, step: int, *, made_up: bool = False) -> None:
         """Record the number of steps made before the first counted step; the next write shows it. With `made_up`, the
-        optimizer has counted one more."""
+        optimizer's count includes a step that torch made only to create its state."""
         self._origin = step
         self._flags |= MADE_UP * made_up
         self._pack_cold_part()
 
     def add_work(self, tokens: float, flops: float) -> None:
-        """Add what a step has taken; the next write shows the sums."""
+        """Add the tokens and FLOPs of a step; the next write shows the sums."""
         self._tokens, self._flops = self._tokens + tokens, self._flops + flops
 
     def note_parameters(self, count: int) -> None:
@@ -160,8 +161,8 @@ class SlotWriter:
         )
 
     def _judge_loss(self, step: int, loss: float) -> None:
-        """Latch the first loss that is not finite, and the first that another such loss follows: who reads the slot now
-        and then must not see one or the other by chance."""
+        """Latch the first loss that is not finite, and the first such loss that another one follows. Otherwise a reader
+        that looks only now and then could miss either."""
         before, self._bad_step = self._bad_step, -1 if isfinite(loss) else step
         if self._bad_step >= 0 and self._lasting_bad_step < 0:
             self._lasting_bad_step = before if before != step else -1
@@ -169,7 +170,7 @@ class SlotWriter:
             self._pack_cold_part()
 
     def show_values(self) -> None:
-        """Show the values that were recorded last, without waiting for the next step."""
+        """Write the values that were recorded last, without waiting for the next step."""
         self._write_record()
 
     def write_hash(self, step: int, value: int, group: int, count: int) -> None:
@@ -211,7 +212,7 @@ class SlotWriter:
             self._write_record()
 
     def mark_restored(self, took_s: float) -> None:
-        """Record that the rank has its state, or knows that there is none, and for how long it looked for it."""
+        """Record that the rank has restored its state, or that there is none, and how long that took."""
         if self._is_ours():
             self._restored_at = monotonic()
             self._restoring_at = self._restored_at - took_s
@@ -232,8 +233,12 @@ class SlotWriter:
         self._write_record()
 
     def mark_skippable(self) -> None:
-        """Record that the script asks which batches to leave out."""
+        """Record that the script asks holdfast which batches to skip."""
         self._set_flag(SKIPPABLE)
+
+    def mark_survives(self, yes: bool) -> None:
+        """Record whether this process can go on when another rank fails."""
+        self._set_flag(SURVIVES, yes)
 
     def mark_returned(self) -> None:
         """Record that the script has returned without failure; only the interpreter's own exit is left."""
@@ -251,8 +256,8 @@ class SlotWriter:
             self._write_record()
 
     def _is_ours(self, *, whoever: bool = False) -> bool:
-        """Return False if another live process of this rank claims the slot. Otherwise continue from the slot's record
-        and return True. With `whoever`, take the slot even from a live process."""
+        """Return whether this process may write the slot: False if another live process of the rank has claimed it. If
+        it may, continue from the slot's record. With `whoever`, take the slot even from a live process."""
         body = newest_record(bytes(self._buf[self._at : self._at + RING_AT]))
         if body is None or COLD.unpack_from(body, HOT.size)[:3] == self._owner:
             return True

@@ -41,6 +41,11 @@ def lines_are_unknown(patch: Patch) -> None:
     patch.setattr(lineage, "find_maker", lambda line, generation, step: 0)
 
 
+def draw_surviving(seed: int) -> SeedSetup:
+    """The same as `draw_rough`, with ranks that survive; every third with a journal that loses its end."""
+    return msgspec.structs.replace(draw_rough(seed), survives=True, forgets=seed % 3 == 0)
+
+
 class Mutant(NamedTuple):
     plant: Callable[[Patch], None]
     seed: int | None  # one that finds it; None: only the search looks for it, and nobody has noted a seed yet

@@ -13,6 +13,7 @@ from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.agent_ingest import AgentIngest
 from holdfast.controller.node_links import NodeLinks
 from holdfast.core.agent_state_machine import AgentProtocol
+from holdfast.core.decide import launching
 from holdfast.core.decide.action_ids import ActionIds
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.detect.silence import SilenceDetector
@@ -26,7 +27,7 @@ from holdfast.sim.dst.seed_parameters import draw_setup
 from holdfast.sim.dst.simulated_agent_notes import SimNotes
 from holdfast.wire import agent_messages
 from holdfast.wire.rank_keeper_messages import KeeperRefusal, StateGrant
-from tests.sim.dst.mutant import Mutant, Patch, draw_with_disks, lines_are_unknown
+from tests.sim.dst.mutant import Mutant, Patch, draw_surviving, draw_with_disks, lines_are_unknown
 
 
 def no_fence(patch: Patch) -> None:
@@ -279,6 +280,20 @@ def disks_are_cleared_by_eviction(patch: Patch) -> None:
     patch.setattr(NodeLinks, "send_errand", sends)
 
 
+def parked_ranks_get_new_code(patch: Patch) -> None:
+    """Ranks that survive are told to go on though the next generation has another release or world size."""
+    keeps = launching.keeps_ranks
+    patch.setattr(launching, "keeps_ranks", lambda state, *, changed: keeps(state, changed=False))
+
+
+def parked_ranks_are_untold(patch: Patch) -> None:
+    """A node that comes back does not tell of ranks that are parked on it, so nobody ends them."""
+    occupied = AgentProtocol.occupied_by
+    patch.setattr(
+        AgentProtocol, "occupied_by", lambda self, running: occupied(self, running) * (running > self.stopped)
+    )
+
+
 PLANTED = (
     Mutant(no_fence, 1),
     Mutant(launch_under_way_untold, 109),
@@ -307,4 +322,6 @@ PLANTED = (
     Mutant(disks_are_cleared_at_the_end, 2, draw_with_disks),
     Mutant(disks_are_cleared_by_a_launch_without_sources, 52, draw_with_disks),
     Mutant(disks_are_cleared_by_eviction, 22, draw_with_disks),
+    Mutant(parked_ranks_get_new_code, 33, draw_surviving),
+    Mutant(parked_ranks_are_untold, 45, draw_surviving),
 )

@@ -16,7 +16,7 @@ from holdfast.core.detect.crash import FailureCatalog
 from holdfast.logs import catalog_files
 from holdfast.sim.dst.seed_parameters import draw_setup
 from holdfast.sim.dst.seed_run import SeedResult, play_seed
-from tests.sim.dst.mutant import draw_with_disks
+from tests.sim.dst.mutant import draw_surviving, draw_with_disks
 
 ROOT = Path(__file__).parents[3]
 
@@ -127,6 +127,13 @@ def test_seeds_of_a_fleet_that_tells_of_its_nodes(first: int) -> None:
         assert result.failure == "", f"seed {seed}"
         struck.update(result.struck)
     assert struck["end_queued"] and struck["preempt"]
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(12, 240, 12))])
+def test_seeds_of_ranks_that_survive(first: int) -> None:
+    """They leave a stopped generation, most of them in time, and go on in the next: no two train, and all heals."""
+    for seed in range(first, first + 12):
+        assert play_seed(draw_surviving(seed), REAL_PARTS, known()).failure == "", f"seed {seed}"
 
 
 @pytest.mark.slow

@@ -1,0 +1,47 @@
+"""Finds what a script has made that cannot be bound to new process groups, so that its ranks end as they always did."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from holdfast.client.checkpointing.rank_collectives import RankWorld
+from holdfast.client.survival.torch_groups import is_fsdp
+
+
+def find_refusal(model: torch.nn.Module | None, unknown: list[str], groups: list[Any]) -> str:
+    """Return in words why the ranks of this script do not survive; "" if they do."""
+    if RankWorld.count:
+        return "a Checkpointer was made before the function that survives; make it inside"
+    if unknown:
+        return f"{', '.join(sorted(set(unknown)))} holds a process group where it cannot be replaced"
+    backends = {dist.get_backend(group) for group in groups} - {"gloo", "fake"}
+    if backends:
+        return f"process groups of {', '.join(sorted(backends))} are not made again yet, only those of gloo"
+    for module in model.modules() if model is not None else ():
+        if why := _refuse_module(module):
+            return why
+    if model is not None and any(parameter.device.type != "cpu" for parameter in model.parameters()):
+        return "its model is not on the CPU"  # a step that is queued behind an aborted collective would count
+    return ""
+
+
+def _refuse_module(module: Any) -> str:
+    if isinstance(module, torch.nn.SyncBatchNorm):
+        return "it has a SyncBatchNorm"
+    if isinstance(module, DistributedDataParallel) and module._comm_hooks:
+        return "its DistributedDataParallel has a communication hook"
+    if type(module).__name__ == "FullyShardedDataParallel":
+        return "it uses FSDP1"
+    if is_fsdp(module):
+        return _refuse_fsdp(module)
+    return ""
+
+
+def _refuse_fsdp(module: Any) -> str:
+    group = module._get_fsdp_state()._fsdp_param_group
+    own = [getattr(group, name, None) for name in ("_all_gather_comm", "_reduce_scatter_comm")] if group else []
+    if any(one is not None and not type(one).__module__.startswith("torch.") for one in own):
+        return "its FSDP communicates in a way of its own"
+    return ""

@@ -1,0 +1,182 @@
+"""Lets a rank outlive its generation: when another rank fails, its process goes on in the next one.
+
+The function that survives is left by an exception and entered again. Between the two the rank has left its groups,
+waits for the environment of the next generation, makes the same groups again and binds the model to them.
+"""
+
+import functools
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import torch
+
+from holdfast.checkpoint.keeper_client import current_generation
+from holdfast.client.survival import torch_groups
+from holdfast.client.survival.order_line import OrderLine
+from holdfast.client.survival.survival_refusal import find_refusal
+from holdfast.client.training.group_calls import GROUP_CALLS, list_groups
+from holdfast.client.training.message_counts import find_counts
+from holdfast.client.training.progress import here as progress
+from holdfast.wire.progress_environment import KEEPER, PATIENCE, REHEARSAL
+from holdfast.wire.replay_environment import is_replay
+from holdfast.wire.survivor_messages import SOCKET
+
+if TYPE_CHECKING:
+    from holdfast.wire.rank_memory.slot_writer import SlotWriter
+
+Result = TypeVar("Result")
+_BROKEN = re.compile(r"gloo|\bpair\.cc|Connection (?:closed|reset)|Broken pipe", re.I)  # what broken groups raise
+
+
+class Here(NamedTuple):
+    """Where the function is entered: this rank, of how many, in which generation."""
+
+    rank: int
+    world: int
+    generation: int
+
+
+def survive(*, model: torch.nn.Module | None = None) -> Callable[[Callable[[Here], Result]], Callable[[], Result]]:
+    """Mark the function that trains: when another rank fails, it is left and entered again, in the same process.
+
+    Groups and `model` are made before it; a Checkpointer is made and restored inside it. Whatever else it changes must
+    be made inside it too, or be among the extras of the Checkpointer.
+
+    >>> @holdfast.survive(model=torch.nn.Linear(2, 1))
+    ... def train(here):
+    ...     return here.rank
+    >>> train()
+    0
+    """
+
+    def decorate(function: Callable[[Here], Result]) -> Callable[[], Result]:
+        @functools.wraps(function)
+        def survivor() -> Result:
+            return run_surviving(model, function)
+
+        return survivor
+
+    return decorate
+
+
+def run_surviving(model: torch.nn.Module | None, function: Callable[[Here], Result]) -> Result:
+    """Run the function until it returns, in as many generations as that takes."""
+    slot, patience_s = progress.find_slot(), float(os.environ.get(PATIENCE, "0"))
+    if slot is None or is_replay() or not patience_s:
+        return function(_read_place())
+    made = list(GROUP_CALLS.made)
+    holders = torch_groups.GroupHolders(list_groups(made)) if made else None
+    if holders is None or (why := find_refusal(model, holders.unknown, list_groups(made))):
+        reason = why if holders else "its process groups were made before holdfast could see it"
+        if GROUP_CALLS.rehearses:
+            raise RuntimeError(f"this rank cannot join others that went on: {reason}")
+        if int(os.environ.get("RANK", "0")) == 0:
+            print(f"holdfast: no rank survives the failure of another one: {reason}", file=sys.stderr, flush=True)
+        return function(_read_place())
+    survivor = Survivor(model, holders, patience_s)
+    try:
+        return survivor.run(function, slot)
+    finally:
+        survivor.close()
+
+
+def _read_place() -> Here:
+    return Here(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), current_generation())
+
+
+class Survivor:
+    """This rank in the function that survives."""
+
+    def __init__(self, model: torch.nn.Module | None, holders: torch_groups.GroupHolders, patience_s: float) -> None:
+        self._model, self._holders, self._patience_s = model, holders, patience_s
+        self._line = OrderLine(Path(os.environ[KEEPER]).with_name(SOCKET), torch_groups.abort_groups)
+        self._slot: SlotWriter | None = None
+
+    def run(self, function: Callable[[Here], Result], slot: "SlotWriter") -> Result:
+        self._slot = slot
+        if GROUP_CALLS.rehearses:
+            self._regroup()
+        while True:
+            if self._slot is not None:
+                self._slot.mark_survives(True)
+            place = _read_place()
+            self._line.enter(place.rank, place.generation)
+            failure: BaseException | None = None
+            try:
+                try:
+                    return function(place)
+                finally:
+                    self._line.leave()
+            except BaseException as e:
+                self._line.leave()
+                failure = e
+            if not self._is_over(failure):
+                raise failure
+            traceback.clear_frames(failure.__traceback__)  # what the function had is free for the next time
+            del failure
+            self._rejoin(self._line.park())
+
+    def close(self) -> None:
+        """Say that this rank does not survive any more: its function is over."""
+        self._line.close()
+        if self._slot is not None:
+            self._slot.mark_survives(False)
+
+    def _is_over(self, failure: BaseException) -> bool:
+        """Whether the function was left because its generation is over. A rank whose groups broke learns that a little
+        later; one that nobody tells fails as it would have without us."""
+        if isinstance(failure, SystemExit | KeyboardInterrupt):
+            return False
+        return self._line.was_told(self._patience_s if _is_broken_group(failure) else 0.0, failure)
+
+    def _rejoin(self, env: dict[str, str]) -> None:
+        os.environ.update(env)
+        os.environ.pop(REHEARSAL, None)
+        _move_output(Path(env["TORCHELASTIC_ERROR_FILE"]).parent)
+        made = list(GROUP_CALLS.made)
+        torch_groups.forget_groups()
+        if (counts := find_counts()) is not None:
+            counts.posted.clear()
+        self._slot = progress.rejoin()
+        GROUP_CALLS.made[:] = made
+        self._regroup()
+
+    def _regroup(self) -> None:
+        """Make all groups again, with everybody else, and bind to them what holds the old ones."""
+        made = list(GROUP_CALLS.made)
+        torch_groups.forget_groups()
+        os.environ.pop(REHEARSAL, None)
+        shows = sys.excepthook
+        self._holders.replace_groups(GROUP_CALLS.make_again(made))
+        sys.excepthook = shows  # torch has put the rank before its lines when the first group was made
+        progress.on_group_teardown("")
+        progress.on_group()
+        if self._model is not None:
+            torch_groups.bind_model(self._model)
+
+
+def _is_broken_group(failure: BaseException) -> bool:
+    seen: BaseException | None = failure
+    while seen is not None:
+        if isinstance(seen, torch.distributed.DistError) or (
+            isinstance(seen, RuntimeError) and _BROKEN.search(str(seen))
+        ):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def _move_output(folder: Path) -> None:
+    """Write what the script prints to the files of the next generation, as a new process would."""
+    for stream, number, name in ((sys.stdout, 1, "stdout.log"), (sys.stderr, 2, "stderr.log")):
+        with suppress(OSError, ValueError):
+            stream.flush()
+            file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            os.dup2(file, number)
+            os.close(file)

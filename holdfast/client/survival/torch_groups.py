@@ -1,0 +1,130 @@
+"""The private calls of torch by which a living process leaves its groups, and puts new ones in place of the old."""
+
+import gc
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from types import CellType, FrameType, MappingProxyType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.nn.parallel import DistributedDataParallel
+
+from holdfast.client.training.fixed_ddp_buckets import fix_buckets
+from holdfast.client.training.group_calls import GroupCall
+
+_ABORT_TAG = 0x7FFF_0F5A  # of a message that nobody sends
+_AT_ONCE = timedelta(milliseconds=1)
+
+
+def abort_groups() -> None:
+    """Break every collective of this process that is under way; from any thread, while others wait in one.
+
+    gloo has no abort. A receive that times out closes all connections of its group, which is what an abort would do.
+    """
+    groups = list(c10d._world.pg_map)
+    for group in groups:
+        _abort_gloo(group)
+    if any(_has_nccl(group) for group in groups):
+        c10d._abort_process_group()
+
+
+def _abort_gloo(group: Any) -> None:
+    try:
+        backend = group._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        return
+    if not isinstance(backend, c10d.ProcessGroupGloo):
+        return
+    nothing = torch.zeros(1)
+    for peer in range(backend.size()):
+        if peer == backend.rank():
+            continue
+        try:  # one from a dead peer fails at once, and closes only that connection
+            backend.recv([nothing], peer, _ABORT_TAG).wait(_AT_ONCE)  # type: ignore[attr-defined]
+        except RuntimeError as e:
+            if "timed out" in str(e).lower():
+                return
+
+
+def _has_nccl(group: Any) -> bool:
+    try:
+        return dist.is_nccl_available() and isinstance(group._get_backend(torch.device("cuda")), c10d.ProcessGroupNCCL)
+    except RuntimeError:
+        return False
+
+
+def forget_groups() -> None:
+    """Forget all groups after an abort. New ones then get the names of the old, in the same order."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class GroupHolders:
+    """Every place where Python code holds one of these groups: in a dict, a list or a closure."""
+
+    def __init__(self, groups: list[Any]) -> None:
+        self.unknown: list[str] = []  # what holds a group where it cannot be replaced, in words
+        self._places: list[tuple[Any, Any, Any]] = []  # container, key, group
+        own = {id(groups), id(self.__dict__), id(self._places), *map(id, vars(c10d).values())}  # torch's own tables
+        for holder in gc.get_referrers(*groups):
+            if id(holder) in own or isinstance(holder, (FrameType, GroupCall, type(c10d._world))):
+                continue
+            named = vars(holder) if hasattr(holder, "__dict__") and not isinstance(holder, dict) else holder
+            found = [(named, key, group) for group in groups for key in self._keys_of(named, group)]
+            if not found:
+                self.unknown.append(f"{type(holder).__module__}.{type(holder).__qualname__}")
+            self._places += found
+
+    def _keys_of(self, holder: Any, group: Any) -> Iterator[Any]:
+        match holder:
+            case dict() | MappingProxyType():
+                yield from [key for key, value in holder.items() if value is group]
+            case list():
+                yield from [index for index, value in enumerate(holder) if value is group]
+            case CellType() if holder.cell_contents is group:
+                yield None
+
+    def replace_groups(self, new: dict[Any, Any]) -> None:
+        """Put the new group in place of each old one, wherever the old one still is."""
+        for holder, key, old in self._places:
+            if isinstance(holder, CellType):
+                holder.cell_contents = new[old]
+            elif holder[key] is old:
+                holder[key] = new[old]
+        self._places = [(holder, key, new[old]) for holder, key, old in self._places]
+
+
+def bind_model(model: Any) -> None:
+    """Let DDP and FSDP2 use the groups that their attributes name now, as if no step had been begun.
+
+    A collective, if there is a DDP model.
+    """
+    for module in model.modules():
+        if isinstance(module, DistributedDataParallel):
+            _bind_ddp(module)
+        elif is_fsdp(module):
+            state = module._get_fsdp_state()
+            if state._is_root:
+                state._reset_iter_state()
+
+
+def is_fsdp(module: Any) -> bool:
+    """Whether FSDP2 shards this module; without importing FSDP2, which takes a second."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def _bind_ddp(ddp: DistributedDataParallel) -> None:
+    """Give DDP a reducer of the new group, cut into the same buckets on survivors and on new ranks."""
+    ddp.reducer._remove_autograd_hooks()
+    for parameter in ddp.parameters():
+        parameter.grad = None  # it may be a view of the old reducer's buckets
+    ddp.logger = None
+    parameters, sparse = ddp._build_params_for_reducer()
+    names = ddp._build_debug_param_to_name_mapping(parameters)
+    ddp._ddp_init_helper(parameters, sparse, names, ddp.static_graph)
+    ddp._has_rebuilt_buckets = False
+    fix_buckets(ddp)

@@ -1,0 +1,81 @@
+"""Records the calls by which a script made its process groups, so that the same groups can be made again.
+
+A rank that takes the place of a dead one runs the script up to the function that survives, while the survivors are in
+that function already. Its groups are fake until then: they have the right size, and every collective returns at once.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from holdfast.wire.progress_environment import REHEARSAL
+
+_BACKEND_ARGUMENT = 2  # of new_group
+
+
+class GroupCall(NamedTuple):
+    """One call of torch that made a group."""
+
+    make: Callable[..., Any]  # torch's own function
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    group: Any  # what came of it
+
+
+class GroupCalls:
+    """The calls so far, in order: the default group's first."""
+
+    def __init__(self) -> None:
+        self.made: list[GroupCall] = []
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether groups of this process are fake until it meets others."""
+        return bool(os.environ.get(REHEARSAL))
+
+    def init_group(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call torch's init_process_group, or make a fake group in its place, and record the call."""
+        self.made.clear()
+        if self.rehearses:
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+
+            rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            made = plain("fake", store=FakeStore(), rank=rank, world_size=world)
+        else:
+            made = plain(*args, **kwargs)
+        self.made.append(GroupCall(plain, args, kwargs, dist.group.WORLD))
+        return made
+
+    def new_group(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call torch's new_group, or make a fake group in its place, and record the call."""
+        if not self.rehearses:
+            group = plain(*args, **kwargs)
+        elif len(args) > _BACKEND_ARGUMENT:
+            group = plain(*args[:_BACKEND_ARGUMENT], "fake", *args[_BACKEND_ARGUMENT + 1 :], **kwargs)
+        else:
+            group = plain(*args, **{**kwargs, "backend": "fake"})
+        self.made.append(GroupCall(plain, args, kwargs, group))
+        return group
+
+    def forget(self, group: Any) -> None:
+        """Forget a group that is about to be destroyed; None or the default group: all."""
+        whole = group is None or group is dist.group.WORLD
+        self.made[:] = [] if whole else [call for call in self.made if call.group is not group]
+
+    def make_again(self, made: list[GroupCall]) -> dict[Any, Any]:
+        """Make these groups anew, over the store that the environment names now; return the new group of each old."""
+        self.made.clear()
+        for call in made:
+            group = call.make(*call.args, **call.kwargs)
+            self.made.append(call._replace(group=group or dist.group.WORLD))
+        return {old.group: new.group for old, new in zip(made, self.made, strict=True)}
+
+
+def list_groups(made: list[GroupCall]) -> list[Any]:
+    """Return the groups of which this rank is a member."""
+    return [call.group for call in made if call.group is not dist.GroupMember.NON_GROUP_MEMBER]
+
+
+GROUP_CALLS = GroupCalls()

@@ -1,0 +1,35 @@
+"""Messages between an agent and ranks that survive: JSON, one message per line of a unix socket."""
+
+import msgspec
+
+from holdfast.core.decoding import make_decoder
+
+SOCKET = "survivors.sock"  # in the node's folder
+MAX_BYTES = 1 << 20  # of one message
+
+
+class SurvivorState(msgspec.Struct, frozen=True, kw_only=True, tag="survivor"):
+    """A rank says that it can survive, or that it has left its generation and is parked."""
+
+    rank: int
+    generation: int
+    parked: bool
+
+
+class PartOrder(msgspec.Struct, frozen=True, kw_only=True, tag="part"):
+    """The generation is over: leave it, and wait."""
+
+    generation: int
+
+
+class RejoinOrder(msgspec.Struct, frozen=True, kw_only=True, tag="rejoin"):
+    """Go on in the generation of this environment."""
+
+    env: dict[str, str]
+
+
+SurvivorOrder = PartOrder | RejoinOrder
+
+encode = msgspec.json.Encoder().encode
+to_agent = make_decoder(msgspec.json.Decoder(SurvivorState))
+to_rank = make_decoder(msgspec.json.Decoder(SurvivorOrder))

@@ -1,0 +1,185 @@
+"""Ranks that survive, from their agent's side: parked by a stop, and told to go on by the next launch."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.wire import survivor_messages, unix_sockets
+from holdfast.wire.holder_messages import (
+    ExecRank,
+    HolderRank,
+    KillRank,
+    RankEnded,
+    RankStarted,
+    RekeyRank,
+    StartRefused,
+    SweepDone,
+    SweepLeftovers,
+)
+from holdfast.wire.progress_environment import REHEARSAL
+from holdfast.wire.survivor_messages import PartOrder, RejoinOrder, SurvivorState
+from tests.agent.test_rank_processes import Bench, close, launch_of
+
+
+class RankLine:
+    """The end of a rank that survives."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self.path, self.rank = path, rank
+
+    async def open(self, generation: int, *, parked: bool = False) -> None:
+        self.reader, self.writer = await asyncio.open_unix_connection(sock=unix_sockets.connect(self.path))
+        self.tell(generation, parked=parked)
+
+    def tell(self, generation: int, *, parked: bool) -> None:
+        state = SurvivorState(rank=self.rank, generation=generation, parked=parked)
+        self.writer.write(survivor_messages.encode(state) + b"\n")
+
+    async def hear(self) -> survivor_messages.SurvivorOrder:
+        async with asyncio.timeout(60):
+            order: survivor_messages.SurvivorOrder = survivor_messages.to_rank(await self.reader.readline())
+        return order
+
+
+class Survival(Bench):
+    """Two ranks of a node, 4 and 5, on their lines."""
+
+    async def train(self) -> None:
+        await self.begin()
+        await self.start_all(launch_of(1), first_pid=os.getpid())
+        self.serving = asyncio.create_task(self.ranks.survivors.serve())
+        path = Path(self.ranks.spec.log_dir) / survivor_messages.SOCKET
+        while not path.exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        self.lines = {rank: RankLine(path, rank) for rank in (4, 5)}
+        for line in self.lines.values():
+            await line.open(1)
+        await self.until(lambda: all(self.ranks.survivors.is_there(key) for key in self.ranks.held))
+
+    async def until(self, look: object) -> None:
+        async with asyncio.timeout(60):
+            while not look():  # type: ignore[operator]  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    async def end_rank(self, rank: int) -> None:
+        await self.say(RankEnded(rank=HolderRank(key=f"1:{rank}", pid=1, code=-9)))
+
+    async def swept(self, stopping: "asyncio.Task[str]") -> str:
+        while not isinstance(await self.hear(), SweepLeftovers):
+            pass
+        await self.say(SweepDone())
+        return await stopping
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Survival]:
+    made = Survival(tmp_path)
+    await made.train()
+    yield made
+    made.serving.cancel()
+    for line in made.lines.values():
+        line.writer.close()
+    await close(made)
+
+
+async def park(bench: Survival, *ranks: int) -> str:
+    """Stop the generation; these ranks leave it, and others are ended."""
+    stopping = asyncio.create_task(bench.ranks.stop_ranks(1, 0.0, 0.5 if len(ranks) < 2 else 60.0))
+    for rank in (4, 5):
+        assert await bench.lines[rank].hear() == PartOrder(generation=1)
+    for rank in ranks:
+        bench.lines[rank].tell(1, parked=True)
+    for rank in {4, 5} - {*ranks}:
+        assert await bench.hear() == KillRank(key=f"1:{rank}", signal=signal.SIGKILL)
+        await bench.end_rank(rank)
+    return await bench.swept(stopping)
+
+
+KEEP = msgspec.structs.replace(launch_of(2), keep=True)
+
+
+async def test_parked_ranks_go_on(bench: Survival) -> None:
+    assert await park(bench, 4, 5) == ""
+    assert {key.rank for key in bench.ranks.parked} == {4, 5}
+    launching = asyncio.create_task(bench.ranks.launch_ranks(KEEP))
+    for rank in (4, 5):
+        assert await bench.hear() == RekeyRank(key=f"2:{rank}", old=f"1:{rank}")
+        await bench.say(RankStarted(key=f"2:{rank}", pid=os.getpid()))
+    assert await launching == "" and bench.ranks.kept == 2
+    order = await bench.lines[5].hear()
+    assert isinstance(order, RejoinOrder)
+    assert (order.env["RANK"], order.env["HOLDFAST_GENERATION"]) == ("5", "2")
+    assert REHEARSAL not in order.env
+    assert {str(key) for key in bench.ranks.held} == {"2:4", "2:5"} and not bench.ranks.parked
+
+
+async def test_one_that_does_not_leave_in_time_is_ended_and_its_heir_rehearses(bench: Survival) -> None:
+    assert await park(bench, 5) == ""
+    launching = asyncio.create_task(bench.ranks.launch_ranks(KEEP))
+    asked: list[object] = []
+    while len(asked) < 2:
+        if isinstance(one := await bench.hear(), ExecRank | RekeyRank):
+            asked.append(one)
+            await bench.say(RankStarted(key=one.key, pid=os.getpid()))
+    assert await launching == "" and bench.ranks.kept == 1
+    [fresh] = [one for one in asked if isinstance(one, ExecRank)]
+    assert fresh.key == "2:4" and fresh.env[REHEARSAL] == "1"
+
+
+async def test_one_that_has_ended_meanwhile_is_started_anew(bench: Survival) -> None:
+    assert await park(bench, 4, 5) == ""
+    launching = asyncio.create_task(bench.ranks.launch_ranks(msgspec.structs.replace(KEEP, seat=launch_of(2, 1).seat)))
+    assert await bench.hear() == KillRank(key="1:5", signal=signal.SIGKILL), "it has no seat any more"
+    await bench.end_rank(5)
+    assert await bench.hear() == RekeyRank(key="2:4", old="1:4")
+    await bench.say(StartRefused(key="2:4", error="it has ended"))
+    assert isinstance(await bench.hear(), ExecRank)
+    await bench.say(RankStarted(key="2:4", pid=9))
+    assert await launching == "" and bench.ranks.kept == 0
+
+
+async def test_a_launch_that_keeps_nobody_ends_who_is_parked(bench: Survival) -> None:
+    assert await park(bench, 4, 5) == ""
+    launching = asyncio.create_task(bench.ranks.launch_ranks(launch_of(2)))
+    ended = [await bench.hear(), await bench.hear()]
+    assert {one.key for one in ended if isinstance(one, KillRank)} == {"1:4", "1:5"}
+    await asyncio.sleep(0.05)
+    assert not launching.done(), "two generations are never on a node at once"
+    for rank in (4, 5):
+        await bench.end_rank(rank)
+    for _ in range(2):
+        while not isinstance(one := await bench.hear(), ExecRank):
+            pass
+        assert REHEARSAL not in one.env
+        await bench.say(RankStarted(key=one.key, pid=9))
+    assert await launching == ""
+
+
+async def test_a_plain_stop_ends_who_is_parked(bench: Survival) -> None:
+    assert await park(bench, 4, 5) == ""
+    stopping = asyncio.create_task(bench.ranks.stop_ranks(1, 0.0))
+    ended = [await bench.hear(), await bench.hear()]
+    assert {one.key for one in ended if isinstance(one, KillRank)} == {"1:4", "1:5"}
+    for rank in (4, 5):
+        await bench.end_rank(rank)
+    assert await bench.swept(stopping) == ""
+
+
+async def test_a_rank_that_hangs_up_is_not_parked(bench: Survival) -> None:
+    assert await park(bench, 4, 5) == ""
+    bench.lines[4].writer.close()
+    await bench.until(lambda: {key.rank for key in bench.ranks.parked} == {5})
+
+
+async def test_one_that_comes_late_is_told_at_once(bench: Survival) -> None:
+    """As after a new agent: it carries out the same stop, and ranks connect to it again."""
+    bench.lines[4].writer.close()
+    await bench.until(lambda: not bench.ranks.survivors.is_there(next(k for k in bench.ranks.held if k.rank == 4)))
+    bench.ranks.survivors.part_ranks(1)
+    await bench.lines[4].open(1)
+    assert await bench.lines[4].hear() == PartOrder(generation=1)

@@ -1,0 +1,154 @@
+"""When ranks are parked and not ended, and when parked ranks go on."""
+
+from typing import TypeVar
+
+import msgspec
+import pytest
+
+from holdfast.core.decide.decider import Decider
+from holdfast.model.action import Launch, Probe, Stage, Stop
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.event import Begin, Decision, Event, Limits, Order, Outcome, Phase, Progress, Ready
+from holdfast.model.job_and_seats import Job
+from holdfast.model.release import Release
+
+CRASH = Alarm(kind=Kind.CRASH, at=9.0, suspects=("a",), ranks=(1,), reason="was killed", code=-9, signature="killed")
+SILENCE = Alarm(kind=Kind.SILENCE, at=9.0, suspects=("a",), reason="is silent", signature="silence a")
+PROGRESS = Progress(generation=1, step=10, at=8.0, first_step=1, first_at=3.0, counted=False, survives=True)
+LIMITS = Limits()
+T = TypeVar("T")
+
+
+class Play:
+    """A job of two nodes that trains; events come a second apart."""
+
+    def __init__(self, limits: Limits = LIMITS, progress: Progress = PROGRESS, standbys: int = 0) -> None:
+        self.decider, self.now = Decider(), 0.0
+        job = Job(run_id="r", min_nodes=2, max_nodes=2, standbys=standbys, can_acquire=False, probes=True)
+        self.hear(Begin(job=job, limits=limits))
+        told = [self.hear(Ready(node=node, host=node, nproc=2)) for node in "abc"[: 2 + standbys]]
+        self.launch = self.find(Launch, told[1])
+        self.hear(Outcome(action=self.launch.id, ok=True))
+        self.hear(progress)
+        assert self.decider.view.phase is Phase.TRAINING
+
+    def hear(self, event: Event) -> Decision:
+        self.now += 1.0
+        if isinstance(event, Alarm):
+            event = msgspec.structs.replace(event, at=self.now, generation=self.decider.view.generation)
+        return self.decider.step(self.now, event)
+
+    @staticmethod
+    def find(kind: type[T], decision: Decision) -> T:
+        [found] = [action for action in decision.actions if isinstance(action, kind)]
+        return found
+
+    def fail(self, alarm: Alarm) -> Stop:
+        return self.find(Stop, self.hear(alarm))
+
+    def relaunch(self, stop: Stop) -> Launch:
+        return self.find(Launch, self.hear(Outcome(action=stop.id, ok=True)))
+
+    def step_on(self, launch: Launch, kept: int) -> Decision:
+        self.hear(Outcome(action=launch.id, ok=True, kept=kept))
+        made = {"step": 11 * launch.generation, "first_step": 11, "at": self.now, "first_at": self.now}
+        return self.hear(msgspec.structs.replace(PROGRESS, generation=launch.generation, **made))
+
+
+def test_survivors_are_parked_and_go_on() -> None:
+    play = Play(Limits(survive_s=3.0))
+    assert not play.launch.keep
+    stop = play.fail(CRASH)
+    assert stop.park_s == 3.0
+    launch = play.relaunch(stop)
+    assert launch.keep and launch.generation == 2
+    closed = play.step_on(launch, kept=3).closed
+    assert (
+        closed
+        and closed.kept == 3
+        and "restarted in place, 3 ranks without a new process, from step" in closed.sentence
+    )
+
+
+def test_they_go_on_each_time() -> None:
+    play = Play()
+    for number in range(2):
+        launch = play.relaunch(play.fail(msgspec.structs.replace(CRASH, signature=f"killed {number}")))
+        assert launch.keep
+        play.step_on(launch, kept=3)
+
+
+@pytest.mark.parametrize(
+    ("limits", "progress"),
+    [(Limits(survive_s=0.0), PROGRESS), (Limits(), msgspec.structs.replace(PROGRESS, survives=False))],
+)
+def test_others_are_ended(limits: Limits, progress: Progress) -> None:
+    play = Play(limits, progress)
+    stop = play.fail(CRASH)
+    assert stop.park_s == 0.0 and not play.relaunch(stop).keep
+
+
+@pytest.mark.parametrize("kind", [Kind.LOSS, Kind.REPLICA])
+def test_what_ranks_compute_is_no_matter_for_survivors(kind: Kind) -> None:
+    play = Play()
+    alarm = msgspec.structs.replace(CRASH, kind=kind, code=None, not_after=5)
+    assert play.fail(alarm).park_s == 0.0
+
+
+def test_a_failure_amid_the_recovery_is_an_ordinary_one() -> None:
+    play = Play()
+    launch = play.relaunch(play.fail(CRASH))
+    play.hear(Outcome(action=launch.id, ok=True, kept=3))
+    stop = play.fail(CRASH)
+    assert stop.park_s == 0.0
+    again = play.relaunch(stop)
+    assert not again.keep
+    closed = play.step_on(again, kept=0).closed
+    assert closed and (closed.failures, closed.kept) == (2, 0)
+
+
+def test_ranks_that_could_not_go_on_twice_are_not_tried_again() -> None:
+    play = Play()
+    for number in range(2):
+        killed = msgspec.structs.replace(CRASH, signature=f"killed {number}")
+        launch = play.relaunch(play.fail(killed))
+        assert launch.keep
+        play.hear(Outcome(action=launch.id, ok=True, kept=3))
+        again = play.relaunch(play.fail(msgspec.structs.replace(killed, signature=f"amid it {number}")))
+        play.step_on(again, kept=0)
+    assert play.fail(CRASH).park_s == 0.0
+
+
+def test_so_is_a_launch_that_fails() -> None:
+    play = Play()
+    launch = play.relaunch(play.fail(CRASH))
+    failed = Outcome(action=launch.id, ok=False, failed={"b": "no room"})
+    assert play.find(Stop, play.hear(failed)).park_s == 0.0
+
+
+def test_a_standby_takes_the_seat_of_a_lost_node() -> None:
+    play = Play(standbys=1)
+    stop = play.fail(SILENCE)
+    assert stop.park_s > 0 and stop.nodes == ("b",)
+    launch = play.relaunch(stop)
+    assert launch.keep and {seat.node for seat in launch.seats} == {"b", "c"}
+
+
+def test_nodes_are_tried_without_anybody_on_them() -> None:
+    play = Play()
+    launch = play.relaunch(play.fail(CRASH))
+    play.hear(Outcome(action=launch.id, ok=True, kept=3))
+    play.hear(msgspec.structs.replace(PROGRESS, generation=2, at=play.now))
+    stop = play.fail(CRASH)  # the same again, and no further: nodes are tried for it
+    assert stop.park_s > 0
+    probe = play.find(Probe, play.hear(Outcome(action=stop.id, ok=True)))
+    launch = play.find(Launch, play.hear(Outcome(action=probe.id, ok=True)))
+    assert not launch.keep
+
+
+def test_new_code_has_new_processes() -> None:
+    play = Play()
+    decision = play.hear(Order(verb="update", who="ann", release=Release(number=0, digest="t"), window_s=1000.0))
+    play.hear(Outcome(action=play.find(Stage, decision).id, ok=True))
+    launch = play.relaunch(play.fail(CRASH))
+    assert launch.release.number == 2 and not launch.keep
