@@ -108,7 +108,7 @@ class HostJoin:
         )
 
     def _read_secret(self) -> tuple[str, NodeToken | None]:
-        """Return the job's secret, or this host's node token; with certificates only a journal in a database needs it."""
+        """Return the job's secret, or this host's node token; with certificates only a database journal needs it."""
         if self.given and not (self.given.leads and self.args.journal):
             return "", None
         try:
