@@ -7,6 +7,7 @@ copied on the current stream and reported by a later call, a step or two late, u
 import os
 import sys
 
+from holdfast.client.training.phase_block import PhaseBlock
 from holdfast.client.training.rank_sentence import say
 from holdfast.client.training.reported_numbers import MOST_STEP, MOST_WORK, is_on_host, read_amount, read_number
 from holdfast.client.training.step_numbers import StepNumbers
@@ -192,7 +193,7 @@ class RankProgress:
         if slot is not None and not self._before:
             slot.resume_from(self.numbers.go_on_from(step), made_up=made_up)
 
-    def phase(self, name: str) -> "PhaseBlock":
+    def phase(self, name: str) -> PhaseBlock:
         """Report that the rank is in phase `name`; as a context manager, until the block ends.
 
         >>> with holdfast.phase("eval"):
@@ -402,21 +403,6 @@ class RankProgress:
             from holdfast.client.training.fixed_ddp_buckets import fix_buckets
 
             fix_buckets(model)
-
-
-class PhaseBlock:
-    """The context manager that `phase` returns; it ends the phase."""
-
-    def __init__(self, slot: SlotWriter | None, before: str) -> None:
-        self._slot = slot
-        self._before = before
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, *exc: object) -> None:
-        if self._slot is not None:
-            self._slot.enter_phase(self._before)
 
 
 here = RankProgress()
