@@ -24,7 +24,7 @@ def open_trouble(state: JobState, now: float, alarm: Alarm) -> str:
     """Open an incident, or start the next round of the open one, and stop every rank at once."""
     state.failed_survivals += state.incident is not None and state.incident.parked
     incident = add_failure(state, now, alarm)
-    incident.parked = _can_survive(state, incident, alarm)
+    incident.parked = _can_survive(state, alarm)
     park_s = state.limits.survive_s if incident.parked else 0.0
     stop = launching.make_stop(state, incident.silent, park_s)
     state.emit(stop)
@@ -32,13 +32,13 @@ def open_trouble(state: JobState, now: float, alarm: Alarm) -> str:
     return describe_round(incident)
 
 
-def _can_survive(state: JobState, incident: Incident, alarm: Alarm) -> bool:
-    """Whether ranks are parked, not ended: once in an incident. A failure amid that recovery is an ordinary one.
+def _can_survive(state: JobState, alarm: Alarm) -> bool:
+    """Whether ranks are parked, not ended. They have made a step: a failure amid their recovery is an ordinary one.
 
     An alarm about what ranks compute ends them, as their processes may be why it is wrong. A script whose ranks twice
     could not go on is not tried again.
     """
-    if incident.rounds or state.failed_survivals >= _FAILED_SURVIVALS or state.limits.survive_s <= 0:
+    if state.failed_survivals >= _FAILED_SURVIVALS or state.limits.survive_s <= 0:
         return False
     return state.progress is not None and state.progress.survives and alarm.kind in _SURVIVED
 
