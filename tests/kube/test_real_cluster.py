@@ -173,7 +173,7 @@ def test_a_cluster_takes_all_that_we_ship(cluster: RealCluster) -> None:
 
 def run_as_controller(cluster: RealCluster, plane: ControlPlane, folder: Path) -> Path:
     """The kubeconfig of somebody who may do what our role lets a controller do, and look at machines, and no more."""
-    kubectl(cluster, "apply", "-f", str(ROOT / "deploy/kubernetes/base/access.yaml"))
+    kubectl(cluster, "apply", "-f", str(ROOT / "deploy/kubernetes/base/controller/access.yaml"))
     who = f"--user=controller-of-{cluster.namespace}"
     kubectl(cluster, "create", "rolebinding", "lab", "--role=holdfast", who)
     kubectl(cluster, "create", "clusterrole", f"look-{cluster.namespace}", "--verb=get", "--resource=nodes")
