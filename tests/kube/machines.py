@@ -134,14 +134,17 @@ class Machines:
     def _play(self) -> None:
         while not self._over.wait(_LOOK_S):
             try:
-                if self.beats and time.monotonic() > self._beat_at + _BEAT_S:
-                    for name in set(self.names) - self.silent:
-                        self._patch_machine(name)
-                    self._beat_at = time.monotonic()
+                self._beat()
                 for pod in self._pods():
                     self._attend(pod)
             except (OSError, http.client.HTTPException, ValueError):
                 pass  # the API server is away, or somebody was faster: kubelets try again
+
+    def _beat(self) -> None:
+        if self.beats and time.monotonic() > self._beat_at + _BEAT_S:
+            for name in set(self.names) - self.silent:
+                self._patch_machine(name)
+            self._beat_at = time.monotonic()
 
     def _pods(self) -> list[Manifest]:
         pods: list[Manifest] = self.api.ask("GET", f"/api/v1/namespaces/{self.namespace}/pods")["items"]
