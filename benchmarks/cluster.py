@@ -48,9 +48,8 @@ def play(lab: SlurmLab, way: Way) -> Trial:
             lost_steps=max(0, before - min(loaded)),
             load=load,
         )
-        print(
-            f"  {way.name}: {made.stepping_s} s, {made.lost_steps} steps lost, whole after {made.whole_s} s", flush=True
-        )
+        told = f"{made.stepping_s} s, {made.lost_steps} steps lost, whole after {made.whole_s} s; load {load:.0f}"
+        print(f"  {way.name}: {told}\n  {job.phases()}", flush=True)
         return made
 
 
