@@ -1,4 +1,4 @@
-"""When a controller that is itself in a job of Slurm's asks for nodes; the queue is told. `make test-slurm` has the rest."""
+"""When a controller that is itself in a job of Slurm's asks for nodes; `make test-slurm` has the rest."""
 
 import time
 from collections.abc import Iterable
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.fleet import slurm_fleet
 from holdfast.fleet.slurm_commands import ClusterView
 from holdfast.fleet.slurm_fleet import SlurmFleet, SlurmPlan
 from holdfast.fleet.slurm_reports import SlurmHost, SlurmJob
@@ -33,8 +32,8 @@ async def test_a_short_job_that_was_looked_at_first_gives_its_hosts_until_its_en
     fleet, ends_at = controller_in_a_job(tmp_path, monkeypatch, lasts_s)
     assert await fleet.survey() == {}
     assert await fleet.acquire(1) == ("n0",)
-    monkeypatch.setattr(slurm_fleet.time, "time", lambda: ends_at - last_s + now_s)
     now_s = -5.0
+    monkeypatch.setattr(time, "time", lambda: ends_at - last_s + now_s)
     assert await fleet.acquire(1) == ("n1",)
     now_s = 5.0
     with pytest.raises(OSError, match="job 7, in which the controller runs, is about to end"):
