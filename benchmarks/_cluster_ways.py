@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -90,7 +91,10 @@ class ClusterJob:
         self.events_folder = folder / "events"
         self.events_folder.mkdir()
         self._front: subprocess.Popen[bytes] | None = None
-        script = [str(SCRIPT), f"--events={self.events_folder}", f"--ckpt={folder / 'checkpoint.pt'}"]
+        self._project = folder / "project"  # of its own: what goes to nodes is the script, and not all of our tests
+        self._project.mkdir()
+        copy = shutil.copy(SCRIPT, self._project / "train.py")
+        script = [str(copy), f"--events={self.events_folder}", f"--ckpt={folder / 'checkpoint.pt'}"]
         self._start_holdfast([*script, "--snapshots"]) if way.is_ours else self._submit(script)
 
     def _start_holdfast(self, script: list[str]) -> None:
@@ -98,7 +102,7 @@ class ClusterJob:
         words += ["--nproc-per-node", "1", "--run-dir", str(self.folder / "run"), "--slurm", "time=60 exclusive"]
         with (self.folder / "job.out").open("wb") as output:
             self._front = subprocess.Popen(
-                self.lab.words(*words, *self.way.holdfast, *script, cwd=str(self.folder)),
+                self.lab.words(*words, *self.way.holdfast, *script, cwd=str(self._project)),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -169,6 +173,11 @@ class ClusterJob:
         """A host with a rank; not the first of the allocation, which has the batch script and the rendezvous."""
         seated = {events[-1].host for events in self.steps().values()}
         return max(seated, key=lambda host: int(host.rpartition("-")[2]))
+
+    def phases(self) -> str:
+        """What our console says of the incident, once it is over."""
+        lines = (self.folder / "job.out").read_text(errors="replace").splitlines()
+        return next((line for line in lines if line.startswith("holdfast: ") and "resumed from" in line), "")
 
     def last_words(self) -> str:
         lines = (self.folder / "job.out").read_text(errors="replace").splitlines()

@@ -15,7 +15,7 @@ from tests.slurm.lab import SlurmLab, lacking, run_lab
 
 HOSTS = 6
 TRIALS = int(os.environ.get("BENCH_ROUNDS", "5" if FULL else "2"))
-WARM_STEPS = 70  # there is a checkpoint on storage by then, and copies on peers
+WARM_STEPS = 325  # checkpoints and copies are there by then, and zygotes have had time for what the script imports
 SLURM = {"SlurmdTimeout": "30"}  # a tenth of the default; much less is taken for a failure when a host is only busy
 OURS, WITHOUT, SPARE, REQUEUE = (way.name for way in WAYS)
 GOAL = 10.0
@@ -48,9 +48,8 @@ def play(lab: SlurmLab, way: Way) -> Trial:
             lost_steps=max(0, before - min(loaded)),
             load=load,
         )
-        print(
-            f"  {way.name}: {made.stepping_s} s, {made.lost_steps} steps lost, whole after {made.whole_s} s", flush=True
-        )
+        told = f"{made.stepping_s} s, {made.lost_steps} steps lost, whole after {made.whole_s} s; load {load:.0f}"
+        print(f"  {way.name}: {told}\n  {job.phases()}", flush=True)
         return made
 
 

@@ -162,8 +162,8 @@ class KubernetesFleet:
             await self._end_pod(node)
         finally:
             self._ending.discard(node)
-        with contextlib.suppress(KubernetesError):  # it goes with the run's lease at the latest
-            await self._client.delete_secret(pod_name(self._shape.run, node))
+            with contextlib.suppress(KubernetesError):  # it goes with the run's lease at the latest
+                await self._client.delete_secret(pod_name(self._shape.run, node))
         self._keep(nodes={name: one for name, one in self._records.nodes.items() if name != node})
 
     async def _end_pod(self, node: str) -> None:
@@ -172,8 +172,8 @@ class KubernetesFleet:
         until, asked = time.monotonic() + _GRACE_S + _BEYOND_S, False
         while True:
             try:
+                await self._table.refresh()  # first: of a pod that goes unseen nobody knows whether it has ended
                 asked = asked or await self._client.delete_pod(name, _GRACE_S)
-                await self._table.refresh()
             except KubernetesError as e:
                 if time.monotonic() > until:
                     raise OSError(f"whether {name} has ended is not known: {e}") from None

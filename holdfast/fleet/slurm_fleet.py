@@ -31,7 +31,7 @@ _MOST_QUEUED = 8  # jobs that wait for single nodes; Slurm's queue is for others
 _END_S = 60.0  # for Slurm to confirm the end of a step
 _LOOK_S = 0.5
 _BEAT_S = 15
-_LAST_S = 900.0  # before the end of the controller's own allocation no more nodes are asked for
+_LAST_S = 900.0  # before the end of the controller's own allocation no more nodes are asked for, if it is a long one
 _AVOIDED = (Dismissal.EVICTED, Dismissal.LATE)  # an idle host would be given again
 
 # The job's own script. It keeps the hosts while somebody writes the beat, and so ends soon after its controller.
@@ -70,6 +70,7 @@ class SlurmFleet:
         self._records = read_records(self._dir)
         self._own_end_at = 0.0  # of the allocation that the controller is in; 0: there is none, or it has no end
         self._own_ending = ""  # why that is, if it is not its time limit
+        self._own_last_s = 0.0  # before that end no more nodes are asked for; half of it, if it is near at first sight
         self._submitting: set[str] = set()  # nodes whose jobs are being asked for
         self._unanswered = {name for name, record in self._records.items() if not record.job}
         self._excluded: set[str] = {
@@ -96,7 +97,7 @@ class SlurmFleet:
 
     def _acquire_nodes(self, count: int) -> tuple[str, ...]:
         self.survey_s = _SOON_S
-        if self._own_end_at and time.time() > self._own_end_at - _LAST_S:
+        if self._own_end_at and time.time() > self._own_end_at - self._own_last_s:
             raise OSError(f"job {self._plan.allocation}, in which the controller runs, is about to end")
         lent = self._take_lent_hosts(count)
         missing = count - len(lent)
@@ -203,6 +204,7 @@ class SlurmFleet:
         view = self._commands.look(filter(None, jobs), (record.host for record in live.values() if record.host))
         if own := view.jobs.get(self._plan.allocation):
             self._own_end_at, self._own_ending = own.ends_at, own.ending
+            self._own_last_s = self._own_last_s or max(1.0, min(_LAST_S, (own.ends_at - time.time()) / 2))
         used = {record.host for record in live.values()}
         found = {name: self._news_of(name, record, view, used) for name, record in live.items()}
         self._change({name: news for name, news in found.items() if news})

@@ -149,6 +149,27 @@ async def test_the_node_of_rank_0_tells_what_its_zygote_has(agent: Agent) -> Non
     assert imports() == [ScriptImports(generation=2, modules=())], "it is taken back"
 
 
+async def test_news_of_copies_does_not_put_off_what_is_done_now_and_then(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that keep their state at every step send such news all the time; a zygote learnt nothing meanwhile."""
+    learnt, polls = list[bool](), list[object]()
+
+    def step(tick: object) -> None:
+        polls.append(tick)
+        agent._send_beat()
+
+    agent.beat_s = 0.4
+    monkeypatch.setattr(agent.ranks, "learn_imports", learnt.append)
+    monkeypatch.setattr(agent, "_step", step)
+    polling = asyncio.create_task(agent._poll_ranks())
+    while len(learnt) < 3 and len(polls) < 50:
+        await asyncio.sleep(0.02)
+    polling.cancel()
+    await asyncio.wait({polling})
+    assert len(learnt) == 3
+
+
 async def test_an_agent_goes_on_with_leaving(agent: Agent, tmp_path: Path) -> None:
     """A controller is there again, and has not been told that the rank was ended; nor will it be."""
     notes = AgentStateFiles(tmp_path)

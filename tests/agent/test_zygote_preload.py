@@ -51,6 +51,20 @@ def test_a_node_that_has_just_come_is_no_standby_yet(tmp_path: Path) -> None:
     assert better and ABSENT in better.modules
 
 
+def test_a_zygote_that_is_being_made_is_not_begun_anew(tmp_path: Path) -> None:
+    """A standby that hears what the script imports would have no better zygote for as long again."""
+    made = preloading(tmp_path)
+    made.first_preload()
+    made.on_warm(())
+    made._idle_since -= 60.0
+    assert made.better_preload(held=False, trains=True, key="")
+    made.on_told(("rich",))
+    assert made.better_preload(held=False, trains=True, key="") is None
+    made.on_warm(())
+    better = made.better_preload(held=False, trains=True, key="")
+    assert better and better.learned == ("rich",) and ABSENT in made._asked
+
+
 def test_what_the_script_imports_can_be_done_without(tmp_path: Path) -> None:
     shared = tmp_path / "learned.json"
     made = preloading(tmp_path, str(shared))

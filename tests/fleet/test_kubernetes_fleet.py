@@ -123,6 +123,28 @@ async def test_an_api_server_that_is_away_says_nothing_and_is_waited_for(lab: La
     assert lab.machines.process_of(goes) is None
 
 
+async def test_the_end_of_a_pod_is_seen_by_a_controller_that_is_refused_lists_at_first(lab: Lab) -> None:
+    """API servers that have just started know some rights before others."""
+    [node] = await lab.up(1)
+    lab.machines.kill(node)
+    await asyncio.to_thread(until, lambda: lab.pod(node)["status"]["phase"] == "Failed", "the end of its container")
+    await lab.reopen()
+    lab.objects.forbidden.add("list pods")
+    ending = asyncio.create_task(lab.fleet.give_back(node, "drain by me"))
+    await asyncio.to_thread(until, lambda: lab.objects.refused > 3, "a refusal")
+    lab.objects.forbidden.clear()
+    await ending
+    assert not lab.fleet.nodes() and ("pods", f"lab-{node}") not in lab.objects.held
+
+
+async def test_the_secret_of_a_pod_goes_though_nobody_knows_whether_the_pod_has_ended(lab: Lab) -> None:
+    [node] = await lab.up(1)
+    await asyncio.to_thread(lab.machines.silence, lab.machine(node))
+    with pytest.raises(OSError, match="is not ready"):
+        await lab.fleet.give_back(node, "evicted")
+    assert not [key for key in lab.objects.held if key[0] == "secrets"]
+
+
 async def test_a_pod_that_nobody_knows_is_deleted(lab: Lab) -> None:
     """A controller died after it had made a pod, and before it knew: its records have no such node."""
     [node] = await lab.up(1)

@@ -64,6 +64,7 @@ class FakeCluster(Cluster):
 class RealCluster(Cluster):
     def __init__(self, folder: Path, plane: "ControlPlane", schedules: bool = True) -> None:
         super().__init__(folder / "machines", plane.api, plane.kubeconfig, schedules)
+        self.machines.beats = True
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}}
         plane.api.ask("POST", "/api/v1/namespaces", body)
 

@@ -177,6 +177,7 @@ class _Answering(BaseHTTPRequestHandler):
             if found is None:
                 raise ApiFault(404, "NotFound", f"the server could not find {url.path}")
             verb = {"GET": "get", "POST": "create", "PATCH": "patch", "PUT": "update", "DELETE": "delete"}[self.command]
+            verb = "list" if "labelSelector" in asked else verb
             if f"{verb} {found['plural']}" in self.objects.forbidden:
                 self.objects.refused += 1
                 raise ApiFault(403, "Forbidden", f'{found["plural"]} is forbidden: User "lab" cannot {verb} it')

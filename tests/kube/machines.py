@@ -24,6 +24,7 @@ from tests.kube.fake_api import timestamp
 
 Manifest = dict[str, Any]
 _LOOK_S = 0.05
+_BEAT_S = 1.0
 _MARK = "HOLDFAST_LAB_POD"  # in the environment of everything that a pod has started
 
 
@@ -59,6 +60,8 @@ class Api:
 class Machines:
     """Machines by name. A thread plays their kubelets, and the scheduler if `schedules`."""
 
+    beats = False  # whether kubelets say again and again that they are there, which Kubernetes' own controllers heed
+
     def __init__(self, api: Api, folder: Path, names: tuple[str, ...], namespace: str, schedules: bool = True) -> None:
         self.api, self.folder, self.names, self.namespace = api, folder, names, namespace
         self._schedules = schedules
@@ -70,6 +73,7 @@ class Machines:
         self._told: dict[str, str] = {}
         self._mark = uuid.uuid4().hex
         self._over = threading.Event()
+        self._beat_at = 0.0
         for name in names:
             self._retried(lambda name=name: api.ask("POST", "/api/v1/nodes", _machine(name)))  # type: ignore[misc]
             if api.ask("GET", f"/api/v1/nodes/{name}").get("status", {}).get("conditions") is None:
@@ -78,6 +82,9 @@ class Machines:
         self._thread.start()
 
     def tell_ready(self, name: str, status: str = "True") -> None:
+        self._retried(lambda: self._patch_machine(name, status))
+
+    def _patch_machine(self, name: str, status: str = "True") -> None:
         ready = {
             "type": "Ready", "status": status, "reason": "KubeletReady" if status == "True" else "NodeStatusUnknown",
             "message": "" if status == "True" else "Kubelet stopped posting node status.",
@@ -85,7 +92,7 @@ class Machines:
         }  # fmt: skip
         room = {"cpu": "64", "memory": "256Gi", "pods": "100", "nvidia.com/gpu": "8"}
         body = {"status": {"conditions": [ready], "capacity": room, "allocatable": room}}
-        self._retried(lambda: self.api.patch(f"/api/v1/nodes/{name}/status", body))
+        self.api.patch(f"/api/v1/nodes/{name}/status", body)
 
     def silence(self, name: str) -> None:
         """Let a kubelet fall silent, and Kubernetes notice it: what its node controller does is done here."""
@@ -127,10 +134,17 @@ class Machines:
     def _play(self) -> None:
         while not self._over.wait(_LOOK_S):
             try:
+                self._beat()
                 for pod in self._pods():
                     self._attend(pod)
             except (OSError, http.client.HTTPException, ValueError):
                 pass  # the API server is away, or somebody was faster: kubelets try again
+
+    def _beat(self) -> None:
+        if self.beats and time.monotonic() > self._beat_at + _BEAT_S:
+            for name in set(self.names) - self.silent:
+                self._patch_machine(name)
+            self._beat_at = time.monotonic()
 
     def _pods(self) -> list[Manifest]:
         pods: list[Manifest] = self.api.ask("GET", f"/api/v1/namespaces/{self.namespace}/pods")["items"]
@@ -152,7 +166,7 @@ class Machines:
         if process is None or process.poll() is not None:
             self._kill_pod(name)  # a container ends with its first process
             self._tell_ended(pod, process.returncode if process else 0)
-        elif self._told.get(name) != "Running":
+        elif self._told.get(name) not in ("Running", "Ending"):
             self._tell_running(name)
         if "deletionTimestamp" in pod["metadata"]:
             self._end(pod, process)

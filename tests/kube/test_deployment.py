@@ -32,7 +32,8 @@ BUILDS = ("base", *(f"overlays/{path.name}" for path in sorted((DEPLOY / "overla
 
 
 def manifests(text: str) -> Iterator[dict[str, Any]]:
-    yield from filter(None, yaml.safe_load_all(text))
+    """An empty object counts, as for kubectl, which sends it."""
+    yield from (one for one in yaml.safe_load_all(text) if one is not None)
 
 
 def kubectl() -> str:
@@ -63,8 +64,8 @@ def test_templates_make_valid_pods(path: Path) -> None:
 def test_the_controller_is_started_with_flags_that_there_are_and_as_its_lease_is_called(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "pod_template.yaml").touch()
-    [deployment] = manifests((DEPLOY / "base" / "controller.yaml").read_text())
-    [lease] = manifests((DEPLOY / "base" / "lease.yaml").read_text())
+    [deployment] = manifests((DEPLOY / "base" / "controller" / "controller.yaml").read_text())
+    [lease] = manifests((DEPLOY / "base" / "controller" / "lease.yaml").read_text())
     [own] = deployment["spec"]["template"]["spec"]["containers"]
     told = {"/etc/holdfast-run": str(tmp_path), "$(NAMESPACE)": "ml"}
     words = [re.sub(r"/etc/holdfast-run|\$\(NAMESPACE\)", lambda found: told[found[0]], word) for word in own["args"]]
@@ -194,7 +195,7 @@ def test_pods_that_others_make_join_as_hosts_do(kind: str, tmp_path: Path, monke
     assert args.endpoint is not None and args.endpoint[0].startswith("train") and args.ranks_per_node() == 8
 
 
-CONTROLLER = (DEPLOY / "base" / "controller.sh").read_text()
+CONTROLLER = (DEPLOY / "base" / "controller" / "controller.sh").read_text()
 
 
 @pytest.mark.e2e

@@ -67,7 +67,7 @@ def test_a_batch_job_goes_on_in_its_successor_after_the_time_limit(
         return output.read_text(errors="replace") if output.exists() else ""
 
     def grows() -> object:
-        return len(text()), lab.call("squeue", "-h")
+        return len(text()), lab.call("squeue", "-h", "-o", "%i %T")
 
     until(lambda: "time limit" in text(), "the end of its time", 100, grows)
     until(lambda: "goes on with other nodes" in text() or "resuming" in text(), "its successor", 100, grows)

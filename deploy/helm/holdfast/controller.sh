@@ -1,1 +1,1 @@
-../../kubernetes/base/controller.sh
+../../kubernetes/base/controller/controller.sh

@@ -31,7 +31,8 @@ class ZygotePreload:
         self.proven: tuple[str, ...] = ()  # of what was learned: the zygote has it, and ranks can be forked with it
         self._asked: tuple[str, ...] = ()  # what the zygote has, or the one that is being made will have
         self._idle_since = self._clock.monotonic()
-        self._made = asyncio.Event()
+        self._making = False
+        self._made = asyncio.Event()  # or waited for in vain
         self._made.set()
 
     def first_preload(self) -> PreloadZygote:
@@ -51,6 +52,7 @@ class ZygotePreload:
     def on_warm(self, proven: tuple[str, ...]) -> None:
         """Note that the requested zygote is warm with these modules of the script, or that it will not come."""
         self.proven, self._idle_since = proven, self._clock.monotonic()
+        self._making = False
         self._made.set()
 
     def on_told(self, modules: tuple[str, ...]) -> None:
@@ -65,7 +67,8 @@ class ZygotePreload:
         self._made.set()
 
     def better_preload(self, held: bool, trains: bool, key: str) -> PreloadZygote | None:
-        """Return a preload with what the script imported up to its first step; None if the zygote has all of it.
+        """Return a preload with what the script imported up to its first step; None if the zygote has all of it, or
+        while one is being made.
 
         A node without ranks, such as a standby, uses what others have learned: on its host or, as the controller tells,
         on another. The `later` modules wait until ranks train (`trains`) or a node without ranks has been idle:
@@ -74,8 +77,9 @@ class ZygotePreload:
         self._learn_imports(held)
         calm = trains if held else self._clock.monotonic() > self._idle_since + _IDLE_S
         modules = (*self._entry.preload, *(self._entry.later if calm else ()))
-        if {*modules, *self._learned} <= set(self._asked):
+        if self._making or {*modules, *self._learned} <= set(self._asked):  # another would begin anew
             return None
+        self._making = True
         self._made.clear()
         return self._make_preload(modules, self._environment(json.loads(key) if key else {}), key)
 

@@ -110,10 +110,7 @@ class ReleaseStager:
         if (index := user_tree_sync.read_index(at)) is None:
             raise FileNotFoundError(f"the list of files of {at} is missing or damaged")
         here = _is_own(index, release)
-        differ, seen = user_tree_sync.find_edits(index) if here else ([], index)
-        if seen != index:
-            with contextlib.suppress(OSError):  # a full disk: then all is read again next time
-                user_tree_sync.write_index(at, seen)
+        differ = _compare_tree(at, index) if here else []
         if here and not differ:
             self._in_place = release.digest
         else:
@@ -167,7 +164,16 @@ class ReleaseStager:
     async def stage_all(self, releases: tuple[Release, ...]) -> str:
         """Stage the releases that a node needs before it is ready; return errors in words, empty if none."""
         errors = [await self._have_or_stand(release) for release in releases]
+        await asyncio.to_thread(self._look_ahead, [r for r, error in zip(releases, errors, strict=True) if not error])
         return "; ".join(error for error in errors if error)
+
+    def _look_ahead(self, releases: list[Release]) -> None:
+        """Read the user's trees once before a launch: the others wait while a standby that is seated reads its own."""
+        for release in releases:
+            at = self._kept.copy_of(release.digest)
+            index = user_tree_sync.read_index(at) if release.digest else None
+            if index is not None and not index.equal and _is_own(index, release):
+                _compare_tree(at, index)
 
     async def stage_and_check(self, errand: StageHere) -> tuple[str, bool]:
         """Stage a release and, if asked, check it; return an error or "", and whether the release is at fault."""
@@ -226,6 +232,15 @@ async def fetch_archive(dialing: ControllerDialer, kept: ReleaseFolder, digest: 
         with to.open("wb") as file:
             async for chunk in answer.content.iter_chunked(_CHUNK):
                 await asyncio.to_thread(file.write, chunk)
+
+
+def _compare_tree(at: Path, index: user_tree_sync.TreeIndex) -> list[str]:
+    """Return the user's files that differ from the release, and note which are equal, for the next time."""
+    differ, seen = user_tree_sync.find_edits(index)
+    if seen != index:
+        with contextlib.suppress(OSError):  # a full disk: then all is read again next time
+            user_tree_sync.write_index(at, seen)
+    return differ
 
 
 def _is_own(index: user_tree_sync.TreeIndex, release: Release) -> bool:
