@@ -39,7 +39,7 @@ from holdfast.core.agent_state_machine import (
 from holdfast.core.detect.job_progress import LEAD, made_steps
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Errand, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere, StopHere
-from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Loss, Mark, StepValues
+from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Loss, Mark
 from holdfast.model.release import Release
 from holdfast.model.state_copy import Address
 from holdfast.wire import agent_messages
@@ -81,7 +81,7 @@ class Agent:
                 on_copies=self._send_beat,
                 on_marks=self._send_marks,
                 on_traffic=self._send_traffic,
-                on_logged=self._on_logged,
+                on_logged=lambda told, source: self.losses.on_logged(told, source),
                 on_leave_request=self._on_leave_request,
             )
         )
@@ -364,11 +364,8 @@ class Agent:
         if self.controller_clock.known:
             generation, held = self.life.generation, self.ranks.held
             running = sum(key.generation == generation and rank.code is None for key, rank in held.items())
-            strains, links_read = self.health.strains, self.health.links_read
-            beat = msgspec.structs.replace(
-                self._summarize_ranks(), running=running, strains=strains, links_read=links_read
-            )
-            self._queue_packet(agent_messages.encode(beat))
+            found = {"running": running, "strains": self.health.strains, "links_read": self.health.links_read}
+            self._queue_packet(agent_messages.encode(msgspec.structs.replace(self._summarize_ranks(), **found)))
 
     def _summarize_ranks(self) -> Beat:
         """Return the node's beat, with the step of its slowest rank. The step is -1 until every rank has reported one;
@@ -436,9 +433,6 @@ class Agent:
         for held in self._latches.overdue_ranks(now, self.ranks.held, self._read_slots()):
             self._on_rank_exit(held)
 
-    def _on_logged(self, told: StepValues, source: str) -> None:
-        self.losses.on_logged(told, source)
-
     def _look_at_losses(self) -> None:
         if not self.controller_clock.known:
             return
@@ -454,6 +448,5 @@ class Agent:
 
     def _send_marks(self, marks: tuple[Mark, ...]) -> None:
         if marks:
-            self._queue_packet(
-                agent_messages.encode(HashReport(node=self.node, generation=self.life.generation, marks=marks))
-            )
+            report = HashReport(node=self.node, generation=self.life.generation, marks=marks)
+            self._queue_packet(agent_messages.encode(report))

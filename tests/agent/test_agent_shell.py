@@ -163,7 +163,7 @@ async def test_news_of_copies_does_not_put_off_what_is_done_now_and_then(
     monkeypatch.setattr(agent.ranks, "learn_imports", learnt.append)
     monkeypatch.setattr(agent, "_step", step)
     polling = asyncio.create_task(agent._poll_ranks())
-    while len(learnt) < 3 and len(polls) < 50:
+    while len(learnt) < 3 and len(polls) < 50:  # noqa: ASYNC110  a stub that fills a list has nobody to tell
         await asyncio.sleep(0.02)
     polling.cancel()
     await asyncio.wait({polling})
