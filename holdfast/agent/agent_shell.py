@@ -98,8 +98,7 @@ class Agent:
         self._undated: list[HolderRank] = []  # ended before we knew the controller's time
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue(_OUTBOX)
         self._tasks: asyncio.TaskGroup
-        self._chores_at = self._beat_at = 0.0
-        self._first_said = 0  # the generation whose first step was reported
+        self._chores_at, self._beat_at, self._first_said = 0.0, 0.0, 0  # the last: generation whose first step was told
         self._latches = LatchedFailures()
         self._told_imports: tuple[str, ...] = ()  # on this link
         self._staged = False  # what the controller has said that ranks may run here
@@ -411,19 +410,15 @@ class Agent:
             self._look_for_latches(now)
             self._look_at_losses()
             if now >= self._chores_at + self.beat_s:  # by a clock of their own: news of copies is a beat, too
-                self._do_chores(now)
+                self._chores_at, trains = now, self._first_said == self.life.generation
+                self.ranks.learn_imports(trains)
+                self._tell_imports()
+                self.staging.complete(trains)
+                self.tracer.watch_ranks(self.ranks.held.values())
             due = now >= self._beat_at + self.beat_s
             if due or (self._first_said != self.life.generation and self._summarize_ranks().step >= 0):
-                if not due:
-                    self._first_said = self.life.generation
+                self._first_said = self._first_said if due else self.life.generation
                 self._send_beat()
-
-    def _do_chores(self, now: float) -> None:
-        self._chores_at, trains = now, self._first_said == self.life.generation
-        self.ranks.learn_imports(trains)
-        self._tell_imports()
-        self.staging.complete(trains)
-        self.tracer.watch_ranks(self.ranks.held.values())
 
     def _tell_imports(self) -> None:
         """Send the controller the script's modules that the zygote has preloaded; only the node of rank 0 does so."""
