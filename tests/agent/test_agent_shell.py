@@ -153,18 +153,19 @@ async def test_news_of_copies_does_not_put_off_what_is_done_now_and_then(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks that keep their state at every step send such news all the time; a zygote learnt nothing meanwhile."""
-    learnt, polls = list[bool](), list[object]()
+    learnt, polls, over = list[bool](), list[object](), asyncio.Event()
 
     def step(tick: object) -> None:
         polls.append(tick)
         agent._send_beat()
+        if len(learnt) == 3 or len(polls) == 50:
+            over.set()
 
     agent.beat_s = 0.4
     monkeypatch.setattr(agent.ranks, "learn_imports", learnt.append)
     monkeypatch.setattr(agent, "_step", step)
     polling = asyncio.create_task(agent._poll_ranks())
-    while len(learnt) < 3 and len(polls) < 50:  # noqa: ASYNC110  a stub that fills a list has nobody to tell
-        await asyncio.sleep(0.02)
+    await over.wait()
     polling.cancel()
     await asyncio.wait({polling})
     assert len(learnt) == 3
