@@ -46,7 +46,10 @@ REFUSED = {
     "unknown fleet": ("--fleet cloud ok.py", "--fleet cloud: there is no such fleet"),
     "unknown setting": ("--set recovery.grace=3 ok.py", "there is no setting 'recovery.grace'"),
     "unknown section": ("--set retry.grace=3 ok.py", "there is no section 'retry'"),
-    "a setting of the wrong kind": ("--set recovery.attempts=many ok.py", "recovery.attempts must be a whole number, not 'many'"),
+    "a setting of the wrong kind": (
+        "--set recovery.attempts=many ok.py",
+        "recovery.attempts must be a whole number, not 'many'",
+    ),
     "contradiction": ("--set silence.silence_s=1 ok.py", "silence.silence_s must be at least two beats"),
     "bad config": ("--config bad.toml ok.py", "the config file bad.toml is not valid TOML"),
     "log dir": ("--log-dir file/logs ok.py", "cannot write to the log directory"),
