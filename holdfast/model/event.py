@@ -190,7 +190,7 @@ class LinksDown(msgspec.Struct, frozen=True, kw_only=True, tag="links_down"):
 
 
 class LinksUp(msgspec.Struct, frozen=True, kw_only=True, tag="links_up"):
-    """The links of these nodes are up again."""
+    """No network port of these nodes is down any more; a LinksDown had named them."""
 
     nodes: tuple[str, ...]
 

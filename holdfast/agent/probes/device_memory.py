@@ -23,7 +23,7 @@ def word_tensor(device: torch.device, size: int) -> torch.Tensor:
 
 
 def check_patterns(piece: torch.Tensor) -> dict[str, object]:
-    """Check that all words of this memory keep each pattern, and then their own index; return fields of a finding."""
+    """Write each pattern into this memory, then each word's own index; return `ok`, and `detail` if words differ."""
     for pattern in _PATTERNS:
         piece.fill_(pattern)
         if wrong := int((piece != pattern).count_nonzero()):

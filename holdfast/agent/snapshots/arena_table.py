@@ -49,7 +49,7 @@ def pin_snapshot(arena: Arena, sealed: SealedSnapshot) -> SnapshotPin | None:
 
 
 def drop_left(arena: Arena, launch: KeeperLaunch) -> None:
-    """Drop the snapshots of lineages that this launch leaves."""
+    """Drop the snapshots that are not of the lineage which this launch goes on with."""
     for one in arena.list_sealed():
         if launch.drops(one.generation, one.step):
             arena.drop(one.slot)
@@ -153,6 +153,6 @@ class ArenaTable:
             own.arena.flag_slot(found.slot, VERIFIED)
 
     def drop_left(self, launch: KeeperLaunch) -> None:
-        """Drop all snapshots of lineages that this launch leaves, pinned ones too."""
+        """Drop all snapshots, even pinned ones, that are not of the lineage which this launch goes on with."""
         for own in self.list_arenas():
             drop_left(own.arena, launch)

@@ -48,7 +48,7 @@ def draft_run(args: RunArgs, settings: Settings, entry: EntryPoint, job: Job) ->
 
 
 class ClusterRun:
-    """A run whose controller this host carries; the run is new, or has had controllers on other hosts."""
+    """A run on a cluster with its controller on this host; the run is new, or goes on from earlier controllers."""
 
     def __init__(self, args: RunArgs, draft: RunSpec, lease: "ControllerLease | None" = None, secret: str = "") -> None:
         """Make the run directory. `lease` and `secret` are for a run whose journal is in Postgres."""

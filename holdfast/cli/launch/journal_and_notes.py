@@ -42,7 +42,7 @@ class RunRecord(NamedTuple):
             await self.handover.run()
 
     def put_keys(self) -> None:
-        """Write the current keys, tokens and serials to the notes for another host, before any node is told of them."""
+        """Save keys, tokens and serials where a controller on another host finds them, before any node gets them."""
         if self.handover:
             self.handover.put_keys()
 

@@ -47,7 +47,7 @@ def parse_number(given: GivenFlags, name: str, *, most: int | None = None) -> in
 
 
 def parse_standbys(given: GivenFlags) -> tuple[int, float | None]:
-    """Return the number of standbys, and None. For `auto`, return 1, and the hours that replacing a standby takes."""
+    """Return (number of standbys, None); for `auto`, (1, the hours that replacing a standby takes)."""
     word = given.words.get("standbys")
     if word is None:
         return 0, None

@@ -47,7 +47,8 @@ class GpuUpload:
 
     @contextmanager
     def from_file(self, path: str, first: int) -> Iterator[Callable[[int, torch.Tensor], None]]:
-        """Yield a function that fills a tensor from an offset of the image, which starts at `first`; wait at exit."""
+        """Yield a function (offset, tensor) that queues a fill from the image that begins at byte `first` of the file.
+        At exit, wait for all fills."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             yield lambda at, tensor: self._add_tensor(fd, first + at, tensor)

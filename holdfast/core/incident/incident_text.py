@@ -190,7 +190,7 @@ def describe_unknown_resume(record: Record | Change) -> str:
 
 
 def lost_steps(record: Record | Change) -> int | None:
-    """Return how many steps have to be made again; None if unknown. Ranks may stop before they have made them."""
+    """Return how many steps have to be made again; None if unknown. Fewer are made if the job ends first."""
     if record.resumed_from is None or record.counted or is_untold(record):
         return None
     made_step = record.made_step if isinstance(record, Record) else -1

@@ -79,7 +79,7 @@ class Incident(msgspec.Struct, kw_only=True):
             self.dropped += 1
 
     def on_late_step(self, event: Progress) -> bool:
-        """Take in a step made before the first alarm but reported after it. Return whether it was new."""
+        """Take in a step made before the first alarm but reported after it; return whether it is the last good one."""
         if event.generation != self.generation:
             return False
         self.untold = False

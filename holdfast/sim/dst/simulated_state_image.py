@@ -16,7 +16,7 @@ _TRUTH = struct.Struct("<qqq")
 
 
 class StateTruth(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """What is true about a state, whatever its slot's header or its note says."""
+    """What is true about a simulated state, whatever its slot's header, or its note on disk, claims."""
 
     step: int
     made: int  # the generation that made it

@@ -50,7 +50,7 @@ class TimeBook:
         return self.pieces[-1].end_at if self.pieces else 0.0
 
     def add_piece(self, use: str, end_at: float, cause: str = "") -> None:
-        """Add a piece from the end of the last one to `end_at`."""
+        """Add the time from the end of the last piece to `end_at`; nothing if the book already reaches that far."""
         if end_at > self.at:
             self.pieces.append(TimePiece(use=use, start_at=self.at, end_at=end_at, cause=cause if use != TRAIN else ""))
 
