@@ -26,6 +26,7 @@ class NodeLinks:
         self._epoch = epoch
         self._outboxes: dict[str, Outbox] = {}
         self._opened: dict[Outbox, int] = {}  # in which order links were opened
+        self._newest: dict[str, int] = {}  # the newest that each node has spoken on, whether or not it is still there
         self._links = 0  # opened so far
         self._acks: list[tuple[Outbox, Ack]] = []  # of posts that the journal may not have on disk yet
 
@@ -45,9 +46,9 @@ class NodeLinks:
         return self._outboxes.get(node) is outbox
 
     def has_newer_link(self, node: str, outbox: Outbox) -> bool:
-        """Whether the node has opened a newer link; if so, messages of this one may arrive after newer messages."""
-        newest = self._outboxes.get(node, outbox)
-        return newest is not outbox and self._opened[outbox] < self._opened[newest]
+        """Whether the node has spoken on a newer link, which may be gone by now: what comes on this one was said before
+        that."""
+        return self._opened.get(outbox, 0) < self._newest.get(node, 0)
 
     def make_outbox(self) -> Outbox:
         """Return the outbox of a link that was just opened; `open_link` later says which node it belongs to."""
@@ -60,6 +61,7 @@ class NodeLinks:
         """Send to the node through this outbox from now on; False if that is so already."""
         is_new = not self.is_newest(node, outbox)
         self._outboxes[node] = outbox
+        self._newest[node] = max(self._newest.get(node, 0), self._opened.get(outbox, 0))
         return is_new
 
     def close_link(self, node: str, outbox: Outbox) -> None:

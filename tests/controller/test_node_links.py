@@ -30,6 +30,16 @@ async def test_what_is_sent_goes_by_the_newest_link() -> None:
     assert not links.is_linked("a") and not links.send_errand("a", STOP)
 
 
+async def test_a_link_stays_older_than_one_that_is_gone() -> None:
+    """A hello of an agent that was killed comes after its successor was told to launch, and has lost its link."""
+    links = NodeLinks(lambda: 7)
+    older, newer = links.make_outbox(), links.make_outbox()
+    links.open_link("a", newer)
+    links.hang_up("a")
+    links.close_link("a", newer)
+    assert links.has_newer_link("a", older) and not links.has_newer_link("a", links.make_outbox())
+
+
 async def test_the_epoch_is_the_newest_one() -> None:
     epochs = [1]
     links = NodeLinks(lambda: epochs[-1])
