@@ -134,7 +134,8 @@ async def test_the_end_of_a_pod_is_seen_by_a_controller_that_is_refused_lists_at
     await asyncio.to_thread(until, lambda: lab.objects.refused > 3, "a refusal")
     lab.objects.forbidden.clear()
     await ending
-    assert not lab.fleet.nodes() and ("pods", f"lab-{node}") not in lab.objects.held
+    assert not lab.fleet.nodes()
+    await asyncio.to_thread(until, lambda: ("pods", f"lab-{node}") not in lab.objects.held, "the pod's deletion")
 
 
 async def test_the_secret_of_a_pod_goes_though_nobody_knows_whether_the_pod_has_ended(lab: Lab) -> None:
