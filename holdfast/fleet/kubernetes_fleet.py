@@ -75,6 +75,7 @@ class KubernetesFleet:
         self._owner: Manifest | None = None
         self._making: set[str] = set()
         self._ending: set[str] = set()
+        self._evicted: set[str] = set()  # are given back as such; their hosts may not be on record yet
         self._creating = asyncio.Lock()
         self._room = asyncio.Semaphore(_AT_ONCE)
         self._hosts: dict[str, HostView | None] = {}
@@ -141,8 +142,12 @@ class KubernetesFleet:
     async def _find_bad_hosts(self) -> list[str]:
         """Return the hosts to avoid: those of evicted nodes, and those whose pods have failed and will be evicted."""
         await self._table.refresh(anew=True)
-        pods = [self._table.pods.get(node) or self._table.removed.get(node) for node in self._records.nodes]
-        failed = [pod.spec.node_name for pod in pods if pod and (pod.status.phase == "Failed" or is_in_doubt(pod))]
+        pods = {node: self._table.pods.get(node) or self._table.removed.get(node) for node in self._records.nodes}
+        failed = [
+            pod.spec.node_name
+            for node, pod in pods.items()
+            if pod and (node in self._evicted or pod.status.phase == "Failed" or is_in_doubt(pod))
+        ]
         oldest = time.time() - self._wishes.avoid_s
         known = [host for host, at in self._records.avoided.items() if at > oldest]
         return [*dict.fromkeys((*known, *filter(None, failed)))][-_AVOIDED:] if self._wishes.avoid_s else []
@@ -153,6 +158,8 @@ class KubernetesFleet:
         if node not in self._records.nodes:
             return
         self._keep_node(node, released=True)
+        if cause is Dismissal.EVICTED:
+            self._evicted.add(node)
         async with self._creating:  # from here on its pod is there or will never be
             pass
         self._ending.add(node)
@@ -162,6 +169,7 @@ class KubernetesFleet:
             await self._end_pod(node)
         finally:
             self._ending.discard(node)
+            self._evicted.discard(node)
             with contextlib.suppress(KubernetesError):  # it goes with the run's lease at the latest
                 await self._client.delete_secret(pod_name(self._shape.run, node))
         self._keep(nodes={name: one for name, one in self._records.nodes.items() if name != node})

@@ -204,6 +204,12 @@ async def test_machines_that_wait_for_others_too_long_are_given_back(lab: Lab) -
         await asyncio.sleep(0.05)
 
 
+def avoided_hosts(lab: Lab, node: str) -> list[str]:
+    required = lab.pod(node)["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    [rule] = required["nodeSelectorTerms"][0]["matchExpressions"]
+    return rule["values"]
+
+
 async def test_the_host_of_an_evicted_node_is_avoided_and_tainted_where_that_is_allowed(lab: Lab) -> None:
     nodes = await lab.up(2)
     bad, worse = (lab.machine(node) for node in nodes)
@@ -214,11 +220,17 @@ async def test_the_host_of_an_evicted_node_is_avoided_and_tainted_where_that_is_
     await lab.fleet.give_back(nodes[1], "failed its check: gemm", Dismissal.EVICTED)
     assert "taints" not in lab.objects.get("nodes", worse)["spec"]
     [new] = await (await lab.reopen()).acquire(1)
-    required = lab.pod(new)["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    [rule] = required["nodeSelectorTerms"][0]["matchExpressions"]
-    assert rule["values"] == sorted((bad, worse))
+    assert avoided_hosts(lab, new) == sorted((bad, worse))
     [other] = await (await lab.reopen(avoid_s=0.0)).acquire(1)
     assert "affinity" not in lab.pod(other)["spec"]
+
+
+async def test_a_pod_asked_for_while_a_node_is_evicted_avoids_its_host(lab: Lab) -> None:
+    [node] = await lab.up(1)
+    bad = lab.machine(node)
+    asked = asyncio.create_task(lab.fleet.acquire(1))
+    await asyncio.gather(lab.fleet.give_back(node, "evicted", Dismissal.EVICTED), asked)
+    assert avoided_hosts(lab, asked.result()[0]) == [bad]
 
 
 async def test_a_node_that_is_only_not_needed_taints_nobody(lab: Lab) -> None:
