@@ -207,7 +207,8 @@ async def test_machines_that_wait_for_others_too_long_are_given_back(lab: Lab) -
 def avoided_hosts(lab: Lab, node: str) -> list[str]:
     required = lab.pod(node)["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     [rule] = required["nodeSelectorTerms"][0]["matchExpressions"]
-    return rule["values"]
+    hosts: list[str] = rule["values"]
+    return hosts
 
 
 async def test_the_host_of_an_evicted_node_is_avoided_and_tainted_where_that_is_allowed(lab: Lab) -> None:
