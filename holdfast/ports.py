@@ -1,6 +1,6 @@
 """Interfaces between the controller and the world around it: journal, notes, fleet, block list, store and sockets."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
@@ -63,9 +63,10 @@ class Fleet(Protocol):
     can_acquire: bool
     survey_s: float  # between two surveys; 0: there is nothing to survey
 
-    async def acquire(self, count: int) -> tuple[str, ...]:
-        """Ask for this many nodes and return their names at once. A node may wait in a queue first; it dials the
-        controller when it runs. Raise FleetRefusal if asking again is useless, and OSError on any other failure."""
+    async def acquire(self, count: int, evicted: Collection[str] = ()) -> tuple[str, ...]:
+        """Ask for this many nodes and return their names at once, on hosts other than those of `evicted` nodes, which
+        are to be given back. A node may wait in a queue first; it dials the controller when it runs. Raise FleetRefusal
+        if asking again is useless, and OSError on any other failure."""
 
     async def give_back(self, node: str, reason: str, cause: Dismissal = Dismissal.UNTOLD) -> None:
         """End the node and all processes on it; an unknown or ended node is no error. `reason` is for people.

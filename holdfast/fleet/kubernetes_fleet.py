@@ -75,7 +75,6 @@ class KubernetesFleet:
         self._owner: Manifest | None = None
         self._making: set[str] = set()
         self._ending: set[str] = set()
-        self._evicted: set[str] = set()  # are given back as such; their hosts may not be on record yet
         self._creating = asyncio.Lock()
         self._room = asyncio.Semaphore(_AT_ONCE)
         self._hosts: dict[str, HostView | None] = {}
@@ -94,14 +93,14 @@ class KubernetesFleet:
 
     # --- acquiring ---------------------------------------------------------------------------------------------
 
-    async def acquire(self, count: int) -> tuple[str, ...]:
+    async def acquire(self, count: int, evicted: Collection[str] = ()) -> tuple[str, ...]:
         first = self._records.next
         names = tuple(f"n{number}" for number in range(first, first + count))
         self._making.update(names)
         self._keep(next=first + count, nodes=self._records.nodes | {name: PodRecord() for name in names})
         try:
             async with self._creating:
-                owner, avoided = await self._find_owner(), await self._find_bad_hosts()
+                owner, avoided = await self._find_owner(), await self._find_bad_hosts(evicted)
                 await self._call_all([self._create_node(name, owner, avoided) for name in names])
         except OSError:
             await self._undo(names)
@@ -139,14 +138,14 @@ class KubernetesFleet:
             self._owner = owner_reference(self._shape.run, (lease.metadata and lease.metadata.uid) or "")
         return self._owner
 
-    async def _find_bad_hosts(self) -> list[str]:
-        """Return the hosts to avoid: those of evicted nodes, and those whose pods have failed and will be evicted."""
+    async def _find_bad_hosts(self, evicted: Collection[str]) -> list[str]:
+        """Return the hosts to avoid: those of nodes that were or are being evicted, or whose pods have failed."""
         await self._table.refresh(anew=True)
         pods = {node: self._table.pods.get(node) or self._table.removed.get(node) for node in self._records.nodes}
         failed = [
             pod.spec.node_name
             for node, pod in pods.items()
-            if pod and (node in self._evicted or pod.status.phase == "Failed" or is_in_doubt(pod))
+            if pod and (node in evicted or pod.status.phase == "Failed" or is_in_doubt(pod))
         ]
         oldest = time.time() - self._wishes.avoid_s
         known = [host for host, at in self._records.avoided.items() if at > oldest]
@@ -158,8 +157,6 @@ class KubernetesFleet:
         if node not in self._records.nodes:
             return
         self._keep_node(node, released=True)
-        if cause is Dismissal.EVICTED:
-            self._evicted.add(node)
         async with self._creating:  # from here on its pod is there or will never be
             pass
         self._ending.add(node)
@@ -169,7 +166,6 @@ class KubernetesFleet:
             await self._end_pod(node)
         finally:
             self._ending.discard(node)
-            self._evicted.discard(node)
             with contextlib.suppress(KubernetesError):  # it goes with the run's lease at the latest
                 await self._client.delete_secret(pod_name(self._shape.run, node))
         self._keep(nodes={name: one for name, one in self._records.nodes.items() if name != node})

@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -84,7 +85,7 @@ class LocalFleet:
         """Return the numbers of all nodes that this run ever had; a name is never used twice in a run."""
         return sorted(int(path.name[1:]) for path in self._dir.iterdir() if _NAME.fullmatch(path.name))
 
-    async def acquire(self, count: int) -> tuple[str, ...]:
+    async def acquire(self, count: int, evicted: Collection[str] = ()) -> tuple[str, ...]:
         """Start nodes and return their names. All folders are made first, so that a call to end all nodes sees them."""
         first = max(self._used_numbers(), default=-1) + 1
         nodes = [msgspec.structs.replace(self.template, node=f"n{n}", order=n) for n in range(first, first + count)]

@@ -1,5 +1,7 @@
 """Fleet of nodes that people or tools start with `holdfast run`, one per host; they join by themselves."""
 
+from collections.abc import Collection
+
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_report import FleetNode
 from holdfast.model.observation import Departure
@@ -15,7 +17,7 @@ class JoinFleet:
     def departures(self) -> tuple[Departure, ...]:
         return ()  # they are on the disks of other hosts
 
-    async def acquire(self, count: int) -> tuple[str, ...]:
+    async def acquire(self, count: int, evicted: Collection[str] = ()) -> tuple[str, ...]:
         raise OSError(f"this fleet cannot start nodes; start {count} more with the same command on other hosts")
 
     async def give_back(self, node: str, reason: str, cause: Dismissal = Dismissal.UNTOLD) -> None:

@@ -7,7 +7,7 @@ import logging
 import shlex
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +92,8 @@ class SlurmFleet:
 
     # --- acquire ------------------------------------------------------------------------------------------------
 
-    async def acquire(self, count: int) -> tuple[str, ...]:
-        return await asyncio.to_thread(self._acquire_nodes, count)
+    async def acquire(self, count: int, evicted: Collection[str] = ()) -> tuple[str, ...]:
+        return await asyncio.to_thread(self._acquire_nodes, count)  # without all hosts that nodes have now
 
     def _acquire_nodes(self, count: int) -> tuple[str, ...]:
         self.survey_s = _SOON_S

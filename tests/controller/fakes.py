@@ -1,6 +1,7 @@
 """A fleet, a store, a list of blocked hosts and notes that do what they are told, and remember it."""
 
 import asyncio
+from collections.abc import Collection
 from concurrent.futures import Future
 
 from holdfast.controller.blocked_hosts import HostAdmission
@@ -20,6 +21,7 @@ class FakeFleet:
         self.released: list[tuple[str, str]] = []
         self.error: OSError | None = None
         self.departed: tuple[Departure, ...] = ()
+        self.avoided: tuple[str, ...] = ()  # nodes that were being evicted at the last acquisition
         self.seen: dict[str, FleetNode] = {}  # what a survey tells of nodes; the others are up
         self.surveys = 0
         self.survey_error: OSError | None = None
@@ -27,9 +29,10 @@ class FakeFleet:
     def departures(self) -> tuple[Departure, ...]:
         return self.departed
 
-    async def acquire(self, count: int) -> tuple[str, ...]:
+    async def acquire(self, count: int, evicted: Collection[str] = ()) -> tuple[str, ...]:
         if self.error:
             raise self.error
+        self.avoided = tuple(evicted)
         names = tuple(f"new{len(self.here) + n}" for n in range(count))
         self.here += names
         return names

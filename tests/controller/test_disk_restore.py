@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from holdfast.controller.actions.action_executor import EVICTED
-from holdfast.model.action import Dismiss, Finish, Launch
+from holdfast.model.action import Acquire, Dismiss, Dismissal, Finish, Launch
 from holdfast.model.errand import LaunchHere, Leave
-from holdfast.model.event import Limits
+from holdfast.model.event import Limits, Ready
 from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Copy, Doubt, Restore
 from holdfast.wire.agent_messages import Hello
@@ -273,6 +273,21 @@ async def test_an_evicted_node_keeps_its_disk_until_the_others_have_made_a_step(
     [leave] = [errand for _, errand in bench.told if errand.id == 4]
     assert isinstance(leave, Leave) and not leave.disk_over
     assert "what lies on the disk of a stays there: no later generation has made a step yet" in bench.said
+
+
+async def test_nodes_that_come_meanwhile_come_from_other_hosts_than_an_evicted_one() -> None:
+    bench = Bench("a", limits=Limits(wait_s=60.0))
+    bench.decider.step(1.0, Ready(node="a", host="h", nproc=1))
+    bench.hold(on_disks((1, 40)))
+    evicted = Dismiss(id=4, node="a", reason="evicted", cause=Dismissal.EVICTED)
+    carried = asyncio.create_task(bench.carry_out(evicted))
+    await settle()
+    await bench.carry_out(Acquire(id=5, count=1))
+    assert [*bench.fleet.avoided] == ["a"]
+    bench.executor.on_step()
+    await carried
+    await bench.carry_out(Acquire(id=6, count=2))  # one is there already
+    assert not bench.fleet.avoided, "it has been given back, and the fleet knows why"
 
 
 @pytest.mark.parametrize(("not_after", "stored"), [(None, 50), (50, 50), (49, -1)])

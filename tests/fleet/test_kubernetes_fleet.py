@@ -229,9 +229,8 @@ async def test_the_host_of_an_evicted_node_is_avoided_and_tainted_where_that_is_
 async def test_a_pod_asked_for_while_a_node_is_evicted_avoids_its_host(lab: Lab) -> None:
     [node] = await lab.up(1)
     bad = lab.machine(node)
-    asked = asyncio.create_task(lab.fleet.acquire(1))
-    await asyncio.gather(lab.fleet.give_back(node, "evicted", Dismissal.EVICTED), asked)
-    assert avoided_hosts(lab, asked.result()[0]) == [bad]
+    [new] = await lab.fleet.acquire(1, evicted={node})
+    assert avoided_hosts(lab, new) == [bad]
 
 
 async def test_a_node_that_is_only_not_needed_taints_nobody(lab: Lab) -> None:

@@ -98,6 +98,7 @@ class ActionExecutor:
         self.dispatch, self.probing, self.replaying, self.staging = dispatch, probing, replaying, staging
         self.admission = admission
         self._stepping = asyncio.Event()
+        self._evicting: set[str] = set()  # nodes whose hosts are not to come back
         self._launched: frozenset[str] = frozenset()  # nodes of the newest generation
         self._has_stepped = False  # that generation
         self._noted: LaunchPlan | None = None  # the newest, as far as this controller has read or written it
@@ -123,7 +124,7 @@ class ActionExecutor:
             case Acquire():
                 return await self._acquire_nodes(action)
             case Dismiss():
-                return await self._dismiss_node(action)
+                return await self._evict_or_dismiss(action)
             case Block():
                 return await self.admission.block_host(action)
             case Launch():
@@ -161,11 +162,20 @@ class ActionExecutor:
         # Nodes that came by an earlier try of this action, of which a crash of ours lost the outcome, count first.
         known = self.registry.known_nodes()
         here = [node for node in self.fleet.nodes() if node not in known][: action.count]
+        missing = action.count - len(here)
         try:
-            more = await self.fleet.acquire(action.count - len(here)) if len(here) < action.count else ()
+            more = await self.fleet.acquire(missing, self._evicting) if missing > 0 else ()
         except FleetRefusal as e:
             return Outcome(action=action.id, ok=False, nodes=tuple(here), detail=str(e), refused=True)
         return Outcome(action=action.id, ok=True, nodes=(*here, *more))
+
+    async def _evict_or_dismiss(self, action: Dismiss) -> Outcome:
+        if action.cause is Dismissal.EVICTED:
+            self._evicting.add(action.node)
+        try:
+            return await self._dismiss_node(action)
+        finally:
+            self._evicting.discard(action.node)
 
     async def _dismiss_node(self, action: Dismiss) -> Outcome:
         if held := bool(self.registry.copies.get(action.node)):

@@ -1,7 +1,7 @@
 """The simulated fleet and store; machines live outside of the controller and outlive it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from random import Random
 
 from holdfast.model.action import Dismissal
@@ -87,7 +87,7 @@ class SimFleet:
     def departures(self) -> tuple[Departure, ...]:
         return ()  # the disks of machines that have left are out of reach
 
-    async def acquire(self, count: int) -> tuple[str, ...]:
+    async def acquire(self, count: int, evicted: Collection[str] = ()) -> tuple[str, ...]:
         if not self.can_acquire:
             raise OSError("this fleet cannot start nodes")
         await asyncio.sleep(self._scene.rng.uniform(0.05, 2.0))
