@@ -285,10 +285,12 @@ def _judge_start(case: IncidentCase) -> Verdict:
 
 
 def _keep_bad_node(case: IncidentCase) -> Verdict:
-    """Return the verdict on a bad node that cannot be replaced: restart on it once, then give up."""
+    """Return the verdict on a bad node that cannot be replaced: restart on it once, then give up. An eviction of it is
+    no such restart: it came back, perhaps mended, because no other node was there."""
     if case.is_capped:
         return _restarts_used_up(case)
-    if any(set(past.nodes) & set(case.cause.suspects) for past in case.recent_failures):
+    kept = [past for past in case.recent_failures if not past.evicted]
+    if any(set(past.nodes) & set(case.cause.suspects) for past in kept):
         return _give_up("same failure again on a node that cannot be replaced")
     return Verdict(remedy=Remedy.RESTART, reason="no standby can replace it: restarted in place")
 

@@ -178,6 +178,9 @@ def test_a_bad_machine_is_evicted_whatever_else_is_known(kind: Kind) -> None:
 def test_a_bad_machine_that_nobody_can_replace() -> None:
     assert find_verdict(case(LOST, replaceable=False)).remedy is Remedy.RESTART
     assert find_verdict(case(LOST, replaceable=False, past=past(10))).remedy is Remedy.GIVE_UP
+    evicted = tuple(msgspec.structs.replace(one, evicted=True) for one in past(10))
+    back = find_verdict(case(LOST, replaceable=False, past=evicted))
+    assert back.remedy is Remedy.RESTART, "it was evicted, came back as no other node was there, and was not tried yet"
     assert find_verdict(case(LOST, replaceable=False, rounds=3)).remedy is Remedy.GIVE_UP
     assert find_verdict(case(LOST, replaceable=False, max_restarts=0)).remedy is Remedy.GIVE_UP
 
