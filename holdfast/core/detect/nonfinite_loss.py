@@ -6,6 +6,8 @@ scaling skips, losses are. Gradient norms are ignored, because loss scaling make
 
 from math import isfinite
 
+import msgspec
+
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Loss
 
@@ -15,31 +17,14 @@ SKIPPED_UPDATES = 30  # in a row: by so many a GradScaler has halved any scale t
 
 def alarm_of(told: Loss) -> Alarm:
     what = "had losses that were not finite" if isfinite(told.loss) else f"has a loss of {told.loss}"
-    return Alarm(
-        kind=Kind.LOSS,
-        at=told.at,
-        suspects=(told.node,),
-        ranks=(told.rank,),
-        generation=told.generation,
-        klass=BAD_LOSS,
-        reason=f"{what} since step {_step_text(told)}",
-        signature="loss",
-        not_after=told.step - 1 if told.numbered else None,
-    )
+    alarm = _loss_alarm(told, f"{what} since step {_step_text(told)}", "loss", BAD_LOSS)
+    return msgspec.structs.replace(alarm, not_after=told.step - 1 if told.numbered else None)
 
 
 def single_alarm_of(told: Loss) -> Alarm:
     """Return an alarm that is only reported, for a single loss that was not finite between finite ones."""
-    return Alarm(
-        kind=Kind.LOSS,
-        at=told.at,
-        suspects=(told.node,),
-        ranks=(told.rank,),
-        generation=told.generation,
-        reason=f"had a loss that was not finite at step {_step_text(told)} and a finite one after it: training goes on",
-        signature="single loss",
-        stance=Stance.NOTIFY,
-    )
+    reason = f"had a loss that was not finite at step {_step_text(told)} and a finite one after it: training goes on"
+    return msgspec.structs.replace(_loss_alarm(told, reason, "single loss"), stance=Stance.NOTIFY)
 
 
 def skipping_alarm_of(told: Loss, updates: int) -> Alarm:
@@ -47,16 +32,20 @@ def skipping_alarm_of(told: Loss, updates: int) -> Alarm:
     weights stay as they are, so there is no state to go back to."""
     where = f"after step {_step_text(told)}" if told.step >= 0 else "before any step was seen"
     why = "its GradScaler finds gradients that are not finite"
+    reason = f"has skipped {updates} updates in a row {where}: {why}; nothing is done about it"
+    return msgspec.structs.replace(_loss_alarm(told, reason, "skipped updates", BAD_LOSS), stance=Stance.NOTIFY)
+
+
+def _loss_alarm(told: Loss, reason: str, signature: str, klass: str = "") -> Alarm:
     return Alarm(
         kind=Kind.LOSS,
         at=told.at,
         suspects=(told.node,),
         ranks=(told.rank,),
         generation=told.generation,
-        klass=BAD_LOSS,
-        reason=f"has skipped {updates} updates in a row {where}: {why}; nothing is done about it",
-        signature="skipped updates",
-        stance=Stance.NOTIFY,
+        klass=klass,
+        reason=reason,
+        signature=signature,
     )
 
 
