@@ -1,14 +1,14 @@
-"""Holdfast keeps large PyTorch training jobs productive while machines fail; here are the verbs a script uses.
+"""Holdfast keeps large PyTorch training jobs productive while machines fail. A script may use these functions.
 
-holdfast.attach(ddp)                      # the same sums in every generation, so that a resume is exact
-holdfast.step(n, loss=loss, tokens=4096)  # the step that is done, and what it took
-holdfast.watch(optimizer)                 # its updates are looked at, too
-with holdfast.phase("eval"): ...          # what the rank is at, when it is not training
-ckpt = holdfast.Checkpointer(...)         # state that survives: ckpt.restore(), ckpt.save(n)
-replay = holdfast.replayable(seed=seed)   # its work may be done again, to find a machine that does it wrong
-if holdfast.skip(n): continue             # before step n: its batch is to be left out
-for n, batch in holdfast.batches(loader)  # the same for who has a loader
-@holdfast.survive(model=ddp)              # the function that is entered again, in the same process, when others fail
+holdfast.attach(ddp)                      # fixes the order of gradient sums, so that a resume is exact
+holdfast.step(n, loss=loss, tokens=4096)  # reports that step n is done, with its loss and number of tokens
+holdfast.watch(optimizer)                 # reports the size of the optimizer's updates
+with holdfast.phase("eval"): ...          # reports what the rank does when it is not training
+ckpt = holdfast.Checkpointer(...)         # saves and restores state: ckpt.restore(), ckpt.save(n)
+replay = holdfast.replayable(seed=seed)   # lets nodes repeat steps, to find one that computes wrongly
+if holdfast.skip(n): continue             # before step n: whether to leave its batch out
+for n, batch in holdfast.batches(loader)  # yields the batches of a loader, except those to skip
+@holdfast.survive(model=ddp)              # calls the function again, in the same process, when another rank fails
 """
 
 from holdfast.client.training.progress import here as _here
@@ -35,7 +35,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Some verbs bring torch with them, so they come when they are asked for."""
+    """Import Checkpointer and survive on first use, because they import torch."""
     if name == "Checkpointer":
         from holdfast.client.checkpointing.checkpointer import Checkpointer
 

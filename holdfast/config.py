@@ -162,7 +162,7 @@ def _check_known(section: str, fields: object) -> None:
 
 
 def _describe_type(kind: Any) -> str:
-    """Return in words what values a setting takes; "" for a table, of which msgspec says what is wrong."""
+    """Return in words what values a setting takes; "" for a table, for which msgspec's own message is used."""
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return f"one of {', '.join(kind)}"
     words = {int: "a whole number", bool: "true or false", str: "a text"}

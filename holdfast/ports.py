@@ -58,7 +58,7 @@ class FleetRefusal(OSError):
 
 
 class Fleet(Protocol):
-    """The source of nodes."""
+    """The place that a job's nodes come from and go back to."""
 
     can_acquire: bool
     survey_s: float  # between two surveys; 0: there is nothing to survey
@@ -69,11 +69,9 @@ class Fleet(Protocol):
         if asking again is useless, and OSError on any other failure."""
 
     async def give_back(self, node: str, reason: str, cause: Dismissal = Dismissal.UNTOLD) -> None:
-        """End the node and all processes on it; an unknown or ended node is no error. `reason` is for people.
-
-        On return, no process of the node is alive: the next generation relies on that. Raise OSError if that is not
-        certain. A fleet that cannot acquire cannot end nodes either, so the controller does not rely on its answer.
-        """
+        """End the node and all processes on it; an unknown or ended node is no error. `reason` is for people. Return
+        only if no process of the node is alive, since the next generation relies on it; otherwise raise OSError. A
+        fleet with `can_acquire` false cannot end nodes, so the controller does not take its return as proof."""
 
     async def survey(self) -> dict[str, FleetNode]:
         """Return all nodes that were acquired and not given back, as the cluster sees them now. Raise OSError if the
@@ -103,10 +101,8 @@ class Store(Protocol):
     host: str
 
     async def open(self, generation: int) -> int:
-        """Return the port of this generation's store, the same at every call; raise OSError if there is none.
-
-        A negative generation stands for a group outside the generations, such as one of a replay.
-        """
+        """Return the port of this generation's store, the same at every call; OSError if the store cannot be opened. A
+        negative number opens a store for ranks outside of any generation, such as those of a replay."""
 
     async def quit(self) -> None:
         """Shut down the store, because the job is over."""

@@ -28,7 +28,7 @@ from holdfast.wire.rank_memory.slot_reader import SlotReading
 
 
 class ControllerLink(Protocol):
-    """One link to the controller; iterating over it gives its messages until it ends."""
+    """One link to the controller; `async for` yields the controller's messages until the link ends."""
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
     async def send_bytes(self, packet: bytes) -> None:
@@ -62,10 +62,10 @@ class RankSlots(Protocol):
     """The progress slots in which ranks report their steps."""
 
     def read_slots(self) -> list[tuple[int, SlotReading]]:
-        """Return what each rank last wrote, with the index of its slot."""
+        """Return the newest content of each rank's progress slot, with the slot's index."""
 
     def read_entries(self, index: int, reading: SlotReading, after: int) -> tuple[int, list[StepValues | Mark]]:
-        """Return the newest entry's number, and all entries of this rank after number `after`, oldest first."""
+        """Return the number of the rank's newest loss or state hash, and all after number `after`, oldest first."""
 
 
 class NodeRanks(Protocol):
@@ -84,28 +84,28 @@ class NodeRanks(Protocol):
 
     @property
     def warm(self) -> asyncio.Event:
-        """Set as soon as ranks can be started without a wait."""
+        """An event, set as soon as ranks can be started without waiting for a zygote."""
 
     @property
     def cold(self) -> str:
         """Why ranks are started as new processes and not forked from a zygote; empty if they are forked."""
 
     async def listen(self, listed: asyncio.Event) -> None:
-        """Receive the holder's messages for as long as it lives; set `listed` once it has listed what it holds."""
+        """Receive the holder's messages for as long as it lives; set `listed` once it has listed ranks and arenas."""
 
     @property
     def kept(self) -> int:
-        """How many parked ranks went on in their processes at the newest launch; 0 since a stop."""
+        """The number of parked ranks that the newest launch continued in the same process; a stop resets it to 0."""
 
     async def end_parked(self) -> None:
         """End the parked ranks."""
 
     async def launch_ranks(self, errand: LaunchHere) -> str:
-        """Start every rank of the seat, or let parked ones go on; return an error in words, empty if all have."""
+        """Start the seat's ranks, or continue the parked ones; return an error in words, empty if every rank runs."""
 
     async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0) -> str:
-        """End all ranks of generations up to this one; return in words what still lives, empty if nothing does. Those
-        that park themselves within `park_s` are not ended."""
+        """End all ranks of generations up to `up_to`, except those that park within `park_s`. Return in words which
+        processes still live; empty if none does."""
 
     def quit_holder(self, code: int) -> None:
         """End everything on this node, this agent included."""
@@ -114,11 +114,11 @@ class NodeRanks(Protocol):
         """Have the zygote preload modules that the script was seen to import, so that the next ranks start sooner."""
 
     def hear_imports(self, modules: tuple[str, ...]) -> None:
-        """Note the script's imports as another node has reported them; they are used while this node has no ranks."""
+        """Note the script's imports on another node; the zygote preloads them while this node has no ranks."""
 
     @property
     def proven_imports(self) -> tuple[str, ...]:
-        """The modules, learned from the script, that the zygote has and that ranks can be forked with."""
+        """The modules learned from the script that the zygote has preloaded and that a fork is known to work with."""
 
     def read_mesh(self) -> Dims: ...
     def read_replayable(self) -> str: ...
@@ -149,10 +149,10 @@ class SnapshotKeeper(Protocol):
         """Return the beat, completed with the progress of snapshots, copies and checkpoints."""
 
     async def use_run(self, run: str) -> None:
-        """Set the run whose states on this host's disk may be used, and read which states there are."""
+        """Set the run whose states on this host's disk may be restored, and list those states."""
 
     async def leave_job(self, errand: Leave) -> None:
-        """Write the final states before the node leaves, as far as time allows; remove what nobody needs any more."""
+        """Write the final states before the node leaves, as far as time allows; remove states that nobody needs."""
 
 
 class NodeStaging(Protocol):
@@ -172,7 +172,7 @@ class DiagnosisRunner(Protocol):
 
 
 class HealthSigns(Protocol):
-    """What the machine shows: why a rank may have ended, what strains the machine, and how fast its GPUs are."""
+    """Health of the machine: why a rank may have ended, the machine's strains, and the speed of its GPUs."""
 
     @property
     def peak_flops(self) -> float:

@@ -1,8 +1,6 @@
-"""Notes on disk that outlive an agent: finished errands, stops, the epoch, leaving, and when the controller was lost.
-
+"""Notes on disk that outlive an agent: errands done, generation stopped, epoch, departure, and since when it is alone.
 If a note cannot be written, only the next agent lacks it. The agent still acts: above all, it ends ranks even if it
-cannot note that they were stopped.
-"""
+cannot note that they were stopped."""
 
 import contextlib
 import logging
@@ -89,13 +87,13 @@ class AgentStateFiles:
         _write_file(self._left, f"{errand.reason}\n".encode())
 
     def write_departure(self, departure: Departure) -> None:
-        """Write down how far the ranks came without a controller, for the controller that takes over. Keep a note that
-        an earlier agent has written: it saw the ranks before they ended."""
+        """Write down the ranks' last steps without a controller, for the controller that takes over. Keep the note of
+        an earlier agent, which saw the ranks before they ended."""
         if not self._departure.exists():
             _write_file(self._departure, msgspec.json.encode(departure))
 
     def complete_departure(self, complete: Callable[[Beat], Beat]) -> None:
-        """Bring the beat in the departure note up to date, if the note has one, by calling `complete` on it."""
+        """Replace the beat in the departure note, if the note has one, by what `complete` makes of it."""
         with contextlib.suppress(OSError, ValueError):
             told = from_json(self._departure.read_bytes(), Departure)
             if told.beat:
@@ -125,9 +123,9 @@ class AgentStateFiles:
             self._alone.unlink(missing_ok=True)
 
     def reset_notes(self, memory: str) -> None:
-        """Delete notes from the holder's last life: when the controller was lost, and an unfinished Leave errand. From
-        now on the former lies in the holder's memory at this path: a launch may follow once a node has been alone for
-        long enough, also if its disk takes no writes meanwhile and its agents die."""
+        """Delete the notes of the holder's last life: since when the node is alone, and an unfinished Leave errand.
+        Then link the first note to `memory`, a path in the holder's memory, so that it survives a full disk and the
+        agent's death: the controller may launch elsewhere once a node has been alone for long enough."""
         for note in (self._alone, self._leaving):
             with contextlib.suppress(OSError):
                 note.unlink(missing_ok=True)

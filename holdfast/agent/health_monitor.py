@@ -135,7 +135,7 @@ class HealthMonitor:
                 feed.wake.set()
 
     def on_rank_exit(self, at: float) -> None:
-        """Read the kernel log now, so that its lines precede the rank's exit; wake the GPU and host sources."""
+        """Read the kernel log now, to raise its alarms before the exit is reported; wake the GPU and host sources."""
         feed = self._feeds[_KERNEL]
         if self._kernel and feed.lock.acquire(timeout=_HURRY_S):
             try:
@@ -161,7 +161,7 @@ class HealthMonitor:
         return self.kills.has_recent()
 
     def scarcely(self) -> str:
-        """Return a sign of scarce memory in words; empty if there is none, or if the kernel log is readable."""
+        """Return a sign of scarce memory in words; empty if none, or if the kernel log can be read for proof."""
         return self.kills.scarcely(self._clock.monotonic()) if self._feeds[_KERNEL].absent else ""
 
     # --- threads -----------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class HealthMonitor:
         return self.logs.read
 
     def _is_worth_splitting(self, text: bytes) -> bool:
-        """Return whether a piece of a log may hold a line of Megatron's format, or one that a catalog row or a rule
+        """Return whether this text of a log may contain a Megatron progress line or a line that a catalog row or rule
         matches."""
         if self._spec.settings.rules.rule or megatron_progress.SIGN in text:
             return True
@@ -237,8 +237,8 @@ class HealthMonitor:
         return [held.rank_key for held in self._ties.list_ranks() if held.code is None]
 
     def _watched_paths(self) -> list[str]:
-        """Return the paths that the job writes to, and the storages in the wants of all nodes of this host: the node
-        that reads for the host may be a standby without ranks."""
+        """Return the paths that the job writes to, with the storages that ranks of any node on this host have asked
+        for: this node may be a standby without ranks."""
         paths = [self._spec.entry.cwd, self._spec.log_dir, str(self._dir), "/dev/shm"]
         wanted = self._dir.glob("want-*.json") if self._alone else self._dir.parent.glob("*/want-*.json")
         for path in wanted:

@@ -40,7 +40,7 @@ JudgeLastWords = Callable[[Exit, Path], Awaitable[Alarm]]  # told the folder in 
 
 
 def build_agent(node_dir: Path, sock: socket.socket, judge: JudgeLastWords) -> Agent:
-    """Put together the agent of a node; `sock` leads to its holder."""
+    """Put together the agent of a node; `sock` is connected to the node's holder."""
     spec = run_and_node_specs.read_json(node_dir / "spec.json", NodeSpec)
     identity = AgentIdentity(
         node=spec.node,

@@ -1,4 +1,4 @@
-"""The holder's zygotes: the one that ranks are forked from, and a better one that replaces it once warm."""
+"""The holder's zygotes: the one that ranks are forked from, and one with more modules that replaces it once warm."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ class Zygote:
 
 
 class ZygotePorts(NamedTuple):
-    """What zygotes need from their holder."""
+    """Callbacks that zygotes get from their holder."""
 
     watch: Callable[[socket.socket, Callable[[socket.socket], None]], None]  # call back when there is something to read
     drop: Callable[[socket.socket], None]  # watch it no longer
@@ -63,7 +63,7 @@ class Zygotes:
 
     @property
     def key(self) -> str:
-        """The key of the environment that the zygote was started with; empty if there is none."""
+        """The key of the environment that the zygote was started with; empty if no zygote was asked for."""
         return self._preload.key if self._preload else ""
 
     @property

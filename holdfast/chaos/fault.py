@@ -86,7 +86,7 @@ class PatchByte(msgspec.Struct, frozen=True, tag="patch"):
 
 
 class LeaveCgroup(msgspec.Struct, frozen=True, tag="leave"):
-    """Undo: move all processes of a cgroup made by chaos back to their former one, then remove that cgroup."""
+    """Undo: move all processes out of a cgroup made by chaos, back to the cgroup `back`, and remove the empty one."""
 
     group: str
     back: str

@@ -91,7 +91,7 @@ class JobObserver:
     # --- the controller ----------------------------------------------------------------------------------------
 
     def ask_controller(self, path: str, body: dict[str, Any] | None = None) -> bytes:
-        """Return the controller's answer; empty if no controller runs, CannotInject if it refuses."""
+        """Return the controller's answer; empty if no controller runs. Raises CannotInject if it refuses."""
         try:
             return fetch(self.run_dir, path, body)
         except RequestRefused as e:

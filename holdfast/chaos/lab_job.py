@@ -109,7 +109,7 @@ def start_job(made: LabJob, job: ScenarioJob, env: dict[str, str]) -> None:
 
 
 def job_flags(made: LabJob, job: ScenarioJob) -> tuple[list[str], dict[str, str]]:
-    """Return the flags and environment that let ranks obey orders, storage fail, and nodes act as machines."""
+    """Return flags and environment by which ranks take orders, storage can fail, and nodes act as machines."""
     flags = ["--preload", PRELOAD]
     control = made.folder / "storage-is"
     control.write_text("ok")

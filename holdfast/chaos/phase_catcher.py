@@ -36,7 +36,7 @@ def await_step(scene: InjectionScene, fault: InjectedFault, lives: Callable[[], 
 
 @contextlib.contextmanager
 def seize_moment(scene: InjectionScene, fault: InjectedFault, limit_s: float) -> Iterator[set[int]]:
-    """During the block, hold a rank at the fault's moment, if it has one; the block adds the pids that it strikes."""
+    """During the block, keep a rank stopped at the fault's moment, if it has one. Yields a set for the struck pids."""
     struck: set[int] = set()
     if not fault.when:
         yield struck
@@ -57,8 +57,8 @@ def _let_go(held: ProcessHandle) -> None:
 
 
 def _catch_rank(scene: InjectionScene, fault: InjectedFault, limit_s: float, look: CatchRank) -> ProcessHandle:
-    """Stop a rank at the fault's moment and return its handle; CannotInject after `limit_s`. It is the rank that the
-    fault names, or a random one."""
+    """Stop the rank that the fault names, or a random one, at the fault's moment; return its handle. Raises
+    CannotInject after `limit_s`."""
     until = time.monotonic() + limit_s
     rank = fault.rank
     while time.monotonic() < until:
@@ -107,7 +107,7 @@ def _catch_in_phase(
 def _catch_starting(
     scene: InjectionScene, status: ObservedStatus, rank: int, fault: InjectedFault
 ) -> ProcessHandle | None:
-    """Stop a rank before it restores state (store faults: before it forms groups); None if it has no process yet."""
+    """Stop a rank before it restores state or, for a store fault, joins groups; None if it has no process yet."""
     coming = status.generation + (status.phase not in _LAUNCHED)
     status = msgspec.structs.replace(status, generation=coming)
     try:

@@ -78,7 +78,7 @@ class SnapshotName(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """A slot promised to queued copies. The GPU seals the slot after them, which raises its seq from `seq` by one."""
+    """A slot promised to queued copies. After them the GPU seals it by setting its sequence number to `seq` + 1."""
 
     slot: int
     seq: int

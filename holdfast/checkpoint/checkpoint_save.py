@@ -105,10 +105,8 @@ def forsake_parts(base: str, author: Author, rank: int, steps: Collection[int], 
 
 
 def wait_until_begun(folder: str, pulse: WritePulse | None = None, wait_s: float = BEGUN_S) -> bool:
-    """Wait for rank 0 to begin this step; return whether it does in time. This keeps all ranks on the same step.
-
-    If nothing can be written to the storage, rank 0 cannot begin, and the wait ends: the snapshot is free again.
-    """
+    """Wait for rank 0 to begin this step; return whether it does in time. This keeps all ranks on the same step. If the
+    storage takes no writes, rank 0 cannot begin, so the wait ends early and the snapshot can be unpinned."""
     storage, until = open_storage(folder), time.monotonic() + wait_s
     try_at, try_s = time.monotonic() + _TRY_S, _TRY_S
     pulse = pulse or WritePulse()

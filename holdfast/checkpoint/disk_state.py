@@ -24,7 +24,7 @@ class DiskState(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
 
     def matches(self, rank: int, layout: str, step: int | None = None) -> bool:
-        """Return whether this is of the rank, of a layout whose digest begins with `layout`, and of `step` if given."""
+        """Return whether this is `rank`'s state, of `step` if given, with a layout digest beginning with `layout`."""
         plan = self.note.layout
         return plan.rank == rank and plan.digest.hex().startswith(layout) and step in (None, self.step)
 

@@ -71,7 +71,7 @@ class ImageLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> bytes:
-        """The hash of everything but payloads and owners; images with the same digest have the same form."""
+        """The hash of the layout without owners; images with one digest hold the same items at the same offsets."""
         told = [(i.spec.key, i.offset, i.length, i.payload, i.spec.dtype, i.spec.shape) for i in self.items]
         where = [(i.spec.whole, i.spec.start, i.spec.aliases) for i in self.items]
         return blake2b(msgspec.msgpack.encode((1, self.form, self.image_bytes, told, where)), digest_size=32).digest()
@@ -87,7 +87,7 @@ class ImageLayout(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(found)
 
     def owned_items(self) -> Iterator[tuple[ImageItem, int]]:
-        """Yield each item that this rank owns, with its offset in the rank's file, which joins the owned ranges."""
+        """Yield each item that this rank owns, with its offset in the rank's file, where owned ranges are joined."""
         before = 0
         for part in self.owned_ranges():
             for item in self.items:
@@ -127,7 +127,7 @@ def name_tensors(layouts: Sequence[ImageLayout]) -> dict[tuple[str, Ranks], str]
 
 
 def name_of(key: str, group: Ranks) -> str:
-    """Return the name of a key for a group that may not use the plain key: the key and the group's first rank."""
+    """Return the checkpoint name of a key whose plain name another group has: the key and this group's first rank."""
     return f"{key}@{group[0]}"
 
 

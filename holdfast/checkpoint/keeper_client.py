@@ -102,7 +102,7 @@ class KeeperClient:
         return self.put_file(f"metadata-{blake2b(metadata, digest_size=16).hexdigest()}", metadata)
 
     def write_files(self) -> str:
-        """Write what could not be written before; return in one sentence why it cannot be, "" if all is written."""
+        """Write files that could not be written before; return in one sentence why that fails, "" if none is left."""
         if self._unwritten and time.monotonic() >= self._tried_at + _ROOM_S:
             self._problem = self._write_left()
             self._tried_at = time.monotonic()

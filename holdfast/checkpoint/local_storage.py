@@ -200,7 +200,7 @@ def _sync_folder(path: str) -> None:
 
 
 def _remove_tree(path: str) -> None:
-    """Remove a folder and all that is in it, or a link and nothing behind it; another process may do so meanwhile."""
+    """Remove a folder with its content, or a link but not its target; another process may remove it as well."""
 
     def pass_on(call: object, at: str, why: tuple[type[BaseException], BaseException, object]) -> None:
         if not isinstance(why[1], FileNotFoundError):

@@ -152,7 +152,7 @@ class PeerServer:
             socket.socket.shutdown(one.link, socket.SHUT_RDWR)  # not as TLS does it: that is its thread's alone
 
     def _leave_strangers(self, one: UnprovenLink) -> bool:
-        """Remove a connection from the unauthenticated ones; return whether it is still wanted."""
+        """Remove a connection from the unauthenticated ones; return False if it has been dropped meanwhile."""
         with self._lock:
             self._strangers.pop(one, None)
             return not one.unwanted

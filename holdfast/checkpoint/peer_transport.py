@@ -189,9 +189,7 @@ def _cut_parts(all: Sequence[memoryview]) -> Sequence[Part]:
 
 class _PartTransfer:
     """One copy over one or more connections; each takes the next free part, and the part of a broken one is redone.
-
-    With relays, the first connection is closed after the first part, before the keeper finds it idle.
-    """
+    With relay processes, the first connection is closed after its part, before the keeper finds it idle."""
 
     def __init__(
         self,

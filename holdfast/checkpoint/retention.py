@@ -84,7 +84,7 @@ def find_rival(url: str, run_id: str) -> str:
 def apply_doubts(
     found: Collection[StoredCheckpoint], run: str, doubts: Collection[Doubt]
 ) -> tuple[StoredCheckpoint, ...]:
-    """Return the checkpoints again, with those of this run that are in doubt marked as not ok."""
+    """Return these checkpoints, with those of this run that are in doubt marked as not ok."""
     told = []
     for one in found:
         made = one.author.generation if one.ok and one.author.run == run else sys.maxsize
@@ -201,11 +201,9 @@ def find_surplus(
 
 
 def clean_unpublished(base: str, author: Author | None, *, before: int = -1, force: bool = False) -> tuple[str, ...]:
-    """Remove unpublished writes that certainly will never be published; return their URLs.
-
-    These are writes of ended processes and, of the author's run, writes of earlier generations and those before a
-    step that the author has published or before `before`, which it begins to write. With `force`, remove all.
-    """
+    """Remove unpublished writes that certainly will never be published; return their URLs. These are writes of
+    processes that have ended and, in the author's own run, writes of earlier generations and of steps before the newest
+    one that the author has published or now begins (`before`). With `force`, remove all."""
     storage = open_storage(base)
     last = max((before, *(one.step for one in _find_published(storage) if one.author == author)))
     attempts = storage.list_unpublished()

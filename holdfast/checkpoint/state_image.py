@@ -134,7 +134,7 @@ def record_sizes(spec: RecordSpec) -> tuple[int, int]:
 
 
 class StateImage:
-    """The tensors and values in the memory of one slot, or in other memory, where `places` gives the items' offsets."""
+    """The tensors and values of an image in memory; `places` gives the items' offsets if not the layout's own."""
 
     def __init__(self, layout: ImageLayout, memory: memoryview, places: Mapping[int, int] | None = None) -> None:
         self.layout = layout
@@ -150,12 +150,12 @@ class StateImage:
         self._finish: Callable[[], None] | None = None
 
     def use_reach(self, reach: Callable[[int], None]) -> None:
-        """Set `reach`, to be called before a GPU reads the image: it waits until the GPU can access it."""
+        """Set a function that the image calls before a GPU reads it, to wait until the GPU can access its memory."""
         self._reach = reach
 
     @contextlib.contextmanager
     def fetched_by(self, fetch: Callable[[int, torch.Tensor], None], finish: Callable[[], None]) -> Iterator[None]:
-        """Within this block, `fetch` fills GPU tensors, faster than a copy from the image does. `settle` calls
+        """Within this block, fill GPU tensors by `fetch`, which is faster than copying from the image. `settle` calls
         `finish`, which waits until all of them are filled."""
         self._fetch, self._finish = fetch, finish
         try:

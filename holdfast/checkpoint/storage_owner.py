@@ -49,8 +49,8 @@ class OwnedStorages:
         self._taken: dict[str, tuple[Author, tuple[int, int] | None]] = {}
 
     def take(self, url: str, author: Author, step: int, notes: list[str]) -> bool:
-        """Take a storage before this step is written, if this author has not taken it or its folder was replaced, which
-        is added to `notes`; return whether it was taken now. Raises what `take_ownership` raises."""
+        """Take a storage before this step is written, unless this author already has it; return whether it was taken
+        now. If its folder was replaced, take it again and say so in `notes`. Raises what `take_ownership` raises."""
         storage = open_storage(url)
         held, folder = self._taken.get(url, (None, None))
         there, holder = storage.read_identity(), read_owner(storage)
@@ -72,7 +72,7 @@ class OwnedStorages:
 
 
 def _describe_replaced(storage: Storage, before: tuple[int, int] | None, there: tuple[int, int] | None) -> str:
-    """Return in words what has happened to a folder of checkpoints. A remote folder has no identity to compare."""
+    """Return in words how a folder of checkpoints was replaced. A remote folder has no identity to compare."""
     url = storage.url()
     if before and there is None:
         return f"{url} was removed; it is made anew, without the checkpoints that were there"
@@ -108,7 +108,7 @@ def describe_rival(url: str, holder: StorageOwner, newest: str = "") -> str:
 
 
 def read_owner(storage: Storage) -> StorageOwner | None:
-    """Return the author that may publish at this storage; None if nobody has taken it."""
+    """Return the author that may publish to this storage; None if it has no readable owner file."""
     content = storage.read(_FENCE)
     try:
         return from_json(content, StorageOwner) if content else None
@@ -130,17 +130,17 @@ def this_process() -> WriterProcess:
 
 
 def has_ended(process: WriterProcess) -> bool:
-    """Return whether the process has certainly ended; False if it runs on another machine, boot or container."""
+    """Return whether the process has ended; False if it is on another machine, boot or container, so we cannot tell."""
     return process.host == _host_id() and _start_ticks(process.pid) != process.start
 
 
 def is_alive_elsewhere(process: WriterProcess | None) -> bool:
-    """Return whether this is another process than ours, on this host, and certainly runs."""
+    """Return whether the writer is a running process of this host other than this one; False if unknown."""
     return process is not None and process.host == _host_id() and process != this_process() and not has_ended(process)
 
 
 def _start_time(process: WriterProcess) -> float:
-    """Return when a process of this host began, which may be long before it takes a storage."""
+    """Return the wall time at which a process of this host was started."""
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + process.start / os.sysconf("SC_CLK_TCK")
 
 

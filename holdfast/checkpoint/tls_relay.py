@@ -58,7 +58,7 @@ def _carry_bytes(near: socket.socket, far: ssl.SSLSocket) -> None:
 
 
 def _decrypt_into(buffer: memoryview, far: ssl.SSLSocket) -> tuple[int, bool]:
-    """Decrypt the bytes that have come, as far as they fit; return their number, and whether the keeper has hung up."""
+    """Decrypt bytes that have arrived, up to a full buffer; return their count, and whether the keeper has hung up."""
     far.settimeout(0)
     count = 0
     try:

@@ -32,7 +32,7 @@ def look_in_time(look: Callable[[], str], wait_s: float) -> str:
 
 
 def try_write(url: str) -> None:
-    """Write a small file to this storage and remove it. Raises StorageError."""
+    """Write a small file to this storage and remove it. Raises StorageError if that fails."""
     storage, name = open_storage(url), f".holdfast-{secrets.token_hex(4)}"
     storage.make_folder()
     try:

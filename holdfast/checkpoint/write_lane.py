@@ -12,7 +12,7 @@ _LOOK_S = 0.2
 
 
 class WriteOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a write, with one sentence for success or failure."""
+    """The result of a write, with a sentence for the user that says how it went."""
 
     step: int
     ok: bool
@@ -24,11 +24,9 @@ class WriteOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WritePulse:
-    """Shows whether a write still makes progress, and lets another thread give it up.
-
-    The memory may be reused once its write is given up. The writer therefore calls add_bytes after the last byte too,
-    so that data read from reused memory never counts as written.
-    """
+    """Shows whether a write still makes progress, and lets another thread give it up. The snapshot that a write reads
+    may be overwritten once the write is given up. The writer therefore calls add_bytes after the last byte too, so that
+    overwritten data never counts as written."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -67,7 +65,7 @@ class WriteLane:
 
     @property
     def is_held_up(self) -> bool:
-        """Whether a write is still under way, also one that was given up."""
+        """Whether a write is still running, even one that was given up."""
         return self._last is not None and self._last[1].is_alive()
 
     def give_up(self) -> None:

@@ -98,7 +98,7 @@ class AgentIngest:
             self.links.close_link(node, outbox)
 
     async def _meet_node(self, hello: Hello, node: str, caller: Caller) -> str:
-        """Return why a node's hello is refused, empty if it is not; read the block list if the node has no seat."""
+        """Return why a node's hello is refused, or "" after reading the block list if the node has no seat."""
         local = caller.node == ANY_NODE
         if why := self._hello_refusal(hello, node, local=local):
             return why
@@ -137,7 +137,7 @@ class AgentIngest:
         return self.registry.has_seat(node) or (plan is not None and node in plan.nodes)
 
     def _had_lost_seat(self, node: str, generation: int) -> bool:
-        """Whether a node had a seat in this generation, of which the journal has lost all entries."""
+        """Whether a node had a seat in this generation, and the journal has lost all entries of that generation."""
         return 0 < generation == self.registry.orphaned and self._was_launched(node)
 
     # --- messages ----------------------------------------------------------------------------------------------

@@ -117,8 +117,8 @@ class Controller:
         resumed_at: float = 0.0,
     ) -> int:
         """Drive the job to its end and return its exit code; `on_begun` is called once orders can be taken. A new job
-        begins with `release` at `started_at`. A job that ended before `resumed_at` goes on if it ended only because its
-        nodes ran out of time."""
+        begins with `release` at `started_at`. A job that ended before `resumed_at` continues only if it ended because
+        its nodes ran out of time."""
         unanswered = self._rebuild_decider()
         known = {*(s.node for s in self.view.seats), *self.view.pool, *self.view.under_probe}
         self.registry.expect_nodes(self.clock(), known - set(self.view.gone), self.journal.alive_at)
@@ -147,7 +147,7 @@ class Controller:
         return self.ledger.make_account().code or 0 if self.ledger.finish else 1
 
     def _take_over(self) -> None:
-        """Tell the decider that an earlier controller ran; nodes may act on decisions that the journal has lost."""
+        """Tell the decider that an earlier controller ran, whose nodes may act on decisions lost from the journal."""
         if self.journal.doubt:
             self._say(self.journal.doubt)
         plan, lost = self.executor.newest_plan(), self.journal.lost
@@ -160,7 +160,7 @@ class Controller:
             self._announce_takeover(lost)
 
     def _go_on(self, resumed_at: float) -> bool:
-        """Continue a job that ended only because its nodes ran out of time; return whether it does."""
+        """Continue a job that ended only because its nodes ran out of time; False if it ended for another reason."""
         over_at = self.ledger.make_account().end_at
         if not (self.view.phase is Phase.DONE and self.view.exit_code == OUT_OF_TIME and resumed_at > over_at):
             return False
@@ -175,7 +175,7 @@ class Controller:
         self.process_event(Successor(epoch=self.epoch, lost=lost, alone_since=self.journal.alive_at))
 
     def _hear_departures(self) -> None:
-        """Process what nodes of this generation wrote down before they left for lack of a controller."""
+        """Process the last notes of this generation's nodes that left because they had no controller any more."""
         if self.view.phase not in (Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING):
             return
         generation, active = self.view.generation, self.view.active
@@ -192,7 +192,7 @@ class Controller:
             self.announce_news(ended if one.ended else departure_alarm(one))
 
     def on_newer_node(self, hello: Hello) -> None:
-        """Take over from a newer controller or generation that a node reports but that the journal does not know."""
+        """Announce that the journal has lost entries, because a node's hello names a newer epoch or generation."""
         if hello.epoch > self.epoch:
             self.journal.raise_epoch(hello.epoch + 1)
         self._announce_takeover(Lost(kept=self.seq, of=0, generation=hello.generation))
@@ -211,7 +211,7 @@ class Controller:
         return self.view.describe_present(self.clock(), self.reached_step, finish.reason if finish else "", mute)
 
     def announce_news(self, news: Alarm | Ended | Outcome) -> None:
-        """Process an alarm, an end or an outcome; first process pending progress, so that the newest step is known."""
+        """Process an alarm, an Ended or an Outcome, after pending progress, so that the newest step is known."""
         if isinstance(news, Alarm) and news.kind is Kind.SILENCE:
             self.detectors.pace.on_silence(news.suspects)
         self._flush_progress()
@@ -258,7 +258,7 @@ class Controller:
             self._spawn_task(self.executor.end_at_once(-1 if counted else self.reached_step))
 
     def on_store_lost(self) -> None:
-        """React to the loss of the store. Ranks that are starting would wait for it until torch's timeout."""
+        """If ranks are starting, check on them, because they would wait for the lost store until torch's timeout."""
         if self.view.phase in (Phase.LAUNCHING, Phase.STARTING):
             self._spawn_task(self._check_starting(self.view.generation))
 
@@ -283,7 +283,7 @@ class Controller:
             self.aims.place_copies(action.generation, action.seats, self.view.mesh)
 
     def _prepare_copies(self, event: Event) -> None:
-        """Place copies anew if the script has reported its parallel groups."""
+        """Place copies again once the script has reported its parallel groups."""
         if isinstance(event, MeshReport):
             self.aims.place_copies(self.view.generation, self.view.seats, self.view.mesh)
 

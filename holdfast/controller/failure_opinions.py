@@ -30,7 +30,7 @@ _log = logging.getLogger("holdfast.controller")
 
 
 class FailureOpinions:
-    """Asks for an opinion on one failure at a time, in a separate process with a deadline. It asks for none if there is
+    """Asks for an opinion on one failure at a time, in a separate process with a deadline. Asks for none if there is
     neither a `model.url` nor a past failure to compare with."""
 
     def __init__(self, settings: Settings, log_dir: str, say: Callable[[str], None]) -> None:
@@ -62,7 +62,7 @@ class FailureOpinions:
                         await self._call_process(OutcomeRequest(id=id, outcome=text))
 
     def finish_up(self) -> None:
-        """Say, if an answer is still missing, that the job has ended without waiting for it."""
+        """Say, at the job's end, if the language model's answer is still missing."""
         if self._unanswered and self._settings.model.url:
             self._say("the job ended before the language model answered; holdfast diagnose --ask asks it again")
 
@@ -88,7 +88,7 @@ class FailureOpinions:
         )
 
     async def _call_process(self, request: OpinionRequest | OutcomeRequest) -> OpinionReply:
-        """Return the process's reply; if it fails or takes too long, a reply of one sentence that says so."""
+        """Run the opinion process and return its reply; after a failure or timeout, a reply that only says so."""
         deadline_s = self._settings.model.timeout_s + _READ_S
         try:
             process = await asyncio.create_subprocess_exec(

@@ -14,7 +14,7 @@ _log = logging.getLogger("holdfast.controller")
 
 
 class FleetWatch:
-    """Compares each survey with what the decider already knows; a new controller knows that from the journal."""
+    """Compares each survey with what the decider already knows, which a new controller reads from the journal."""
 
     def __init__(self, fleet: Fleet, view: JobView, registry: NodeRegistry) -> None:
         self._fleet = fleet
@@ -41,7 +41,7 @@ class FleetWatch:
             _log.warning("%s", trouble or "the fleet can be surveyed again")
 
     def find_changes(self, seen: dict[str, FleetNode]) -> FleetReport | None:
-        """Return a report of what the decider does not know yet; None if it knows everything."""
+        """Return a report of the nodes that have changed since the decider last heard of them; None if none has."""
         changed = {node: one for node, one in seen.items() if self._view.fleet.get(node) != one}
         return FleetReport(nodes=changed) if changed else None
 

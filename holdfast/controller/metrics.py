@@ -139,8 +139,8 @@ def _time_samples(c: Controller) -> Iterator[Sample]:
 
 
 def limit_causes(lost_s: Mapping[str, float]) -> dict[str, float]:
-    """Return the lost seconds by cause; beyond a maximum, later causes share one name. The first causes always keep
-    their names, because a counter must not fall."""
+    """Return the lost seconds by cause; causes beyond a maximum are summed under one name. The earliest causes keep
+    their names, because a Prometheus counter must not fall."""
     lost: dict[str, float] = {}
     for cause, seconds in lost_s.items():
         if cause != UNSETTLED:

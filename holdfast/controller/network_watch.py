@@ -58,7 +58,7 @@ class NetworkWatch:
         self._quiet.on_traffic(now, self._machine_of(node), links)
 
     def on_beat(self, beat: Beat) -> LinksDown | LinksUp | None:
-        """Take in a beat. Return news if it shows that a link is down, or is up again."""
+        """Record the links that a beat reports; return an event if one went down or is up again."""
         if not beat.links_read:  # nothing is known anew
             return None
         self._switch.on_beat(beat)
@@ -73,8 +73,7 @@ class NetworkWatch:
         return LinksDown(nodes=tuple(sorted(cut)))
 
     def judge_alarm(self, alarm: Alarm) -> Alarm | None:
-        """Return the alarm to report in place of a node's alarm: the same, or that several machines lost links at once.
-        None if that was reported before."""
+        """Return a node's alarm, or one about all machines that lost links with it; None if that was raised before."""
         return self._switch.judge_alarm(alarm, self._view.generation)
 
     def forget_node(self, node: str) -> None:
@@ -115,7 +114,7 @@ class NetworkWatch:
         return bool(not self._looking and self._is_under_way() and self._lasting_quiet_s(now))
 
     async def look_at_ranks(self) -> Alarm | None:
-        """Take the stacks of all ranks, and return an alarm that describes them. Quiet links lead to no action."""
+        """Take the stacks of all ranks; return an alarm about quiet links that names blocking ranks but no suspects."""
         began_at, generation, seats = self._now(), self._view.generation, self._view.seats
         lasts_s = self._lasting_quiet_s(began_at)
         self._quiet.on_look(began_at)

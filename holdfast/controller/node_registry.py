@@ -76,7 +76,7 @@ class NodeRegistry:
         self.storage.on_told(at, self._view.generation, told.stored, told.missed)
 
     def record_loss_source(self, source: str) -> bool:
-        """Record where a node's losses are read from; return whether that is new, and one of the first few."""
+        """Record where losses are read from; return whether to announce it: a new source, and one of the first few."""
         if not source or source in self._loss_sources or len(self._loss_sources) >= _SOURCES:
             return False
         self._loss_sources.add(source)
@@ -87,8 +87,7 @@ class NodeRegistry:
         self.replayable = replayable
 
     def record_imports(self, modules: tuple[str, ...]) -> None:
-        """Record which of the script's modules the zygote of rank 0's node has imported. There are none if the zygote
-        cannot fork ranks with them."""
+        """Record which modules of the script rank 0's zygote has imported; none if it cannot fork ranks with them."""
         self.imports = modules
 
     def record_orphaned(self, generation: int) -> None:
@@ -124,9 +123,9 @@ class NodeRegistry:
         self.stored = min(self.stored, step)
 
     def expect_nodes(self, now: float, nodes: Collection[str], alone_since: float) -> None:
-        """Give nodes from before a controller restart time to reconnect before they count as silent. `alone_since` is
-        when the controller before was last alive, 0 if not known. Nodes that have been without a controller for long,
-        as after a takeover, get a little less time."""
+        """Give nodes of an earlier controller time to reconnect before they count as silent. `alone_since` is when that
+        controller was last alive, 0 if unknown. Nodes that have been alone for longer than the time to reconnect get a
+        little less of it."""
         looked = bool(alone_since) and now > alone_since + _RECONNECT_S
         heard_at = now + max(0.0, _RECONNECT_S - (self._silence.limits.silence_s if looked else 0.0))
         for node in nodes:
@@ -143,14 +142,14 @@ class NodeRegistry:
         return self._silence.heard_at(node)
 
     def may_accuse(self, node: str, suspects: Collection[str]) -> bool:
-        """Whether a node may accuse these suspects: itself always, and nodes of this host if it is one of them. One
-        agent may report for all nodes of its host. Nodes of this host are those that connected through its unix
-        socket."""
+        """Whether a node may accuse these suspects: only itself or, if it is of this host, any node of this host. One
+        agent may report for all nodes of its host. Nodes of this host connected through its unix socket."""
         return set(suspects) <= ({node} | self._local if node in self._local else {node})
 
     def may_raise_alarm(self, node: str, alarm: Alarm) -> bool:
-        """Whether a node may raise this alarm. From another host, a node without a seat may accuse only itself, and not
-        about the running generation; a node with a seat may name only its own ranks of that generation."""
+        """Whether a node may raise this alarm; nodes of this host may. From another host, a node without a seat may
+        accuse only itself, and not about the running generation; a node with a seat may name only its own ranks of that
+        generation."""
         if not self.may_accuse(node, alarm.suspects):
             return False
         seat, running = self._seat_of(node), self._view.generation
@@ -204,7 +203,7 @@ class NodeRegistry:
 
     def has_heard_host(self, node: str) -> bool:
         """Return whether all present nodes that are, or may be, on this node's host have sent this controller a beat.
-        One of them reports the host's links for all."""
+        Any one of them may be the one that reports the host's links."""
         host = self.hosts.get(node)
         return all(one in self.beats for one in self.present_nodes() if self.hosts.get(one, host) == host)
 

@@ -77,8 +77,8 @@ class OrderRefusal(NamedTuple):
 
 
 def order_refusal(view: JobView, order: Order, linked: Collection[str] = ()) -> OrderRefusal | None:
-    """Return why an order cannot be taken; None if it can. `linked` nodes are connected, but the job may not know them
-    yet because they are not ready."""
+    """Return why an order cannot be taken; None if it can. `linked` are all connected nodes, including those that are
+    not ready and so not known to the job."""
     if order.verb != "stop" and view.phase in (Phase.ENDING, Phase.DONE):
         text = f"the job is ending and takes only stop; '{order.verb}' comes too late"
         return OrderRefusal(OrderFault.JOB_ENDING, text)

@@ -57,7 +57,7 @@ class SnapshotAims:
 
     def on_hello(self, node: str) -> None:
         """Send aims to a node that has just linked, and to the nodes whose aims contain its keeper's address. Aims for
-        all nodes at every hello would be quadratically many messages."""
+        all nodes at every hello would be a quadratic number of messages."""
         peers = {own for own, peer in self.floor.peers.items() if peer == node}
         halved = {own for own, halves in self.floor.halves.items() if any(half.keeper == node for half in halves)}
         self.send_aims({node, *peers, *halved} & self.floor.nodes)

@@ -22,8 +22,7 @@ class StackTracing:
     async def take_traces(
         self, deadline_s: float, native: bool = False, nodes: tuple[str, ...] | None = None
     ) -> tuple[Trace, ...]:
-        """Return a trace of each of `nodes`, or of all linked nodes if None. The trace of a node that does not answer
-        in time holds an error."""
+        """Return the stacks of each of `nodes`, or of all linked nodes; a late node's trace holds an error."""
         wanted = self._links.linked_nodes if nodes is None else nodes
         self._newest += 1
         look = TraceRequest(id=self._newest, deadline_s=deadline_s, native=native)
@@ -41,7 +40,7 @@ class StackTracing:
         return tuple(round.traces.get(node) or Trace(node=node, at=self._now(), error=late) for node in wanted)
 
     def on_trace(self, node: str, looked: TraceAnswer) -> None:
-        """Take a node's answer; late answers and answers for another node are dropped."""
+        """Add a node's answer to the round that asked for it; drop late answers and answers about another node."""
         round = self._open.get(looked.id)
         if round is not None and looked.trace.node == node:
             round.add_trace(looked.trace)

@@ -1,4 +1,4 @@
-"""The job's TCPStore: a process that outlives the controller, with one namespace for each generation."""
+"""Starts and watches the process of the job's TCPStore servers, one per generation, which outlives the controller."""
 
 import asyncio
 import contextlib
@@ -24,10 +24,8 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class StoreProcess:
-    """Keeps a store process running and asks it for a port per generation.
-
-    The process ends by itself some time after the last controller has disconnected, so a controller stays connected.
-    """
+    """Keeps the store process running and has it open one TCPStore server per generation. The process ends some time
+    after the last controller has disconnected, so every controller stays connected."""
 
     def __init__(self, run_dir: Path, host: str, lost_s: float, env: dict[str, str], server: Path | None) -> None:
         """`server` is the socket of a fork server, which has already imported torch; None if there is none."""
@@ -142,5 +140,5 @@ class StoreProcess:
 
 
 def _is_over(reader: asyncio.StreamReader) -> bool:
-    """Whether the store process has closed the connection, even if it never accepted it."""
+    """Whether the connection to the store process has ended, even before the process accepted it."""
     return reader.at_eof() or reader.exception() is not None

@@ -148,7 +148,7 @@ Deed = SendPost | HeedEpoch | RememberDone | RememberLeaving | CarryOut | JudgeE
 
 
 class AgentProtocol:
-    """The state of one node's agent; `step` takes news and returns the deeds that the shell must do."""
+    """The state of one node's agent: `step` takes `News` and returns the deeds that the shell must do."""
 
     def __init__(self, node: str, limits: NodeLimits, now: float) -> None:
         self.node = node
@@ -196,9 +196,9 @@ class AgentProtocol:
         return not self._linked
 
     def occupied_by(self, running: int) -> int:
-        """Return the newest generation that has ranks here or may soon have some; 0 if there is none. A launch under
-        way has no ranks yet, so a generation counts until this node is told to stop it. After that, the answer is
-        `running`, the generation whose processes were seen here."""
+        """Return the newest generation that has ranks on this node or may soon have some; 0 if there is none. A
+        generation counts from its launch errand, before it has ranks, until this node is told to stop it. After that,
+        return `running`: the generation whose processes were seen here."""
         return self.generation if self.generation > self.stopped else running
 
     def step(self, now: float, news: News) -> tuple[Deed, ...]:
@@ -261,13 +261,13 @@ class AgentProtocol:
         return (CarryOut(errand),)
 
     def _begin_leaving(self, errand: Leave) -> tuple[Deed, ...]:
-        """Start to leave the job. Write that to disk, because nobody else would tell a new agent to finish leaving."""
+        """Start to leave the job, and record it on disk: nobody else would tell a new agent to finish leaving."""
         self.leaving, self.stopped = True, self.generation
         return (RememberLeaving(errand), CarryOut(errand))
 
     def _is_over(self, generation: int) -> bool:
-        """Return whether to refuse a launch of this generation, because it was already stopped or launched here. One
-        that an earlier agent launched may be launched again, because that launch may be incomplete."""
+        """Whether to refuse a launch of this generation: it or a newer one was already stopped or launched here. A
+        launch that an earlier agent of this node began may be repeated, since it may be incomplete."""
         return generation <= self.stopped or (generation <= self.generation and generation != self._begun)
 
     def _on_finished(self, news: ErrandDone) -> tuple[Deed, ...]:

@@ -32,7 +32,7 @@ def sentence_of_ours(text: str) -> str:
 
 
 def cut_words(text: str, most: int) -> str:
-    """Return the text with at most so many characters; a longer one is marked where it was cut."""
+    """Return the text cut to at most `most` characters, with a mark where it was cut."""
     return text if len(text) <= most else mark_cut(text[: most - len(CUT)])
 
 

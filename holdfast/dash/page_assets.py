@@ -44,7 +44,7 @@ def _module_name(name: str) -> str:
 
 
 def write_page_file(title: str, sections: dict[str, Any], stories: dict[int, Any]) -> str:
-    """Return the page of a job as one file that fetches nothing and runs no other script than its own."""
+    """Return a job's page as one HTML file that loads nothing from the network and runs only its own script."""
     assets = read_assets()
     script, style = join_modules(assets), assets["page.css"]
     embedded = msgspec.json.encode({"sections": sections, "stories": stories}).decode()

@@ -1,4 +1,4 @@
-"""Keeps the page's view up to date, and tells what has changed in it since an earlier version."""
+"""Keeps the content of a job's web page up to date, and returns what has changed in it."""
 
 from collections import deque
 from typing import Any
@@ -19,13 +19,13 @@ Sections = dict[str, Any]
 
 
 def shown_sections(view: PageView) -> Sections:
-    """Return the view as plain values, without characters that would deceive a reader."""
+    """Return the view as plain values, without control characters that could falsify the text."""
     sections: Sections = strip_tree(msgspec.to_builtins(view))
     return sections
 
 
 def compare_sections(before: Sections, after: Sections) -> Sections:
-    """Return the difference between two versions: of lists and objects, only the rows and fields that differ."""
+    """Return the sections that changed; of a list or object in them, only the entries or fields that changed."""
     return {name: _compare_values(before.get(name), new) for name, new in after.items() if before.get(name) != new}
 
 
@@ -39,8 +39,7 @@ def _compare_values(old: Any, new: Any) -> Any:
 
 
 class PageFeed:
-    """Reads the source bit by bit and keeps versions of the view. Only `patches_since` may be called by other
-    threads."""
+    """Folds new journal entries into versions of the page's view. Other threads may call only `patches_since`."""
 
     def __init__(self, source: PageSource) -> None:
         self._source = source

@@ -1,6 +1,5 @@
-"""Who may see the job: the browser that first sends the code in the page's address and gets a key for it.
-
-The key is no cookie: a browser would send that to the servers of all ports of this host, other users' too."""
+"""Access control of a job's page: the first browser that sends the code in the page's address gets a key. The key is a
+header, not a cookie, which a browser would also send to other users' servers on this host."""
 
 import secrets
 
@@ -29,7 +28,7 @@ _FOREIGN = "requests from other pages are refused"
 
 
 class PageSession:
-    """One session of one browser on loopback."""
+    """The code and the key by which one browser gets access to the page."""
 
     def __init__(self, port: int) -> None:
         self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
@@ -38,8 +37,7 @@ class PageSession:
         self._key = secrets.token_urlsafe(_KEY_BYTES)
 
     def refuse(self, request: web.Request) -> str:
-        """Say why a request is refused; "" if it is not. The page's own files need no key, as they tell nothing about a
-        job."""
+        """Return why a request is refused; "" if it is not. The page's own files need no key."""
         if request.headers.get("Host", "") not in self._hosts:  # a page elsewhere may have a name that leads here
             return "call this page by the address that holdfast dash has printed"
         own = f"http://{request.headers['Host']}"
@@ -56,7 +54,7 @@ class PageSession:
         return is_equal(self._key, request.headers.get(_KEY, ""))
 
     def take_code(self, shown: str) -> str:
-        """Return the key if this is the code and it comes for the first time; otherwise ""."""
+        """Return the key on the first call with the right code; "" for a wrong code or a later call."""
         if self._is_used or not is_equal(self.code, shown):
             return ""
         self._is_used = True

@@ -1,4 +1,4 @@
-"""The interface to the page's facts: a journal, and a controller if there is one."""
+"""Interface through which the page reads a job: its journal, and its controller if one runs."""
 
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ class SourceError(Exception):
 
 
 class JobPresence(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a job besides its journal."""
+    """The controller's status, or why the job has no controller."""
 
     status: dict[str, Any] | None = None  # as the controller tells it; None: there is no controller
     absence: str = ""  # why there is none
@@ -27,10 +27,10 @@ class PageSource(Protocol):
         """Return the journal's entries after number `after`; always called by the same thread."""
 
     def look_at_job(self) -> JobPresence:
-        """Return what the controller reports, or why there is none; called by the same thread as `read_entries`."""
+        """Return the controller's status, or why none answers; runs in the same thread as `read_entries`."""
 
     def ask_controller(self, path: str, body: dict[str, Any]) -> Any:
-        """Send a request to the controller and return its answer; SourceError if it refuses or there is none."""
+        """Send a request to the controller and return its answer; SourceError if it refuses or no controller runs."""
 
     def read_log(self, rank: int) -> tuple[str, ...]:
         """Return the last lines of a rank's newest output; SourceError if this host does not have them."""

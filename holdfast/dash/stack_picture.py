@@ -28,7 +28,7 @@ class StackPicture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Stacks(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the controller's answer that is drawn."""
+    """The fields of the controller's answer that are drawn."""
 
     at: float
     naming: BlockingRanks

@@ -1,4 +1,4 @@
-"""Finds the runs of holdfast on a cluster in what the cluster reports about its jobs or pods."""
+"""Finds holdfast's runs among the jobs or pods that a cluster lists."""
 
 import re
 from collections.abc import Iterable
@@ -34,7 +34,7 @@ class ClusterRunView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_squeue(text: str) -> list[ClusterRunView]:
-    """Return the runs in the output of squeue with SQUEUE_FORMAT, oldest first; jobs of others are left out."""
+    """Return the runs in the output of squeue with SQUEUE_FORMAT, oldest first; jobs of other programs are left out."""
     found = []
     for line in text.splitlines():
         fields = line.strip().split("|", 4)

@@ -31,7 +31,7 @@ _TIMEOUT_S = 20.0
 
 
 class KubernetesError(OSError):
-    """The API server did not succeed; `status` is the HTTP status, or 0 if there was no answer."""
+    """The API server refused or failed; `status` is the HTTP status, or 0 if it did not answer."""
 
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
@@ -39,11 +39,11 @@ class KubernetesError(OSError):
 
 
 class UnknownFieldError(ValueError):
-    """A manifest has a field that this client would leave out."""
+    """A manifest has an unknown field, which this client would drop."""
 
 
 def read_config() -> KubeConfig:
-    """Return the credentials found here, of a service account or in a kubeconfig; OSError if there are none."""
+    """Return the credentials of this pod's service account or of the kubeconfig; OSError if there are none."""
     try:
         return KubeConfig.from_env()
     except (ConfigError, OSError) as e:
@@ -101,7 +101,7 @@ def _told_errors() -> Iterator[None]:
 
 
 async def ask_until_refused(ask: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Call `ask`; FleetRefusal if another try would be useless. While a right is missing, try again for some time."""
+    """Call `ask`, again for up to 30 s while permission is denied; raise FleetRefusal if the refusal is final."""
     until = time.monotonic() + _RIGHTS_S
     while True:
         try:
@@ -115,7 +115,7 @@ async def ask_until_refused(ask: Callable[[], Awaitable[Answer]]) -> Answer:
 
 
 class KubernetesClient:
-    """One namespace of a cluster."""
+    """Sends requests to one namespace of a Kubernetes cluster."""
 
     def __init__(self, config: KubeConfig, namespace: str) -> None:
         self._client = AsyncClient(
@@ -156,7 +156,7 @@ class KubernetesClient:
                 yield view_pod(pod.to_dict()), kind == "DELETED"
 
     async def delete_pod(self, name: str, grace_s: float) -> bool:
-        """Ask for a pod to be ended, which its kubelet then confirms; False if there is no such pod."""
+        """Delete a pod; its kubelet ends the containers first. Return False if there is no such pod."""
         return await self._delete(Pod, name, max(1, round(grace_s)))  # 0 would not wait for the kubelet
 
     async def delete_secret(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Fleet of pods: each node is a pod of its own, which joins the job as a host does that a person starts."""
+"""Fleet of pods: each node is a pod, which joins the job like a host on which somebody typed `holdfast run`."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """The note `pods.json`: what a fleet must find again after a restart."""
+    """The content of `pods.json`, by which a restarted controller knows its nodes."""
 
     next: int = 0  # number of the next node: no name is used twice
     nodes: dict[str, PodRecord] = {}
@@ -54,7 +54,7 @@ class FleetRecords(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetWishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What the job requires of its fleet besides the shape of pods."""
+    """The job's settings for its fleet, such as how to start a node and how long to avoid hosts."""
 
     command: Callable[[str], Sequence[str]]  # that makes the pod of this name a node
     files: Callable[[str], Mapping[str, bytes]]  # that its secret brings: a token, and the job
@@ -119,7 +119,7 @@ class KubernetesFleet:
         self._keep_node(node, created=True)
 
     async def _undo(self, names: Sequence[str]) -> None:
-        """Remove what an acquisition that failed has made; what cannot be removed now, a later survey removes."""
+        """Delete the pods and secrets of an acquisition that failed; a later survey deletes any that remain."""
         made = [name for name in names if self._records.nodes.get(name, PodRecord()).created]
         self._keep(nodes={node: one for node, one in self._records.nodes.items() if node not in names})
         with contextlib.suppress(OSError):
@@ -171,7 +171,7 @@ class KubernetesFleet:
         self._keep(nodes={name: one for name, one in self._records.nodes.items() if name != node})
 
     async def _end_pod(self, node: str) -> None:
-        """Delete the pod, and wait for proof that it has ended; OSError if there is none."""
+        """Delete the pod, and wait for proof that it has ended; OSError if no proof comes in time."""
         name = pod_name(self._shape.run, node)
         until, asked = time.monotonic() + _GRACE_S + _BEYOND_S, False
         while True:
@@ -205,7 +205,7 @@ class KubernetesFleet:
         return True
 
     async def _avoid_host_of(self, node: str, reason: str) -> None:
-        """Keep later nodes of this job off this node's host; by a taint also those of other jobs, if we may set one."""
+        """Keep this job's later nodes off the host of this node, and other jobs' nodes too if we may taint the host."""
         with contextlib.suppress(KubernetesError):
             await self._table.refresh(anew=True)
         pod = self._table.pods.get(node) or self._table.removed.get(node)
@@ -240,8 +240,7 @@ class KubernetesFleet:
         return FleetNode(state=FleetState.UNKNOWN, reason="its pod is not there any more, and nobody saw it end")
 
     async def _look_at_host(self, pod: PodView) -> HostView | None:
-        """Return the machine of a pod; None if we may not ask for it. It is asked for once, and again while in
-        doubt."""
+        """Return a pod's host, from memory unless the host or the pod is in trouble; None if we may not read it."""
         name = pod.spec.node_name
         known = self._hosts.get(name)
         if name and (name not in self._hosts or is_in_doubt(pod) or (known is not None and known.trouble)):
@@ -254,8 +253,8 @@ class KubernetesFleet:
         return self._hosts.get(name)
 
     async def _delete_strays(self) -> None:
-        """Delete pods of this run that no record knows, because an acquisition was interrupted or got no answer. Also
-        delete pods that were given back without proof of their end; such a record is dropped once the end is proven."""
+        """Delete this run's pods that have no record, as after an interrupted acquisition, or that were given back. The
+        record of a node that was given back is kept until its end is proven."""
         records = self._records.nodes
         left = {node for node, record in records.items() if record.released} - self._ending
         for node in left:
@@ -271,7 +270,7 @@ class KubernetesFleet:
             await self._call_all([self._delete_node(node) for node in sorted(deleted)])
 
     async def _gather(self, found: dict[str, FleetNode]) -> None:
-        """Give all machines back if too few came in time: another job may wait for them while we wait for its own."""
+        """Delete all pods if too few got machines in time, since two jobs may hold the machines that each waits for."""
         having = [node for node, seen in found.items() if seen.state in (FleetState.STARTING, FleetState.UP)]
         queued = [node for node, seen in found.items() if seen.state is FleetState.QUEUED]
         if self._records.gathered or self._shape.is_queued or not self._wishes.gather_s:

@@ -48,7 +48,7 @@ class KubernetesLease:
             await asyncio.sleep(_LOOK_S)
 
     async def keep(self) -> None:
-        """Renew the lease without end; LeaseLostError if another controller has it."""
+        """Renew the lease forever; LeaseLostError if another controller has it."""
         while True:
             await asyncio.sleep(_RENEW_S)
             try:
@@ -60,8 +60,7 @@ class KubernetesLease:
                 continue  # nobody else gets it from a cluster that cannot be asked; a conflict is looked at again
 
     async def let_go(self) -> None:
-        """Give the lease up. A lease that holdfast made is deleted, and Kubernetes then removes what is left of the
-        run."""
+        """Give the lease up; one that holdfast made is deleted, and Kubernetes then deletes the run's other objects."""
         try:
             lease = await self._find()
             labels = (lease.metadata.labels if lease.metadata else None) or {}

@@ -139,7 +139,7 @@ class LocalFleet:
 
 
 def end_node(folder: Path, grace_s: float = 5.0) -> None:
-    """End a node's holder, then kill every process that still carries its mark. Raises OSError if some survive."""
+    """End a node's holder, then kill all other processes of the node; OSError if some survive."""
     mark = _node_mark(folder)
     pid = _read_pid(folder / "holder.pid")
     if pid and _signal_marked(pid, signal.SIGTERM, mark):
@@ -161,7 +161,7 @@ def end_node(folder: Path, grace_s: float = 5.0) -> None:
 
 
 def survey_node(folder: Path) -> FleetNode:
-    """Return where a local node is. For a node that is up, only its holder is looked at; otherwise all processes."""
+    """Return where a local node is: up if its holder runs; otherwise its remaining processes tell."""
     was_up = (folder / "agent.log").exists()  # asked first: a holder notes its pid before it starts an agent
     pid = _read_pid(folder / "holder.pid")
     if pid and _has_mark(pid, _node_mark(folder)):
@@ -179,7 +179,7 @@ def survey_node(folder: Path) -> FleetNode:
 
 
 def node_processes(folder: Path) -> list[int]:
-    """Return the pids of all processes that carry the node's mark, even those that have outlived its holder."""
+    """Return the pids of all processes of a node, known by an environment variable, even if its holder is gone."""
     mark = _node_mark(folder)
     return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _has_mark(pid, mark)]
 
@@ -212,7 +212,7 @@ def _has_mark(pid: int, mark: str) -> bool:
 
 
 def _signal_marked(pid: int, number: int, mark: str) -> bool:
-    """Signal the process if it carries the mark; return whether a signal was sent. Never signals a reused pid."""
+    """Signal the process if its environment carries the mark, never a reused pid; return whether it was signalled."""
     if not _has_mark(pid, mark):
         return False
     try:

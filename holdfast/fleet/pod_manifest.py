@@ -21,7 +21,7 @@ _LONGEST_NAME = 50  # of a run, so that a node's number and a label's 63 charact
 
 
 class PodShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What all pods of a job have in common."""
+    """The settings that all pods of a job share, such as image and GPUs."""
 
     run: str  # the job's name among Kubernetes objects
     namespace: str
@@ -95,7 +95,7 @@ def make_pod(shape: PodShape, node: str, command: Sequence[str], owner: Manifest
 
 
 def make_secret(shape: PodShape, node: str, files: Mapping[str, bytes], owner: Manifest) -> Manifest:
-    """Return the secret that carries a node's token and job, which must not stand in the pod's readable manifest."""
+    """Return the secret with a node's token and job, which must not be readable in the pod's manifest."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -183,7 +183,7 @@ def _tolerations(spec: Manifest, endure_s: float) -> list[Manifest]:
 
 
 def _spread_rule(run: str) -> Manifest:
-    """Prefer a machine of its own for every node."""
+    """Return the rule that spreads a run's pods over different machines where possible."""
     return {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
@@ -193,7 +193,7 @@ def _spread_rule(run: str) -> Manifest:
 
 
 def _avoid_hosts(spec: Manifest, hosts: list[str]) -> None:
-    """Exclude these hosts, in each of the alternatives that the template's node affinity allows."""
+    """Exclude these hosts in every node selector term, since a pod may run wherever one term matches."""
     if not hosts:
         return
     rule = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": hosts}

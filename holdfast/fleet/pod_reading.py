@@ -156,8 +156,7 @@ def has_ended(pod: PodView, *, removed: bool = False) -> bool:
 
 
 def is_in_doubt(pod: PodView) -> bool:
-    """Return whether the machine's own state must be read: its pod runs but is not ready. Kubernetes marks the pods of
-    a machine that has fallen silent in this way."""
+    """Return whether the pod runs but is not ready, as when its machine is silent; then look at the machine too."""
     return pod.status.phase == "Running" and any(
         one.type == "Ready" and one.status != "True" for one in pod.status.conditions
     )
@@ -187,7 +186,7 @@ def _start_text(pod: PodView) -> str:
 
 
 def _notice_text(pod: PodView) -> str:
-    """Say why a running pod will be taken away; "" if nothing says so."""
+    """Return why a running pod is about to be removed; "" if it is not."""
     for one in pod.status.conditions:
         if one.type == "DisruptionTarget" and one.status == "True":
             return _cut(": ".join(filter(None, (one.reason, one.message))))

@@ -16,7 +16,7 @@ PodChanges = AsyncIterator[tuple[PodView, bool]]
 
 
 class PodSource(Protocol):
-    """The requests that a table makes."""
+    """The API requests that a `PodTable` makes."""
 
     async def list_pods(self, run: str) -> tuple[list[PodView], str]: ...
 
@@ -48,7 +48,7 @@ class PodTable:
         self.pods[_node_of(pod)] = pod
 
     async def close(self) -> None:
-        """Give up the watch."""
+        """Cancel the watch."""
         task, self._next, self._changes = self._next, None, None
         if task is not None:
             task.cancel()

@@ -19,7 +19,7 @@ _PLAIN = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ")
 
 
 class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
-    """What Slurm reports about our jobs, their job steps, and the hosts of these."""
+    """Slurm's answer about our jobs, their job steps and their hosts."""
 
     asked: frozenset[int]  # the jobs that Slurm was asked about; one that it does not know is long over
     jobs: dict[int, SlurmJob]
@@ -31,12 +31,12 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def submission_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for `sbatch`, which Slurm stores with the job: of the user's, only flags for sbatch."""
+    """Return the few variables of `env` to run `sbatch` with, since Slurm stores sbatch's environment with the job."""
     return {key: value for key, value in env.items() if key in _PLAIN or key.startswith(_FOR_SUBMISSION)}
 
 
 def step_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of `srun` and of what it starts: the user's, without the flags of an outer allocation."""
+    """Return `env` for `srun` and the node that it starts, without the variables of an allocation we may be inside."""
     kept = ("SLURM_CONF", "SLURM_CLUSTERS")
     return {key: value for key, value in env.items() if not key.startswith(("SLURM_", "SRUN_")) or key in kept}
 
@@ -99,7 +99,7 @@ class SlurmCommands:
         return found
 
     def _find_canceller(self, job: int) -> str:
-        """Return the user who cancelled a job, by its accounting; "" if there is none, or it does not say."""
+        """Return the user who cancelled a job, according to `sacct`; "" if that is unknown."""
         if job not in self._cancellers:
             try:
                 text = self._ask(["sacct", "--noheader", "--parsable2", "-X", "--format=State", f"--jobs={job}"])
@@ -123,8 +123,8 @@ class SlurmCommands:
         return {id: self._name_end(job) for id, job in found.items()}
 
     def _name_end(self, job: SlurmJob) -> SlurmJob:
-        """Return a completing job with the state in which it will end. Older versions of Slurm show that state only
-        later, but write it to the job's output, which is in our folder unless the user has redirected it."""
+        """Return a job in state COMPLETING with its final state, if the job's output tells it. Older versions of Slurm
+        show it only later, but write it to the output, which is in our folder unless redirected."""
         if job.state != "COMPLETING":
             return job
         try:
@@ -135,14 +135,14 @@ class SlurmCommands:
         return msgspec.structs.replace(job, state=end) if end else job
 
     def cancel(self, what: str) -> None:
-        """End a job (12) or a job step (12.3); it is no error if that is over already."""
+        """Cancel a job (12) or a job step (12.3); one that is already over is no error."""
         done = self._run(["scancel", "--quiet", what])
         sentence = slurm_reports.last_sentence(done.stderr)
         if done.returncode and "invalid job" not in sentence.lower() and "already" not in sentence.lower():
             raise OSError(f"scancel {what}: {sentence}")
 
     def shrink_job(self, job: int, hosts: Sequence[str]) -> None:
-        """Reduce a job to these hosts."""
+        """Give up a Slurm job's hosts except these."""
         self._ask(["scontrol", "update", f"JobId={job}", f"NodeList={','.join(hosts)}"])
 
     def drain_host(self, host: str, reason: str) -> None:
@@ -196,7 +196,7 @@ _children: dict[int, "subprocess.Popen[bytes]"] = {}  # of ours: polled, so that
 
 
 def is_alive(pid: int, mark: str) -> bool:
-    """Whether the process that was started as `pid`, with this mark in its environment, has not ended."""
+    """Whether process `pid` still runs: it is our unfinished child, or has `mark` in its environment."""
     if (child := _children.get(pid)) is not None:
         if child.poll() is None:
             return True

@@ -46,7 +46,7 @@ done
 
 
 class SlurmPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run uses Slurm."""
+    """A run's settings for Slurm, such as flags, allocation and time limits."""
 
     run_id: str
     flags: tuple[str, ...] = ()  # further flags of `sbatch`, the user's
@@ -142,8 +142,7 @@ class SlurmFleet:
         return tuple(asked)
 
     def _submit(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Submit one Slurm job for these nodes. The request is written to disk first; a next controller finds the job
-        by name."""
+        """Submit one Slurm job for these nodes. Their names are on disk first, so the next controller can find it."""
         if not names:
             return ()
         job_name = f"holdfast-{self._plan.run_id}-{names[0]}"
@@ -211,7 +210,7 @@ class SlurmFleet:
         return view
 
     def _news_of(self, name: str, record: NodeRecord, view: ClusterView, used: set[str]) -> dict[str, Any]:
-        """Return what this view adds to a node's record: its host, job step or place, or that its host is lost."""
+        """Return the fields of a node's record that this view changes: its host, step, place or loss of contact."""
         job, news = view.jobs.get(record.job), dict[str, Any]()
         if job is not None and job.is_running and not record.host and record.order < len(job.hosts):
             host = job.hosts[record.order]
@@ -356,7 +355,7 @@ class SlurmFleet:
             self._store()
 
     def _change(self, news: dict[str, dict[str, Any]]) -> None:
-        """Change some fields of records, under a lock, because several threads change different fields."""
+        """Replace fields of nodes' records and store them, under a lock because several threads do so."""
         if news:
             with self._writing:
                 new = {name: msgspec.structs.replace(self._records[name], **fields) for name, fields in news.items()}
@@ -373,7 +372,7 @@ class SlurmFleet:
 
 
 def _end_with(node: FleetNode, end_at: float, why: str) -> FleetNode:
-    """Return a node whose end is no later than that of the controller's own allocation."""
+    """Return `node` with an end no later than `end_at`, when the controller's own allocation ends."""
     if node.state not in (FleetState.STARTING, FleetState.UP):
         return node
     return msgspec.structs.replace(node, ends_at=min(node.ends_at or end_at, end_at), reason=node.reason or why)

@@ -62,7 +62,7 @@ class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ending(self) -> str:
-        """How the job ends before its time limit, if Slurm says so; "" if it does not."""
+        """Why the job ends before its time limit, such as "preempted"; "" if it does not."""
         if self.preempted or self.state == "PREEMPTED":
             return "preempted"
         if self.state == "CANCELLED":
@@ -87,7 +87,7 @@ class SlurmHost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
-    """Return the hosts of a list such as n[1-3,07],login; in Slurm's order."""
+    """Return the hosts in a list such as "n[1-3,07],login", in Slurm's order."""
     if text in ("", "(null)", "None", "N/A", "None assigned"):
         return ()
     return tuple(host for part in _HOSTS.findall(text) for host in _expand_part(part))
@@ -160,7 +160,7 @@ def _json_job(entry: dict[str, Any]) -> SlurmJob | None:
 
 
 def parse_end(log: str) -> str:
-    """Read the state in which a job ends from what Slurm writes to its output; "" if it wrote nothing."""
+    """Return a job's final state, read from Slurm's own line in the job's output; "" if there is no such line."""
     found = re.findall(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+))? \*\*\*", log)
     return _DUE_TO.get(found[-1].strip(), "") if found else ""
 

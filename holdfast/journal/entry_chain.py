@@ -23,7 +23,7 @@ _DECISION = make_decoder(msgspec.msgpack.Decoder(Decision))
 
 
 class JournalRow(msgspec.Struct, frozen=True):
-    """An entry as stored in the file."""
+    """An entry as the journal stores it, encoded and with its checksum."""
 
     seq: int
     at: float
@@ -42,8 +42,7 @@ class JournalRow(msgspec.Struct, frozen=True):
 
 
 def make_row(entry: Entry, epoch: int, chain: bytes, key: "JournalKey | None" = None) -> JournalRow:
-    """Return the next row. `chain` is the checksum of the row before it, or the start of the chain. `key` encrypts what
-    only the job may read."""
+    """Return the next row; `chain` is the checksum of the row before it, and `key` encrypts environments."""
     event, decision = _ENCODER.encode(entry.event), _ENCODER.encode(entry.decision)
     if key:
         event, decision = key.encrypt_env(event), key.encrypt_env(decision)
@@ -61,7 +60,7 @@ def parse_row(values: tuple[object, ...]) -> JournalRow | None:
 
 
 def heading_checksum(start: bytes, epoch: int, marked: bool) -> bytes:
-    """Return the checksum of the journal's heading, which is stored beside the entries."""
+    """Return the checksum of a journal file's heading: its start, its epoch and whether it has a mark."""
     return hashlib.blake2b(start + struct.pack("<q?", epoch, marked), digest_size=CHAIN_BYTES).digest()
 
 

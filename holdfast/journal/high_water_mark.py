@@ -69,7 +69,7 @@ def read_mark(path: Path) -> MarkReading:
 
 
 def read_sign_of_life(path: Path) -> float:
-    """Return the last sign of life of the mark's writer; 0 if there is no mark."""
+    """Return the Unix time at which the mark's writer was last alive; 0 if there is no mark."""
     try:
         return path.stat().st_mtime
     except OSError:

@@ -14,7 +14,7 @@ class JournalFullError(JournalError):
 
 
 class JournalAwayError(JournalError):
-    """The database does not answer. Durable entries are there when it comes back; none after them was acted on."""
+    """The database does not answer. Every entry that was acted on is in it and readable once it answers again."""
 
 
 class LeaseLostError(JournalError):

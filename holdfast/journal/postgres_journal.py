@@ -1,14 +1,12 @@
 """The journal in Postgres, so that a controller on another machine can go on with a run when this machine is lost.
 
-Entries carry the same chain of checksums as in a file. Every write names the lease of the writer and the checksum of
-the entry before: one statement, one round trip, and a repeated one does no harm. While the server is away, a write
-waits until shortly before the lease may be another's. Then the writer gives up, and the next one finds all that was
-durable.
+Entries carry the same chain of checksums as in a file. Every write is one statement that names the writer's lease and
+the checksum of the entry before, so repeating it does no harm. While the server does not answer, the writer tries again
+until shortly before its lease expires, and then fails. The next writer finds every committed entry.
 
 Whoever can write to the database can forge entries with valid checksums. So every write leaves a proof of the newest
 entry and of all notes, made with a key derived from the job's secret, and notes are encrypted. The proof is checked
-before anybody acts on a journal.
-"""
+before anybody acts on a journal."""
 
 import contextlib
 import time
@@ -79,9 +77,9 @@ class PostgresJournal:
         *,
         adopts: bool = False,
     ) -> None:
-        """Open the journal of a run: with a holder, to write, and take the lease; else to read. Raises JournalError. A
-        writer needs the key; a reader without it cannot read notes and the environment of releases. `adopts` accepts a
-        run without a proof, as older versions of holdfast leave none."""
+        """Open a run's journal for reading or, with `holder`, take its lease and write. Raises JournalError. A writer
+        needs `key`; a reader without it cannot read notes or the environments of releases. `adopts` accepts a run
+        without a proof, as older versions of holdfast leave none."""
         self.run_id = run_id
         self.lost: Lost | None = None  # a committed entry is not lost; what a failover loses, nodes know
         self.doubt = ""
@@ -119,8 +117,8 @@ class PostgresJournal:
         return self._seq
 
     def prove(self, *, adopts: bool = False) -> None:
-        """Check that the writers of entries and notes knew the job's secret; raise JournalDamagedError if not. From now
-        on, reading raises too, if an entry or a note was changed, or others have written one."""
+        """Raise JournalDamagedError unless the entries and notes were written by holders of the job's secret. After
+        this call, reading also raises if an entry or note was changed or was written by another process."""
         for seq, chain, start, proof, names, tags in self._link.execute(_PROVE, {"run": self.run_id}):
             self._seq, self._chain, self._committed, self._start = seq, chain, chain, start
             self._tags, self._proven = dict(zip(names, tags, strict=True)), (seq, chain)
@@ -135,7 +133,7 @@ class PostgresJournal:
                 self.put_note(name, self._stored_note(name))
 
     def _make_forged(self, what: str) -> JournalError:
-        """Return the error that others have written; if it was a controller that has taken over, a LeaseLostError."""
+        """Return the error for a change by others: LeaseLostError if by a new controller, else JournalDamagedError."""
         if self._holder and isinstance(why := self._why_not_ours(), LeaseLostError):
             return why
         known = "somebody has changed it, and who is not known, or its secret is another one"
@@ -152,15 +150,15 @@ class PostgresJournal:
 
     @property
     def epoch(self) -> int:
-        """The epoch of this writer. Whoever asks is about to act, so a lease that may have expired is renewed first;
-        LeaseLostError or JournalAwayError if that cannot be."""
+        """This writer's epoch; the caller is about to act, so an expired lease is renewed first. Raises LeaseLostError
+        or JournalAwayError if the lease cannot be renewed."""
         if self._holder and time.monotonic() >= self._deadline:
             self._commit()
         return self._epoch
 
     @property
     def _deadline(self) -> float:
-        """Until when nobody else can have the lease, counted from before the server was asked for it."""
+        """The monotonic time until which nobody else can have the lease, counted from when we last asked for it."""
         assert self._holder is not None
         return self._asked_at + self._holder.lease_s * (1 - MARGIN_S / LEASE_S)
 
@@ -195,7 +193,7 @@ class PostgresJournal:
         return self._holder.lease_s * RENEW_S / LEASE_S
 
     def _commit(self) -> None:
-        """Write what was appended and renew the lease."""
+        """Commit the appended entries and renew the lease."""
         asked_at, rows = time.monotonic(), self._rows
         columns = list(zip(*(msgspec.structs.astuple(row) for row in rows), strict=True)) or [()] * 6
         names = ("seqs", "ats", "events", "decisions", "epochs", "chains")
@@ -234,7 +232,7 @@ class PostgresJournal:
         return self._broken
 
     def _why_not_ours(self) -> JournalError | None:
-        """Say why a write found no row; None if an earlier try, whose answer was lost, had written all of it."""
+        """Return why a write changed no row; None if an earlier attempt, whose answer was lost, had done the write."""
         query = "select epoch, holder, address, chain from holdfast.run where run_id = %(run)s"
         found = self._retry(query, {"run": self.run_id})
         assert self._holder is not None
@@ -266,7 +264,7 @@ class PostgresJournal:
             raise self._make_forged(f"{self._where} lacks the entries after {seq}")
 
     def _check_place(self, seq: int, chain: bytes) -> None:
-        """Raise if an entry is neither in the history that was proved nor one that this process wrote since."""
+        """Raise if an entry was added or changed by others since the journal was proved."""
         if self._proven and (seq > self._seq or (seq == self._proven[0] and chain != self._proven[1])):
             raise self._make_forged(f"entry {seq} of {self._where} was not written by its controllers")
 
@@ -285,7 +283,7 @@ class PostgresJournal:
             raise JournalError(f"{self._where} cannot be used as a journal: {str(e) or type(e).__name__}") from None
 
     def close(self) -> None:
-        """Commit what was appended, and release the lease."""
+        """Commit the appended entries, and release the lease."""
         try:
             if self._holder and not self._broken:
                 self.flush()
@@ -296,7 +294,7 @@ class PostgresJournal:
     # --- notes -------------------------------------------------------------------------------------------------
 
     def put_note(self, name: str, content: bytes) -> None:
-        """Store a note, encrypted, as the controller that has the lease."""
+        """Store a note, encrypted; LeaseLostError if another controller has the lease."""
         if self._rows:
             self._commit()  # the proof is of what the server has
         encrypted = self._own_key.encrypt(name, content)
@@ -307,7 +305,7 @@ class PostgresJournal:
         self._tags = tags
 
     def get_note(self, name: str) -> bytes:
-        """Return a note's content, or b"". JournalDamagedError if it is not as this run's controllers left it."""
+        """Return a note's content, or b""; JournalDamagedError if others than this run's controllers changed it."""
         encrypted = self._stored_note(name)
         try:
             if self._proven and self._tags.get(name, b"") != encrypted[:TAG_BYTES]:

@@ -26,7 +26,7 @@ class _BoundedConnection(psycopg.Connection[tuple[Any, ...]]):
 
 
 def _give_up_late(gen: Generator[Any, Any, T], until: float) -> Generator[Any, Any, T]:
-    """Pass everything on between psycopg's generator and its loop; raise OperationalError after this instant."""
+    """Forward psycopg's generator to its loop, and raise OperationalError after the monotonic time `until`."""
     try:
         wanted = next(gen)
         while True:
@@ -77,7 +77,7 @@ class PostgresLink:
 
     @contextlib.contextmanager
     def transaction(self, manner: str = "") -> Iterator[None]:
-        """Run statements in one transaction: all of them count, or none."""
+        """Run statements in one transaction: all of them are committed, or none."""
         self.execute(f"begin {manner}")
         try:
             yield

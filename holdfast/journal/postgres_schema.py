@@ -51,7 +51,7 @@ def read_version(link: PostgresLink) -> int:
 
 
 def require_schema(link: PostgresLink) -> None:
-    """Raise JournalError unless the tables are those of this holdfast."""
+    """Raise JournalError unless the tables have this holdfast's version."""
     if (version := read_version(link)) != SCHEMA:
         raise JournalError(_why_not(link, version))
 
@@ -65,7 +65,7 @@ def prepare_schema(link: PostgresLink) -> None:
 
 
 def migrate_schema(link: PostgresLink, to: int) -> int:
-    """Bring the tables to this version, which may be one back, and return the version that they had."""
+    """Bring the tables to version `to`, the current one or the one before; return the version that they had."""
     if not SCHEMA - 1 <= to <= SCHEMA:
         raise JournalError(f"this holdfast can bring tables to version {SCHEMA} or back to {SCHEMA - 1}, not to {to}")
     with link.transaction():

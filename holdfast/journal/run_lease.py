@@ -47,14 +47,14 @@ where run_id = %(run)s order by seq desc limit %(count)s
 
 
 class RunGlance(NamedTuple):
-    """What is known of a run at a glance; None: not known."""
+    """A run's step and number of nodes; None where its newest entries do not tell."""
 
     step: int | None = None
     nodes: int | None = None
 
 
 class LeasedRun(msgspec.Struct, frozen=True, array_like=True):
-    """A run as Postgres knows it."""
+    """A run in Postgres: its lease and its newest entry."""
 
     run_id: str
     start: bytes
@@ -80,7 +80,7 @@ def list_runs(link: PostgresLink) -> list[LeasedRun]:
 
 
 def glance_at_run(link: PostgresLink, run_id: str) -> RunGlance:
-    """Return what the newest entries of a run say, without rebuilding its decider."""
+    """Return a run's step and number of nodes from its newest entries, without rebuilding its decider."""
     step = nodes = None
     for values in link.execute(_NEWEST, {"run": run_id, "count": _GLANCED}):
         try:
@@ -96,7 +96,7 @@ def glance_at_run(link: PostgresLink, run_id: str) -> RunGlance:
 
 
 def forget_run(link: PostgresLink, run_id: str) -> None:
-    """Remove a run that has ended, or whose last controller has been gone for a day. JournalError if it may live."""
+    """Delete a run that has ended or has had no controller for a day; JournalError otherwise."""
     postgres_schema.require_schema(link)
     gone = "run_id = %(run)s and (phase = 'done' or expires_at < clock_timestamp() - interval '1 day')"
     if not link.execute(f"delete from holdfast.run where {gone} returning 1", {"run": run_id}):
@@ -105,9 +105,8 @@ def forget_run(link: PostgresLink, run_id: str) -> None:
 
 
 def claim_run(link: PostgresLink, run_id: str, holder: str, address: str, for_s: float, *, ended: bool = False) -> bool:
-    """Take the lease of a run that nobody holds, for a controller that is about to start; False if another holds it.
-    From now on no older controller can write. A run that is not there is created; one that has ended is claimed only
-    with `ended`, because it goes on."""
+    """Take a run's lease for a controller about to start, after which no older one can write; False if it is held. A
+    run that does not exist is created. A run that has ended is claimed only with `ended`, to continue it."""
     postgres_schema.prepare_schema(link)
     return _claim(link, run_id, holder, address=address, for_s=for_s, epochs=0, ended=ended)
 

@@ -155,7 +155,7 @@ class SqliteJournal:
         return last
 
     def _has_lost(self, known: HighWaterMark, kept: int) -> bool:
-        """Return whether an entry covered by the mark is missing or differs; an empty new journal has lost all."""
+        """Return whether an entry that the mark covers is missing or differs, as all do in a new, empty journal."""
         if known.start != self._start:
             return known.seq > 0 and kept == 0
         return known.seq > kept or (known.seq > 0 and not self._agrees_with_mark(known))

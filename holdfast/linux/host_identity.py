@@ -13,11 +13,9 @@ _UNIQUE = re.compile(r"[0-9a-f-]{32,36}")
 
 
 def read_host_id(root: Path = Path("/")) -> str:
-    """Return the id of this host: that in HOLDFAST_HOST_ID, else a digest of the machine's own id, else its name.
-
-    The machine's own id should stay private; one with hardly any different digits is a maker's placeholder and not
-    used. Raises ValueError if HOLDFAST_HOST_ID is malformed.
-    """
+    """Return this host's id: HOLDFAST_HOST_ID, else a digest of the machine's own id, else the host name. It is a
+    digest because the machine's own id should stay private. An id of very few distinct digits is a vendor's placeholder
+    and is ignored. Raises ValueError if HOLDFAST_HOST_ID is malformed."""
     if given := os.environ.get(HOST_ID):
         if not _GIVEN.fullmatch(given):
             raise ValueError(f"{HOST_ID} must have 1 to 100 ASCII letters, digits, dots, colons, dashes or underscores")

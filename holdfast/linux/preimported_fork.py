@@ -105,18 +105,17 @@ def _end_program(code: int) -> NoReturn:
 
 
 def exclude_modules(modules: set[str]) -> None:
-    """Hide these modules from bare programs, because they were imported for other programs."""
+    """Add modules that a forked `bare` program must not find imported."""
     _others.update(name for name in modules if name.partition(".")[0] not in {*sys.stdlib_module_names, "holdfast"})
 
 
 def fork(program: Program, files: OpenFiles, let_go: Callable[[], None], tied: bool) -> int:
-    """Start a program in its own session and return its pid. With `tied`, the child dies with this process. This
-    process must have no threads.
+    """Fork a program into its own session and return its pid; with `tied`, the child dies with this process.
 
-    In the child, `let_go` must close open file objects, which would otherwise close files of the same numbers later.
-    Between here and `run`, nothing may catch all exceptions or clean up. A program that does not fit the imported
-    modules runs in a new interpreter. When this returns, ps and /proc show the child's command line.
-    """
+    This process must have no threads. In the child, `let_go` must close the file objects it inherits, or they would
+    later close descriptors that the program has reused. No caller up to `run` may catch all exceptions or clean up. A
+    program that does not fit the imported modules runs in a new interpreter. On return, ps and /proc show the child's
+    command line."""
     assert _born_env, "who forks is below `run`"
     parent = os.getpid()
     shown, show = os.pipe()

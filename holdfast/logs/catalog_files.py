@@ -62,8 +62,8 @@ def load_classes() -> tuple[FailureClass, ...]:
 
 
 def _user_rows(limits: WordLimits, classes: frozenset[str]) -> tuple[CatalogRow, ...]:
-    """Return the user's rows, checked, but not against the built-in rows, which only `holdfast catalog` does. Otherwise
-    an update of holdfast could make a user's row invalid and stop a job."""
+    """Return the user's rows; ConfigError if one is faulty. Only `holdfast catalog` compares them with the built-in
+    rows, so an update of holdfast cannot stop a job."""
     path = user_rows.user_rows_path(limits)
     rows = (
         _parse_rows(_read_users(limits.catalog), limits.catalog, CatalogRow)
@@ -77,7 +77,7 @@ def _user_rows(limits: WordLimits, classes: frozenset[str]) -> tuple[CatalogRow,
 
 
 def load_lines(path: str = "") -> lines.LineCatalog:
-    """Return the built-in line rows and those of a user's file; ConfigError if two rows match the same sample."""
+    """Return the catalog of log lines, built-in and from the user's file; ConfigError if two rows match one sample."""
     rows = _parse_rows(_read_ours("lines"), "lines.toml", lines.LineRow)
     if path:
         rows = (*rows, *_parse_rows(_read_users(path), path, lines.LineRow))

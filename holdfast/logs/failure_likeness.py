@@ -1,4 +1,4 @@
-"""Measures how alike two failures are, by the words of those log lines that tell of trouble."""
+"""Measures how alike two failures are, by the words of the alarming lines in their logs."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,7 +41,7 @@ class LineWords:
 
 
 def find_telling_lines(chunks: Iterable[bytes | str], mask: Callable[[str], str]) -> tuple[str, ...]:
-    """Return the masked lines by which this failure can be recognized later, gravest first, one of each kind."""
+    """Return the few log lines that identify this failure, gravest first, no two alike, each passed through `mask`."""
     miner = mine_log(chunks)
     troubles, last = rank_trouble(miner)
     found = list(_distinct_lines(troubles, mask, _LINES))
@@ -69,9 +69,8 @@ def read_words(lines: Iterable[str]) -> list[LineWords]:
 
 
 def measure_likeness(one: Sequence[LineWords], other: Sequence[LineWords]) -> float:
-    """Return how alike two failures are, from 0 to 1, by their telling lines. Each line of one is compared with the
-    most similar line of the other. The lesser of the two means counts, so a failure is not like one that has the same
-    lines and many more."""
+    """Return how alike two failures are, from 0 to 1, comparing each line with the most similar one of the other. The
+    lower of the two failures' means is returned, so a failure is not like one that has the same lines and many more."""
     return min(_mean_share(one, other), _mean_share(other, one))
 
 

@@ -49,7 +49,7 @@ def find_opinion(
 
 
 def read_telling_lines_of(logs: Sequence[RankLog]) -> tuple[str, ...]:
-    """Return the telling lines at the ends of these logs, masked."""
+    """Return the lines at the ends of these logs that identify the failure, with secrets masked."""
     return find_telling_lines(read_ends(logs), make_masker(hosts=True))
 
 
@@ -69,9 +69,9 @@ def apply_correction(
     *,
     sure: bool,
 ) -> Diagnosis | None:
-    """Return what a person said about a past failure that is so similar that it counts as the same. None if there is
-    none, or if the rules say it too. If the rules are `sure`, the likeness must be greater. A correction never evicts a
-    machine."""
+    """Return the diagnosis that a person gave of a past failure much like this one, with no eviction. None if no past
+    failure is alike enough, or if the rules name the same class. If the rules are `sure`, the past failure must be even
+    more alike."""
     best = next((one for one in near if one.case.said_by == "person"), None)
     if best is None or best.likeness < (SURELY_ALIKE if sure else ALIKE) or best.case.klass == rules.klass:
         return None

@@ -1,4 +1,4 @@
-"""Loads the golden digests of devices for the probe assessment, which may not read files."""
+"""Loads the digests that sound devices give in probes, for the assessment, which may not read files."""
 
 import tomllib
 from importlib import resources
@@ -13,7 +13,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def load_golden(text: str | None = None) -> dict[Key, str]:
-    """Return the golden digests of our catalog, or of `text` instead; ValueError if two rows have the same key."""
+    """Return the expected digests from golden.toml, or from `text`; ValueError if two rows have the same key."""
     if text is None:
         text = resources.files("holdfast.core").joinpath("catalog/golden.toml").read_text(encoding="utf-8")
     rows = msgspec.convert(tomllib.loads(text), _File).row

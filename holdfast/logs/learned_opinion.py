@@ -1,4 +1,4 @@
-"""Weighs what the rules say of a failure against what its words say, by weights learned from labelled logs."""
+"""Weighs the rules' diagnosis of a failure against the words of its log, by weights learned from labelled logs."""
 
 from collections.abc import Sequence
 
@@ -21,8 +21,8 @@ _EVICT = "evict_and_restart"
 def weigh_words(
     rules: Diagnosis, lines: Sequence[LogLine], code: int | None, catalog: FailureCatalog, learned: LearnedWords
 ) -> Diagnosis:
-    """Return the rules' diagnosis, as sure as rules and words together are, or another class if the words outweigh the
-    rules. What a witness says of a machine, and what the user's own rows say, stands. Words evict no machine."""
+    """Return the rules' diagnosis with its confidence adjusted by learned words, or another class if they outweigh it.
+    A diagnosis that evicts a machine or comes from the user's own rows is returned unchanged. Words never evict."""
     odds = learned.class_odds(read_log_words(lines, code))
     if not odds or rules.action == _EVICT or _is_users(rules, catalog):
         return rules
@@ -44,7 +44,7 @@ def _is_users(rules: Diagnosis, catalog: FailureCatalog) -> bool:
 
 
 def _find_evidence(lines: Sequence[LogLine], klass: str, learned: LearnedWords) -> list[LogLine]:
-    """Return the lines whose words speak most for a class."""
+    """Return the lines whose words weigh most towards a class."""
     texts = {said.text: said for said in reversed(lines) if not said.code}
     worth = {text: learned.weigh_line(text[:_EVIDENCE_CHARS], klass) for text in list(texts)[:_EVIDENCE_CHARS]}
     best = sorted((text for text in worth if worth[text] > 0), key=lambda text: -worth[text])[:_EVIDENCE]

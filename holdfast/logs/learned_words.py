@@ -1,4 +1,4 @@
-"""What a failure is by its words alone: weights of words, learned from labelled logs, that give each class its odds."""
+"""Classifies a failure by the words of its log, with weights learned from labelled logs."""
 
 import math
 import re
@@ -33,7 +33,7 @@ _CODE = re.compile(  # numbers that say what happened; all others are chance
 
 
 class LearnedWords(msgspec.Struct, frozen=True, kw_only=True):
-    """Weights of words for classes. A word has a string of signs: how rare it is, then pairs of a class and a level."""
+    """Weights of words for classes. Each word maps to a string: its rarity, then pairs of class and level."""
 
     classes: tuple[str, ...]
     bias: tuple[float, ...]
@@ -58,7 +58,7 @@ class LearnedWords(msgspec.Struct, frozen=True, kw_only=True):
         return {klass: share / sum(shares) for klass, share in zip(self.classes, shares, strict=True)}
 
     def weigh_line(self, text: str, klass: str) -> float:
-        """Return how much the words of one line speak for a class."""
+        """Return the sum of a class's weights over the words of one line."""
         place = self.classes.index(klass)
         told = (self.words[word] for word in split_words(text) if word in self.words)
         return sum(level for signs in told for at, level in self._levels(signs) if at == place)
@@ -75,7 +75,7 @@ def load_learned() -> LearnedWords:
 
 
 def read_log_words(lines: Sequence[LogLine], code: int | None = None) -> set[str]:
-    """Return all words of a log but those of frames and of code, and its exit code and whether the kernel speaks."""
+    """Return the words of a log outside tracebacks' code, with "exit N", and "kernel:" if it has kernel lines."""
     for _ in parse_tracebacks(lines):  # which marks frames and code
         pass
     found = set() if code is None else {f"exit {code}"}
@@ -99,7 +99,7 @@ def _file_name(path: re.Match[str]) -> str:
 
 
 def weigh_rules(odds: Mapping[str, float], klass: str, confidence: float, trust: Sequence[float]) -> dict[str, float]:
-    """Return the odds of all classes once the rules have named one of them, and how sure they are."""
+    """Return the odds by words, combined with the class that the rules name and their confidence in it."""
     words, rules, sure = trust
     logs = {one: words * math.log(max(share, 1e-4)) for one, share in odds.items() if one != NOTHING}
     if klass in logs:

@@ -119,8 +119,8 @@ class TemplateMiner:
         self.tail = [*self.tail, *lines[-_STACK:]][-_STACK:]
 
     def _tidy_lines(self, lines: list[bytes]) -> list[bytes]:
-        """Return the lines as a terminal would show them, cut to a limit, and without the bodies of private keys. A
-        later masking line by line could not recognize those bodies."""
+        """Return the lines as a terminal shows them, cut to a limit and without private keys. Masking works line by
+        line and could not recognize the lines inside a key."""
         if any(b"\r" in line for line in lines):
             lines = [_last_overwrite(line) for line in lines]
         if max(map(len, lines), default=0) > _LINE:
@@ -137,7 +137,7 @@ class TemplateMiner:
         return b"<private key>" if hidden else line
 
     def _choose_keys(self, counts: Counter[bytes], lines: list[bytes], first: dict[bytes, int]) -> Iterable[bytes]:
-        """Return all keys; if too many are new, only a sample of the new ones, which prefers alarming lines."""
+        """Return the keys of all lines; of too many new ones only a sample, mostly of alarming lines."""
         fresh = [key for key in counts if key not in self._known]
         if len(fresh) <= _FRESH:
             return counts

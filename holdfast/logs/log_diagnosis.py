@@ -37,7 +37,7 @@ class RankLog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessEnds(msgspec.Struct, frozen=True, kw_only=True):
-    """How processes ended, as far as that is known."""
+    """How a job's processes ended; unset where nobody knows."""
 
     code: int | None = None  # of the launcher, or of the only process
     codes: Mapping[int, int] = {}  # by rank
@@ -63,8 +63,8 @@ def diagnose_logs(
     progress: Callable[[int], None] | None = None,
     learned: LearnedWords | None = None,
 ) -> Diagnosis:
-    """Return the diagnosis of the job that wrote these logs: the rules', weighed against learned words if there are
-    any. Calls `progress` while it reads large logs."""
+    """Diagnose the job that wrote these logs, by the rules and any learned words. Calls `progress` while it reads large
+    logs."""
     lines = read_log_lines(logs, catalog, progress)
     case = FailureEvidence(
         lines=lines,
@@ -84,7 +84,7 @@ def diagnose_logs(
 def read_log_lines(
     logs: Sequence[RankLog], catalog: FailureCatalog, progress: Callable[[int], None] | None = None
 ) -> list[LogLine]:
-    """Return the telling lines of all logs, parsed."""
+    """Return the lines of all logs that may help a diagnosis, parsed."""
     lines: list[LogLine] = []
     for source, log in enumerate(logs):
         with log.open() as file:
@@ -96,7 +96,7 @@ def read_log_lines(
 
 
 def _follow_verdict(found: Diagnosis, ends: ProcessEnds) -> Diagnosis:
-    """Return the diagnosis with the run's own verdict put first; what ranks said then serves as its explanation."""
+    """Return the diagnosis with the run's own verdict first in its explanation, before what the ranks' logs say."""
     silent = found.klass == UNKNOWN
     said = f"The run found: {ends.verdict}."
     if not silent and ends.verdict not in found.explanation:
@@ -120,7 +120,7 @@ def is_echo(exception: str, catalog: FailureCatalog) -> bool:
 
 
 def is_lost_peer(report: Sequence[str], catalog: FailureCatalog) -> bool:
-    """Return whether a report of torch's C++ only says that a peer is gone."""
+    """Return whether an error from torch's C++ code only says that a peer is gone."""
     hits = find_hits(parse_lines(list(enumerate(report)), 0), catalog)
     return any(hit.row.klass == _LOST_PEER for hit in hits) and all(hit.row.role != "cause" for hit in hits)
 

@@ -68,7 +68,7 @@ def _ask_model(
 def _take_vote(
     replies: Iterable[str | NoAnswer], shown: Sequence[ShownLine], classes: Mapping[str, FailureClass]
 ) -> model_answer.ModelVote:
-    """Return the vote of most samples; NoAnswer without a majority, or with the reason why samples are unusable."""
+    """Return the majority's vote; raise NoAnswer if there is no majority or too many samples are unusable."""
     votes: list[model_answer.ModelVote] = []
     unusable: list[NoAnswer] = []
     for reply in replies:
@@ -86,9 +86,9 @@ def _take_vote(
 def _proposed_row(
     vote: model_answer.ModelVote, klass: FailureClass, mask: Callable[[str], str], model: str
 ) -> CatalogRow | None:
-    """Return the catalog row that the language model proposes, or None if it proposes none. The row's sample is a
-    masked log line, because users share catalogs. The row evicts no machine: its weight is too small, and an eviction
-    by its class becomes run_diagnostics."""
+    """Return the catalog row that the language model proposes; None if it proposes none. Its sample is a masked log
+    line, because users share catalogs. It evicts no machine: its weight is small, and run_diagnostics replaces an
+    evicting action."""
     if not vote.answer.pattern:
         return None
     return CatalogRow(

@@ -6,5 +6,5 @@ _EVICT = "evict_and_restart"
 
 
 def limit_action(action: str) -> str:
-    """Return the action, but run_diagnostics in place of an eviction, so that probes decide."""
+    """Return the action, or run_diagnostics if it would evict a machine, so that probes decide."""
     return TEST if action == _EVICT else action

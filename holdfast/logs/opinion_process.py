@@ -69,8 +69,7 @@ def answer_request(request: Request) -> OpinionReply:
 
 
 def _open_logs(request: OpinionRequest) -> list[RankLog]:
-    """Return the generation's logs, of which only the ends are read; the failed rank's come last, like last words. If
-    there are none on this host, return the last lines that came with the request."""
+    """Return the ends of the generation's logs, the failed ranks' last; without logs, the request's last lines."""
     first = {f"rank-{rank}" for rank in request.ranks}
     paths = sorted(Path(request.folder).rglob("*.log"), key=lambda path: (path.parent.name not in first, path))
     chosen = reversed(paths[:_FILES])

@@ -43,7 +43,7 @@ class NearCase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PastCases:
-    """The store. Every change reads, changes and replaces the file under a lock; ConfigError if that fails."""
+    """The file of past failures. Every change rewrites it under a lock; ConfigError if that fails."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -62,7 +62,7 @@ class PastCases:
             raise ConfigError(f"{self._path} cannot be understood ({e}); remove it to begin anew") from None
 
     def find_nearest(self, lines: Sequence[str]) -> tuple[NearCase, ...]:
-        """Return the past failures most like this one, nearest first, including the nearest that a person spoke of."""
+        """Return the past failures most like this one, nearest first, and the nearest that a person corrected."""
         asked = read_words(lines)
         found = [
             NearCase(likeness=likeness, case=past)
@@ -74,8 +74,8 @@ class PastCases:
         return tuple(one for place, one in enumerate(found) if place < NEAREST or one is spoken)
 
     def keep_case(self, failure: PastCase) -> str:
-        """Add a failure, or count it on the entry of the same failure if there is one; return the entry's id. What a
-        person said about a failure stands until a person says otherwise."""
+        """Add a failure, or merge it into the entry of the same failure; return the entry's id. Only a person can
+        replace what a person said about a failure."""
         words = read_words(failure.lines)
         with self._changing() as kept:
             same = next((past for past in kept if measure_likeness(words, read_words(past.lines)) >= _SAME), None)

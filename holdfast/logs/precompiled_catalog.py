@@ -47,5 +47,5 @@ def prepare_row(row: CatalogRow) -> PreparedRow:
 
 
 def _checksums(sources: Mapping[str, bytes]) -> dict[str, str]:
-    """Return a checksum of each file, to notice changes; it cannot stop people who may write these files."""
+    """Return a checksum of each file, which detects edits by mistake but not on purpose."""
     return {name: f"{zlib.crc32(sources[name]):08x}" for name in sorted(sources)}

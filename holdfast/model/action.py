@@ -17,7 +17,7 @@ class Acquire(msgspec.Struct, frozen=True, kw_only=True, tag="acquire"):
 
 
 class Dismissal(StrEnum):
-    """Why a node is given back, as far as its fleet has to know."""
+    """Why a node is given back; by it the fleet decides whether to avoid the host."""
 
     UNTOLD = ""  # as in journals of older versions
     EVICTED = "evicted"  # its machine is in doubt: no other node should follow there
@@ -66,7 +66,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
-    """End every rank of the generation on these nodes, or park it: then it has left the generation and waits."""
+    """End every rank of the generation on these nodes or, with `park_s`, let it leave the generation and wait."""
 
     id: int
     generation: int

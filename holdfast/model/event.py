@@ -109,7 +109,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 
     @property
     def is_told(self) -> bool:
-        """Whether the step has the script's own number."""
+        """Whether the script itself reported the step's number."""
         return not self.counted and not self.numbered
 
     def reached_at(self, step: int, before: "Progress | None") -> float:
@@ -135,7 +135,7 @@ class StorageReport(msgspec.Struct, frozen=True, kw_only=True, tag="storage"):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
-    """All ranks of a node have ended well, or have finished their scripts and hang at exit."""
+    """All ranks of a node have exited with code 0, or have finished their scripts and hang at exit."""
 
     node: str
     generation: Number

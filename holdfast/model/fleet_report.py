@@ -6,7 +6,7 @@ import msgspec
 
 
 class FleetState(StrEnum):
-    """Where a node is, in its fleet's words."""
+    """What a fleet knows of a node: queued, starting, up, gone or unknown."""
 
     QUEUED = "queued"  # asked for; the cluster has not given it a machine, and nothing of it runs
     STARTING = "starting"  # it has a machine: from here on it may be late

@@ -28,7 +28,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def marked_id(self) -> str:
-        """The run's name as checkpoints and states on disk carry it; no other run has the same."""
+        """The run's unique name, which checkpoints and images on disk carry."""
         return marked_run_id(self.run_id, self.mark)
 
 
@@ -40,7 +40,7 @@ _Name = Annotated[str, msgspec.Meta(max_length=100)]
 
 
 class HostIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """What identifies a host, whatever its node is called, as the host itself reports it."""
+    """A host's own report of its id and GPUs, by which it is recognized under any node name."""
 
     # Of the machine or, if it has none, its host name; "": not told, as on a local fleet.
     id: _Name = ""

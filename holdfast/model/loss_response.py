@@ -1,4 +1,4 @@
-"""The user's chosen response to a loss that stands out, as a value; alarms carry it as text."""
+"""The user's chosen response to a loss that stands out, and its text form, which alarms carry."""
 
 from enum import StrEnum
 
@@ -16,7 +16,7 @@ class LossPolicy(StrEnum):
 
 
 class LossResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A response that changes coming steps: the number of steps, and the change."""
+    """A response to a spike: what to do, for how many steps, and the factor for the learning rate."""
 
     policy: LossPolicy
     steps: int

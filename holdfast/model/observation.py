@@ -26,7 +26,7 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's report on a loss that is not finite: a single one, or two in a row."""
+    """A rank's report that its loss was not finite, for one step or for two in a row."""
 
     node: str
     generation: int
@@ -63,7 +63,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StrainKind(StrEnum):
-    """What a lasting reading of a machine may explain."""
+    """The symptom that a lasting reading of a machine may explain."""
 
     SLOWS = "slows"  # a job that has lost its pace: heat, a power brake
     STANDS = "stands"  # a job that stands: a driver that does not answer

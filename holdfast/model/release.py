@@ -24,7 +24,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fate(StrEnum):
-    """The state or end of a release in the job."""
+    """What has become of a release in the job so far."""
 
     STAGING = "staging"  # it is checked on one node, and then brought to all
     REFUSED = "refused"

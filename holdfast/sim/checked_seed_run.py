@@ -30,7 +30,7 @@ class SimResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EntryTally:
-    """Adds each entry to the ledger, the digest and the recovery effort, so that months of entries need not be kept."""
+    """Folds journal entries into the ledger, a hash and the cost of recovery, so that none must be kept in memory."""
 
     def __init__(self, record: Callable[[Entry], None]) -> None:
         self.entries = 0

@@ -1,4 +1,4 @@
-"""Modelled durations of operations in the simulation, read from data."""
+"""Durations of operations in the simulation, drawn from the ranges in costs.toml."""
 
 import tomllib
 from importlib import resources

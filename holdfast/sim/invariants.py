@@ -234,7 +234,7 @@ class InvariantWatch:
 
 
 class RecoveryEffort:
-    """Follows every entry and raises UnsafeError if the job gives up too early."""
+    """Counts failures and progress; raises UnsafeError if the job gives up too early."""
 
     def __init__(self) -> None:
         self.attempts = 0

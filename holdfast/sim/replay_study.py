@@ -257,7 +257,7 @@ def find_crossing(setup: ReplaySetup, steps: int) -> CostCrossing:
 
 
 def _least_chance(setup: ReplaySetup, launch_s: float, group_launch_s: float) -> float | None:
-    """Return the least q such that the dual-phase replay costs no more from there up to 1; None if there is none."""
+    """Return the q above which a dual-phase replay never costs more than one in two halves; None if there is none."""
     found = None
     for point in range(_POINTS + 1):
         q = _LEAST_Q ** (point / _POINTS)

@@ -1,9 +1,6 @@
-"""For loops on Accelerate: `HeldTraining` gives them their epochs and batches, and saves the state after every step.
-
-A Checkpointer saves what an Accelerator has prepared right before the next batch is handed out, when everything that
-belongs to the step before is done. After a restart the epoch, the order of its batches and the place in it are the
-same, and so are all random numbers.
-"""
+"""For loops on Accelerate: `HeldTraining` yields a loop's epochs and batches, and saves its state after every step. It
+saves right before it yields the next batch, when everything that belongs to the step before is done. After a restart
+the epoch, the order of its batches and the place in it are the same, and so are all random numbers."""
 
 import os
 from collections.abc import Iterator
@@ -48,9 +45,9 @@ class HeldTraining:
         every: int | str | None = None,
         keep: int = 3,
     ) -> None:
-        """`model` and `optimizer` (or several) are as `prepare` has returned them; `extra`, such as a schedule, `path`,
-        `every` and `keep` are those of a Checkpointer. If holdfast has no state, the loop resumes from the newest whole
-        checkpoint of `accelerator.save_state`, provided that Accelerate names its checkpoints itself."""
+        """Pass each model and optimizer as `prepare` returned it; the other options are those of a Checkpointer. If
+        holdfast has no state, the loop resumes from the newest whole checkpoint of `accelerator.save_state`, provided
+        that Accelerate names its checkpoints itself."""
         if why := refusal_of(accelerator):
             raise StateError(f"HeldTraining cannot keep this state: {why}")
         self.epoch = self.step = 0
@@ -166,7 +163,7 @@ class HeldTraining:
 
 
 def refusal_of(accelerator: Accelerator) -> str:
-    """Say why no Checkpointer can hold what this Accelerator prepares; empty if one can."""
+    """Return why a Checkpointer cannot save what this Accelerator has prepared; empty if it can."""
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         return "DeepSpeed keeps the optimizer's state in its own engine"
     plugin = getattr(accelerator.state, "fsdp_plugin", None)

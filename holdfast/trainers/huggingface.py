@@ -68,7 +68,7 @@ class TrainerStateCallback(TrainerCallback):  # type: ignore[misc]  # of a libra
 
     @contextmanager
     def resumable_folder(self) -> Iterator[str | None]:
-        """Yield what to give as `resume_from_checkpoint`; a collective."""
+        """Yield the path to pass as `resume_from_checkpoint`, or None; a collective."""
         ours = PeekedState() if self._refusal else peek_state(self._storage["path"])
         if not ours.is_chosen:
             self._own = _find_own(self._trainer.args)

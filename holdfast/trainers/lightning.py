@@ -1,8 +1,6 @@
-"""For the Trainer of Lightning: add `HoldfastCallback` to its callbacks.
-
-Lightning lets a callback set its loops before they run, so that the state is restored when the fit starts. It cannot
-skip batches: those of the epoch that are done are loaded once more, and dropped.
-"""
+"""For the Trainer of Lightning: add `HoldfastCallback` to its callbacks. A callback may set the position of Lightning's
+loops before they run, so the state is restored when the fit starts. Lightning cannot skip batches: those that are done
+are loaded once more, and dropped."""
 
 import os
 from pathlib import Path
@@ -93,7 +91,7 @@ class HoldfastCallback(Callback):  # type: ignore[misc]  # of a library that may
                 callback.load_state_dict(self._extra["callbacks"][callback.state_key])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Move to where the epoch was left; the loader's iterator exists by now, and nothing was read from it."""
+        """Load and drop the epoch's batches that are done; nothing was read yet from the loader's iterator."""
         self._told = trainer.global_step
         if not self._epoch:
             return
@@ -140,7 +138,7 @@ class HoldfastCallback(Callback):  # type: ignore[misc]  # of a library that may
         holdfast.phase("")
 
     def state_dict(self) -> Extras:
-        """Return the generators of all ranks, for Lightning's own checkpoints, which lack them; a collective."""
+        """Return the random number generators of all ranks, which Lightning's own checkpoints lack; a collective."""
         return {"generators": RankWorld().gather_all(_encode())}
 
     def load_state_dict(self, state_dict: Extras) -> None:
@@ -154,7 +152,7 @@ class HoldfastCallback(Callback):  # type: ignore[misc]  # of a library that may
 
 
 def _read_loops(trainer: Trainer) -> Extras:
-    """Return the state of Lightning's loops as if the batch that was just fetched had not been."""
+    """Return the state of Lightning's loops before the batch that was just fetched."""
     state: Extras = trainer.fit_loop.state_dict()
     state["state_dict"].pop("combined_loader", None)  # a loader that counts has counted that batch
     batches = state[_BATCHES] = msgspec.to_builtins(state[_BATCHES])

@@ -69,7 +69,7 @@ def _file_fault(path: Path) -> str:
 
 
 def _safetensors_fault(path: Path) -> str:
-    """Compare the file's size with what its header tells; the format has no checksums."""
+    """Return how the file's size contradicts its header, or ""; the format has no checksums."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(_HEAD_BYTES), "little")
         if not 0 < size <= _MOST_HEADER_BYTES:

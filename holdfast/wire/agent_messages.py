@@ -141,6 +141,6 @@ decode_from_controller = make_decoder(msgspec.msgpack.Decoder(FromController))
 
 
 def make_script_imports(generation: int, names: Iterable[str]) -> ScriptImports:
-    """Return the message about these modules, without names that cannot be sent and without surplus ones."""
+    """Return a message with the valid ones of these module names, up to the message's limit."""
     fit = [name for name in names if len(name) <= _NAME_CHARS and re.search(_MODULE, name)]
     return ScriptImports(generation=generation, modules=tuple(fit[:_MODULES]))

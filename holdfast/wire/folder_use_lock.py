@@ -18,7 +18,7 @@ _LOOK_S = 0.05
 
 
 class LockError(Exception):
-    """A folder's lock does not show whether the folder is in use; the message follows the folder's name."""
+    """Nobody can tell whether a folder is in use; the message is a clause that follows the folder's name."""
 
 
 def lock_shared(folder: Path) -> tuple[int, ...]:

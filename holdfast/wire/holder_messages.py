@@ -39,7 +39,7 @@ class ExecRank(msgspec.Struct, frozen=True, kw_only=True, tag="exec"):
 
 
 class PreloadZygote(msgspec.Struct, frozen=True, kw_only=True, tag="preload"):
-    """Keep a zygote that has imported these modules; a zygote with another key is replaced."""
+    """Keep a zygote that has imported these modules; replace one that was made with another `key`."""
 
     modules: tuple[str, ...]
     learned: tuple[str, ...] = ()  # the same, but they are done without if a rank could not be forked with them
@@ -65,7 +65,7 @@ class KillRank(msgspec.Struct, frozen=True, kw_only=True, tag="kill"):
 
 
 class RekeyRank(msgspec.Struct, frozen=True, kw_only=True, tag="rekey"):
-    """Keep a rank that runs under the key of its next generation; the holder answers as if it had been started."""
+    """Register a surviving rank under the key of its next generation; the holder answers as if it had started it."""
 
     key: str  # the new one
     old: str
@@ -78,7 +78,7 @@ class ForgetRank(msgspec.Struct, frozen=True, kw_only=True, tag="forget"):
 
 
 class SweepLeftovers(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
-    """End all processes that ended ranks have left behind, even those that tried to hide."""
+    """Kill all processes that ended ranks have left behind, even those with another session or parent."""
 
 
 class QuitHolder(msgspec.Struct, frozen=True, kw_only=True, tag="quit"):
@@ -114,7 +114,7 @@ class KeptArena(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HolderListing(msgspec.Struct, frozen=True, kw_only=True, tag="listing"):
-    """Everything that the holder keeps; the first message that a new agent gets."""
+    """The ranks, arenas and zygote that the holder keeps; the first message that a new agent gets."""
 
     ranks: tuple[HolderRank, ...]
     arena: str  # path of the slots' memory

@@ -146,8 +146,8 @@ class ProgramProcess:
 
 
 def start_program(program: Program, files: OpenFiles, server: Path | None, begin_s: float = _BEGIN_S) -> ProgramProcess:
-    """Fork a program through the fork server, or execute it if none begins in time. After an OSError the program may be
-    running."""
+    """Fork a program through the fork server, or execute it if no server begins to in time. After an OSError the
+    program may be running."""
     if server is not None:
         try:
             return ProgramProcess(_request_fork(server, program, files, begin_s))
@@ -258,7 +258,7 @@ def _have(ranks: Sequence[str], programs: Sequence[str], prepares: bool) -> None
 
 
 def _import_modules(names: Sequence[str], prepares: bool) -> None:
-    """Import modules, and run the holder's preparation if asked to; report and skip modules that fail to import."""
+    """Import these modules, skipping those that fail; with `prepares`, also call the holder module's `prepare`."""
     for name in names:
         try:
             module = importlib.import_module(name)

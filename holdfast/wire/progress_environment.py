@@ -1,4 +1,4 @@
-"""Environment variables that tell a rank where to report. It imports nothing, because every script loads it."""
+"""Environment variables that tell a rank where to report. This module imports nothing: every script loads it."""
 
 SLOT = "HOLDFAST_SLOT"  # "<path of the arena>:<index>"
 KEEPER = "HOLDFAST_KEEPER"  # path of the socket of the node's keeper

@@ -12,7 +12,7 @@ MAX_BYTES = 1 << 22  # of one message
 
 
 def layout_file_name(rank: int, layout: str) -> str:
-    """Return the name of the file that holds the layout of a rank's image; it lies beside the socket."""
+    """Return the name of the file with a rank's layout, in the same folder as the keeper's socket."""
     return f"plan-{rank}-{layout[:KEPT_DIGITS]}"
 
 
@@ -42,7 +42,7 @@ class ArenaRequest(msgspec.Struct, frozen=True, kw_only=True, tag="want"):
 
 
 class StateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
-    """A rank's request for its state; the keeper may answer only after it has fetched the state."""
+    """A rank's request for its state; the keeper answers once it has fetched the state."""
 
     rank: int
     generation: int

@@ -23,7 +23,7 @@ class PartOrder(msgspec.Struct, frozen=True, kw_only=True, tag="part"):
 
 
 class RejoinOrder(msgspec.Struct, frozen=True, kw_only=True, tag="rejoin"):
-    """Go on in the generation of this environment."""
+    """Join the next generation, with this environment."""
 
     env: dict[str, str]
 

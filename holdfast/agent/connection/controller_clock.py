@@ -1,4 +1,4 @@
-"""The controller's time as this node knows it: the monotonic clock, plus an offset set at each welcome."""
+"""The controller's time as this node knows it: the monotonic clock plus an offset, set by each Welcome message."""
 
 from holdfast.agent.agent_clock import AgentClock
 
@@ -16,7 +16,7 @@ class ControllerClock:
         self.offset_s = clock.wall() - clock.monotonic()  # what to add to an instant of the steady clock
 
     def on_welcome(self, at: float, ahead_s: float | None = None) -> None:
-        """Set the offset from the controller's time `at`, which is `ahead_s` ahead of its machine's monotonic clock."""
+        """Set the offset from the controller's time `at` or, exactly, from `ahead_s` if both share a clock."""
         self.is_exact = self._same_machine and ahead_s is not None
         self.offset_s = ahead_s if ahead_s is not None and self._same_machine else at - self._clock.monotonic()
         self.known = True

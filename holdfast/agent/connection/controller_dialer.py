@@ -79,7 +79,7 @@ class ControllerDialer:
         return f"https://{mutual_tls.CONTROLLER}:{self._addresses[0][1]}{path}"
 
     def open_session(self, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
-        """Open an HTTP session to the controller; raise UnprovenPeerError or another OSError if that is unsafe."""
+        """Open an HTTP session to the controller; raise UnprovenPeerError if its socket's folder is not private."""
         if self._path is not None:
             connector: aiohttp.BaseConnector = aiohttp.UnixConnector(self._through_folder(self._path))
         else:
@@ -89,7 +89,7 @@ class ControllerDialer:
         return aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
 
     def _through_folder(self, path: Path) -> str:
-        """Return a path of at most 107 bytes to the socket; raise if other users may write to the socket's folder."""
+        """Return a path short enough for a socket; raise if other users may write to the socket's folder."""
         if self._folder < 0:
             self._folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         seen = os.fstat(self._folder)

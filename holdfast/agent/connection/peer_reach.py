@@ -36,7 +36,7 @@ async def try_peers(node: str, peers: dict[str, Address], root: Path = Path("/")
 
 
 async def _is_answered(address: Address) -> bool | None:
-    """Return True if anybody answers there, even by refusing; None if nothing comes back in time; else False."""
+    """Return True if the address accepts or refuses a connection, None on a timeout, False on any other error."""
     try:
         async with asyncio.timeout(_WAIT_S):
             _, writer = await asyncio.open_connection(*address)

@@ -28,7 +28,7 @@ def rails_finding(wanted: str) -> Finding:
 
 
 def rail_environment(rail: str, root: Path = Path("/")) -> dict[str, str]:
-    """Return the environment variables that keep NCCL on this rail: its interface, and its RDMA device or none."""
+    """Return the variables that keep NCCL on this rail: its interface and its RDMA device, or no RDMA at all."""
     if not rail:
         return {}
     devices = sorted(path.name for path in (root / "sys/class/net" / rail / "device/infiniband").glob("*"))

@@ -1,4 +1,4 @@
-"""Runs this node's ranks of a replay: the job's own script again, in processes that only this errand uses."""
+"""Runs this node's ranks of a replay: starts the job's own script in processes that only this errand uses."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Probe of attention, forward and backward: inputs use every bit, and results are compared bit for bit."""
+"""Probe of attention, forward and backward, with inputs of full precision; repeated results must agree bit for bit."""
 
 from collections.abc import Iterator
 

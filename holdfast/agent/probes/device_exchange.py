@@ -23,7 +23,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
 
 
 def exchange_among(places: Sequence[torch.device], size: int) -> Finding:
-    """Send data among all devices in rounds: in round n, every device sends to the one n places on, all at once."""
+    """Send data among all devices in rounds: in round n, each sends to the device n places after it, all at once."""
     sent = [integer_tensor((size // 8,), place, 41 + number) for number, place in enumerate(places)]
     got = [torch.empty_like(one) for one in sent]
     rates, wrong = [], []

@@ -31,7 +31,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
 
 
 def _missing_devices(seen: int) -> str:
-    """Return in words how CUDA has fewer devices than the environment or driver promises; empty if it has all."""
+    """Return a sentence if CUDA sees fewer devices than CUDA_VISIBLE_DEVICES names or /dev shows; else an empty one."""
     promised = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [name for name in promised.split(",") if name.strip()] if promised else []
     if names and names[0].strip() != "-1" and seen < len(names):

@@ -1,4 +1,4 @@
-"""Probe of matrix products that use every bit: repetitions, reference results and other nodes must agree exactly."""
+"""Probe of matrix products at full precision: repetitions, reference results and other nodes must agree bit for bit."""
 
 from collections.abc import Iterator
 

@@ -20,7 +20,7 @@ _LONGEST_S = 10.0  # after which no round is begun
 
 
 class ExchangeRound(msgspec.Struct, frozen=True, kw_only=True):
-    """One exchange as one rank saw it."""
+    """One rank's timing and result of one exchange round."""
 
     took_s: float
     sent_bytes: int  # to all others together
@@ -36,7 +36,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
 
 
 def probe_exchange(seats: Sequence[TeamSeat], *, small: bool, limit_s: float) -> Finding:
-    """Have every device send to all others in several rounds; return the rates, and the pairs that changed bytes."""
+    """Have every device send to all others in rounds; report the rates, and the pairs between which bytes changed."""
     task = TeamTask(module=_PROBE, rank=0, world=0, port=0, device="", small=small, limit_s=limit_s)
     model = replace(new_finding(_PROBE, torch.device(seats[0].device), f"{len(seats)} devices"), place="", rough=small)
     try:

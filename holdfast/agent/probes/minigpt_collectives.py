@@ -1,7 +1,5 @@
-"""What one rank of a parallel reference step sends and gets, with a digest of both at every collective.
-
-Every group has two ranks: a sum of two numbers has the same bits in either order, whichever order the library takes.
-"""
+"""Collectives of one rank in the parallel reference step; each records a digest of what the rank sends and receives.
+Every group has two ranks: a sum of two numbers has the same bits in either order, whichever order the library takes."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -46,11 +44,11 @@ class RankExchange:
         self.points: list[TracePoint] = []
 
     def enter_pieces(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """Return x unchanged; the backward pass adds up the gradients of all pieces."""
+        """Return x unchanged; the backward pass sums its gradient over the ranks of the inner axis."""
         return _through(x, _clone, lambda grad: self._add(self.inner, grad, f"{name} backward"))
 
     def add_pieces(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """Return the sum of x over all pieces; the backward pass leaves gradients unchanged."""
+        """Return the sum of x over the ranks of the inner axis; the backward pass leaves gradients unchanged."""
         return _through(x, lambda one: self._add(self.inner, one, f"{name} forward"), _clone)
 
     def swap_tokens(self, x: torch.Tensor, name: str) -> torch.Tensor:
@@ -60,7 +58,7 @@ class RankExchange:
         )
 
     def hand_on(self, x: torch.Tensor, sender: int, name: str) -> torch.Tensor:
-        """Broadcast x from stage `sender` to the other stage, whose own x is overwritten; return it on both."""
+        """Broadcast x from stage `sender` to the other stage, overwriting its x; return the sender's x on both."""
         sends, x = self.stage.index == sender, x.contiguous()
         held = x.clone() if sends else None
         dist.broadcast(x, src=self.stage.ranks[sender], group=self.stage.group)
@@ -68,7 +66,7 @@ class RankExchange:
         return x
 
     def reduce_gradients(self, parameters: Mapping[str, nn.Parameter], *, experts: bool) -> None:
-        """Add up the gradients of parameters that stages or experts' ranks share; average all over replicas."""
+        """Sum the gradients of parameters that stages or experts' ranks share; average all gradients over replicas."""
         if self.stage.size > 1:
             self._reduce(self.stage, [p for name, p in parameters.items() if name == "token"], "table of tokens")
         if experts:

@@ -1,8 +1,6 @@
-"""A small GPT for the reference probes: its weights, its batch and its training step are the same everywhere.
-
-Weights are a hash of their positions, because a random generator's numbers differ between versions and devices. The
-same code makes the step on one device and, cut in pieces, on several.
-"""
+"""A small GPT for the reference probes: its weights, its batch and its training step are the same everywhere. Weights
+are a hash of their positions, because a random generator's numbers differ between versions and devices. The same code
+makes the step on one device or, with the model split, on several."""
 
 import msgspec
 import torch
@@ -104,7 +102,7 @@ class GptBlock(nn.Module):
 
 
 class MiniGpt(nn.Module):
-    """The layers of one pipeline stage; the first also has the position table, and both ends have the token table."""
+    """The layers of one pipeline stage; the first also has the position table, the first and last the token table."""
 
     def __init__(self, form: MiniGptForm, device: torch.device, exchange: RankExchange) -> None:
         super().__init__()
@@ -130,7 +128,7 @@ class MiniGpt(nn.Module):
         return x
 
     def score_tokens(self, x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """Return the loss of this rank's part of the batch, as its share of the whole batch's loss."""
+        """Return this rank's summand of the loss: its part of the batch, divided by the batch's token count."""
         scores = torch.matmul(self.norm(x), self.token.transpose(0, 1)).float()
         return -(functional.log_softmax(scores, -1) * _one_hot(wanted)).sum() / (_BATCH * wanted.shape[1])
 

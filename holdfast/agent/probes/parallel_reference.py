@@ -27,7 +27,7 @@ _MOST = 8  # devices in one step
 
 
 class PlayedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One step as one rank made it."""
+    """One rank's digests, timing and result of one step."""
 
     form: str
     play: int
@@ -99,7 +99,7 @@ def plan_rounds(devices: int) -> list[tuple[int, ...]]:
 
 
 def _roles_of_axis(size: int, role: int) -> dict[str, tuple[int, ...]]:
-    """Return for each axis the roles of this role's group, in order; on an axis that the layout lacks it is alone."""
+    """Return, by axis, the two roles of this role's group, or the role alone on an axis that the layout lacks."""
     steps = {"inner": 1, "stage": 2 if size == _MOST else 0, "replica": size // 2 if size > 2 else 0}
     found: dict[str, tuple[int, ...]] = {}
     for axis, step in steps.items():

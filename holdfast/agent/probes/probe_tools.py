@@ -81,7 +81,7 @@ def integer_tensor(shape: Sequence[int], device: torch.device, seed: int) -> tor
 def float_tensor(
     shape: Sequence[int], device: torch.device, seed: int, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Return numbers from -1 to 1 that use every bit of their fraction."""
+    """Return random-looking numbers from -1 to 1 whose mantissas use every bit."""
     # 24 bits of an integer are exact in float32, and so is what follows: the same everywhere.
     return ((integer_tensor(shape, device, seed) >> 7).to(torch.float32) / (1 << 23) - 1.0).to(dtype)
 

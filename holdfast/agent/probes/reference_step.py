@@ -1,4 +1,4 @@
-"""Probe of one training step of a small model on every device: loss, gradients and parameters must agree."""
+"""Probe of one training step of a small model on every device: loss, gradients and parameters must repeat exactly."""
 
 from collections.abc import Iterator
 

@@ -17,7 +17,7 @@ class LatchedFailures:
     def overdue_ranks(
         self, now: float, held: Mapping[RankKey, HolderRank], readings: Mapping[RankKey, SlotReading]
     ) -> Iterator[HolderRank]:
-        """Yield each overdue rank once, as if it ended now with code 1: it latched a failure and still runs."""
+        """Yield, once, each rank that latched a failure and still runs, with exit code 1 and the present time."""
         for key in [key for key, reading in readings.items() if reading.failed and key in held]:
             since = self._since.setdefault(key, now)
             if held[key].code is None and now >= since + _LATCH_S:

@@ -22,7 +22,7 @@ def last_words(where: Path) -> tuple[str, ...]:
 
 
 def last_line(where: Path) -> str:
-    """Return the last line that the rank printed, to whichever stream, and not a sentence of ours; "" without any."""
+    """Return the last line that the rank, not holdfast, printed to stdout or stderr; "" if there is none."""
     for path in sorted((where / "stdout.log", where / "stderr.log"), key=_written_at, reverse=True):
         for line in reversed(_read_tail(path)):
             if not line.startswith(_OURS):
@@ -66,7 +66,7 @@ def rotate_file(path: Path, limit_bytes: int) -> bool:
 
 
 def _keep_end(path: Path, start: int, count: int) -> None:
-    """Copy `count` bytes from `start` to PATH.1 and no more, as the file may grow faster than it is copied."""
+    """Copy `count` bytes, from offset `start`, to PATH.1. The file may grow meanwhile, so the count is fixed."""
     older = path.with_name(f"{path.name}.1")
     try:
         with path.open("rb") as source, older.open("wb") as kept:

@@ -135,7 +135,7 @@ class JudgeProcess:
 
 
 def _judge_in_fork(sock: socket.socket, asked: JudgeRequest, known: FailureCatalog) -> None:
-    """Judge one exit in a fork, which ends here. First send an alarm without last words: they may take too long."""
+    """Judge one exit in a fork, and end it. Send an alarm without last words first: judging those may take long."""
     for number in _LATE:  # by the kernel's own hand: a search that goes on for ever hears nobody
         signal.signal(number, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, DEADLINE_S)

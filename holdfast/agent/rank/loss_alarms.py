@@ -53,7 +53,7 @@ class LossReports:
         return marks
 
     def on_logged(self, told: StepValues, source: str) -> None:
-        """Queue what a log line says about a step, with the kind of line; its time is on the controller's clock."""
+        """Queue the loss and other values that a log line gives for a step; `source` is the kind of line."""
         self._logged.append((told, source))
 
     def read_losses(self, slots: RankSlots, offset_s: float) -> Iterator[Alarm | Loss]:
@@ -85,7 +85,7 @@ class LossReports:
             yield msgspec.structs.replace(alarm, stance=cap_stance(alarm.stance, self._limits.stance))
 
     def _tell_skipping(self, readings: list[SlotReading], offset_s: float) -> Iterator[Alarm]:
-        """Yield the notice of a rank that makes none of its updates, once in a generation."""
+        """Yield, once in a generation, an alarm about a rank whose optimizer updates are all left out."""
         for reading in readings:
             if reading.skipped_updates >= nonfinite_loss.SKIPPED_UPDATES and reading.generation > self._skipping:
                 self._skipping = reading.generation
@@ -118,7 +118,7 @@ class LossReports:
             self._compare_redone(told, None)
 
     def _judge_logged_loss(self, told: StepValues, loss: float) -> Iterator[Alarm | Loss]:
-        """Yield a non-finite loss if the one before was non-finite too, or an alarm for a single one."""
+        """Yield a non-finite loss that follows another one; yield an alarm if a finite loss follows a single one."""
         owner = (told.generation, told.rank)
         first, count = self._logged_bad.pop(owner, (told.step, 0))
         bad = Loss(node=self._node, generation=told.generation, rank=told.rank, step=first, loss=loss, at=told.at)
@@ -162,7 +162,7 @@ class LossReports:
             yield alarm_of(self._node, told, rules, self._limits, hindered)
 
     def _is_new(self, rule: SpikeRule, told: StepValues) -> bool:
-        """Note that the rule was met; return True unless any rank (for OWN_TIMES: this rank) has met it lately."""
+        """Note that this rule matched; return False if any rank (for OWN_TIMES: this rank) has matched it lately."""
         key = f"{rule} {told.generation}" + (f" {told.rank}" if rule is SpikeRule.OWN_TIMES else "")
         fresh = told.step >= self._said.get(key, -1)
         self._said[key] = told.step + self._limits.window

@@ -10,11 +10,9 @@ from holdfast.wire.rank_memory.slot_reader import SlotReading
 
 
 def show_first_step(reading: SlotReading, *, ended: bool) -> SlotReading:
-    """Return the reading with its first step as its newest, if that was counted and kept back, and the rank is over.
-
-    It was kept back because the script might report its own number, which it cannot do any more. It stays so if the
-    steps before it had numbers of the script's, and nobody knows that it would have had the next.
-    """
+    """If a rank has ended and its only step was counted by us but not yet reported, return the reading with that step.
+    The count waits because the script might still report a number of its own. It is never shown if the script numbered
+    its earlier steps and our count may differ from that numbering."""
     kept_back = reading.numbered and reading.counted and reading.step < 0 <= reading.first_step
     if not kept_back or not (ended or reading.failed or reading.ending == "returned"):
         return reading

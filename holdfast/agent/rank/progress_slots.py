@@ -28,12 +28,12 @@ class ProgressSlots:
         flight_log_reader.clear_flight(self.arena, flight_log_writer.flight_log_offset(self._nproc, local))
 
     def read_slots(self) -> list[tuple[int, SlotReading]]:
-        """Return what each rank last wrote, with the index of its slot."""
+        """Return the newest content of each rank's progress slot, with the slot's index."""
         if self.arena is None:
             return []
         found = ((index, slot_reader.read_slot(self.arena, index)) for index in range(self._nproc))
         return [(index, reading) for index, reading in found if reading is not None]
 
     def read_entries(self, index: int, reading: SlotReading, after: int) -> tuple[int, list[StepValues | Mark]]:
-        """Return the newest entry's number, and all entries of this rank after number `after`, oldest first."""
+        """Return the number of the rank's newest loss or state hash, and all after number `after`, oldest first."""
         return slot_reader.read_entries(self.arena, index, reading, after) if self.arena else (after, [])

@@ -188,7 +188,7 @@ class RankProcesses:
     # --- starting ----------------------------------------------------------------------------------------------
 
     async def launch_ranks(self, errand: LaunchHere) -> str:
-        """Start every rank of the seat; return an error in words, empty if all have started."""
+        """Start or continue every rank of the seat; return an error in words, empty if all have started."""
         if errand.generation > 1:
             self.learn_imports()  # a fault so early that nobody has yet: once for all is sooner than in each rank
         for key, rank in list(self.held.items()):
@@ -319,7 +319,7 @@ class RankProcesses:
         return own | ours | skip_variables(errand.skips, errand.eases)
 
     def learn_imports(self, trains: bool = True) -> None:
-        """Ask for a better zygote if the warm one lacks modules that the next generation will import."""
+        """Ask the holder for a new zygote if the present one lacks modules that the next generation will import."""
         if self.cold or not self.warm.is_set():
             return
         if preload := self._preloading.better_preload(bool(self.held), trains, self._key):
@@ -329,12 +329,12 @@ class RankProcesses:
                 self._preloading.on_warm(self._preloading.proven)
 
     def hear_imports(self, modules: tuple[str, ...]) -> None:
-        """Note the script's imports as another node has reported them; they are used while this node has no ranks."""
+        """Note the script's imports on another node; the zygote preloads them while this node has no ranks."""
         self._preloading.on_told(modules)
 
     @property
     def proven_imports(self) -> tuple[str, ...]:
-        """The modules, learned from the script, that the zygote has and that ranks can be forked with."""
+        """The modules learned from the script that the zygote has preloaded and that a fork is known to work with."""
         return self._preloading.proven
 
     # --- watching and ending -----------------------------------------------------------------------------------
@@ -353,7 +353,7 @@ class RankProcesses:
         return frozenset(key for key, rank in self.held.items() if rank.code is None and self.survivors.is_parked(key))
 
     async def _park_ranks(self, up_to: int, until: float) -> None:
-        """Have ranks leave their generation; wait for those that can."""
+        """Tell ranks to leave their generation; wait for those that can park."""
         self.survivors.part_ranks(up_to)
         while any(self._may_park(rank) for rank in self.running_ranks(up_to)):
             if not await self._wait_changed(until):
@@ -363,7 +363,7 @@ class RankProcesses:
         return self.survivors.is_there(rank.rank_key) and process_attributes.process_state(rank.pid) not in ("T", "t")
 
     async def _rejoin_rank(self, key: RankKey, env: dict[str, str]) -> bool:
-        """Have a parked rank go on as this one; return False if there is none."""
+        """Let the parked rank of this number go on in the new generation; return False if there is none."""
         old = next((one for one in self.parked if one.rank == key.rank and one.generation < key.generation), None)
         if old is None or await self._request_start(key, RekeyRank(key=str(key), old=str(old))):
             return False
@@ -374,7 +374,7 @@ class RankProcesses:
         return True
 
     async def end_parked(self, but: tuple[RankKey, ...] = ()) -> None:
-        """End the parked ranks, but for these."""
+        """Kill all parked ranks except those in `but`."""
         ending = self.parked.difference(but)
         for key in ending:
             self._send_holder(KillRank(key=str(key), signal=signal.SIGKILL))
@@ -383,8 +383,8 @@ class RankProcesses:
             pass
 
     async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0) -> str:
-        """End ranks by SIGTERM and, after the grace, SIGKILL; kill stopped ones at once. Return what still lives. Ranks
-        that survive get `park_s` before that to leave their generation, and are not ended if they do."""
+        """Give ranks that can park `park_s` to do so. End the others by SIGTERM and, after the grace, SIGKILL; kill
+        stopped ones at once. Return in words which processes still live."""
         self._stopped = max(self._stopped, up_to)
         self._spares_parked, self.kept = park_s > 0, 0
         if park_s > 0:
@@ -416,7 +416,7 @@ class RankProcesses:
         return [key for key in self._started if key.generation <= up_to]
 
     async def _sweep_orphans(self) -> list[str]:
-        """Have the holder kill what ranks left behind, such as data loaders; return in words what does not die."""
+        """Have the holder kill processes left behind by ranks, such as data loaders; return in words which remain."""
         if self._swept is None or self._swept.done():
             self._swept = asyncio.get_running_loop().create_future()
             self._send_holder(SweepLeftovers())
@@ -433,7 +433,7 @@ class RankProcesses:
                 return
 
     async def _wait_changed(self, until: float) -> bool:
-        """Wait until ranks have changed; return False if it is too late for that."""
+        """Wait until a rank's state changes or `until` passes; return False if it has already passed."""
         if (left_s := until - self._clock.monotonic()) <= 0:
             return False
         self._changed.clear()
@@ -444,7 +444,7 @@ class RankProcesses:
 
 
 def _interpreter(entry: EntryPoint, staged: StagedRelease) -> tuple[str, ...]:
-    """Return the command before a rank's arguments; another Python than ours may lack our code, and does without."""
+    """Return the command before a rank's arguments. Our own Python also runs our start code, which another may lack."""
     if entry.python != sys.executable:
         return entry.interpreter_argv()
     return (entry.python, "-u", _EXECUTED, staged.staged_path(entry.cwd) if entry.module else "script")

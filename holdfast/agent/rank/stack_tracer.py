@@ -55,7 +55,7 @@ _FORBIDDEN = ("permission denied", "operation not permitted")
 
 
 class NoStacks(StrEnum):
-    """Why a process has no stacks, as the trace tells it; a detail may follow."""
+    """Reasons why a trace has no stacks of a process; a detail may follow the text."""
 
     CROWDED = f"not sampled: the node has more than {TRACED} processes"
     LATE = "not sampled: no time was left"
@@ -225,7 +225,7 @@ class StackTracer:
     def _ask_ranks(
         self, arena: mmap.mmap | memoryview, subjects: list[Subject], stacks: list[Stacks], until: float
     ) -> list[Stacks]:
-        """Return the stacks. Where py-spy failed, ask the rank itself and use its own report, if that comes in time."""
+        """Return the stacks; where py-spy failed, those that the rank itself reports, if it answers in time."""
         until = min(until, self._clock.monotonic() + _ASK_S)
         logs = {
             pid: at for i in range(self._nproc) if (pid := _log_owner(arena, at := flight_log_offset(self._nproc, i)))
@@ -325,7 +325,7 @@ def _trim_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
 
 
 def fit_trace(trace: Trace, limit_bytes: int) -> Trace:
-    """Return the trace, cut to fit the limit: first threads other than main ones go, then children's, then all."""
+    """Return the trace, cut to the limit: drop all threads but main ones, then those of children, then the rest."""
     cuts = (
         lambda p: p.threads,
         lambda p: tuple(t for t in p.threads if t.main),

@@ -1,8 +1,6 @@
-"""The ranks of a node that survive: says who of them is parked, and tells them to leave a generation or to go on.
-
-A parked rank has left the groups of its generation and waits. Nothing here outlives an agent: ranks connect again to
-the next one, and say again how it is with them.
-"""
+"""The node's ranks that can survive: knows which are parked, and tells them to leave a generation or to go on. A parked
+rank has left the groups of its generation and waits. Nothing here outlives an agent: ranks connect to the next agent
+and tell it whether they are parked."""
 
 import asyncio
 import logging
@@ -20,14 +18,14 @@ _log = logging.getLogger("holdfast.agent")
 
 class Survivors:
     def __init__(self, path: Path, on_change: Callable[[], None]) -> None:
-        """`on_change` is called when somebody is parked or has hung up."""
+        """`on_change` is called when a rank parks or closes its connection."""
         self._path, self._on_change = path, on_change
         self._lines: dict[RankKey, asyncio.StreamWriter] = {}
         self._parked: set[RankKey] = set()
         self._over = 0  # ranks of generations up to this one are to leave them
 
     def is_there(self, key: RankKey) -> bool:
-        """Whether this rank can be told to leave its generation."""
+        """Return whether this rank is connected, so that it can be told to leave its generation."""
         return key in self._lines
 
     def is_parked(self, key: RankKey) -> bool:
@@ -40,7 +38,7 @@ class Survivors:
             await server.serve_forever()
 
     def part_ranks(self, up_to: int) -> None:
-        """Tell ranks of generations up to this one to leave them."""
+        """Tell all ranks of generations up to `up_to` to leave their generation."""
         self._over = max(self._over, up_to)
         for key in list(self._lines):
             self._part_rank(key)

@@ -46,11 +46,11 @@ class ZygotePreload:
         self._asked, self._learned = modules, tuple(name for name in modules if name not in own)
 
     def preload_for(self, env: dict[str, str], key: str) -> PreloadZygote:
-        """Return the preload of a new zygote with this environment, which forks of the old zygote could not change."""
+        """Return the preload of a new zygote with this environment; forks of the old zygote would keep the old one."""
         return self._make_preload((*self._entry.preload, *self._entry.later), self._environment(env), key)
 
     def on_warm(self, proven: tuple[str, ...]) -> None:
-        """Note that the requested zygote is warm with these modules of the script, or that it will not come."""
+        """Note that the requested zygote is warm, with these modules of the script, or that it cannot be made."""
         self.proven, self._idle_since = proven, self._clock.monotonic()
         self._making = False
         self._made.set()
@@ -67,12 +67,11 @@ class ZygotePreload:
         self._made.set()
 
     def better_preload(self, held: bool, trains: bool, key: str) -> PreloadZygote | None:
-        """Return a preload with what the script imported up to its first step; None if the zygote has all of it, or
-        while one is being made.
+        """Return a preload that adds the script's imports up to its first step; None if the zygote has them.
 
-        A node without ranks, such as a standby, uses what others have learned: on its host or, as the controller tells,
-        on another. The `later` modules wait until ranks train (`trains`) or a node without ranks has been idle:
-        starting ranks need all processors.
+        Also None while a zygote is being made. A node without ranks, such as a standby, uses the imports of other nodes
+        of its host or, as the controller reports them, of another host. The `later` modules wait until ranks train
+        (`trains`), or until a node without ranks has been idle: starting ranks need all processors.
         """
         self._learn_imports(held)
         calm = trains if held else self._clock.monotonic() > self._idle_since + _IDLE_S

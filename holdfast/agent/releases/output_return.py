@@ -172,8 +172,8 @@ class Homecoming:
         return (os.path.join(os.path.dirname(path), to.name),) if moved else ()
 
     def _destination(self, path: str, theirs: Path) -> Path:
-        """Return the path to bring a rank's file to. A copy that we brought earlier and nobody has touched is
-        overwritten. Otherwise file times decide whether both are kept."""
+        """Return the path to bring a rank's file to: overwrite the copy that we brought earlier, if nobody has changed
+        it; otherwise `user_tree_sync` decides by file times whether both are kept."""
         known = self._brought.get(path)
         if known and known.to == str(theirs) and (there := _stat(theirs)) and _look_of(there) == known.theirs:
             return theirs
@@ -224,7 +224,7 @@ class Homecoming:
                 os.unlink(brought.to)
 
     async def close(self) -> None:
-        """After gathering, remove from the user's tree what ranks removed last, unless a file is being copied."""
+        """After all files are brought, remove from the user's tree those that ranks removed, unless a copy runs."""
         if not self._turn.locked():  # a large file is on its way to another disk: nobody waits for that
             async with self._turn:
                 await asyncio.to_thread(self._close)
@@ -238,7 +238,7 @@ class Homecoming:
 
 
 def _is_replaced(before: tuple[float, Look] | None, now: Look) -> bool:
-    """Return whether another file has taken this name; such a file was complete when it was renamed."""
+    """Return whether another file was renamed to this name; a script does that once the file is complete."""
     return before is not None and before[1][2] != now[2]
 
 
@@ -275,7 +275,7 @@ def _look_of(found: os.stat_result) -> Look:
 
 
 def files_being_written(folder: str) -> set[str]:
-    """Return files below a folder that a process of this host has open for writing, as far as we may see."""
+    """Return files below a folder that a process of this host has open for writing, if we may inspect the process."""
     top = os.path.realpath(folder)
     return {
         to

@@ -138,7 +138,7 @@ class ReleaseStager:
         return f"release {release.number} cannot be staged: {error}" if error else ""
 
     async def _have_or_stand(self, release: Release) -> str:
-        """Stage a release. If the user's tree equals it, do so later, because starting ranks need the processors."""
+        """Stage a release, or note it for later if the user's tree equals it: starting ranks need the processors."""
         stands = await asyncio.to_thread(self._stands, release)
         if stands:
             self._later[release.digest] = release
@@ -168,7 +168,7 @@ class ReleaseStager:
         return "; ".join(error for error in errors if error)
 
     def _look_ahead(self, releases: list[Release]) -> None:
-        """Read the user's trees once before a launch: the others wait while a standby that is seated reads its own."""
+        """Compare the user's trees with these releases before a launch, when no other node waits for it."""
         for release in releases:
             at = self._kept.copy_of(release.digest)
             index = user_tree_sync.read_index(at) if release.digest else None
@@ -209,7 +209,7 @@ class ReleaseStager:
         return ""
 
     def _prune_trees(self) -> None:
-        """Remove unneeded trees except the newest few, and the drafts of agents that have died."""
+        """Remove unneeded trees except the newest few, and unfinished trees and archives of agents that have died."""
         trees = [path for path in self._folder.iterdir() if len(path.name) == NAME and path.is_dir()]
         needed = {digest[:NAME] for digest in (*self._wanted, *self._launched)}
         spare = sorted((p for p in trees if p.name not in needed), key=lambda p: p.stat().st_mtime)
@@ -244,6 +244,6 @@ def _compare_tree(at: Path, index: user_tree_sync.TreeIndex) -> list[str]:
 
 
 def _is_own(index: user_tree_sync.TreeIndex, release: Release) -> bool:
-    """Return whether ranks may run in the user's own tree; not for a signed release, as others may edit that tree."""
+    """Return whether ranks may run in the user's own tree; False for a signed release, as others may edit the tree."""
     own = os.path.isdir(index.root) and os.path.realpath(index.root) == os.path.realpath(index.home)
     return own and not release.signature

@@ -106,7 +106,7 @@ def _takes_path(node: ast.AST) -> bool:
 
 
 def _import_statements(body: list[ast.stmt], odds: ImportOdds) -> Iterator[ImportStatement]:
-    """Yield imports in order, with their odds: these depend on conditions, functions and handlers around them."""
+    """Yield import statements in order, with their odds, which depend on the code blocks around them."""
     for node in body:
         match node:
             case ast.Import() | ast.ImportFrom():
@@ -258,7 +258,7 @@ class ImportFollower:
         return spec, found
 
     def _report_missing(self, source: SourceFile, name: str, wanted: ImportStatement, odds: ImportOdds) -> None:
-        """Raise ReleaseFault for a missing module, unless the script catches that or may have it at run time."""
+        """Raise ReleaseFault for a missing module, unless the script catches the error or may find it at run time."""
         if not self.strict or odds.excused or ("." not in name and (self.moves_path or not odds.certain)):
             return
         raise ReleaseFault(f"{self.show_path(source.path)}, line {wanted.line}: there is no module {name}")

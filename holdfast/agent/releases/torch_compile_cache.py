@@ -33,7 +33,7 @@ class _CachedFile(NamedTuple):
 
 
 class CompiledCode:
-    """Where the controller's archives are, packs the folder; elsewhere, unpacks that archive until ranks have run."""
+    """Archives the compile cache on the controller's host; on others, unpacks that archive until ranks have run."""
 
     def __init__(
         self, node: NodeSpec, dialing: ControllerDialer, has_ranks: Callable[[], bool], say: Callable[[str], None]
@@ -86,7 +86,7 @@ class CompiledCode:
         _log.info("compiled code: packed %d files as %s", packed.files, packed.digest[:12])
 
     async def bring_archive(self, folder: Path) -> None:
-        """Put what other ranks have compiled into the folder, unless it was brought before."""
+        """Fetch the newest archive of compiled code and merge it into the folder, unless that was done before."""
         digest = await self._ask_digest()
         if not digest or digest == self._brought:
             return
@@ -111,7 +111,7 @@ class CompiledCode:
         return text if tree_archive.DIGEST.fullmatch(text) else ""
 
     def _merge_archive(self, archive: Path, digest: str, folder: Path) -> int:
-        """Verify and unpack the archive, then move what the folder lacks into it, file by file; return their number."""
+        """Verify and unpack the archive, then move files that the folder lacks into it; return how many were moved."""
         if tree_archive.unpacked_bytes(archive) > self._limit.bytes:
             raise ArchiveError(f"it is above release.compiled_mb={self._limit.bytes // MIB}")
         whole = archive.with_suffix(".tree")

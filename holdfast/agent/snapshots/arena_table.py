@@ -49,7 +49,7 @@ def pin_snapshot(arena: Arena, sealed: SealedSnapshot) -> SnapshotPin | None:
 
 
 def drop_left(arena: Arena, launch: KeeperLaunch) -> None:
-    """Drop the snapshots that are not of the lineage which this launch goes on with."""
+    """Drop the snapshots whose lineage this launch does not continue."""
     for one in arena.list_sealed():
         if launch.drops(one.generation, one.step):
             arena.drop(one.slot)
@@ -119,11 +119,9 @@ class ArenaTable:
         return own.arena.slots if own else 0
 
     def pin_own(self, snapshot: OwnSnapshot, *, spare: bool, late: bool = False) -> bool:
-        """Pin a listed snapshot until `unpin_own`; this one pin serves all readers.
-
-        Return False if the snapshot is gone. With `spare`, also return False if too few slots would stay unpinned for
-        the writer; with `late`, one is enough.
-        """
+        """Pin a listed snapshot until `unpin_own`; this one pin serves all readers. Return False if the snapshot is
+        gone. With `spare`, also return False if too few slots would stay unpinned for the writer; with `late`, one
+        unpinned slot is enough."""
         own = self.find_arena(snapshot.rank)
         found = own.find_sealed(snapshot) if own else None
         if own is None or found is None or (spare and not own.arena.can_pin(late=late)):
@@ -153,6 +151,6 @@ class ArenaTable:
             own.arena.flag_slot(found.slot, VERIFIED)
 
     def drop_left(self, launch: KeeperLaunch) -> None:
-        """Drop all snapshots, even pinned ones, that are not of the lineage which this launch goes on with."""
+        """Drop all snapshots, even pinned ones, whose lineage this launch does not continue."""
         for own in self.list_arenas():
             drop_left(own.arena, launch)

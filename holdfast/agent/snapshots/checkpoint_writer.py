@@ -74,7 +74,7 @@ class CheckpointWriter:
 
     @property
     def is_held_up(self) -> bool:
-        """Whether a write is still under way somewhere, also one that was given up."""
+        """Whether a write to any storage is still under way, even one that was given up."""
         return any(lane.is_held_up for lane in self._lanes.values())
 
     def is_published(self, rank: int, step: int) -> bool | None:
@@ -113,11 +113,11 @@ class CheckpointWriter:
             await asyncio.to_thread(look_in_time, clean, _LOOK_S)
 
     def mark_recalled(self) -> None:
-        """Mark all wants as those of an earlier agent, which may have been killed while it wrote an unknown step."""
+        """Mark all wants as those of an earlier agent, which may have been killed while it wrote some step."""
         self._unwritten.update({rank: {checkpoint_save.UNKNOWN} for rank in self._wants})
 
     def is_due(self, rank: int, sealed: SealedSnapshot) -> bool:
-        """Return whether to write this snapshot. Its step or a flag decides, so that all ranks write the same steps."""
+        """Return whether to write this snapshot: its step or a flag says so, the same on all ranks."""
         want = self._wants.get(rank)
         if want is None or want.storage is None or sealed.step <= self._taken_on.get(rank, -1):
             return False
@@ -182,7 +182,7 @@ class CheckpointWriter:
             self.stored, self.stored_at = step, self._clock.monotonic()
 
     def note_missed(self, rank: int, step: int, why: str) -> None:
-        """Note that a step was not written. Only rank 0's misses count: it publishes, so it notices all."""
+        """Note that a step was not written. Only rank 0's misses count: it publishes, so it learns of every failure."""
         if rank == 0 and (self.missed_checkpoint is None or step >= self.missed_checkpoint.step):
             self.missed_checkpoint = MissedCheckpoint(step=step, why=why)
 

@@ -62,7 +62,7 @@ class PeerCopies:
             self.pairs.adopt_arena(name, arena)
 
     def begin_launch(self, launch: KeeperLaunch) -> None:
-        """Drop copies of lineages that this launch leaves, and take those of its generation."""
+        """Drop copies whose lineage this launch does not continue; from now on accept copies of its generation."""
         with self._lock:
             self._generation = launch.generation
             self._sound.clear()
@@ -197,7 +197,7 @@ class PeerCopies:
         return None
 
     def _compact_ranges(self, ask: PeerRequest) -> tuple[tuple[int, int], ...]:
-        """Convert ranges of an image to ranges of a copy, which has only the rank's share; () if the copy lacks any."""
+        """Convert ranges of an image to ranges of a copy, which has only the rank's share; () if one lies outside."""
         plan = self._plans.get(ask.rank, ask.layout)
         found, before = [], 0
         for part in plan.owned_ranges() if plan else ():

@@ -20,7 +20,7 @@ _OLDER = 0.5  # of the time an older write that is under way may have: it may be
 
 
 class FinalWriter:
-    """Writes the final states of this node's ranks. All nodes write the same step; rank 0's keeper reports."""
+    """Writes the final states of this node's ranks; all nodes write the same step. Any keeper reports its failures."""
 
     def __init__(self, arenas: ArenaTable, persisting: CheckpointWriter, disk: StateDisk, ports: KeeperPorts) -> None:
         self._arenas = arenas
@@ -32,11 +32,9 @@ class FinalWriter:
         self._answered = True  # storage has told what is published there
 
     async def leave_job(self, errand: Leave, ranks: Sequence[int]) -> None:
-        """Write the final states, and remove from this node's disk what storage has.
-
-        The disk keeps a state that no storage has, because there is no other copy of it. If storage is slow, or rank
-        0 does not publish, the final state is also written to disk, within the same time limit.
-        """
+        """Write the final states; when the job has ended, remove from this node's disk states that storage has. The
+        disk keeps a state that no storage has, because there is no other copy of it. If storage is slow, or rank 0 does
+        not publish, the final state is also written to disk, within the same time limit."""
         until = self._clock.monotonic() + errand.last_s
         self._not_after = min((doubt.not_after for doubt in errand.doubts), default=sys.maxsize)
         good = next((last for last in errand.last if not last.doubted), None)
@@ -68,7 +66,7 @@ class FinalWriter:
         return await self._await_published(ranks, errand.stored, until)
 
     async def write_last(self, lasts: tuple[FinalState, ...], within_s: float) -> None:
-        """Write the final states in order, a good one before a doubted one, as far as time allows."""
+        """Write the final states in the given order, those in doubt last, as far as time allows."""
         until = self._clock.monotonic() + within_s
         for last in lasts:
             async with asyncio.TaskGroup() as tasks:

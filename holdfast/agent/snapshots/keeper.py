@@ -81,7 +81,7 @@ class KeeperIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeeperParts(NamedTuple):
-    """What a keeper works with: in memory, on disk, and beyond its node."""
+    """The memory, files, connections and writers that a keeper is put together from."""
 
     arenas: ArenaTable
     wait_for_loop: WaitForLoop  # from a thread, until an arena is made
@@ -135,7 +135,7 @@ class Keeper:
             self._arenas.put_arena(kept.path, arena)
 
     def _on_want(self, want: ArenaRequest) -> None:
-        """Note a rank's arena request. Put it into effect if it is of this generation and the rank has its arena."""
+        """Note a rank's arena request. If it is of this generation and has its arena, tell the keeper's parts."""
         self._persisting.note_request(want)
         own = self._arenas.find_arena(want.rank)
         if want.generation != self._launch.generation or own is None:
@@ -213,11 +213,11 @@ class Keeper:
         )
 
     async def use_run(self, run: str) -> None:
-        """Set the run whose states on this host's disk may be used, and read which states there are."""
+        """Set the run whose states on this host's disk may be restored, and list those states."""
         await self.disk.use_run(run)
 
     async def leave_job(self, errand: Leave) -> None:
-        """Write the final states before the node leaves, as far as time allows; remove what nobody needs any more."""
+        """Write the final states before the node leaves, as far as time allows; remove states that nobody needs."""
         await self.parting.leave_job(errand, self._launch.ranks)
 
     def begin_launch(self, errand: LaunchHere) -> str:
@@ -338,7 +338,7 @@ class Keeper:
         return StateGrant(source="disk", step=step, arena=own.path, slot=slot.index)
 
     async def _begin_fetched(self, plan: ImageLayout) -> tuple[OwnArena, SnapshotSlot]:
-        """Begin a slot for a rank's state that does not come from its own memory. Raises ArenaError."""
+        """Reserve an arena slot for a rank's state that is fetched from a disk or a peer. Raises ArenaError."""
         own = self._arenas.find_arena(plan.rank)
         if own is None or own.arena.layout != plan.digest:
             own = await self._new_arena(make_want(plan, _SLOTS, "", None))  # it has not asked for its memory yet
@@ -353,7 +353,7 @@ class Keeper:
         self._ports.say(f"rank {plan.rank} got {size} of step {step} from {nodes} in {took_s:.2f} s")
 
     async def _own_state(self, own: OwnArena) -> StateGrant | KeeperRefusal:
-        """Verify the rank's own snapshot and grant it; drop a damaged one, so that it is never offered again."""
+        """Verify the rank's own snapshot and return where it lies; drop a damaged one, so it is never offered again."""
         step, arena = self._launch.restore.step, own.arena
         for one in arena.list_sealed():
             if one.step != step:
@@ -406,7 +406,7 @@ class Keeper:
             await asyncio.sleep(max(_IDLE_S, (self._ports.clock.monotonic() - began_at) / _CHECKING))
 
     def _due_writes(self) -> Iterator[Coroutine[None, None, None]]:
-        """Yield the work that is due: snapshots to write as checkpoints, doubts to mark, a first look at the disk."""
+        """Yield due work: check the disk's path once, mark checkpoints in doubt, write snapshots as checkpoints."""
         if self.disk.unseen and self._arenas.list_arenas():
             yield self.disk.look_at_path()
         if self._persisting.unmarked and 0 in self._launch.ranks and self._persisting.storage_url(0):
@@ -421,8 +421,8 @@ class Keeper:
             yield self._persisting.write_snapshot(rank, arena, due)
 
     def _fresh_snapshots(self, arena: Arena) -> tuple[SealedSnapshot, ...]:
-        """Return the snapshots of this generation and of the wanted step, newest first. Return () if none of these has
-        changed since the last call."""
+        """Return the snapshots of this generation or of the wanted step, newest first; () if they are the same as at
+        the last call."""
         wanted = self._persisting.wanted
         fresh = tuple(
             one for one in arena.list_sealed() if one.generation == self._launch.generation or one.step == wanted

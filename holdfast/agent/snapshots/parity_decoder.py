@@ -16,7 +16,7 @@ Run = tuple[int, int, int]  # bytes from..to of the holder's image, and where in
 
 
 class KeeperSource(msgspec.Struct, frozen=True):
-    """A keeper to pull bytes from, and the request to send; each pull adds its ranges."""
+    """A keeper to pull bytes from, and the request to send, to which each pull adds byte ranges."""
 
     links: KeeperLinks
     address: Address
@@ -40,7 +40,7 @@ class ParityDecoder:
         self._room = memoryview(bytearray(size)), memoryview(bytearray(size))
 
     def decode_runs(self, image: memoryview, runs: Sequence[Run]) -> None:
-        """Decode these runs into the wanted rank's image; fetch only the chunks that they touch."""
+        """Decode these byte ranges into the wanted rank's image; fetch only the chunks that contain them."""
         chunks = self._shape.chunks[self._half]
         sums = memoryview(bytearray(SUM_BYTES * len(chunks)))
         at = self._shape.checksums_at(self._half)

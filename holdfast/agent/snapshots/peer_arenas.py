@@ -48,7 +48,7 @@ class PeerArena(msgspec.Struct):
             self.held = None
 
     def forget_left(self, launch: KeeperLaunch) -> None:
-        """Drop what is of lineages that this launch leaves."""
+        """Drop copies and parities whose lineage this launch does not continue."""
         drop_left(self.arena, launch)
         if self.held and launch.drops(self.held.sealed.generation, self.held.step):
             self.unpin()

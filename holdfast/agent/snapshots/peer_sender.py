@@ -89,7 +89,7 @@ class PeerSender:
         self._take_news(SlotNeeded())
 
     def is_late(self) -> bool:
-        """Return whether checkpoints have kept the next floor from its slot so long that it may take a spare one."""
+        """Return whether checkpoints have occupied the next floor's slot for so long that it may take a spare one."""
         return self._floor.is_late(self._clock.monotonic())
 
     def newest_shared_step(self) -> int:
@@ -103,7 +103,7 @@ class PeerSender:
         return self._floor.verifies
 
     def next_seqs(self) -> dict[int, int]:
-        """Return the seqs of the pinned snapshots that will become the next floor, by rank."""
+        """Return, by rank, the sequence number of the pinned snapshot that will be part of the next floor."""
         return self._floor.next_seqs()
 
     def is_next_ready(self) -> bool:

@@ -14,7 +14,7 @@ _ROOM_S = 5.0  # between tries to write what the disk had no room for
 
 
 class RequestNotes:
-    """Writes the ranks' requests. A full disk keeps no rank from its memory: the note is tried again until it fits."""
+    """Writes the ranks' requests. On a full disk ranks still get their memory, and the note is tried again later."""
 
     def __init__(self, notes: KeeperNotes, ports: KeeperPorts) -> None:
         self._notes = notes
@@ -44,7 +44,7 @@ class RequestNotes:
             self._unwritten.pop(want.rank, None)
 
     def try_again(self) -> None:
-        """Write what could not be written before, if it is time."""
+        """Write requests that could not be written before, once it is time to retry."""
         if self._unwritten and self._ports.clock.monotonic() >= self._again_at:
             for want in list(self._unwritten.values()):
                 self.note_request(want)

@@ -43,7 +43,7 @@ _IMAGE = "__0_0.distcp"  # of a checkpoint that has one part
 
 
 class PacedPulse(WritePulse):
-    """The pulse of a write that rests after each block as long as it took, to leave half of the disk to training."""
+    """The pulse of a write that rests after each block as long as the block took: training gets half of the disk."""
 
     def __init__(self, pulse: WritePulse, clock: AgentClock) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class SnapshotDisk:
         return ""
 
     def _list_in_time(self) -> list[DiskState]:
-        """Return the states within a second: if the disk takes longer, those that the last look has found."""
+        """List the states within a second: if the disk takes longer, return the last list; if a write hangs, none."""
         if not self._left and not self._looking.is_alive():
             self._looking = threading.Thread(target=self._look, name="holdfast-list", daemon=True)
             self._looking.start()
@@ -182,7 +182,7 @@ class SnapshotDisk:
 
     def open_image(self, rank: int, layout: str, step: int, generation: int) -> memoryview | None:
         """Return a state's verified image, for a rank of another node; None if it is not here or damaged. Generation 0
-        is any."""
+        matches every generation."""
         with self._loading:  # several links ask for parts of the same one
             state = self.find_state(rank, layout, step, lambda one: generation in (0, one))
             if state is None:
@@ -215,7 +215,7 @@ class SnapshotDisk:
         return ""
 
     async def follow_aim(self, aim: Aim, ranks: Sequence[int]) -> None:
-        """Write the floor that the aim names, and remove what is older than the steps that every disk holds."""
+        """Write the floor that the aim names to disk, and remove states before step `aim.disk_from`."""
         if not self.limits.path or aim.generation != self._author.generation:
             return
         self._loaded = None  # the job trains: every rank has its state
@@ -306,7 +306,7 @@ class SnapshotDisk:
         self._remove_states([one for one in self.list_states() if one.step < step])
 
     def remove_given_up(self, launch: KeeperLaunch) -> None:
-        """Remove, in a thread, the states of this run that this launch makes useless."""
+        """Remove, in a thread, states in doubt and those the last generation made after the step to resume from."""
 
         def remove() -> None:
             states = self.list_states()
@@ -344,8 +344,8 @@ class SnapshotDisk:
         self, ranks: Sequence[int], stored: int, spared: Sequence[int], not_after: int, *, answered: bool
     ) -> None:
         """Remove this run's states from this host, except those of ranks that have a state after `stored`, and those of
-        `spared` ranks, which are of other nodes that may need them. Say which state stays and why: `answered` tells
-        whether storage is known to lack it, and a state after `not_after` is in doubt."""
+        `spared` ranks, whose own nodes may need them. Report which state stays and why: `answered` means that storage
+        is known to lack it, and a state after `not_after` is in doubt."""
         self._leaving = True
         self._lane.give_up()
 

@@ -58,7 +58,7 @@ class StateFetch:
         return nodes
 
     def _decode_half(self, kept: CopySummary, theirs: ImageLayout, plan: ImageLayout, image: memoryview) -> list[str]:
-        """Decode one half of an owner's share from a parity and its other rank's state; return both source nodes."""
+        """Decode one half of an owner's share from a parity and the other rank's state; return both source nodes."""
 
         def with_other(other: CopySummary) -> list[str]:
             laid = ParityDecoder(self._source_for(kept), self._source_for(other), theirs, self._layout_from(other))
@@ -106,7 +106,7 @@ class StateFetch:
 
 
 def _matching_runs(ours: ImageLayout, theirs: ImageLayout, owner: int) -> Iterator[Run]:
-    """Yield the runs of our image that `owner` owns, as placed in the owner's image; adjacent items make one run."""
+    """Yield byte ranges that `owner` owns, as (from, to) in its image and the offset in ours; join adjacent items."""
     places = {_item_key(item): (index, item) for index, item in enumerate(theirs.items) if item.owner == owner}
     run: Run | None = None
     before = (-2, -2)

@@ -102,7 +102,7 @@ class GpuSource:
         return events
 
     def _read_xids(self, now: float) -> Iterator[Line]:
-        """Yield Xid events in the kernel's words, so that the same catalog rows match and none is reported twice."""
+        """Yield Xid events in the kernel log's wording: the same catalog rows match, and none is reported twice."""
         for _ in range(_EVENTS if self._events is not None else 0):
             try:
                 event = self.nvml.nvmlEventSetWait_v2(self._events, 0)

@@ -56,7 +56,7 @@ class KernelLogSource:
             return b""
 
     def _parse_line(self, line: bytes, now: float, monotonic: float) -> Line:
-        """Parse one record. The kernel's stamps drift, so they only place a line between two readings."""
+        """Parse one record. The kernel's timestamps drift, so the time is clamped between the last reading and now."""
         head = _HEAD.match(line)
         age_s = monotonic - int(head[1]) / 1e6 if head else 0.0
         text = line[head.end() :] if head else line

@@ -17,11 +17,9 @@ _ANSI = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 class RankLogSource:
-    """Follows logs of running ranks. `worth` decides if a piece of a file is split into lines; most pieces are not.
-
-    One reading takes at most `limit_bytes` from all files together. Ranks that already run at the start are followed
-    from the end of their files, since an earlier agent has read the rest.
-    """
+    """Follows logs of running ranks. `worth` says whether new bytes of a file are split into lines; most are not. One
+    reading takes at most `limit_bytes` from all files together. Ranks that already run at the start are followed from
+    the end of their files, since an earlier agent has read the rest."""
 
     def __init__(
         self,
@@ -104,5 +102,5 @@ class LogFollower:
                 yield _ANSI.sub(b"", line[:_LINE_BYTES]).decode("utf-8", "replace")
 
     def skip_piece(self, text: bytes) -> None:
-        """Skip a piece of no interest, but keep the unfinished line at its end."""
+        """Skip these bytes, but keep the unfinished line at their end."""
         self._torn = text[max(text.rfind(b"\n"), text.rfind(b"\r")) + 1 :][:_LINE_BYTES]

@@ -1,4 +1,4 @@
-"""Tells whether the kernel has killed a process for want of memory in this node's cgroup, not in others."""
+"""Tells whether the kernel has OOM-killed a process in this node's own cgroup."""
 
 from collections import deque
 from pathlib import Path
@@ -34,7 +34,7 @@ class OomKills:
         return count is not None and bool(self._counts) and count > self._counts[0][1]
 
     def scarcely(self, now: float) -> str:
-        """Return a recent sign of scarce memory in words; empty if there is none, or if OOM kills can be counted."""
+        """Return a recent sign of scarce memory in words; empty if none, or if the cgroup counts OOM kills."""
         if count_oom_kills(self._root) is not None:
             return ""
         at, sign = self._pressed

@@ -44,7 +44,7 @@ def io_bytes(pid: int) -> int:
 
 
 def sleeps_in(pid: int, tid: int) -> str:
-    """Return the kernel's function in which a thread sleeps; "" if it runs, or if we may not know."""
+    """Return the kernel function in which a thread sleeps; "" if it runs, or if we lack permission to see this."""
     try:
         function = Path(f"/proc/{pid}/task/{tid}/wchan").read_text().strip()
     except OSError:
@@ -53,7 +53,7 @@ def sleeps_in(pid: int, tid: int) -> str:
 
 
 def computes_on_gpu(pid: int, root: Path = Path("/")) -> bool:
-    """Return whether a process has CUDA up: it then keeps the driver's device for unified memory open."""
+    """Return whether a process has initialized CUDA: it then has the driver's device for unified memory open."""
     try:
         return any(_link_target(fd) == _CUDA for fd in (root / f"proc/{pid}/fd").iterdir())
     except OSError:  # it has ended, or we may not look

@@ -46,7 +46,7 @@ class SnapshotBudget:
 
 
 def measure_room(node_dir: Path, node: NodeSpec, root: Path = _ROOT) -> MemoryRoom:
-    """Measure this node's memory. Memory that snapshots already hold counts as available, since they may keep it."""
+    """Measure this node's memory. Memory that snapshots hold counts as available: it will be granted again."""
     held_bytes = sum(_held_bytes(pid, root) for pid in _holder_pids(node_dir.parent))
     return MemoryRoom(
         available_bytes=available_bytes(root) + held_bytes,
@@ -70,7 +70,7 @@ def used_part(root: Path = _ROOT) -> float:
 
 
 def _cgroups_left(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield what each cgroup above us has left, and its limit. Inactive file cache counts as left."""
+    """Yield the free memory of each cgroup above us, and its limit. Inactive file cache counts as free."""
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:

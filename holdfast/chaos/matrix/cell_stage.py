@@ -196,7 +196,7 @@ class CellStage:
         return False
 
     def _await_steady(self, patience_s: float, standbys: int) -> ObservedStatus:
-        """Wait until the job trains steadily, with copies on peers and this many standbys; StageFailed otherwise."""
+        """Wait until the job trains steadily, with copies on peers and this many standbys; raise StageFailed if not."""
         until = time.monotonic() + patience_s
         status: ObservedStatus | None = None
         while time.monotonic() < until:

@@ -62,7 +62,7 @@ def fitting_rows(rows: list[ExpectedRow], cell: MatrixCell) -> list[ExpectedRow]
 
 
 def closest_row(rows: list[ExpectedRow], cell: MatrixCell) -> ExpectedRow:
-    """Return the most specific row of expectations for a cell without an outcome; a test ensures that there is one."""
+    """Return the most specific row of expectations for a cell before it runs; a test ensures that there is one."""
     return _most_specific([row for row in fitting_rows(rows, cell) if not row.alone])
 
 

@@ -148,7 +148,7 @@ def _owner_uid(entry: os.DirEntry[str]) -> int:
 
 
 def check_record(run_dir: Path) -> list[str]:
-    """Rebuild a decider from the journal; return errors: another decision, or spans with a gap or an overlap."""
+    """Rebuild a decider from the journal; return errors: decisions that differ, or spans with a gap or an overlap."""
     decider, ledger = Decider(), Ledger()
     try:
         journal = SqliteJournal(run_dir / "journal.db", read_only=True)

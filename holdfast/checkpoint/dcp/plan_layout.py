@@ -63,7 +63,7 @@ def pack_layout(layout: ImageLayout, step: int = 0) -> bytes:
 
 
 def pad_value(value: bytes, room: int) -> bytes:
-    """Pad a value with zeros to its room, and append its length at the end."""
+    """Pad a value with zeros to `room` bytes, the last of which hold the value's length."""
     return value.ljust(room - len(_END) - 8, b"\0") + _END + len(value).to_bytes(8, "little")
 
 

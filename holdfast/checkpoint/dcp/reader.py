@@ -77,7 +77,7 @@ class Reader(StorageReader):
         return self._read_torch(kwargs.get("rank")) or decode_metadata(checkpoint_load.read_metadata(self._place))
 
     def _read_torch(self, rank: int | None) -> Metadata | None:
-        """Return the metadata if torch wrote this checkpoint, else None; with `rank`, read that rank's file."""
+        """Return the metadata if torch wrote this checkpoint, else None; with `rank`, from the rank's own file."""
         here = storage_opener.open_storage(self._place)
         if here.file_size(MANIFEST) is not None:
             return None

@@ -46,7 +46,7 @@ _PARTS_S = 600.0  # storage has as long to show what other ranks have written
 
 
 class SaveCall(msgspec.Struct):
-    """The coordinator's message to a rank, sent with its plan. `taken`: a save has used it, and the plan is cached."""
+    """The coordinator's message to a rank, sent with its plan. torch caches plans: `taken` marks a used message."""
 
     step: int
     world: int
@@ -158,11 +158,8 @@ class Writer(StorageWriter):
         return True
 
     def _spare_others_step(self) -> None:
-        """Raise StateError rather than replace a checkpoint of this step that must stay.
-
-        A later launch of the job may replace what an earlier one saved. Two writers of one launch would replace each
-        other's states by turns.
-        """
+        """Raise StateError if this step's checkpoint exists and must not be replaced. A later launch of the job may
+        replace what an earlier one saved. Two writers of one launch would replace each other's states by turns."""
         url, step = self._storage.url, self._call.step
         if not self._overwrite and find_checkpoints(url, step):
             raise StateError(f"there is a checkpoint of step {step} in {url}, and overwrite=False")
@@ -181,7 +178,7 @@ class Writer(StorageWriter):
         return KeeperClient.for_this_rank() if (self._rank, self._call.world) == rank_and_world() else None
 
     def _next(self) -> int:
-        """Return the step of this save, as far as this rank knows."""
+        """Return the step of this save: the one asked for, or the newest that this rank knows of, plus one."""
         if self._asked is not None:
             return self._asked
         reached = self._reached.get(self._storage.url, -1)
@@ -197,7 +194,7 @@ class Writer(StorageWriter):
         return max(newest, kept.step if kept and kept.source != "none" else -1) + 1
 
     def _heard(self, call: object) -> SaveCall:
-        """Return the SaveCall of this save. A rank with an earlier save's plan gets none and counts steps itself."""
+        """Return this save's SaveCall; a rank with a plan cached by an earlier save gets none and counts steps."""
         if isinstance(call, SaveCall) and not call.taken:
             call.taken = True
             self._call = call
@@ -207,7 +204,7 @@ class Writer(StorageWriter):
         return self._call
 
     def _whole(self, planner: SavePlanner) -> Sequence[WriteItem]:
-        """Return all items that this rank holds. A planner that caches plans returns them only once, but keeps them."""
+        """Return all items that this rank holds; a planner that caches plans returns them in the first save only."""
         plan = self._local or planner.create_local_plan()
         return plan.items if plan.usable else planner.plan.items  # type: ignore[attr-defined]
 
@@ -226,7 +223,7 @@ class Writer(StorageWriter):
         return checkpoint_save.staging_folder(self._storage.url, self._call.step, self._author)
 
     def _results(self, layout: ImageLayout, things: Things) -> list[WriteResult]:
-        """Return the place of every record and, under our own key, the folder: it must be the same on all ranks."""
+        """Return each record's location, after the folder under the EXTRA key, which must be the same on all ranks."""
         told = [WriteResult(MetadataIndex(EXTRA), 0, "" if self._slot else self._folder)]
         for item, at in layout.owned_items():
             index, length = index_of(item.spec), item.length

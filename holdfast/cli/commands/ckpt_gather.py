@@ -26,7 +26,7 @@ def find_states(folder: str) -> list[StoredCheckpoint]:
 
 
 def gather_states(args: argparse.Namespace) -> int:
-    """Write every rank's share of one step to a storage and publish them as a checkpoint, as the run would have."""
+    """Write every rank's share of step `args.step` to the storage `args.to` and publish it all as one checkpoint."""
     from holdfast.checkpoint.dcp import encode_metadata  # torch, which takes seconds
 
     found = [one for folder in args.folders for one in find_states(folder) if one.step == args.step and one.ok]

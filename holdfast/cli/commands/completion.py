@@ -1,4 +1,4 @@
-"""`holdfast completion`: prints the code that lets bash, zsh or fish complete commands, and the suggestions."""
+"""`holdfast completion`: prints the completion code for bash, zsh or fish, and the suggestions that it asks for."""
 
 from typing import Any
 
@@ -79,9 +79,8 @@ def _line_of(lines: dict[str, CommandLine], command: str) -> CommandLine | None:
 
 
 def _walk(line: CommandLine, words: list[str]) -> tuple[Suggestions, dict[str, Any] | None]:
-    """Walk through the words that are already typed; return the flags that may follow, and the row of the next value.
-
-    The row is empty if only flags may follow, and None if holdfast cannot suggest anything, as after the script."""
+    """Return the flags that may follow the typed words, and the flag or argument whose value comes next. The second is
+    empty if only flags may follow, and None if holdfast can suggest nothing, as after a script's name."""
     rows = _rows_by_name(line)
     places = [row for row in line["rows"] if "verbs" in row or not row["names"][0].startswith("-")]
     at = 0

@@ -119,8 +119,8 @@ async def _serve_page(source: PageSource, listener: socket.socket, *, opens: boo
 
 @contextlib.contextmanager
 def _browser(address: str) -> Iterator[None]:
-    """Open the page in a browser if there is a screen. The browser gets a private file that redirects to the address,
-    because other users can see command lines."""
+    """Open the address in a browser if there is a display. The browser gets a private file that redirects to the
+    address, because other users can read command lines."""
     if not (sys.stdout.isatty() and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))):
         yield
         return

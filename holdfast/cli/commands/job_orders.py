@@ -113,7 +113,7 @@ def _is_taken(run_dir: Path, seq: int, body: dict[str, Any]) -> bool:
 
 
 def _await_order(run_dir: Path, body: dict[str, Any]) -> str:
-    """Wait until the order has taken effect and return a sentence about that; meanwhile print what the job does."""
+    """Wait until the order has taken effect and return the sentence that says so; meanwhile print what the job does."""
     said, gait = "", Gait()
     while True:
         try:
@@ -129,8 +129,8 @@ def _await_order(run_dir: Path, body: dict[str, Any]) -> str:
 
 
 class Gait:
-    """Tells whether the job trains again. If no step of the job was ever seen, it is enough that ranks have run for a
-    while."""
+    """Tells whether the job trains again. A job that has never reported a step counts as training once its ranks have
+    run for STEPLESS_S."""
 
     def __init__(self) -> None:
         self._since: float | None = None

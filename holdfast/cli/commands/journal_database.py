@@ -1,4 +1,4 @@
-"""`holdfast journal`: changes the version of the tables in a database of journals, and removes ended runs."""
+"""`holdfast journal`: upgrades or downgrades the tables of a journal database, and removes runs that have ended."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`holdfast plan --gpus`: standbys, checkpoint cadence and expected ETTR of a large job, and what each costs."""
+"""`holdfast plan --gpus`: advises on standbys and checkpoints for a large job; simulates the ETTR without each."""
 
 import argparse
 

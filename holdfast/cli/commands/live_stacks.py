@@ -1,4 +1,4 @@
-"""`holdfast trace`: where all processes of a job are now, and which ranks are missing from which collective."""
+"""`holdfast trace`: shows the stacks of all processes of a job, and which ranks are missing from which collective."""
 
 import argparse
 import sys
@@ -100,9 +100,8 @@ def _read_step(run_dir: Path) -> int:
 
 
 def acquit_if_moving(found: JobStacks, later: JobStacks, steps: int) -> BlockingRanks:
-    """Return the ranks that block the job; none if the job moved between the two samples.
-    It moved if it made steps or if all accused ranks entered more collectives. Some rank is always last for a moment.
-    """
+    """Return the ranks that block the job; none if the job made progress between the two samples. Progress is a new
+    step, or more collectives entered by every accused rank. Some rank is the last in any one sample."""
     motions = find_motion(found.traces, later.traces)
     accused = [motions[rank].collectives for rank in found.naming.ranks if rank in motions]
     if steps <= 0 and not (accused and all(accused)):

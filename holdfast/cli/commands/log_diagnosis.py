@@ -89,7 +89,7 @@ def _make_diagnosis(args: argparse.Namespace) -> Diagnosis:
 
 
 def find_logs(run: str | None, names: list[str]) -> tuple[list[RankLog], ProcessEnds]:
-    """Return the logs of a run, or the logs that are named by file, by folder or by run; and how their ranks ended."""
+    """Return the logs of a run, or of the named files and folders; for a run, also how its ranks ended."""
     if run or not _are_files(names):
         return _logs_of_run(run, names)
     return _logs_of_files(names), ProcessEnds()
@@ -102,8 +102,7 @@ def _add_opinion(found: Diagnosis, logs: Sequence[RankLog], settings: Settings, 
 
 
 def _are_files(names: list[str]) -> bool:
-    """Whether these are names of logs or of folders of logs. Otherwise they name one run; no name means the newest
-    run."""
+    """Return whether the names are files or folders; otherwise they name a run, the newest one if there is no name."""
     if not names or len(names) > 1 or names[0] == "-":
         return bool(names)
     path = Path(names[0])
@@ -183,8 +182,7 @@ def _action_text(found: Diagnosis) -> str:
 
 
 def _class_text(found: Diagnosis) -> str:
-    """Return the failure class and how sure it is. What the run itself found is certain, even if its cause is
-    unknown."""
+    """Return the failure class as text, with the confidence unless the run itself gave the verdict."""
     if found.verdict and found.klass == UNKNOWN:
         return "nobody said why"
     return f"{found.title}: {found.klass}" if found.verdict else f"{found.klass}, {found.confidence:.0%} sure"

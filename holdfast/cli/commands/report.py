@@ -240,7 +240,7 @@ def _state_text(report: Report) -> str:
 
 
 def _since_start(report: Report) -> str:
-    """Return the productive share after the first step, as text; "" unless the start took much of the time so far."""
+    """Return the ETTR since the first step as text; "" if little time passed before it."""
     uses = (TimeUse.TRAIN, TimeUse.UNKNOWN)  # those that the ETTR counts
     first_at = next((span.start_at for span in report.spans if span.use in uses), None)
     if first_at is None or report.is_part:
@@ -257,7 +257,7 @@ def _use_mark(use: TimeUse, letters: bool) -> str:
 
 
 def _time_bar(report: Report, width: int, letters: bool) -> Text:
-    """Draw the wall time as one line of cells. Each cell shows, by colour or letter, the use that took most of it."""
+    """Draw the wall time as one line of characters; each shows, by colour or letter, what took most of its interval."""
     if report.wall_s <= 0:
         return Text("")
     bar = Text()
@@ -293,12 +293,12 @@ def _by_cause(bill: Bill) -> Text:
 
 
 def _start_text(bill: Bill, cause: str) -> str:
-    """Return in brackets how the time of start and end was spent; "" for other causes, which have their own rows."""
+    """Return, in brackets, how the row for start and end spent its time; "" for any other cause."""
     return f" ({_row_text(bill.others[cause])})" if cause == START_AND_END else ""
 
 
 def _row_text(row: Row, record: Record | Change | None = None) -> str:
-    """Return the seconds that a row spent on each use; stop and start-up are split into phases if they had several."""
+    """Return the seconds of one row by use of time; those of stopping and starting up are split into phases."""
     parts = {TimeUse.STOP: stop_phases_s(record), TimeUse.START_UP: start_up_s(record)} if record else {}
     hidden = (TimeUse.REDO, TimeUse.PROBE) if row.get(TimeUse.PROBE) == 0.0 else (TimeUse.REDO,)
     said = {use: f"{use.value} {seconds:.1f}" for use, seconds in row.items() if use not in hidden}
@@ -396,7 +396,7 @@ def _lost_text(record: Record | Change, row: Row, redone: int | None) -> str:
 
 
 def _redone_text(redone: int | None, lost: int | None, took: str) -> str:
-    """Return how many steps were made again; if ranks stopped before all were, also how many had been lost."""
+    """Return how many steps were redone, and of how many lost ones if not all were redone."""
     if redone is None or lost is None:
         return f", steps redone{took}" if took else ""
     of = f" of {lost}" if redone < lost else ""

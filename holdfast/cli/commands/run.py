@@ -149,8 +149,7 @@ def _size_standbys(args: RunArgs) -> tuple[RunArgs, str]:
 
 
 def _early_server(args: RunArgs, run_dir: Path, closing: contextlib.ExitStack) -> ForkServer | None:
-    """Start a fork server early, so that it imports while the rest is prepared. None with --detach, because this
-    process ends then."""
+    """Start the fork server early, so that it can import torch meanwhile; None with --detach, as this process exits."""
     if args.detach:
         return None
     run_directory.save_environment(run_dir)

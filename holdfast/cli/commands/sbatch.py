@@ -76,8 +76,7 @@ def _choose_run_dir(args: RunArgs) -> Path:
 
 
 def write_script(args: RunArgs, words: Sequence[str], run_dir: Path) -> str:
-    """Return the batch script. If the run exists already, as after a time limit, a requeue or the loss of a host, the
-    script resumes the run."""
+    """Return the batch script; it resumes the run if that exists, as after a time limit, a requeue or a host's loss."""
     flags = [f"--job-name=holdfast-{run_dir.name}", f"--nodes={args.max_nodes + args.standbys}", "--ntasks-per-node=1"]
     flags += ["--no-kill", "--requeue", f"--signal=B:USR1@{_AHEAD_S}", "--open-mode=append", f"--output={run_dir}.out"]
     holdfast = [sys.executable, "-m", "holdfast", "run"]
@@ -97,7 +96,7 @@ def _script_path(run_dir: Path) -> Path:
 
 
 def _run_words(words: Sequence[str], run_dir: Path) -> list[str]:
-    """Return the arguments of `holdfast run`: ours first, so that a flag which the user repeats overrides ours."""
+    """Return the arguments of `holdfast run`: holdfast's own first, so that the user's flags override them."""
     return ["--fleet", "slurm", "--run-dir", str(run_dir), *words]
 
 

@@ -1,4 +1,4 @@
-"""`holdfast plan`: how many standbys a job needs, given how often nodes fail; --gpus adds cadence and ETTR."""
+"""`holdfast plan`: how many standbys a job needs, given how often nodes fail; --gpus adds checkpoints and ETTR."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""`holdfast stop`: ends a job, with grace or without."""
+"""`holdfast stop`: ends a job, with a grace period for its ranks or at once."""
 
 import sys
 import time
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
 
 
 def _show_said(said: Path, shown: int) -> int:
-    """Show what the run has written to its console log from byte `shown` on; return the new end."""
+    """Show the lines of the run's console log from byte `shown` on; return the offset after them."""
     try:
         with said.open("rb") as file:
             file.seek(shown)

@@ -172,8 +172,8 @@ def _changed_words(base: Release, release: Release) -> tuple[tuple[str, Any, Any
 def _watch_release(
     run_dir: Path, release: Release, before: tuple[ReleaseChapter, ...], now: bool, window_s: float
 ) -> int:
-    """Wait until the release is staged or, with `now`, has made a step; return the exit code. If no step of the job was
-    ever seen, it is enough that the release has run for a while."""
+    """Wait until the release is staged or, with `now`, has made a step; return the exit code. If the job has never
+    reported a step, running for STEPLESS_S counts as one."""
     began, said = time.monotonic(), ""
     stepless = not any(chapter.steps + chapter.redone for chapter in before)
     while True:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def check_cluster_flags(args: RunArgs, settings: Settings) -> None:
-    """Raise UsageError for flags and settings that cannot be used if a cluster gives the nodes."""
+    """Raise UsageError for flags and settings that cannot be used with nodes of a cluster."""
     if isinstance(args.nproc, str):
         raise UsageError(f"--nproc-per-node {args.nproc}: give a number, since this host is none of the nodes")
     if settings.door.key:
@@ -48,7 +48,7 @@ def draft_run(args: RunArgs, settings: Settings, entry: EntryPoint, job: Job) ->
 
 
 class ClusterRun:
-    """A run on a cluster with its controller on this host; the run is new, or goes on from earlier controllers."""
+    """A run on a cluster with its controller on this host, either new or taken over from another host's controller."""
 
     def __init__(self, args: RunArgs, draft: RunSpec, lease: "ControllerLease | None" = None, secret: str = "") -> None:
         """Make the run directory. `lease` and `secret` are for a run whose journal is in Postgres."""
@@ -63,8 +63,8 @@ class ClusterRun:
         self._draft = msgspec.structs.replace(draft, log_dir=str(log_dir))
 
     def carry(self, listener: socket.socket, where: str, why: str) -> int | None:
-        """Keep a controller alive until the job ends; return the job's exit code. None if another host carries the
-        controller by now. `where` tells the console which nodes the job gets, and `why` why it gets so many."""
+        """Keep a controller alive until the job ends; return the exit code, or None if another host carries it by now.
+        `where` and `why` are console texts: which nodes the job gets, and why that number."""
         run_dir, args = self.run_dir, self._args
         run, said = self._restore_run() or self._begin_run()
         run = msgspec.structs.replace(run, port=listener.getsockname()[1])
@@ -124,7 +124,7 @@ def carry_in_turns(lease: "ControllerLease", carry: Callable[[], int | None]) ->
 
 
 def join_args(run: RunSpec, name: str, *flags: str) -> RunArgs:
-    """Return the arguments with which this node joins the run, as a host would: `flags`, and those of all nodes."""
+    """Return the arguments with which node `name` joins the run: those of `--fleet join`, plus `flags`."""
     words = ["--fleet", "join", "--rdzv-endpoint", f"{run.host}:{run.port}", "--rdzv-id", run.job.run_id]
     words += ["--nnodes", f"{run.job.min_nodes}:{run.job.max_nodes}", "--nproc-per-node", str(run.nproc)]
     words += ["--role", run.entry.role, *(("--journal", run.journal) if run.journal else ()), *flags]

@@ -23,8 +23,8 @@ def listen_at(host: str, port: int, mend: str) -> socket.socket:
 
 
 def listen_for_pods(host: str, port: int, mend: str) -> socket.socket:
-    """Listen at the endpoint if it is an address of this host. Otherwise it is the address of a Kubernetes service or a
-    gateway, and this listens on all addresses."""
+    """Listen at the endpoint if it is an address of this host, otherwise on all addresses. An address that is not this
+    host's belongs to a Kubernetes service or a gateway."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -64,8 +64,8 @@ _PREDECESSOR_S = 5.0  # for one that was killed to be gone
 
 
 class SaidLog:
-    """RUN_DIR/said.log: holdfast's messages for the console; the supervisor shows them. They go through a file, because
-    a console that blocks or is closed must not stop the controller."""
+    """RUN_DIR/said.log: holdfast's messages for the console, which the supervisor shows. They go through a file,
+    because a console that blocks or is closed must not stop the controller."""
 
     def __init__(self, run_dir: Path) -> None:
         self._file = (run_dir / "said.log").open("a", encoding="utf-8", errors="replace")
@@ -78,8 +78,8 @@ class SaidLog:
 
 def main() -> int:
     """Run the controller's process and return its exit code. The arguments are RUN_DIR, the supervisor's pid and, if
-    the journal is in Postgres, the name that holds its lease. The first inherited file descriptor is the socket of the
-    controller's port."""
+    the journal is in Postgres, the lease holder's name. The first inherited file descriptor is the listening socket of
+    the controller's port."""
     run_dir, front, holder = Path(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:4])
     process_attributes.die_with(front)
     fd = int(os.environ.pop(KEPT).split(",")[0])
@@ -258,8 +258,8 @@ class NetworkPort:
 
 
 class EntryListeners:
-    """Passes new journal entries to the console, to opinions and to hooks. Hooks also get the entries of earlier
-    controllers, since some of their notices may not have been sent."""
+    """Passes new journal entries to the console, to opinions and to hooks. Hooks also get entries of earlier
+    controllers, whose notices may not have been sent."""
 
     def __init__(self, teller: "ConsoleTeller", hooks: UserHooks, opinions: FailureOpinions) -> None:
         self._teller, self._hooks, self._opinions = teller, hooks, opinions
@@ -325,8 +325,8 @@ def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str], tokens: NodeTo
 
 
 def _on_signals(controller: Controller, terminated: int) -> None:
-    """Let signals stop the job. `terminated` is the job's exit code after SIGTERM, with which Slurm ends an
-    allocation."""
+    """Stop the job on the first signal, and at once on the second. `terminated` is the job's exit code after SIGTERM,
+    with which Slurm ends an allocation."""
     asked: list[int] = []
 
     def stop(number: int) -> None:
@@ -345,8 +345,7 @@ def _on_signals(controller: Controller, terminated: int) -> None:
 
 
 class ConsoleTeller:
-    """Prints each change of the job's phase, and the job's end. The text about a closed incident comes from the
-    decider."""
+    """Prints each change of the job's phase, and the job's end; the decider itself tells of closed incidents."""
 
     def __init__(self, run_dir: Path, say: SaidLog) -> None:
         self._run_dir = run_dir

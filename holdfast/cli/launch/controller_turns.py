@@ -1,4 +1,4 @@
-"""Lets a host of a run whose journal is in Postgres carry the controller, or join another host's, in turns."""
+"""Lets each host of a run with its journal in Postgres either carry the controller or follow the host that does."""
 
 import contextlib
 import socket
@@ -49,7 +49,7 @@ def _follow(joining: HostJoin, console: Console, lease: ControllerLease) -> int 
 
 
 def _listen_at_own(endpoints: tuple[tuple[str, int], ...]) -> socket.socket | None:
-    """Listen at the first endpoint that is an address of this host; None if none is."""
+    """Listen at the first endpoint that is an address of this host; None if there is no such endpoint."""
     for host, port in endpoints:
         with contextlib.suppress(socket.gaierror):
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -24,8 +24,7 @@ def start_fork_server(run_dir: Path, zygote: bool, nodes: int) -> ForkServer | N
 
 
 def fork_preload(nodes: int) -> tuple[tuple[str, ...], Later | None]:
-    """Return the modules that the fork server imports before it forks, and those that it imports afterwards.
-
-    With a single node, ranks wait only for torch and import the rest themselves, in parallel. With several nodes it
-    is faster if the fork server imports everything once."""
+    """Return the modules that the fork server imports before it forks, and those that it imports once it is idle. With
+    a single node, ranks start as soon as torch is imported, and import the rest in parallel. With several nodes it is
+    faster if the fork server imports everything once."""
     return (DEFAULT_PRELOAD, None) if nodes > 1 else (FIRST_PRELOAD, Later(LATER_PRELOAD))

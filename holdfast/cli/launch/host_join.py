@@ -108,7 +108,7 @@ class HostJoin:
         )
 
     def _read_secret(self) -> tuple[str, NodeToken | None]:
-        """Return the job's secret, or this host's node token; with certificates only a database journal needs it."""
+        """Return the job's secret or this host's node token; both empty if the user's own certificates are enough."""
         if self.given and not (self.given.leads and self.args.journal):
             return "", None
         try:
@@ -126,8 +126,8 @@ class HostJoin:
 
     @property
     def may_lead(self) -> bool:
-        """Whether this host may carry the controller. If not, it waits for another node's controller even if the
-        endpoint is its own address: several nodes may share one address and start in any order."""
+        """Whether this host may carry the controller. If not, it waits for another host's, even at an endpoint with its
+        own address, which several nodes may share."""
         return self.given.leads if self.given else self.own_token is None
 
     @property
@@ -135,7 +135,7 @@ class HostJoin:
         return self.run_dir / "nodes" / self.name
 
     def _start_node(self, port: int, leads: bool) -> None:
-        """Start this host's node, which connects to the controller; it tries several endpoints one after another."""
+        """Start this host's node, which tries each endpoint in turn until it reaches the controller."""
         endpoints = self.args.endpoints if len(self.args.endpoints) > 1 else ((self.host, port),)
         url = ",".join(run_directory.web_address(host, number, "https") for host, number in endpoints)
         # Without a node rank the endpoint's host comes first; the rest follow by name.
@@ -163,8 +163,8 @@ class HostJoin:
         return self.run_dir / "keys"
 
     def lead_job(self, listener: socket.socket, console: Console, lease: "ControllerLease | None" = None) -> int | None:
-        """Carry the controller until the job ends, and return the exit code; None if another host carries it by now. If
-        the run had a controller before, this one takes the run over."""
+        """Carry the controller, of a new run or one taken over, until the job ends; return the exit code. Returns None
+        if another host carries the controller by now."""
         port, begun = listener.getsockname()[1], None
         if lease:
             self.host, begun = self._own_host(listener), self._restore_run(lease)
@@ -190,7 +190,7 @@ class HostJoin:
         return front.run()
 
     def _own_host(self, listener: socket.socket) -> str:
-        """Return the address at which ranks reach this host: the given name, unless several hosts share that name."""
+        """Return the address at which ranks reach this host: its endpoint's name, or its IP if hosts share the name."""
         address, port = listener.getsockname()[:2]
         own = [host for host, given in self.args.endpoints if given == port and _addresses_of(host) == {address}]
         return own[0] if own else address
@@ -225,8 +225,8 @@ class HostJoin:
     def follow_job(
         self, console: Console, is_free: Callable[[], bool], stops: tuple[int, ...] = STOP_SIGNALS
     ) -> int | None:
-        """Be a node of a job whose controller another host carries, and return the exit code. Returns None as soon as
-        `is_free` says that this host may carry the controller. On the signals in `stops` the node leaves the job."""
+        """Run this host's node while another host carries the controller; return the exit code. Returns None as soon as
+        `is_free` says that this host may carry the controller. A signal in `stops` makes the node leave the job."""
         code: int | None = 1
         try:
             if not self.has_node and not self._join_as_node(is_free, stops):
@@ -259,7 +259,7 @@ class HostJoin:
         return " or ".join(f"{host}:{port}" for host, port in self.args.endpoints)
 
     def _size_standbys(self) -> str:
-        """With --standbys auto, choose the number of standbys, as the controller's host does; return the reason."""
+        """With --standbys auto, set the number of standbys and return the reason; "" if a number was given."""
         self.args, why = choose_standbys(self.args)
         job = msgspec.structs.replace(self.run.job, standbys=self.args.standbys)
         self.run = msgspec.structs.replace(self.run, job=job)
@@ -354,7 +354,7 @@ def _addresses_of(host: str) -> set[str]:
 
 
 def _user_certificates(args: RunArgs, settings: Settings) -> UserCertificates | None:
-    """Return this host's certificates of the user's own authority, or None if there are none."""
+    """Return the certificates that the user's own authority issued to this host; None if no settings name them."""
     door = settings.door
     if not door.key:
         return None

@@ -30,19 +30,19 @@ class NotesFolder:
 
 
 class RunRecord(NamedTuple):
-    """What one controller writes for its successor: the journal, and notes."""
+    """The journal and the notes that one controller writes for its successor."""
 
     journal: Journal
     notes: Notes
     handover: "HandoverNotes | None"  # None: the next controller is on the same host
 
     async def hand_over(self) -> None:
-        """Keep the notes for another host up to date, without end; returns at once if no other host can take over."""
+        """Keep updating the notes for another host until cancelled; return at once if no other host can take over."""
         if self.handover:
             await self.handover.run()
 
     def put_keys(self) -> None:
-        """Save keys, tokens and serials where a controller on another host finds them, before any node gets them."""
+        """Save keys, tokens and certificate serials for a controller on another host. Call it before nodes get any."""
         if self.handover:
             self.handover.put_keys()
 

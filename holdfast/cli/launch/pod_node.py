@@ -17,7 +17,7 @@ MODULE = "holdfast.cli.launch.pod_node"
 
 
 def main() -> int:
-    """Run the node until it has left the job. The arguments are the folder with its secret, and the node's name."""
+    """Run this pod's node until it has left the job; argv holds the folder of its run.json and token, and its name."""
     folder, name = Path(sys.argv[1]), sys.argv[2]
     # Kubernetes warns before it kills. The controller hears of it, too, and moves the node's seat in that time.
     signal.signal(signal.SIGTERM, lambda *_: say("this pod is being deleted; staying until its grace is over"))

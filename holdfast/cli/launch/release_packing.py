@@ -38,20 +38,20 @@ class FirstRelease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeptOut(msgspec.Struct, frozen=True):
-    """What must not get into a release: the job's own files, and files that contain one of these secrets."""
+    """Paths and secrets to keep out of a release, with all files that contain such a secret."""
 
     paths: tuple[Path, ...] = ()
     secrets: tuple[bytes, ...] = ()
 
 
 def keep_out(run_dir: Path, settings: Settings, token_file: str | None, paths: Iterable[str | Path]) -> KeptOut:
-    """Return what must not get into releases of this run: these paths, and files that contain the run's secrets."""
+    """Return what to leave out of this run's releases: `paths`, and all files that contain a secret of holdfast."""
     secrets = holdfast_secrets.read_secrets(run_dir, settings, token_file, os.environ)
     return KeptOut(tuple(map(Path, paths)), secrets)
 
 
 class RunInPlace(Exception):
-    """The user's tree runs in place, without a copy; the text says why."""
+    """Raised if the user's tree must run in place, without a copy; the text says why."""
 
 
 def pack_first_release(entry: EntryPoint, run_dir: Path, apart: KeptOut, *, copied: bool) -> FirstRelease:
@@ -110,7 +110,7 @@ def name_some(paths: Sequence[str]) -> str:
 
 
 def _note_files(run_dir: Path, root: Path, found: ReleaseFiles, packed: PackedArchive) -> None:
-    """Write an index of the tree. If it still matches the tree, nodes of this host need not wait for a copy."""
+    """Write an index of the user's tree, so that nodes of this host need not wait for a copy of an unchanged tree."""
     loose = found.possible_outputs()
     files = {path: word for path, word in packed.words.items() if path not in loose}
     index = user_tree_sync.TreeIndex(root=str(root), home=str(root), files=files)
@@ -225,10 +225,9 @@ def _pack_commit(what: str, root: str, run_dir: Path, apart: KeptOut) -> PackedU
 
 
 def describe_difference(run_dir: Path, before: str, after: Release) -> str:
-    """Say how many files an archive changes, adds and removes against the one before; empty if nothing differs.
-
-    A file that the archive lacks but the user's tree has is linked into every copy, so it does not count as removed.
-    """
+    """Say how many files an archive changes, adds and removes compared with the one before; empty if nothing differs. A
+    file that is in the user's tree but not in the archive is linked into every copy, so it does not count as
+    removed."""
     old = tree_archive.archive_contents(run_dir / "releases" / f"{before}.tar")
     new = tree_archive.archive_contents(run_dir / "releases" / f"{after.digest}.tar")
     places = [place for place in (after.root, after.home) if place]

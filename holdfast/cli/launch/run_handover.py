@@ -27,7 +27,7 @@ _SECRET = "secret"  # the successor has it already, or it is none
 
 
 class HandoverNotes:
-    """The controller's side: keeps the notes in Postgres equal to the files in its run directory."""
+    """Copies keys and releases from the controller's run directory to Postgres, for a controller on another host."""
 
     def __init__(self, journal: PostgresJournal, run_dir: Path, say: Callable[[str], None]) -> None:
         self._journal, self._run_dir, self._say = journal, run_dir, say
@@ -78,16 +78,16 @@ def _is_handed_over(path: Path, certified: bool) -> bool:
 
 
 def fetch_run(lease: ControllerLease, run_dir: Path, secret: str) -> Begin | None:
-    """Fetch what an earlier controller left in the journal to this host, which has the lease. None if no controller has
-    begun yet. JournalDamagedError if somebody without the secret has changed the journal."""
+    """Fetch a run's keys and releases from Postgres and return its Begin event; None if it never began. This host must
+    have the lease. JournalDamagedError if somebody without the secret has changed the journal."""
     key = JournalKey(secret, lease.run_id)
     with contextlib.closing(PostgresJournal(lease.url, lease.run_id, key=key)) as journal, journal.at_one_instant():
         return restore_run(journal, run_dir, secret, lease.seen_seq)
 
 
 def restore_run(journal: PostgresJournal, run_dir: Path, secret: str, least: int = 0) -> Begin | None:
-    """Write the run's keys and releases to this host's run directory; return its first event, None if there is none.
-    JournalDamagedError if the journal has fewer than `least` entries, which it is known to have had."""
+    """Write the run's keys and releases to this host's run directory; return the run's Begin event, or None.
+    JournalDamagedError if the journal has lost entries: `least` is how many it is known to have had."""
     journal.prove()
     if journal.seq < least:
         lost = f"had {least} entries, and has {journal.seq} now"

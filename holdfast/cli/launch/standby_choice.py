@@ -19,7 +19,7 @@ _LONGEST_S = 5.0  # that reading may take; older runs then do not count
 
 
 def choose_standbys(args: RunArgs) -> tuple[RunArgs, str]:
-    """Return the arguments with the number of standbys, and the reason for it; as they are if a number was given."""
+    """Return the arguments with `--standbys auto` replaced by a number, and why; unchanged and "" if one was given."""
     if args.refill_h is None:
         return args, ""
     advice: StandbyAdvice = advise_standbys(args.max_nodes, args.refill_h, _past_losses(args.fleet))
@@ -27,8 +27,8 @@ def choose_standbys(args: RunArgs) -> tuple[RunArgs, str]:
 
 
 def _past_losses(fleet: str) -> NodeLosses:
-    """Return how often nodes were lost in ended runs on this kind of fleet, from as many of the newest as time allows.
-    The kind matters: nodes of a local fleet are processes of one host, and are lost in other ways than machines."""
+    """Return how often nodes were lost in ended runs on this kind of fleet, newest first, as many as time allows. The
+    kind matters: nodes of a local fleet are processes of one host, and are lost in other ways than machines."""
     seen, until = NodeLosses(), time.monotonic() + _LONGEST_S
     for run_dir in reversed(run_selection.known_runs()):
         if time.monotonic() > until:
@@ -57,8 +57,7 @@ def _stop_at(until: float, entries: Iterable[Entry]) -> Iterator[Entry]:
 
 
 def add_run(seen: NodeLosses, account: Account, nodes: int) -> NodeLosses:
-    """Add the losses of one run. Time in which no controller watched the nodes does not count, as no loss was counted
-    then."""
+    """Return `seen` plus the lost nodes and node hours of one run, without hours in which no controller watched."""
     lost = sum(len(incident.evicted) for incident in account.incidents) + len(account.lost_standbys)
     watched_h = (account.job_s - account.spent_s(TimeUse.UNWATCHED)) / 3600
     return NodeLosses(runs=seen.runs + 1, lost=seen.lost + lost, node_h=seen.node_h + nodes * watched_h)

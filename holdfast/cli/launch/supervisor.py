@@ -51,7 +51,7 @@ def leave_terminal(run_dir: Path) -> None:
 
 @contextmanager
 def raising_stops(stops: tuple[int, ...]) -> Iterator[None]:
-    """Make stop signals raise SystemExit in this block, so that waiting code cleans up; by default it would not."""
+    """Make stop signals raise SystemExit within this block; by default they would end the process without cleanup."""
 
     def leave(number: int, frame: object) -> NoReturn:
         raise SystemExit(128 + number)
@@ -65,10 +65,10 @@ def raising_stops(stops: tuple[int, ...]) -> Iterator[None]:
 
 
 class StopSignals:
-    """The stop signals received: the first stops the job with grace, the second without, the third by force."""
+    """Collects stop signals: the first stops the job with a grace period, the second at once, the third by force."""
 
     def __init__(self, stops: tuple[int, ...] = STOP_SIGNALS, once: tuple[int, ...] = ()) -> None:
-        """Count each signal in `once` only the first time that it comes."""
+        """Count the signals in `stops`, those in `once` only the first time."""
         self.numbers: list[int] = []
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             # The terminal is gone, not the wish to train. It is not ignored, as programs would inherit that.
@@ -110,8 +110,8 @@ class Supervisor:
         self._lease = lease
 
     def run(self) -> int | None:
-        """Keep a controller running until the job ends, and return the job's exit code. None if another host carries
-        the controller by now."""
+        """Keep a controller running until the job ends; return the job's exit code. Returns None if another host
+        carries the controller by now."""
         (self._run_dir / "exit.json").unlink(missing_ok=True)
         process_attributes.leave_input_note(self._run_dir / run_directory.STDIN)
         pump = ConsolePump(self._console)
@@ -195,7 +195,7 @@ class Supervisor:
         return True
 
     def _claim_lease(self, lease: "ControllerLease") -> bool:
-        """Claim the run for the next controller, if need be once the database answers; False if another host has it."""
+        """Claim the lease for the next controller, waiting for an absent database; False if another host has it."""
         until, lost_s = 0.0, run_directory.read_spec(self._run_dir).settings.node.lost_s
         while True:
             try:
@@ -253,8 +253,8 @@ class Supervisor:
                 return None
 
     def _watch_controller(self, process: ProgramProcess | None) -> int | None:
-        """Wait for the controller to end. Return the job's exit code, or that of a third stop signal; None after a
-        crash."""
+        """Wait for the controller to end; return the job's exit code, or None after a crash. A crash after three stop
+        signals ends the job, with the first signal's exit code."""
         while process is not None and not process.is_over():
             self._pass_signals_on(process)
             self._look_at_fork_server()
@@ -323,8 +323,8 @@ def _end_one_node(folder: Path) -> None:
 def watch_node(
     folder: Path, pid: int, console: Console, is_free: Callable[[], bool], stops: tuple[int, ...]
 ) -> int | None:
-    """Show output and pass stop signals on until the holder of this host's node ends; return the exit code. Returns
-    None as soon as `is_free` says that this host may carry the controller."""
+    """Show the ranks' output and pass stop signals on until this node's holder ends; return the exit code. Returns None
+    as soon as `is_free` says that this host may carry the controller."""
     asked = StopSignals(stops)
     pump = ConsolePump(console)
     passed = 0

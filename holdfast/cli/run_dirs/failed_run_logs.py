@@ -20,7 +20,7 @@ _BEFORE_S = 60.0  # the kernel may have told of a kill so long before ranks were
 
 
 def find_file_or_run(name: str) -> Path:
-    """Return the run of this name; if there is none, the UsageError says that no file or folder has the name either."""
+    """Return the run of this name, for callers that found no file or folder of this name. Raises UsageError."""
     try:
         return run_selection.find(name)
     except run_selection.AmbiguousRun:
@@ -30,12 +30,9 @@ def find_file_or_run(name: str) -> Path:
 
 
 def read_failed_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
-    """Return the logs of the newest generation in which a rank crashed, and how its ranks ended.
-
-    If the newest incident is no crash but, say, a hang, only holdfast's own sentences tell of it, and they are
-    returned.
-    If the run found out which rank failed first, only that rank's log is returned: the others only show the
-    consequences."""
+    """Return the logs of the newest generation in which a rank crashed, and how its ranks ended. If the run knows which
+    rank failed first, only that rank's log is returned. If the newest incident is no crash but, say, a hang, holdfast's
+    console sentences are returned instead."""
     entries = _read_entries(run_dir)
     events = [entry.event for entry in entries]
     crashes = [event for event in events if isinstance(event, Alarm) and event.kind is Kind.CRASH]
@@ -72,14 +69,14 @@ def read_failed_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
 
 
 def _find_record(entries: Sequence[Entry], generation: int) -> Record | None:
-    """Return the record of the incident that ended this generation; None if there is none or it is still open. An
-    incident with several failures has ended as many generations."""
+    """Return the record of the closed incident that ended this generation; None if there is none. An incident with
+    several failures ended several generations."""
     closed = [entry.decision.closed for entry in entries if entry.decision.closed]
     return next((one for one in reversed(closed) if 0 <= generation - one.generation < max(1, one.failures)), None)
 
 
 def _newest_record(entries: Sequence[Entry]) -> Record | None:
-    """Return the record of the newest incident; None if that is not closed."""
+    """Return the record of the newest incident; None if it is still open."""
     for entry in reversed(entries):
         if entry.decision.closed or (isinstance(entry.event, Alarm) and entry.decision.phase is Phase.STOPPING):
             return entry.decision.closed
@@ -87,8 +84,7 @@ def _newest_record(entries: Sequence[Entry]) -> Record | None:
 
 
 def _write_console(entries: Sequence[Entry]) -> str:
-    """Return holdfast's console sentences about incidents, from the journal. Of a closed incident only the last
-    sentence counts: the first may be about a rank that had only lost its peer."""
+    """Return the console sentences about incidents: the summary of each closed one, the first line of an open one."""
     lines: list[str] = []
     opened, phase = "", Phase.NEW
     for entry in entries:

@@ -33,7 +33,7 @@ class Leftover(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A part of a run that is not removed, and why."""
+    """Files of a run that are not removed, and why."""
 
     what: str
     bytes: int
@@ -74,7 +74,7 @@ def _node_folders(run_dir: Path) -> list[Path]:
 
 
 def _alive_reason(run_dir: Path, locks: contextlib.ExitStack) -> str:
-    """Say which part of the run is alive; "" if none is, and then `locks` holds all of the run's locks."""
+    """Return "" and hold all of the run's locks in `locks`; if a process of the run is alive, say which instead."""
     if os.path.realpath(os.environ.get(MARK, "/")).startswith(os.path.realpath(run_dir) + "/"):
         return "this command was started by one of its ranks"
     if not _take_lock(run_dir, locks):
@@ -155,7 +155,7 @@ def _checkpoint_urls(run_dir: Path) -> Iterator[str]:
 
 
 def _kept_states(run: RunSpec, ended: bool, urls: list[str]) -> Iterator[Kept]:
-    """Yield the states that the run left on this host's disk; those of other hosts' ranks are on other disks."""
+    """Yield the states that the run left on this host's disk, with the reason to keep them."""
     folder = Path(run.settings.disk.run_folder(run.job.marked_id))
     if run.settings.disk.path and folder.exists():
         why = _lasting_reason(run, folder, urls) if ended else "holdfast run --resume goes on from them"
@@ -163,7 +163,7 @@ def _kept_states(run: RunSpec, ended: bool, urls: list[str]) -> Iterator[Kept]:
 
 
 def _lasting_reason(run: RunSpec, folder: Path, urls: list[str]) -> str:
-    """Return why states of an ended run lie on disk: storage has no newer ones, or a node could not remove them."""
+    """Return why states of an ended run are still on disk: storage may lack them, or an absent node left them."""
     newest = max((step for at in folder.glob("*/*") if (step := step_of(at.name)) is not None), default=-1)
     if newest < 0:
         return "no state in it is whole"

@@ -78,7 +78,7 @@ def require_local_disk(run_dir: Path) -> None:
 
 
 def shared_journal_risk(run_dir: Path) -> str:
-    """Warn that only one host at a time may open a journal on a network file system; "" if it is not on one."""
+    """Return the warning that one host at a time may open a journal on a network file system; "" on a local disk."""
     kind = network_kind(run_dir)
     only = "only one host at a time may open it: use holdfast status and report on this one"
     return f"the journal is on {kind}, where {only}, or keep it in a database with --journal" if kind else ""
@@ -157,7 +157,7 @@ def lock_run_dir(run_dir: Path) -> tuple[int, ...]:
 
 
 def mark_newest(run_dir: Path) -> None:
-    """Mark this run as the newest, so that commands need no RUN; does nothing if the home cannot be written."""
+    """Mark this run as the newest, which commands use by default; ignored if holdfast's home folder is not writable."""
     try:
         holdfast_home().mkdir(parents=True, exist_ok=True)
         link = holdfast_home() / f".newest.{os.getpid()}"
@@ -194,7 +194,7 @@ def read_spec(run_dir: Path) -> RunSpec:
 
 
 def open_authority(run_dir: Path) -> "CertificateAuthority":
-    """The certificate authority that decides which hosts belong to this run. The first call creates it."""
+    """Return the certificate authority that decides which hosts belong to this run; the first call creates it."""
     from holdfast.wire.credentials.certificate_authority import CertificateAuthority
 
     return CertificateAuthority(door_keys_folder(run_dir))
@@ -206,7 +206,7 @@ def door_keys_folder(run_dir: Path) -> Path:
 
 
 def is_certified(run_dir: Path) -> bool:
-    """Whether nodes come with certificates of the user's own authority, rather than with a secret."""
+    """Whether nodes prove who they are with certificates of the user's own authority, not with the job's secret."""
     return not (door_keys_folder(run_dir) / mutual_tls.SIGNING).exists()
 
 
@@ -242,7 +242,7 @@ def forget_secrets(run_dir: Path) -> None:
 
 
 def find_resume_folders(run_dir: Path) -> list[Path]:
-    """Return the folders with secrets and with compiled code, even those that were copied here only in part."""
+    """Return the folders that hold a run's secrets and compiled code, including half-copied ones."""
     return [path for pattern in _RESUME_FOLDERS for path in sorted(run_dir.glob(pattern))]
 
 

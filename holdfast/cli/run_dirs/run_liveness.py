@@ -41,7 +41,7 @@ def is_joined_node(run_dir: Path) -> bool:
 
 
 def _has_controlled(run_dir: Path) -> bool:
-    """Return whether the run has ever had a controller on this host; older versions left a journal but no lock."""
+    """Return whether this host ever ran the run's controller: it leaves a lock, and in old versions only a journal."""
     return any((run_dir / name).exists() for name in ("journal.db", "controller.lock"))
 
 

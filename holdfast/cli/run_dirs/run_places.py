@@ -1,4 +1,4 @@
-"""Finds this user's runs. Shell completion calls this at every key press, so it imports nothing slow."""
+"""Finds this user's runs; imports nothing slow, because shell completion runs it at every key press."""
 
 import contextlib
 import os

@@ -113,7 +113,7 @@ def _end_of(run_dir: Path) -> float:
 
 
 def remember_run(run_dir: Path) -> None:
-    """Record this run as the newest, and its place if unusual; does nothing if the home cannot be written."""
+    """Record this run as the newest, and its path if it is outside of the usual folder; write errors are ignored."""
     run_directory.mark_newest(run_dir)
     if run_dir.parent == run_directory.holdfast_home() / "runs":
         return

@@ -149,8 +149,7 @@ class _Parser(argparse.ArgumentParser):
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """Resolve an abbreviated flag: torchrun's flags win over ours, and an ambiguous abbreviation matches no flag.
-
-        argparse would raise an error if it is ambiguous, and it calls this for the script's own arguments, too."""
+        argparse would raise an error for an ambiguous one, even among the arguments of the user's script."""
         found = super()._get_option_tuples(option_string)
         found = [match for match in found if match[0].dest in _TORCHRUN_DESTS] or found
         return found[:1] if len({match[0].dest for match in found}) == 1 else []

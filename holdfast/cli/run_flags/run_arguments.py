@@ -1,4 +1,4 @@
-"""The command line of `holdfast run`: torchrun's flags and PET_ variables, our own flags, and one checked result."""
+"""Parses the command line of `holdfast run`, torchrun's flags and PET_ variables included, into one checked RunArgs."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -215,7 +215,7 @@ def _journal_address(given: GivenFlags, fleet: str) -> str | None:
 
 
 def _join_endpoints(given: GivenFlags, hosts: int) -> tuple[tuple[str, int], ...]:
-    """Return where the controller of a joined job may listen; several addresses only with --journal."""
+    """Return the addresses at which a `--fleet join` job's controller may listen; several only with --journal."""
     texts = (given.flag_text("rdzv-endpoint") or "").split(",")
     if len(texts) == 1:
         return (_join_endpoint(given, hosts),)
@@ -229,7 +229,7 @@ def _join_endpoints(given: GivenFlags, hosts: int) -> tuple[tuple[str, int], ...
 
 
 def _join_endpoint(given: GivenFlags, hosts: int) -> tuple[str, int]:
-    """Return where the controller of a joined job listens, with torchrun's defaults."""
+    """Return the address of a `--fleet join` job's controller, with torchrun's defaults."""
     port = values.parse_number(given, "master-port", most=65535)
     text = given.flag_text("rdzv-endpoint")
     if text is not None:
@@ -314,8 +314,7 @@ def _misplaced_flags(given: GivenFlags, fleet: str, hosts: int) -> list[str]:
 
 
 def _flags_beside_resume(given: GivenFlags) -> list[str]:
-    """Return notes about flags that --resume ignores; UsageError for flags that it forbids. PET_ variables get no
-    note."""
+    """Return notes about flags that --resume ignores, PET_ variables excepted; UsageError for flags that it forbids."""
     if "resume" not in given.words:
         return []
     for name, why in _NOT_ON_RESUME.items():

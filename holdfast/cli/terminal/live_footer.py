@@ -31,8 +31,7 @@ _GAP = "  "
 
 
 class FooterLine:
-    """The footer itself. The cursor stays at its start, so the next drawing overwrites what the terminal echoes, such
-    as ^C."""
+    """Draws the footer. The cursor stays at the start of the line, so that the next drawing overwrites an echoed ^C."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -99,7 +98,7 @@ def make_room() -> contextlib.AbstractContextManager[None]:
 
 
 def can_have_footer() -> bool:
-    """Whether stderr is a terminal that can move its cursor, and all output to that terminal comes directly from us."""
+    """Whether stderr is a terminal that can move its cursor, and no other program can write our stdout to it."""
     if not os.isatty(_STDERR) or os.environ.get("TERM", "dumb") in ("", "dumb"):
         return False
     if os.isatty(_STDOUT):
@@ -180,7 +179,7 @@ class JobMeter:
 
 
 def _describe_wait(status: Mapping[str, Any]) -> str:
-    """Say what a job that does not train does: ask a person, restore state on some nodes, or what its status says."""
+    """Say what a job without steps waits for: a person, the restore of state on some nodes, or what its status says."""
     if status.get("asking"):
         return f"holdfast approve or stop: {status['asking']}"
     seated = [node for node in status["nodes"] if node["ranks"]]

@@ -26,7 +26,7 @@ START_S = 60.0  # ranks that have run for less may not have come to their first 
 
 
 def no_step_said(run_s: float, *, over: bool) -> str:
-    """Return that no step was seen, with the reason once ranks have run for START_S or are over; "" if none has run."""
+    """Return the sentence that no step was seen; why, once ranks have run for START_S or ended; "" if none has run."""
     if over or run_s >= START_S:
         return NO_STEP if run_s else ""
     return f"no step was seen yet: the ranks have run for {duration_text(run_s)}" if run_s else ""
@@ -40,7 +40,7 @@ def phase_said(status: dict[str, Any]) -> str:
 
 
 def ettr_said(ettr: float | None, at_most: str = "") -> str:
-    """Return the ETTR in words; None means that no step was ever seen, so it is not known."""
+    """Return the ETTR as text; None, for a job that has never reported a step, gives "not known"."""
     return f"ETTR {at_most}{100 * ettr:.1f} %" if ettr is not None else "ETTR not known"
 
 
@@ -54,11 +54,8 @@ def hour_ettr_of(ettr: float | None, at_most: str = "") -> str:
 
 
 def step_said(step: int, since: str = "") -> str:
-    """Return the newest step as text, or with `since` the number of steps made since then; -1 means no step.
-
-    A step that is counted from the start of the run is a position, not a count of steps made: after a restart, steps
-    are
-    made again."""
+    """Return the newest step as text, or the number of steps since `since`; -1 means that no step was seen. With
+    `since` FROM_START the number is a position and not a count, because steps are made again after a restart."""
     if step < 0:
         return "no step seen"
     if since == FROM_START:
@@ -67,9 +64,8 @@ def step_said(step: int, since: str = "") -> str:
 
 
 def storage_said(storage: StorageReport | None, *, unwatched: bool = False) -> str:
-    """Return which step was last written to storage, and why later checkpoints were not; "" if nothing is known.
-
-    With `unwatched`, the job goes on without a controller, so storage may have later checkpoints."""
+    """Return the newest step on storage and on nodes' disks, and why later ones were not written; "" if unknown. With
+    `unwatched`, the job goes on without a controller, so storage may have later checkpoints."""
     if storage is None:
         return ""
     why = storage.missed.why if storage.missed else ""

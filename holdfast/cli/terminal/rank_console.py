@@ -136,8 +136,8 @@ class Console:
         self._follow_file(self._said)
 
     def _follow_all(self, now: float) -> None:
-        """Show what is new in the order in which it happened, as far as that is known: the ranks' last words before our
-        sentence about their end, and what the next ones print after the sentence about their restart."""
+        """Show new output, as far as known in the order of events. Last words come before our sentence about a rank's
+        end, and a new generation's output after the sentence about the restart."""
         self._follow_ranks(self._newest - 1)
         if self._told_of >= self._newest:
             self._follow_ranks(self._newest)
@@ -158,7 +158,7 @@ class Console:
                 self._follow_file(file)
 
     def _show_sentence(self, line: bytes) -> None:
-        """Show a sentence of ours, and before or after it what ranks print whose restart it tells of."""
+        """Show one of our sentences: after the newest ranks' output if on their end, before it if on their start."""
         opens, closes = _OPENING.match(line), _CLOSING.match(line)
         if opens and self._is_open:  # their own end, and not that of the ranks before them
             self._follow_ranks(self._newest)
@@ -176,8 +176,8 @@ class Console:
         self._unfold_traceback(file)
 
     def _find_files(self) -> None:
-        """Find the log files of new generations, and drop those of generations that are long over. Before a new
-        generation's output, show the unfinished lines of the one before, whose ranks have ended."""
+        """Find the log files of new generations, and drop those of generations that are long over. When a new
+        generation appears, unfinished lines of the one before are shown first, because its ranks have ended."""
         there = list_generations(self._log_dir)
         before, self._newest = self._newest, there[-1] if there else 0
         for path, file in list(self._files.items()):

@@ -1,7 +1,6 @@
-"""Folds tracebacks on a console that many ranks share: the first cause is shown whole, later ones in one line.
-
-When a rank fails, every other rank prints a traceback, or torch's threads print a C++ report, which only says that a
-peer is gone. All that say the same become one line, which names the logs that have the full text."""
+"""Folds tracebacks on a console that many ranks share: the first cause is shown whole, later ones in one line. When a
+rank fails, every other rank prints a traceback, or torch's threads print a C++ report, which only says that a peer is
+gone. Reports with the same text become one line, which names the logs that have the full text."""
 
 import re
 import time
@@ -57,7 +56,7 @@ class PrintedTraceback:
 
     @property
     def speaks(self) -> bool:
-        """Whether a C++ report is still in its message, which may be any text, and has not reached its stack yet."""
+        """Whether a C++ report has not reached its stack yet, so that any further line may belong to its message."""
         told = next((line for line in reversed(self.lines) if line.strip()), b"")
         return not _FRAME.match(told)
 
@@ -121,8 +120,8 @@ class TracebackFolding:
         return [path for path, held in self._open.items() if time.monotonic() > held.at + _HELD_S]
 
     def end_traceback(self, path: Path) -> list[bytes]:
-        """End the open traceback of this log, and return the lines to show now. The traceback itself is left out if it
-        only says what another rank's says, or that another rank failed."""
+        """End the open traceback of this log, and return the lines to show now. The traceback is left out if it repeats
+        another rank's, or only says that another rank failed."""
         held = self._open.pop(path, None)
         if held is None:
             return []
@@ -158,8 +157,8 @@ class TracebackFolding:
         same.line = b"%s (%s; %s)" % (held.last[:_LINE_BYTES], alone, _where(same.paths[path], path))
 
     def take_same(self, at_once: bool = False) -> list[tuple[Path | None, bytes]]:
-        """Return one line for each set of equal tracebacks that no longer grows. It comes with the path of the log if
-        only one rank printed that traceback."""
+        """Return one line for each set of equal tracebacks that no further rank has joined for a while. The line comes
+        with the log's path if only one rank printed the traceback."""
         now = time.monotonic()
         found: list[tuple[Path | None, bytes]] = []
         for (generation, key), same in list(self._same.items()):

@@ -1,1 +1,1 @@
-"""Starts a rank, forked from a zygote or executed, with the imports of its release; also the TCPStore process."""
+"""Starts a rank, by fork from a zygote or by exec, and lets it import its release; also runs the TCPStore process."""

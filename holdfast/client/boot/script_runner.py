@@ -1,4 +1,4 @@
-"""Runs a script as `__main__` in this process, so that it finds everything as in a fresh interpreter."""
+"""Runs a script as `__main__` in this process, in the state of a fresh interpreter."""
 
 import atexit
 import builtins

@@ -1,8 +1,6 @@
-"""Makes code that runs from the copy of a release appear under its path in the user's own tree.
-
-Tracebacks, stacks and debuggers then show the user's own files, with the text that runs. `__file__` stays in the
-copy, so a script finds the files of its release beside itself.
-"""
+"""Makes code that runs from the copy of a release appear under its path in the user's own tree. Tracebacks, stacks and
+debuggers then name the user's own files, but show the source that runs. `__file__` stays in the copy, so a script finds
+the files of its release beside itself."""
 
 import importlib.util
 import linecache

@@ -60,7 +60,7 @@ class RankBirth(NamedTuple):
 
 
 class ZygoteLink(NamedTuple):
-    """The zygote's connection to the holder, with what a forked rank needs to know."""
+    """The zygote's connection to the holder, with the variables and stray modules that a forked rank must undo."""
 
     socket: socket.socket
     holder: int
@@ -175,7 +175,7 @@ def _try_import(name: str) -> bool:
 
 
 def _lasting_threads() -> int:
-    """Return how many threads remain after a trial fork; libraries such as OpenBLAS end theirs at a fork."""
+    """Return how many threads are left after a trial fork, at which libraries such as OpenBLAS end their own."""
     if process_attributes.count_threads() > 1:
         child = os.fork()
         if child == 0:

@@ -77,11 +77,11 @@ class Checkpointer:
         verified: bool = False,
         replicated: "bool | dist.ProcessGroup | None" = None,
     ) -> None:
-        """`optimizer`: one of torch's, or several; beside `state_dict`, any object whose method `step` changes that
-        state. `every`: the interval between checkpoints under `path`, as a number of steps, "30s", or "auto". `slots`:
-        how many snapshots fit in memory; by default 4 if they are copied to peers, 3 if they are written to storage,
-        else 2. `verified` adds a slot for a snapshot that was verified as good. `replicated`: the group of ranks that
-        hold the same tensors, if no wrapper such as DDP says so; True for all ranks."""
+        """`optimizer`: one of torch's or several; with `state_dict`, any object whose method `step` changes that state.
+        `every`: steps between checkpoints under `path`, or "30s", or "auto". `slots`: how many snapshots fit in memory;
+        by default 4 if they are copied to peers, 3 if they are written to storage, else 2. `verified` adds a slot for a
+        snapshot that was verified as good. `replicated`: the group of ranks that hold the same tensors, if no wrapper
+        such as DDP says so; True for all ranks."""
         self._world = RankWorld()
         self._replay = script_replay.current_replay()
         self._storage = storage_of(path, every, keep, keep_every)
@@ -151,9 +151,9 @@ class Checkpointer:
         return True
 
     def before_step(self) -> None:
-        """Announce that the state is about to change. On a GPU, save then copies a `state_dict` while training goes on.
+        """Announce that the script is about to change its `state_dict`; a GPU can then copy it while training goes on.
 
-        Neither torch's optimizers nor those given as `optimizer=` need this: each of their steps is announced.
+        Not needed for torch's optimizers and those given as `optimizer=`, whose steps are announced without it.
 
         >>> weights = torch.zeros(3)
         >>> ckpt = holdfast.Checkpointer(state_dict={"weights": weights})
@@ -212,8 +212,8 @@ class Checkpointer:
             self._storing.release_path()
 
     def _check_path(self) -> RivalRun | None:
-        """Raise StateError before training if checkpoints cannot be written. In later generations, restore() raises it
-        unless it finds a state; if restore() is not called, the first save raises it."""
+        """Look for a rival run, and raise StateError if checkpoints cannot be written in the first generation. Later,
+        restore() raises the error unless it finds a state; without restore(), the first save raises it."""
         self._refused = ""
         if not self._storage or self._replay:
             return None
@@ -230,8 +230,8 @@ class Checkpointer:
         return rival
 
     def _check_line(self, step: int) -> None:
-        """Raise StateError if restore() was not called, and the storage cannot be written or already has a checkpoint
-        of this step or a later one. The next restore would find that checkpoint instead of ours."""
+        """Before a save without restore(), raise StateError if storage is not writable or has this step or a later one.
+        The next restore would find the stored checkpoint instead of ours."""
         if not self._unread or not self._storage:
             return
         if self._refused:
@@ -280,7 +280,7 @@ class Checkpointer:
         return self._snapshots.take_snapshot(name, things, packed)
 
     def _lay_out(self) -> bool:
-        """Plan the layout and memory of all snapshots; a collective. False if some rank does not know its state yet."""
+        """Plan the layout and memory of all snapshots; a collective. False if a rank cannot predict its state yet."""
         state = self._source.build_state()
         if not all(self._world.gather_all(state is not None)) or state is None:
             return False

@@ -26,7 +26,7 @@ def source_of(
     rank: int,
     group: Ranks,
 ) -> ModelState | UserState:
-    """Return what to save: a model with its optimizers, or the script's own state dict. Raises on wrong arguments."""
+    """Return the state source, for a model with its optimizers or a state dict. Raises on wrong arguments."""
     state, load = own
     if state is not None:
         if model is not None:

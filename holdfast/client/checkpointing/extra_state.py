@@ -44,7 +44,7 @@ class ExtraState:
         )
 
     def restore(self, told: ImageMetadata, *, here: bool) -> None:
-        """Restore the script's extras; if the state is this rank's own (`here`), also the random number generators."""
+        """Restore the script's extras, and the random number generators if this rank itself saved them (`here`)."""
         self.made = told.made
         states = decode_value(told.extra) if told.extra else {}
         for name, state in states.items() if isinstance(states, dict) else ():
@@ -95,7 +95,7 @@ def read_generators() -> GeneratorStates:
 
 
 class _NumpySeen(NamedTuple):
-    """A state of numpy's generator, and the bytes of the generator's memory in that state."""
+    """A state of numpy's generator and the raw memory it was read from; while that is equal, so is the state."""
 
     memory: bytes
     state: NumpyState

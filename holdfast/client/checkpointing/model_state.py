@@ -48,7 +48,7 @@ class TensorPlace(NamedTuple):
 
 
 class OptimizerEntry(NamedTuple):
-    """The optimizer and the parameter that a piece of optimizer state belongs to."""
+    """The optimizer and the parameter that an item of optimizer state belongs to."""
 
     optimizer: Optimizer
     parameter: torch.Tensor
@@ -198,7 +198,7 @@ class ModelState:
 
     @property
     def is_followed(self) -> bool:
-        """Whether torch announces the changes of guarded items; without an optimizer nothing announces them."""
+        """Whether optimizers announce changes of guarded items before each step; False if there is no optimizer."""
         return bool(self._optimizers)
 
     def guarded_items(self) -> list[bool]:

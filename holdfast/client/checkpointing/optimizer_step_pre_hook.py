@@ -1,4 +1,4 @@
-"""Makes a call right before each step of an optimizer, torch's own or any other."""
+"""Calls a function right before each step of an optimizer, torch's own or any other."""
 
 import functools
 import types
@@ -9,17 +9,17 @@ from torch.optim import Optimizer
 
 
 class StepAnnouncement:
-    """Makes a call before every step of the optimizers that it follows."""
+    """Calls a function before every step of the optimizers that it follows."""
 
     def __init__(self) -> None:
         self._call: Callable[[], None] = do_nothing
 
     def call_before_steps(self, call: Callable[[], None]) -> None:
-        """Set the call to make before each step; it replaces an earlier one."""
+        """Set the function to call before each step, in place of the earlier one."""
         self._call = call
 
     def follow(self, optimizer: Any) -> None:
-        """Announce this optimizer's steps: by a hook if it is torch's, else by a `step` that replaces the object's."""
+        """Announce this optimizer's steps: through a hook if it is torch's, otherwise by wrapping its method `step`."""
         if isinstance(optimizer, Optimizer):
             optimizer.register_step_pre_hook(lambda *_: self._call())
             return

@@ -32,7 +32,7 @@ class RankWorld:
         self.nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
 
     def replica_group(self, replicated: "bool | dist.ProcessGroup | None") -> Ranks:
-        """Return the ranks that hold the same tensors as this rank, as far as the script says."""
+        """Return the ranks that hold the same tensors as this rank, according to the script's argument `replicated`."""
         if replicated is None or replicated is False or self.size == 1:
             return (self.rank,)
         if replicated is True:

@@ -89,7 +89,7 @@ class UserState:
         return found
 
     def guarded_items(self) -> list[bool]:
-        """Return True for every item. The script should announce each change of them; that it does is checked."""
+        """Return True for every item; holdfast checks whether the script announces each change."""
         return [True] * self._size
 
     def before_step(self, call: Callable[[], None]) -> None:

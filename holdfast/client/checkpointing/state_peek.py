@@ -24,7 +24,7 @@ _NO_STATE = StateGrant(source="none")
 
 
 class PeekedState(NamedTuple):
-    """What `Checkpointer.restore` will find: the step, this rank's extras, and whether the job has chosen it."""
+    """The state that `Checkpointer.restore` will find: step, extras, and whether the keeper insists on this state."""
 
     step: int = 0
     extra: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def peek_state(path: str | os.PathLike[str] | None) -> PeekedState:
 
 
 def _newest_whole(base: str, grant: StateGrant) -> str:
-    """Return the newest checkpoint of which every byte is as it was written; a restore will choose the same one."""
+    """Return the URL of the newest checkpoint that passes verification, which a restore will choose too; "" if none."""
     for one in apply_doubts(find_checkpoints(base), grant.run, grant.doubts):
         try:
             if one.ok and not checkpoint_load.verify_checkpoint(one.url):

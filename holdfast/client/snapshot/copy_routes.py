@@ -62,8 +62,8 @@ def kinds_of(layout: ImageLayout, things: Sequence[object]) -> list[str]:
 def choose_routes(
     layout: ImageLayout, kinds: Sequence[str], steady: Sequence[bool], tail: Collection[int]
 ) -> CopyRoutes:
-    """Choose a route for each item. `steady` items do not change before the optimizer's step. Those of them that are
-    in `tail` are first copied to a shadow, so that the step need not wait for them."""
+    """Choose a route for each item. `steady` items change only in the optimizer's step. Steady items in `tail` are
+    copied to a shadow first, so that the step need not wait for their way to the host."""
     found = CopyRoutes([], [], [], [], [], [], [], {}, 0)
     at, start, end = FIRST, -1, -1  # of the run that is being made
 
@@ -92,7 +92,7 @@ def choose_routes(
 
 
 def lengthen_tail(layout: ImageLayout, found: CopyRoutes, want: float, most: int) -> frozenset[int]:
-    """Return a longer tail, until about `want` bytes are copied directly; shadows take at most `most` bytes."""
+    """Return a longer tail that leaves about `want` bytes to copy directly; shadows get at most `most` bytes."""
     tail = list(found.tail)
     left, held = total_bytes(layout, found.direct), total_bytes(layout, found.shadowed)
     for index in reversed(found.direct):

@@ -82,7 +82,7 @@ def thread_count() -> int:
 
 
 class RegisteredArena:
-    """Registers an arena with the GPU in a thread, part by part; a copy waits only for the parts that it needs."""
+    """Registers an arena with the GPU in a thread, bit by bit; a copy waits only for the memory that it needs."""
 
     def __init__(self, arena: Arena, layout: ImageLayout, device: torch.device, say: Callable[[str], None]) -> None:
         self._device = device
@@ -103,7 +103,7 @@ class RegisteredArena:
         self._is_begun = False
 
     def start_registering(self) -> None:
-        """Start the thread, once. Call this after a restore, which would take three times as long beside the thread."""
+        """Start the registering thread, once. Call it after a restore, which the thread would slow down threefold."""
         if not self._is_begun:
             self._is_begun = True
             self._thread.start()
@@ -171,7 +171,7 @@ def _populate_pages(start: int, size: int) -> None:
 
 
 def _cut_slot(arena: Arena, layout: ImageLayout, slot: int) -> Iterator[tuple[int, int, int]]:
-    """Cut a slot into parts. A cut is always where a large record starts, at a page, so no copy crosses a cut."""
+    """Cut a slot into parts at the page-aligned starts of large records, so that no copy crosses a cut."""
     first = arena.image_at(slot)
     cuts = [arena.head_at(slot)]
     for item in layout.items:

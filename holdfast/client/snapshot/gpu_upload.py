@@ -30,7 +30,7 @@ class UploadPiece(NamedTuple):
 
 
 class GpuUpload:
-    """One restore. Its threads and buffers are set up when it is made, while other preparations run."""
+    """One restore to a GPU; its threads and buffers are set up at construction, while other preparations run."""
 
     def __init__(self, make: Callable[[], CudaStreams]) -> None:
         self._pieces: SimpleQueue[UploadPiece | None] = SimpleQueue()
@@ -47,8 +47,8 @@ class GpuUpload:
 
     @contextmanager
     def from_file(self, path: str, first: int) -> Iterator[Callable[[int, torch.Tensor], None]]:
-        """Yield a function (offset, tensor) that queues a fill from the image that begins at byte `first` of the file.
-        At exit, wait for all fills."""
+        """Yield a function (offset, tensor) that queues a read from the image into the tensor; wait for all at exit.
+        The image begins at byte `first` of the file."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             yield lambda at, tensor: self._add_tensor(fd, first + at, tensor)

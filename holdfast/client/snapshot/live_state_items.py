@@ -40,7 +40,7 @@ class CurrentItems(NamedTuple):
 
 
 class StateLocations:
-    """Reads the items of a state. Shapes are checked only if a tensor is another object than at the last read."""
+    """Reads the items of a state; checks a tensor's shape only if it is another object than at the last read."""
 
     def __init__(self, layout: ImageLayout, found: FlatState, way: Callable[[Path], Way]) -> None:
         self._rows: list[ItemLocation] = []
@@ -58,7 +58,7 @@ class StateLocations:
         self._things = CurrentItems(0, [ABSENT] * len(self._rows), [])
 
     def set_spots(self, spot: Callable[[Path], Spot | None]) -> None:
-        """Remember the dict and key under which `spot` finds a tensor. Later reads then take it from that dict."""
+        """Let later reads take a tensor straight from the dict and key that `spot` returns for its path, if any."""
         spots = {index: found for index in self._tensors if (found := spot(self._paths[index]))}
         self._tensors = [*spots, *(index for index in self._tensors if index not in spots)]
         self._ways = [self._rows[index].way for index in self._tensors]

@@ -16,7 +16,7 @@ from holdfast.client.snapshot.side_stream import SideStream
 
 
 class RankSnapshots:
-    """Takes the snapshots of one rank. Memory and all constant bytes are prepared before the first snapshot."""
+    """Takes the snapshots of one rank; memory and the unchanging bytes of images are prepared beforehand."""
 
     def __init__(self, layout: ImageLayout, arena: Arena, path: str) -> None:
         self.layout = layout
@@ -39,8 +39,8 @@ class RankSnapshots:
     def use_gpu(
         self, device: torch.device, guarded: Sequence[bool], say: Callable[[str], None], *, followed: bool
     ) -> SideStream:
-        """Let the GPU make all copies from now on; return the side stream that it uses. `followed`: torch's own
-        optimizers announce all changes of guarded items."""
+        """Let the GPU make all copies from now on; return the side stream that it uses. `followed`: optimizers announce
+        all changes of guarded items, so these need not be checked."""
         self._registered = registered = RegisteredArena(self.arena, self.layout, device, say)
         for slot, image in enumerate(self.images):
             image.use_reach(partial(registered.wait_reachable, slot))

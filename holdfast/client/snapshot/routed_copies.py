@@ -127,14 +127,14 @@ class RoutedCopies:
         _copy_tensors(*self._runs[slot])
 
     def seal_copy(self, slot: int) -> None:
-        """Queue the header, which comes last and makes the snapshot count."""
+        """Queue the copy of the header, which comes last and seals the snapshot."""
         head = self._slots.heads[slot]
         head[_BODY].copy_(self._device[_BODY], non_blocking=True)
         head[_SEQ].copy_(self._device[_WHOLE], non_blocking=True)
 
     def _in_turns(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-        """Copy to the host in pieces, with a tiny copy to the GPU after each piece. Copies to the host run in queue
-        order across all streams, so a script that reads its loss would otherwise wait for the whole snapshot."""
+        """Copy to the host in pieces, with a tiny copy to the GPU after each. Copies to the host run in queue order
+        across all streams; in one piece, a script that reads its loss would wait for the whole snapshot."""
         into: list[torch.Tensor] = []
         outof: list[torch.Tensor] = []
         size = 0

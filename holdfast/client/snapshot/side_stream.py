@@ -60,7 +60,7 @@ class CopyTurn(NamedTuple):
 
 
 class OptimizerWait(NamedTuple):
-    """The snapshot that an optimizer step waits for, and the GPU event at which the step reached this wait."""
+    """A snapshot that an optimizer step waited for, and the GPU event recorded when that wait began."""
 
     reached: Any
     turn: CopyTurn
@@ -91,8 +91,8 @@ class SideStream:
         *,
         doubt: Callable[[str], None] | None = None,
     ) -> None:
-        """`reach` waits until the GPU can reach the image of a slot up to a given byte. `doubt` is given if only the
-        script announces changes of the state; it is called with a sentence when a change was not announced."""
+        """`reach` waits until the GPU can reach a slot's image up to a given byte. `doubt` is given if only the script
+        announces changes; it is called with a sentence after an unannounced one."""
         self._layout = layout
         self._arena = arena
         self._guarded = list(guarded)
@@ -198,7 +198,7 @@ class SideStream:
         self._doubt(f"a snapshot is dropped: {self._distrust(changed)}")
 
     def _distrust(self, changed: list[int]) -> str:
-        """Stop reading these items while training runs; return in words why, and what follows."""
+        """Stop copying the changed items beside training; return a sentence that says why, and what happens instead."""
         if not changed:
             return "before_step() was not called between two saves, so its state may have changed meanwhile"
         key, more = self._layout.items[changed[0]].spec.key, len(changed) - 1

@@ -1,1 +1,1 @@
-"""What lets a rank outlive the process groups of its generation, and go on in those of the next."""
+"""Lets a rank outlive the process groups of its generation and go on in those of the next."""

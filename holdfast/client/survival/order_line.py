@@ -1,8 +1,6 @@
-"""The line on which a rank that survives hears from its agent, and the thread that acts on what it hears.
-
-The thread breaks the groups while the main thread may wait in one of them, and then makes the main thread leave its
-function, if it has not left by itself. The main thread may be anywhere in the script, so it takes no lock of ours.
-"""
+"""A surviving rank's connection to its agent, and the thread that carries out the agent's requests. The thread breaks
+the groups while the main thread may wait in one of them, and then raises Parting in the main thread if that is still in
+the training function. The main thread may be anywhere in the script, so it takes no lock of ours."""
 
 import _thread
 import ctypes
@@ -25,11 +23,11 @@ _UNWINDS_S = 0.05  # a main thread that waits in a group leaves it by itself wit
 
 
 class Parting(BaseException):
-    """Raised in the main thread of a rank whose generation is over, wherever it is."""
+    """Raised in a rank's main thread, at any line, when the rank's generation is over."""
 
 
 class Stay:
-    """The time that the main thread spends in the function, in one generation."""
+    """One call of the function that survives, in one generation."""
 
     def __init__(self, rank: int, generation: int) -> None:
         self.rank, self.generation = rank, generation
@@ -52,7 +50,7 @@ class OrderLine:
     # --- the main thread ---------------------------------------------------------------------------------------
 
     def enter(self, rank: int, generation: int) -> None:
-        """Note that the main thread enters the function; from now on it can be told to leave it."""
+        """Note that the main thread enters the function that survives; the agent can make it leave from now on."""
         first, self._stay, self._parked = self._stay is None, Stay(rank, generation), False
         if first:
             _thread.start_new_thread(self._run, ())
@@ -65,7 +63,7 @@ class OrderLine:
         self._stay.left.set()
 
     def was_told(self, patience_s: float, failure: BaseException) -> bool:
-        """Whether the function was left because the rank was told to, or is told within this time."""
+        """Whether the function failed because the agent ended the generation, or ends it within `patience_s`."""
         stay = self._stay
         assert stay is not None
         try:
@@ -78,7 +76,7 @@ class OrderLine:
         return True
 
     def park(self) -> dict[str, str]:
-        """Say that the generation is left, and wait for the environment of the next."""
+        """Tell the agent that this rank has left its generation; wait for and return the next one's environment."""
         self._parked = True
         self._send_state()
         return self._orders.get()
@@ -99,7 +97,6 @@ class OrderLine:
             time.sleep(_AGAIN_S)
 
     def _follow_orders(self) -> None:
-        """Connect to the agent, and do what it says until it hangs up."""
         with unix_sockets.connect(self._path) as line, line.makefile("rb") as orders:
             self._socket = line
             self._send_state()
@@ -135,6 +132,6 @@ def _hang_up(line: socket.socket) -> None:
 
 
 def _raise_in_thread(thread: int, what: type[BaseException] | None) -> None:
-    """Have a thread raise this at its next bytecode; None: what was to be raised there is not."""
+    """Make a thread raise this exception at its next bytecode; None cancels an exception that is still pending."""
     raised = ctypes.py_object(what) if what else ctypes.py_object()
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)

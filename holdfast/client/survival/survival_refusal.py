@@ -1,4 +1,4 @@
-"""Finds what a script has made that cannot be bound to new process groups, so that its ranks end as they always did."""
+"""Finds out why a script's ranks cannot survive, such as objects that cannot be bound to new process groups."""
 
 from typing import Any
 

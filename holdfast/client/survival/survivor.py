@@ -1,8 +1,6 @@
-"""Lets a rank outlive its generation: when another rank fails, its process goes on in the next one.
-
-The function that survives is left by an exception and entered again. Between the two the rank has left its groups,
-waits for the environment of the next generation, makes the same groups again and binds the model to them.
-"""
+"""Lets a rank outlive its generation: when another rank fails, this process goes on in the next generation. The
+function that survives is left by an exception and called again. In between, the rank leaves its groups, waits for the
+environment of the next generation, makes the same groups again and binds the model to them."""
 
 import functools
 import os
@@ -35,7 +33,7 @@ _BROKEN = re.compile(r"gloo|\bpair\.cc|Connection (?:closed|reset)|Broken pipe",
 
 
 class Here(NamedTuple):
-    """Where the function is entered: this rank, of how many, in which generation."""
+    """The argument of the function that survives: this rank, the world size and the generation."""
 
     rank: int
     world: int
@@ -43,10 +41,10 @@ class Here(NamedTuple):
 
 
 def survive(*, model: torch.nn.Module | None = None) -> Callable[[Callable[[Here], Result]], Callable[[], Result]]:
-    """Mark the function that trains: when another rank fails, it is left and entered again, in the same process.
+    """Mark the training function: when another rank fails, it is interrupted and called again, in the same process.
 
-    Groups and `model` are made before it; a Checkpointer is made and restored inside it. Whatever else it changes must
-    be made inside it too, or be among the extras of the Checkpointer.
+    Make process groups and `model` before calling it; make and restore a Checkpointer inside it. Whatever else it
+    changes must be made inside it too, or be among the extras of the Checkpointer.
 
     >>> @holdfast.survive(model=torch.nn.Linear(2, 1))
     ... def train(here):
@@ -91,7 +89,7 @@ def _read_place() -> Here:
 
 
 class Survivor:
-    """This rank in the function that survives."""
+    """Calls the function that survives once per generation, and regroups in between."""
 
     def __init__(self, model: torch.nn.Module | None, holders: torch_groups.GroupHolders, patience_s: float) -> None:
         self._model, self._holders, self._patience_s = model, holders, patience_s
@@ -123,14 +121,14 @@ class Survivor:
             self._rejoin(self._line.park())
 
     def close(self) -> None:
-        """Say that this rank does not survive any more: its function is over."""
+        """Tell the agent that this rank no longer survives, because its training function has ended."""
         self._line.close()
         if self._slot is not None:
             self._slot.mark_survives(False)
 
     def _is_over(self, failure: BaseException) -> bool:
-        """Whether the function was left because its generation is over. A rank whose groups broke learns that a little
-        later; one that nobody tells fails as it would have without us."""
+        """Whether the function failed because its generation is over. The agent's message may come a little after
+        broken groups; without a message the failure is the rank's own."""
         if isinstance(failure, SystemExit | KeyboardInterrupt):
             return False
         return self._line.was_told(self._patience_s if _is_broken_group(failure) else 0.0, failure)
@@ -148,7 +146,7 @@ class Survivor:
         self._regroup()
 
     def _regroup(self) -> None:
-        """Make all groups again, with everybody else, and bind to them what holds the old ones."""
+        """Make all process groups again, with all other ranks, in place of the old ones, and bind the model to them."""
         made = list(GROUP_CALLS.made)
         torch_groups.forget_groups()
         os.environ.pop(REHEARSAL, None)

@@ -20,10 +20,8 @@ _AT_ONCE = timedelta(milliseconds=1)
 
 
 def abort_groups() -> None:
-    """Break every collective of this process that is under way; from any thread, while others wait in one.
-
-    gloo has no abort. A receive that times out closes all connections of its group, which is what an abort would do.
-    """
+    """Break every collective of this process that is under way, even those in which other threads wait. gloo has no
+    abort. A receive that times out closes all connections of its group, which is what an abort would do."""
     groups = list(c10d._world.pg_map)
     for group in groups:
         _abort_gloo(group)
@@ -98,10 +96,8 @@ class GroupHolders:
 
 
 def bind_model(model: Any) -> None:
-    """Let DDP and FSDP2 use the groups that their attributes name now, as if no step had been begun.
-
-    A collective, if there is a DDP model.
-    """
+    """Make DDP and FSDP2 use the groups that were put into their attributes, and forget any step that was under way. A
+    collective, if there is a DDP model."""
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
             _bind_ddp(module)

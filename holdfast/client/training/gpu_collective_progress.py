@@ -20,14 +20,14 @@ _ALL_WAIT = ("all_reduce", "all_gather", "reduce_scatter")  # in whose names; a 
 
 
 class UnbegunTime:
-    """How long operations that a GPU could have begun have waited, because it did other work."""
+    """How long operations were ready to begin on a GPU while it did other work."""
 
     def __init__(self) -> None:
         self.ended_at = 0.0  # the newest that has ended
         self.longest_s = 0.0
 
     def note_end(self, entry: Entry) -> None:
-        """Note when an operation ended, and how long the GPU did other work although it could have begun this."""
+        """Note when this operation ended, and how long it had been ready while the GPU did other work."""
         took_ms, seen_ns = entry.get("duration_ms"), entry.get("time_discovered_completed_ns")
         if took_ms is None or not seen_ns or seen_ns / 1e9 <= self.ended_at:
             return
@@ -36,21 +36,21 @@ class UnbegunTime:
         self.ended_at, self.longest_s = seen_ns / 1e9, max(self.longest_s, waited_s)
 
     def since(self, first: Entry | None, ended_at: float = 0.0) -> float:
-        """Return since when the GPU could have begun `first`, its next operation; 0 if there is none. `ended_at` is
-        when its newest operation of another kind ended."""
+        """Return since when `first`, the next operation, has been ready to begin on the GPU; 0 if there is none.
+        `ended_at` is when the newest operation of another kind ended."""
         return round(max(self.ended_at, ended_at, first["time_created_ns"] / 1e9), 3) if first else 0.0
 
 
 class GpuProgress:
-    """The GPU's progress in one process group; remembers what it needs of entries that have left torch's buffer."""
+    """The GPU's progress in one process group; keeps the end and the longest wait of entries that torch has dropped."""
 
     def __init__(self) -> None:
         self.timed = False  # it is told when collectives begin
         self.unbegun = UnbegunTime()
 
     def on_entries(self, entries: list[Entry], status: PgStatus | None, timed: bool = False) -> GpuState | None:
-        """Return how far the GPU has come, or None if torch does not show it. `status` is torch's own count; None if it
-        also counts messages. `timed`: torch shows it for other groups of this process."""
+        """Return how far the GPU has come, or None if torch does not show it. `status` is torch's own count, None if
+        that includes messages. `timed`: torch shows it for other groups."""
         ordered = sorted(entries, key=lambda e: (e["collective_seq_id"], e["record_id"]))
         self.timed = self.timed or timed or tells_start(ordered, status)
         if not self.timed or not is_of_nccl(ordered[-1]):
@@ -77,7 +77,7 @@ def tells_start(entries: list[Entry], status: PgStatus | None) -> bool:
 
 
 def last_completed(entries: list[Entry], status: PgStatus | None) -> int:
-    """Return the number of the last collective up to which all have ended."""
+    """Return the number of the newest collective that has ended together with all before it."""
     still = [e["collective_seq_id"] for e in entries if not has_ended(e)]
     numbers = [e["collective_seq_id"] for e in entries]
     if not still:
@@ -101,12 +101,12 @@ def operation_name(entry: Entry) -> str:
 
 
 def has_begun(entry: Entry) -> bool:
-    """Return whether this has begun on the GPU, as far as NCCL's recorder knows."""
+    """Return whether this entry's operation has begun on the GPU, as far as NCCL's recorder knows."""
     return bool(entry["retired"]) or entry["state"] != "scheduled"
 
 
 def has_ended(entry: Entry) -> bool:
-    """Return whether this has ended. Gloo never says that something has completed, only that it is retired."""
+    """Return whether this entry's operation has ended; gloo never marks entries as completed, only as retired."""
     return bool(entry["retired"]) or entry["state"] == "completed"
 
 
@@ -115,7 +115,7 @@ def is_of_nccl(entry: Entry) -> bool:
 
 
 def held_gpu_s(entry: Entry) -> float | None:
-    """Return how long a collective held the GPU; None if not known, 0 if not every rank waits for all others in it."""
+    """Return how many seconds a collective held the GPU; None if unknown, 0 if not every rank waits for all others."""
     took_ms = entry.get("duration_ms")
     if not took_ms:
         return None
@@ -123,8 +123,8 @@ def held_gpu_s(entry: Entry) -> float | None:
 
 
 def find_gpu(local_rank: str) -> str:
-    """Return the UUID of the GPU that this process uses; "" if that is not known, or if it uses none yet. Of several
-    GPUs, the one of its local rank counts."""
+    """Return the UUID of the GPU that this process uses; "" if it uses none yet, or if that is not known. If it uses
+    several, the one with its local rank's number is meant."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if torch is None or cuda is None or not cuda.is_initialized():

@@ -60,7 +60,7 @@ class GroupCalls:
         return group
 
     def forget(self, group: Any) -> None:
-        """Forget a group that is about to be destroyed; None or the default group: all."""
+        """Forget a group that is about to be destroyed; None or the default group means all groups."""
         whole = group is None or group is dist.group.WORLD
         self.made[:] = [] if whole else [call for call in self.made if call.group is not group]
 

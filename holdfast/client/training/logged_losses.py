@@ -12,7 +12,7 @@ from holdfast.core.log_analysis.loss_names import is_loss_name, is_norm_name
 
 
 class LoggedLosses:
-    """The losses that one rank gives to its loggers. Values of one step are reported together, when the next step is
+    """Passes on the losses that one rank gives to its loggers. The values of a step are reported when the next step is
     done; a loss that is not finite is reported at once."""
 
     def __init__(self, report: Callable[[int, object, object], None], announce: Callable[[str], None]) -> None:
@@ -80,7 +80,7 @@ class LoggedLosses:
 
 
 def _read_number(value: object) -> object:
-    """Return the value as a number; None if it is none. A tensor on a device stays unread: that would wait."""
+    """Return the value as a float, or None if it is no number; a tensor on a device is returned without being read."""
     if not is_on_host(value):
         return value
     try:
@@ -90,5 +90,5 @@ def _read_number(value: object) -> object:
 
 
 def _is_finite(value: object) -> bool:
-    """Return whether a value is known to be finite; False for one on a device, which is then fetched at once."""
+    """Return whether a value is known to be finite; False for a tensor on a device, so that it is reported at once."""
     return type(value) is float and math.isfinite(value)

@@ -20,7 +20,7 @@ from holdfast.wire.replay_environment import is_replay
 
 
 class LoggerCall(NamedTuple):
-    """One call by which scripts log metrics, and the arguments that hold these."""
+    """A function with which scripts log metrics, and its arguments that hold the metrics."""
 
     module: str
     owner: str  # the class; empty for a function of the module
@@ -71,7 +71,7 @@ def follow_loggers(progress: RankProgress) -> None:
 
 
 class LoggerFinder:
-    """An import finder that finds nothing itself: it has the loggers' modules hooked as soon as they are executed."""
+    """An import finder that asks the other finders, and hooks the loggers' modules as soon as they are executed."""
 
     def __init__(self, losses: LoggedLosses) -> None:
         self._losses = losses

@@ -21,8 +21,8 @@ class MessageCounts:
         self.waiting: set[int] = set()  # threads that wait for a collective or a message
 
     def note_message(self, group: Any, sends: bool, args: tuple[Any, ...]) -> None:
-        """Note a call of ProcessGroup.send or recv, whose arguments torch gives by position. Where the sender is not
-        given, nobody can count its channel."""
+        """Count a call of ProcessGroup.send or recv, whose arguments torch passes by position. A receive from any rank
+        names no sender, so its channel cannot be counted."""
         if len(args) != 3:
             self.complete = False
             return

@@ -28,7 +28,7 @@ class MessageProgress:
     def list_channels(
         self, posted: _Posted, entries: list[Entry], members: Members, names: Mapping[str, str], rank: int
     ) -> list[ChannelState]:
-        """Return the state of every channel; `posted` must be the same before and after `entries` were dumped."""
+        """Return the state of every channel; `posted` must not have changed while `entries` were dumped."""
         found: list[ChannelState] = []
         sorted_entries = sort_messages(entries)
         self._note_unbegun([entry for channel in sorted_entries.values() for entry in channel])
@@ -44,8 +44,8 @@ class MessageProgress:
         return found
 
     def unbegun(self, ended_at: float) -> tuple[float, float]:
-        """Return since when the GPU could have begun the next message, 0 if none is queued, and the longest time that a
-        message has waited like that. `ended_at` is when the newest collective ended."""
+        """Return since when the next message has been ready to begin on the GPU (0: none), and the longest such wait.
+        `ended_at` is when the newest collective ended."""
         if not self._unbegun.ended_at:  # none has told how long it took: nobody may tell when they begin
             return 0.0, 0.0
         return self._unbegun.since(self._next, ended_at), round(self._unbegun.longest_s, 3)
@@ -57,8 +57,8 @@ class MessageProgress:
         self._next = min(queued, key=lambda e: int(e["time_created_ns"]), default=None)
 
     def _count_back(self, key: ChannelKey, count: int, seen: list[tuple[bool, bool]]) -> tuple[int | None, int | None]:
-        """Return the newest message of a channel that has begun and the newest that has ended on the GPU; None if the
-        recorder does not hold enough to tell. Messages of one channel begin and end in order."""
+        """Return the numbers of a channel's newest begun and newest ended message on the GPU; None if unknown. Messages
+        of one channel begin and end in order, so states are counted back from the newest message."""
         begun = count - sum(not started for started, _ in seen)
         ended = count - sum(not over for _, over in seen)
         unseen = count - len(seen)
@@ -71,7 +71,7 @@ class MessageProgress:
 
 
 def find_groups_across(channels: list[ChannelState], members: Members, names: Mapping[str, str]) -> frozenset[str]:
-    """Return our names of the groups that contain both ends of a channel: in a pipeline, ranks of several stages."""
+    """Return the names of groups that contain both ends of some channel; in a pipeline these span several stages."""
     ends = [{source, target} for _, source, target, *_ in channels]
     return frozenset(
         names.get(group, group[:NAME_CHARS])
@@ -81,8 +81,8 @@ def find_groups_across(channels: list[ChannelState], members: Members, names: Ma
 
 
 def sort_messages(entries: list[Entry]) -> dict[ChannelKey, list[Entry]]:
-    """Return the messages in NCCL's recorder by channel, oldest first. A message of a batch is given as the entry of
-    its batch, which alone has a state."""
+    """Return the messages in NCCL's recorder by channel, oldest first. For a message of a batch the batch's entry is
+    returned, because only that has a state."""
     batches = {_batch_of(e): e for e in entries if e["profiling_name"] == _BATCH}
     found: dict[ChannelKey, list[Entry]] = {}
     for entry in entries:
@@ -106,6 +106,6 @@ def leave_batches_out(entries: list[Entry]) -> list[Entry]:
 
 
 def _batch_of(entry: Entry) -> tuple[Any, ...]:
-    """Return the numbers that the messages of a batch share with the entry of the batch itself. A single message before
-    coalesced collectives has the number of an earlier collective, so it does not match."""
+    """Return the key that a batch's entry shares with the entries of its messages. A single message before coalesced
+    collectives has the number of an earlier collective, so it matches no batch."""
     return entry.get("pg_id"), entry["collective_seq_id"], entry.get("p2p_seq_id")

@@ -34,7 +34,7 @@ class StepCount:
         self._skipped = 0  # updates in a row that a GradScaler has skipped
 
     def on_scaled_step(self, optimizer: Optimizer, step: Callable[[], Any]) -> Any:
-        """Let a GradScaler make a step of this optimizer, or skip it because gradients are not finite; count those."""
+        """Let a GradScaler make or skip a step of this optimizer; count the steps skipped for non-finite gradients."""
         self._updated = False
         result = step()
         first = self._first() if self._first else None
@@ -87,7 +87,7 @@ def _is_made_up(optimizer: Optimizer) -> bool:
 
 
 def _is_rate(rate: Any) -> bool:
-    """Return whether a learning rate is not 0; a CUDA tensor is not read, and counts as not 0."""
+    """Return whether a learning rate is other than 0; True for a CUDA tensor, which is not read."""
     return bool(getattr(rate, "is_cuda", False) or rate)
 
 

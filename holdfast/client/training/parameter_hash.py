@@ -54,7 +54,7 @@ class ParameterHash:
         return hash_tensors(self._tensors)
 
     def _adjust_stride(self, step: int, began_at: float) -> None:
-        """Choose the stride at which hashing takes at most its share of the time; on a GPU only the launch counts."""
+        """Choose the steps between two hashes by hashing's allowed share of the time; on a GPU only launches count."""
         now = time.perf_counter()
         before, self._last = self._last, (step, now)
         self._cost_s = now - began_at

@@ -88,7 +88,7 @@ class RankProgress:
         return model
 
     def watch(self, optimizer: object, model: object = None) -> None:
-        """Report how large the updates of this optimizer are (Adam or its kin); reads its state once at every step.
+        """Report how large the updates of an Adam-like optimizer are; reads its state once at every step.
 
         With a DistributedDataParallel model, a communication hook also reports the norm of the rank's own gradient.
 
@@ -186,9 +186,9 @@ class RankProgress:
             slot.show_values()
 
     def goes_on_from(self, step: int, *, made_up: bool) -> None:
-        """Set how many steps the job had made before the first counted step, or -1 if unknown; with `made_up`, the
-        optimizer has counted one more. A restored state that tells so knows better. Ignored if another process of this
-        rank has already counted steps."""
+        """Report how many steps the job had made before the first counted one, or -1 if unknown. `made_up`: the
+        optimizer's own count is one higher. A restored state's count takes precedence. Ignored if another process of
+        this rank has already counted steps."""
         slot = self._slot if self._claimed else self._claim_slot()
         if slot is not None and not self._before:
             slot.resume_from(self.numbers.go_on_from(step), made_up=made_up)
@@ -224,7 +224,7 @@ class RankProgress:
             slot.mark_grouped()
 
     def on_restored(self, step: int, took_s: float, made: int = -1) -> None:
-        """Report that the rank has restored the state of this step, after `made` steps, or that there is none."""
+        """Report that the rank has restored `step` (0: nothing), a state after `made` optimizer steps (-1: unknown)."""
         self.numbers.on_restored(made)
         if (slot := self._slot or self.find_slot()) is not None:
             slot.mark_restored(took_s)
@@ -273,7 +273,7 @@ class RankProgress:
             self.reads.lose()
 
     def rejoin(self) -> SlotWriter | None:
-        """Report from now on for the generation that the environment names, in a process that was in another one."""
+        """Start reporting for the generation that the environment names now, in a rank that survived the one before."""
         self.life, self._before, self._copies = self.life + 1, 0, None
         self._sought = self._claimed = self._refused = self._told = False
         self.begin_child()

@@ -46,8 +46,8 @@ _NEWEST: list["FlightRecorder"] = []  # the one that records
 
 
 def start_recorder(place: str, generation: int, rank: int) -> SetUpWatch | None:
-    """Start recording at `place`, "<path of the shared memory>:<offset of the log>", and watching how long the script
-    sets itself up; do nothing if the place is not valid."""
+    """Start recording at `place`, "<path of the shared memory>:<offset of the log>"; None if that is not valid. The
+    returned watch tells how long the script sets itself up."""
     path, _, at = place.rpartition(":")
     try:
         log = FlightLog(open_slot_memory(path), int(at), generation=generation, rank=rank)
@@ -144,8 +144,8 @@ class FlightRecorder:
         self._log.write_flight(now, list(self._groups.values()), came, channels, waits)
 
     def _sort_entries(self, dumps: list[Dump], names: dict[str, str]) -> dict[str, list[Entry]]:
-        """Return the collectives by our name of their group. A group that uses both NCCL and gloo numbers their
-        collectives separately, so those of gloo get a group name of their own."""
+        """Return the collectives by holdfast's name of their group. A group with both NCCL and gloo numbers their
+        collectives separately, so gloo's get a group name of their own."""
         found: dict[str, list[Entry]] = {}
         entries = [e for dump in dumps for e in dump.get("entries", ()) if e["time_created_ns"] >= self._since_ns]
         self._on_gpus.update(str(e["process_group"][0]) for e in entries if is_of_nccl(e))
@@ -165,12 +165,9 @@ class FlightRecorder:
     def _choose_arrivals(
         self, name: str, entries: list[Entry], channels: list[ChannelState] | None
     ) -> dict[int, tuple[float, float | None]]:
-        """Return when the process entered a sample of collectives, and how long each held the GPU, or None if that is
-        not used. If torch reports that time at all, only collectives whose time is known are sampled.
-
-        In a pipeline, GPUs come to collectives of several stages one after the other, by design. There the time is
-        not used, so that processes are compared instead.
-        """
+        """Return, for a sample of collectives, when the process entered each and how long it held the GPU. If torch
+        reports GPU times, only collectives with a known time are sampled. In a pipeline the GPU time is None: GPUs
+        reach collectives of several stages one after the other by design, so processes are compared instead."""
         staged = name in self._across or (channels is None and self._with_messages)
         if staged or not self._gpus[name].timed or not is_of_nccl(entries[-1]):
             return {seq: (at, None) for seq, at in sample_arrivals(entries).items()}
@@ -193,7 +190,7 @@ class FlightRecorder:
 def newest_collective(
     name: str, entries: list[Entry], status: PgStatus | None = None
 ) -> tuple[str, int, int, str, str, float, float]:
-    """Return a group's state: among others the last collective entered, and the last one up to which all have ended."""
+    """Return a group's state: its newest collective, the newest that has ended with all before it, and a deadline."""
     last = max(entries, key=lambda e: (e["collective_seq_id"], e["record_id"]))
     still = [e for e in entries if not has_ended(e)]
     expires_at = min((_expiry_of(e) for e in still), default=0.0)
@@ -217,11 +214,9 @@ def _expiry_of(entry: Entry) -> float:
 
 
 def sample_arrivals(entries: list[Entry]) -> dict[int, float]:
-    """Return the entry times of a sample of collectives, chosen only by their numbers and their rate.
-
-    If one rank samples twice as densely as another, its sample still contains the other's. Every step repeats the
-    same collectives and a slow rank is late to some of them, so different steps must sample different collectives.
-    """
+    """Return the entry times of a sample of collectives, chosen by their numbers and their rate alone. Ranks choose
+    alike: a sparser sample is a subset of a denser one. Every step repeats the same collectives and a slow rank is late
+    to some of them, so the sample varies from step to step."""
     times = {e["collective_seq_id"]: e["time_created_ns"] / 1e9 for e in reversed(entries)}
     if not times:
         return {}
@@ -261,7 +256,7 @@ def _read_dumps() -> list[Dump]:
 
 
 def _group_names() -> dict[str, str]:
-    """Map torch's names of this rank's groups to ours. Ours add the first rank, since split groups share a name."""
+    """Map torch's names of this rank's groups to ours, which add the first rank, since split groups share a name."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     ranks = getattr(world, "pg_group_ranks", {})
     known = {}
@@ -273,7 +268,7 @@ def _group_names() -> dict[str, str]:
 
 
 def _group_members() -> dict[str, dict[int, int]]:
-    """Return for each group, by torch's name, the ranks of its members by their rank in the group."""
+    """Map each group's name in torch to a map from a member's rank in the group to its rank in the job."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     ranks = getattr(world, "pg_group_ranks", {})
     return {

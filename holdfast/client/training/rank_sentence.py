@@ -1,4 +1,4 @@
-"""Says a sentence of ours among what a rank prints; training goes on if nobody can take it."""
+"""Prints a sentence of holdfast's own to a rank's stderr; errors are ignored, so that training goes on."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Reads numbers that a script reports, also as tensors; it imports nothing, because every script loads it."""
+"""Reads numbers that a script reports, tensors included; imports nothing, because every script loads it."""
 
 MOST_STEP = 1 << 53  # as far as nodes and controllers count
 MOST_WORK = 1e30  # FLOPs of one step; the largest models train with less in all

@@ -61,11 +61,11 @@ class ScriptReplay:
         return replay_environment.redirect_path(os.fspath(path))
 
     def layers(self, total: int, stages: int = 1) -> int:
-        """Return how many layers to build the model with: `total`, or in a replay a part, at least one per stage.
+        """Return how many layers to build the model with: `total`, or in a replay fewer, at least one per stage.
 
-        A group has fewer ranks than the job, so each of them holds more of a state that is sharded over replicas. The
-        model therefore keeps the share of its layers that the group has of the job's ranks, with the same number in
-        every pipeline stage. A model with fewer layers fits no checkpoint of the job: start it from the seed.
+        A replay's group has fewer ranks than the job, so each holds more of a state that is sharded over replicas.
+        Layers are therefore cut in proportion to ranks, to an equal number in every pipeline stage. A model with fewer
+        layers fits no checkpoint of the job: start it from the seed.
         """
         if not 0 < self.ranks < self.job_ranks:
             return total
@@ -196,7 +196,7 @@ def _write_note(seeded: bool) -> None:
 
 
 def _end_with_agent() -> None:
-    """Make this process die with its parent, the agent: no one else would end it, and training may start again."""
+    """Make this process die with its parent, the agent, so that a replay cannot run on beside the next training."""
     from holdfast.linux import process_attributes
 
     process_attributes.die_with_parent(os.getppid(), REFUSED)

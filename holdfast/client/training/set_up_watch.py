@@ -1,4 +1,4 @@
-"""Sees from the stack of a rank's main thread, now and then, how long its script imports and sets itself up."""
+"""Samples the stack of a rank's main thread to learn how long the script imports and sets itself up."""
 
 import sys
 from time import monotonic
@@ -15,7 +15,7 @@ _LOOPING = (
 
 
 class SetUpWatch:
-    """When the main thread was last seen to import, or to be at anything else before its training loop."""
+    """Remembers when the main thread was last seen importing, and last seen before its training loop."""
 
     def __init__(self, main: int) -> None:
         self._main = main
@@ -38,7 +38,8 @@ class SetUpWatch:
             self._set_up_at, self._imported_at = now, now if imports else self._imported_at
 
     def close(self, *, trained: bool) -> tuple[float, float]:
-        """End at the first step. Return when the script was last seen to import, and to set itself up; 0 if it was
-        not, or if that may have been its loop: a loop of torch's is known (`trained`: its optimizer made the step)."""
+        """Stop at the first step; return when the script was last seen importing, and last seen setting itself up. The
+        second is 0 if it may have been its loop: neither a loop of torch's was seen nor a torch optimizer made the step
+        (`trained`)."""
         self._is_over = True
         return self._imported_at, self._set_up_at if self._looped or trained else 0.0

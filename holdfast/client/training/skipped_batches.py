@@ -51,7 +51,7 @@ class BatchSkips:
             slot.note_skip(self._last, self.batches, self.samples)
 
     def report_skips(self) -> None:
-        """Print what was skipped once the skipped span is over; only rank 0 prints."""
+        """Print which steps were skipped, once a series of skipped steps is over; only rank 0 prints."""
         since, self._since = self._since, None
         if since is None or os.environ.get("RANK", "0") != "0":
             return

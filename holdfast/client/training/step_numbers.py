@@ -1,8 +1,8 @@
-"""Knows how many steps the optimizer has made, beside the numbers that the script gives to its steps."""
+"""Tracks how many steps the optimizer has made, separately from the step numbers that the script reports."""
 
 
 class StepNumbers:
-    """The steps of one rank: those that its script tells, and those that are counted. Every script imports this."""
+    """The steps of one rank: the numbers that its script reports, and the optimizer's count."""
 
     def __init__(self) -> None:
         self.told = -1  # the newest that the script has told itself
@@ -11,18 +11,18 @@ class StepNumbers:
         self.is_restored = False  # whether a restored state says so
 
     def on_restored(self, made: int) -> None:
-        """Take in how many steps led to the state that was restored; -1 if it does not say."""
+        """Record how many steps had been made when the restored state was saved; -1 if the state does not say."""
         if made >= 0:
             self._origin, self.is_restored = made, True
 
     def go_on_from(self, step: int) -> int:
-        """Return how many steps came before the first counted one: as inferred, unless a restored state knows."""
+        """Return how many steps came before the first counted one: the restored state's count, or else `step`."""
         self._origin = self._origin if self.is_restored else step
         return self._origin
 
     @property
     def made(self) -> int:
-        """How many steps the optimizer has made, all in all; -1 if that is not known, or if the script numbers its
-        steps otherwise: it may count epochs."""
+        """How many steps the optimizer has made in all; -1 if unknown. It is also -1 if the script's own step numbers
+        do not match, because it may count epochs."""
         made = self._origin + self.counted if self._origin >= 0 else -1
         return made if self.told < 0 or made - 1 <= self.told <= made else -1

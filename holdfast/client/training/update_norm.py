@@ -1,11 +1,11 @@
 """Measures each step's update of the weights as one number, for the rules that judge updates.
 
-For Adam and its kin this is the largest RMS(lr m / (sqrt(v) + eps)) over all tensors, with the moments as this step
-made them. Reading both moments costs about half as much as the step itself, so it is done only on request.
+For Adam-like optimizers this is the largest RMS(lr m / (sqrt(v) + eps)) over all tensors, with the moments after the
+step. Reading both moments costs about half as much as the step itself, so it is done only on request.
 
 A rank may watch alone, so this module adds no collective for which the other ranks would be needed. Of a distributed
-tensor (FSDP2, HSDP, tensor parallel) a rank measures its own part. The gradient norm is the one that torch's clipping
-computes before it clips; without clipping it is the norm of the rank's part.
+tensor (FSDP2, HSDP, tensor parallel) a rank measures its own shard. The gradient norm is the one that torch's clipping
+computes before it clips; without clipping it is the norm of the rank's shard.
 """
 
 import math
@@ -28,7 +28,7 @@ _CLIP_TOO = "clip_grads_with_norm_"  # its name for scripts
 
 
 class UpdateWatch:
-    """The newest numbers of one optimizer, kept on its device without waiting for them."""
+    """The newest update size and gradient norm of one optimizer, kept on its device so that nothing waits."""
 
     def __init__(self, optimizer: Optimizer, model: object = None) -> None:
         self.update: torch.Tensor | None = None

@@ -19,8 +19,8 @@ _WRITE = "update holdfast.shared set content = %(content)s where name = %(name)s
 
 
 class BlockListDatabase:
-    """The block list in a database. Each call opens its own connection, as calls come from threads. A missing list
-    counts as empty."""
+    """The block list in a database; a missing list is an empty list. Each call opens its own connection, as calls come
+    from threads."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -36,8 +36,7 @@ class BlockListDatabase:
         self.change(entry.at, lambda entries: with_entry(entries, entry))
 
     def change(self, now: float, rewrite: Callable[[Entries], Entries]) -> None:
-        """Rewrite the list, without expired entries, while no other process can change it. BlockListError if that
-        fails."""
+        """Replace the list by what `rewrite` makes of its unexpired entries, in one transaction; or BlockListError."""
         with self._open_link() as link:
             postgres_schema.prepare_schema(link)
             with link.transaction():

@@ -26,8 +26,8 @@ class BlockListError(OSError):
 
 
 class BlockListFile:
-    """The block list in a file. The file may change at any time, so each call reads it anew; a missing file is an empty
-    list."""
+    """The block list in a file; a missing file is an empty list. Each call reads the file again, because it may change
+    at any time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,8 +56,7 @@ class BlockListFile:
         self.change(entry.at, lambda entries: with_entry(entries, entry))
 
     def change(self, now: float, rewrite: Callable[[Entries], Entries]) -> None:
-        """Rewrite the list, without expired entries, while no other process can change it. BlockListError if that
-        fails."""
+        """Replace the list by what `rewrite` makes of its unexpired entries, under a lock. Raises BlockListError."""
         try:
             self.path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
             lock = folder_use_lock.lock_file_alone(self.path.with_name(f"{self.path.name}.lock"), _LOCK_S)

@@ -66,8 +66,8 @@ class ConnectionGate:
         self._queue_link(link, str(address[0]))
 
     def _queue_link(self, link: socket.socket, host: str) -> None:
-        """Queue a new link, which waits for its turn if many come at once, as after a controller restart. Handshakes
-        that have begun are not aborted for it, because that would waste the work done."""
+        """Queue a new link until it is its host's turn, because many come at once after a controller restart.
+        Handshakes that have begun are not aborted in favour of a new link, because that would waste the work done."""
         queue = self._queues.setdefault(host, deque())
         queue.append(link)
         self._call_next(host)

@@ -17,7 +17,7 @@ _MORE = "make another with holdfast token node"
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of one node token."""
+    """A node token as the controller keeps it."""
 
     secret: str  # in the clear: the controller proves with it that it is the one that made it
     until: float  # by the clock of the controller's host
@@ -38,7 +38,7 @@ class NodeTokens:
             self._minted = {}  # one that is damaged lets nobody in
 
     def mint_token(self, name: str, within_s: float) -> NodeToken:
-        """Make a token, limited to one node if `name` is given; when this returns, a next controller knows it too."""
+        """Make a token, only for the node `name` if given, and store it for later controllers."""
         made, now = enrolment_token.make_token(name), self._clock()
         kept = {id: found for id, found in self._minted.items() if now < found.until + _KEPT_S}
         self._write_tokens(kept | {made.id: TokenRecord(secret=made.secret, until=now + within_s, name=name)})

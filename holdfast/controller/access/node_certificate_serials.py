@@ -24,6 +24,6 @@ class NodeCertificates:
         return self._serials.get(node) == serial and self._view.may_return(node)
 
     def revoked_ids(self) -> tuple[str, ...]:
-        """Return serials and names of nodes that have left: a user may sign new certificates for the same names."""
+        """Return serials, and also names, of nodes that left: a user may sign new certificates for the same names."""
         gone = [node for node in self._view.gone if node in self._serials]
         return tuple(sorted((*(self._serials[node] for node in gone), *(NODE + node for node in gone))))

@@ -151,8 +151,8 @@ class NodeEnrolment:
         return signed.decode()
 
     def _audit_attempt(self, asked: EnrolmentRequest, token: str, origin: str, refused: str = "") -> bool:
-        """Write an attempt to enrol to the audit log, and return whether it was within the rate limit. Refusals are
-        limited for each token, so that they cannot fill the disk."""
+        """Write an attempt to enrol to the audit log; return False if a refusal exceeds its token's rate limit. The
+        limit keeps refused attempts from filling the disk."""
         if refused and not self._rates.may_call(token):
             self._audit.record_refusal(origin, f"POST {enrolment.PATH}", refused)
             return False

@@ -17,8 +17,8 @@ _SHOW = "this job takes certificates of its user's own authority: set door.autho
 
 
 class CertificateEnrolment:
-    """Accepts nodes that have certificates from the user's own authority. It takes the place of `NodeEnrolment`; no
-    secret or token is needed."""
+    """Accepts nodes that have certificates from the user's own authority, without any secret or token. Used instead of
+    `NodeEnrolment`."""
 
     def __init__(
         self, folder: Path, run_id: str, audit: AuditLog, certificates: NodeCertificates, links: NodeLinks

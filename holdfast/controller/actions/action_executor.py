@@ -66,8 +66,8 @@ _PLANNED = make_decoder(msgspec.json.Decoder(LaunchPlan))
 
 
 def _known_lines(launch: Launch, kept: LaunchPlan | None) -> tuple[Line, tuple[Doubt, ...]]:
-    """Return the launches before this one, and which older states on disks are of no use. Without the plan of the last
-    launch nobody knows which lines the job has left, and no disk is believed."""
+    """Return the launches before this one, and doubts about older states on disks. Without the plan of the launch
+    before, nobody knows which lineages the job has left, so all states on disks are in doubt."""
     if kept and kept.generation >= launch.generation - 1:
         return kept.line, kept.left
     return (), (Doubt(generation=launch.generation - 1, not_after=-1),)
@@ -198,7 +198,7 @@ class ActionExecutor:
         self.aims.on_departure(node)
 
     async def _wait_until_unneeded(self) -> None:
-        """Wait for the next generation's first step: until then its restore may need copies on the evicted node."""
+        """Wait for the next generation's first step: its restore may need copies that the evicted node holds."""
         self._stepping.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.view.limits.wait_s):
@@ -217,8 +217,8 @@ class ActionExecutor:
             self.registry.keep_copies_on(self._launched)
 
     def _note_step(self) -> None:
-        """Write into the plan's note that the generation has made a step, and its newest checkpoint. Nodes that lost
-        their memory know only the states on their disks, and not which lineage is the job's own."""
+        """Write into the plan's note that the generation has made a step, and the newest checkpoint on storage. If all
+        memory is lost, nodes know only the states on their disks; the note tells which lineage is the job's."""
         kept = self._noted = self._noted or self.newest_plan()
         if kept is None:
             return
@@ -276,7 +276,7 @@ class ActionExecutor:
         return msgspec.structs.replace(outcome, detail=plan.reason) if worth_telling else outcome
 
     def _steps_on_disks(self, launch: Launch, plan: Restore) -> set[int]:
-        """Return the steps of the launch's lineage that, by their own reports, all of its nodes have on their disks."""
+        """Return the steps of the launch's lineage that every node of the launch reports to have on its disk."""
         held = [copy for copies in self.registry.copies.values() for copy in copies]
         line, left = (self._noted.line, self._noted.left) if self._noted else ((), ())
         held = [copy for copy in held if is_of_line(line, launch.generation, copy.generation, copy.step)]
@@ -348,7 +348,7 @@ class ActionExecutor:
             self._stored_tried.add(plan.stored)
 
     def _node_restore(self, seat: Seat, plan: Restore) -> Restore:
-        """Return one node's part of the plan; if the node must fetch state, with the copies and keepers to use."""
+        """Return the plan with only this node's ranks; if it must fetch state, also which keepers have the copies."""
         sources = tuple(source for source in plan.sources if seat.has_rank(source.rank))
         if all(source.own for source in sources):
             return msgspec.structs.replace(plan, sources=sources, kept=())

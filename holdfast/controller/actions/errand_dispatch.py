@@ -95,7 +95,7 @@ class ErrandDispatch:
         self._stopping = max(self._stopping, generation)
 
     def hurry(self) -> bool:
-        """From now on, send errands without waiting for answers; return whether this is new."""
+        """From now on, send errands without waiting for answers; return False if this was already so."""
         hurried, self._hurried = self._hurried, True
         return not hurried
 

@@ -37,7 +37,7 @@ class NodeProbing:
         limits: ProbeLimits,
         kept: Notes | None,
     ) -> None:
-        """`kept` notes earlier measurements of each node; with None, no measurements are kept."""
+        """`kept` stores the measurements of each node for comparison with later probes; None keeps none."""
         self._ask = ask
         self._store = store
         self._hosts = hosts
@@ -46,7 +46,7 @@ class NodeProbing:
         self._golden: Mapping[Key, str] = {}
 
     async def probe_nodes(self, action: Probe) -> Outcome:
-        """Probe nodes. The outcome has bad nodes in `failed`, and in `nodes` suspects of which at least one is bad."""
+        """Probe nodes; the outcome's `failed` are bad nodes, and `nodes` are suspects, at least one of which is bad."""
         self._golden = self._golden or golden_probe_digests.load_golden()
         errands: dict[str, Errand] = {n: ProbeHere(id=action.id, level=action.level) for n in action.nodes}
         within_s = self._limits.budget_s + _SLACK_S + (self._limits.command_s if self._limits.command else 0.0)

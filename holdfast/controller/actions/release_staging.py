@@ -14,9 +14,8 @@ class ReleaseStaging:
         self._ask = ask
 
     async def stage_release(self, action: Stage) -> Outcome:
-        """Check a release on the first node that can, then stage it on the other nodes.
-        If the check refuses the release, the outcome's `detail` says why; nodes that could not get it are in `failed`.
-        """
+        """Check a release on the first node that can do so, then stage it on the other nodes. If the check refuses the
+        release, the outcome's `detail` says why; nodes that could not get it are in `failed`."""
         failed: dict[str, str] = {}
         rest = [*action.nodes]
         while rest:

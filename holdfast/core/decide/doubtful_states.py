@@ -1,8 +1,6 @@
-"""Saved states that a restart must not use, because the loss went wrong after them.
-
-The first time, the state just before the bad loss is still trusted, since the cause may have passed. If the loss goes
-bad again at the same step or earlier, that state is doubted too, and only states verified as good are used.
-"""
+"""Saved states that a restart must not use, because the loss went wrong after them. After the first bad loss, the state
+just before it is still trusted, since the cause may have passed. If the loss goes bad again at the same step or
+earlier, that state is doubted too, and only states verified as good are used."""
 
 from holdfast.model.event import Progress
 from holdfast.model.state_copy import Doubt
@@ -18,7 +16,7 @@ class DoubtfulStates:
         self._bad = -1  # where it went wrong last
 
     def doubt_after(self, generation: int, not_after: int, progress: Progress | None) -> None:
-        """Doubt states after `not_after`; if an earlier loss went bad there or later, doubt the restored state too."""
+        """Doubt states after `not_after`; if an earlier loss went bad at or after it, doubt the restored state too."""
         self.not_after, self.verified = not_after, 0 <= self._bad and not_after <= self._bad
         if self.verified and not (progress and progress.counted):  # before the state that it went on from
             self.not_after = min(not_after, progress.first_step - 2 if progress else not_after - 1)
@@ -32,5 +30,5 @@ class DoubtfulStates:
             self.all = (*self.all[:-1], Doubt(generation=self.all[-1].generation, not_after=not_after))
 
     def on_training(self) -> None:
-        """Lift the open incident's limit on states to restore: the job trains again from a state not in doubt."""
+        """Drop the open incident's limit on which states may be restored, because the job trains again."""
         self.not_after, self.verified = None, False

@@ -16,7 +16,7 @@ REFUSED = 2  # exit code: as for a setting that is wrong
 
 
 def on_fleet_report(state: JobState, now: float, event: FleetReport) -> str:
-    """Record what changed, and replace nodes without seats that are gone; one with a seat has an alarm of its own."""
+    """Record the changes, and replace nodes that are gone if they have no seat; a seated node gets an alarm besides."""
     nodes = state.nodes
     waited = nodes.waits_in_queue
     nodes.standbys.take_report(now, event.nodes)
@@ -69,7 +69,7 @@ def tell_queue(state: JobState) -> None:
 
 
 def on_acquired(state: JobState, now: float, event: Outcome) -> str:
-    """Record which nodes will come. If the fleet refuses, end a job that never launched and lacks nodes, or retry."""
+    """Record the coming nodes. If the fleet refuses, end a job that cannot start without them, else ask again later."""
     nodes, standbys = state.nodes, state.nodes.standbys
     told = standbys.on_acquired(now, event, nodes.active)
     if not event.refused:

@@ -33,11 +33,9 @@ def open_trouble(state: JobState, now: float, alarm: Alarm) -> str:
 
 
 def _can_survive(state: JobState, alarm: Alarm) -> bool:
-    """Whether ranks are parked, not ended. They have made a step: a failure amid their recovery is an ordinary one.
-
-    An alarm about what ranks compute ends them, as their processes may be why it is wrong. A script whose ranks twice
-    could not go on is not tried again.
-    """
+    """Whether the surviving ranks can be parked instead of ended. They can if all ranks reported so with their first
+    step of this generation, unless the alarm is about what ranks compute, which may be their processes' fault, or the
+    ranks of this script have twice failed to go on."""
     if state.failed_survivals >= _FAILED_SURVIVALS or state.limits.survive_s <= 0:
         return False
     return state.progress is not None and state.progress.survives and alarm.kind in _SURVIVED
@@ -63,11 +61,9 @@ def add_failure(state: JobState, now: float, alarm: Alarm) -> Incident:
 
 
 def _date_failure(state: JobState, now: float, incident: Incident, alarm: Alarm) -> None:
-    """Start the incident's lost time after the last good step where the time in between was not lost to the failure.
-
-    A script that had made its last step lost nothing before the failure. Time without a controller is not charged to a
-    failure after it; a rank that failed during that time is charged from its failure, or from its last step if known.
-    """
+    """Move `good_at`, from which the incident's lost time counts, past time that was not lost to this failure. A script
+    that had made its last step lost nothing before the failure. Time without a controller is not charged to a failure
+    after it; a rank that failed during that time is charged from its failure, or from its last step if known."""
     if state.progress and state.progress.parted:
         incident.good_at = max(incident.good_at, min(alarm.at, now))
     if not state.taken_over_at:
@@ -81,8 +77,8 @@ def _date_failure(state: JobState, now: float, incident: Incident, alarm: Alarm)
 
 
 def _end_pause(state: JobState, pause: Pause, incident: Incident) -> None:
-    """Close a planned restart because an incident opens. If its ranks were already launched, record that it failed;
-    otherwise the restart after the incident also serves its purpose."""
+    """Record that a planned restart failed, because an incident opens after its ranks were launched. Before that
+    launch, do nothing: the restart after the incident also does what was planned."""
     if state.phase is Phase.PAUSING:
         return
     state.changed = pause.make_failed_change(incident.good_at, state.releases.running.number)
@@ -188,7 +184,7 @@ def on_stopped(state: JobState, now: float, event: Outcome) -> str:
 def apply_verdict(
     state: JobState, now: float, verdict: Verdict, silent: Collection[str], *, examine: bool = True
 ) -> str:
-    """Carry out the verdict: give up, ask a person, or evict, roll back or skip and then launch again."""
+    """Carry out the verdict: give up (or ask a person first), or evict, roll back or skip and then launch again."""
     incident = state.current_incident
     told = f"{incident_text.describe_cause(incident.shared_cause)}; {verdict.reason}"
     if verdict.remedy is Remedy.GIVE_UP:

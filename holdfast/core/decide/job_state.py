@@ -1,8 +1,6 @@
-"""The state of a job: one plain record, below the functions that handle events and change it.
-
-`emit` is the only way to request an action. `enter` is the only place where the phase changes: it asserts that the new
-phase may follow the old one, and that the invariant of the new phase holds. Properties change nothing.
-"""
+"""The state of a job: one plain record, imported by the functions that handle events and change it. `emit` is the only
+way to request an action. `enter` is the only place where the phase changes: it asserts that the new phase may follow
+the old one, and that the invariant of the new phase holds. Properties change nothing."""
 
 from holdfast.core.decide.action_ids import ActionIds
 from holdfast.core.decide.launch_fence import Fence
@@ -164,7 +162,7 @@ class JobState:
 
     @property
     def current_case(self) -> IncidentCase:
-        """Return the case of the incident for which nodes are being probed or replay work."""
+        """Return the case of the open incident, in phases that probe or replay for it."""
         assert self.case is not None, f"{self.phase} without a case"
         return self.case
 

@@ -49,12 +49,12 @@ class JobView:
 
     @property
     def awaited(self) -> int:
-        """The action whose outcome ends this phase; if the phase has none, that of the last phase that had one."""
+        """The id of the action whose outcome ends this phase. In a phase that waits for no action, an older id."""
         return self._state.awaited
 
     @property
     def summary(self) -> str:
-        """The part of the newest reason that says what the job does now."""
+        """What the job does now, in the words of the newest decision that says so."""
         return self._state.summary
 
     def describe_present(self, now: float, step: int, ending: str, mute: tuple[int, ...] = ()) -> str:
@@ -88,7 +88,7 @@ class JobView:
 
     @property
     def cause(self) -> Alarm | None:
-        """The alarm that the open incident is about: the first cause, once there is a verdict; None if none is open."""
+        """The alarm of the open incident: the first one or, once judged, the first cause; None without an incident."""
         incident = self._state.incident
         return incident.alarms[0] if incident else None
 
@@ -158,7 +158,7 @@ class JobView:
 
     @property
     def gone(self) -> Mapping[str, Kind | None]:
-        """The nodes that have left, and the kind of alarm that each left for, if any."""
+        """The nodes that have left, each with the kind of alarm that removed it; None if there was none."""
         return MappingProxyType(self._state.nodes.standbys.gone)
 
     @property
@@ -203,7 +203,7 @@ class JobView:
 
     @property
     def asks_until(self) -> float | None:
-        """When the job stops waiting for an answer to its question; None if it has none."""
+        """When the job stops waiting for an answer to its question; None if it asks nothing."""
         return self._state.requests.asks_until if self.question else None
 
     @property

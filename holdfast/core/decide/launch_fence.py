@@ -20,7 +20,7 @@ class Fence:
         self._dismissed: dict[int, str] = {}
 
     def raise_fence(self, now: float, nodes: Iterable[str]) -> list[Action]:
-        """Raise the fence for these nodes. If the fleet cannot end nodes, return a message that tells a person so."""
+        """Raise the fence for these nodes. Return a message to a person if the fleet cannot end nodes, else nothing."""
         self.nodes.update(nodes)
         if not self.nodes or not self._lasts_s:
             return []

@@ -133,7 +133,7 @@ def evict_nodes(
 
 
 def evict_lost(state: JobState, now: float, nodes: Collection[str], kind: Kind) -> str:
-    """Evict nodes that are lost while no rank runs, and turn a verdict to restart in place into one to evict them."""
+    """Evict nodes that are lost while no rank runs; if the verdict was to restart in place, it is now to evict them."""
     told = evict_nodes(state, now, nodes, nodes if kind is Kind.SILENCE else ())
     if state.incident and state.verdict and state.verdict.remedy is Remedy.RESTART:
         state.incident.last_kind = kind.value
@@ -143,7 +143,7 @@ def evict_lost(state: JobState, now: float, nodes: Collection[str], kind: Kind) 
 
 
 def make_stop(state: JobState, lost: Collection[str] = (), park_s: float = 0.0) -> Stop:
-    """Return the action that ends or parks all ranks of this generation. Nodes that are `lost` would not answer it."""
+    """Return the action that ends or parks all ranks of this generation on the active nodes, except the `lost` ones."""
     nodes = tuple(seat.node for seat in state.nodes.active_seats if seat.node not in lost)
     grace_s = state.limits.stop_grace_s
     return Stop(id=next(state.ids), generation=state.generation, nodes=nodes, grace_s=grace_s, park_s=park_s)
@@ -240,7 +240,7 @@ def _launch_or_wait(state: JobState, now: float) -> str:
 
 
 def _part_with_late(state: JobState, now: float) -> None:
-    """Evict or dismiss nodes whose links did not come back in time, but no seated one that the job needs."""
+    """Evict or dismiss nodes whose links did not come back in time; keep seated ones that nothing can replace."""
     late = sorted(state.nodes.links.take_late(now))
     seated, beside = sorted(state.nodes.active.intersection(late)), state.nodes.standbys.beside_job(late)
     if beside:
@@ -279,7 +279,7 @@ def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> s
 
 
 def keeps_ranks(state: JobState, *, changed: bool) -> bool:
-    """Whether ranks that are parked go on. What is `changed`, by the remedy too, needs new processes."""
+    """Whether parked ranks keep their processes: the remedy restarts or evicts, and nothing else is `changed`."""
     incident, verdict = state.incident, state.verdict
     if changed or incident is None or verdict is None or not incident.parked:
         return False

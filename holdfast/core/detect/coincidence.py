@@ -1,9 +1,9 @@
-"""Coincidence detector: finds strained machines, such as hot ones, that explain why a job slows down or stands.
+"""Coincidence detector: finds strained machines, such as hot ones, that explain why a job slows down or stalls.
 
 Machines run hot, and drivers are slow to answer, without harm to the job. They count only if the job suffers at the
 same time. If one machine began to slow itself down when the job lost its pace, it is the cause, and is treated like the
 machine of a slow rank. If several did, the cause is outside of them: cooling, power, or the work itself. A driver that
-does not answer while the job stands is proof against its machine.
+does not answer while the job stalls is proof against its machine, unless many do not.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ class CoincidenceDetector:
         return bool(self._strains)
 
     def add_strains(self, now: float, alarm: Alarm) -> Alarm:
-        """Return this alarm about a slow rank; its reason names a strain that slows the rank's machine, if any."""
+        """Return the alarm about a slow rank; its reason also names any strain that slows the rank's machine."""
         found = [s for nodes, s in self._strained_machines(now, StrainKind.SLOWS) if set(nodes) & set(alarm.suspects)]
         said = " and ".join(strain.text for strains in found for strain in strains)
         return msgspec.structs.replace(alarm, reason=f"{alarm.reason}; its machine {said}") if said else alarm
@@ -80,7 +80,7 @@ class CoincidenceDetector:
         return self._make_alarm(now, nodes, reason, Stance.ACT)
 
     def check_standstill(self, now: float, stands_since: float | None) -> tuple[Alarm, ...]:
-        """Return an alarm for each machine whose driver does not answer while the job stands."""
+        """Return an alarm per machine whose driver does not answer while the job stalls, or one for all if many."""
         least_s = driver_deadline_s(self._health)
         if stands_since is None or now < stands_since + least_s:
             return ()

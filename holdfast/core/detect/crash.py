@@ -75,14 +75,14 @@ def _make_alarm(exit: Exit, found: Diagnosis, raised: str) -> Alarm:
 
 
 def _without_witness(action: str) -> str:
-    """Return the action for a rank's own words: never an eviction, because a script can print anything, even kernel
-    messages. The agent reads the kernel log and the devices itself, and evicts for what it finds there."""
+    """Replace an eviction by a question to a person: a script can print anything, even kernel messages. The agent reads
+    the kernel log and the devices itself, and evicts for what it finds there."""
     return ASK if action == EVICT else action
 
 
 def _unwrap_exception(raised: str, traces: list[ExceptionChain]) -> str:
-    """Return what another process raised, such as a worker of a DataLoader, if this exception only says that one
-    did; the traceback of that stands below it."""
+    """Return the exception raised in another process, such as a DataLoader worker, if this one only wraps it. The
+    traceback of the other process is part of the message. If there is none, return `raised` itself."""
     for trace in reversed(traces):
         cause, last = trace.chain[0], trace.last
         if cause.inner and not last.inner and last.said.text.startswith(raised.removesuffix(CUT)):

@@ -1,7 +1,7 @@
 """Hang detector: raises an alarm when nodes answer but the job makes no step for longer than it ever has.
 
-Naming a rank is cheap: after the time of a few steps without one, all processes are inspected twice, and a rank that
-the others wait for both times is named. Acting on a rank is expensive. The job acts at once only on a rank that is
+Naming a rank is cheap: when no step was made for the time of a few steps, all processes are inspected twice, and a rank
+that the others wait for both times is named. Acting on a rank is expensive. The job acts at once only on a rank that is
 stopped or gone. If two looks find a rank's GPU surely stuck, the job acts once it has waited as long as a restart
 costs. For other named ranks `named_hang_timeout.py` sets the wait, by how sure the hang is and what a restart costs; if
 no rank is named, `unnamed_hang_timeout.py` does. A pause that may end by itself gets at least as long as the longest of
@@ -106,7 +106,7 @@ class Stillness:
         return _least_s(now, self._since, ranks)
 
     def quiet_s(self, now: float, ranks: Iterable[int]) -> float:
-        """Return for how many seconds none of these ranks has moved, whatever processor time they used."""
+        """Return for how many seconds these ranks had no new frame, collective or I/O; CPU time does not count."""
         return _least_s(now, self._quiet, ranks)
 
     def asleep_s(self, now: float, ranks: Iterable[int]) -> float:
@@ -114,8 +114,8 @@ class Stillness:
         return _least_s(now, self._asleep, ranks)
 
     def most_quiet_s(self, now: float, ranks: Iterable[int]) -> float:
-        """Return for how many seconds at least half of these ranks have not moved, whatever processor time they used:
-        waiting ranks may spin, and any single rank may still write its log."""
+        """Return for how many seconds at least half of these ranks have been quiet, as in `quiet_s`. Ranks that wait
+        may use CPU time, and any single rank may still write its log."""
         quiet = sorted(now - self._quiet.get(rank, now) for rank in ranks)
         return quiet[len(quiet) // 2] if quiet else 0.0
 
@@ -183,8 +183,8 @@ class HangDetector:
         self._phase = slowest.phase or self._phase
 
     def _find_slowest(self, before: Beat | None, beat: Beat) -> Beat:
-        """Return the beat with the lowest step; if several have it, that of the node heard first. All beats are
-        searched only when the slowest node itself has moved, because a search at every beat would cost too much."""
+        """Return the beat with the lowest step; of several, the one whose node was heard first. All beats are searched
+        only when the slowest node has made a step, because a search at every beat would cost too much."""
         known = self._beats.get(self._slowest)
         if known is None or (beat.node == self._slowest and before and beat.step > before.step):
             known = min(self._beats.values(), key=lambda b: b.step)
@@ -281,8 +281,8 @@ class HangDetector:
         return self._make_alarm(now, named, Stance.NOTIFY, named.reason)
 
     def _do_gpus_stand(self, now: float, named: BlockingRanks, goes_on: bool) -> bool:
-        """Return whether two looks, at least a record's age apart, found the same GPUs surely stuck, and the job has
-        waited as long as a restart costs; it waits because a new kind of kernel may take longer than any before it."""
+        """Return whether two looks found the same GPUs surely stuck and the job has waited as long as a restart costs.
+        The looks are at least `_RECORD_S` apart. The job waits because a new kind of kernel may take long."""
         if named.how != "gpu" or not named.hard or goes_on or self.is_in_named_phase:
             self._stuck = (inf, ())
         elif self._stuck[1] != named.ranks:
@@ -329,8 +329,8 @@ class HangDetector:
         self._look_at = now + self.limits.again_s * (1 if soon else min(30.0, 2 ** (self._looks // 2)))
 
     def _judge_standstill(self, now: float, traces: Sequence[Trace], named: BlockingRanks, early: bool) -> Alarm | None:
-        """Return an alarm without suspects if the job has stood for longer than a restart would cost. Early, before
-        the first step, only a collective that is about to time out counts."""
+        """Return an alarm without suspects if the job has stood for longer than a restart would cost. If `early`
+        (before the first step), only a collective that is about to time out counts."""
         expires_at = first_expiry(traces, self.moved_at)
         self._look_at = next_look_at(self._look_at, now, expires_at)
         seen = [rank for rank, process in training_processes(traces).items() if main_frames(process)]
@@ -351,10 +351,8 @@ class HangDetector:
         return self._make_alarm(now, named, Stance.ACT, f"{named.reason}, no rank is named, {why}")
 
     def _find_place(self, named: BlockingRanks, traces: Sequence[Trace]) -> Place:
-        """Return where the first blocking rank is in its code: the frames that its stacks in all inspections share.
-
-        If other ranks share these frames too, return the earlier place, because the rank may be moving again.
-        """
+        """Return where the first blocking rank is in its code: the frames that its stacks in all inspections share. If
+        other ranks share these frames too, keep the place of the last inspection: the rank may be moving again."""
         mains = {rank: main_frames(p) for rank, p in training_processes(traces).items()}
         own = mains.get(named.ranks[0], ())
         if not self._place:
@@ -369,7 +367,7 @@ class HangDetector:
         return self.moved_at + self.limits.pause * self._longest_at_place(self._places)
 
     def _longest_at_place(self, places: Mapping[Place, float]) -> float:
-        """Return the longest time that is remembered for the place where the blocking rank stands."""
+        """Return the longest pause in `places` at the place where the blocking rank is now."""
         return max((s for place, s in places.items() if shared_place(place, self._place) == place), default=0.0)
 
     @property
@@ -410,7 +408,7 @@ def _least_s(now: float, since: Mapping[int, float], ranks: Iterable[int]) -> fl
 
 
 def _remember_place(places: dict[Place, float], place: Place, lasted_s: float) -> None:
-    """Remember the longest time at a place, for the newest places."""
+    """Record the longest pause at this place, and forget the places recorded longest ago."""
     places[place] = max(places.pop(place, 0.0), lasted_s)
     while len(places) > _PLACES:
         del places[next(iter(places))]

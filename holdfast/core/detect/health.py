@@ -67,7 +67,7 @@ class HealthDetector:
 
     @property
     def strains(self) -> tuple[Strain, ...]:
-        """The strains that last now, which may explain what happens to the job."""
+        """The strains that the machine is under now, which may explain what happens to the job."""
         return tuple(self._strains.found.values())
 
     def on_gauge(self, gauge: Gauge, suspects: tuple[str, ...]) -> Alarm | None:
@@ -116,8 +116,8 @@ class HealthDetector:
 
 
 class MachineStrains:
-    """The strains of a machine that last now. One that slows the machine, such as heat, comes and goes within a step,
-    so it takes as many readings in a row as an alarm to begin or end; other strains take one."""
+    """The strains that a machine is under now. One that slows the machine, such as heat, comes and goes within a step,
+    so it begins or ends only after as many readings in a row as an alarm needs; others need one."""
 
     def __init__(self) -> None:
         self.found: dict[str, Strain] = {}  # by their signs
@@ -138,7 +138,7 @@ class MachineStrains:
 
 
 def _counted_amount(row: GaugeRow, value: float, last: float) -> float:
-    """Return how much one reading adds: for a counter its rise; for a level 1 if it is beyond its limit, else 0."""
+    """Return what a reading adds to its row's count: a counter's rise; for a level, 1 if beyond its limit, else 0."""
     if row.above is not None:
         return float(value > row.above)
     if row.below is not None:

@@ -28,12 +28,9 @@ def made_steps(step: int, first_step: int) -> int:
 
 
 class StepTellers:
-    """Finds nodes whose ranks run but report no step while others have made several.
-
-    An example is the first stage of a pipeline without an optimizer. The job's step is not taken from such a node until
-    it has caught up. A rank that hangs before its first step is not mistaken for one: ranks that wait for it get no
-    further.
-    """
+    """Finds nodes whose ranks run but report no step while others have made several. An example is the first stage of a
+    pipeline without an optimizer. The job's step is not taken from such a node until it has caught up. A node that
+    hangs before its first step is not taken for such a node: others that wait for it get no further."""
 
     def __init__(self) -> None:
         self._waited_for: set[str] = set()  # nodes that have told of no step
@@ -44,7 +41,7 @@ class StepTellers:
         self._waited_for, self._mute, self.excused = set(nodes), set(), frozenset()
 
     def on_beat(self, beat: Beat, reached: int) -> bool:
-        """Take in a beat of this generation, in which the job is at step `reached`; return whether the beat counts."""
+        """Take in a beat; `reached` is the job's step in this generation. Return whether the beat counts for it."""
         if beat.step < 0:
             if beat.running > 0 and beat.node in self._waited_for:
                 self._mute.add(beat.node)
@@ -59,13 +56,13 @@ class StepTellers:
 
 
 def agreed_origin(origins: Iterable[int]) -> int:
-    """Return the number of earlier steps that all nodes report; -1 if they differ, as when only some know it."""
+    """Return how many steps came before this generation, if all ranks or nodes report the same number; else -1."""
     first, *others = set(origins)
     return -1 if others else first
 
 
 def agreed_count(counts: Iterable[int]) -> int:
-    """Return the count that all nodes report; 0 if they differ, because then no rank has counted the whole model."""
+    """Return the number of parameters if all ranks or nodes agree; else 0: then no rank has counted the whole model."""
     first, *others = set(counts)
     return 0 if others else first
 
@@ -108,9 +105,8 @@ class JobPace:
         self._said_at, self._said_step, self._said_parted, self._said_last_at = 0.0, -1, False, 0.0
 
     def on_silence(self, nodes: Iterable[str]) -> None:
-        """From now on, take the job's step from the other nodes: ranks step together, so the others show the silent
-        nodes' last step too. A silent node that lagged behind the others still counts with its last beat. If no other
-        node is left, the last beat of each counts."""
+        """Stop taking the job's step from these nodes: ranks step together, so other nodes show it. The last beat of a
+        silent node still counts if the node lagged behind, or if no other node is left."""
         self._silent |= (self._beats.keys() & set(nodes)) - self._apart
 
     def on_beat(self, now: float, beat: Beat) -> Progress | None:
@@ -136,7 +132,7 @@ class JobPace:
         return None
 
     def _compare_with_front(self, beat: Beat) -> None:
-        """Note whether this node is more than a step behind where some node was a second earlier."""
+        """Record whether this node is more than a step behind the furthest node of a second ago."""
         front = self._front
         if not front or (beat.step > front[-1][1] and beat.at >= front[-1][0] + _FRONT_S):
             front.append((beat.at, beat.step))
@@ -169,7 +165,7 @@ class JobPace:
         return all(beat.parted for beat in self._beats.values())
 
     def _step_origin(self, beat: Beat) -> int:
-        """Return the number to add to the step of a beat; -1 if it is unknown how many steps came before."""
+        """Return what to add to the step of a beat that is counted from the launch; -1 if nodes do not agree on it."""
         if not beat.counted:
             return 0
         return agreed_origin(one.origin if one.counted else -1 for one in (beat, *self._beats.values()))

@@ -49,7 +49,7 @@ class QuietLinks:
     """Watches whether the links of all machines of a job are quiet for long."""
 
     def __init__(self, quiet_s: float, stale_s: float) -> None:
-        """After `stale_s` seconds without a report, nothing counts as known about a machine."""
+        """Links count as quiet after `quiet_s` seconds, and as unknown after `stale_s` seconds without a report."""
         self._quiet_s, self._stale_s = quiet_s, stale_s
         self._since: dict[str, float] = {}  # machine -> since when its links are quiet
         self._heard_at: dict[str, float] = {}
@@ -67,8 +67,8 @@ class QuietLinks:
             self._since.pop(host, None)
 
     def quiet_s(self, now: float, hosts: Collection[str], stepped_at: float) -> float:
-        """Return for how many seconds all these hosts have been quiet and no step was made. Return 0 if that is too
-        short, ranks were inspected within that time, a host is not quiet or not heard, or there is only one host."""
+        """Return for how many seconds the links of all these hosts have been quiet without a step. Return 0 if a host
+        is not known to be quiet, the time is too short, ranks were inspected in it, or there is one host."""
         fresh = all(now <= self._heard_at.get(host, -self._stale_s) + self._stale_s for host in hosts)
         if not self._quiet_s or len(hosts) < 2 or not fresh or any(host not in self._since for host in hosts):
             return 0.0

@@ -1,8 +1,6 @@
-"""Loss detector: raises an alarm when two losses of a rank in a row are not finite.
-
-A single one is only reported: if the weights were NaN, no later loss would be finite, while after a step that loss
-scaling skips, losses are. Gradient norms are ignored, because loss scaling makes them infinite on purpose.
-"""
+"""Loss detector: raises an alarm when two losses of a rank in a row are not finite. A single one is only reported: loss
+scaling may skip such a step, and later losses are finite again, which they never are once the weights are NaN. Gradient
+norms are ignored, because loss scaling makes them infinite on purpose."""
 
 from math import isfinite
 
@@ -28,8 +26,8 @@ def single_alarm_of(told: Loss) -> Alarm:
 
 
 def skipping_alarm_of(told: Loss, updates: int) -> Alarm:
-    """Return the notice of a GradScaler that has skipped so many updates in a row: `told.step` was the last made. The
-    weights stay as they are, so there is no state to go back to."""
+    """Return the notice that a GradScaler has skipped so many updates in a row since `told.step`. Nothing is restored,
+    because skipped updates leave the weights as they were."""
     where = f"after step {_step_text(told)}" if told.step >= 0 else "before any step was seen"
     why = "its GradScaler finds gradients that are not finite"
     reason = f"has skipped {updates} updates in a row {where}: {why}; nothing is done about it"

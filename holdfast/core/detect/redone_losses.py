@@ -28,7 +28,7 @@ _DIFFERS = "the restored state, the code or a machine differs"
 
 
 class MadeStep(msgspec.Struct, frozen=True):
-    """The loss of one step as one generation made it."""
+    """The loss of one step in one generation."""
 
     generation: int
     since: int  # the step of the value before: a logged loss may be the mean of all steps in between
@@ -161,7 +161,7 @@ class RedoneLosses:
         return alarm
 
     def _make_alarm(self, told: StepValues, topic: str, why: str, most: Stance) -> Alarm | None:
-        """Return an alarm without suspects; None if this topic was already reported in this generation."""
+        """Return an alarm without suspects; None if this generation already had one with this `topic`."""
         if topic in self._said:
             return None
         self._said.add(topic)
@@ -184,7 +184,7 @@ def _conditions(launch: LaunchHere) -> tuple[object, ...]:
 
 
 def _describe_step(told: StepValues, before: MadeStep) -> str:
-    """Return both losses in as many digits as it takes to tell them apart."""
+    """Return a clause with both losses, in as many digits as it takes to tell them apart."""
     assert told.loss is not None
     digits = next((n for n in range(3, 17) if f"{told.loss:.{n}g}" != f"{before.loss:.{n}g}"), 17)
     return f"step {told.step} was made again with loss {told.loss:.{digits}g}, was {before.loss:.{digits}g}"

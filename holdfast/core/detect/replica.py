@@ -26,8 +26,8 @@ class ReplicaLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hash_stride(limits: ReplicaLimits, cost_s: float, step_s: float) -> int:
-    """Return the interval in steps at which to hash, so that hashing stays within its share of the time. The interval
-    only ever doubles, so ranks with different intervals still meet at common steps."""
+    """Return the interval, in steps, at which to hash so that hashing takes at most `limits.share` of the time. It is
+    `every` times a power of two, so ranks with different intervals still meet at common steps."""
     steps = limits.every
     for _ in range(_STRIDES):
         if cost_s <= limits.share * steps * step_s:

@@ -5,8 +5,9 @@ several steps shows for how much of the time the others waited for each rank. A 
 node are the latest in most of five rounds, by more than noise produces. Usually no rank is named.
 
 Where torch's recorder tells how long collectives held each GPU, GPUs are compared, else processes. Communication that
-overlaps with computing waits in the background. So the sum of its waits shows which GPU is the last and the most that
-this may cost; the longest single wait shows the least. Ranks that share a GPU slow each other down and are not named.
+overlaps with computing waits in the background, so not every wait costs time. The sum of a GPU's waits shows which GPU
+is last and the most that this may cost, the longest single wait the least. Ranks that share a GPU slow each other down
+and are not named.
 
 The detector judges no rank until its whole group has reported collectives, and no pace before it has seen a better one.
 A named rank is reported only if it costs something: the job is slower than it was, or the others wait for that rank for
@@ -64,7 +65,7 @@ class LostPace(msgspec.Struct, frozen=True, kw_only=True):
     named: str = ""  # the node for which the others wait in collectives
 
     def cost_s(self, now: float) -> float:
-        """Return how much time the job has lost by this."""
+        """Return how many seconds of training the slowdown has cost so far."""
         return (now - self.since) * (1 - 1 / self.ratio)
 
 
@@ -87,8 +88,7 @@ class SlowDetector:
         self._told: dict[tuple[Stance, tuple[str, ...]], float] = {}
 
     def on_launch(self, now: float, generation: int, crew: tuple[int, int] = (0, 0)) -> None:
-        """Start over. Keep the pace of the last generation to compare with if `crew`, the release and the number of
-        ranks, is the same."""
+        """Start over; keep the last generation's pace to compare with if `crew` (release, ranks) is unchanged."""
         former_s = self._pace.release_best_s if crew == self._crew else 0.0
         self.generation, self._crew = generation, crew
         for kept in (self._node_of, self._gpu_of, self._heard, self._groups, self._told):
@@ -236,8 +236,8 @@ class SlownessCost:
         return self.lost_s >= self.limits.cost_s
 
     def add_round(self, node: str, took_s: float, ratio: float, ahead: float) -> None:
-        """Add a round in which a node was named. The node is charged the time that the job lost, but at most the part
-        of the round (`ahead`) in which the others waited for this node alone."""
+        """Add a round in which a node was named, and charge the node with the time that the job lost. The charge is at
+        most the fraction of the round, `ahead`, in which the others waited for this node alone."""
         if node != self._node:
             self._node, self.lost_s = node, 0.0
         self._rounds, self._unnamed = self._rounds + 1, 0
@@ -253,8 +253,7 @@ class SlownessCost:
 
 
 class StepPace:
-    """Measures the present step time, the best of this generation, by which nodes are judged, and the best with this
-    release, by which the job is judged."""
+    """Measures the present step time, this generation's best (to judge nodes) and this release's (to judge the job)."""
 
     def __init__(self, limits: SlowLimits, former_best_s: float = 0.0) -> None:
         self.limits = limits
@@ -288,7 +287,7 @@ class StepPace:
             self._best_s = min(self._best_s or self.step_s, self.step_s)
 
     def lasting_slowdown(self, now: float) -> float:
-        """Return the step time as a multiple of the release's best, if above the limit for `pace_s`; else 0."""
+        """Return the step time divided by the release's best, if it was too high for `pace_s` seconds; else 0."""
         # Before the generation's own best is known it is in its first steps, which are slow in every generation.
         ratio = self.step_s / self.release_best_s if self._best_s else 1.0
         if ratio < self.limits.pace:

@@ -30,7 +30,7 @@ class SwitchDetector:
             self._strains.pop(beat.node, None)
 
     def _nodes_told_by(self, teller: str) -> set[str]:
-        """Return the nodes whose links this node reports: all of its machine, as one node reports for the others."""
+        """Return the nodes whose links this node reports: all nodes of its machine."""
         return {node for strain in self._strains.get(teller, ()) for node in strain.nodes}
 
     def forget_node(self, node: str) -> None:

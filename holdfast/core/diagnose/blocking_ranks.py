@@ -178,7 +178,7 @@ def _by_state(mains: dict[int, Process], children: list[Process]) -> BlockingRan
 
 
 def _by_silence(silent: dict[str, str], node_of: dict[int, str], waiting: WaitGraph) -> BlockingRanks | None:
-    """Return the ranks of nodes that did not answer; None if all or none answered, or a rank is surely missing."""
+    """Return the ranks of nodes that did not answer; None if all or none did, or collectives show who is missing."""
     ranks = tuple(sorted(rank for rank, node in node_of.items() if node in silent))
     if not ranks or waiting.outside or len(ranks) == len(node_of):
         return None
@@ -187,9 +187,9 @@ def _by_silence(silent: dict[str, str], node_of: dict[int, str], waiting: WaitGr
 
 
 def _by_gpus(waiting: WaitGraph, flights: dict[int, Flight]) -> BlockingRanks | None:
-    """Return the ranks whose GPUs keep others waiting, because they have not begun what their processes have entered or
-    queued; None if there are none, or if processes are missing too. Their stacks prove nothing: a process may wait for
-    its GPU."""
+    """Return the ranks whose GPUs have not begun what their processes entered or queued, and so keep others waiting.
+    Return None if there are none, or if others wait for processes too. Stacks prove nothing: a process may wait for its
+    GPU."""
     queued = {rank for m in waiting.missing for rank in m.queued}
     ranks = waiting.outside
     queued |= {rank for rank in ranks if rank in flights and is_gpu_stuck(flights[rank])}
@@ -203,8 +203,9 @@ def _by_gpus(waiting: WaitGraph, flights: dict[int, Flight]) -> BlockingRanks | 
 
 
 def is_gpu_stuck(flight: Flight) -> bool:
-    """Return whether this rank's GPU is surely stuck: it is in no collective or message, so it waits for no other GPU,
-    and the next one has waited to begin for longer than any before, and longer than a full queue of kernels takes."""
+    """Return whether this rank's GPU is surely stuck. It is in no collective or message, so it waits for no other GPU,
+    and it has left the next one unbegun for longer than ever before, and for longer than a full queue of kernels
+    takes."""
     if any(map(is_on_gpu, flight.groups)) or any((c.begun or 0) > (c.ended or 0) for c in flight.channels or ()):
         return False
     ahead = [(one.unbegun_since, one.unbegun_s) for one in flight.groups]
@@ -314,7 +315,7 @@ def _nobody_reason(
 
 
 def _describe_missing(m: MissingAtCollective, ranks: Sequence[int], held: int = 0) -> str:
-    """Text about a collective to which ranks have not come; `held` ranks wait for them, directly or not."""
+    """Return text about a collective that `ranks` have not entered; `held` ranks wait for them, also indirectly."""
     verb = "has" if len(ranks) == 1 else "have"
     what = f"{m.op or 'collective'} {m.seq} of group {m.group}"
     if ranks and set(m.queued).issuperset(ranks):
@@ -343,8 +344,8 @@ def _count_waits(count: int) -> str:
 
 
 def _describe_crossed(waiting: WaitGraph, crossed: Sequence[int], mains: dict[int, Process]) -> str:
-    """Text about ranks that wait themselves while others wait for them: in a circle, in another operation than the
-    others of their group, or for messages, of which there is no record."""
+    """Return text about ranks that wait while others wait for them. They wait in a circle, in another operation than
+    the rest of their group, or for something that no record shows."""
     if waiting.circle:
         theirs = [m for m in waiting.missing if set(crossed) & {*m.inside, *m.ranks}]
         theirs.sort(key=lambda m: -len(m.inside))
@@ -398,11 +399,9 @@ def _describe_place(ranks: Sequence[int], mains: dict[int, Process], children: l
 def _widen_suspects(
     found: BlockingRanks, node_of: dict[int, str], seats: tuple[Seat, ...], mesh: Dims
 ) -> BlockingRanks:
-    """Add the nodes of the smallest parallel group that covers the named nodes, if these are several.
-
-    Nodes are compared, not ranks: if a node's GPUs are one tensor-parallel group, two ranks of one pipeline seldom
-    have the same place in it. A group that spans all nodes is left out, because a job cannot do without all.
-    """
+    """Add the other nodes of the smallest parallel group that covers the named nodes, if these are several. Nodes are
+    compared, not ranks: with one tensor-parallel group per node, named ranks of two nodes are seldom in one pipeline
+    group. A group that spans all nodes is left out, because the job cannot do without all."""
     nodes = tuple(sorted({node_of[rank] for rank in found.ranks if rank in node_of}))
     group, wide = "", nodes
     if len(nodes) > 1 and found.how != "gpu":  # the GPUs themselves are known

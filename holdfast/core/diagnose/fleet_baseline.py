@@ -1,10 +1,10 @@
 """Compares a node's measurements with the fleet and with the node's own past; no number is good or bad by itself.
 
-Whole distributions are compared. The shortfall of one against another is the area between their empirical
-distribution functions on the worse side only. The area uses logarithms, so the shortfall is relative in any unit:
-0.04 means "4 % worse". The medoid, the node closest to all others, stands for the fleet. It is first taken
-from a majority whose nodes are close together, then from all nodes that do not fall short of it, until that set stays
-the same. The allowed shortfall follows from the scatter of the healthy nodes; it is not a fixed part.
+Whole distributions are compared. The shortfall of one against another is the area between their empirical distribution
+functions on the worse side only. The area uses logarithms, so the shortfall is relative in any unit: 0.04 means "4 %
+worse". The medoid, the node closest to all others, stands for the fleet. It is first taken from a majority whose nodes
+are close together, then from all nodes that do not fall short of it, until that set stays the same. How much shortfall
+is allowed follows from the scatter of the healthy nodes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class MeasurementHistory(msgspec.Struct, frozen=True):
 
 
 class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a node falls short, and of which reference."""
+    """How far a node falls short of the fleet or of its own past."""
 
     by: float  # as a part of what it should be
     limit: float
@@ -99,7 +99,7 @@ def _make_shortfall(by: float, limit: float, lower: bool, of: str) -> Shortfall:
 
 
 def _area_share(area: float, lower: bool) -> float:
-    """Convert a logarithmic area into a relative shortfall: the excess if lower values are better, else the lack."""
+    """Convert a logarithmic area into a relative shortfall: an excess if lower values are better, else a deficit."""
     return exp(area) - 1.0 if lower else 1.0 - exp(-area)
 
 

@@ -82,9 +82,9 @@ def hang_terms(hang: NamedStandstill, act_s: float, last_s: float) -> Iterator[T
 
 
 def is_certain_deadlock(named: BlockingRanks, traces: Sequence[Trace], still: bool) -> bool:
-    """Return whether the named ranks can never go on: they are in different operations under one number, or in a
-    circle. A circle counts if each main thread is in a collective (a record may be of a background thread, and has no
-    messages between two ranks) or, if `still`, in a backward pass, where the reduction of gradients waits."""
+    """Return whether the named ranks can never go on: they are in different operations of one number, or in a circle. A
+    circle counts only if stacks confirm it, since records may be of background threads and omit messages: each main
+    thread is in a collective or, if `still`, in a backward pass, where the gradient reduction waits."""
     if named.deadlock != "circle":
         return named.deadlock == "operations"  # of a circle in which not all are named, not all were looked at
     mains = training_processes(traces)

@@ -89,7 +89,7 @@ def _slow_worlds(sound: Measured, probe: str) -> dict[World, str]:
 
 
 def _better_half(samples: Sequence[float], lower: bool) -> tuple[float, ...]:
-    """Return the better half of the samples, which shows the link's ability. A busy machine may worsen the rest."""
+    """Return the better half of the samples, which shows what the link can do: a busy machine may worsen the others."""
     return tuple(sorted(samples, reverse=not lower)[: (len(samples) + 1) // 2])
 
 

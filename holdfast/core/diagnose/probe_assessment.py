@@ -76,7 +76,7 @@ def assess_probes(
 
 
 def add_to_history(past: MeasurementHistory, findings: Iterable[Finding]) -> MeasurementHistory:
-    """Return the history of a sound node with these findings added; failed and rough ones are left out."""
+    """Return the history of a sound node with these findings added, except failed and `rough` (small probe) ones."""
     for finding in findings:
         if finding.value is not None and finding.ok and not finding.rough:
             past = past.with_value(_measurement_kind(finding), finding.value)

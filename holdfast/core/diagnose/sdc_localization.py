@@ -13,7 +13,7 @@ import msgspec
 
 
 class TracePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One collective as one rank saw it; empty: the rank sent nothing, or got nothing."""
+    """Digests of what one rank sent into a collective and got out of it; "" if it sent or got nothing."""
 
     name: str
     sent: str = ""
@@ -21,7 +21,7 @@ class TracePoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlayedPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One device in one play of the step. Devices with the same part have the same work, replicas included."""
+    """What one device reported in one play (one run of the step); all devices with the same `part` do the same work."""
 
     play: int
     part: int
@@ -39,7 +39,7 @@ class TraceAssessment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Parting(msgspec.Struct, frozen=True, kw_only=True):
-    """The first point at which plays of one part differ; `most` is empty if there is no majority."""
+    """The first point at which devices with the same part differ in a digest; `most` is empty without a majority."""
 
     point: str
     sent: bool
@@ -73,8 +73,8 @@ def _is_echo(one: PlayedPart, point: str, played: Sequence[PlayedPart], truth: _
 
 
 def _part_ways(played: Sequence[PlayedPart], part: int, truth: _Truth) -> Iterator[_Parting]:
-    """Yield where plays of a part leave the majority, each play once, since its later differences follow from that.
-    Record in `truth` what the majority sent at each point."""
+    """Yield the first point at which each device's digest differs from the majority's. Later differences follow from
+    that one. Record in `truth` what the majority sent at each point."""
     alike = [one for one in played if one.part == part]
     for number in range(max(len(one.points) for one in alike)):
         for sent in (True, False):

@@ -48,8 +48,8 @@ def find_reason(stall: Standstill, act_s: float, last_s: float) -> str:
 
 
 def affordable_wait_s(restart_s: float, usual_s: float, least_s: float, most_s: float) -> float:
-    """Return how long to wait for a job that stands: as long as a restart costs (at most `most_s`), but at least
-    `least_s` and as long as pauses of this run usually last."""
+    """Return how long to wait for a job without a step: as long as a restart costs, but at most `most_s`. The wait is
+    at least `least_s` and as long as pauses of this run usually last."""
     return max(least_s, min(restart_s, most_s), usual_s)
 
 
@@ -63,8 +63,8 @@ def do_most_wait(traces: Sequence[Trace]) -> bool:
 
 
 def first_expiry(traces: Sequence[Trace], moved_at: float) -> float | None:
-    """Return when the first open collective times out; None if no rank reports one. A timeout that was over when the
-    job last made a step, at `moved_at`, does not count."""
+    """Return when the first open collective times out; None if no rank reports one. Timeouts that had passed when the
+    job last made a step, at `moved_at`, are ignored."""
     told = [group.expires_at for trace in traces for flight in trace.flights for group in flight.groups]
     return min((at for at in told if at > moved_at), default=None)
 

@@ -110,7 +110,7 @@ def build_wait_graph(flights: Sequence[Flight], blocked: Iterable[int] = ()) -> 
 
 
 def _see_gpus(group: dict[int, Collective]) -> dict[int, Collective]:
-    """Return the group with what its GPUs have begun, if all members report that; else unchanged."""
+    """Replace what each process has entered by what its GPU has begun, if all members of the group report it."""
     told = {rank: one.started if one.entered else 0 for rank, one in group.items()}
     if None in told.values() or not any(told.values()):
         return group
@@ -184,8 +184,8 @@ def _pair_ends(flights: Sequence[Flight]) -> list[_Ends]:
 def _find_unmatched(
     sender: tuple[int, Channel], receiver: tuple[int, Channel], waits: set[int]
 ) -> Iterable[MissingAtCollective]:
-    """Yield the message that one end waits in and the other has not reached. What GPUs have begun is compared where it
-    is known, else what was posted."""
+    """Yield the message that one end of a channel waits for and the other has not reached. What GPUs have begun is
+    compared where it is known, else what was posted."""
     for (rank, mine), (other, theirs), op in ((sender, receiver, "recv"), (receiver, sender, "send")):
         number, reached = mine.posted, theirs.posted
         if mine.begun is not None and mine.ended is not None:

@@ -24,7 +24,7 @@ def is_echo(alarm: Alarm) -> bool:
 
 
 def is_node_proof(alarm: Alarm) -> bool:
-    """Return whether the alarm is proof against a machine, so that it holds whichever generation runs there."""
+    """Return whether the alarm is proof against a machine, whichever generation runs there."""
     return alarm.hard and alarm.kind in (Kind.HEALTH, Kind.LINES, Kind.REPLICA) and not is_switch_loss(alarm)
 
 
@@ -43,8 +43,8 @@ def first_cause(alarms: list[Alarm]) -> Alarm:
 
     Neighbours of a vanished node report closed connections before the silence detector reports the node. The gauges of
     a bad machine are read only after its ranks fail. So the kind of an alarm counts before its time. A rank whose
-    collective timed out closes its connections, and a peer that loses them may end before it does; NCCL may call that a
-    general error.
+    collective timed out closes its connections; a peer may then fail with a general NCCL error and end before that
+    rank.
     """
     timed_out = any(a.klass == TIMED_OUT for a in alarms)
     told = [a for a in alarms if not is_echo(a) and not (timed_out and a.klass == _NCCL_ERROR)]
@@ -65,7 +65,7 @@ def _spoilt_at(alarm: Alarm) -> tuple[float, float, tuple[int, ...]]:
 
 
 def launch_alarm(now: float, event: Outcome, generation: int, seats: tuple[Seat, ...]) -> Alarm:
-    """Return a failed launch as the alarm of a crash before the first step."""
+    """Return the alarm for a failed launch: a crash on the nodes that failed or, if these are unknown, on all."""
     words = "; ".join(sorted(set(event.failed.values()))) or event.detail or "no reason given"
     return Alarm(
         kind=Kind.CRASH,

@@ -84,7 +84,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_spike(self) -> bool:
-        """Return whether the loss was finite but stood out; only such an alarm carries the user's response."""
+        """Return whether the loss was finite but stood out: only such an alarm has the response that the user chose."""
         return self.cause.response is not None
 
     @property
@@ -123,7 +123,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_worth_it(self) -> bool:
-        """Return whether the job trained twice as long as such failures cost; False if steps have no numbers."""
+        """Whether the job trained twice the time lost since the first such failure; False without step numbers."""
         if self.counted or not self.recent_failures:
             return False
         since = self.recent_failures[0]
@@ -168,7 +168,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_repeated(self) -> bool:
-        """Return whether the running release failed like this before, or this incident failed again without a step."""
+        """Return whether the running release failed like this before, or failed again within this incident."""
         return self.rounds > 0 or any(p.release == self.release and p.at > self.since for p in self.past)
 
     @property
@@ -202,8 +202,9 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_certain(self) -> bool:
-        """Return whether a script that failed at its start would fail the same way again: its code cannot be read, it
-        exited by itself, or a setting must change. A missing file may appear, since another rank may be making it."""
+        """Return whether a script that failed at its start would fail the same way again. It would if its code does not
+        parse, it exited by itself, or a setting must change. A missing file may appear, since another rank may be
+        making it."""
         cause = self.cause
         return (
             cause.raised in _UNREADABLE
@@ -221,8 +222,8 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
     def follows_the_rank(self) -> bool:
         """Return whether such a hang or slowness was seen before on other nodes: then a rank causes it and not a node.
 
-        For example, rank 0 alone saves and evaluates. Without this test, each node that gets rank 0 would be evicted.
-        A GPU that stands is proof against its machine only once: another one that stands in the same way runs the same
+        For example, rank 0 alone saves and evaluates. Without this test, each node that gets rank 0 would be evicted. A
+        stuck GPU is proof against its machine only the first time: a second GPU stuck in the same way points to the
         code.
         """
         on_gpu = self.cause.signature.startswith(GPU_HANG)
@@ -232,7 +233,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def evicted_before(self) -> tuple[str, ...]:
-        """Return other nodes that were evicted for such a failure of the same rank: it followed the rank."""
+        """Return the other nodes evicted for such a failure of the same rank: then it follows the rank, not a node."""
         ranks, nodes = set(self.cause.ranks), set(self.cause.suspects)
         gone = (
             p.nodes for p in self.recent_failures if p.evicted and ranks & set(p.ranks) and nodes.isdisjoint(p.nodes)
@@ -250,17 +251,15 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_nodes_own(self) -> bool:
-        """Return whether such failures come on these nodes again: on them alone, or more often than by chance.
-
-        What fails on any node, as a bug does, soon comes twice on one of a few nodes (as in the birthday problem).
-        """
+        """Return whether such failures recur on these nodes: on them alone, or more often than by chance. A bug may
+        fail on any node, and with few nodes it soon fails twice on one of them (as in the birthday problem)."""
         here = [bool(set(p.nodes).intersection(self.cause.suspects)) for p in self.recent_failures]
         pairs = len(here) * (len(here) + 1) / 2
         return any(here) and (all(here) or pairs / self.nodes < _CHANCE)
 
     @property
     def shared_with(self) -> tuple[str, ...]:
-        """Return the other nodes on which such a failure came too, if it came on these again: that may be chance."""
+        """Return the other nodes that had such failures too, if recurrence on these nodes may be chance; else none."""
         nodes, here = {node for p in self.recent_failures for node in p.nodes}, set(self.cause.suspects)
         return tuple(sorted(nodes - here)) if nodes & here and not self.is_nodes_own else ()
 

@@ -55,14 +55,14 @@ def describe_cause(alarm: Alarm) -> str:
 
 
 def describe_echo(alarm: Alarm) -> str:
-    """Return in words an alarm that only shows that another rank has failed, or that somebody stops the job."""
+    """Describe an alarm that only shows that another rank has failed, or that somebody stops the job."""
     who = msgspec.structs.replace(alarm, reason=ECHOES[alarm.klass])
     return f"{describe_cause(who)}: looking for the first cause"
 
 
 def cause_label(alarm: Alarm) -> str:
-    """Return a short name of an alarm's cause, on which the incident's cost is booked. A SIGKILL without signs of
-    scarce memory has an unknown sender, though the OOM killer is the usual one."""
+    """Return the short name of an alarm's cause, under which the report adds up the cost. A SIGKILL without signs of
+    memory shortage is "of unknown sender", though most come from the OOM killer."""
     guessed = is_guessed_kill(alarm)
     if (guessed or not alarm.klass) and (guessed or alarm.code == -9):
         return "probable OOM kill" if alarm.pressed else "SIGKILL of unknown sender"
@@ -92,7 +92,7 @@ def split_label(record: Record) -> tuple[str, int]:
 
 
 def describe_sureness(label: str, sure: Iterable[int]) -> str:
-    """Return a cause and, if its incidents are not all sure of it, how sure they are in percent."""
+    """Return a cause and, unless all its incidents are 100 % sure, their range of certainty in percent."""
     least, most = min(sure := list(sure)), max(sure)
     told = f" ({least}{f' to {most}' if most > least else ''}% sure)"
     return label + (told if least < 100 else "")
@@ -114,7 +114,7 @@ def incident_sentence(record: Record) -> str:
 
 
 def describe_new_release(record: Record | Change) -> str:
-    """Return a clause about a release that had waited for a restart and came in with this one; "" without any."""
+    """Return a clause about a release that waited for a restart and came in with this one; "" if none did."""
     if not record.brought_in:
         return ""
     stays = isinstance(record, Change) or (not record.rolled_back and record.verdict.remedy is not Remedy.GIVE_UP)
@@ -140,7 +140,7 @@ def _describe_recovery(record: Record) -> str:
 
 
 def describe_again(record: Record) -> str:
-    """Return a clause, to follow the first cause, on how often the job failed again before a step, and why last."""
+    """Return a clause on how often the job failed again before a step, and why the last time; "" if it did not."""
     if record.failures < 2:
         return ""
     last = f", the last time because {record.last_cause}" if record.last_cause else ""
@@ -171,12 +171,12 @@ def why_from_zero(record: Record | Change) -> str:
 
 
 def _describe_apart(record: Record | Change) -> str:
-    """Return a clause, to follow the step, that no newer step was held for every rank; "" if that was not so."""
+    """Return a clause saying that no step in memory was held for every rank; "" if one was."""
     return f", as no step was held for every rank ({record.apart})" if record.apart else ""
 
 
 def advise_apart(apart: str) -> str:
-    """Return one sentence on why snapshots in memory could not be used, and how to get some that can."""
+    """Return a sentence on why no snapshot in memory can be restored, and what the script must do to change that."""
     why = f"no state in memory can be restored, as no step is held for every rank ({apart})"
     return f"{why}; ranks must make and save() the same steps together: have each step wait for all, as DDP's does"
 
@@ -225,7 +225,7 @@ def advice_clause(hint: str) -> str:
 
 
 def describe_place(step: int, *, counted: bool, relation: str = "at") -> str:
-    """Return where a job is: at or after a step, or so many steps after its launch if nobody knows their numbers."""
+    """Return where a job is: at or after a step, or if steps have no numbers, how many steps after its launch."""
     return f"{count_steps(step)} after its launch" if counted else f"{relation} step {step}"
 
 
@@ -235,8 +235,8 @@ def count_failures(records: Iterable[Record]) -> int:
 
 
 def describe_phases(record: Record | Change) -> str:
-    """Return the phases of a recovery with their seconds, in tenths that add up to the total. As in the report, stop
-    and start-up are rounded as wholes, and then their parts."""
+    """Return the phases of a recovery with their seconds, in tenths that add up to the total. Stop and start-up are
+    rounded first, then their parts, as in the report."""
     wholes: dict[str, dict[str, float]] = {}
     for name, seconds in phases_s(record).items():
         whole = "stop" if name in ("silence", "stop") else name if name in _BEFORE_START_UP else "start-up"

@@ -13,7 +13,7 @@
 6. The same again: roll the newest release back. If the loss fails at the same step again and the script can skip,
    leave that batch out.
 7. The same again, and the script allows it: replay the work in groups; evict a node that fails in two groupings.
-8. Nothing left: ask a person, or end the job with code 93 and the story, its state kept.
+8. Nothing is left: ask a person, or end the job with code 93, keep its state and say why.
 
 Any other first failure of its kind without a culprit leads to a restart in place, the cheapest remedy. A release that
 has not made its first steps is suspected before any machine, unless there is proof against one.
@@ -232,8 +232,8 @@ def _evict_proven(case: IncidentCase) -> Verdict:
 
 
 def _judge_switch(case: IncidentCase) -> Verdict:
-    """Return the verdict on links that were lost together: standbys elsewhere take over if there are enough of them,
-    else the job goes on with the same nodes. It is not launched before their links are back, or the wait is over."""
+    """Return the verdict on links that several machines lost together. Evict the nodes if enough standbys have links;
+    else restart on the same nodes, which waits for the links for some time."""
     if pointless := _reason_to_give_up(case):
         return _give_up(pointless)
     if case.seated and len(case.seated) <= min(case.standbys, case.may_lose):
@@ -245,8 +245,8 @@ def _judge_switch(case: IncidentCase) -> Verdict:
 
 
 def _reason_to_give_up(case: IncidentCase) -> str:
-    """Return why further restarts are pointless, whatever the cause; "" if they are not, or if the user limits
-    restarts. A redone step with another loss proves that a step was made, even if progress is reported later."""
+    """Return why further restarts are pointless, whatever the cause; "" if they are not or the user limits restarts. A
+    redone step with another loss is no failure without a step: a step was made, even if its report is late."""
     if case.max_restarts is not None:
         return ""
     if case.rounds >= case.attempts and case.cause.kind is not Kind.REDONE:
@@ -305,8 +305,8 @@ def _judge_replicas(case: IncidentCase) -> Verdict:
 
 
 def _judge_redone(case: IncidentCase) -> Verdict:
-    """Return the verdict on a redone step with another loss: make it once more. Nobody knows which result is right,
-    so no node is blamed; and a job that differs for no known reason is not given up, since it does train."""
+    """Return the verdict on a redone step with another loss: make it again to see which result recurs. No node is
+    blamed, and the job is not given up, since it does train."""
     if case.is_capped:
         return _restarts_used_up(case)
     reason = "restarted in place from a state before that, to see which result comes again"

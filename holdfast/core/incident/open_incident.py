@@ -93,7 +93,7 @@ class Incident(msgspec.Struct, kw_only=True):
         return True
 
     def on_recovered(self, event: Progress) -> None:
-        """Note when the ranks of the next generation had their process groups and their state, and were set up."""
+        """Note when the ranks of the next generation had process groups, had restored their state and were set up."""
         self.grouped_at, self.restoring_at, self.restored_at = event.grouped_at, event.restoring_at, event.restored_at
         self.set_up_at = event.set_up_at
 
@@ -204,7 +204,7 @@ class Incident(msgspec.Struct, kw_only=True):
         return self.counted if self.good_step >= 0 else self.stood_counted
 
     def _describe_last(self, first: Alarm) -> str:
-        """Return in words what the last failure was, if it was another one than the first; "" otherwise."""
+        """Describe the last failure, if it differs from the first; "" otherwise."""
         if self.rounds < 2 or not self.judged or not self.alarms or self.alarms[0].signature == first.signature:
             return ""
         return incident_text.describe_cause(self.shared_cause)

@@ -64,7 +64,7 @@ def discount_benign(weight: float, klass: str, text: str) -> float:
 
 
 def is_guess(text: str) -> bool:
-    """Return whether a line only says what usually causes such failures; its program has not looked."""
+    """Return whether a line only lists usual causes of such failures; the program that wrote it has not checked."""
     return _GUESS.search(text) is not None
 
 

@@ -146,7 +146,7 @@ def _is_type_only(hit: CatalogHit) -> bool:
 
 
 def _keep_heaviest(hits: list[CatalogHit]) -> list[CatalogHit]:
-    """Return the heaviest hits of one line, and all its context and hint hits. Lighter rows match less of the line."""
+    """Return the heaviest hits of one line, and all its context and hint hits; lighter rows say less about it."""
     top = max((hit.weight for hit in hits if hit.row.role not in _ASIDE), default=0.0)
     return [hit for hit in hits if hit.row.role in _ASIDE or hit.weight >= top]
 

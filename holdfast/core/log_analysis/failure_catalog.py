@@ -62,7 +62,7 @@ class CatalogRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Alternative(msgspec.Struct, frozen=True, array_like=True):
-    """One alternative of a row's pattern, and literals: every line that it matches contains one of them."""
+    """One alternative of a row's pattern, with literals of which every line that matches it contains at least one."""
 
     pattern: str
     literals: tuple[str, ...]

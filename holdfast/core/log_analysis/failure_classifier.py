@@ -78,7 +78,7 @@ def _classify_lines(case: FailureEvidence, catalog: FailureCatalog) -> Diagnosis
 
 
 def _narrow_case(case: FailureEvidence, told: ConsoleIncident) -> FailureEvidence:
-    """Return the case of the last incident only, with what holdfast then knew about memory."""
+    """Return the evidence of the last incident only, with what holdfast knew about memory at that time."""
     starved = case.starved if told.starved is None else told.starved
     return msgspec.structs.replace(case, lines=told.lines, starved=starved, pressed=case.pressed or told.pressed)
 
@@ -144,7 +144,7 @@ def _lost_peer(finding: CauseFinding) -> str:
 
 
 def _hit_confidence(root: CatalogHit, *, doubted: bool) -> float:
-    """Return how sure the class is: about the share of such answers that was right on logs new to all rows."""
+    """Return the confidence in the class: roughly how often such hits were right on logs that no row was made from."""
     if root.row.role != "cause":
         return 0.5  # a hint or an echo: as often wrong as right
     confidence = min(0.98, 0.35 + 0.07 * root.weight)

@@ -28,7 +28,7 @@ class _Xid(msgspec.Struct, frozen=True):
     at: float | None
 
     def is_soon_after(self, first: "_Xid") -> bool:
-        """Return whether this came at the same time as the first or shortly after it."""
+        """Return whether this Xid came from the same log as `first`, shortly after it."""
         if self.hit.said.source != first.hit.said.source:
             return False
         if self.at is not None and first.at is not None:
@@ -67,7 +67,7 @@ def _blame_gpu(bus: list[CatalogHit], xids: list[_Xid]) -> None:
 
 
 def _blame_link(xids: list[_Xid]) -> None:
-    """Reduce the weight of what several GPUs said in the second in which a link between GPUs failed."""
+    """If several GPUs report errors in the second in which a link failed, reduce the weight of all but the link's."""
     if len({xid.gpu for xid in xids}) < 2:
         return
     for xid in xids:
@@ -82,7 +82,7 @@ def _read_xids(hits: Sequence[CatalogHit]) -> Iterator[_Xid]:
 
 
 def _read_clock(hit: CatalogHit) -> float | None:
-    """Return the time that the line itself tells, else the seconds since the machine started, else None."""
+    """Return the time from the line's own prefix, else the seconds since the machine started, else None."""
     if hit.said.own_clock and hit.said.at is not None:
         return hit.said.at
     boot = _BOOT.search(hit.said.raw)

@@ -1,8 +1,6 @@
-"""Reads step, loss and gradient norm from the progress lines that Megatron prints.
-
-Megatron prints a loss only if it is above 0, so a loss that is not a number is left out of its line. A line is also
-without a loss if all its iterations were skipped, as loss scaling does on purpose; that says nothing.
-"""
+"""Reads step, loss and gradient norm from the progress lines that Megatron prints. Megatron prints a loss only if it is
+above 0, so a missing loss may be NaN. A line also has no loss if all its iterations were skipped, as loss scaling does
+on purpose; such a line is ignored."""
 
 import re
 from math import nan

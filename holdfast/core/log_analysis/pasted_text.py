@@ -36,8 +36,8 @@ def _unescape(text: str) -> str:
 
 
 def _unwrap(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Join lines that a terminal broke at its width: no line is longer, and several different ones end there in the
-    middle of a word. Tables have such lines too, but these end with a border."""
+    """Join lines that a terminal broke at its width: no line is wider, and lines of that width end within a word. Lines
+    that end with a border, as in tables, do not count."""
     width = max((len(text) for _, text in lines), default=0)
     broken = {place for place, (_, text) in enumerate(lines[:-1]) if len(text) == width}
     inside = [place for place in broken if _is_broken(lines[place][1], lines[place + 1][1])]
@@ -54,14 +54,14 @@ def _unwrap(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
 
 
 def _is_broken(text: str, after: str) -> bool:
-    """Return whether a word may go on in the next line; not if both begin alike, as lines of one program do."""
+    """Return whether a word may go on in the next line; not if both have the same prefix, as a program's lines do."""
     alike = text[:_HEAD].translate(_DIGITS) == after[:_HEAD].translate(_DIGITS)
     ended = text[-1:] in _BORDERS or "%|" in text  # a bar of progress is as wide as the terminal
     return not (alike or ended or after[:1].isspace() or not after or _BEGINS.match(after))
 
 
 def _strip_numbers(texts: list[str]) -> list[str]:
-    """Remove the numbers of the lines, if most lines have one and most of these follow one another."""
+    """Remove line numbers, if most lines have one and most of them are consecutive."""
     found = [_NUMBER.match(text) for text in texts]
     numbers = [int(one["number"]) for one in found if one]
     filled = sum(1 for text in texts if text.strip())

@@ -1,4 +1,4 @@
-"""Finds literals that every line matched by a pattern must contain. Searching literals first saves slow patterns."""
+"""Finds literals that every line matched by a pattern must contain, so that slow patterns run on few lines."""
 
 import re
 from bisect import bisect_right
@@ -170,7 +170,7 @@ def _any_of(words: list[bytes]) -> bytes:
 
 
 def _index_word(needle: bytes) -> tuple[bytes, bool]:
-    """Return the word by which to index a literal (empty if it has none), and whether it is whole in the literal."""
+    """Return the word by which to index a literal ("" if it has none), and whether the literal shows it whole."""
     words = needle.translate(_WORDS).split()
     inner = words[needle[:1] in _LETTERS : len(words) - (needle[-1:] in _LETTERS)]  # those between two gaps
     alone = [word for word in inner if len(word) >= _WHOLE and word not in _COMMON]

@@ -19,12 +19,12 @@ def allowed_chars(pattern: str) -> int:
 
 
 def _search_steps(widths: list[int], chars: int) -> float:
-    """Return how many steps a search may take: from every start, the repeats may divide the rest in all ways."""
+    """Return how many steps a search takes if it tries every start and every way to split the rest between repeats."""
     return float(chars * prod(min(width, chars) for width in widths) / factorial(len(widths) + 1))
 
 
 def _repeat_widths(tree: Sequence[Part], after: Part | None) -> list[int]:
-    """Return the maximum length of each repeat that has several possible ends. `after` is the part after the tree."""
+    """Return the maximum length of each repeat that can end in several places; `after` is what follows `tree`."""
     found: list[int] = []
     for place, (op, value) in enumerate(tree):
         follows = tree[place + 1] if place + 1 < len(tree) else after

@@ -81,7 +81,7 @@ class RaisedException(msgspec.Struct, kw_only=True):
 
     @property
     def is_wrapper(self) -> bool:
-        """Whether its message only announces the traceback of another process or thread, which is shown below it."""
+        """Whether the message only announces the traceback of another process or thread, which follows it."""
         return self.message.startswith("Caught ") and _WRAPS.search(self.message) is not None
 
     @property
@@ -240,7 +240,7 @@ class _TracebackParser:
         self._newest, self._message = raised, _MESSAGE
 
     def end_stream(self) -> None:
-        """Close a traceback that the end of the log cuts off; the last code shown may tell what was to be raised."""
+        """End a traceback that the log cuts off; infer the exception if the last code is a `raise` or `assert`."""
         frames, code = self._frames, self._code
         if not any(frame.function for frame in frames or ()) or code is None or self._ignored:
             return

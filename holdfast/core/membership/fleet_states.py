@@ -77,11 +77,11 @@ class FleetStates:
         return next(iter(told)) if len(told) == 1 else "; ".join(f"{count} {words}" for words, count in told.items())
 
     def due_nodes(self, now: float, takes_s: float) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the nodes to replace now, if a new node takes `takes_s`, and those of them that must leave now.
+        """Return the nodes to replace now, if a new node takes `takes_s`, and those that must leave now.
 
-        Both are computed again when the next node is due (`wake_at`) or the fleet reports. A node is replaced at once
-        if the fleet takes it away earlier than was known. One whose time limit was known is replaced before that ends,
-        but not in the first half of its time: else short limits would only cause restarts.
+        The answer changes when the next node is due (`wake_at`) or the fleet reports. A node is replaced at once if the
+        fleet announces an earlier end than before. A node whose end was known is replaced before that end, but not in
+        the first half of its time: else short limits would only cause restarts.
         """
         if self._known_for != takes_s or (self.wake_at is not None and self.wake_at <= now):
             starts = {node: self._drain_at(end, takes_s) for node, end in self.ends.items()}

@@ -141,7 +141,7 @@ class HostFaults:
 
     @property
     def wait_clause(self) -> str:
-        """Return a clause about blocked hosts for the message of a job that waits for nodes; "" if it has met none."""
+        """Return a clause about blocked hosts for the message of a job that waits for nodes; "" without any."""
         if not self._blocked:
             return ""
         names = sorted(set(self._blocked.values()))

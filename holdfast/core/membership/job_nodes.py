@@ -142,7 +142,7 @@ class JobNodes:
         return seat if seat.near == near else msgspec.structs.replace(seat, near=near)
 
     def shared_place(self, nodes: Collection[str]) -> str:
-        """Return the narrowest place in which the machines of all these seated nodes are; "" if none is known."""
+        """Return the narrowest unit that these seated nodes share, such as a switch or rack; "" if none is known."""
         places = [seat.near for seat in self.seats if seat.node in nodes]
         shared = [names[0] for names in zip(*places, strict=False) if len(set(names)) == 1]
         return shared[-1] if shared else ""

@@ -30,7 +30,7 @@ class StandbyAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LossRate(msgspec.Struct, frozen=True):
-    """The rate of losses per node-hour: the weight, the shape and the hours of each Gamma distribution."""
+    """The rate of node losses per node-hour: a mixture of Gamma distributions, each as (weight, shape, hours)."""
 
     parts: tuple[tuple[float, float, float], ...] = _PRIOR
 
@@ -51,7 +51,7 @@ class LossRate(msgspec.Struct, frozen=True):
         return _bisect(lambda rate: sum(w * _gamma_below(a, b * rate) for w, a, b in self.parts) - share, top)
 
     def most_lost(self, nodes: int, hours: float, confidence: float = 0.99) -> int:
-        """Return the largest number of these nodes that is lost within these hours, with this confidence."""
+        """Return the number of these nodes lost within these hours that is not exceeded, with this confidence."""
         exposed, total = nodes * hours, 0.0
         for count in range(nodes):
             for w, a, b in self.parts:

@@ -38,7 +38,7 @@ class LostLinks:
         return self.nodes - self._awaited if now < self.until else self.nodes
 
     def forget_nodes(self, nodes: Iterable[str], kept: Set[str] = frozenset()) -> None:
-        """Stop waiting for nodes that are back or have left; the `kept` ones among them still lack a link."""
+        """Stop waiting for nodes that are back or have left; of these, those in `kept` still count as cut off."""
         gone = set(nodes)
         self._awaited -= gone
         self.nodes -= gone - kept

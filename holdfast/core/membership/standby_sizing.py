@@ -1,4 +1,4 @@
-"""How many standbys to hold so that they cover all nodes lost in 99 of 100 periods, groups and switches included."""
+"""How many standbys are enough in 99 of 100 replacement periods, if nodes are lost singly, in groups and in blasts."""
 
 from collections.abc import Iterator, Sequence
 from math import exp, lgamma, log, log1p, sqrt

@@ -71,7 +71,7 @@ class Standbys:
 
     @property
     def patience_s(self) -> float:
-        """Return how long a node that was asked for may take, by what earlier ones took."""
+        """Return how many seconds a requested node may take to arrive, as learned from earlier ones."""
         return self._patience_s
 
     @property
@@ -275,7 +275,7 @@ class Standbys:
         return tuple(action for node in late for action in self.dismiss_node(node, None, reason, Dismissal.LATE))
 
     def _arrival_limit_s(self, standing: bool) -> float:
-        """Return how long a node may take to arrive. While the job stands, leave time for another node in its place."""
+        """Return how long a node may take to arrive; less while the job waits, to leave time for another node."""
         longest_s = max(self.limits.ready_s, self.limits.wait_s / 2) if standing else self._patience_s
         return min(self._patience_s, longest_s)
 

@@ -28,7 +28,7 @@ class AlarmNotices:
         self.losses: list[AlarmNotice] = []
 
     def add(self, event: Event, decision: Decision) -> None:
-        """Add what was reported about an alarm on slow ranks or a bad loss, if the alarm did not stop the job."""
+        """Record the messages about an alarm on slow ranks or a bad loss, if the alarm did not stop the job."""
         if not isinstance(event, Alarm) or decision.phase is not Phase.TRAINING:
             return
         told = [said.text for said in decision.actions if isinstance(said, Say)]

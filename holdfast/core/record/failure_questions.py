@@ -44,7 +44,7 @@ class FailureQuestions:
     def on_entry(
         self, entry: Entry, judged: JudgedIncident | None, *, has_past: bool
     ) -> JudgedIncident | FailureOutcome | None:
-        """Return an incident to ask about, or how one of these ended; `judged` is the one that is open now."""
+        """Return the incident to ask about, or the outcome of the one asked about; `judged` is the open incident."""
         closed = entry.decision.closed
         if closed and closed.number == self._asked:
             return FailureOutcome(incident=closed.number, text=_describe_outcome(closed))

@@ -14,11 +14,9 @@ class GpuPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def peak_of_ranks(ranks: int, sharing: int, gpus: Sequence[str], rows: Iterable[GpuPeak]) -> float:
-    """Return the peak FLOP/s of the GPUs of this many ranks; 0 if that is not known.
-
-    `gpus` are the names of the host's GPUs, which `sharing` ranks have between them. If there are more ranks than GPUs,
-    or the GPUs differ, it is not known what part of which GPU a rank has.
-    """
+    """Return the peak FLOP/s of this many ranks' GPUs; 0 if unknown. `gpus` names the host's GPUs, and `sharing` is the
+    number of ranks on the host. With more ranks than GPUs, or with different GPUs, it is unknown which part of which
+    GPU a rank has."""
     if len(set(gpus)) != 1 or sharing > len(gpus):
         return 0.0
     return next((ranks * row.flops for row in rows if gpus[0] in row.names), 0.0)

@@ -62,7 +62,7 @@ class HookNotice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the decider's state that hooks need besides its decisions: its open question and releases' fates."""
+    """The state that notices need besides decisions: the open question, and what became of each release and why."""
 
     asking: str = ""
     until: float | None = None
@@ -72,7 +72,7 @@ class JobStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HookNotices:
-    """Turns journal entries into notices. It must get every entry, replayed ones too, with the standing after it."""
+    """Turns journal entries into notices. Needs every entry, replayed ones too, and the job's standing after each."""
 
     def __init__(self, run_id: str = "") -> None:
         self.run_id = run_id

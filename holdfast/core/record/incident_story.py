@@ -17,7 +17,7 @@ _MOST_LINES = 200  # of one story; a job that fails again and again before its n
 
 
 class StoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that happened in an incident."""
+    """One alarm, verdict, action or other line in the story of an incident."""
 
     at: float
     part: str  # signal, alarm, echo, verdict, action, outcome, order or news
@@ -214,7 +214,7 @@ def describe_action(action: Action) -> str:
 
 
 def list_undone(record: Record, alarms: list[Alarm]) -> list[str]:
-    """Return what was not done about an incident, each with the reason that the journal has."""
+    """Return sentences on remedies that were not applied to an incident, with the journal's reasons."""
     verdict, found = record.verdict, []
     if not record.evicted and verdict.remedy is not Remedy.GIVE_UP:
         suspects = f" ({list_some(record.suspects)} under suspicion)" if record.suspects else ""

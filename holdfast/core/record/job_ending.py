@@ -7,7 +7,7 @@ UNSTORED = 94  # exit code: the script ended well, and its final state is not on
 
 
 def read_storage(event: Event) -> StorageReport | None:
-    """Return what this event says about storage; None if it says nothing."""
+    """Return the storage report in this event; None if it has none."""
     if isinstance(event, Outcome):
         return event.storage
     return event if isinstance(event, StorageReport) else None

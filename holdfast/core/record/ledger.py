@@ -277,7 +277,7 @@ class Ledger:
             self._at = until
 
     def _end_failed_change(self, failed_at: float, at: float) -> None:
-        """Start the incident's cost when the planned restart failed, although that was reported later."""
+        """Charge the incident from the moment at which the planned restart failed, not from the later report of it."""
         self._close_span(failed_at)
         if at > self._at:
             trouble = Span(use=TimeUse.DETECT, start_at=self._at, end_at=at, incident=len(self.incidents) + 1)
@@ -387,7 +387,7 @@ class Ledger:
         self._cut = None
 
     def _spans_cut_at(self, good_at: float, *, ends: bool = False) -> list[Span]:
-        """Return the spans so far; time since the last good step is the stop's. `ends`: that step was the last."""
+        """Return the spans, with the time since the last good step charged to the stop; `ends`: no step followed."""
         if self._cut is None:
             return list(self._spans)
         index, instead = self._cut

@@ -23,7 +23,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeStory(msgspec.Struct, kw_only=True):
-    """What the journal tells of one node."""
+    """The history of one node, as the journal has it."""
 
     node: str
     host: str = ""

@@ -8,8 +8,9 @@ from holdfast.model.incident_record import Change, Record
 
 
 class OwedSteps:
-    """Lost steps that are not made again yet, by restart. A failure while steps are being redone loses only those since
-    the last restart. The others stay with the earlier failure, so each restart is charged what it reported as lost."""
+    """Lost steps not made again yet, by the restart that lost them. A failure while steps are being redone is charged
+    only with steps since the last restart; the rest stay with the earlier failure. So each restart is charged with as
+    many steps as it reported lost."""
 
     def __init__(self) -> None:
         self.redone: list[RedoneSteps] = []
@@ -29,7 +30,7 @@ class OwedSteps:
             self.redone.append(whose)
 
     def find_debt(self, step: int) -> tuple[int, RedoneSteps] | None:
-        """Return the last step charged to the restart that lost the step after this one, and that restart; or None."""
+        """Return the last step charged to the restart that lost step `step` + 1, and that restart; None if none did."""
         return next(((last, self.redone[whose]) for last, whose in reversed(self._last) if last > step), None)
 
     def add_redone(self, first: int, count: int) -> None:

@@ -108,7 +108,7 @@ class PageRelease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PageHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What the first screen says."""
+    """The figures and sentences at the top of the page."""
 
     run_id: str
     phase: str
@@ -248,7 +248,7 @@ class PageFold:
         return self.stories.stories.get(number)
 
     def _is_shown(self) -> bool:
-        """Whether the newest point is on the curve."""
+        """Whether the newest progress point is already on the page's curve."""
         return not self._newest or (bool(self._points) and self._points[-1] is self._newest[-1])
 
     def _make_head(
@@ -337,7 +337,7 @@ def _show_span(span: Span) -> PageSpan:
 
 
 def _show_node(story: NodeStory, live: dict[str, Any], front: int) -> PageNode:
-    """Return what is shown of a node; `live` is what the controller says of it, `front` the furthest node's step."""
+    """Return a node as the page shows it; `live` is the controller's status of it, `front` the furthest node's step."""
     return PageNode(
         node=story.node,
         role=str(live.get("role", "")) or story.role,

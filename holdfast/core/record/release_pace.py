@@ -107,7 +107,7 @@ class ReleasePaces:
             tally.add_stretch(last, progress, whole=self._whole)
 
     def measure_anew(self) -> None:
-        """Forget what was measured up to here."""
+        """Forget all measurements so far."""
         self._tallies.clear()
 
     def list_paces(self) -> tuple[ReleasePace, ...]:

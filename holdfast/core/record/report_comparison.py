@@ -83,7 +83,7 @@ def _count_notes(one: Report, other: Report) -> list[str]:
 
 
 def _pace_note(one: ReleasePace | None, other: ReleasePace | None) -> str:
-    """Say how the pace of the second compares with that of the first, or why it cannot be said."""
+    """Return a note on how fast the second job is compared with the first, or why that cannot be said."""
     if one is None or other is None:
         return "pace is not compared: a run has no steady training" if one or other else ""
     if min(one.steps, other.steps) < LEAST_STEPS:

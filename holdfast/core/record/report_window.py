@@ -1,4 +1,4 @@
-"""The account of a job from some instant on, so that a report of its last part adds up like that of the whole."""
+"""The account of a job since some instant, so that a report of that time adds up like a report of the whole job."""
 
 from collections.abc import Iterable
 
@@ -56,7 +56,6 @@ def _clip_start(span: Span, since: float) -> Span:
 
 
 def _subtract_steps(ran: tuple[ReleaseRun, ...], before: tuple[ReleaseRun, ...]) -> tuple[ReleaseRun, ...]:
-    """Return what each release has made since then; releases that have made nothing since are left out."""
     known = {one.release: one for one in before}
     none = ReleaseRun(release=0, source="")
     since = []

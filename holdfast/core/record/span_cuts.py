@@ -1,4 +1,4 @@
-"""Where a span of the account is cut: at the last good step before a stop, and where a job began to stand."""
+"""Where a span of the account is cut: at the last good step before a stop, and where a stall began."""
 
 from collections.abc import Sequence
 
@@ -13,14 +13,14 @@ ALONE = (TimeUse.UNWATCHED, TimeUse.UNKNOWN)  # uses of time without a controlle
 
 
 class OpenStandstill:
-    """Since when a job stands, up to the next step that it makes, in whichever generation."""
+    """When and where the job stopped making steps; cleared by its next step, in whichever generation."""
 
     def __init__(self) -> None:
         self.since: float | None = None  # None: it does not, as far as anybody has told
         self.place = ""  # where ranks are, or were when the job last stood, in words
 
     def add(self, event: Event, generation: int) -> None:
-        """Take in an event of a job that trains in this generation."""
+        """Note a stall that begins or ends with this event; `generation` is the one that trains."""
         match event:
             case Alarm(kind=Kind.HANG, generation=of) if of == generation and (
                 event.suspects or event.signature == NO_STEP
@@ -30,7 +30,7 @@ class OpenStandstill:
                 self.since = None
 
     def split_newest(self, spans: list[Span]) -> list[Span]:
-        """Book the part of the newest span in which the job stands as a stall."""
+        """Return the spans with the newest one cut where the stall began, and the rest of it booked as a stall."""
         if self.since is None or spans[-1].use not in (TimeUse.TRAIN, TimeUse.REDO):
             return spans
         *before, last = spans

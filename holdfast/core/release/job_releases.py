@@ -58,7 +58,7 @@ class JobReleases:
         return f"release {number} is checked and staged", (action,)
 
     def on_staged(self, now: float, event: Outcome, active: set[str]) -> tuple[str, tuple[Action, ...]]:
-        """Let a staged release wait for a restart, or mark it refused or merged. Ignore nodes that have left."""
+        """Let a staged release wait for a restart, or mark it merged or, if an `active` node failed, refused."""
         taken = self.staging.pop(event.action)
         number, failed = taken.number, {node: why for node, why in event.failed.items() if node in active}
         if failed or not (event.ok or event.failed):
@@ -114,7 +114,7 @@ class JobReleases:
         return self.waiting is not None and self.due_at is not None and self.due_at <= now
 
     def next_release(self, now: float, *, machines: bool, guess: bool) -> Release:
-        """Return the release of the next generation. No update starts while nodes are changed on a guess."""
+        """Return the release of the next generation. No update is started while nodes are replaced without proof."""
         if not self._since:
             self._since[self.running.number] = now
         if self.waiting is None or (guess and machines and self._left is None):

@@ -114,7 +114,7 @@ class TwinComparison:
             self._set_ruling(RulingKind.SOME, nodes, f"{why} with either")
 
     def rule_nobody(self, steps: int) -> ReplayRuling:
-        """Return the ruling "nobody". `steps` is the number of steps in which the least compared node was compared."""
+        """Return the ruling "nobody"; `steps` is the lowest number of steps that were compared on any node."""
         self.steps = steps
         how, nodes, reason = self._nobody_ruling()
         return ReplayRuling(how=how, nodes=nodes, reason=reason)

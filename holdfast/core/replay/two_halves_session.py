@@ -36,7 +36,7 @@ def nodes_per_half(count: int, mesh: Dims, nproc: int) -> int:
 
 
 class TwinSession:
-    """A two-half replay up to its ruling, used like a GroupSession. A dual-phase replay follows SOME and EVERYWHERE."""
+    """A two-half replay, used like a GroupSession. If it rules SOME or EVERYWHERE, a dual-phase replay follows."""
 
     def __init__(self, asked: ReplayRequest, limits: ReplayLimits) -> None:
         self._asked, self._limits = asked, limits
@@ -73,8 +73,8 @@ class TwinSession:
     # --- rounds ------------------------------------------------------------------------------------------------
 
     def _start_round(self) -> None:
-        """Start another round, with twice as many steps as the last one. Few rounds save expensive starts, and short
-        rounds save steps after a difference."""
+        """Start another round, with twice as many steps as the last. Short first rounds find frequent faults cheaply,
+        and long later ones save starts."""
         replicas, half = len(self._nodes) // self._unit, self._half
         turn = self._round % replicas * self._unit if replicas % 2 else 0  # then every round leaves out another one
         self._order = (*self._nodes[turn:], *self._nodes[:turn])

@@ -21,7 +21,7 @@ class StorageWatch:
         self.newest = self._told = report
 
     def on_told(self, at: float, generation: int, stored: int, missed: MissedCheckpoint | None) -> None:
-        """Record a node's newest checkpoint of this generation, written at `at`, and a later one it could not write."""
+        """Record a node's newest checkpoint of this generation, written at `at`, and a newer one that failed."""
         if stored >= 0 and (generation, stored) > self._written:
             known = self.newest and self._written[0] == 0 and self.newest.step == stored  # to an earlier controller
             self._written = (generation, stored)

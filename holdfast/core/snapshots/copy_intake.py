@@ -21,14 +21,14 @@ class Intake(Enum):
 
 
 def judge_copy(sent: CopyName, coming: CopyName | None, sealed: Iterable[CopyName]) -> Intake:
-    """Judge an offered copy of one rank, given the rank's copy that is being received and its sealed copies."""
+    """Return how to receive an offered copy of a rank, given the copy now being received and its sealed copies."""
     if sent == coming:
         return Intake.RESUME
     return Intake.HELD if sent in sealed else Intake.BEGIN
 
 
 def judge_half(step: int, mixing: int, newest: int) -> Intake:
-    """Judge an offered half, given the step of the parity being made and that of the newest sealed one (-1: none)."""
+    """Return how to receive an offered half, given the steps of the parity being made and the newest sealed one."""
     if step == newest:
         return Intake.HELD
     if step < max(mixing, newest):

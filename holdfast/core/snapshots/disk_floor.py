@@ -21,7 +21,7 @@ class DiskLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int = 0  # what the states of one node may take; 0: what the disk has
 
     def run_folder(self, run: str) -> str:
-        """Return the folder of a run, which is named by its id and its mark."""
+        """Return the folder for the states of this run (its `marked_id`)."""
         return f"{self.path}/{re.sub(r'[^A-Za-z0-9_.-]', '_', run)}"
 
 

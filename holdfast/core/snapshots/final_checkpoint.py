@@ -29,7 +29,7 @@ def choose_final(
 
 
 def newest_on_disks(copies: Mapping[str, Collection[Copy]]) -> int:
-    """Return the newest step of which the nodes' disks hold every rank's state; -1: none."""
+    """Return the newest step for which the nodes' disks together hold every rank's state; -1 if there is none."""
     return max((step for step, _ in _find_whole(copies, disk=True)), default=-1)
 
 

@@ -127,7 +127,7 @@ class CopyRun(msgspec.Struct, kw_only=True):
 
 
 class NodeFloor:
-    """A node's floor. `step` takes news and returns deeds: pin what is newly held, and unpin what is held no longer."""
+    """A node's floor: `step` takes `FloorNews` and returns deeds that pin newly held snapshots and unpin others."""
 
     def __init__(self, *, to_disk: bool = False) -> None:
         """With `to_disk`, the node has a floor even if no peer keeps copies of it: its own disk keeps the floor."""
@@ -221,7 +221,7 @@ class NodeFloor:
         return tuple(map(MarkVerified, good))
 
     def _find_step(self, step: int, sealed: Sealed) -> Held:
-        """Return each rank's newest snapshot of this step. It was just sent, or found after the agent restarted."""
+        """Return the newest snapshot of this step of each rank with an arena."""
         found: Held = {}
         for one in sealed:
             if one.step == step and one.rank in self._granted:

@@ -19,7 +19,7 @@ class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):
     line: Line = ()  # this launch and those before it; empty: not told
 
     def is_of_line(self, generation: int, step: int) -> bool:
-        """Return whether this generation's state of a step is of the line that this launch goes on with."""
+        """Return whether the state that this generation has of a step belongs to this launch's lineage."""
         return is_of_line(self.line, self.generation, generation, step)
 
     def drops(self, generation: int, step: int) -> bool:
@@ -27,9 +27,9 @@ class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):
         return step > self.shared_step or not self.is_of_line(generation, step)
 
     def gives_up(self, generation: int, step: int) -> bool:
-        """Return whether this launch makes a state on disk useless: it is in doubt, or the last generation made it
-        after the step that this one resumes from. States of older lineages stay until every disk holds a later step,
-        since the launch may fail and leave nothing else. The controller tells which states may be used."""
+        """Return whether this launch makes a state on disk useless. It is in doubt, or the last generation made it
+        after the step resumed from. States of older lineages stay until every disk holds a later step, since they are
+        all that is left if the launch fails. The controller tells which may be used."""
         if any(doubt.bans_state(generation, step) for doubt in self.restore.doubts):
             return True
         return bool(self.restore.sources) and generation == self.generation - 1 and step > self.restore.step

@@ -102,7 +102,7 @@ def evicted_together(nodes: int, nproc: int, groups: Groups) -> tuple[frozenset[
 
 
 def _regular_shift(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int, ...] | None:
-    """Return keepers all at the same distance, about half-way round if possible; None if no distance is safe."""
+    """Return as each node's keeper the node at a fixed distance, nearest to half of all nodes; None if none is safe."""
     for shift in sorted(range(1, nodes), key=lambda s: abs(2 * s - nodes)):
         if all((node + shift) % nodes not in shared[node] for node in range(nodes)):
             return tuple((node + shift) % nodes for node in range(nodes))

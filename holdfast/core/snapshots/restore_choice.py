@@ -62,8 +62,9 @@ def choose_known_restore(
 
 
 def _choose_of_lines(seats: tuple[Seat, ...], copies: Collection[Copy], not_after: int | None, line: Line) -> Restore:
-    """Return the plan of the newest step that all ranks can get on one of the lines that the job may go on with. Memory
-    that does not tell its generation is of an older agent, and believed: such agents drop what they were told to."""
+    """Return the plan to restore the newest step that all ranks can get within one lineage that the job may go on with.
+    Copies in memory without a generation come from older agents and are accepted: those agents drop abandoned
+    lineages."""
     plans = []
     for head in list_heads(line, {copy.generation for copy in copies}):
         mine = [
@@ -137,7 +138,7 @@ def leave_out_disks(copies: Iterable[Copy], left: Collection[Doubt]) -> list[Cop
 
 
 def steps_on_disks(seats: Collection[Seat], copies: Iterable[Copy], not_after: int) -> set[int]:
-    """Return the steps, up to this one, that every node of these seats holds for its own ranks on its own disk."""
+    """Return the steps up to `not_after` that every seated node has on its own disk for all of its own ranks."""
     world = sum(seat.nproc for seat in seats)
     found = {(c.node, c.rank, c.step) for c in copies if c.disk and c.world == world and c.step <= not_after}
     own = [(seat.node, seat.first_rank + local) for seat in seats for local in range(seat.nproc)]

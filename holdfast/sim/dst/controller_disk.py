@@ -33,7 +33,7 @@ class SimDisk:
 
 
 class EmptyBlockList:
-    """The list of blocked hosts of a simulated site. It stays empty, because no fault here is a machine's own."""
+    """The block list of a simulated site, which must stay empty because the simulated machines are never at fault."""
 
     flag = ""
 

@@ -51,7 +51,7 @@ class FaultChances:
             self.scene.call_later(self.aside.uniform(0.0, 1.0), machine.kill_agent)
 
     def on_noted(self, machine: SimMachine, *, busy: bool) -> None:
-        """With chance one half, cut the power of a machine that has noted one errand and is busy with another."""
+        """With chance one half, cut the power of a machine that has written an errand to disk while another runs."""
         if self.on and busy and not self.scene.setup.job.can_acquire and self.aside.random() < 0.5:
             self.count_fault("lose_noted")
             machine.reboot()

@@ -42,7 +42,7 @@ class MachinePool:
         return name
 
     def _draw_queue_s(self, name: str) -> float:
-        """Draw how long a new machine waits in the queue; some machines are ended by the cluster right after that."""
+        """Draw how long a new machine waits in the queue; the cluster ends some machines when their wait is over."""
         if not self.scene.setup.surveys or self.queue.random() < 0.4:
             return 0.0
         queue_s = self.queue.uniform(0.0, 100.0)

@@ -1,4 +1,4 @@
-"""The interfaces of the agent and of the controller that a simulated world runs; its caller supplies the real ones."""
+"""Interfaces of the real agent and controller, which the caller passes to the simulated world."""
 
 from collections.abc import Callable
 from typing import Protocol

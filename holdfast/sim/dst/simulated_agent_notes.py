@@ -71,7 +71,7 @@ class SimNotes:
 
 
 class SimKeeperNotes:
-    """One keeper's access to its notes on the same disk."""
+    """One keeper's access to its notes on its machine's disk."""
 
     def __init__(self, process: AgentProcess) -> None:
         self._process = process

@@ -1,4 +1,4 @@
-"""Errands of a simulated node other than launches: staged releases, probes and stacks, on a healthy machine."""
+"""Simulated staging, probes, stacks and health readings of a node, on a machine that is never defective."""
 
 import asyncio
 from collections.abc import Callable, Iterable

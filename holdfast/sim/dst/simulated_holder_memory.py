@@ -38,7 +38,7 @@ class HolderMemory:
                 arena.unpin(slot)
 
     def list_states(self) -> Iterator[tuple[int, SealedSnapshot, StateTruth]]:
-        """Yield the rank, the sealed snapshot and the truth in each page, for all snapshots and copies."""
+        """Yield the arena's rank, the snapshot and the `StateTruth` of each page of every sealed snapshot and copy."""
         for arena, sealed in [(one, sealed) for one in self._open_arenas() for sealed in one.list_sealed()]:
             for truth in read_truths(arena.slot_image(sealed.slot)):
                 yield arena.rank, sealed, truth

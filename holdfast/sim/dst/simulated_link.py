@@ -167,7 +167,7 @@ class SimLink:
 
 
 class ControllerEnd:
-    """The end of a link at one life of the controller, which may crash whenever it sends."""
+    """The controller's end of a link; the controller may crash whenever it sends."""
 
     def __init__(self, link: SimLink, strike: Callable[[str], None]) -> None:
         self._link = link

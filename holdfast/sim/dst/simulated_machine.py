@@ -109,7 +109,7 @@ class RankListener(Protocol):
 
 
 class KeeperAccess(Protocol):
-    """A keeper as ranks, and keepers of other machines, can reach it."""
+    """The part of a keeper that ranks and other machines' keepers call."""
 
     shelf: PeerShelf | None
 
@@ -117,7 +117,7 @@ class KeeperAccess(Protocol):
 
 
 class PublishedSteps(Protocol):
-    """The real writer of checkpoints; the simulated storage tells it which steps are published."""
+    """The agent's checkpoint writer, as simulated storage uses it: to tell it which steps are published."""
 
     author: Author
 
@@ -248,7 +248,7 @@ class SimMachine:
         return held
 
     def park_rank(self, held: SimRank) -> None:
-        """Have a rank leave its generation; the others lose it as if it had ended."""
+        """Have a rank leave its generation; to the generation's other ranks, it has ended."""
         held.parked = True
         self._ranks.on_rank_end(held)
 

@@ -95,7 +95,7 @@ class RankTeam:
         self.scene.call_later(self.scene.setup.step_s, self.advance_step)
 
     def _find_checkpoint(self, doubts: tuple[Doubt, ...]) -> StateTruth | None:
-        """Return the newest checkpoint that is not in doubt for rank 0; None if there is none."""
+        """Return the newest checkpoint that none of these doubts bans; None if there is none."""
         kept = self.teams.storage.kept.values()
         sound = [snap for snap in kept if not any(doubt.bans_state(snap.made, snap.step) for doubt in doubts)]
         return max(sound, key=lambda snap: snap.step, default=None)

@@ -1,7 +1,5 @@
-"""Images of simulated states: few bytes that say which generation has really made them.
-
-Keepers copy, write and fetch these bytes as they do any others. Only the checks read what they say.
-"""
+"""Images of simulated states: each page holds the step and the generation that really made it. Keepers copy, write and
+fetch these bytes as they do any others. Only the safety checks decode them."""
 
 import struct
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ _TRUTH = struct.Struct("<qqq")
 
 
 class StateTruth(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """What is true about a simulated state, whatever its slot's header, or its note on disk, claims."""
+    """The true origin of a simulated state, even if its slot's header or its note on disk says otherwise."""
 
     step: int
     made: int  # the generation that made it
@@ -47,7 +45,7 @@ def write_truth(image: memoryview, truth: StateTruth) -> None:
 
 
 def read_truths(image: memoryview | bytes) -> Iterator[StateTruth]:
-    """Yield the truth in every page of an image, or of a copy of a part of it."""
+    """Yield the `StateTruth` in each page of an image, or of a copy of a part of it."""
     for page in range(0, len(image), PAGE_BYTES):
         step, made, nan_at = _TRUTH.unpack_from(image, page)
         yield StateTruth(step=step, made=made, nan_at=nan_at)

@@ -134,7 +134,7 @@ class TruthChecks:
             )
 
     def _read_new_entries(self) -> None:
-        """Learn from the entries written to disk since the last call."""
+        """Note the actions, alarms and ended ranks in entries written since the last call."""
         for entry in self.disk.entries[self._read :]:
             self._asked.update(action.id for action in entry.decision.actions if not isinstance(action, Say))
             if isinstance(entry.event, Alarm | Ended):
@@ -194,7 +194,7 @@ class TruthChecks:
         self._check_held(generation, {held.machine.name for held in members})
 
     def _check_lineage(self, generation: int, step: int, made: int, memory: bool) -> None:
-        """Check that a state from memory is of the lineage that the journal knows, or of a newer one that it lost."""
+        """Check that a state from memory belongs to the newest lineage, or to the newest one in the journal."""
         newest, told = self._newest_generation(), self._told
         if memory and told and made not in {self._step_maker(step, told), self._step_maker(step, newest)}:
             self.report_broken(

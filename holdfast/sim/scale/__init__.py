@@ -1,1 +1,1 @@
-"""Simulated jobs with thousands of GPUs over months: published failures, met by holdfast or by others' practices."""
+"""Simulates jobs with thousands of GPUs for months, under published failures and holdfast's or others' policies."""

@@ -1,4 +1,4 @@
-"""Mixes of failures as published: what fails, how often and why; read from data."""
+"""Published mixes of failures, loaded from TOML: what fails, how often, and from which causes."""
 
 import tomllib
 from collections.abc import Mapping

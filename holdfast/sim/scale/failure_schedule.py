@@ -29,7 +29,7 @@ MECHANISMS = {
 
 
 class ScaleSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """The setup of a simulation at scale."""
+    """Size, length, seed and options of a simulated job."""
 
     gpus: int
     days: float = 90.0

@@ -102,8 +102,7 @@ class AlarmModel:
         return AlarmSign(after_s=self._prices("nccl_timeout", "notice"), alarm=self._crash_alarm(_TIMED_OUT, node))
 
     def _hang_sign(self, places: FailurePlace, lot: float, wide_lot: float) -> AlarmSign:
-        """Return how a hang shows: as a stopped or waiting process, a timeout, or a standing job without a culprit.
-        Without a culprit the job acts after `act_s`."""
+        """Draw how a hang shows: a stopped or spinning process, a timeout, or no culprit (then `act_s` later)."""
         node, other = places.node, places.other
         limits, unnamed = self._hang, self._prices.share_value("hang_unnamed")
         spinning, stopped = (unnamed + (1 - unnamed) * self._prices.share_value(name) for name in _KINDS)

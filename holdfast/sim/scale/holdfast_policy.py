@@ -211,7 +211,7 @@ class HoldfastPolicy:
         return lemons[int(strike.luck * len(lemons))] if lemons else self._seated_node(strike.luck)
 
     def _blast_nodes(self, blast: BlastFailure, node: str) -> None:
-        """Lose the block of neighbouring nodes around this one, as when a switch or a rack fails."""
+        """Kill the nodes that share a switch or rack with this one, and schedule the alarm about them."""
         around = node_neighbours.seats_around(self.state.view.seats, node, blast.nodes)
         gone = [seat.node for seat in around if seat.node in self.state.nodes]
         self.state.dead.update(gone)

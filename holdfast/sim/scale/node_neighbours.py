@@ -17,7 +17,7 @@ class FailurePlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def seats_around(seats: tuple[Seat, ...], node: str, count: int) -> tuple[Seat, ...]:
-    """Return the block of up to `count` neighbouring seats that holds this node; empty if the node has no seat."""
+    """Return up to `count` seats side by side, among them this node's; empty if the node has no seat."""
     place = next((number for number, seat in enumerate(seats) if seat.node == node), None)
     if place is None:
         return ()
@@ -26,7 +26,7 @@ def seats_around(seats: tuple[Seat, ...], node: str, count: int) -> tuple[Seat, 
 
 
 def find_place(seats: tuple[Seat, ...], node: str, other: str) -> FailurePlace:
-    """Return a failure's place: the node's pipeline, and the ranks that the others wait for if the next node hangs."""
+    """Return the nodes of the failed node's pipeline, and the ranks that a hang there may blame."""
     group = seats_around(seats, node, _PIPELINE)
     own = [number for number, seat in enumerate(group) if seat.node == node]
     near = {group[number % len(group)].first_rank for place in own for number in (place, place + 1)}

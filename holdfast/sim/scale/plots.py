@@ -81,7 +81,7 @@ def _plot_over_time(curves: Curves, title: str) -> Any:
 
 
 def _plot_losses(found: list[ScaleSummary]) -> Any:
-    """Plot the share of time that each policy lost to each use."""
+    """Plot where each policy lost time, as a share of all time."""
     uses = list(dict.fromkeys(use for one in found for use in one.lost_by_use))
     figure, axes = _new_figure(9, 1.5 + 0.42 * len(found))
     names = [_policy_name(one) for one in found]

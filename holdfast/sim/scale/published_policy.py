@@ -1,4 +1,4 @@
-"""Published practices of others, given as data and simulated in the same world, from one failure to the next."""
+"""Simulates the published practices of others, loaded from TOML files, under the same schedule of failures."""
 
 import tomllib
 from collections import deque

@@ -1,4 +1,4 @@
-"""The executor at scale: each action of the decider takes its price in time and gets one outcome."""
+"""The executor at scale: each action takes as long as the price sheet says, and gets one outcome."""
 
 from typing import Protocol
 

@@ -12,7 +12,7 @@ _LOOKS = 13000  # every ten minutes of 90 days
 
 
 class ScaleTally(msgspec.Struct, kw_only=True):
-    """Counts kept while a job is simulated."""
+    """Counts of incidents, evictions, used standbys and the like."""
 
     incidents: int = 0
     faults: dict[str, int] = {}

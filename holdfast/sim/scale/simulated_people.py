@@ -67,7 +67,7 @@ class SimulatedPeople:
         self._state.call_later(self._state.prices("page"), self._seek_machine, node, defect)
 
     def _seek_machine(self, node: str, defect: NodeDefect) -> None:
-        """Start a person's search for a bad machine; if it computes wrongly, the person holds the job for that time."""
+        """Start a person's search for a bad machine; if the machine computes wrongly, the job is held meanwhile."""
         state = self._state
         if node in self._sought or state.defects.get(node) is not defect:
             return

@@ -82,7 +82,7 @@ class TimeBook:
         return max(0.0, trained - dragged) * (1 - stall)
 
     def by_use(self, stall: float) -> dict[str, float]:
-        """Return the seconds lost to each use, largest first."""
+        """Return the seconds spent on each use other than training, largest first."""
         found: dict[str, float] = {}
         for piece in self.pieces:
             if piece.use != TRAIN:

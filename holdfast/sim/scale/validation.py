@@ -135,7 +135,7 @@ def check_restarts() -> list[ValidationCheck]:
 
 
 def check_scheduling(trials: int = 20000) -> list[ValidationCheck]:
-    """Derive figure 12 from table 7. A trial loses one machine plus a binomial number, or 32 with a chance of 1 %."""
+    """Compare ByteRobust's figure 12 with values derived from its table 7 by drawing how many machines are lost."""
     sheet, rng = price_sheet.load_sheet(), Random("figure 12")
     warm_s = next(read_curve(p.by_gpus, 16384) for p in sheet.price if p.name == "first_step")
     requeue_s = next(read_curve(p.by_gpus, 16384) for p in sheet.price if p.name == "requeue")

@@ -26,7 +26,7 @@ NAMES = "a node's name has 1 to 200 ASCII letters, digits, dots, dashes and unde
 
 
 class Challenge(msgspec.Struct, frozen=True, kw_only=True):
-    """The controller's answer to a node's random number."""
+    """The controller's random number, and its proof that it knows the secret."""
 
     nonce: str
     proof: str

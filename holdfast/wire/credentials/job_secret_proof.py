@@ -27,7 +27,7 @@ GUESSABLE = f"is too short or too regular and needs at least {_BITS} random bits
 
 
 def secret_fault(token: str) -> str:
-    """Return why a secret is too weak, as words that follow the secret's name; empty if it is strong enough."""
+    """Return why a secret is too weak, as a clause such as "is empty"; empty if it is strong enough."""
     if not token:
         return EMPTY
     if not token.isascii() or not token.isprintable() or " " in token:

@@ -42,7 +42,7 @@ def slot_memory_bytes(nproc: int) -> int:
 
 
 def flight_log_offset(nproc: int, index: int) -> int:
-    """Return where a rank's flight log begins in that memory: after all slots, at the start of a page."""
+    """Return the offset of a rank's flight log in its node's memory: after all slots, at the start of a page."""
     return -(-nproc * SLOT_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE + index * REGION_BYTES
 
 

@@ -146,7 +146,7 @@ def _parse_entry(image: bytes, reading: SlotReading) -> tuple[int, StepValues | 
 
 
 def _read_failure(stored: bytes) -> str:
-    """Return the failure as text, marked as cut if it fills its whole place."""
+    """Return the failure as text, marked as cut if it fills the slot's space for it."""
     text = stored.rstrip(b"\0").decode("utf-8", "ignore")
     return mark_cut(text) if stored[-1] else text
 

@@ -110,8 +110,8 @@ class SlotWriter:
         self._write_record()
 
     def remember_first_step(self, step: int, *, numbered: bool) -> None:
-        """Record a counted first step as the first, not as the newest: the script may be about to report its number.
-        With `numbered`, it has no other than this count gives it."""
+        """Record a first step that holdfast counted, but not as the newest, as the script may yet report its number.
+        With `numbered`, the count is the step's only number."""
         self._first_step, self._first_at = step, monotonic()
         self._flags |= COUNTED | NUMBERED * numbered
         self._pack_cold_part()
@@ -212,7 +212,7 @@ class SlotWriter:
             self._write_record()
 
     def mark_restored(self, took_s: float) -> None:
-        """Record that the rank has restored its state, or that there is none, and how long that took."""
+        """Record that the rank has restored its state, or found none, and how many seconds that took."""
         if self._is_ours():
             self._restored_at = monotonic()
             self._restoring_at = self._restored_at - took_s
@@ -220,8 +220,8 @@ class SlotWriter:
             self._write_record()
 
     def note_set_up(self, imported_at: float, set_up_at: float) -> None:
-        """Record until when the script was seen to import and to set itself up; the next write of a first step shows
-        it. Imports after the groups were made belong to them, unless the state was restored before."""
+        """Record when the script was last seen importing and setting up; the next write of a first step shows both.
+        Imports after the process groups count as time of the groups, unless the state was restored earlier."""
         if self._grouped_at < imported_at and self._grouped_at and not 0 < self._restoring_at < imported_at:
             self._grouped_at = imported_at
         self._set_up_at = set_up_at
@@ -281,7 +281,7 @@ class SlotWriter:
         self._bad_step = self._loss_step if self.is_loss_bad else -1
 
     def note_skip(self, step: int, batches: int, samples: int) -> None:
-        """Record that this step was skipped, and the totals so far; the next write shows both."""
+        """Record that this step was skipped, and the batches and samples skipped so far; the next write shows both."""
         if self._first_step < 0 and self._passed < 0:
             self._passed = step
         self._skipped, self._skipped_samples = batches, samples
@@ -305,7 +305,7 @@ class SlotWriter:
 
 
 def newest_record(image: bytes) -> bytes | None:
-    """Return the body of the newest whole record in the image of a slot, or None."""
+    """Return the body of the newest whole record in a slot's bytes, or None."""
     halves = image[:RECORD_BYTES], image[RECORD_BYTES:RING_AT]
     whole = [half[BODY] for half in halves if SUM.unpack_from(half)[0] == crc32(half[BODY])]
     return max(whole, key=lambda body: HOT.unpack_from(body)[0], default=None)

@@ -47,11 +47,9 @@ class ReleaseFiles(msgspec.Struct, frozen=True):
         return frozenset(path for path in self.kept if path not in self.tracked and not path.endswith(_SOURCE))
 
     def new_outputs(self, known: Collection[str]) -> frozenset[str]:
-        """Return the kept files that are not in `known`, an earlier release, and may be a job's output.
-
-        These are untracked files that are not source. Other untracked files count too if their folder also holds such
-        files or left-out ones, but no Python.
-        """
+        """Return the kept files that are not in `known`, an earlier release, and may be a job's output. They are
+        untracked files that are not source. An untracked source file counts too if one of its folders holds such a file
+        or a left-out one, and no Python file."""
         came = {path for path in self.kept if path not in known and path not in self.tracked}
         odd = {path for path in came if not path.endswith(_SOURCE)}
         places = {folder for path in (*odd, *self.left_out) for folder in _parent_folders(path)}
@@ -85,10 +83,8 @@ def find_repository(folder: Path) -> Path | None:
 
 
 def list_release_files(root: Path, apart: Collection[Path] = (), most: int = 1 << 20) -> ReleaseFiles:
-    """List a folder's files: in a git work tree by git, otherwise all except kinds that are never code.
-
-    Files in `apart` are neither kept nor left out. ReleaseFilesError if there are more than `most` files.
-    """
+    """List a folder's files: those that git lists or, without git, all except kinds that are never code. Files in
+    `apart` are ignored altogether. ReleaseFilesError if there are more than `most` files."""
     not_ours = {os.path.relpath(path, root) for path in map(os.path.realpath, apart)}
     git = find_repository(root) is not None
     try:

@@ -26,7 +26,7 @@ Stamp = tuple[int, int, int, int]
 
 
 class TreeIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """RELEASES/NAME.files: the files of a release copy, and stamps of the user's files when they last equalled them."""
+    """RELEASES/NAME.files: the files of a release copy, and a stamp of each user's file that equals its copy."""
 
     root: str  # the tree that it was taken from
     home: str  # the job's own tree, in which its work is kept
@@ -51,8 +51,8 @@ def forget_index(at: Path) -> None:
 
 
 def make_index(archive: Path, copy: Path, root: str, home: str) -> TreeIndex:
-    """Index an unpacked release. Files that may be outputs of scripts are removed from the copy, which links to them
-    later."""
+    """Index an unpacked release, and remove files that scripts may have written from the copy. Links to the user's own
+    files replace them later."""
     files = tree_archive.archive_contents(archive)
     loose: Collection[str] = ()
     with contextlib.suppress(ReleaseFilesError):
@@ -234,7 +234,7 @@ def same(ours: Path, theirs: Path) -> bool:
 
 
 def _fold(ours: Path, theirs: Path, index: TreeIndex) -> None:
-    """Replace a folder by a link if all its content is in the user's tree; then deletions reach that tree too."""
+    """Replace a folder of the copy with a link if the user's tree has all its content; deletions then happen there."""
     with os.scandir(ours) as entries:
         paths = [Path(entry.path) for entry in entries]
     if not theirs.is_dir() or not all(leads_home(path, index) for path in paths):
