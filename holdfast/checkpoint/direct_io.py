@@ -240,7 +240,7 @@ class InputFile:
 
 
 def _set_direct(fd: int, on: bool) -> bool:
-    """Turn direct I/O for this file on or off; return whether it is on afterwards."""
+    """Turn direct I/O for this file on or off; return True only if it has been turned on."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     try:
         fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)

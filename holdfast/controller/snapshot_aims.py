@@ -29,10 +29,13 @@ class SnapshotAims:
         self._say = say
         self._exposed: tuple[str, ...] = ()
         self._is_behind = False
+        self._revoked: tuple[str, ...] = ()  # as all nodes of the last generation were told
 
     def place_copies(self, generation: int, seats: tuple[Seat, ...], mesh: Dims) -> None:
         """Choose which node keeps copies of which node's snapshots, and warn of nodes without copies."""
         exposed = self.floor.on_launch(generation, seats, mesh)
+        if self._certificates.revoked_ids() != self._revoked:  # a node is back: its first requests come with the launch
+            self.send_aims()
         self._is_behind = False  # nothing is known of the new generation's copies yet
         if exposed != self._exposed:
             self._exposed = exposed
@@ -75,5 +78,6 @@ class SnapshotAims:
     def send_aims(self, nodes: Collection[str] | None = None) -> None:
         """Send aims to these nodes, or to all if `nodes` is None."""
         revoked = self._certificates.revoked_ids()
+        self._revoked = revoked if nodes is None else self._revoked
         for node in sorted(self.floor.nodes if nodes is None else nodes):
             self._links.send_aim(node, self.aim_of(node), revoked)

@@ -128,8 +128,8 @@ _decode_message = make_decoder(msgspec.msgpack.Decoder(FromAgent))
 
 
 def decode_from_agent(content: bytes) -> FromAgent:
-    """Decode an agent's message; DecodeError if it is malformed or an alarm has an absurd time or confidence. The
-    alarm's type itself sets no such bounds, because journals may have any values."""
+    """Decode an agent's message; DecodeError if it is malformed or an alarm's time or confidence is out of range. The
+    check is not in Alarm's type, because that type also decodes old journals, whose alarms may have any values."""
     message: FromAgent = _decode_message(content)
     alarm = message.body if isinstance(message, Post) else None
     if isinstance(alarm, Alarm) and not (abs(alarm.at) <= MOST_S and 0.0 <= alarm.confidence <= 1.0):

@@ -156,7 +156,7 @@ class ReleaseStager:
         return not user_tree_sync.find_edits(index)[0]
 
     def complete(self, trains: bool) -> None:
-        """Start to stage the postponed releases, once ranks train."""
+        """If `trains`, start to stage the releases that were postponed because the user's own tree equals them."""
         for digest in [*self._later] if trains else ():
             release = self._later.pop(digest)
             self._having[digest] = asyncio.create_task(self._bring_release(release))

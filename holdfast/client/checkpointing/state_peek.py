@@ -24,7 +24,7 @@ _NO_STATE = StateGrant(source="none")
 
 
 class PeekedState(NamedTuple):
-    """The state that `Checkpointer.restore` will find: step, extras, and whether the keeper insists on this state."""
+    """The state that `Checkpointer.restore` will find: step, extra state, and whether the keeper allows no other."""
 
     step: int = 0
     extra: dict[str, Any] = {}

@@ -24,7 +24,7 @@ class DoubtfulStates:
         self.all = (*self.all, Doubt(generation=generation, not_after=self.not_after))[-_KEPT:]
 
     def clear_after(self, not_after: int) -> None:
-        """Trust the states up to this step again, because the batch that made the loss bad is now skipped."""
+        """Doubt only the states after `not_after`, because the batch that made the loss bad is now skipped."""
         if self.all and self.not_after is not None:
             self.not_after, self.verified = not_after, False
             self.all = (*self.all[:-1], Doubt(generation=self.all[-1].generation, not_after=not_after))

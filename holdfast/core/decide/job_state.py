@@ -71,7 +71,7 @@ class JobState:
         self.begin_step()
 
     def begin_job(self, begin: Begin) -> None:
-        """Take over the job, its limits and its first release from the first event of the journal."""
+        """Set the job, its limits and its first release from the first event of the journal."""
         self.job, self.limits = begin.job, begin.limits
         self._make_parts(begin.release)
         self.fence = Fence(begin.fence_s, fleet_ends=begin.job.can_acquire)

@@ -1,8 +1,8 @@
 """Line detector: finds messages that the catalog knows in the kernel log and in the output of ranks.
 
-It does not act on what a rank writes, since a script may print anything, nor on a disk or GPU that the job does not
-use, nor on an OOM kill of a process that is not a rank. These are only reported, and the OOM kill only if the kernel
-counts one in our own cgroup. If a message is about the machine, one node per host reports it; if it is about a
+What a rank writes is only reported and never acted on, since a script may print anything. So is a message about a disk
+or GPU that the job does not use. An OOM kill of a process that is not a rank is reported only if the kernel has just
+counted a kill in our own cgroup. If a message is about the machine, one node per host reports it; if it is about a
 process, the node that owns the process does.
 """
 

@@ -80,7 +80,7 @@ class RedoneLosses:
         self._said: set[str] = set()  # in this generation
 
     def on_launch(self, launch: LaunchHere) -> None:
-        """Note under which conditions the next losses are made; forget losses made under others."""
+        """Note the launch of the next losses; forget earlier ones if world size, skips or eases have changed."""
         before, self._launch = self._launch, launch
         if before and before.generation == launch.generation:
             return  # the same launch, told twice

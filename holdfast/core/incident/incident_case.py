@@ -251,8 +251,8 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_nodes_own(self) -> bool:
-        """Return whether such failures recur on these nodes: on them alone, or more often than by chance. A bug may
-        fail on any node, and with few nodes it soon fails twice on one of them (as in the birthday problem)."""
+        """Return whether such failures come from these nodes: all recent ones were here, or some were and chance hardly
+        explains it. A bug strikes on any node, so with few nodes it soon strikes one of them twice."""
         here = [bool(set(p.nodes).intersection(self.cause.suspects)) for p in self.recent_failures]
         pairs = len(here) * (len(here) + 1) / 2
         return any(here) and (all(here) or pairs / self.nodes < _CHANCE)
@@ -265,7 +265,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_blameless(self) -> bool:
-        """Return whether a machine may be at fault but the evidence does not say which one."""
+        """Return whether nothing explains the failure, so that some machine may be at fault."""
         cause = self.cause
         told = cause.action in (CODE, SETTING, EXTERNAL) and cause.confidence >= TOLD
         known = cause.group == "script" or told or self.is_switch

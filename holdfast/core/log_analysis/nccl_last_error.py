@@ -1,4 +1,4 @@
-"""Prefers NCCL's last error to the general error that NCCL wraps around it."""
+"""Gives NCCL's general error little weight where its last error says that a peer closed the connection."""
 
 import re
 from collections.abc import Sequence

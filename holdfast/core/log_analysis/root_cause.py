@@ -56,7 +56,7 @@ class CauseFinding(msgspec.Struct, kw_only=True):
 
     @property
     def echoes(self) -> int:
-        """How many lines besides the root's are echoes; a line that several rows match counts once."""
+        """How many lines are echoes, besides the line of the root cause; one that several rows match counts once."""
         lines = {(hit.said.source, hit.said.index) for hit in self.hits if hit.row.role == "echo"}
         return len(lines - {(self.root.said.source, self.root.said.index)})
 

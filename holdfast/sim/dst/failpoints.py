@@ -38,7 +38,7 @@ class FaultChances:
         return True
 
     def on_linked(self, machine: SimMachine, link: SimLink) -> None:
-        """If the setup says so, sometimes stall a new link and kill its agent, so that the hello arrives too late."""
+        """If set up so, sometimes stall a new link and kill its agent: the next agent's hello may arrive first."""
         if self.on and self.scene.setup.stalls_hellos and self.aside.random() < 0.3:
             self.count_fault("stall_hello")
             link.stall_packets(self.aside.uniform(1.0, 5.0))
