@@ -120,7 +120,8 @@ def test_storage_is_gone_and_nothing_else_has_the_state(case: Case) -> None:
 def test_storage_is_gone(case: Case, calm: set[str]) -> None:
     """A node is lost when checkpoints can be neither read nor written: its peer has the state."""
     store = case.folder / "store"
-    job = case.weights(*TWO, "--standbys", "1", *QUICK, HOLDFAST_GATE="20", HOLDFAST_STORE=str(store))
+    paced = {"HOLDFAST_GATE": "20", "HOLDFAST_PAUSE": "0.3"}  # a job that stops too soon has no copies yet
+    job = case.weights(*TWO, "--standbys", "1", *QUICK, HOLDFAST_STORE=str(store), **paced)
     standbys(job, 1)
     reaches(job, 19)
     job.until(lambda: published(store), "a checkpoint")
@@ -145,7 +146,7 @@ def test_storage_is_gone(case: Case, calm: set[str]) -> None:
 def test_two_that_keep_the_copies_of_each_other_do_not_leave_at_once(case: Case, calm: set[str]) -> None:
     """Ranks on both are stopped: one of the nodes is evicted, and the other goes on with what it holds."""
     patient = ("--set", "silence.silence_s=40", "--set", "slow.stance=observe", "--set", "probe.allow=false")
-    job = case.weights(*FOUR[:4], "--standbys", "2", *patient, HOLDFAST_GATE="20")
+    job = case.weights(*FOUR[:4], "--standbys", "2", *patient, HOLDFAST_GATE="20", HOLDFAST_PAUSE="0.3")
     standbys(job, 2)
     reaches(job, 19)
     job.until(lambda: job.status().get("floor", 0) > 3, "copies on peers")
