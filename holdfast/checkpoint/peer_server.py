@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -24,6 +24,8 @@ from holdfast.checkpoint.peer_transport import (
     receive_chunk,
     send_chunk,
 )
+from holdfast.checkpoint.relay_tickets import RelayTickets
+from holdfast.checkpoint.tls_relay_link import most_relays, relayed_link
 from holdfast.core.decoding import from_json
 from holdfast.linux.peer_credentials import read_peer
 from holdfast.wire.credentials import mutual_tls
@@ -93,14 +95,17 @@ class PeerServer:
         guard: PeerGuard | None,
         take: Callable[[PeerRequest, str], PushTarget | PeerRefusal],
         give: Callable[[PeerRequest], GivenState | PeerRefusal],
+        relays: int | None = None,
     ) -> None:
         """`guard` authenticates connections to a listener that other hosts can reach; None for a unix socket. `take`
-        gets the name of the node that pushes; "" if it is on this host."""
+        gets the name of the node that pushes; "" if it is on this host. At most `relays` processes decrypt; None: as
+        many as this machine has cores for."""
         self._listener = listener
         self._guard = guard
         self._context = mutual_tls.server_tls(guard.keys, strangers=False) if guard else None
         self._take = take
         self._give = give
+        self._tickets = RelayTickets(most_relays() if relays is None else relays)
         self._lock = threading.Lock()
         self._links = 0
         self._strangers: dict[UnprovenLink, None] = {}  # the oldest first
@@ -162,19 +167,38 @@ class PeerServer:
             self._links -= 1
 
     def _serve_link(self, one: UnprovenLink) -> None:
-        proved = False
+        proved, owner, until = False, "", time.monotonic() + _PROVE_S
         try:
             with suppress(OSError):
                 one.link.settimeout(_PROVE_S)
-                proved = self._prove_peer(one)
+                owner = self._tickets.redeem(one.link) if self._guard else ""
+                one.link.settimeout(max(until - time.monotonic(), _BREATH_S))
+                proved = bool(owner) or self._prove_peer(one)
         finally:
             wanted = self._leave_strangers(one)
         try:
-            if proved and wanted:
+            if owner:
+                self._serve_relayed(one, owner)
+            elif proved and wanted:
                 self._serve_requests(one)
         finally:
             one.link.close()
             self._forget_link()
+
+    def _serve_relayed(self, one: UnprovenLink, owner: str) -> None:
+        """Serve a connection that came with a ticket of `owner`; a relay authenticates and decrypts it."""
+        assert self._guard
+        guard = self._guard
+
+        def accepts(shown: dict[str, Any]) -> bool:
+            one.node = mutual_tls.certificate_node(shown)
+            return one.node == owner and guard.accepts_certificate(shown)
+
+        try:
+            with suppress(OSError), relayed_link(one.link, guard.keys, accepts) as one.link:
+                self._serve_requests(one)
+        finally:
+            self._tickets.end_relay()
 
     def _prove_peer(self, one: UnprovenLink) -> bool:
         """Return whether the other end may have our state: on this host our own user, over TLS a valid certificate."""
@@ -219,16 +243,23 @@ class PeerServer:
             return
         all = cut_chunks(holding.views)
         count = max(len(all), holding.done)  # of what is here already, the memory is not named
-        first = holding.first_missing(count)  # fixed: a link that broke may still have a chunk to deliver
-        _send_reply(link, PeerReply(chunks=first))
-        _receive_chunks(link, holding, all[first:], first)
+        start, end = ask.part or (0, count)
+        if not 0 <= start <= end <= count or (ask.part and holding.mix):  # halves of a parity come in their order
+            _send_reply(link, PeerReply(error=f"there is no part {start} to {end} of {count} chunks"))
+            return
+        first = max(start, holding.first_missing(end))  # fixed: a link that broke may still have a chunk to deliver
+        tickets = self._tickets.grant(node, ask.links) if node and not holding.mix and first < end else ()
+        _send_reply(link, PeerReply(chunks=first, tickets=tickets))
+        if tickets:
+            return  # the parts come by their links
+        _receive_chunks(link, holding, all[first:end], first)
         try:
             if holding.done >= len(all):
                 holding.finish_once()
         except TransportError as e:
             _send_reply(link, PeerReply(error=str(e), code=e.code))
         else:
-            _send_reply(link, PeerReply(chunks=count))
+            _send_reply(link, PeerReply(chunks=end))
 
     def _send_state(self, link: socket.socket, ask: PeerRequest) -> None:
         given = self._give(ask)

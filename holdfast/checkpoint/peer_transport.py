@@ -5,8 +5,8 @@ TLS, and both sides show a certificate of the job.
 
 A connection carries one request after the other: a line of JSON each way, then chunks, each followed by its xxh3. The
 sender paces itself. The receiver writes straight into the final memory and, when asked again, answers which chunks it
-has. Between hosts a large pull goes in parts over several connections at once, because decryption binds each
-connection to one core.
+has. Between hosts a large copy goes in parts over several connections at once, because decryption binds each
+connection to one core. A keeper that pushes asks for tickets first (relay_tickets.py), one per connection.
 """
 
 import os
@@ -16,9 +16,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -26,6 +26,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 import xxhash
 
+from holdfast.checkpoint.relay_tickets import Ticket, show_ticket
 from holdfast.checkpoint.tls_relay_link import REVOKED, relayed_link, spares_a_core
 from holdfast.core.decoding import from_json
 from holdfast.linux.peer_credentials import read_peer
@@ -42,9 +43,10 @@ _PIECE_BYTES = 256 << 10  # summed while it is in a core's cache, and while the 
 _SMALL_BYTES = 1 << 30
 WAIT_S = 30.0  # for a peer that says nothing
 UNIX_BYTES = 1 << 20  # on their way at once: with the kernel's fifth of that both ends wait for one another too often
-MOST_LINKS = 4  # of one pull
+MOST_LINKS = 4  # of one copy
 PART_BYTES = 4 * CHUNK_BYTES  # that a link takes at once
-_RELAYED_BYTES = 256 << 20  # a smaller pull is over before relays have started
+_RELAYED_BYTES = 256 << 20  # a smaller copy is over before relays have started
+_ONE_LINK_BYTES_S = 1e9  # a slower pace needs no second link
 
 
 LayoutDigits = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z_]*\Z", max_length=64)]  # it names a file
@@ -61,6 +63,8 @@ class PeerRequest(msgspec.Struct, frozen=True, kw_only=True):
     generation: Number = 0
     floor: Number = -1  # push: a step that must not be lost
     bytes: Number = 0  # push and tell: how many will come
+    links: Number = 0  # push: so many tickets are wanted; if any are granted, the state comes by requests for parts
+    part: tuple[Number, Number] | None = None  # push: only these chunks of all
     ranges: tuple[
         tuple[Number, Number], ...
     ] = ()  # pull: of the rank's whole image; of a parity's, where there is a pair
@@ -84,6 +88,7 @@ class PeerReply(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     code: RefusalCode = RefusalCode.OTHER
     chunks: int = 0  # push: up to this one they are here already
+    tickets: tuple[Ticket, ...] = ()  # push: for links that processes of the keeper decrypt
     bytes: int = 0  # pull and plan: how many will come
 
 
@@ -100,8 +105,8 @@ class PeerKeeper(NamedTuple):
 
     address: Address  # without a port: the path of a unix socket
     guard: "PeerGuard | None" = None
-    links: int = MOST_LINKS  # at once, for a large pull between hosts
-    relayed: bool = spares_a_core()  # a process decrypts each link of a large pull
+    links: int = MOST_LINKS  # at once, for a large copy between hosts
+    relayed: bool = spares_a_core()  # a process decrypts each link of a large copy
 
 
 def cut_range(start: int, end: int) -> list[tuple[int, int]]:
@@ -135,16 +140,32 @@ class BytePacer:
 def push_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview], pacer: BytePacer) -> int:
     """Send state to a keeper that will hold it; return the number of bytes sent.
 
-    This uses one connection: several would share one core of the receiving keeper, which decrypts in threads.
+    This uses one connection unless the keeper grants tickets: without relays, several would share one core there.
     """
-    sent = 0
-    with _connect_keeper(keeper) as link:
-        for chunk in cut_chunks(views)[_send_request(link, ask).chunks :]:
+    all = cut_chunks(views)
+    slow = 0 < pacer.bytes_s < _ONE_LINK_BYTES_S
+    links = 0 if slow or not _is_relayed(keeper, all) else keeper.links
+
+    def send(link: socket.socket, chunks: Sequence[memoryview]) -> int:
+        for chunk in chunks:
             pacer.spend_bytes(len(chunk))
             send_chunk(link, chunk)
-            sent += len(chunk)
         _read_reply(link)
-    return sent
+        return sum(map(len, chunks))
+
+    def carry(link: socket.socket, part: Part) -> int:
+        pacer.spend_bytes(0)  # raises if the copy was given up
+        first = _send_request(link, msgspec.structs.replace(ask, part=part)).chunks
+        start, end = part or (0, len(all))
+        return send(link, all[max(start, first) : end])
+
+    with _connect_keeper(keeper) as link:
+        reply = _send_request(link, msgspec.structs.replace(ask, links=links))
+        first, tickets = reply.chunks, reply.tickets[:links]
+        if not tickets:
+            return send(link, all[first:])
+    parts = [(first + start, first + end) for start, end in _cut_parts(all[first:])]
+    return _PartTransfer(keeper, carry, parts).run_links([partial(_connect_keeper, keeper, one) for one in tickets])
 
 
 def pull_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview]) -> int:
@@ -153,7 +174,7 @@ def pull_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview]
     all = cut_chunks(views)
     several = [end - at for at, end in pieces] == list(map(len, all))
 
-    def carry(link: socket.socket, part: tuple[int, int] | None) -> int:
+    def carry(link: socket.socket, part: Part) -> int:
         start, end = part or (0, len(all))
         wanted = all[start:end]
         came = _send_request(link, msgspec.structs.replace(ask, ranges=tuple(pieces[start:end])) if part else ask).bytes
@@ -163,80 +184,87 @@ def pull_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview]
             receive_chunk(link, chunk, number)
         return came
 
-    parts = _cut_parts(all) if several and _uses_several_links(keeper) else [None]
-    relayed = keeper.relayed and keeper.guard is not None and sum(map(len, all)) >= _RELAYED_BYTES
-    return _PartTransfer(keeper, carry, parts, relayed).run()
+    parts: Sequence[Part] = _cut_parts(all) if several and keeper.address[1] > 0 and keeper.links > 1 else []
+    transfer = _PartTransfer(keeper, carry, parts if len(parts) > 2 else [None])
+    return transfer.run_relayed() if _is_relayed(keeper, all) else transfer.run_threads()
 
 
-def _uses_several_links(keeper: PeerKeeper) -> bool:
-    """Return whether a pull may use several connections to this keeper; on one host, one unencrypted one is enough."""
-    return keeper.address[1] > 0 and keeper.links > 1
+def _is_relayed(keeper: PeerKeeper, all: Sequence[memoryview]) -> bool:
+    """Return whether relays are worth their start for this copy; on one host nothing is encrypted."""
+    return keeper.relayed and keeper.guard is not None and sum(map(len, all)) >= _RELAYED_BYTES
 
 
 Part = tuple[int, int] | None  # chunks from..to; None: all
+OpenLink = Callable[[], AbstractContextManager[socket.socket]]
 
 
-def _cut_parts(all: Sequence[memoryview]) -> Sequence[Part]:
-    """Cut a copy into parts; the first is one chunk, as the other connections wait for it. A small copy is one part."""
+def _cut_parts(all: Sequence[memoryview]) -> list[tuple[int, int]]:
+    """Cut a copy into parts; the first is one chunk, as the other connections of a pull wait for it."""
     starts, gathered = [0], PART_BYTES
     for number, chunk in enumerate(all):
         if number and gathered >= PART_BYTES:
             starts.append(number)
             gathered = 0
         gathered += len(chunk)
-    return list(pairwise([*starts, len(all)])) if len(starts) > 2 else [None]
+    return list(pairwise([*starts, len(all)]))
 
 
 class _PartTransfer:
-    """One copy over one or more connections; each takes the next free part, and the part of a broken one is redone.
-    With relay processes, the first connection is closed after its part, before the keeper finds it idle."""
+    """One copy over one or more connections; each takes the next free part, and the part of a broken one is redone."""
 
-    def __init__(
-        self,
-        keeper: PeerKeeper,
-        carry: Callable[[socket.socket, Part], int],
-        parts: Sequence[Part],
-        relayed: bool = False,
-    ) -> None:
-        self._keeper, self._carry, self._relayed = keeper, carry, relayed
+    def __init__(self, keeper: PeerKeeper, carry: Callable[[socket.socket, Part], int], parts: Sequence[Part]) -> None:
+        self._keeper, self._carry = keeper, carry
         self._left, self._count = deque(parts), len(parts)
         self._moved: list[int] = []
         self._failed: list[TransportError] = []
 
-    def run(self) -> int:
+    def run_threads(self) -> int:
         """Transfer all parts and return the bytes moved. The first part goes alone, so a refusal comes only once."""
         with _connect_keeper(self._keeper) as link:
             self._moved.append(self._carry(link, self._left.popleft()))
-            if not self._relayed:
-                others = self._start_links(self._keeper.links - 1)
-                whole = self._drain_parts(link)
-                for other in others:
-                    other.join()
-                if whole:
-                    self._drain_parts(link)  # what another one had to leave
-        if self._relayed:
-            for other in self._start_links(self._keeper.links):
+            others = self._start_links([self._own_link] * (self._keeper.links - 1))
+            whole = self._drain_parts(link)
+            for other in others:
                 other.join()
-            self._relayed = False
-            if self._left:  # what no relay has brought
-                self._run_link()
+            if whole:
+                self._drain_parts(link)  # what another one had to leave
+        return self._count_moved()
+
+    def run_relayed(self) -> int:
+        """Do the same by relays; the first connection is closed after its part, before the keeper finds it idle."""
+        with _connect_keeper(self._keeper) as link:
+            self._moved.append(self._carry(link, self._left.popleft()))
+        return self.run_links([partial(_relay_link, self._keeper)] * self._keeper.links)
+
+    def run_links(self, openers: Sequence[OpenLink]) -> int:
+        """Transfer the parts that are left over these connections and, if none has taken them, over one of our own."""
+        for link in self._start_links(openers):
+            link.join()
+        if self._left:
+            self._run_link(self._own_link)
+        return self._count_moved()
+
+    def _own_link(self) -> socket.socket:
+        return _connect_keeper(self._keeper)
+
+    def _count_moved(self) -> int:
         if len(self._moved) < self._count:
             raise next(iter(self._failed), TransportError("a link closed without an answer"))
         return sum(self._moved)
 
-    def _start_links(self, most: int) -> list[threading.Thread]:
+    def _start_links(self, openers: Sequence[OpenLink]) -> list[threading.Thread]:
         threads = [
-            threading.Thread(target=self._run_link, name="keeper-copy", daemon=True)
-            for _ in range(min(most, len(self._left)))
+            threading.Thread(target=self._run_link, args=(open_link,), name="keeper-copy", daemon=True)
+            for open_link in openers[: len(self._left)]
         ]
         for thread in threads:
             thread.start()
         return threads
 
-    def _run_link(self) -> None:
+    def _run_link(self, open_link: OpenLink) -> None:
         """Transfer parts over a new connection; if it cannot connect, the other connections transfer its parts."""
         try:
-            with _relay_link(self._keeper) if self._relayed else _connect_keeper(self._keeper) as link:
+            with open_link() as link:
                 self._drain_parts(link)
         except TransportError as e:
             self._failed.append(e)
@@ -296,13 +324,15 @@ def _client_tls(keys: KeyFiles) -> ssl.SSLContext:
     return mutual_tls.client_tls(keys, controller=False)
 
 
-def _connect_keeper(keeper: PeerKeeper) -> socket.socket:
+def _connect_keeper(keeper: PeerKeeper, ticket: str = "") -> socket.socket:
     host, port = keeper.address
     try:
         if not port:
             return _connect_unix(Path(host))
         link = socket.create_connection((host, port), timeout=WAIT_S)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if ticket:
+            show_ticket(link, ticket)
         return _wrap_tls(link, keeper.guard) if keeper.guard else link
     except OSError as e:
         raise TransportError(f"the keeper at {host}:{port} cannot be reached: {e}") from None

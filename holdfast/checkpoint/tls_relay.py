@@ -1,8 +1,9 @@
 """The process behind one TLS connection of a large copy: decrypts what a keeper sends, and passes it to a unix socket.
 
-`python -m holdfast.checkpoint.tls_relay FD HOST PORT KEY CERTIFICATE AUTHORITY` dials the keeper, sends one line with
-the keeper's certificate or an error, then carries bytes both ways until either side hangs up. It needs only the
-standard library, so that it starts quickly.
+`python -m holdfast.checkpoint.tls_relay FD HOST PORT KEY CERTIFICATE AUTHORITY` dials the keeper or, if HOST is empty,
+takes over the accepted connection whose file descriptor is PORT. It sends one line with the keeper's certificate or an
+error, then carries bytes both ways until either side hangs up. It needs only the standard library, so that it starts
+quickly.
 """
 
 import contextlib
@@ -25,7 +26,8 @@ def main() -> None:
     number, host, port, *files = sys.argv[1:]
     near = socket.socket(fileno=os.dup(int(number)))  # the lowest number that is free: select() takes none above 1023
     try:
-        far = _dial_keeper((host, int(port)), KeyFiles(*map(Path, files)))
+        keys = KeyFiles(*map(Path, files))
+        far = _dial_keeper((host, int(port)), keys) if host else _answer_keeper(int(port), keys)
     except OSError as e:
         near.sendall(json.dumps({"error": str(e)}).encode() + b"\n")
         return
@@ -38,6 +40,12 @@ def _dial_keeper(address: tuple[str, int], keys: KeyFiles) -> ssl.SSLSocket:
     link = socket.create_connection(address, timeout=_WAIT_S)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return mutual_tls.client_tls(keys, controller=False).wrap_socket(link)
+
+
+def _answer_keeper(number: int, keys: KeyFiles) -> ssl.SSLSocket:
+    link = socket.socket(fileno=os.dup(number))
+    link.settimeout(_WAIT_S)
+    return mutual_tls.server_tls(keys, strangers=False).wrap_socket(link, server_side=True)
 
 
 def _carry_bytes(near: socket.socket, far: ssl.SSLSocket) -> None:

@@ -1,4 +1,4 @@
-"""Connections to a keeper for large copies between hosts, each decrypted by a process of its own.
+"""Connections between keepers for large copies between hosts, each decrypted by a process of its own.
 
 Python returns decrypted bytes 16 KB at a time, and takes the interpreter's lock each time. So the TLS connections of
 one process share about one core, however many threads read them. A relay (tls_relay.py) has an interpreter of its
@@ -22,6 +22,7 @@ from holdfast.wire.credentials.mutual_tls import KeyFiles
 
 REVOKED = "its certificate is no longer accepted"
 _FEW_CORES = 3  # with so few, a relay takes the core that it is to spare
+_MOST_RELAYS = 16  # of pushes that come in
 _LINE_BYTES = 64 << 10
 _WAIT_S = 60.0  # for a relay that says nothing; it gives up on the keeper before
 _END_S = 5.0  # for a relay whose link is closed
@@ -39,24 +40,34 @@ def spares_a_core() -> bool:
     return len(os.sched_getaffinity(0)) > _FEW_CORES
 
 
+def most_relays() -> int:
+    """Return how many relays this machine may run at once for pushes that come in."""
+    return min(_MOST_RELAYS, len(os.sched_getaffinity(0))) if spares_a_core() else 0
+
+
 @contextlib.contextmanager
 def relayed_link(
-    address: Address, keys: KeyFiles, accepts: Callable[[dict[str, Any]], bool]
+    far: Address | socket.socket, keys: KeyFiles, accepts: Callable[[dict[str, Any]], bool]
 ) -> Iterator[socket.socket]:
-    """Yield a connection to a keeper by way of a relay; the relay ends with the connection.
+    """Yield a connection to a keeper by way of a relay, which dials this address or takes over an accepted connection;
+    the relay ends with the connection.
 
     Raises OSError if the keeper cannot be reached, or if `accepts` refuses its certificate.
     """
+    taken = [far] if isinstance(far, socket.socket) else []
+    where = ["", str(far.fileno())] if isinstance(far, socket.socket) else [far[0], str(far[1])]
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
-            words = [str(theirs.fileno()), address[0], str(address[1]), *map(str, keys)]
+            words = [str(theirs.fileno()), *where, *map(str, keys)]
             relay = subprocess.Popen(
                 [sys.executable, "-PS", "-m", "holdfast.checkpoint.tls_relay", *words],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},  # our own code
-                pass_fds=[theirs.fileno()],
+                pass_fds=[link.fileno() for link in (theirs, *taken)],
             )
+        for link in taken:
+            link.close()
         try:
             ours.settimeout(_WAIT_S)
             start = _read_start(ours)
