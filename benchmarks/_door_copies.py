@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import resource
 import socket
 import ssl
 import statistics
@@ -14,7 +13,7 @@ from typing import NamedTuple
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from benchmarks._door_hosts import Host, Keeper, Verb, copy, everybody, far_host, keeper, touched
+from benchmarks._door_hosts import Host, Keeper, Verb, copy, everybody, far_host, keeper, own_cpu_s, touched
 from benchmarks._report import FULL
 from holdfast.checkpoint.peer_transport import PeerGuard, PeerKeeper
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
@@ -28,7 +27,7 @@ STATE_BYTES = int(os.environ.get("BENCH_STATE_BYTES", "536870912"))
 ROUNDS = 9 if FULL else 5  # the first is not counted
 STEP_ROUNDS = 9 if FULL else 6
 _BLOCK_S = 3.0
-_SMALL_BYTES = min(128 << 20, STATE_BYTES)  # copied beside steps: several copies in a block
+_SMALL_BYTES = min(256 << 20, STATE_BYTES)  # copied beside steps: several copies in a block, and worth relays
 _STEP_CPU_S, _STEP_WAIT_S = 0.004, 0.016  # of a rank whose work is a GPU's: it launches, and waits
 _RECORD_BYTES = 16384  # what TLS encrypts at once
 
@@ -82,6 +81,7 @@ def _between(keys: KeyFiles, other: Keeper, short: Keeper) -> dict[str, Way]:
         "tls push": Way(other, tls, "push"),
         "plain pull": Way(other, plain, "pull"),
         "tls pull": Way(other, tls, "pull"),
+        "tls push by 1": Way(other, one, "push"),
         "tls128 push": Way(short, tls128, "push"),
         "plain pull by 4": Way(other, plain._replace(links=4), "pull"),
         "tls pull by 1": Way(other, one, "pull"),
@@ -111,16 +111,10 @@ def _in_turns(ways: dict[str, Way], memory: memoryview) -> Costs:
 
 
 def _cost(way: Way, memory: memoryview) -> Cost:
-    far, near, began = way.to.cpu_s(), _own_cpu_s(), time.perf_counter()
+    far, near, began = way.to.cpu_s(), own_cpu_s(), time.perf_counter()
     copy(way.callee, way.verb, memory)
-    wall_s, near_s = time.perf_counter() - began, _own_cpu_s() - near
+    wall_s, near_s = time.perf_counter() - began, own_cpu_s() - near
     return Cost(wall_s, near_s, way.to.cpu_s() - far)
-
-
-def _own_cpu_s() -> float:
-    """Processor time of this process and of relays that have ended."""
-    spent = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(one.ru_utime + one.ru_stime for one in spent)
 
 
 def _suite(keys: KeyFiles, address: Address) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import mmap
 import multiprocessing
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
+import psutil
 
 from holdfast.chaos import linux_namespaces
 from holdfast.checkpoint import peer_transport
@@ -62,7 +64,7 @@ class Keeper:
         self._pipe, self.pid, self.doors = pipe, pid, doors
 
     def cpu_s(self) -> float:
-        """That it has spent until now."""
+        """That it and relays of its links have spent until now."""
         self._pipe.send(None)
         spent: float = self._pipe.recv()
         return spent
@@ -149,7 +151,15 @@ def _keep(parent: Connection, folder: Path, size: int, keys: KeyFiles, host: Hos
     parent.send(Doors(plain.getsockname(), tls.getsockname(), (str(path), 0)))
     while True:
         parent.recv()
-        parent.send(time.process_time())
+        while psutil.Process().children():  # relays whose links are closed
+            time.sleep(0.001)
+        parent.send(own_cpu_s())
+
+
+def own_cpu_s() -> float:
+    """Processor time of this process and of relays that have ended."""
+    spent = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in spent)
 
 
 def copy(callee: PeerKeeper, verb: Verb, memory: memoryview) -> None:

@@ -33,11 +33,12 @@ def _speeds(found: Found, table: Table, findings: Findings) -> None:
     for name, costs, way, beside, goal in (
         ("tls_push_over_plain", found.between, "tls push", "plain push", GOAL_TLS),
         ("tls_pull_over_plain", found.between, "tls pull", "plain pull", GOAL_TLS),
+        ("tls_push_over_by_1", found.between, "tls push", "tls push by 1", None),
         ("tls_pull_by_4_threads_over_by_1", found.between, "tls pull by 4 threads", "tls pull by 1", None),
         ("tls_pull_by_4_relays_over_by_1", found.between, "tls pull by 4 relays", "tls pull by 1", None),
         ("tls_pull_by_4_relays_over_plain_by_4", found.between, "tls pull by 4 relays", "plain pull by 4", None),
         ("plain_pull_by_4_over_by_1", found.between, "plain pull by 4", "plain pull", None),
-        ("aes128_push_over_aes256", found.between, "tls128 push", "tls push", None),
+        ("aes128_push_over_aes256", found.between, "tls128 push", "tls push by 1", None),
         ("unix_push_over_loopback", found.within, "unix push", "loopback push", GOAL_UNIX),
         ("unix_pull_over_loopback", found.within, "unix pull", "loopback pull", GOAL_UNIX),
     ):

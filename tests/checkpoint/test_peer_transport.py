@@ -62,6 +62,12 @@ class Keeper:
         self.links += 1
         return self.links <= self.most and self.links not in self.refused_links
 
+    def mix(self, number: int, chunk: memoryview, digest: bytes) -> None:
+        """As parities take chunks: in their order, by copies of them."""
+        assert number == self.holding.done
+        memoryview(self.memory)[number * CHUNK_BYTES :][: len(chunk)] = chunk
+        self.holding.done += 1
+
     def here(self) -> set[int]:
         return {*range(self.holding.done), *self.holding.beyond}
 
@@ -300,7 +306,7 @@ def large(tmp_path: Path, authority: CertificateAuthority) -> Iterator[tuple[Kee
     keeper = Keeper(len(LARGE))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         guard = PeerGuard(enrol_local_node(authority, "a", tmp_path / "a"), keeper.counts)
-        PeerServer(listener, guard, keeper.take, keeper.give).start()  # type: ignore[arg-type]
+        PeerServer(listener, guard, keeper.take, keeper.give, 8).start()  # type: ignore[arg-type]
         ours = enrol_local_node(authority, "b", tmp_path / "b")
         yield keeper, PeerKeeper(listener.getsockname(), PeerGuard(ours, lambda serial: True), relayed=False)
 
