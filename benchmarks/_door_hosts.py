@@ -5,9 +5,7 @@ import mmap
 import multiprocessing
 import os
 import resource
-import shutil
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
@@ -17,6 +15,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import psutil
 
+from benchmarks._door_network import add_veth_pair, bring_link_up
 from holdfast.chaos import linux_namespaces
 from holdfast.checkpoint import peer_transport
 from holdfast.checkpoint.peer_server import PeerServer, PushTarget
@@ -81,12 +80,10 @@ def own_network() -> str:
     """Put this process into a network of its own; why not, if it cannot be had."""
     if os.geteuid() != 0:
         return "network namespaces take root; both keepers are on loopback"
-    if shutil.which("ip") is None:
-        return "network namespaces take the command ip, of iproute2; both keepers are on loopback"
     try:
         linux_namespaces.unshare(linux_namespaces.NEWNET)
-        _ip("link set lo up")
-    except (OSError, subprocess.CalledProcessError) as e:
+        bring_link_up("lo")
+    except OSError as e:
         return f"no network namespace can be made here ({e}); both keepers are on loopback"
     return ""
 
@@ -107,9 +104,8 @@ def keeper(folder: Path, size: int, keys: KeyFiles, host: Host, short: bool = Fa
         assert other.pid
         if host.apart:
             mine.recv()
-            _ip(f"link add near type veth peer name far netns {other.pid}")
-            _ip(f"addr add {_NEAR}/24 dev near")
-            _ip("link set near up")
+            add_veth_pair("near", "far", other.pid)
+            bring_link_up("near", _NEAR)
             mine.send(None)
         yield Keeper(mine, other.pid, mine.recv())
     finally:
@@ -134,8 +130,7 @@ def _keep(parent: Connection, folder: Path, size: int, keys: KeyFiles, host: Hos
         linux_namespaces.unshare(linux_namespaces.NEWNET)
         parent.send(None)
         parent.recv()
-        _ip(f"addr add {host.address}/24 dev far")
-        _ip("link set far up")
+        bring_link_up("far", host.address)
     memory = touched(size)
 
     def take(ask: PeerRequest, node: str) -> PushTarget:
@@ -173,10 +168,6 @@ def copy(callee: PeerKeeper, verb: Verb, memory: memoryview) -> None:
 
 def _of(memory: memoryview, ask: PeerRequest) -> list[memoryview]:
     return [memory[start:end] for start, end in ask.ranges]
-
-
-def _ip(words: str) -> None:
-    subprocess.run(["ip", *words.split()], check=True, capture_output=True)
 
 
 @contextlib.contextmanager
