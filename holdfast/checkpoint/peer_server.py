@@ -171,6 +171,8 @@ class PeerServer:
         try:
             with suppress(OSError):
                 one.link.settimeout(_PROVE_S)
+                if one.link.family != socket.AF_UNIX:  # or the last bytes of each part wait for word of those before
+                    one.link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 owner = self._tickets.redeem(one.link) if self._guard else ""
                 one.link.settimeout(max(until - time.monotonic(), _BREATH_S))
                 proved = bool(owner) or self._prove_peer(one)

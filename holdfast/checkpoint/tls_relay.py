@@ -25,6 +25,7 @@ _WAIT_S = 30.0  # for a keeper that says nothing
 def main() -> None:
     number, host, port, *files = sys.argv[1:]
     near = socket.socket(fileno=os.dup(int(number)))  # the lowest number that is free: select() takes none above 1023
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _PASS_BYTES)
     try:
         keys = KeyFiles(*map(Path, files))
         far = _dial_keeper((host, int(port)), keys) if host else _answer_keeper(int(port), keys)
