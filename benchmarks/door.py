@@ -98,10 +98,8 @@ def _steps(found: Found, table: Table, findings: Findings) -> None:
     """A share of a step; claimed only if noise lets it be seen."""
     duty = BackupLimits().duty
     for way in ("plain", "tls"):
-        sending, taking = (findings.figures[f"{way}_push_{side}_cpu_s_per_gb"] for side in ("sender", "receiver"))
-        assert isinstance(sending, float) and isinstance(taking, float)
-        # The slower side is busy all the time that a copy takes.
-        cores = duty * (sending + taking) / max(sending, taking)
+        each = found.between[f"{way} push"]
+        cores = duty * statistics.median((cost.near_cpu_s + cost.far_cpu_s) / cost.wall_s for cost in each)
         findings.figures[f"{way}_cores_at_duty"] = round(cores, 3)
         table.add_row(f"{way}: cores taken at duty {duty:g}, both sides", f"{cores:.2f}", "estimate", "")
     noise = 0.0

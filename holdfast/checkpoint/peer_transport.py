@@ -49,6 +49,7 @@ _RELAYED_BYTES = 256 << 20  # a smaller copy is over before relays have started
 _ONE_LINK_BYTES_S = 1e9  # a slower pace needs no second link
 
 
+Span = tuple[Number, Number]
 LayoutDigits = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z_]*\Z", max_length=64)]  # it names a file
 
 
@@ -64,11 +65,9 @@ class PeerRequest(msgspec.Struct, frozen=True, kw_only=True):
     floor: Number = -1  # push: a step that must not be lost
     bytes: Number = 0  # push and tell: how many will come
     links: Number = 0  # push: so many tickets are wanted; if any are granted, the state comes by requests for parts
-    part: tuple[Number, Number] | None = None  # push: only these chunks of all
-    ranges: tuple[
-        tuple[Number, Number], ...
-    ] = ()  # pull: of the rank's whole image; of a parity's, where there is a pair
-    pair: tuple[Number, Number] | None = None  # the rank is one of these: its half is laid over the other's
+    part: Span | None = None  # push: only these chunks of all
+    ranges: tuple[Span, ...] = ()  # pull: of the rank's whole image; of a parity's, where there is a pair
+    pair: Span | None = None  # the rank is one of these: its half is laid over the other's
 
 
 class RefusalCode(StrEnum):
@@ -214,6 +213,7 @@ class _PartTransfer:
 
     def __init__(self, keeper: PeerKeeper, carry: Callable[[socket.socket, Part], int], parts: Sequence[Part]) -> None:
         self._keeper, self._carry = keeper, carry
+        self._own_link = partial(_connect_keeper, keeper)
         self._left, self._count = deque(parts), len(parts)
         self._moved: list[int] = []
         self._failed: list[TransportError] = []
@@ -243,9 +243,6 @@ class _PartTransfer:
         if self._left:
             self._run_link(self._own_link)
         return self._count_moved()
-
-    def _own_link(self) -> socket.socket:
-        return _connect_keeper(self._keeper)
 
     def _count_moved(self) -> int:
         if len(self._moved) < self._count:

@@ -41,8 +41,8 @@ def spares_a_core() -> bool:
 
 
 def most_relays() -> int:
-    """Return how many relays this machine may run at once for pushes that come in."""
-    return min(_MOST_RELAYS, len(os.sched_getaffinity(0))) if spares_a_core() else 0
+    """Return how many relays this machine may run at once for pushes that come in, beside training."""
+    return min(_MOST_RELAYS, len(os.sched_getaffinity(0)) // 2) if spares_a_core() else 0
 
 
 @contextlib.contextmanager

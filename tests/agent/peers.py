@@ -24,6 +24,8 @@ from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.state_copy import Aim, Copy, Half, Restore
 from holdfast.wire import rank_keeper_messages
+from holdfast.wire.credentials.certificate_authority import CertificateAuthority, enrol_local_node
+from holdfast.wire.credentials.mutual_tls import KeyFiles
 from holdfast.wire.holder_messages import KeptArena
 from holdfast.wire.rank_keeper_messages import ArenaGrant as ArenaAt
 from holdfast.wire.rank_keeper_messages import FromKeeper, ToKeeper
@@ -64,9 +66,10 @@ def keeper_ports(make: MakeArena, said: list[str]) -> KeeperPorts:
 class Node:
     """A keeper, the memory a holder would keep for it, and one rank that talks to it."""
 
-    def __init__(self, folder: Path, name: str, disk: DiskLimits) -> None:
-        folder.mkdir()
+    def __init__(self, folder: Path, name: str, disk: DiskLimits, keys: KeyFiles | None) -> None:
+        folder.mkdir(exist_ok=True)
         self.disk = disk
+        self.keys = keys
         self.name = name
         self.memory: dict[str, int] = {}
         self.said: list[str] = []
@@ -75,7 +78,9 @@ class Node:
         self.running: list[asyncio.Task[None]] = []
 
     def _new_keeper(self) -> Keeper:
-        place = KeeperIdentity(node=self.name, run_id="r", socket_path=self.folder / "k", disk=self.disk)
+        place = KeeperIdentity(
+            node=self.name, run_id="r", socket_path=self.folder / "k", disk=self.disk, keys=self.keys, host="127.0.0.1"
+        )
         return build_keeper(place, keeper_ports(self.make, self.said))
 
     def successor(self) -> Keeper:
@@ -118,12 +123,14 @@ class Fleet:
         self.parity = False
         self.disk = DiskLimits()  # with a path: each node has a folder of its own there
         self.one_host = False  # nodes share that folder
+        self.authority: CertificateAuthority | None = None  # with one, keepers take each other for other hosts'
         self._tasks = tasks
 
     async def add(self, name: str) -> Node:
         own = self.disk.path and not self.one_host
         disk = msgspec.structs.replace(self.disk, path=f"{self.disk.path}/{name}") if own else self.disk
-        node = self.nodes[name] = Node(self.folder / name, name, disk)
+        keys = enrol_local_node(self.authority, name, self.folder / name) if self.authority else None
+        node = self.nodes[name] = Node(self.folder / name, name, disk, keys)
         await self._run(node)
         return node
 
@@ -158,7 +165,9 @@ class Fleet:
         for number, seat in enumerate(self.seats):
             two = tuple(self._at(half) for half in laid.get(seat.node, ()))
             peer = two[0].keeper if two else names[(number + 1) % len(names)]
-            aim = Aim(generation=generation, peer=peer, peer_at=self.nodes[peer].keeper.address, halves=two)
+            at = self.nodes[peer].keeper.address
+            ward = self.seats[number - 1]
+            aim = Aim(generation=generation, peer=peer, peer_at=at, halves=two, wards=(ward,) if self.authority else ())
             errand = LaunchHere(
                 id=generation,
                 generation=generation,

@@ -1,6 +1,7 @@
 """Copies between nodes: what is held, what is sent, and how a lost rank's state is gathered again."""
 
 import asyncio
+import socket
 from functools import partial
 from pathlib import Path
 
@@ -9,11 +10,14 @@ import pytest
 
 from holdfast.agent.snapshots.note_folder import NoteFolder
 from holdfast.agent.snapshots.peer_arenas import NO_LAYOUT, PeerLayouts
+from holdfast.checkpoint import peer_server, peer_transport
 from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, TransportError
+from holdfast.checkpoint.relay_tickets import RelayTickets
 from holdfast.core.decoding import from_json
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.state_copy import Aim
+from holdfast.wire.credentials.certificate_authority import CertificateAuthority
 from holdfast.wire.rank_keeper_messages import KeeperRefusal, StateGrant, StateRequest
 from tests.agent.peers import Fleet, Trained, backups, image, layout, save, until
 
@@ -43,6 +47,33 @@ async def test_a_lost_rank_is_gathered_from_its_peer_and_its_replicas(fleet: Fle
     assert (answer.source, answer.step) == ("peer", 5)
     assert image(arena, plans[1], 5) == expected
     assert "rank 1 got " in spare.said[-1]
+
+
+async def test_a_copy_goes_to_another_host_by_relays_and_comes_back(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Keepers with certificates, on a machine with cores to spare; whatever the size, as of a large state."""
+    relayed, redeem = list[str](), RelayTickets.redeem
+
+    def count_relays(tickets: RelayTickets, link: socket.socket) -> str:
+        node = redeem(tickets, link)
+        relayed.extend([node] * bool(node))
+        return node
+
+    monkeypatch.setattr(RelayTickets, "redeem", count_relays)
+    monkeypatch.setattr(peer_server, "most_relays", lambda: 8)
+    monkeypatch.setattr(peer_transport, "_is_relayed", lambda keeper, all: keeper.guard is not None)
+    fleet.authority = CertificateAuthority(tmp_path / "door")
+    job = Trained(fleet, shared=False, names="ab")
+    await job.start("spare")
+    await job.back_up(5)
+    assert set(relayed) == {"a", "b"} and backups(fleet.nodes["b"]) == {(0, 5)}
+    expected = image(job.arenas[0], job.plans[0], 5)
+    fleet.launch(2, "spare", "b", restore=fleet.plan("b"))
+    arena = await fleet.nodes["spare"].arena(job.plans[0], 2)
+    answer = await fleet.nodes["spare"].ask(StateRequest(rank=0, generation=2))
+    assert isinstance(answer, StateGrant), answer
+    assert image(arena, job.plans[0], 5) == expected
 
 
 async def test_the_floor_stays_while_snapshots_roll_on(fleet: Fleet) -> None:

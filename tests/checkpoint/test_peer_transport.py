@@ -62,12 +62,6 @@ class Keeper:
         self.links += 1
         return self.links <= self.most and self.links not in self.refused_links
 
-    def mix(self, number: int, chunk: memoryview, digest: bytes) -> None:
-        """As parities take chunks: in their order, by copies of them."""
-        assert number == self.holding.done
-        memoryview(self.memory)[number * CHUNK_BYTES :][: len(chunk)] = chunk
-        self.holding.done += 1
-
     def here(self) -> set[int]:
         return {*range(self.holding.done), *self.holding.beyond}
 
@@ -325,19 +319,6 @@ def test_a_large_pull_goes_by_four_links(large: tuple[Keeper, PeerKeeper]) -> No
 
 
 PULL = msgspec.structs.replace(ASK, verb="pull", ranges=((0, len(LARGE)),))
-
-
-def test_a_keeper_holds_no_bytes_back(large: tuple[Keeper, PeerKeeper], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By Nagle's algorithm the last bytes of each part would wait for an acknowledgement, up to 40 ms."""
-    real, found = peer_server.send_chunk, list[int]()
-
-    def send_chunk(link: socket.socket, chunk: memoryview) -> None:
-        found.append(link.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-        real(link, chunk)
-
-    monkeypatch.setattr(peer_server, "send_chunk", send_chunk)
-    pull_state(large[1], msgspec.structs.replace(PULL, ranges=((0, 9),)), [memoryview(bytearray(9))])
-    assert found and all(found)
 
 
 def test_one_bad_link_of_four(large: tuple[Keeper, PeerKeeper], monkeypatch: pytest.MonkeyPatch) -> None:
