@@ -5,8 +5,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -47,6 +47,38 @@ class PushTarget(msgspec.Struct):
     beyond: set[int] = msgspec.field(default_factory=set)  # that are here, too: a broken link may bring some late
     finished: bool = False
     lock: threading.Lock = msgspec.field(default_factory=threading.Lock)
+    given_up: bool = False
+    receiving: list[socket.socket] = msgspec.field(default_factory=list)  # links on which a chunk comes in now
+    gate: threading.Condition = msgspec.field(
+        default_factory=threading.Condition
+    )  # of these two; nobody calls out in it
+
+    @contextmanager
+    def admit_chunk(self, link: socket.socket) -> Iterator[None]:
+        """Let one chunk be received into the memory; TransportError if this copy was given up."""
+        with self.gate:
+            if self.given_up:
+                raise TransportError("this copy was given up for another one")
+            self.receiving.append(link)
+        try:
+            yield
+        finally:
+            with self.gate:
+                self.receiving.remove(link)
+                self.gate.notify_all()
+
+    def give_up(self) -> None:
+        """Admit no further chunk, and end the connections on which one is coming in."""
+        with self.gate:
+            self.given_up = True
+            for link in self.receiving:
+                with suppress(OSError):
+                    socket.socket.shutdown(link, socket.SHUT_RDWR)  # TLS's own would let its reader go on unencrypted
+
+    def is_quiet(self, timeout_s: float) -> bool:
+        """Wait until no chunk is coming in; return False if one still is after `timeout_s`."""
+        with self.gate:
+            return self.gate.wait_for(lambda: not self.receiving, timeout_s)
 
     def on_chunk(self, number: int) -> None:
         with self.lock:
@@ -281,7 +313,8 @@ def _receive_chunks(link: socket.socket, holding: PushTarget, coming: list[memor
     aside = memoryview(bytearray(max(map(len, coming), default=0) if holding.mix else 0))
     for number, chunk in enumerate(coming, first):
         if holding.mix is None:
-            receive_chunk(link, chunk, number)
+            with holding.admit_chunk(link):
+                receive_chunk(link, chunk, number)
             holding.on_chunk(number)
         else:
             apart = aside[: len(chunk)]

@@ -267,6 +267,44 @@ async def test_a_keeper_takes_from_other_hosts_only_what_it_is_to_keep_for_them(
     assert shelf.receive_push(ask, "a") == NO_LAYOUT == shelf.receive_push(ask)
 
 
+async def test_no_chunk_of_a_copy_that_was_given_up_reaches_the_next_one(fleet: Fleet) -> None:
+    """A link of the generation before brings its last chunk late, and the slot has been taken by then."""
+    node = await fleet.add("b")
+    fleet.launch(1, "b")
+    shelf, plan = node.keeper._shelf, layout(1, 4, False)
+    told = msgspec.msgpack.encode(plan)
+    ask = PeerRequest(verb="tell", rank=1, layout=plan.digest.hex(), generation=1, world=4, bytes=len(told))
+    target = shelf.receive_push(ask)
+    assert isinstance(target, PushTarget)
+    target.views[0][:] = told
+    target.finish()
+    size = sum(part.end - part.start for part in plan.owned_ranges())
+
+    async def push(generation: int) -> PushTarget:
+        wanted = msgspec.structs.replace(ask, verb="push", bytes=size, step=5, generation=generation)
+        taken = await asyncio.to_thread(shelf.receive_push, wanted)
+        assert isinstance(taken, PushTarget), taken
+        return taken
+
+    old = await push(1)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        chunks = peer_transport.cut_chunks(old.views)
+        late = asyncio.create_task(asyncio.to_thread(peer_server._receive_chunks, theirs, old, chunks, 0))
+        ours.sendall(b"o")
+        await until(lambda: bytes(old.views[0][:1]) == b"o")
+        fleet.launch(2, "b")
+        new = await push(2)
+        new.views[0][:2] = b"nn"
+        with pytest.raises(TransportError):
+            await asyncio.wait_for(late, 20.0)
+        with pytest.raises(OSError):  # noqa: PT011 - whatever the system says of a link that has ended
+            ours.sendall(b"o" * size)
+    assert bytes(new.views[0][:2]) == b"nn"
+    with pytest.raises(TransportError, match="given up"), old.admit_chunk(theirs):
+        pass
+
+
 def tell_layout(layouts: PeerLayouts, ask: PeerRequest, content: bytes) -> None:
     target = layouts.receive_layout(msgspec.structs.replace(ask, bytes=len(content)))
     assert isinstance(target, PushTarget)

@@ -24,6 +24,8 @@ from holdfast.core.snapshots.keeper_launch import KeeperLaunch
 from holdfast.model.job_and_seats import Seat
 from holdfast.wire.rank_keeper_messages import layout_file_name
 
+_LAST_CHUNK_S = 0.2
+
 
 class IncomingCopy(msgspec.Struct):
     """A copy that is being received; after a broken connection, it resumes where it stopped."""
@@ -45,6 +47,7 @@ class PeerCopies:
         self._plans = PeerLayouts(notes)
         self._backups: dict[int, PeerArena] = {}
         self._coming: dict[int, IncomingCopy] = {}
+        self._given_up: dict[int, list[PushTarget]] = {}  # into whose memory a last chunk may still come
         self.pairs = ParityCopies(notes, self._plans, self._memory, ports.report_progress)
         self._generation = 0
         self._wards: tuple[Seat, ...] = ()
@@ -66,7 +69,8 @@ class PeerCopies:
         with self._lock:
             self._generation = launch.generation
             self._sound.clear()
-            self._coming.clear()
+            for rank in [*self._coming]:
+                self._give_up_copy(rank)
             for backup in self._backups.values():
                 backup.forget_left(launch)
         self.pairs.begin_launch(launch)
@@ -131,7 +135,8 @@ class PeerCopies:
             return coming.holding
         if intake is Intake.HELD:
             return PushTarget([], sum(len(cut_range(0, size)) for size in sizes), _do_nothing)
-        slot = backup.arena.begin_slot(ask.step, ask.generation)
+        self._give_up_copy(ask.rank)
+        slot = backup.arena.begin_slot(ask.step, ask.generation) if self._are_quiet(ask.rank) else None
         if slot is None:
             return PeerRefusal(f"all slots for copies of rank {ask.rank} are in use")
         ends = list(accumulate(sizes))  # both sides cut it into chunks alike
@@ -140,12 +145,26 @@ class PeerCopies:
         self._coming[ask.rank] = IncomingCopy(name, slot, holding)
         return holding
 
+    def _give_up_copy(self, rank: int) -> None:
+        """Forget a copy that is coming in. Its slot may be taken next, so no chunk of it may come any more."""
+        if coming := self._coming.pop(rank, None):
+            coming.holding.give_up()
+            self._given_up.setdefault(rank, []).append(coming.holding)
+
+    def _are_quiet(self, rank: int) -> bool:
+        """Return whether no chunk of a copy that was given up is coming in; its link has ended, so that is soon so."""
+        late = [one for one in self._given_up.pop(rank, ()) if not one.is_quiet(_LAST_CHUNK_S)]
+        if late:
+            self._given_up[rank] = late
+        return not late
+
     def _seal_copy(self, arena: Arena, slot: SnapshotSlot) -> None:
         with self._lock:
             coming = self._coming.get(arena.rank)
-            if coming and coming.slot is slot:
-                slot.seal()
-                del self._coming[arena.rank]
+            if coming is None or coming.slot is not slot:
+                return
+            slot.seal()
+            del self._coming[arena.rank]
         arena.write_checksums(slot.index)
 
     # --- others fetch ------------------------------------------------------------------------------------------
