@@ -1,0 +1,187 @@
+"""What the documentation site has beyond docs/*.md: pages made from code, README and the like, and figures without a CDN.
+
+`make site` gives this file to mkdocs as a hook; mkdocs.yml has the order of pages.
+"""
+
+import contextlib
+import hashlib
+import inspect
+import io
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from holdfast.cli import COMMANDS
+from holdfast.cli.terminal.prepared_help import load_command_lines, print_help
+from holdfast.config import Settings
+from holdfast.controller.metrics import METRICS
+from holdfast.model.action import Action
+from holdfast.model.alarm import Kind
+from holdfast.model.event import Event
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+MOVED = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}
+LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.M | re.S)
+EXIT_CODE = re.compile(r"^[A-Z_]+ = (\d+)  # exit code(?::| of) (.+)", re.M)
+NESTED = re.compile(r"^( +)(\* |\d+\. )")
+Rows = Iterator[tuple[str, ...]]
+
+
+def make_pages() -> dict[str, str]:
+    """Every page that is no file of docs/, by its path on the site."""
+    pages = {new: adapt_links((ROOT / old).read_text(), ROOT) for old, new in MOVED.items()}
+    made = {
+        "commands": f"# Commands\n\nWhat each command says when asked for `--help`.\n{''.join(command_parts())}",
+        "settings": page_of("Settings by name", "[SETTINGS.md](../SETTINGS.md) says how to set them.", setting_rows()),
+        "events": f"# Events and actions\n\n[The journal](../JOURNAL.md) says how they go together.\n{event_parts()}",
+        "failures": f"# Alarms and failures\n{failure_parts()}",
+        "metrics": page_of("Metrics by name", "[METRICS.md](../METRICS.md) says more.", metric_rows()),
+        "exit-codes": page_of("Exit codes", f"Those of `holdfast run` that it chooses itself. {_OTHERS}", code_rows()),
+    }
+    return pages | {f"reference/{name}.md": text for name, text in made.items()}
+
+
+_OTHERS = "[All of them](../USE.md#restarts-and-exit-codes), with 0, 1, 2 and the script's own."
+
+
+def page_of(title: str, text: str, rows: Rows) -> str:
+    return f"# {title}\n\n{text}\n\n{table_of(rows)}"
+
+
+def table_of(rows: Rows) -> str:
+    """A table whose first row is its head."""
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    lines.insert(1, "|---" * (lines[0].count(" | ") + 1) + "|")
+    return "\n".join(lines) + "\n"
+
+
+def command_parts() -> Iterator[str]:
+    for command, line in load_command_lines().items():
+        if not command:
+            continue  # names of settings, for completion
+        yield f"\n## {command}\n\nTo {COMMANDS[command]}.\n"
+        verbs = [verb for row in line.get("rows", ()) for verb in row.get("verbs", ())]
+        for words in ([command], *([command, verb] for verb in verbs)):
+            yield f"\n```text\n$ holdfast {' '.join(words)} --help\n{help_of(words)}\n```\n"
+
+
+def help_of(words: list[str]) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        print_help(words[0], [*words[1:], "--help"])
+    return text.getvalue().rstrip()
+
+
+def setting_rows() -> Rows:
+    yield ("setting", "type", "default", "explained in")
+    places = explained_in()
+    for name, kind, value in leaves_of(Settings()):
+        yield (f"`{name}`", kind, f"`{value}`" if value not in ("", None, ()) else "none", places.get(name, ""))
+
+
+def leaves_of(settings: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, str, Any]]:
+    for field in msgspec.structs.fields(settings):
+        value = getattr(settings, field.name)
+        if isinstance(value, msgspec.Struct):
+            yield from leaves_of(value, f"{prefix}{field.name}.")
+        else:
+            kind = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+            yield prefix + field.name, kind.replace("typing.", ""), value
+
+
+def explained_in() -> dict[str, str]:
+    """A link to the section that has the item of a setting."""
+    found = {}
+    for page in sorted(DOCS.glob("*.md")):
+        head = ""
+        for line in page.read_text().splitlines():
+            head = line.lstrip("# ") if line.startswith("#") else head
+            if item := re.match(r"\* `(\w+\.\w+)` \(", line):
+                found[item[1]] = f"[{head}](../{page.name}#{anchor_of(head)})"
+    return found
+
+
+def anchor_of(heading: str) -> str:
+    """The anchor that GitHub, and this site, give to a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def event_parts() -> str:
+    parts = []
+    for title, union in (("Events", Event), ("Actions", Action)):
+        parts.append(f"\n## {title}\n")
+        for struct in get_args(union):
+            fields = ", ".join(f"`{field.name}`" for field in msgspec.structs.fields(struct)) or "none"
+            parts.append(f"\n### {struct.__name__}\n\n{inspect.getdoc(struct)}\n\nFields: {fields}.\n")
+    return "".join(parts)
+
+
+def failure_parts() -> str:
+    kinds = "".join(f"* [`{kind}`](../RUNBOOK.md#{kind})\n" for kind in Kind)
+    classes = tomllib.loads((ROOT / "holdfast/core/catalog/words/classes.toml").read_text())["klass"]
+    rows = ((f"`{row['klass']}`", row["title"], row["group"], f"`{row['action']}`", row["hint"]) for row in classes)
+    head = ("class", "what it is", "whose fault", "what to do", "in words")
+    text = f"`holdfast diagnose` finds these {len(classes)}: [how](../DIAGNOSE.md)."
+    return f"\n## Kinds of alarms\n\n{kinds}\n## Classes of failures\n\n{text}\n\n{table_of(iter([head, *rows]))}"
+
+
+def metric_rows() -> Rows:
+    yield ("metric", "type", "labels", "meaning")
+    for name, row in METRICS.items():
+        yield (f"`{name}`", row.kind, ", ".join(f"`{label}`" for label in row.labels), row.help)
+
+
+def code_rows() -> Rows:
+    yield ("exit code", "meaning", "in")
+    found = {
+        (code, meaning, path.relative_to(ROOT).as_posix())
+        for path in (ROOT / "holdfast").rglob("*.py")
+        for code, meaning in EXIT_CODE.findall(path.read_text())
+    }
+    yield from ((code, meaning, f"`{path}`") for code, meaning, path in sorted(found))
+
+
+def adapt_links(text: str, folder: Path) -> str:
+    """The text with links that hold on the site; what is not there is named instead."""
+
+    def adapt(link: re.Match[str]) -> str:
+        name, mark, anchor = link[2].partition("#")
+        path = (folder / name).resolve()
+        if not name or ":" in name or not path.is_relative_to(ROOT):
+            return link[0]
+        inside = path.relative_to(ROOT).as_posix()
+        if inside in MOVED or DOCS in path.parents:
+            return f"[{link[1]}]({MOVED.get(inside) or path.relative_to(DOCS).as_posix()}{mark}{anchor})"
+        return link[1] if inside in link[1] else f"{link[1]} (`{inside}`)"
+
+    return LINK.sub(adapt, text)
+
+
+def figure_of(diagram: str) -> str:
+    """The name of the figure that was drawn of a mermaid diagram: it follows from the text, so no figure is stale."""
+    return f"figures/mermaid-{hashlib.sha256(diagram.encode()).hexdigest()[:12]}.svg"
+
+
+def adapt_lists(text: str) -> str:
+    """Lists inside of lists are indented by four columns, as mkdocs wants it and GitHub does not mind."""
+    return "\n".join(NESTED.sub(lambda found: "    " + found[2], line) for line in text.split("\n"))
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Called by mkdocs: add our pages to those of docs/."""
+    from mkdocs.structure.files import File
+
+    for path, text in make_pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Called by mkdocs for every page."""
+    drawn = MERMAID.sub(lambda found: f"![{page.title}: a diagram]({figure_of(found[1])})", markdown)
+    return adapt_links(drawn, DOCS) if page.file.generated_by is None else drawn
