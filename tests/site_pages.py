@@ -29,7 +29,8 @@ MOVED = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGEL
 LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.M | re.S)
 EXIT_CODE = re.compile(r"^[A-Z_]+ = (\d+)  # exit code(?::| of) (.+)", re.M)
-NESTED = re.compile(r"^( +)(\* |\d+\. )")
+NESTED = re.compile(r"^ {2,3}(?=\* )", re.M)
+LISTED_CODE = re.compile(r"(?<=\n\n)( {6,7})(?=\S).*(?:\n {6}.*)*")
 Rows = Iterator[tuple[str, ...]]
 
 
@@ -167,9 +168,19 @@ def figure_of(diagram: str) -> str:
     return f"figures/mermaid-{hashlib.sha256(diagram.encode()).hexdigest()[:12]}.svg"
 
 
+def find_diagrams() -> dict[str, str]:
+    """The mermaid diagrams of all pages by the names of their figures."""
+    texts = (page.read_text() for page in sorted(DOCS.glob("*.md")))
+    return {figure_of(diagram): diagram for text in texts for diagram in MERMAID.findall(text)}
+
+
 def adapt_lists(text: str) -> str:
-    """Lists inside of lists are indented by four columns, as mkdocs wants it and GitHub does not mind."""
-    return "\n".join(NESTED.sub(lambda found: "    " + found[2], line) for line in text.split("\n"))
+    """The text with lists and code in lists indented by four more columns, as mkdocs wants it; GitHub takes less."""
+
+    def indent(code: re.Match[str]) -> str:
+        return re.sub("^", " " * (8 - len(code[1])), code[0], flags=re.M)
+
+    return LISTED_CODE.sub(indent, NESTED.sub("    ", text))
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -184,4 +195,4 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Called by mkdocs for every page."""
     drawn = MERMAID.sub(lambda found: f"![{page.title}: a diagram]({figure_of(found[1])})", markdown)
-    return adapt_links(drawn, DOCS) if page.file.generated_by is None else drawn
+    return adapt_lists(adapt_links(drawn, DOCS) if page.file.generated_by is None else drawn)
