@@ -43,7 +43,7 @@ def make_pages() -> dict[str, str]:
         "events": f"# Events and actions\n\n[The journal](../JOURNAL.md) says how they go together.\n{event_parts()}",
         "failures": f"# Alarms and failures\n{failure_parts()}",
         "metrics": page_of("Metrics by name", "[METRICS.md](../METRICS.md) says more.", metric_rows()),
-        "exit-codes": page_of("Exit codes", f"Those of `holdfast run` that it chooses itself. {_OTHERS}", code_rows()),
+        "exit-codes": page_of("Exit codes", f"Those of `holdfast run` that are decided. {_OTHERS}", code_rows()),
     }
     return pages | {f"reference/{name}.md": text for name, text in made.items()}
 
@@ -63,13 +63,17 @@ def table_of(rows: Rows) -> str:
 
 
 def command_parts() -> Iterator[str]:
-    for command, line in load_command_lines().items():
-        if not command:
-            continue  # names of settings, for completion
+    for command, verbs in find_verbs().items():
         yield f"\n## {command}\n\nTo {COMMANDS[command]}.\n"
-        verbs = [verb for row in line.get("rows", ()) for verb in row.get("verbs", ())]
         for words in ([command], *([command, verb] for verb in verbs)):
             yield f"\n```text\n$ holdfast {' '.join(words)} --help\n{help_of(words)}\n```\n"
+
+
+def find_verbs() -> dict[str, list[str]]:
+    """The verbs of every command; most have none."""
+    lines = load_command_lines()
+    rows = {command: lines[command].get("rows", ()) for command in COMMANDS}
+    return {command: [verb for row in found for verb in row.get("verbs", ())] for command, found in rows.items()}
 
 
 def help_of(words: list[str]) -> str:
@@ -141,7 +145,7 @@ def code_rows() -> Rows:
     yield ("exit code", "meaning", "in")
     found = {
         (code, meaning, path.relative_to(ROOT).as_posix())
-        for path in (ROOT / "holdfast").rglob("*.py")
+        for path in (ROOT / "holdfast/core").rglob("*.py")
         for code, meaning in EXIT_CODE.findall(path.read_text())
     }
     yield from ((code, meaning, f"`{path}`") for code, meaning, path in sorted(found))
