@@ -1,4 +1,4 @@
-"""What the documentation site has beyond docs/*.md: pages made from code, README and the like, and figures without a CDN.
+"""What the documentation site has beyond docs/*.md: pages made from code and README, and figures without a CDN.
 
 `make site` gives this file to mkdocs as a hook; mkdocs.yml has the order of pages.
 """
@@ -10,6 +10,7 @@ import io
 import re
 import tomllib
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_args
 
@@ -29,6 +30,7 @@ MOVED = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGEL
 LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.M | re.S)
 EXIT_CODE = re.compile(r"^[A-Z_]+ = (\d+)  # exit code(?::| of) (.+)", re.M)
+FIELD = re.compile(r"^    (\w+): ([^=#\n]+?)(?: = [^#\n]*?)?(?:  # (.+))?$", re.M)  # with the reason beside it
 NESTED = re.compile(r"^ {2,3}(?=\* )", re.M)
 LISTED_CODE = re.compile(r"(?<=\n\n)( {6,7})(?=\S).*(?:\n {6}.*)*")
 Rows = Iterator[tuple[str, ...]]
@@ -43,7 +45,7 @@ def make_pages() -> dict[str, str]:
         "events": f"# Events and actions\n\n[The journal](../JOURNAL.md) says how they go together.\n{event_parts()}",
         "failures": f"# Alarms and failures\n{failure_parts()}",
         "metrics": page_of("Metrics by name", "[METRICS.md](../METRICS.md) says more.", metric_rows()),
-        "exit-codes": page_of("Exit codes", f"Those of `holdfast run` that are decided. {_OTHERS}", code_rows()),
+        "exit-codes": page_of("Exit codes", f"Those that decisions lead to. {_OTHERS}", code_rows()),
     }
     return pages | {f"reference/{name}.md": text for name, text in made.items()}
 
@@ -86,7 +88,13 @@ def setting_rows() -> Rows:
     yield ("setting", "type", "default", "explained in")
     places = explained_in()
     for name, kind, value in leaves_of(Settings()):
-        yield (f"`{name}`", kind, f"`{value}`" if value not in ("", None, ()) else "none", places.get(name, ""))
+        yield (f"`{name}`", kind, default_text(value), places.get(name, ""))
+
+
+def default_text(value: Any) -> str:
+    if value in ("", None, ()):
+        return "none"
+    return f"`{str(value).lower() if isinstance(value, bool) else str(value).removesuffix('.0')}`"
 
 
 def leaves_of(settings: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, str, Any]]:
@@ -95,8 +103,13 @@ def leaves_of(settings: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str,
         if isinstance(value, msgspec.Struct):
             yield from leaves_of(value, f"{prefix}{field.name}.")
         else:
-            kind = field.type.__name__ if isinstance(field.type, type) else str(field.type)
-            yield prefix + field.name, kind.replace("typing.", ""), value
+            yield prefix + field.name, kind_of(field.type), value
+
+
+def kind_of(kind: Any) -> str:
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return ", ".join(f"`{choice.value}`" for choice in kind)
+    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind).partition("[")[0]
 
 
 def explained_in() -> dict[str, str]:
@@ -121,8 +134,9 @@ def event_parts() -> str:
     for title, union in (("Events", Event), ("Actions", Action)):
         parts.append(f"\n## {title}\n")
         for struct in get_args(union):
-            fields = ", ".join(f"`{field.name}`" for field in msgspec.structs.fields(struct)) or "none"
-            parts.append(f"\n### {struct.__name__}\n\n{inspect.getdoc(struct)}\n\nFields: {fields}.\n")
+            fields = FIELD.findall(inspect.getsource(struct))
+            items = "".join(f"* `{name}` ({kind}){why and ': '}{why}\n" for name, kind, why in fields)
+            parts.append(f"\n### {struct.__name__}\n\n{inspect.cleandoc(str(struct.__doc__))}\n\n{items}")
     return "".join(parts)
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+import msgspec
 import pytest
 
 from holdfast.cli import COMMANDS
@@ -17,7 +18,9 @@ from holdfast.model.event import Event
 from tests.site_pages import DOCS, ROOT, adapt_links, adapt_lists, find_diagrams, find_verbs, make_pages
 from tests.test_docs import dead_links
 
-FETCHED = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=[\"']?(?:https?:)?//|<link\b[^>]*\bhref=[\"']?https?://")
+FETCHED = re.compile(
+    r"<(?:script|img|iframe|source)\b[^>]*\bsrc=[\"']?(?:https?:)?//|<link\b[^>]*\bhref=[\"']?https?://"
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +54,11 @@ def test_the_runbook_has_every_kind_of_alarm() -> None:
 def test_the_reference_has_every_name(made: dict[str, str], setting_names: list[str]) -> None:
     explained = re.findall(r"^\| `([\w.]+)` \| .* \| \[.+\]\(.+\) \|$", made["reference/settings.md"], re.M)
     assert explained == setting_names
-    told = re.findall(r"^### (\w+)\n\n([A-Z].+)", made["reference/events.md"], re.M)
-    assert [name for name, text in told if text != "None"] == [
-        struct.__name__ for struct in (*get_args(Event), *get_args(Action))
-    ]
+    structs = (*get_args(Event), *get_args(Action))
+    assert all(struct.__doc__ != msgspec.Struct.__doc__ for struct in structs), "one has no docstring"
+    fields = re.findall(r"^(?:### (\w+)|\* `(\w+)` \(.+)$", made["reference/events.md"], re.M)
+    told = [[(struct.__name__, ""), *(("", name) for name in struct.__struct_fields__)] for struct in structs]
+    assert fields == [pair for pairs in told for pair in pairs]
     assert re.findall(r"^\| `(holdfast_\w+)` ", made["reference/metrics.md"], re.M) == list(METRICS)
     asked = set(re.findall(r"^\$ holdfast ([\w ]+) --help\nusage: holdfast \1\b", made["reference/commands.md"], re.M))
     verbs = {f"{command} {verb}" for command, found in find_verbs().items() for verb in found}
