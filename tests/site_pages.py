@@ -7,12 +7,14 @@ import contextlib
 import hashlib
 import inspect
 import io
+import os
 import re
 import tomllib
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_args
+from unittest import mock
 
 import msgspec
 
@@ -79,7 +81,7 @@ def find_verbs() -> dict[str, list[str]]:
 
 
 def help_of(words: list[str]) -> str:
-    with contextlib.redirect_stdout(io.StringIO()) as text:
+    with contextlib.redirect_stdout(io.StringIO()) as text, mock.patch.dict(os.environ, COLUMNS="100"):
         print_help(words[0], [*words[1:], "--help"])
     return text.getvalue().rstrip()
 
