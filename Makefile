@@ -11,7 +11,7 @@ SLOW ?= torture detect recovery ettr byterobust nccl compile cluster
 BENCHES = $(filter-out $(SLOW),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full test-slurm test-kube fuzz chaos gpu-wheels gpu-lab lint lock audit bench clean always
+.PHONY: help venv demo test test-full test-slurm test-kube fuzz chaos gpu-wheels gpu-lab site lint lock audit bench clean always
 # Tests and benchmarks start processes by the dozen; two of them side by side disturb each other.
 .NOTPARALLEL:
 
@@ -75,6 +75,12 @@ gpu-lab: ## faults over NCCL on this machine's GPU: PYTHON=... names a Python wh
 	@$(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || { echo "holdfast: the GPU lab cannot run here: $(PYTHON) has no torch that sees a GPU; name one that has, as in: make gpu-lab PYTHON=/opt/venv/bin/python." >&2; exit 1; }
 	@test -d build/gpu-lab || { echo "holdfast: build/gpu-lab is not there; fill it by 'make gpu-wheels' on a machine with a network, and bring it along." >&2; exit 1; }
 	PYTHONPATH=$(CURDIR):$(CURDIR)/build/gpu-lab PATH=$(CURDIR)/build/gpu-lab/bin:$$PATH $(PYTHON) benchmarks/nccl.py
+
+# Nothing of it is fetched from elsewhere, neither here nor by who reads it. The variable spares us a word about mkdocs 2.
+site: $(READY) ## build/site: all documents as a web site, with a reference made from the code
+	$(PY) -m pip install --quiet -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	@echo "build/site/index.html is the first page; to search in it: $(PY) -m http.server --bind 127.0.0.1 --directory build/site"
 
 lint: $(READY) ## ruff and mypy
 	$(PY) -m ruff check .

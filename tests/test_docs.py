@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from tests.module_map import render_map
+from tests.site_pages import find_verbs
 
 Helps = dict[tuple[str, str], str]  # by command and verb
 
@@ -25,13 +26,7 @@ ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:")
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 COMMAND = re.compile(r"^(?:\w*\$ )?(?:\w+=\S+ )*holdfast ([a-z]+)(.*)")
 SPAN = re.compile(r"`([^`\n]+)`")
-VERBS = {  # of commands that have some; each has flags of its own
-    "catalog": ("add", "check", "correct", "ls", "past", "propose", "reject"),
-    "chaos": ("list", "random", "run"),
-    "ckpt": ("export", "gather", "ls", "rm", "verify"),
-    "sim": ("dst", "replay", "run", "validate"),
-    "token": ("add", "node", "revoke"),
-}
+VERBS = find_verbs()  # each has flags of its own
 OTHERS_FLAGS = {"--cells", "--exclude", "--no-kill"}  # of python -m holdfast.chaos.matrix, and of sbatch
 SHOWN_FILES = {"json.py", "msgspec.py", "script.py", "train.py"}  # of a user
 MADE_UP = "tests/corpus/outside"  # logs whose users and homes nobody has

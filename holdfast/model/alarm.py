@@ -37,6 +37,8 @@ class Stance(StrEnum):
 
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True, tag="alarm"):
+    """A detector's claim about one instant: this is wrong, and it may be there."""
+
     kind: Kind
     at: float  # when it happened, on the controller's clock
     suspects: tuple[str, ...]

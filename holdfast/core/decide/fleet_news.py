@@ -12,7 +12,7 @@ from holdfast.model.event import Outcome, Phase
 from holdfast.model.fleet_report import FleetNode, FleetReport, FleetState
 
 OUT_OF_TIME = 95  # exit code: the fleet takes all nodes away; the same job can go on from its last checkpoint
-REFUSED = 2  # exit code: as for a setting that is wrong
+REFUSED = 2  # exit code: the fleet refuses nodes for good, as for a setting that is wrong
 
 
 def on_fleet_report(state: JobState, now: float, event: FleetReport) -> str:

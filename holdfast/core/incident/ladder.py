@@ -32,7 +32,7 @@ from holdfast.model.alarm import Kind
 from holdfast.model.incident_record import Remedy, Verdict
 from holdfast.model.release import Skip
 
-GAVE_UP = 93  # exit code: do not requeue
+GAVE_UP = 93  # exit code: the same job would fail again; do not requeue
 NO_REPLAY = "no replay: "  # how the result of a replay begins that was not made
 _PATIENCE_S = (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0)  # for somebody outside to come back
 _NODES, _BITS = 2, 3  # levels of probes: of machines, and of what they compute
