@@ -6,8 +6,6 @@ import json
 import os
 import re
 import secrets
-import shutil
-import stat
 import time
 import urllib.parse
 from datetime import UTC, datetime
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from holdfast.cli.run_dirs.run_ownership import find_foreign_link, foreign_reason, remove_below
 from holdfast.cli.run_dirs.run_places import holdfast_home as holdfast_home
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
@@ -39,33 +38,31 @@ STDIN = "stdin"  # the note of the front, whose standard input rank 0 reads
 CONTROLLER = "holdfast.cli.launch.controller_main"  # the module, and the word that its command line has
 
 
+class ForeignRun(UsageError):
+    """A run directory is not the caller's alone."""
+
+
 def make_run_dir(wanted: str | None, run_id: str) -> Path:
     """Make a new run directory that only its owner can read; UsageError if that fails."""
     run_dir = Path(wanted).absolute() if wanted else _unused_path(holdfast_home() / "runs", run_id)
     try:
+        if link := find_foreign_link(run_dir):
+            raise UsageError(f"{link}; give another --run-dir")
         run_dir.mkdir(parents=True, mode=0o700, exist_ok=True)
+        if run_dir.is_symlink():
+            raise UsageError(f"{run_dir} is a symbolic link; give another --run-dir")
+        if why := foreign_reason(run_dir):
+            raise UsageError(f"{why}; give another --run-dir")
         if (run_dir / "run.json").exists():
             if (run_dir / "exit.json").exists() and not goes_on(run_dir):
                 raise UsageError(f"{run_dir} holds a run that has ended; give another --run-dir")
             raise UsageError(f"{run_dir} holds a run already; give --resume {run_dir}, or another --run-dir")
-        _require_owner(run_dir)
+        if any(run_dir.iterdir()):
+            raise UsageError(f"{run_dir} is not empty; give an empty or a new --run-dir")
+        run_dir.chmod(0o700)
     except OSError as e:
         raise UsageError(f"cannot make the run directory {run_dir}: {e.strerror}; give another --run-dir") from None
     return run_dir
-
-
-def _require_owner(run_dir: Path) -> None:
-    """Raise UsageError unless a folder is empty and ours alone: whoever can write to it controls the run."""
-    seen = run_dir.lstat()
-    if not stat.S_ISDIR(seen.st_mode):
-        raise UsageError(f"{run_dir} is a symbolic link or a file; give another --run-dir")
-    if seen.st_uid != os.getuid():
-        raise UsageError(f"{run_dir} is another user's; give another --run-dir")
-    if seen.st_mode & 0o022:
-        raise UsageError(f"other users may write to {run_dir}; give another --run-dir")
-    if any(run_dir.iterdir()):
-        raise UsageError(f"{run_dir} is not empty; give an empty or a new --run-dir")
-    run_dir.chmod(0o700)
 
 
 def require_local_disk(run_dir: Path) -> None:
@@ -179,11 +176,26 @@ def find_run_dir(wanted: str | None) -> Path:
         newest = holdfast_home() / "newest"
         if not newest.exists():
             raise UsageError(f"{NO_RUN}; start one with holdfast run, or name a run directory")
-        return newest.resolve()
+        return require_own(newest).resolve()
     for path in (Path(wanted), holdfast_home() / "runs" / wanted):
-        if (path / "run.json").exists():
-            return path.absolute()
+        if _holds_run(path):
+            return require_own(path.absolute())
     raise UsageError(f"{wanted} is not a run directory (it has no run.json); name the one that holdfast run printed")
+
+
+def _holds_run(folder: Path) -> bool:
+    try:
+        return (folder / "run.json").exists()
+    except PermissionError:
+        return True  # whatever it holds, the answer is whose it is
+
+
+def require_own(run_dir: Path) -> Path:
+    """Return this folder if it is this user's alone; ForeignRun if not. No command reads one before it is asked here,
+    root's neither: what a run directory says leads to other files, hosts and programs."""
+    if why := foreign_reason(run_dir):
+        raise ForeignRun(why)
+    return run_dir
 
 
 def read_spec(run_dir: Path) -> RunSpec:
@@ -238,7 +250,8 @@ def forget_secrets(run_dir: Path) -> None:
     for name in SECRET_FILES:
         (run_dir / name).unlink(missing_ok=True)
     for path in find_resume_folders(run_dir):
-        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_below(run_dir, path)
 
 
 def find_resume_folders(run_dir: Path) -> list[Path]:

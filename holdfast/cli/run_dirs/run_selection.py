@@ -37,6 +37,8 @@ def find(name: str | None) -> Path:
     """Return a run by its directory, its id, or a unique beginning or end of its id; None means the newest."""
     try:
         return run_directory.find_run_dir(name)
+    except run_directory.ForeignRun:
+        raise
     except UsageError:
         if not name:
             raise
