@@ -1,5 +1,6 @@
 """A run directory that is not the caller's alone: no command reads it, executes what it says, or removes through it."""
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli import COMMANDS, main
-from holdfast.cli.commands import sbatch
+from holdfast.cli.commands import dash, log_diagnosis, sbatch
+from holdfast.cli.page.page_sources import RunSource
 from holdfast.cli.run_dirs import run_directory, run_ownership, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.run_flags.run_arguments import parse_run_args
@@ -94,7 +96,7 @@ def test_he_offers_a_run_of_his_own(words: str, home: Path, tmp_path: Path, caps
 @pytest.mark.parametrize("words", ASKED)
 def test_a_run_that_others_can_write(words: str, home: Path, tmp_path: Path, capsys: Capture) -> None:
     run_dir = published(str(tmp_path / "open"), "job7")
-    run_dir.chmod(0o770)
+    run_dir.chmod(0o702)
     published(None, "mine")
     refuses(capsys, words.format(run_dir), f"other users may write to {run_dir}")
 
@@ -115,6 +117,14 @@ def test_his_link_leads_to_a_run_of_ours(home: Path, tmp_path: Path, capsys: Cap
     assert not (tmp_path / "new").exists()
 
 
+@as_root
+def test_a_group_of_several_and_one_of_ones_own(tmp_path: Path) -> None:
+    for group, refused in ((NOBODY, True), (os.getuid(), False)):
+        os.chown(tmp_path, -1, group)
+        tmp_path.chmod(0o2770)
+        assert bool(run_ownership.foreign_reason(tmp_path)) is refused
+
+
 def test_a_link_of_our_own_is_followed(home: Path, tmp_path: Path) -> None:
     own = published(str(tmp_path / "own"), "mine")
     (tmp_path / "link").symlink_to("own")
@@ -132,11 +142,50 @@ def test_a_run_of_ours_that_he_has_replaced(home: Path, tmp_path: Path, capsys: 
     assert run_selection.known_runs() == []
     refuses(capsys, "status", "is another user's")
     refuses(capsys, "clean", "is another user's")
-    refuses(capsys, "status job7", "job7 is not a run directory")
+    refuses(capsys, "status job7", "job7 is no run id")
     assert main(["clean", "--all"]) == 0
     assert (elsewhere / "token").exists()
     with pytest.raises(UsageError, match="another user's"):
         run_directory.make_run_dir(str(elsewhere), "r")
+
+
+@pytest.mark.parametrize("words", ["status {}", "report {}", "clean --dry-run {}", "stop {}", "diagnose {}"])
+def test_a_folder_here_has_the_name_of_a_run(
+    words: str, home: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may have made it, so a name is a run that the caller has started, and only ./NAME is the folder."""
+    own = published(None, "job1")
+    run_and_node_specs.write_json(own / "exit.json", RunEnd(code=7, reason="done"))
+    shutil.copytree(own, tmp_path / "work" / "job1")
+    shutil.copytree(own, tmp_path / "work" / "job2")
+    monkeypatch.chdir(tmp_path / "work")
+    main(words.format("job1").split())
+    said = capsys.readouterr()
+    assert f"holdfast: job1 is taken for your run {own}; for the folder here write ./job1\n" in said.err
+    assert str(tmp_path / "work") not in said.out + said.err
+    refuses(
+        capsys, words.format("job2"), "job2 is no run that you have started here; for the folder of this name write ./"
+    )
+    main(words.format("./job1").split())
+    said = capsys.readouterr()
+    assert str(own) not in said.out + said.err and "is taken" not in said.err
+
+
+def test_what_is_no_run_does_not_hide_one(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file for `dash` and a folder for `diagnose`, beside a run of the same name; and names of one's own folders."""
+    own = published(None, "job1")
+    first, second = published(str(tmp_path / "a" / "run"), "night-1"), published(str(tmp_path / "b" / "run"), "night-2")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job1").write_text("no journal")
+    assert isinstance(dash._find_source(argparse.Namespace(run="job1", named=None)), RunSource)
+    (tmp_path / "job1").unlink()
+    (tmp_path / "job1").mkdir()
+    assert not log_diagnosis._are_files(["job1"]) and log_diagnosis._are_files(["./job1"])
+    assert run_selection.find("job1") == own
+    with pytest.raises(UsageError, match="run may be any of 2 runs: night-1, night-2"):
+        run_selection.find("run")
+    monkeypatch.chdir(tmp_path / "b")
+    assert run_selection.find("run") == second and run_selection.find("../a/run").samefile(first)
 
 
 def test_clean_follows_no_link(home: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from holdfast.cli.run_dirs.run_places import is_own_run
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.run_flags.flag_values import parse_settings as pairs
 from holdfast.cli.terminal.command_parser import CommandParser
@@ -106,7 +107,7 @@ def _are_files(names: list[str]) -> bool:
     if not names or len(names) > 1 or names[0] == "-":
         return bool(names)
     path = Path(names[0])
-    return path.exists() and not (path / "run.json").exists()
+    return path.exists() and not (path / "run.json").exists() and not is_own_run(names[0])
 
 
 def _logs_of_run(run: str | None, names: list[str]) -> tuple[list[RankLog], ProcessEnds]:

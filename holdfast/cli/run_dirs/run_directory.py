@@ -38,10 +38,6 @@ STDIN = "stdin"  # the note of the front, whose standard input rank 0 reads
 CONTROLLER = "holdfast.cli.launch.controller_main"  # the module, and the word that its command line has
 
 
-class ForeignRun(UsageError):
-    """A run directory is not the caller's alone."""
-
-
 def make_run_dir(wanted: str | None, run_id: str) -> Path:
     """Make a new run directory that only its owner can read; UsageError if that fails."""
     run_dir = Path(wanted).absolute() if wanted else _unused_path(holdfast_home() / "runs", run_id)
@@ -170,20 +166,15 @@ def free_bytes(run_dir: Path) -> int:
     return disk.f_bavail * disk.f_frsize if disk.f_favail or not disk.f_files else 0
 
 
-def find_run_dir(wanted: str | None) -> Path:
-    """Return the run directory given by path or id, or the newest if None; UsageError if there is none."""
-    if wanted is None:
-        newest = holdfast_home() / "newest"
-        if not newest.exists():
-            raise UsageError(f"{NO_RUN}; start one with holdfast run, or name a run directory")
-        return require_own(newest).resolve()
-    for path in (Path(wanted), holdfast_home() / "runs" / wanted):
-        if _holds_run(path):
-            return require_own(path.absolute())
-    raise UsageError(f"{wanted} is not a run directory (it has no run.json); name the one that holdfast run printed")
+def find_newest() -> Path:
+    """Return the directory of the newest run; UsageError if there is none."""
+    newest = holdfast_home() / "newest"
+    if not newest.exists():
+        raise UsageError(f"{NO_RUN}; start one with holdfast run, or name a run directory")
+    return require_own(newest).resolve()
 
 
-def _holds_run(folder: Path) -> bool:
+def holds_run(folder: Path) -> bool:
     try:
         return (folder / "run.json").exists()
     except PermissionError:
@@ -191,10 +182,10 @@ def _holds_run(folder: Path) -> bool:
 
 
 def require_own(run_dir: Path) -> Path:
-    """Return this folder if it is this user's alone; ForeignRun if not. No command reads one before it is asked here,
+    """Return this folder if it is this user's alone; UsageError if not. No command reads one before it is asked here,
     root's neither: what a run directory says leads to other files, hosts and programs."""
     if why := foreign_reason(run_dir):
-        raise ForeignRun(why)
+        raise UsageError(why)
     return run_dir
 
 

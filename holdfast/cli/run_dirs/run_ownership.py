@@ -25,7 +25,9 @@ def foreign_reason(run_dir: Path) -> str:
         return f"{run_dir} is a file"
     if seen.st_uid != os.getuid():
         return f"{run_dir} is another user's: only commands of {_user_name(seen.st_uid)} open it"
-    return f"other users may write to {run_dir}, so what is in it may be theirs" if seen.st_mode & 0o022 else ""
+    # A group of the same number has one member, and in a pod the kubelet opens volumes to such a one (fsGroup).
+    others = 0o002 if seen.st_gid == seen.st_uid else 0o022
+    return f"other users may write to {run_dir}, so what is in it may be theirs" if seen.st_mode & others else ""
 
 
 def find_foreign_link(path: Path) -> str:

@@ -12,6 +12,11 @@ def holdfast_home() -> Path:
     return Path(os.environ.get("HOLDFAST_HOME") or Path(state) / "holdfast")
 
 
+def is_own_run(name: str) -> bool:
+    """Whether a run of this user in the usual folder has this name; it comes before a file or folder where one is."""
+    return "/" not in name and (holdfast_home() / "runs" / name / "run.json").exists()
+
+
 def known_runs() -> list[Path]:
     """Return every existing run of this user on this host, oldest first; folders of other users are left out."""
     found = {path.parent for path in (holdfast_home() / "runs").glob("*/run.json")}
