@@ -6,6 +6,8 @@ from pathlib import Path
 
 from holdfast.cli.run_dirs.run_ownership import foreign_reason
 
+HOME_NAMES = ("newest", "runs", "elsewhere", "join", "chaos", "people.json", "blocked.json")  # what holdfast puts there
+
 
 def holdfast_home() -> Path:
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
