@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.cli.run_dirs.run_ownership import find_foreign_link, foreign_reason, remove_below
+from holdfast.cli.run_dirs.run_ownership import (
+    find_foreign_link,
+    foreign_reason,
+    make_private_folder,
+    remove_below,
+)
 from holdfast.cli.run_dirs.run_places import holdfast_home as holdfast_home
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
@@ -44,7 +49,7 @@ def make_run_dir(wanted: str | None, run_id: str) -> Path:
     try:
         if link := find_foreign_link(run_dir):
             raise UsageError(f"{link}; give another --run-dir")
-        run_dir.mkdir(parents=True, mode=0o700, exist_ok=True)
+        make_private_folder(run_dir)
         if run_dir.is_symlink():
             raise UsageError(f"{run_dir} is a symbolic link; give another --run-dir")
         if why := foreign_reason(run_dir):
@@ -152,7 +157,7 @@ def lock_run_dir(run_dir: Path) -> tuple[int, ...]:
 def mark_newest(run_dir: Path) -> None:
     """Mark this run as the newest, which commands use by default; ignored if holdfast's home folder is not writable."""
     try:
-        holdfast_home().mkdir(parents=True, exist_ok=True)
+        make_private_folder(holdfast_home())
         link = holdfast_home() / f".newest.{os.getpid()}"
         link.symlink_to(run_dir)
         link.replace(holdfast_home() / "newest")

@@ -1,5 +1,5 @@
-"""Refuses run directories that other users own or can write, and removes files in run directories without following
-links. Imports nothing slow."""
+"""Refuses run directories that other users own or can write, makes folders for this user alone, and removes files in
+run directories without following links. Imports nothing slow."""
 
 import contextlib
 import errno
@@ -53,6 +53,13 @@ def find_foreign_link(path: Path) -> str:
         at = Path("/") if target.is_absolute() else at
         ahead += reversed(target.parts[1:] if target.is_absolute() else target.parts)
     return ""
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make a folder and those above it that are missing, all for this user alone; one that exists stays as it is."""
+    for path in reversed([folder, *folder.parents]):
+        if not path.is_dir():
+            path.mkdir(mode=0o700, exist_ok=True)
 
 
 def remove_below(run_dir: Path, path: Path) -> None:

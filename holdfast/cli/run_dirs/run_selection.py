@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.cli.run_dirs import run_directory, run_liveness
+from holdfast.cli.run_dirs.run_ownership import make_private_folder
 from holdfast.cli.run_dirs.run_places import is_own_run
 from holdfast.cli.run_dirs.run_places import known_runs as known_runs
 from holdfast.cli.run_flags.flag_table import UsageError
@@ -143,5 +144,5 @@ def remember_run(run_dir: Path) -> None:
         return
     with contextlib.suppress(OSError):
         elsewhere = run_directory.holdfast_home() / "elsewhere"
-        elsewhere.mkdir(parents=True, exist_ok=True)
+        make_private_folder(elsewhere)
         (elsewhere / hashlib.sha256(bytes(run_dir)).hexdigest()[:16]).symlink_to(run_dir)
