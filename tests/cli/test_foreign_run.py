@@ -1,6 +1,7 @@
 """A run directory that is not the caller's alone: no command reads it, executes what it says, or removes through it."""
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -74,7 +75,8 @@ def given_away(run_dir: Path) -> Path:
     """As if another user had made it, and opened it to all."""
     for path in (run_dir, *run_dir.rglob("*")):
         os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
-        path.is_symlink() or path.chmod(0o777)
+        if not path.is_symlink():
+            path.chmod(0o777)
     return run_dir
 
 
@@ -224,7 +226,7 @@ def test_a_batch_script_takes_up_no_run_of_his(home: Path, tmp_path: Path) -> No
     evil = tmp_path / "evil"
     evil.mkdir()
     (evil / "sitecustomize.py").write_text(f"open({str(tmp_path / 'pwned')!r}, 'w').close()")
-    run_and_node_specs.write_json(run_dir / "env.json", dict(os.environ) | {"PYTHONPATH": f"{evil}:{ROOT}"})
+    (run_dir / "env.json").write_text(json.dumps(dict(os.environ) | {"PYTHONPATH": f"{evil}:{ROOT}"}))
     given_away(run_dir)
     done = subprocess.run(
         ["bash", "-c", script],

@@ -275,8 +275,8 @@ def test_a_home_of_holdfast_in_the_tree_is_known_without_its_newest_run(
         plant(home, {"join/29501.token": token, "people.json": people})
     plant(root, {"runs/job.sbatch": "words" if own else "code", "src/people.json": '["ann"]', "src/join/7.token": "x"})
     plant(root / "few", {"elsewhere/a": "5ec2e70f"})
-    for home in ("gone", "few"):
-        (root / home / "newest").symlink_to(root / "runs" / "removed")
+    for name in ("gone", "few"):
+        (root / name / "newest").symlink_to(root / "runs" / "removed")
     if with_git:
         git(root, "add", ".")
         git(root, "commit", "-qm", "too much")

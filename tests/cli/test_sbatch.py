@@ -84,9 +84,9 @@ def test_what_is_written_beside_the_run_is_for_its_owner_alone(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "state" / "home"))
     words = ["sbatch", "--rdzv-id", "r", "--set", "hook.url=https://hooks.test/5ec2e7", script]
+    runs = tmp_path / "state" / "home" / "runs"
     for old in (False, True):
         assert main(words) == 0
-        runs = tmp_path / "state" / "home" / "runs"
         paths = (tmp_path / "state", runs, runs / "r.sbatch", runs / "r.out")
         assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o700, 0o700, 0o600, 0o600], old
         assert "5ec2e7" in (runs / "r.sbatch").read_text() and (runs / "r.out").read_text() == ("kept" if old else "")
