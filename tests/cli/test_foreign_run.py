@@ -21,6 +21,7 @@ from holdfast.model.job_and_seats import Job as JobSpec
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.run_and_node_specs import EntryPoint, RunEnd, RunSpec
 from tests.cli.driver import ROOT
+from tests.cli.test_attacks import as_another
 from tests.conftest import job_environment
 
 NOBODY = 65534
@@ -134,6 +135,28 @@ def test_a_link_of_our_own_is_followed(home: Path, tmp_path: Path) -> None:
     assert run_selection.find(str(tmp_path / "link")).samefile(own)
     assert run_selection.find(str(home / "newest")).samefile(own)
     assert "cannot be opened" in run_ownership.foreign_reason(tmp_path / "round")
+
+
+@as_root
+def test_he_asks_for_a_run_of_ours(home: Path, tmp_path: Path) -> None:
+    """Also where he may not even see whether there is one."""
+    own = published(str(tmp_path / "own"), "mine")
+
+    def told() -> str:
+        try:
+            return str(run_selection.find(str(own)))
+        except UsageError as e:
+            return str(e)
+
+    assert as_another(told) == f"{own} cannot be opened: Permission denied"
+    above = [folder for folder in own.parents if folder.stat().st_mode & 0o077 == 0]
+    try:
+        for folder in above:
+            folder.chmod(0o711)
+        assert as_another(told) == f"{own} is another user's: only commands of user root open it"
+    finally:
+        for folder in above:
+            folder.chmod(0o700)
 
 
 @as_root
