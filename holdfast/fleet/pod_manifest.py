@@ -13,6 +13,8 @@ Manifest = dict[str, Any]
 RUN_LABEL, NODE_LABEL = "holdfast.dev/run", "holdfast.dev/node"
 EVICTED_TAINT = "holdfast.dev/evicted"
 CONTAINER = "holdfast"  # of a template with several, the one that becomes the node
+_SECRET_MODE = 0o440  # whatever user a container runs as has the pod's group; a process that changes its user has not
+_GROUP = 10001  # where the template does not say who runs
 SECRET_FOLDER, HOME_FOLDER = "/etc/holdfast", "/var/lib/holdfast"
 MANAGED_BY = ("app.kubernetes.io/managed-by", "holdfast")
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -91,6 +93,7 @@ def make_pod(shape: PodShape, node: str, command: Sequence[str], owner: Manifest
     containers = spec.setdefault("containers", [{}])
     _fill_container(_own_container(containers), shape, command)
     _add_volumes(spec, _own_container(containers), name)
+    _let_group_read(spec, _own_container(containers))
     return pod
 
 
@@ -158,7 +161,7 @@ def _fill_container(own: Manifest, shape: PodShape, command: Sequence[str]) -> N
 def _add_volumes(spec: Manifest, own: Manifest, secret: str) -> None:
     """Mount the secret, a folder for the run's files, and shared memory, which would be 64 MiB otherwise."""
     ours: tuple[tuple[str, str, Manifest], ...] = (
-        ("holdfast-secret", SECRET_FOLDER, {"secret": {"secretName": secret}}),
+        ("holdfast-secret", SECRET_FOLDER, {"secret": {"secretName": secret, "defaultMode": _SECRET_MODE}}),
         ("holdfast-home", HOME_FOLDER, {"emptyDir": {}}),
         ("holdfast-shm", "/dev/shm", {"emptyDir": {"medium": "Memory"}}),
     )
@@ -169,6 +172,16 @@ def _add_volumes(spec: Manifest, own: Manifest, secret: str) -> None:
         *({"name": name, "mountPath": path, "readOnly": path == SECRET_FOLDER} for name, path, _ in wanted),
     ]
     spec["volumes"] = [*spec.get("volumes", []), *({"name": name, **source} for name, _, source in wanted)]
+
+
+def _let_group_read(spec: Manifest, own: Manifest) -> None:
+    """Give the pod a group, as files of secrets belong to root and to that group. Volumes that have it already are not
+    walked through."""
+    security = spec.setdefault("securityContext", {})
+    user = own.get("securityContext", {}).get("runAsUser") or security.get("runAsUser")
+    if "fsGroup" not in security:
+        security |= {"fsGroup": user or _GROUP}
+        security.setdefault("fsGroupChangePolicy", "OnRootMismatch")
 
 
 def _tolerations(spec: Manifest, endure_s: float) -> list[Manifest]:

@@ -27,7 +27,7 @@ def lock_shared(folder: Path) -> tuple[int, ...]:
     Returns descriptors for `pass_fds`. If the file system has no locks, they are empty, and nobody will clean up this
     folder. Raises BlockingIOError if a process holds the lock exclusively.
     """
-    fd = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         if not os.fstat(fd).st_size:
@@ -78,7 +78,7 @@ def lock_file_alone(path: Path, wait_s: float) -> int | None:
 def lock_exclusively(folder: Path) -> int | None:
     """Lock a folder and return the lock file; None if a process uses the folder, LockError if that is unknown."""
     try:
-        fd = os.open(folder / NAME, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(folder / NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         raise LockError("has no lock") from None
     except OSError as e:

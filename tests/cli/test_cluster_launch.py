@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from holdfast import config
 from holdfast.cli import main
 from holdfast.cli.launch.cluster_launch import join_args
+from holdfast.cli.launch.kubernetes_launch import make_pod_spec
 from holdfast.config import Settings
 from holdfast.model.job_and_seats import Job
 from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
@@ -43,3 +46,20 @@ def test_what_needs_a_node_of_this_host_is_refused(
     assert main(["run", *where, *flag, *both, str(tmp_path / "train.py")]) == 2
     said = capsys.readouterr().err
     assert "this host is none of the nodes" in said or "do not go with --fleet kubernetes" in said
+
+
+def test_a_pod_is_not_told_where_people_are_told() -> None:
+    settings = config.load(None, [("hook.url", "https://hooks.test/services/5ec2e7"), ("silence.silence_s", "7")])
+    run = RunSpec(
+        job=Job(run_id="r", min_nodes=1, max_nodes=1),
+        entry=EntryPoint(argv=("train.py",)),
+        settings=settings,
+        fleet="kubernetes",
+        nproc=1,
+        log_dir="",
+        console_files=("out",),
+    )
+    told = msgspec.json.encode(make_pod_spec(run))
+    assert b"5ec2e7" not in told
+    read = msgspec.json.decode(told, type=RunSpec)
+    assert (read.console_files, read.settings.silence.silence_s) == ((), 7)

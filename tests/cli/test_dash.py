@@ -64,7 +64,7 @@ def report(journal: Path) -> Report:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nothing-here"], "is not a run directory"),
+        (["nothing-here"], "is no run id"),
         (["--port", "70000"], "--port must be"),
         (["http://127.0.0.1:1"], "--token-file"),
         (["http://127.0.0.1:1", "--token-file", "/nonexistent"], "No such file"),

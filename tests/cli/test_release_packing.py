@@ -10,6 +10,7 @@ import pytest
 from holdfast import config
 from holdfast.cli.launch import release_packing
 from holdfast.cli.launch.release_packing import KeptOut
+from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
 from holdfast.model.job_and_seats import Job
@@ -259,3 +260,39 @@ def test_a_script_with_a_secret_in_it_and_a_run_directory_are_not_copied(tmp_pat
     assert not begun.release.digest and "train.py has a secret of holdfast in it" in begun.said
     plant_run(root)
     assert "is a run directory" in first(entry_of(root), tmp_path).said
+
+
+@pytest.mark.parametrize("with_git", [False, True])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_home_of_holdfast_in_the_tree_is_known_without_its_newest_run(
+    own: bool, with_git: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the folder of the script itself, of this job or of another; or a folder in it, with `newest` or without."""
+    root = repo(tmp_path / "proj") if with_git else plant(tmp_path / "proj", {"train.py": ""})
+    monkeypatch.setenv("HOLDFAST_HOME", str(root if own else tmp_path / "home"))
+    token, people = "5ec2e70f" * 4, '[{"name": "ann", "right": "admin", "digest": "5ec2e70f"}]'
+    for home in (root, root / "bare", root / "gone"):
+        plant(home, {"join/29501.token": token, "people.json": people})
+    plant(root, {"runs/job.sbatch": "words" if own else "code", "src/people.json": '["ann"]', "src/join/7.token": "x"})
+    plant(root / "few", {"elsewhere/a": "5ec2e70f"})
+    for name in ("gone", "few"):
+        (root / name / "newest").symlink_to(root / "runs" / "removed")
+    if with_git:
+        git(root, "add", ".")
+        git(root, "commit", "-qm", "too much")
+    apart = release_packing.keep_out(tmp_path / "run", Settings(), None, ())
+    begun = release_packing.pack_first_release(entry_of(root), tmp_path / "run", apart, copied=True)
+    archive = tmp_path / "run" / "releases" / f"{begun.release.digest}.tar"
+    packed = names(tmp_path, begun.release.digest)
+    assert b"5ec2e70f" not in archive.read_bytes()
+    assert {"train.py", "src/people.json", "src/join/7.token"} <= packed
+    assert ("runs/job.sbatch" in packed) is not own
+
+
+def test_the_secret_of_a_job_is_known_before_its_first_release_is_packed(tmp_path: Path) -> None:
+    root = plant(tmp_path / "proj", {"train.py": "", "note.txt": "the token is " + "5ec2e70f" * 4})
+    (tmp_path / "run").mkdir()
+    run_directory.write_door_secret(tmp_path / "run", "5ec2e70f" * 4)
+    apart = release_packing.keep_out(tmp_path / "run", Settings(), None, ())
+    begun = release_packing.pack_first_release(entry_of(root), tmp_path / "run", apart, copied=True)
+    assert names(tmp_path, begun.release.digest) == {"train.py"}

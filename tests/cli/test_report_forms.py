@@ -30,7 +30,7 @@ def test_two_runs_beside_each_other(
     assert told["runs"] == [str(run_dir), str(other)] and told["compared"]["ettr"][1] is None
     assert [one["job_s"] for one in told["reports"]] == told["compared"]["job_s"]
     assert main(["report", "--compare", "nothing"]) == 2
-    assert "nothing is not a run" in capsys.readouterr().err
+    assert "nothing is no run" in capsys.readouterr().err
 
 
 def test_a_page_to_mail_is_one_file(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.launch.journal_and_notes import NotesFolder
-from holdfast.cli.run_dirs import run_directory, run_liveness
+from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
 from holdfast.linux import process_attributes
@@ -75,19 +75,19 @@ def test_a_directory_that_holds_a_run_is_not_used_again(tmp_path: Path) -> None:
 
 def test_finding(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=run_directory.NO_RUN):
-        run_directory.find_run_dir(None)
+        run_selection.find(None)
     by_id, by_path = (
         published(run_directory.make_run_dir(None, "r")),
         published(run_directory.make_run_dir(str(tmp_path / "here"), "s")),
     )
-    run_directory.mark_newest(by_id)
-    run_directory.mark_newest(by_path)
-    assert run_directory.find_run_dir(None) == by_path
-    assert run_directory.find_run_dir("r") == by_id
+    run_selection.remember_run(by_id)
+    run_selection.remember_run(by_path)
+    assert run_selection.find(None) == by_path
+    assert run_selection.find("r") == by_id
     monkeypatch.chdir(tmp_path)
-    assert run_directory.find_run_dir("here") == by_path
+    assert run_selection.find("./here") == run_selection.find("here/") == run_selection.find("here") == by_path
     with pytest.raises(UsageError, match=r"run\.json"):
-        run_directory.find_run_dir("home")
+        run_selection.find("./home")
     assert not list(home.glob(".newest*"))
 
 

@@ -54,8 +54,8 @@ REFUSED = {
     "bad config": ("--config bad.toml ok.py", "the config file bad.toml is not valid TOML"),
     "log dir": ("--log-dir file/logs ok.py", "cannot write to the log directory"),
     "run dir": ("--run-dir file/run ok.py", "cannot make the run directory"),
-    "resume of no run": ("--resume empty", "empty is not a run directory"),
-    "resume of nothing": ("--resume nowhere", "nowhere is not a run directory"),
+    "resume of no run": ("--resume empty", "empty is no run id, and no run id begins"),
+    "resume of nothing": ("--resume ./nowhere", "nowhere is not a run directory"),
     "no token": ("--rdzv-endpoint 192.0.2.1:29400 ok.py", "so a join token is needed: set HOLDFAST_TOKEN"),
     "an empty token": ("--rdzv-endpoint 192.0.2.1:29400 --token-file file ok.py", "the token in file is empty"),
     "an empty token here": ("--rdzv-endpoint 127.0.0.1:29400 --token-file file ok.py", "the token in file is empty"),
@@ -90,7 +90,7 @@ def test_a_run_dir_that_holds_a_run(place: Path, capfd: pytest.CaptureFixture[st
     (place / "old").mkdir()
     (place / "old" / "run.json").write_text("{}")
     assert "--resume" in refused(capfd, "run", "--run-dir", "old", "ok.py")
-    assert "run.json" in refused(capfd, "run", "--resume", "old")
+    assert "run.json" in refused(capfd, "run", "--resume", "./old")
 
 
 @pytest.mark.parametrize("command", ["report", "status", "stop", "clean"])
@@ -106,10 +106,10 @@ def test_a_report_of_a_run_that_never_began(place: Path, capfd: pytest.CaptureFi
     entry = EntryPoint(argv=("ok.py",))
     run = RunSpec(job=job, entry=entry, settings=Settings(), fleet="local", nproc=1, log_dir=str(place))
     run_directory.publish_run(run_dir, run)
-    assert str(run_dir) in refused(capfd, "report", "new")
+    assert str(run_dir) in refused(capfd, "report", "./new")
     (run_dir / "journal.db").write_bytes(b"this is no database" * 100)
-    assert "journal.db" in refused(capfd, "report", "new")
-    assert "journal.db" in refused(capfd, "run", "--resume", "new")
+    assert "journal.db" in refused(capfd, "report", "./new")
+    assert "journal.db" in refused(capfd, "run", "--resume", "./new")
 
 
 def test_there_is_no_such_command(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """`holdfast sbatch` and the command line of `--fleet slurm`, where no Slurm is needed."""
 
 import signal
+import stat
 import subprocess
 from pathlib import Path
 
@@ -72,6 +73,32 @@ def test_the_script_queues_its_successor_if_the_run_goes_on(
     heard = (tmp_path / "said").read_text().splitlines() if (tmp_path / "said").exists() else []
     assert [line if line.startswith("scancel") else line.split()[0] for line in heard] == said
     assert all("--dependency=singleton" in line for line in heard if line.startswith("sbatch"))
+
+
+def test_what_is_written_beside_the_run_is_for_its_owner_alone(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The words of a command line may have a hook's address among them; and ranks may print what they like."""
+    (tmp_path / "sbatch").write_text("#!/bin/sh\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "state" / "home"))
+    words = ["sbatch", "--rdzv-id", "r", "--set", "hook.url=https://hooks.test/5ec2e7", script]
+    runs = tmp_path / "state" / "home" / "runs"
+    for old in (False, True):
+        assert main(words) == 0
+        paths = (tmp_path / "state", runs, runs / "r.sbatch", runs / "r.out")
+        assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o700, 0o700, 0o600, 0o600], old
+        assert "5ec2e7" in (runs / "r.sbatch").read_text() and (runs / "r.out").read_text() == ("kept" if old else "")
+        (runs / "r.out").write_text("kept")
+        (runs / "r.out").chmod(0o644)
+    (tmp_path / "precious").write_text("")
+    for lead in (Path.symlink_to, Path.hardlink_to):
+        (runs / "r.out").unlink()
+        lead(runs / "r.out", tmp_path / "precious")
+        capsys.readouterr()
+        assert main(words) == 2
+        assert capsys.readouterr().err.startswith(f"holdfast sbatch: cannot write {runs}/r.out: ")
 
 
 @pytest.mark.parametrize("flags", [("--detach",), ("--standbys", "auto"), ("--slurm", "'")])

@@ -77,7 +77,7 @@ def test_without_a_template_a_pod_has_all_that_a_node_needs() -> None:
     mounts = {one["mountPath"]: one["name"] for one in own["volumeMounts"]}
     sources = {one["name"]: one for one in spec["volumes"]}
     assert sources[mounts["/dev/shm"]]["emptyDir"] == {"medium": "Memory"}
-    assert sources[mounts["/etc/holdfast"]]["secret"] == {"secretName": "gpt-n3"}
+    assert sources[mounts["/etc/holdfast"]]["secret"] == {"secretName": "gpt-n3", "defaultMode": 0o440}
     tolerated = {one["key"]: one.get("tolerationSeconds") for one in spec["tolerations"]}
     assert tolerated == {
         "nvidia.com/gpu": None,
@@ -86,6 +86,24 @@ def test_without_a_template_a_pod_has_all_that_a_node_needs() -> None:
     }
     [spread] = spec["topologySpreadConstraints"]
     assert spread["topologyKey"] == "kubernetes.io/hostname"
+
+
+@pytest.mark.parametrize(
+    ("pod", "container", "told"),
+    [
+        ({}, {}, {"fsGroup": 10001, "fsGroupChangePolicy": "OnRootMismatch"}),
+        ({"runAsUser": 7}, {}, {"runAsUser": 7, "fsGroup": 7, "fsGroupChangePolicy": "OnRootMismatch"}),
+        ({"fsGroupChangePolicy": "Always"}, {"runAsUser": 9}, {"fsGroup": 9, "fsGroupChangePolicy": "Always"}),
+        ({"runAsUser": 7, "fsGroup": 8}, {}, {"runAsUser": 7, "fsGroup": 8}),
+    ],
+)
+def test_only_the_pods_own_group_reads_its_secret(
+    pod: dict[str, Any], container: dict[str, Any], told: dict[str, Any]
+) -> None:
+    """A file of a secret belongs to root, so whoever the container runs as reads it by the group of the pod."""
+    template = {"securityContext": pod, "containers": [{"name": "holdfast", "securityContext": container}]}
+    assert pod_of(template=template, image="img:1")["spec"]["securityContext"] == told
+    assert "fsGroup" not in pod or template["securityContext"] == pod
 
 
 def test_hosts_are_avoided_in_every_alternative_of_the_template() -> None:

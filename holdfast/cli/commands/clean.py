@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
         "resumed, what that takes. A run with a live process is left alone.",
     )
     parser.add_argument(
-        "runs", nargs="*", metavar="RUN", help="run directories, ids or parts of ids (default: the newest run)"
+        "runs", nargs="*", metavar="RUN", help="run directories (./NAME), ids or parts of ids (default: the newest run)"
     )
     parser.add_argument("--run", action="append", default=[], metavar="RUN", help="the same as RUN alone; repeatable")
     parser.add_argument("--all", action="store_true", help="every run of yours on this host")
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
 
 def _chosen_runs(names: list[str], every: bool) -> list[Path]:
     if not every:
-        found = [run_selection.find(name) for name in names] or [run_directory.find_run_dir(None)]
+        found = [run_selection.find(name) for name in names] or [run_directory.find_newest()]
     elif names:
         raise UsageError("name runs or give --all, not both")
     else:

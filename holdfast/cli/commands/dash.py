@@ -19,6 +19,7 @@ from aiohttp import web
 
 from holdfast.cli.page.page_sources import ControllerSource, JournalSource, RunSource
 from holdfast.cli.run_dirs import run_selection
+from holdfast.cli.run_dirs.run_places import is_own_run
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.controller.access.connection_gate import ConnectionGate
@@ -68,7 +69,7 @@ def _find_source(args: argparse.Namespace) -> PageSource:
     name = run_selection.named_run(args)
     if name and name.startswith(("http://", "https://")):
         return ControllerSource(name, _read_token(args.token_file), args.cacert)
-    if name and Path(name).is_file():
+    if name and Path(name).is_file() and not is_own_run(name):
         return JournalSource(Path(name))
     return RunSource(run_selection.run_to_read(args))
 

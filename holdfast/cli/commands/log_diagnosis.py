@@ -4,6 +4,7 @@ import argparse
 import atexit
 import gc
 import itertools
+import os
 import shutil
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from holdfast.cli.run_dirs.run_places import is_own_run
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.run_flags.flag_values import parse_settings as pairs
 from holdfast.cli.terminal.command_parser import CommandParser
@@ -105,8 +107,8 @@ def _are_files(names: list[str]) -> bool:
     """Return whether the names are files or folders; otherwise they name a run, the newest one if there is no name."""
     if not names or len(names) > 1 or names[0] == "-":
         return bool(names)
-    path = Path(names[0])
-    return path.exists() and not (path / "run.json").exists()
+    is_run = os.path.exists(f"{names[0]}/run.json") or is_own_run(names[0])
+    return os.path.exists(names[0]) and not is_run
 
 
 def _logs_of_run(run: str | None, names: list[str]) -> tuple[list[RankLog], ProcessEnds]:

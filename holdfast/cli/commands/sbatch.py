@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs.run_ownership import make_private_folder
 from holdfast.cli.run_flags import run_arguments
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
-from holdfast.cli.terminal.output_file import replace_file
+from holdfast.cli.terminal.output_file import make_private_file, replace_file
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
 from holdfast.fleet import slurm_reports
 
@@ -78,7 +79,8 @@ def _choose_run_dir(args: RunArgs) -> Path:
 def write_script(args: RunArgs, words: Sequence[str], run_dir: Path) -> str:
     """Return the batch script; it resumes the run if that exists, as after a time limit, a requeue or a host's loss."""
     flags = [f"--job-name=holdfast-{run_dir.name}", f"--nodes={args.max_nodes + args.standbys}", "--ntasks-per-node=1"]
-    flags += ["--no-kill", "--requeue", f"--signal=B:USR1@{_AHEAD_S}", "--open-mode=append", f"--output={run_dir}.out"]
+    flags += ["--no-kill", "--requeue", f"--signal=B:USR1@{_AHEAD_S}"]
+    flags += ["--open-mode=append", f"--output={_output_path(run_dir)}"]
     holdfast = [sys.executable, "-m", "holdfast", "run"]
     return _SCRIPT.format(
         flags="\n".join(f"#SBATCH {_quoted(flag)}" for flag in (*flags, *args.slurm)),
@@ -95,6 +97,10 @@ def _script_path(run_dir: Path) -> Path:
     return run_dir.with_name(f"{run_dir.name}.sbatch")
 
 
+def _output_path(run_dir: Path) -> Path:
+    return run_dir.with_name(f"{run_dir.name}.out")
+
+
 def _run_words(words: Sequence[str], run_dir: Path) -> list[str]:
     """Return the arguments of `holdfast run`: holdfast's own first, so that the user's flags override them."""
     return ["--fleet", "slurm", "--run-dir", str(run_dir), *words]
@@ -107,14 +113,15 @@ def _quoted(flag: str) -> str:
 def _submit(script: str, run_dir: Path) -> int:
     path = _script_path(run_dir)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, script)
+        make_private_folder(path.parent)
+        replace_file(path, script, 0o600)  # its words may be secrets, as may be what ranks print
+        make_private_file(_output_path(run_dir))  # Slurm would make it for everybody
         done = subprocess.run(["sbatch", str(path)], check=False, stderr=subprocess.PIPE, text=True)
     except FileNotFoundError:
         raise UsageError("there is no sbatch on this host") from None
     except OSError as e:
-        raise UsageError(f"cannot write {path}: {e.strerror}; give another --run-dir") from None
+        raise UsageError(f"cannot write {e.filename or path}: {e.strerror}; give another --run-dir") from None
     if done.returncode:
         raise UsageError(f"sbatch: {slurm_reports.last_sentence(done.stderr)}")
-    print(f"holdfast: {path} runs in {run_dir}; its output goes to {run_dir}.out")
+    print(f"holdfast: {path} runs in {run_dir}; its output goes to {_output_path(run_dir)}")
     return 0

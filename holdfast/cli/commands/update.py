@@ -59,7 +59,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _update_job(args: argparse.Namespace, words: tuple[str, ...]) -> int:
-    if args.what and not args.run and (Path(args.what) / "run.json").exists():
+    if args.what and not args.run and run_directory.holds_run(Path(args.what)):
         args.run, args.what = args.what, None
     run_dir = run_selection.run_to_change(args)
     window_s, env = _parse_seconds(args.window), _parse_environment(args.env)

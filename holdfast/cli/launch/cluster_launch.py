@@ -82,9 +82,9 @@ class ClusterRun:
         """Make the first release and the keys of a new run; return its spec, and a sentence for the console."""
         files = find_console_files()
         draft, args = self._draft, self._args
+        run_directory.write_door_secret(self.run_dir, self._secret)  # the first release must not contain it
         apart = release_packing.keep_out(self.run_dir, draft.settings, args.token_file, (draft.log_dir, *files))
         begun = release_packing.pack_first_release(draft.entry, self.run_dir, apart, copied=args.release)
-        run_directory.write_door_secret(self.run_dir, self._secret)
         run_directory.open_authority(self.run_dir)
         return msgspec.structs.replace(draft, release=begun.release, console_files=files), begun.said
 

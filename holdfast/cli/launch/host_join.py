@@ -170,8 +170,8 @@ class HostJoin:
             self.host, begun = self._own_host(listener), self._restore_run(lease)
         else:
             run_directory.require_local_disk(self.run_dir)
+        self._prepare_keys()  # with the job's secret, which the first release must not contain
         said = ("",) if begun else self._begin_run()
-        self._prepare_keys()
         run = msgspec.structs.replace(self.run, host=self.host, port=port)
         if begun:
             job, release = begun.job, begun.release

@@ -16,6 +16,7 @@ from holdfast.cli.launch.standby_choice import choose_standbys
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
 from holdfast.config import Settings
 from holdfast.controller.access.enrolment_tokens import MOST_S, NodeTokens
+from holdfast.core.record.hook_notices import HookLimits
 from holdfast.fleet import pod_manifest
 from holdfast.fleet.pod_manifest import PodShape
 from holdfast.journal.journal_errors import JournalError
@@ -73,13 +74,19 @@ def make_fleet(run: RunSpec, run_dir: Path, tokens: NodeTokens, notes: Notes) ->
         command=_node_command,
         files=lambda node: {
             "token": str(tokens.mint_token(node, MOST_S)).encode(),
-            "run.json": msgspec.json.encode(msgspec.structs.replace(run, console_files=())),
+            "run.json": msgspec.json.encode(make_pod_spec(run)),
         },
         least=run.job.min_nodes,
         gather_s=run.settings.fleet.gather_s,
         avoid_s=run.settings.block.age_s,
     )
     return KubernetesFleet(notes, shape, wishes, KubernetesClient(read_config(), shape.namespace))
+
+
+def make_pod_spec(run: RunSpec) -> RunSpec:
+    """Return what a pod is told of the run: all but what the controller alone needs, such as the address of a hook."""
+    settings = msgspec.structs.replace(run.settings, hook=HookLimits())
+    return msgspec.structs.replace(run, console_files=(), settings=settings)
 
 
 def make_lease(run: RunSpec, run_dir: Path, say: Callable[[str], None]) -> "KubernetesLease":

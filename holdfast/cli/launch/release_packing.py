@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs.run_places import HOME_NAMES
 from holdfast.cli.run_flags.run_arguments import UsageError
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.config import Settings
@@ -81,7 +82,7 @@ def _pack_tree(
         raise RunInPlace(f"{root} is not a folder of code")
     if holdfast_secrets.is_run_folder(str(root)):
         raise RunInPlace(f"{root} is a run directory")
-    found = list_release_files(root, (*apart.paths, run_dir, run_directory.holdfast_home()), FIRST.files)
+    found = list_release_files(root, _paths_apart(run_dir, apart), FIRST.files)
     found, secret = _without_secrets(root, found, apart)
     _check_tree(entry, root, script, found, secret)
     packed = tree_archive.pack_files(root, found.kept, run_dir / "releases", FIRST)
@@ -91,6 +92,11 @@ def _pack_tree(
         number=1, root=str(root), script=script, argv=entry.argv, source=source, who=run_directory.user_name()
     )
     return msgspec.structs.replace(release, digest=packed.digest), packed, secret
+
+
+def _paths_apart(run_dir: Path, apart: KeptOut) -> tuple[Path, ...]:
+    home = run_directory.holdfast_home()  # which may be the very folder of the script
+    return (*apart.paths, run_dir, home, *(home / name for name in HOME_NAMES))
 
 
 def _without_secrets(root: Path, found: ReleaseFiles, apart: KeptOut) -> tuple[ReleaseFiles, tuple[str, ...]]:
@@ -190,7 +196,7 @@ def _pack_folder(root: Path, base: Release, run_dir: Path, apart: KeptOut) -> Pa
         raise UsageError(f"{root} is gone; name the folder of the code: holdfast update PATH")
     if root == Path("/"):
         raise UsageError("/ is not a folder of code; name the folder: holdfast update PATH")
-    found = list_release_files(root, (*apart.paths, run_dir, run_directory.holdfast_home()), LATER.files)
+    found = list_release_files(root, _paths_apart(run_dir, apart), LATER.files)
     found, secret = _without_secrets(root, found, apart)
     known = tree_archive.archive_contents(run_dir / "releases" / f"{base.digest}.tar") if base.digest else {}
     written = found.new_outputs(known) if root == Path(base.home or base.root).resolve() else frozenset()

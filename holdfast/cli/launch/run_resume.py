@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 def resume_run(args: RunArgs, settings: Settings | None) -> int:
     """Resume a run and return its exit code; `settings`, if given, replace those of the run."""
     run_dir = run_selection.find(args.resume)
+    run_dir.chmod(0o700)
     run = run_directory.read_spec(run_dir)
     if alive := run_directory.find_controller(run_dir):
         raise UsageError(f"this run has a controller already (pid {alive.pid}); look with holdfast status {run_dir}")

@@ -23,9 +23,7 @@ def find_file_or_run(name: str) -> Path:
     """Return the run of this name, for callers that found no file or folder of this name. Raises UsageError."""
     try:
         return run_selection.find(name)
-    except run_selection.AmbiguousRun:
-        raise
-    except UsageError:
+    except run_selection.NoSuchRun:
         raise UsageError(f"there is no file, folder or run called {name}") from None
 
 

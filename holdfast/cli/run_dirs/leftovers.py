@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from holdfast.checkpoint import retention
 from holdfast.checkpoint.manifest import StorageError, step_of
 from holdfast.checkpoint.storage_opener import open_storage
 from holdfast.cli.run_dirs import run_directory, run_liveness
+from holdfast.cli.run_dirs.run_ownership import remove_below
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.fleet.local_process_fleet import MARK, end_node, node_processes
 from holdfast.wire import folder_use_lock, run_and_node_specs
@@ -20,7 +20,7 @@ from holdfast.wire.rank_keeper_messages import ArenaRequest
 from holdfast.wire.run_and_node_specs import COMPILED_ARCHIVES, RunSpec
 
 _DRAFT = re.compile(r"\..+\.\d+")  # a file that was being written, and by whom
-_WANTS = "nodes/*/want-*.json"
+_WANTS = "want-*.json"  # in the folders of nodes
 _NODE_KEPT = ("left", "released", folder_use_lock.NAME)  # why it is gone; a run that is resumed gives no name twice
 
 
@@ -70,7 +70,9 @@ def clean_run(run_dir: Path, *, dry_run: bool) -> RunLeftovers:
 
 def _node_folders(run_dir: Path) -> list[Path]:
     folder = run_dir / "nodes"
-    return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
 
 
 def _alive_reason(run_dir: Path, locks: contextlib.ExitStack) -> str:
@@ -147,7 +149,7 @@ def _removable_files(run_dir: Path, ended: bool) -> Iterator[Path]:
 
 def _checkpoint_urls(run_dir: Path) -> Iterator[str]:
     """Yield the URLs to which the run's ranks wrote checkpoints."""
-    for path in run_dir.glob(_WANTS):
+    for path in (path for node in _node_folders(run_dir) for path in node.glob(_WANTS)):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             want = run_and_node_specs.read_json(path, ArenaRequest)
             if want.storage:
@@ -224,10 +226,8 @@ def _remove_leftovers(run_dir: Path, found: RunLeftovers) -> RunLeftovers:
         try:
             if one.kind == "file" and failed and Path(one.name).match(_WANTS):
                 continue  # by these the next try finds the storage
-            if one.kind == "file":
-                Path(one.name).unlink(missing_ok=True)
-            elif one.kind == "folder":
-                shutil.rmtree(one.name)
+            if one.kind in ("file", "folder"):
+                remove_below(run_dir, Path(one.name))
             elif one.kind == "write":
                 base, _, name = one.name.rpartition("/")
                 open_storage(base).remove_folder(name)

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import secrets
-import shutil
-import stat
 import time
 import urllib.parse
 from datetime import UTC, datetime
@@ -16,6 +14,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from holdfast.cli.run_dirs.run_ownership import (
+    find_foreign_link,
+    foreign_reason,
+    make_private_folder,
+    remove_below,
+)
 from holdfast.cli.run_dirs.run_places import holdfast_home as holdfast_home
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
@@ -43,29 +47,23 @@ def make_run_dir(wanted: str | None, run_id: str) -> Path:
     """Make a new run directory that only its owner can read; UsageError if that fails."""
     run_dir = Path(wanted).absolute() if wanted else _unused_path(holdfast_home() / "runs", run_id)
     try:
-        run_dir.mkdir(parents=True, mode=0o700, exist_ok=True)
+        if link := find_foreign_link(run_dir):
+            raise UsageError(f"{link}; give another --run-dir")
+        make_private_folder(run_dir)
+        if run_dir.is_symlink():
+            raise UsageError(f"{run_dir} is a symbolic link; give another --run-dir")
+        if why := foreign_reason(run_dir):
+            raise UsageError(f"{why}; give another --run-dir")
         if (run_dir / "run.json").exists():
             if (run_dir / "exit.json").exists() and not goes_on(run_dir):
                 raise UsageError(f"{run_dir} holds a run that has ended; give another --run-dir")
             raise UsageError(f"{run_dir} holds a run already; give --resume {run_dir}, or another --run-dir")
-        _require_owner(run_dir)
+        if any(run_dir.iterdir()):
+            raise UsageError(f"{run_dir} is not empty; give an empty or a new --run-dir")
+        run_dir.chmod(0o700)
     except OSError as e:
         raise UsageError(f"cannot make the run directory {run_dir}: {e.strerror}; give another --run-dir") from None
     return run_dir
-
-
-def _require_owner(run_dir: Path) -> None:
-    """Raise UsageError unless a folder is empty and ours alone: whoever can write to it controls the run."""
-    seen = run_dir.lstat()
-    if not stat.S_ISDIR(seen.st_mode):
-        raise UsageError(f"{run_dir} is a symbolic link or a file; give another --run-dir")
-    if seen.st_uid != os.getuid():
-        raise UsageError(f"{run_dir} is another user's; give another --run-dir")
-    if seen.st_mode & 0o022:
-        raise UsageError(f"other users may write to {run_dir}; give another --run-dir")
-    if any(run_dir.iterdir()):
-        raise UsageError(f"{run_dir} is not empty; give an empty or a new --run-dir")
-    run_dir.chmod(0o700)
 
 
 def require_local_disk(run_dir: Path) -> None:
@@ -159,7 +157,7 @@ def lock_run_dir(run_dir: Path) -> tuple[int, ...]:
 def mark_newest(run_dir: Path) -> None:
     """Mark this run as the newest, which commands use by default; ignored if holdfast's home folder is not writable."""
     try:
-        holdfast_home().mkdir(parents=True, exist_ok=True)
+        make_private_folder(holdfast_home())
         link = holdfast_home() / f".newest.{os.getpid()}"
         link.symlink_to(run_dir)
         link.replace(holdfast_home() / "newest")
@@ -173,17 +171,27 @@ def free_bytes(run_dir: Path) -> int:
     return disk.f_bavail * disk.f_frsize if disk.f_favail or not disk.f_files else 0
 
 
-def find_run_dir(wanted: str | None) -> Path:
-    """Return the run directory given by path or id, or the newest if None; UsageError if there is none."""
-    if wanted is None:
-        newest = holdfast_home() / "newest"
-        if not newest.exists():
-            raise UsageError(f"{NO_RUN}; start one with holdfast run, or name a run directory")
-        return newest.resolve()
-    for path in (Path(wanted), holdfast_home() / "runs" / wanted):
-        if (path / "run.json").exists():
-            return path.absolute()
-    raise UsageError(f"{wanted} is not a run directory (it has no run.json); name the one that holdfast run printed")
+def find_newest() -> Path:
+    """Return the directory of the newest run; UsageError if there is none."""
+    newest = holdfast_home() / "newest"
+    if not newest.exists():
+        raise UsageError(f"{NO_RUN}; start one with holdfast run, or name a run directory")
+    return require_own(newest).resolve()
+
+
+def holds_run(folder: Path) -> bool:
+    try:
+        return (folder / "run.json").exists()
+    except PermissionError:
+        return True  # whatever it holds, the answer is whose it is
+
+
+def require_own(run_dir: Path) -> Path:
+    """Return this folder if it is this user's alone; UsageError if not. No command reads one before it is asked here,
+    root's neither: what a run directory says leads to other files, hosts and programs."""
+    if why := foreign_reason(run_dir):
+        raise UsageError(why)
+    return run_dir
 
 
 def read_spec(run_dir: Path) -> RunSpec:
@@ -238,7 +246,8 @@ def forget_secrets(run_dir: Path) -> None:
     for name in SECRET_FILES:
         (run_dir / name).unlink(missing_ok=True)
     for path in find_resume_folders(run_dir):
-        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_below(run_dir, path)
 
 
 def find_resume_folders(run_dir: Path) -> list[Path]:

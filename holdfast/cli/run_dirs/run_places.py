@@ -4,14 +4,23 @@ import contextlib
 import os
 from pathlib import Path
 
+from holdfast.cli.run_dirs.run_ownership import foreign_reason
+
+HOME_NAMES = ("newest", "runs", "elsewhere", "join", "chaos", "people.json", "blocked.json")  # what holdfast puts there
+
 
 def holdfast_home() -> Path:
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(os.environ.get("HOLDFAST_HOME") or Path(state) / "holdfast")
 
 
+def is_own_run(name: str) -> bool:
+    """Whether a run of this user in the usual folder has this name; it comes before a file or folder where one is."""
+    return "/" not in name and (holdfast_home() / "runs" / name / "run.json").exists()
+
+
 def known_runs() -> list[Path]:
-    """Return every existing run of this user on this host, oldest first."""
+    """Return every existing run of this user on this host, oldest first; folders of other users are left out."""
     found = {path.parent for path in (holdfast_home() / "runs").glob("*/run.json")}
     elsewhere = holdfast_home() / "elsewhere"
     for link in elsewhere.iterdir() if elsewhere.is_dir() else ():
@@ -20,4 +29,5 @@ def known_runs() -> list[Path]:
                 found.add(link.resolve())
             else:
                 link.unlink()
-    return sorted(found, key=lambda run_dir: ((run_dir / "run.json").stat().st_mtime, run_dir))
+    own = [run_dir for run_dir in found if not foreign_reason(run_dir)]
+    return sorted(own, key=lambda run_dir: ((run_dir / "run.json").stat().st_mtime, run_dir))

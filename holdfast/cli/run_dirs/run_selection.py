@@ -3,21 +3,25 @@
 import argparse
 import contextlib
 import hashlib
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.cli.run_dirs import run_directory, run_liveness
+from holdfast.cli.run_dirs.run_ownership import make_private_folder
+from holdfast.cli.run_dirs.run_places import is_own_run
 from holdfast.cli.run_dirs.run_places import known_runs as known_runs
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.quantity_text import duration_text
 
 _SHOWN = 10  # runs that are listed where several may be meant
-_HELP = "run directory, or id or part of it (default: the newest run)"
-_HELP_ORDER = "run directory, or id or part of it (default: the only run that is alive)"
+_HELP = "run directory (./NAME), or id or part of it (default: the newest run)"
+_HELP_ORDER = "run directory (./NAME), or id or part of it (default: the only run that is alive)"
 
 
-class AmbiguousRun(UsageError):
-    """Several runs match the given part of an id."""
+class NoSuchRun(UsageError):
+    """No run and no folder here has the given name."""
 
 
 def add_run_argument(parser: argparse.ArgumentParser, *, order: bool = False) -> None:
@@ -34,26 +38,47 @@ def named_run(args: argparse.Namespace) -> str | None:
 
 
 def find(name: str | None) -> Path:
-    """Return a run by its directory, its id, or a unique beginning or end of its id; None means the newest."""
-    try:
-        return run_directory.find_run_dir(name)
-    except UsageError:
-        if not name:
-            raise
-    ids = {run_dir: _id_of(run_dir) for run_dir in known_runs()}
-    meant = [run_dir for run_dir, id in ids.items() if id == name]
-    meant = meant or [run_dir for run_dir, id in ids.items() if _has_part(name, id, run_dir.name)]
+    """Return a run by its directory, its id, or a unique beginning or end of its id; None means the newest. Only a name
+    with a slash is a path: whoever can make folders where a command is given could choose the run otherwise."""
+    if name is None:
+        return run_directory.find_newest()
+    if "/" in name or name in (".", ".."):
+        if not run_directory.holds_run(Path(name)):
+            raise NoSuchRun(f"{name} is not a run directory (it has no run.json); holdfast ls lists your runs")
+        return run_directory.require_own(Path(name).absolute())
+    if is_own_run(name):
+        ids, meant = {}, [run_directory.require_own((run_directory.holdfast_home() / "runs" / name).absolute())]
+    else:
+        ids = {run_dir: _id_of(run_dir) for run_dir in known_runs()} if name else {}
+        meant = _choose_meant(name, ids)
+    here = Path(name) if name and run_directory.holds_run(Path(name)) else None
+    if len(meant) > 1 and here:
+        meant = [run_dir for run_dir in meant if run_dir.samefile(here)] or meant
     if len(meant) == 1:
+        if here and not meant[0].samefile(here):
+            told = f"{name} is taken for your run {meant[0]}; for the folder here write ./{name}"
+            print(f"holdfast: {told}", file=sys.stderr)
         return meant[0]
+    if not meant and here:
+        raise UsageError(f"{name} is no run that you have started here; for the folder of this name write ./{name}")
     if not meant:
-        why = "(it has no run.json), and no run id begins or ends with it; holdfast ls lists your runs"
-        raise UsageError(f"{name} is not a run directory {why}")
+        raise NoSuchRun(f"{name} is no run id, and no run id begins or ends with it; holdfast ls lists your runs")
     alike = len({ids[run_dir] for run_dir in meant}) < len(meant)
     shown = [str(run_dir) if alike else ids[run_dir] for run_dir in meant]
     more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    raise AmbiguousRun(
+    raise UsageError(
         f"{name} may be any of {len(shown)} runs: {', '.join(shown[-_SHOWN:])}{more}; write more of its id"
     )
+
+
+def _choose_meant(name: str, ids: dict[Path, str]) -> list[Path]:
+    """Return the runs that a name may mean: by the whole id, by the folder's whole name, or by parts of both."""
+    fits: tuple[Callable[[Path], bool], ...] = (
+        lambda run_dir: ids[run_dir] == name,
+        lambda run_dir: run_dir.name == name,
+        lambda run_dir: _has_part(name, ids[run_dir], run_dir.name),
+    )
+    return next((found for fit in fits if (found := [run_dir for run_dir in ids if fit(run_dir)])), [])
 
 
 def _has_part(part: str, *names: str) -> bool:
@@ -71,7 +96,7 @@ def run_to_read(args: argparse.Namespace) -> Path:
     """Return the run to read: the named one, else the newest, or the only live run if the newest has ended."""
     if (name := named_run(args)) is not None:
         return find(name)
-    newest = run_directory.find_run_dir(None)
+    newest = run_directory.find_newest()
     if not (newest / "exit.json").exists():
         return newest
     alive = [run_dir for run_dir in known_runs() if run_directory.find_controller(run_dir)]
@@ -92,7 +117,7 @@ def run_to_change(args: argparse.Namespace) -> Path:
         raise UsageError(f"{len(alive)} runs are alive; name one with --run: {shown}")
     if alive:
         return alive[0]
-    newest = run_directory.find_run_dir(None)
+    newest = run_directory.find_newest()
     if _ended_since(newest):
         last = max({newest, *known_runs()}, key=_end_of)  # not the one that began last
         raise UsageError(f"no run is alive here; the last one, {last.name}, ended {_ended_since(last)} ago")
@@ -119,5 +144,5 @@ def remember_run(run_dir: Path) -> None:
         return
     with contextlib.suppress(OSError):
         elsewhere = run_directory.holdfast_home() / "elsewhere"
-        elsewhere.mkdir(parents=True, exist_ok=True)
+        make_private_folder(elsewhere)
         (elsewhere / hashlib.sha256(bytes(run_dir)).hexdigest()[:16]).symlink_to(run_dir)

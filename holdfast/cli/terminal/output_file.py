@@ -7,17 +7,32 @@ import stat
 from pathlib import Path
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Write a file whole or not at all; OSError if that fails or the path exists and is no plain file.
+def replace_file(path: Path, text: str, mode: int = 0o666) -> None:
+    """Write a file whole or not at all; OSError if that fails or the path exists and is no plain file. The umask takes
+    from `mode`.
 
     In a shared folder another user may have put a link at the path, which could lead to any file of ours."""
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
         raise OSError(errno.EEXIST, "it is a link, or no plain file; name another", str(path))
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with part.open("x", encoding="utf-8") as file:
+        with open(part, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(text)
         part.replace(path)
     except OSError:
         part.unlink(missing_ok=True)
         raise
+
+
+def make_private_file(path: Path) -> None:
+    """Make a file to which another program appends, or take an existing one, for this user alone; OSError if it is
+    another user's, or no plain file."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o600)
+    try:
+        seen = os.fstat(fd)
+        if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.getuid() or seen.st_nlink != 1:
+            raise OSError(errno.EEXIST, "it is another user's, or no plain file", str(path))
+        os.fchmod(fd, 0o600)
+    finally:
+        os.close(fd)

@@ -1,6 +1,7 @@
 """Finds the files of a folder that contain secrets of holdfast; no release contains them, whatever their names."""
 
 import os
+import re
 from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,19 @@ from holdfast.core.decoding import from_json
 _MOST_BYTES = 1 << 20  # of a file that is searched: keys, tokens, settings and scripts are smaller
 _LEAST_CHARS = 16  # of a secret; less may stand in any file
 Word = bytes
+
+
+_HOME = ("elsewhere", "join", "people.json")  # in a home of holdfast, beside `newest`
+_HOME_SECRET = re.compile(r"(^|/)(join/\d+\.token|people\.json)$")
+_SECRET = re.compile(rb"[0-9a-f]{32}\s*")
+
+
+class _PersonNote(msgspec.Struct):
+    """The fields of a person's token in people.json."""
+
+    name: str
+    right: str
+    digest: str
 
 
 class _RunNote(msgspec.Struct):
@@ -41,7 +55,8 @@ def read_secrets(run_dir: Path, settings: Settings, token_file: str | None, env:
 
 def find_secrets(root: Path, paths: Collection[str], secrets: Collection[Word]) -> dict[str, str]:
     """Return the paths that no release may contain, each with the folder or file to name as the reason. They are all
-    paths in a run directory or in a home of holdfast, and files that contain one of the secrets."""
+    paths in a run directory or in a home of holdfast, and files that contain one of the secrets, secrets of other jobs
+    or tokens of people."""
 
     @cache
     def private_folder(folder: str) -> str:
@@ -50,8 +65,11 @@ def find_secrets(root: Path, paths: Collection[str], secrets: Collection[Word]) 
         return private_folder(os.path.dirname(folder)) or (folder if _is_private(os.path.join(root, folder)) else "")
 
     found = {path: private_folder(os.path.dirname(path)) for path in paths}
-    for path in paths if secrets else ():
-        if not found[path] and any(secret in _read_small(os.path.join(root, path)) for secret in secrets):
+    for path in paths:
+        if found[path] or not (secrets or _HOME_SECRET.search(path)):
+            continue
+        content = _read_small(os.path.join(root, path))
+        if any(secret in content for secret in secrets) or _is_home_secret(path, content):
             found[path] = path
     return {path: named for path, named in found.items() if named}
 
@@ -66,12 +84,39 @@ def is_run_folder(folder: str) -> bool:
 
 
 def _is_private(folder: str) -> bool:
-    if is_run_folder(folder) or (os.path.islink(f"{folder}/newest") and is_run_folder(f"{folder}/newest")):
+    if is_run_folder(folder) or _is_home(folder):
         return True
     try:  # a run directory that is only being made has its environment first
         return "PATH" in from_json(_read_small(f"{folder}/env.json"), dict[str, str])
     except msgspec.DecodeError:
         return False
+
+
+def _is_home(folder: str) -> bool:
+    """Whether a folder is a home of holdfast: its newest run may have been removed, or it may never have had one."""
+    if os.path.islink(f"{folder}/newest"):
+        return is_run_folder(f"{folder}/newest") or any(map(os.path.exists, (f"{folder}/{name}" for name in _HOME)))
+    tokens = (f"join/{name}" for name in _list_names(f"{folder}/join"))
+    return any(_is_home_secret(name, _read_small(f"{folder}/{name}")) for name in ("people.json", *tokens))
+
+
+def _is_home_secret(path: str, content: bytes) -> bool:
+    """Whether a file is, by its place and content, a job's secret or the tokens of people in a home of holdfast."""
+    if not _HOME_SECRET.search(path):
+        return False
+    if path.endswith(".token"):
+        return bool(_SECRET.fullmatch(content))
+    try:
+        return bool(from_json(content, list[_PersonNote]))
+    except msgspec.DecodeError:
+        return False
+
+
+def _list_names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def _read_small(path: str | None) -> bytes:

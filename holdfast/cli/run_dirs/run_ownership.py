@@ -1,0 +1,85 @@
+"""Refuses run directories that other users own or can write, makes folders for this user alone, and removes files in
+run directories without following links. Imports nothing slow."""
+
+import contextlib
+import errno
+import os
+import pwd
+import shutil
+import stat
+from pathlib import Path
+
+_MOST_LINKS = 40  # as the kernel
+
+
+def foreign_reason(run_dir: Path) -> str:
+    """Return why this folder is not this user's alone; "" if it is. Whoever can write to a run directory decides which
+    code its owner's next command executes and what it removes, so ask this before anything in the folder is read."""
+    try:
+        if link := find_foreign_link(run_dir):
+            return link
+        seen = run_dir.stat()  # every link on the way is ours or root's
+    except OSError as e:
+        return f"{run_dir} cannot be opened: {e.strerror}"
+    if not stat.S_ISDIR(seen.st_mode):
+        return f"{run_dir} is a file"
+    if seen.st_uid != os.getuid():
+        return f"{run_dir} is another user's: only commands of {_user_name(seen.st_uid)} open it"
+    # A group of the same number has one member, and in a pod the kubelet opens volumes to such a one (fsGroup).
+    others = 0o002 if seen.st_gid == seen.st_uid else 0o022
+    return f"other users may write to {run_dir}, so what is in it may be theirs" if seen.st_mode & others else ""
+
+
+def find_foreign_link(path: Path) -> str:
+    """Say which link on the way to a path belongs to neither this user nor root; "" if none does. What does not exist
+    yet has no links. Raises OSError."""
+    at, ahead, followed = Path("/"), list(reversed(path.absolute().parts[1:])), 0
+    while ahead:
+        part = ahead.pop()
+        here = at.parent if part == ".." else at / part
+        try:
+            seen = here.lstat()
+        except FileNotFoundError:
+            return ""
+        if not stat.S_ISLNK(seen.st_mode):
+            at = here
+            continue
+        if seen.st_uid not in (os.getuid(), 0):
+            return f"{here} is a symbolic link of {_user_name(seen.st_uid)}"
+        followed += 1
+        if followed > _MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        target = Path(os.readlink(here))
+        at = Path("/") if target.is_absolute() else at
+        ahead += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+    return ""
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make a folder and those above it that are missing, all for this user alone; one that exists stays as it is."""
+    for path in reversed([folder, *folder.parents]):
+        if not path.is_dir():
+            path.mkdir(mode=0o700, exist_ok=True)
+
+
+def remove_below(run_dir: Path, path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, below a run directory, if it is there; OSError if that fails
+    or a link is on the way from the run directory to it. A link at the path itself is removed and not followed."""
+    *folders, name = path.relative_to(run_dir).parts
+    with contextlib.ExitStack() as opened, contextlib.suppress(FileNotFoundError):
+        at = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.callback(os.close, at)
+        for folder in folders:
+            at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            opened.callback(os.close, at)
+        if stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
+            shutil.rmtree(name, dir_fd=at)
+        else:
+            os.unlink(name, dir_fd=at)
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"user {uid}"
