@@ -2,7 +2,7 @@
 
 import { phaseBar } from "./charts.js";
 import { block, fetchStory, job, onLeave } from "./store.js";
-import { capital, clock, count, duration, h, plural, sheet, someNames } from "./words.js";
+import { capital, clock, count, duration, h, plural, quote, sheet, someNames } from "./words.js";
 
 const PARTS = { signal: "Signal", alarm: "Alarm", echo: "Echo", verdict: "Verdict", action: "Action", outcome: "Outcome",
   order: "Order", news: "News" };
@@ -123,7 +123,7 @@ function storyLine(line, began) {
     h("span", { class: `part ${line.part}${failed}` }, PARTS[line.part] || line.part),
     h("div", { class: "what" }, capital(line.text), more,
       line.remarks?.length ? h("ul", {}, line.remarks.map((text) => h("li", {}, capital(text)))) : null,
-      line.evidence?.length ? h("pre", { tabindex: "0", "aria-label": "Evidence" }, line.evidence.join("\n")) : null));
+      line.evidence?.length ? quote("Evidence", line.evidence.join("\n")) : null));
 }
 
 const sinceText = (seconds) => `${seconds < 0 ? "−" : "+"}${duration(Math.abs(seconds))}`;
