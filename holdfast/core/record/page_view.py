@@ -247,6 +247,13 @@ class PageFold:
             return self.stories.tell_open(number)
         return self.stories.stories.get(number)
 
+    def find_releases(self, number: int) -> tuple[Release, Release] | None:
+        """Return a release and the one before it, older first; None if there is no such pair."""
+        before = max((known for known in self._releases if known < number), default=0)
+        if number not in self._releases or not before:
+            return None
+        return self._releases[before][1], self._releases[number][1]
+
     def _is_shown(self) -> bool:
         """Whether the newest progress point is already on the page's curve."""
         return not self._newest or (bool(self._points) and self._points[-1] is self._newest[-1])

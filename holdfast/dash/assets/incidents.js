@@ -95,7 +95,13 @@ function storyOf(number, story) {
   const parts = [head, sheet("What happened", note, h("ol", { class: "story" }, foldEchoes(story.lines).map((line) => storyLine(line, began))),
     story.left_out ? h("p", { class: "soft" }, `${plural(story.left_out, "more line")} of this long incident are in the journal.`) : null)];
   if (story.undone.length) parts.push(sheet("What was not done, and why", "", h("ul", { class: "undone" }, story.undone.map((text) => h("li", {}, text)))));
+  if (story.logs?.length) parts.push(sheet("What ranks printed last before it", story.logs.some((log) => log.lines) ? "err marks stderr, out stdout" : "", story.logs.map(logPart)));
   return parts;
+}
+
+function logPart(log) {
+  const name = `Rank ${log.rank}`;
+  return h("div", { class: "log" }, h("h3", {}, name), log.lines ? quote(`Output of rank ${log.rank}`, log.lines.join("\n")) : h("p", { class: "soft" }, `${capital(log.absence)}.`));
 }
 
 function siblings(number) {

@@ -67,7 +67,7 @@ export function sheet(title, side, ...content) {
 }
 
 // Lines of somebody else's, which the keyboard can scroll.
-export const quote = (label, text) => h("pre", { tabindex: "0", role: "group", "aria-label": label }, text);
+export const quote = (label, ...lines) => h("pre", { tabindex: "0", role: "group", "aria-label": label }, ...lines);
 
 export function announce(text) {
   const said = document.getElementById("said");
