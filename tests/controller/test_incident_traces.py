@@ -3,11 +3,8 @@
 import logging
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +14,7 @@ from holdfast.core.record.incident_spans import trace_incident
 from holdfast.model.event import Entry
 from holdfast.model.incident_record import Record, Remedy
 from tests.core.test_page_view import simulated
+from tests.otlp_collector import Collector, collecting, decoded, words
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
@@ -29,52 +27,10 @@ def records() -> list[Record]:
     return [entry.decision.closed for entry in closing() if entry.decision.closed]
 
 
-class Collector(ThreadingHTTPServer):
-    """Takes what is posted, and says when something came."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Posted)
-        self.bodies: list[tuple[str, str, bytes]] = []
-        self.status = 200
-
-
-class Posted(BaseHTTPRequestHandler):
-    server: Collector
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.bodies.append((self.path, self.headers["Content-Type"], body))
-        self.send_response(self.server.status)
-        self.end_headers()
-
-    def log_message(self, *words: object) -> None:
-        pass
-
-
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    with Collector() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with collecting() as server:
         yield server
-        server.shutdown()
-        thread.join()
-
-
-def decoded(body: bytes) -> Any:
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
-    (part,) = ExportTraceServiceRequest.FromString(body).resource_spans
-    return part
-
-
-def words(attributes: Any) -> dict[str, Any]:
-    found = {}
-    for one in attributes:
-        kind = one.value.WhichOneof("value")
-        value = getattr(one.value, kind)
-        found[one.key] = [v.string_value or v.int_value for v in value.values] if kind == "array_value" else value
-    return found
 
 
 def test_a_collector_gets_each_incident_as_one_trace(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
