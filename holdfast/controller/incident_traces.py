@@ -92,7 +92,7 @@ def _make_otlp_sender(run_id: str, environ: Mapping[str, str]) -> Send:
     ours = {"holdfast.run_id": run_id} | ({} if named else {"service.name": "holdfast"})
     resource, exporter = Resource.create(ours), OTLPSpanExporter()
 
-    def make_context(number: int, place: int) -> SpanContext:
+    def identify_span(number: int, place: int) -> SpanContext:
         ids = _make_id(16, run_id, number), _make_id(8, run_id, number, place)
         return SpanContext(*ids, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
@@ -100,8 +100,8 @@ def _make_otlp_sender(run_id: str, environ: Mapping[str, str]) -> Send:
         made = [
             ReadableSpan(
                 name=span.name,
-                context=make_context(number, place),
-                parent=make_context(number, 0) if place else None,
+                context=identify_span(number, place),
+                parent=identify_span(number, 0) if place else None,
                 resource=resource,
                 attributes={f"holdfast.{name}": value for name, value in span.attributes.items()},
                 start_time=round(span.start_at * 1e9),

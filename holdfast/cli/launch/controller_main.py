@@ -153,8 +153,7 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog, 
     opinions = FailureOpinions(run.settings, run.log_dir, say)
     tokens = NodeTokens(run_directory.door_keys_folder(run_dir), record.put_keys)
     fleet = _make_fleet(run, run_dir, env, tokens, record.notes)
-    traces = IncidentTraces(run.job.run_id, os.environ)
-    listeners = EntryListeners(teller, hooks, opinions, traces)
+    listeners = EntryListeners(teller, hooks, opinions, traces := IncidentTraces(run.job.run_id, os.environ))
     ports = _make_ports(run, run_dir, record, fleet=fleet, store=store, say=say, listeners=listeners)
     built = build_controller(run.settings, ports)
     controller = built.controller
@@ -181,10 +180,9 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog, 
         asking = tasks.create_task(opinions.run(controller.announce_news))
         handing = tasks.create_task(record.hand_over())
         code = await controller.run(run.job, run.release, begun, run.started_at, resumed_at=run.resumed_at)
-        for task in (attending, watching, receiving, handing):
-            task.cancel()
         opinions.finish_up()
-        asking.cancel()
+        for task in (attending, watching, receiving, handing, asking):
+            task.cancel()
         hooks.finish_up()
         await asyncio.wait({telling}, timeout=run.settings.hook.timeout_s)
         telling.cancel()
