@@ -22,8 +22,16 @@ def show_view(page: Any, view: str) -> None:
     page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")  # it is drawn
 
 
-def take_orders(page: Any) -> None:
-    """Have the page believe that a controller takes orders: its buttons are on the page of a live job alone."""
+LOGS = [
+    {"rank": 2, "lines": ["out  step 176", "err  Segmentation fault"]},
+    {"rank": 3, "absence": "it printed nothing"},
+]
+CHANGED = ["train.py (changed)", "@@ -1,3 +1,3 @@", " import torch", "-lr = 1", "+lr = 2"]
+
+
+def show_live_run(page: Any) -> None:
+    """Have the page believe that a controller takes orders, and that a run directory has logs and two releases: a
+    journal alone has none of these."""
 
     def show(route: Any) -> None:
         answer = route.fetch()
@@ -32,9 +40,16 @@ def take_orders(page: Any) -> None:
         view["sections"]["head"] |= {"over": False, "watched": True, "phase": "training"}
         view["sections"]["head"]["said"] = {"held": "ada", "asking": "may n1 be evicted?", "behind": "n2 is slow"}
         view["sections"]["nodes"][0][1] = "active"
+        view["sections"]["releases"].append(view["sections"]["releases"][0] | {"number": 2})
         route.fulfill(response=answer, json=view)
 
+    def tell(route: Any) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json=answer.json() | {"logs": LOGS})
+
     page.route("**/view", show)
+    page.route("**/story/*", tell)
+    page.route("**/release/2", lambda route: route.fulfill(json={"lines": CHANGED, "left_out": 3}))
     page.route("**/order", lambda route: route.fulfill(json={"seq": 1, "next": "n1 leaves now", "taken": False}))
 
 
@@ -45,7 +60,7 @@ def test_no_view_has_a_barrier(scheme: str, journal: Path, browser: Any) -> None
     found = []
     with served(journal) as address:
         page = browser.new_context(color_scheme=scheme, viewport={"width": 1440, "height": 900}).new_page()
-        take_orders(page)
+        show_live_run(page)
         page.goto(address)
         page.wait_for_selector("h1", timeout=60_000)
         for wide in (1440, 390):
@@ -63,6 +78,11 @@ def test_no_view_has_a_barrier(scheme: str, journal: Path, browser: Any) -> None
             page.wait_for_selector("dialog p[role=status]")
             found += find_barriers(page, f"an order {wide}")
             page.keyboard.press("Escape")
+            show_view(page, "releases")
+            page.get_by_role("button", name="What changed since release 1").press("Enter")
+            page.wait_for_selector("dialog pre .good")
+            found += find_barriers(page, f"a release {wide}")
+            page.keyboard.press("Escape")
     assert found == []
 
 
@@ -71,7 +91,7 @@ def test_no_view_has_a_barrier(scheme: str, journal: Path, browser: Any) -> None
 def test_the_keyboard_reaches_everything_and_comes_back(journal: Path, browser: Any) -> None:
     with served(journal) as address:
         page = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
-        take_orders(page)
+        show_live_run(page)
         page.goto(address)
         page.wait_for_selector("h1", timeout=60_000)
         for view in VIEWS:

@@ -183,10 +183,14 @@ def render_week(week: WeekSummary) -> Group:
     headline, said = describe_week(week)
     parts: list[Text | Table] = [Text(headline, style="bold green"), *map(Text, said)]
     for title, columns, rows in list_tables(week):
-        table = Table(box=None, pad_edge=False, header_style="dim", title=f"\n{title}", title_justify="left")
+        table = Table(box=None, pad_edge=False, header_style="dim")
         for column in columns:
             table.add_column(column.strip(), justify="right" if column.endswith(" ") else "left", overflow="fold")
         for row in rows[:_ROWS]:
             table.add_row(*row)
-        parts += [table, *([Text(f"and {more} more", style="dim")] if (more := len(rows) - _ROWS) > 0 else [])]
+        parts += [
+            Text(f"\n{title}", style="bold"),
+            table,
+            *([Text(f"and {more} more", style="dim")] if (more := len(rows) - _ROWS) > 0 else []),
+        ]
     return Group(*parts)
