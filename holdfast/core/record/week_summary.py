@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.core.record.job_account import Account, ReleaseRun
 from holdfast.core.record.solving_rungs import count_rungs
-from holdfast.model.incident_record import Remedy
+from holdfast.model.incident_record import Change, Record, Remedy
 
 
 class RunAccount(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ def summarize_runs(runs: Iterable[RunAccount], since: float, until: float) -> We
     lost, evicted = Counter[str](), Counter[str]()
     for run in found:
         lost.update(run.account.lost_s())
-        mended = (*run.account.incidents, *run.account.changes)
+        mended: tuple[Record | Change, ...] = (*run.account.incidents, *run.account.changes)
         evicted.update(run.hosts.get(node) or node for one in mended for node in one.evicted)
     return WeekSummary(
         since=since,
