@@ -49,7 +49,7 @@ def write_page_file(title: str, sections: dict[str, Any], stories: dict[int, Any
     script, style = join_modules(assets), assets["page.css"]
     embedded = msgspec.json.encode({"sections": sections, "stories": stories}).decode()
     embedded = embedded.replace("<", "\\u003c")  # a text in it cannot end the element
-    policy = f"default-src 'none'; img-src data:; script-src '{_digest(script)}'; style-src '{_digest(style)}'"
+    policy = f"default-src 'none'; img-src data:; script-src '{digest_of(script)}'; style-src '{digest_of(style)}'"
     icon = base64.b64encode(assets["mark.svg"].encode()).decode()
     page = assets["page.html"]
     rule = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
@@ -68,5 +68,5 @@ def write_page_file(title: str, sections: dict[str, Any], stories: dict[int, Any
     return page
 
 
-def _digest(text: str) -> str:
+def digest_of(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

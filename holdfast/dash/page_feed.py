@@ -5,14 +5,16 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.record.incident_story import IncidentStory
 from holdfast.core.record.page_view import PageFold, PageView
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.dash.page_assets import write_page_file
-from holdfast.dash.page_source import PageSource
+from holdfast.dash.page_source import PageSource, SourceError
+from holdfast.dash.release_diff import compare_releases
 
 _PATCHES = 120  # that are kept; who is further behind gets the whole view again
 _STORIES = 300  # of incidents, the newest, in a file
+_LOGGED = 20  # of these, the newest, have lines of logs
+_LINES, _LINE_CHARS = 40, 500  # of a rank's output, the last, in a story
 _AT_ONCE = 5000  # entries that are read before the page shows them first, and twice as many each time after
 
 Sections = dict[str, Any]
@@ -84,10 +86,31 @@ class PageFeed:
         while self.behind:
             self.refresh_view()
         last = len(self._sections["incidents"]) + 1
-        told = {number: self._fold.tell_story(number) for number in range(max(1, last - _STORIES), last + 1)}
-        stories = {number: strip_tree(msgspec.to_builtins(story)) for number, story in told.items() if story}
+        numbers = range(max(1, last - _STORIES), last + 1)
+        told = {number: self.tell_story(number, logged=number > last - _LOGGED) for number in numbers}
+        stories = {number: story for number, story in told.items() if story}
         sections = self._sections | {"orders_taken": False, "reading": False}
         return write_page_file(f"holdfast: {self._sections['head']['run_id']}", sections, stories)
 
-    def tell_story(self, number: int) -> IncidentStory | None:
-        return self._fold.tell_story(number)
+    def tell_story(self, number: int, *, logged: bool = True) -> Any:
+        """Return the story of an incident as plain values, with what the ranks in question printed last before it; None
+        if there is no such incident."""
+        story = self._fold.tell_story(number)
+        if story is None:
+            return None
+        logs = [self._read_log(rank, story.generation) for rank in story.ranks if logged and story.generation]
+        if logs and 0 not in story.ranks and not any("lines" in log for log in logs):
+            logs.append(self._read_log(0, story.generation))  # in many scripts it alone prints
+        return strip_tree(msgspec.to_builtins(story) | {"logs": logs})
+
+    def _read_log(self, rank: int, generation: int) -> dict[str, Any]:
+        try:
+            _, *lines = self._source.read_log(rank, generation)
+        except SourceError as e:
+            return {"rank": rank, "absence": str(e)}
+        return {"rank": rank, "lines": [line[:_LINE_CHARS] for line in lines[-_LINES:]]}
+
+    def compare_release(self, number: int) -> Any:
+        """Return what a release changed against the one before it, as plain values; None if there is no such pair."""
+        pair = self._fold.find_releases(number)
+        return strip_tree(msgspec.to_builtins(compare_releases(self._source, *pair))) if pair else None

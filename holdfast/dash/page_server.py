@@ -60,6 +60,7 @@ class PageServer:
         app.router.add_get("/view", self._show_view)
         app.router.add_get("/live", self._tell_changes)
         app.router.add_get("/story/{number:[0-9]{1,9}}", self._show_story)
+        app.router.add_get("/release/{number:[0-9]{1,9}}", self._show_release)
         app.router.add_get("/rank/{rank:[0-9]{1,9}}", self._show_rank)
         app.router.add_post(ENTER, self._take_code)
         app.router.add_post("/order", self._take_order)
@@ -169,7 +170,14 @@ class PageServer:
         story = await asyncio.get_running_loop().run_in_executor(self._reader, self._feed.tell_story, number)
         if story is None:
             raise web.HTTPNotFound(text=f"there is no incident {number}")
-        return _json(strip_tree(msgspec.to_builtins(story)))
+        return _json(story)
+
+    async def _show_release(self, request: web.Request) -> web.Response:
+        number = int(request.match_info["number"])
+        found = await asyncio.get_running_loop().run_in_executor(self._reader, self._feed.compare_release, number)
+        if found is None:
+            raise web.HTTPNotFound(text=f"there is no release {number}, or none before it")
+        return _json(found)
 
     async def _show_rank(self, request: web.Request) -> web.Response:
         lines = await asyncio.to_thread(self._source.read_log, int(request.match_info["rank"]))

@@ -1,6 +1,7 @@
 """Interface through which the page reads a job: its journal, and its controller if one runs."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -32,5 +33,9 @@ class PageSource(Protocol):
     def ask_controller(self, path: str, body: dict[str, Any]) -> Any:
         """Send a request to the controller and return its answer; SourceError if it refuses or no controller runs."""
 
-    def read_log(self, rank: int) -> tuple[str, ...]:
-        """Return the last lines of a rank's newest output; SourceError if this host does not have them."""
+    def read_log(self, rank: int, generation: int = 0) -> tuple[str, ...]:
+        """Return the last lines of a rank's output, of its newest generation or of this one; SourceError if this host
+        does not have them."""
+
+    def find_archive(self, digest: str) -> Path:
+        """Return the archive of a release's tree; SourceError if this host does not have it."""

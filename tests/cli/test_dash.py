@@ -3,19 +3,13 @@
 import contextlib
 import io
 import re
-import shutil
-import signal
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-import msgspec
 import pytest
 
 from holdfast.cli.commands import dash
@@ -24,35 +18,12 @@ from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import fold_entries
 from holdfast.dash.page_feed import PageFeed
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.alarm import Alarm
-from holdfast.model.event import Entry, Progress, Ready
+from holdfast.model.event import Progress
 from tests.cli.driver import until
+from tests.cli.page_in_browser import HOSTILE, find_barriers, served
 from tests.core.test_page_view import simulated
 
 Capture = pytest.CaptureFixture[str]
-HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
-
-
-def hostile(entry: Entry) -> Entry:
-    """The same entry with a node, an alarm and evidence that a page must not obey, and with a loss."""
-    match entry.event:
-        case Ready(node="n0"):
-            return msgspec.structs.replace(entry, event=msgspec.structs.replace(entry.event, host=HOSTILE))
-        case Alarm() as alarm:
-            told = msgspec.structs.replace(alarm, reason=f"says {HOSTILE}", evidence=(HOSTILE, "\x1b[31mred\u202e"))
-            return msgspec.structs.replace(entry, event=told)
-        case Progress(step=step) as progress:
-            return msgspec.structs.replace(entry, event=msgspec.structs.replace(progress, loss=9.0 / (step + 1)))
-    return entry
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Path:
-    path = tmp_path / "journal.db"
-    with contextlib.closing(SqliteJournal(path)) as written:
-        for entry in simulated():
-            written.append(hostile(entry), durable=False)
-    return path
 
 
 @pytest.fixture
@@ -95,35 +66,6 @@ def test_the_mailed_file_runs_its_own_script_alone(journal: Path) -> None:
     assert "script-src 'sha256-" in written and "unsafe" not in written
 
 
-@contextlib.contextmanager
-def served(journal: Path, files: int = 4096) -> Iterator[str]:
-    """The address of a page that a real `holdfast dash` serves, which may open so many files; it complains beside the
-    journal."""
-    words = [
-        "prlimit",
-        f"--nofile={files}:{files}",
-        sys.executable,
-        "-m",
-        "holdfast",
-        "dash",
-        str(journal),
-        "--no-open",
-    ]
-    with (
-        (journal.parent / "stderr").open("wb") as stderr,
-        subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=Path(__file__).parents[2]
-        ) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().split()[-1]
-            process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
-
-
 MALFORMED = (
     b"GET /view HTTP/1.1\r\nHost: %b\r\nX-Holdfast-Page: \xff\xfe\r\n",
     b"GET /view HTTP/1.1\r\nHost: %b\r\nCookie: holdfast=\xff\r\n",
@@ -162,18 +104,6 @@ def test_malformed_requests_and_idle_links_harm_nobody(journal: Path) -> None:
     assert "Traceback" not in said and len(said) < 20_000
 
 
-@pytest.fixture
-def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="no playwright: the page is not tried in a browser")
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("no chromium: the page is not tried in a browser")
-    with api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
 @pytest.mark.e2e
 def test_a_browser_shows_what_the_report_says(journal: Path, report: Report, browser: Any) -> None:
     faults: list[str] = []
@@ -201,6 +131,7 @@ def test_a_browser_shows_what_the_report_says(journal: Path, report: Report, bro
             assert page.evaluate("document.activeElement.id") == "main"
         page.set_viewport_size({"width": 390, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert find_barriers(page, "settings") == []
 
         again = browser.new_page()  # of a browser that was never there
         again.goto(address)

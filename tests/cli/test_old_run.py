@@ -23,9 +23,11 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 import holdfast
 from holdfast.cli.commands import ckpt, logs, releases, report, status
+from holdfast.cli.page.page_sources import RunSource
 from holdfast.cli.run_dirs import run_liveness
 from holdfast.controller.decider_rebuild import rebuild_decider
 from holdfast.core.decide.decider import Decider
+from holdfast.dash.page_feed import PageFeed
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.event import Phase
 from holdfast.wire import program_fork_server
@@ -85,6 +87,16 @@ def test_its_releases(old: Path, capsys: Capture) -> None:
         [one] = json.loads(line)["releases"]
         assert (one["release"]["number"], one["fate"], one["steps"]) == (1, fate, steps)
         assert one["release"]["source"] == str(old / "code")
+
+
+def test_the_story_of_its_incident_has_what_was_printed_before_it(old: Path) -> None:
+    page = PageFeed(RunSource(old / "ended"))
+    page.refresh_view()
+    killed, first = page.tell_story(1)["logs"]
+    assert killed["rank"] == 1 and "has printed nothing on this host" in killed["absence"]
+    assert first == {"rank": 0, "lines": [f"out  step {step}" for step in range(1, 13)]}, "which prints for both"
+    (old / "ended/logs/gen-1/rank-1/stderr.log").write_text("\x1b[31mdied\n")
+    assert page.tell_story(1)["logs"] == [{"rank": 1, "lines": ["err  died"]}]
 
 
 def test_its_logs(old: Path, capfd: Capture) -> None:

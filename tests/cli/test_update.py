@@ -11,8 +11,10 @@ from typing import Any
 import psutil
 import pytest
 
+from holdfast.cli.page.page_sources import RunSource
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_dirs.controller_client import ask_controller
+from holdfast.dash.page_feed import PageFeed
 from holdfast.wire.controller_request import ControllerNotRunning
 from tests.cli.conftest import Start
 from tests.cli.driver import ROOT, TRAIN, Job, below, run_command
@@ -135,6 +137,11 @@ def test_now(code: Code) -> None:
     assert change.resumed_from is None or change.good_step - change.resumed_from <= 1, "no step is lost beyond one"
     told = json.loads(holdfast("releases", "run", "--json", folder=code.folder).stdout)
     assert [one["fate"] for one in told["releases"]] == ["ended", "rolled back"], "from the journal, too"
+    page = PageFeed(RunSource(job.run_dir))
+    page.refresh_view()
+    lines = page.compare_release(2)["lines"]
+    assert "part.py (changed)" in lines and any(line.startswith("+") and "two" in line for line in lines)
+    assert any(line.startswith("variables of the environment") and line.endswith(": LR") for line in lines)
 
 
 @pytest.mark.slow

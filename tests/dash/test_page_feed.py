@@ -1,6 +1,7 @@
 """What the page is told of changes makes the view that it would get whole."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.dash.page_feed import PageFeed, compare_sections
 from holdfast.dash.page_source import JobPresence, SourceError
-from holdfast.model.event import Entry
+from holdfast.model.event import Entry, Phase
 from tests.core.test_page_view import simulated
 
 
@@ -30,8 +31,11 @@ class GrowingSource:
     def ask_controller(self, path: str, body: dict[str, Any]) -> Any:
         raise SourceError("there is no controller")
 
-    def read_log(self, rank: int) -> tuple[str, ...]:
+    def read_log(self, rank: int, generation: int = 0) -> tuple[str, ...]:
         raise SourceError("there is no output")
+
+    def find_archive(self, digest: str) -> Path:
+        raise SourceError("there is no archive")
 
 
 def applied(view: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
@@ -90,3 +94,37 @@ def test_nothing_new_is_no_version_and_who_is_far_behind_begins_anew() -> None:
     assert feed.version == version
     assert feed.patches_since(1) is None and feed.patches_since(version + 1) is None
     assert len(feed.patches_since(version - 5) or ()) == 5
+
+
+class PrintingSource(GrowingSource):
+    """A run directory with the output of rank 2 alone: a long one, which a terminal would obey."""
+
+    def read_log(self, rank: int, generation: int = 0) -> tuple[str, ...]:
+        if rank != 2:
+            raise SourceError(f"rank {rank} has printed nothing on this host")
+        lines = (*(f"out  line {n}" for n in range(90)), "err  \x1b[31mdied\x1b]0;x\x07" + 9999 * "!")
+        return (f"generation {generation}", *lines)
+
+
+def test_a_story_has_what_the_rank_in_question_printed_last() -> None:
+    source = PrintingSource()
+    source.there = len(simulated())
+    feed = PageFeed(source)
+    feed.refresh_view()
+    crash, loss = feed.tell_story(1), feed.tell_story(2)
+    assert crash["generation"] == 1 and crash["ranks"] == [2]
+    (log,) = crash["logs"]
+    assert log["rank"] == 2 and len(log["lines"]) == 40 and log["lines"][0] == "out  line 51"
+    assert log["lines"][-1].startswith("err  died!!!") and len(log["lines"][-1]) <= 500
+    assert loss["ranks"] == [0], "the first rank of the node that is named"
+    assert loss["logs"] == [{"rank": 0, "absence": "rank 0 has printed nothing on this host"}]
+    assert feed.tell_story(1, logged=False)["logs"] == [] and feed.tell_story(9) is None
+
+
+def test_the_story_of_an_open_incident_has_lines_too() -> None:
+    source = PrintingSource()
+    opened = next(n for n, entry in enumerate(simulated()) if entry.decision.phase is Phase.STOPPING)
+    source.there = opened + 1
+    feed = PageFeed(source)
+    feed.refresh_view()
+    assert [log["rank"] for log in feed.tell_story(1)["logs"]] == [2]

@@ -117,6 +117,54 @@ def test_rules_about_the_controller(tmp_path: Path) -> None:
     assert fired("late", late, 15.0, [400, 510], tmp_path) == {400: set(), 510: {"HoldfastControllerLags"}}
 
 
+def steps(*values: float, end: float) -> str:
+    """A series of one scrape every 15 s: these values, and then the last for good."""
+    return " ".join(map(repr, values)) + f" {end!r}x400"
+
+
+# Of each rule: series for which it fires, seconds when it does, and when it no longer does. Each is mended at 900 s.
+CLEARS: dict[str, tuple[dict[str, str], int, int]] = {
+    "HoldfastControllerDown": ({"up{T}": steps(*[0.0] * 60, end=1.0)}, 600, 915),
+    "HoldfastNoStep": (
+        {"holdfast_step_timestamp_seconds{T}": steps(*[0.0] * 60, *(15.0 * n for n in range(60, 120)), end=1800.0)},
+        700,
+        915,
+    ),
+    "HoldfastWaitsForPerson": ({"holdfast_held{T}": steps(*[1.0] * 60, end=0.0)}, 600, 915),
+    "HoldfastNodesMissing": (
+        {
+            'holdfast_nodes{T,role="active"}': steps(*[3.0] * 60, end=4.0),
+            'holdfast_nodes_wanted{T,role="active"}': steps(end=4.0),
+        },
+        600,
+        915,
+    ),
+    "HoldfastStorageFailing": ({"holdfast_storage_failing{T}": steps(*[1.0] * 60, end=0.0)}, 600, 915),
+    # These two look back: an hour, and half an hour.
+    "HoldfastIncidentsFrequent": (
+        {'holdfast_incidents_total{T,kind="crash"}': steps(*(n // 8 for n in range(61)), end=7.0)},
+        900,
+        900 + 3660,
+    ),
+    "HoldfastTimeLost": (
+        {'holdfast_spent_seconds_total{T,use="stop"}': steps(*(15.0 * n for n in range(61)), end=900.0)},
+        900,
+        900 + 1860,
+    ),
+    "HoldfastControllerLags": ({"holdfast_loop_lag_seconds{T}": steps(*[2.0] * 60, end=0.1)}, 600, 915),
+}
+
+
+@pytest.mark.e2e
+def test_every_alert_clears_when_what_it_tells_of_is_over(tmp_path: Path) -> None:
+    require_promtool()
+    rules = {rule["alert"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]}
+    assert CLEARS.keys() == rules
+    for alert, (values, fires, cleared) in CLEARS.items():
+        series = [{"series": name.replace("T", TARGET), "values": text} for name, text in values.items()]
+        assert fired(alert, series, 15.0, [fires, cleared], tmp_path) == {fires: {alert}, cleared: set()}, alert
+
+
 def require_promtool() -> None:
     if shutil.which("promtool") is None:
         pytest.skip("there is no promtool here (Debian: apt-get install prometheus)")

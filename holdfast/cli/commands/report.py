@@ -1,5 +1,6 @@
 """`holdfast report`: what a job did and what that cost, from the journal alone, during the run or afterwards."""
 
+import argparse
 import contextlib
 import sys
 import time
@@ -55,6 +56,7 @@ from holdfast.journal.journal_errors import JournalError
 from holdfast.model.incident_record import Change, Record
 
 UNKNOWN_TIME = "what ranks did in the unknown time nobody has told; the ETTR counts it as productive"
+_WEEK = "sum up the last seven days of all your runs here, or of the runs in these folders"
 _BAR = 100  # characters
 _START_SHARE = 0.01  # of the time: a start that took less is not worth a word
 _STALLS = 4  # that are told one by one, the longest
@@ -108,8 +110,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="write the web page of the run into one file, to mail"
     )
+    parser.add_argument("--week", nargs="*", metavar="DIR", help=_WEEK)
+    parser.add_argument("--journal", metavar="URL", help="with --week: the runs whose journals are in this database")
     args = parser.parse_args(argv)
     try:
+        if args.week is not None or args.journal:
+            return _print_week(args)
         run_dir = run_selection.run_to_read(args)
         if args.html:
             if args.since or args.compare or args.json:
@@ -128,6 +134,19 @@ def main(argv: list[str]) -> int:
         console = make_output()
         shown = msgspec.convert(strip_tree(msgspec.to_builtins(report)), Report)
         console.print(render_report(shown, min(_BAR, console.width), letters=console.color_system is None))
+    return 0
+
+
+def _print_week(args: argparse.Namespace) -> int:
+    from holdfast.cli.commands.report_week import print_week
+
+    if args.week is None or args.since or args.compare or run_selection.named_run(args):
+        raise UsageError(
+            "--week sums up several runs: name folders after it, or a database with --journal, and no more"
+        )
+    if args.json and args.html:
+        raise UsageError("--json prints and --html writes a file; leave out one of them")
+    print_week(args.week, args.journal, as_json=args.json, html=args.html)
     return 0
 
 

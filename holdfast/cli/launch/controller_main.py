@@ -35,6 +35,7 @@ from holdfast.controller.composition import BuiltController, build_controller
 from holdfast.controller.control_loop import Controller
 from holdfast.controller.decider_rebuild import RebuildError
 from holdfast.controller.failure_opinions import FailureOpinions
+from holdfast.controller.incident_traces import IncidentTraces
 from holdfast.controller.job_clock import SteadyClock
 from holdfast.controller.store_process import StoreProcess
 from holdfast.controller.user_hooks import UserHooks, job_standing
@@ -152,7 +153,7 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog, 
     opinions = FailureOpinions(run.settings, run.log_dir, say)
     tokens = NodeTokens(run_directory.door_keys_folder(run_dir), record.put_keys)
     fleet = _make_fleet(run, run_dir, env, tokens, record.notes)
-    listeners = EntryListeners(teller, hooks, opinions)
+    listeners = EntryListeners(teller, hooks, opinions, traces := IncidentTraces(run.job.run_id, os.environ))
     ports = _make_ports(run, run_dir, record, fleet=fleet, store=store, say=say, listeners=listeners)
     built = build_controller(run.settings, ports)
     controller = built.controller
@@ -179,13 +180,13 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog, 
         asking = tasks.create_task(opinions.run(controller.announce_news))
         handing = tasks.create_task(record.hand_over())
         code = await controller.run(run.job, run.release, begun, run.started_at, resumed_at=run.resumed_at)
-        for task in (attending, watching, receiving, handing):
-            task.cancel()
         opinions.finish_up()
-        asking.cancel()
+        for task in (attending, watching, receiving, handing, asking):
+            task.cancel()
         hooks.finish_up()
         await asyncio.wait({telling}, timeout=run.settings.hook.timeout_s)
         telling.cancel()
+        await asyncio.to_thread(traces.finish_up)
     account = controller.ledger.make_account()
     await _close_doors(run_dir, runners)
     record.forget_keys()
@@ -258,15 +259,18 @@ class NetworkPort:
 
 
 class EntryListeners:
-    """Passes new journal entries to the console, to opinions and to hooks. Hooks also get entries of earlier
+    """Passes new journal entries to the console, to opinions, to traces and to hooks. Hooks also get entries of earlier
     controllers, whose notices may not have been sent."""
 
-    def __init__(self, teller: "ConsoleTeller", hooks: UserHooks, opinions: FailureOpinions) -> None:
-        self._teller, self._hooks, self._opinions = teller, hooks, opinions
+    def __init__(
+        self, teller: "ConsoleTeller", hooks: UserHooks, opinions: FailureOpinions, traces: IncidentTraces
+    ) -> None:
+        self._teller, self._hooks, self._opinions, self._traces = teller, hooks, opinions, traces
 
     def on_entry(self, entry: Entry, view: JobView) -> None:
         self._teller.on_entry(entry, view.summary)
         self._opinions.on_entry(entry, view)
+        self._traces.on_entry(entry)
         self.on_replayed(entry, view)
 
     def on_replayed(self, entry: Entry, view: JobView) -> None:

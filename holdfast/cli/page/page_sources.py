@@ -57,8 +57,11 @@ class JournalSource:
     def ask_controller(self, path: str, body: dict[str, Any]) -> Any:
         raise SourceError(_NO_CONTROLLER)
 
-    def read_log(self, rank: int) -> tuple[str, ...]:
+    def read_log(self, rank: int, generation: int = 0) -> tuple[str, ...]:
         raise SourceError("a journal alone has no output of ranks")
+
+    def find_archive(self, digest: str) -> Path:
+        raise SourceError("a journal alone has no files of releases")
 
 
 class RunSource(JournalSource):
@@ -84,15 +87,20 @@ class RunSource(JournalSource):
         except ControllerNotRunning as e:
             raise SourceError(str(e)) from None
 
-    def read_log(self, rank: int) -> tuple[str, ...]:
+    def read_log(self, rank: int, generation: int = 0) -> tuple[str, ...]:
         try:
             log_dir = Path(run_directory.read_spec(self._path).log_dir)
         except UsageError as e:
             raise SourceError(str(e)) from None
-        for generation in reversed(list_generations(log_dir)):
-            if lines := tuple(_last_lines(log_dir / f"gen-{generation}" / f"rank-{rank}")):
-                return (f"generation {generation}", *lines)
+        for number in [generation] if generation else reversed(list_generations(log_dir)):
+            if lines := tuple(_last_lines(log_dir / f"gen-{number}" / f"rank-{rank}")):
+                return (f"generation {number}", *lines)
         raise SourceError(f"rank {rank} has printed nothing on this host; its node may keep it on another one")
+
+    def find_archive(self, digest: str) -> Path:
+        if (path := self._path / "releases" / f"{digest}.tar").is_file():
+            return path
+        raise SourceError(f"{path} is not there: releases were made on another host, or removed")
 
 
 def _last_lines(folder: Path) -> Iterable[str]:
@@ -139,8 +147,11 @@ class ControllerSource:
     def ask_controller(self, path: str, body: dict[str, Any]) -> Any:
         return self._ask("POST", path, body)
 
-    def read_log(self, rank: int) -> tuple[str, ...]:
+    def read_log(self, rank: int, generation: int = 0) -> tuple[str, ...]:
         raise SourceError("output of ranks stays on their hosts; holdfast logs shows it there")
+
+    def find_archive(self, digest: str) -> Path:
+        raise SourceError("files of releases stay on the controller's host; holdfast dash shows them there")
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         try:

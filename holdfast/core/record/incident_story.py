@@ -10,9 +10,11 @@ from holdfast.model.action import Acquire, Action, Block, Dismiss, Finish, Launc
 from holdfast.model.alarm import Alarm, Stance
 from holdfast.model.event import Ended, Entry, Order, Outcome, Phase, Ready
 from holdfast.model.incident_record import Record, Remedy
+from holdfast.model.job_and_seats import Seat
 
 _BEFORE_S = 120.0  # signals so long before the first alarm are told with it
 _SIGNALS = 20  # of these, the newest
+_RANKS = 3  # whose output is told with a story
 _MOST_LINES = 200  # of one story; a job that fails again and again before its next step is one incident
 
 
@@ -32,6 +34,8 @@ class IncidentStory(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[StoryLine, ...]
     undone: tuple[str, ...]  # what was not done, and why
     left_out: int = 0  # lines beyond what is told
+    generation: int = 0  # that it ended; 0: not known
+    ranks: tuple[int, ...] = ()  # whose output may tell more: those of the first cause, or of the nodes that it names
 
 
 class StoryFold:
@@ -45,6 +49,8 @@ class StoryFold:
         self._left_out = 0
         self._ordered: dict[int, tuple[float, Action]] = {}  # actions without an outcome
         self._phase = Phase.NEW
+        self._seats: tuple[Seat, ...] = ()  # of the newest launch
+        self._struck: tuple[Seat, ...] = ()  # of the launch that the open incident ended
 
     def add(self, entry: Entry) -> None:
         event, decision = entry.event, entry.decision
@@ -61,6 +67,8 @@ class StoryFold:
         for action in decision.actions:
             if not isinstance(action, Say):
                 self._ordered[action.id] = entry.at, action
+            if isinstance(action, Launch):
+                self._seats = action.seats
         if decision.closed:
             self._close_story(decision.closed)
 
@@ -68,10 +76,18 @@ class StoryFold:
         """Return the story so far of an incident that is not over; None if there is none."""
         if self._open is None:
             return None
-        return IncidentStory(number=number, lines=tuple(self._open), undone=(), left_out=self._left_out)
+        first = next((a for a in self._alarms if a.stance is Stance.ACT and a.klass not in ECHOES), None)
+        return IncidentStory(
+            number=number,
+            lines=tuple(self._open),
+            undone=(),
+            left_out=self._left_out,
+            generation=first.generation if first else 0,
+            ranks=self._telling_ranks(first.ranks, first.suspects) if first else (),
+        )
 
     def _open_story(self, at: float) -> None:
-        self._open, self._left_out, self._alarms = [], 0, []
+        self._open, self._left_out, self._alarms, self._struck = [], 0, [], self._seats
         self._open += [line for heard_at, line in self._signals if heard_at >= at - _BEFORE_S]
         self._signals.clear()
 
@@ -81,8 +97,14 @@ class StoryFold:
             lines=tuple(self._open or ()),
             undone=tuple(list_undone(record, self._alarms)),
             left_out=self._left_out,
+            generation=record.generation,
+            ranks=self._telling_ranks(record.ranks, record.suspects or record.evicted),
         )
         self._open = None
+
+    def _telling_ranks(self, ranks: tuple[int, ...], nodes: tuple[str, ...]) -> tuple[int, ...]:
+        """Return the ranks whose output is told with a story: those that are named, or the first of each named node."""
+        return (ranks or tuple(seat.first_rank for seat in self._struck if seat.node in nodes))[:_RANKS]
 
     def _put_line(self, line: StoryLine) -> None:
         self._open = [] if self._open is None else self._open

@@ -1,5 +1,6 @@
 """The web page's view of a job: one value, folded from the journal, that the live page and the mailed file draw."""
 
+from collections import deque
 from collections.abc import Iterable
 from itertools import takewhile
 from typing import Any
@@ -171,7 +172,7 @@ class PageFold:
         self._limits: Limits | None = None
         self._mesh: Dims = ()
         self._points: list[PagePoint] = []
-        self._newest: list[PagePoint] = []  # of this generation, in the last minutes
+        self._newest: deque[PagePoint] = deque()  # of this generation, in the last minutes
         self._every, self._skipped = 1, 0
         self._stored: list[StorageReport] = []
         self._orders: list[tuple[float, str, str]] = []
@@ -202,8 +203,11 @@ class PageFold:
 
     def _add_point(self, event: Progress) -> None:
         point = PagePoint(event.at, event.step, event.loss, event.generation)
-        fresh = (old for old in self._newest if old.at >= event.at - _RECENT_S and old.generation == event.generation)
-        self._newest = [*fresh, point]
+        while self._newest and (
+            self._newest[0].at < event.at - _RECENT_S or self._newest[0].generation != event.generation
+        ):
+            self._newest.popleft()
+        self._newest.append(point)
         self._skipped += 1
         same = self._points and self._points[-1].generation == event.generation
         if same and self._skipped < self._every:
@@ -246,6 +250,13 @@ class PageFold:
         if number == len(self.ledger.incidents) + 1:
             return self.stories.tell_open(number)
         return self.stories.stories.get(number)
+
+    def find_releases(self, number: int) -> tuple[Release, Release] | None:
+        """Return a release and the one before it, older first; None if there is no such pair."""
+        before = max((known for known in self._releases if known < number), default=0)
+        if number not in self._releases or not before:
+            return None
+        return self._releases[before][1], self._releases[number][1]
 
     def _is_shown(self) -> bool:
         """Whether the newest progress point is already on the page's curve."""

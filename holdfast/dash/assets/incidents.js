@@ -2,7 +2,7 @@
 
 import { phaseBar } from "./charts.js";
 import { block, fetchStory, job, onLeave } from "./store.js";
-import { capital, clock, count, duration, h, plural, sheet, someNames } from "./words.js";
+import { capital, clock, count, duration, h, plural, quote, sheet, someNames } from "./words.js";
 
 const PARTS = { signal: "Signal", alarm: "Alarm", echo: "Echo", verdict: "Verdict", action: "Action", outcome: "Outcome",
   order: "Order", news: "News" };
@@ -95,7 +95,13 @@ function storyOf(number, story) {
   const parts = [head, sheet("What happened", note, h("ol", { class: "story" }, foldEchoes(story.lines).map((line) => storyLine(line, began))),
     story.left_out ? h("p", { class: "soft" }, `${plural(story.left_out, "more line")} of this long incident are in the journal.`) : null)];
   if (story.undone.length) parts.push(sheet("What was not done, and why", "", h("ul", { class: "undone" }, story.undone.map((text) => h("li", {}, text)))));
+  if (story.logs?.length) parts.push(sheet("What ranks printed last before it", story.logs.some((log) => log.lines) ? "err marks stderr, out stdout" : "", story.logs.map(logPart)));
   return parts;
+}
+
+function logPart(log) {
+  const name = `Rank ${log.rank}`;
+  return h("div", { class: "log" }, h("h3", {}, name), log.lines ? quote(`Output of rank ${log.rank}`, log.lines.join("\n")) : h("p", { class: "soft" }, `${capital(log.absence)}.`));
 }
 
 function siblings(number) {
@@ -123,7 +129,7 @@ function storyLine(line, began) {
     h("span", { class: `part ${line.part}${failed}` }, PARTS[line.part] || line.part),
     h("div", { class: "what" }, capital(line.text), more,
       line.remarks?.length ? h("ul", {}, line.remarks.map((text) => h("li", {}, capital(text)))) : null,
-      line.evidence?.length ? h("pre", { tabindex: "0", "aria-label": "Evidence" }, line.evidence.join("\n")) : null));
+      line.evidence?.length ? quote("Evidence", line.evidence.join("\n")) : null));
 }
 
 const sinceText = (seconds) => `${seconds < 0 ? "−" : "+"}${duration(Math.abs(seconds))}`;

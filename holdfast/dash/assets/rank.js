@@ -1,7 +1,7 @@
 // One rank: its node, what was said of it, its last lines of output, and where it is in its code now.
 
 import { ask, job } from "./store.js";
-import { capital, clock, h, plural } from "./words.js";
+import { capital, clock, h, plural, quote } from "./words.js";
 
 export function showDialog(title, ...content) {
   const box = h("dialog", { "aria-label": title }, h("h2", {}, title), ...content,
@@ -16,7 +16,7 @@ export function openRank(rank, node) {
   const [name, role, first, nproc, host, near, alarms, incidents, last, lag, phase, probes] = node;
   const told = [["Node", name], ["Host", host], ["Place", near.join(" / ")], ["State", role], ["Its ranks", nproc > 1 ? `${first} to ${first + nproc - 1}` : String(first)],
     ["Doing", phase], ["Behind", lag ? plural(lag, "step") : ""], ["Named by", alarms ? `${plural(alarms, "alarm")}, ${plural(incidents, "incident")}` : "no alarm"], ["Last said of it", last && capital(last)]];
-  const lines = h("pre", { tabindex: "0", "aria-label": "Output" }, "…"), stacks = h("div", {});
+  const lines = quote("Output", "…"), stacks = h("div", {});
   showDialog(`Rank ${rank}`, h("dl", { class: "facts", style: { marginTop: "12px" } }, told.filter(([, value]) => value).map(([label, value]) =>
     h("div", {}, h("dt", {}, label), h("dd", {}, value)))),
     probes.length ? [h("h3", { style: { marginTop: "16px" } }, "Probes of its node"), h("ul", { class: "undone" }, probes.map((one) =>

@@ -1,8 +1,9 @@
 // Tables: nodes and standbys, releases, checkpoints, orders of people, settings.
 
 import { order } from "./orders.js";
-import { block, job } from "./store.js";
-import { capital, clock, count, duration, h, sheet } from "./words.js";
+import { showDialog } from "./rank.js";
+import { ask, block, job } from "./store.js";
+import { capital, clock, count, duration, h, quote, sheet } from "./words.js";
 
 const SHOWN = 300;
 const HERE = ["active", "admitting", "draining", "ready", "probing"];
@@ -58,8 +59,26 @@ function nodeOrders(node) {
 export function releasesView() {
   return [block(["releases", "paces"], (view) => sheet("Releases", "", table(["#", "Brought", "From", "By", "Steps ", "Pace"],
     view.releases.map((one) => h("tr", {}, cell(String(one.number)), cell(clock(one.at, true), "", "nowrap soft"), cell([one.source, one.message ? h("div", { class: "soft small" }, one.message) : ""]),
-      cell(one.who, "By:"), cell(`${count(one.steps)}${one.redone ? ` and ${count(one.redone)} redone` : ""}`, "Steps:", "num"), cell(one.pace, "")))))),
+      cell(one.who, one.who ? "By:" : ""), cell(`${count(one.steps)}${one.redone ? ` and ${count(one.redone)} redone` : ""}`, "Steps:", "num"), cell([one.pace, differenceButton(view.releases, one)], "")))))),
   block(["stored", "head"], checkpoints), block(["orders"], orders)];
+}
+
+function differenceButton(releases, one) {
+  const before = releases[releases.indexOf(one) - 1];
+  if (!before || job.embedded) return "";
+  return h("div", {}, h("button", { class: "plain", onclick: () => showDifference(before.number, one.number) }, `What changed since release ${before.number}`));
+}
+
+async function showDifference(before, number) {
+  const place = h("div", {}, h("p", { class: "soft" }, "Looking…"));
+  showDialog(`Release ${number} against release ${before}`, place);
+  try {
+    const { lines, left_out: left } = await ask(`release/${number}`);
+    place.replaceChildren(quote("Difference", ...lines.map((line) => h("span", { class: { "+": "good", "-": "bad" }[line[0]] || null }, line, "\n"))),
+      left ? h("p", { class: "soft small" }, `${count(left)} more lines or files are left out.`) : "");
+  } catch (error) {
+    place.replaceChildren(h("p", {}, `${capital(error.message)}.`));
+  }
 }
 
 function checkpoints(view) {

@@ -66,6 +66,9 @@ export function sheet(title, side, ...content) {
   return h("section", { class: "sheet", "aria-labelledby": id }, head, ...content);
 }
 
+// Lines of somebody else's, which the keyboard can scroll.
+export const quote = (label, ...lines) => h("pre", { tabindex: "0", role: "group", "aria-label": label }, ...lines);
+
 export function announce(text) {
   const said = document.getElementById("said");
   if (said.textContent !== text) said.textContent = text;

@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -128,6 +128,12 @@ def archive_contents(archive: Path) -> dict[str, str]:
     return found
 
 
+def archive_files(archive: Path, paths: Collection[str], most_bytes: int) -> dict[str, bytes]:
+    """Return the content of these files of an archive, by path; larger ones are left out."""
+    with _open_archive(archive) as tar:
+        return {path: content for path, _, content in _read_members(tar, paths) if len(content) <= most_bytes}
+
+
 def content_digest(kind: str, content: bytes) -> str:
     return f"{kind} {hashlib.sha256(content).hexdigest()}"
 
@@ -174,8 +180,10 @@ def _checked_headers(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         yield member
 
 
-def _read_members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, bytes]]:
+def _read_members(tar: tarfile.TarFile, paths: Collection[str] | None = None) -> Iterator[tuple[str, str, bytes]]:
     for member in _checked_headers(tar):
+        if paths is not None and member.name not in paths:
+            continue
         if member.issym():
             yield member.name, "l", os.fsencode(member.linkname)
             continue

@@ -1,0 +1,99 @@
+"""The web page as a real `holdfast dash` serves it to a real browser, from a journal with hostile texts."""
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.model.alarm import Alarm
+from holdfast.model.event import Entry, Progress, Ready
+from tests.core.test_page_view import simulated
+
+HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+
+
+def hostile(entry: Entry) -> Entry:
+    """The same entry with a node, an alarm and evidence that a page must not obey, and with a loss."""
+    match entry.event:
+        case Ready(node="n0"):
+            return msgspec.structs.replace(entry, event=msgspec.structs.replace(entry.event, host=HOSTILE))
+        case Alarm() as alarm:
+            told = msgspec.structs.replace(alarm, reason=f"says {HOSTILE}", evidence=(HOSTILE, "\x1b[31mred\u202e"))
+            return msgspec.structs.replace(entry, event=told)
+        case Progress(step=step) as progress:
+            return msgspec.structs.replace(entry, event=msgspec.structs.replace(progress, loss=9.0 / (step + 1)))
+    return entry
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    path = tmp_path / "journal.db"
+    with contextlib.closing(SqliteJournal(path)) as written:
+        for entry in simulated():
+            written.append(hostile(entry), durable=False)
+    return path
+
+
+@contextlib.contextmanager
+def served(journal: Path, files: int = 4096) -> Iterator[str]:
+    """The address of a page that a real `holdfast dash` serves, which may open so many files; it complains beside the
+    journal."""
+    words = [
+        "prlimit",
+        f"--nofile={files}:{files}",
+        sys.executable,
+        "-m",
+        "holdfast",
+        "dash",
+        str(journal),
+        "--no-open",
+    ]
+    with (
+        (journal.parent / "stderr").open("wb") as stderr,
+        subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=Path(__file__).parents[2]
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().split()[-1]
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="no playwright: the page is not tried in a browser")
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("no chromium: the page is not tried in a browser")
+    with api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+def find_barriers(page: Any, where: str) -> list[str]:
+    """What axe-core has against the page as it stands: elements that somebody cannot read, name or reach."""
+    found = find_spec("axe_core_python")
+    assert found and found.submodule_search_locations, "playwright is there, but not axe-core-python"
+    if not page.evaluate("'axe' in window"):
+        page.evaluate((Path(found.submodule_search_locations[0]) / "axe.min.js").read_text(encoding="utf-8"))
+    said = page.evaluate("axe.run(document)")
+    assert len(said["passes"]) > 10, "axe has looked at nothing"
+    # What it could not decide counts too, but for colours that lie under other boxes, and signs that are no letters.
+    open_ones = [one for one in said["incomplete"] if one["id"] != "color-contrast"]
+    return [
+        f"{where}: {one['id']} {node['target']}" for one in (*said["violations"], *open_ones) for node in one["nodes"]
+    ]
