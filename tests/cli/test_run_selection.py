@@ -43,6 +43,25 @@ def published(wanted: str | None, name: str) -> Path:
     return run_dir
 
 
+@pytest.mark.parametrize(
+    ("entry", "shown"),
+    [
+        (EntryPoint(argv=("train.py", "--lr", "1"), cwd="/a/b"), "train.py --lr 1"),
+        (EntryPoint(argv=("../typo/typo.py", "../x"), cwd="/a/b"), "/a/typo/typo.py ../x"),
+        (EntryPoint(argv=("sub/../../c.py",), cwd="/a/b"), "/a/c.py"),
+        (EntryPoint(argv=("pkg.train", "1"), cwd="/a/b", module=True), "-m pkg.train 1"),
+        (EntryPoint(argv=("/a/b/../c.py",), cwd="/a/b"), "/a/b/../c.py"),
+    ],
+)
+def test_a_script_is_shown_so_that_it_can_be_found(
+    entry: EntryPoint, shown: str, home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = published(None, "r")
+    run_directory.publish_run(run_dir, msgspec.structs.replace(run_directory.read_spec(run_dir), entry=entry))
+    assert main(["ls"]) == 0
+    assert f"  {shown}  started " in capfd.readouterr().out
+
+
 @pytest.fixture
 def two(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """Both alive, one in a place of its own."""
@@ -195,9 +214,23 @@ def test_logs(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert len(capfd.readouterr().out.splitlines()) == 200
     assert main(["logs", "--generation", "1"]) == 0
     assert capfd.readouterr().out == "[rank 0] old\n"
-    for words, why in ((["--rank", "7"], "no rank 7"), (["--generation", "9"], "no generation 9")):
+    none, folder = "holdfast logs: there is no", run_dir / "logs"
+    for words, why in (
+        (["--rank", "7"], f"{none} rank 7 in {folder}/gen-2; it has ranks 0-1\n"),
+        (["--rank", "7", "--generation", "1"], f"{none} rank 7 in {folder}/gen-1; it has rank 0\n"),
+        (["--generation", "9"], f"{none} generation 9 in {folder}; it has generations 1, 2\n"),
+    ):
         assert main(["logs", *words]) == 2
-        assert why in capfd.readouterr().err
+        assert capfd.readouterr().err == why
+
+
+def test_generations_that_are_not_there(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run_dir = published(None, "r")
+    assert main(["logs", "-f", "--generation", "9"]) == 2
+    assert capfd.readouterr().err == f"holdfast logs: no rank has printed anything yet in {run_dir}/logs\n"
+    _printed(run_dir, b"old\n")
+    assert main(["logs", "--generation", "9"]) == 2
+    assert capfd.readouterr().err.endswith("; it has generation 1\n")
 
 
 def test_what_was_rotated_away_is_shown(home: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from holdfast.agent.rank import last_words_judge
 from holdfast.logs import user_rows
 from tests.agent.test_last_words_judge import ENDLESS, HOSTILE
 from tests.cli.conftest import Start
-from tests.cli.driver import TRAIN
+from tests.cli.driver import TRAIN, run_command
 
 pytestmark = pytest.mark.e2e
 
@@ -24,6 +24,41 @@ if not os.path.exists(f"{{folder}}/stalled"):
     os._exit(3)
 while not""",
 )
+
+# A file of rank 1 cannot be decoded; rank 0, which loses its peer, is amid a progress bar.
+UNDECODABLE = """
+import os, sys
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+import holdfast
+class Images(Dataset):
+    def __len__(self):
+        return 20
+    def __getitem__(self, index):
+        if index == 5 and os.environ["RANK"] == "1":
+            raise RuntimeError(f"cannot decode image /data/img_{index}.jpg")
+        return torch.ones(4)
+dist.init_process_group("gloo")
+for step, batch in enumerate(DataLoader(Images(), batch_size=1, num_workers=1)):
+    dist.all_reduce(batch)
+    holdfast.step(step)
+    if dist.get_rank() == 0:
+        print(f"\\r{step}/20 images", end="", file=sys.stderr, flush=True)
+"""
+
+
+def test_a_file_that_cannot_be_decoded_probes_nobody_and_the_advice_is_that_of_diagnose(start: Start) -> None:
+    job = start("--nnodes", "1", "--nproc-per-node", "2", script=UNDECODABLE, probes=True)
+    job.ends(93)
+    advice = "Skip or rebuild the sample or file that is named."
+    [first, second] = job.report().incidents
+    assert (first.verdict.remedy, second.verdict.remedy) == ("restart", "give up"), job.text()
+    assert second.verdict.reason.endswith("; skip or rebuild the sample or file that is named")
+    told = run_command("diagnose", str(job.run_dir), folder=job.folder).stdout
+    assert "data_corrupt" in told and advice in told
+    lines = job.text().splitlines()
+    assert lines[-1].startswith("holdfast: ended with code 93"), job.text()
+    assert not [line for line in lines if line.startswith("[rank 0]") and "Traceback" in line], job.text()
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ class Ranks:
     def said(self, rank: int, lines: list[bytes]) -> list[bytes]:
         """All that is shown of them when nothing follows."""
         now = self.folding.fold_lines(self.paths[rank], lines) + self.folding.end_traceback(self.paths[rank])
-        return now + [line for _, line in self.folding.take_same(at_once=True)]
+        return now + [line for _, line in self.folding.take_same(over=1)]
 
     def all_say(self, *reports: list[bytes]) -> list[bytes]:
         """What is shown of all ranks together."""
@@ -38,7 +38,7 @@ class Ranks:
         for path, lines in zip(self.paths, reports, strict=True):
             shown += self.folding.fold_lines(path, lines)
             shown += self.folding.end_traceback(path)
-        return shown + [line for _, line in self.folding.take_same(at_once=True)]
+        return shown + [line for _, line in self.folding.take_same(over=1)]
 
 
 @pytest.fixture
@@ -239,4 +239,4 @@ def test_others_that_say_the_same_are_waited_for(ranks: Ranks, monkeypatch: pyte
     assert ranks.folding.take_same() == []
     monkeypatch.setattr(traceback_folding, "_GATHER_S", -1.0)
     assert [path for path, _ in ranks.folding.take_same()] == [ranks.paths[0]]
-    assert ranks.folding.take_same(at_once=True) == []
+    assert ranks.folding.take_same(over=1) == []

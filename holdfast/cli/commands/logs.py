@@ -19,6 +19,7 @@ from holdfast.cli.terminal.rank_console import (
     shown_line,
     write_all,
 )
+from holdfast.core.rank_ranges import format_ranks
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.run_and_node_specs import RunEnd, RunSpec
 
@@ -83,12 +84,11 @@ def _attach_run(run_dir: Path, run: RunSpec) -> int:
 def _show_logs(run_dir: Path, run: RunSpec, args: argparse.Namespace) -> int:
     log_dir = Path(run.log_dir)
     there = list_generations(log_dir)
-    if args.generation is not None and args.generation not in there:
-        raise UsageError(
-            f"there is no generation {args.generation} in {log_dir}; there are {', '.join(map(str, there))}"
-        )
-    if not there and not args.follow:
+    if not there and (not args.follow or args.generation is not None):
         raise UsageError(f"no rank has printed anything yet in {log_dir}")
+    if args.generation is not None and args.generation not in there:
+        known = f"generation{'s' if there[1:] else ''} {', '.join(map(str, there))}"
+        raise UsageError(f"there is no generation {args.generation} in {log_dir}; it has {known}")
     console = _log_console(run, Path(os.devnull), frozenset(args.rank or ()), _STREAMS[args.stream])
     console.skip_to_end()
     if there:
@@ -103,7 +103,7 @@ def _show_ends(folder: Path, args: argparse.Namespace) -> None:
     """Print the last lines of each file, rank by rank."""
     ranks = list_ranks(folder)
     if strange := sorted(set(args.rank or ()) - set(ranks)):
-        raise UsageError(f"there is no rank {strange[0]} in {folder}; there are {ranks[0]} to {ranks[-1]}")
+        raise UsageError(f"there is no rank {strange[0]} in {folder}; it has {format_ranks(ranks)}")
     for rank in args.rank or ranks:
         for name, fd in (("stdout", 1), ("stderr", 2)):
             if fd & _STREAMS[args.stream]:

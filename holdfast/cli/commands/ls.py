@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import os
 import sys
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ from holdfast.core.terminal_sanitizer import strip_controls
 from holdfast.journal.journal_errors import JournalError
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.controller_request import ControllerNotRunning
-from holdfast.wire.run_and_node_specs import RunEnd
+from holdfast.wire.run_and_node_specs import EntryPoint, RunEnd
 
 _ANSWER_S = 2.0  # one controller that does not answer must not hide the others
 _NEWEST = 10
@@ -103,13 +104,21 @@ def _make_row(run_dir: Path) -> RunRow:
         run_dir=str(run_dir),
         state=state,
         detail=detail,
-        script=" ".join(run.entry.argv),
+        script=_script_text(run.entry),
         started_at=run.started_at or started_at,
         resumed_at=run.resumed_at,
         nodes=len(status["nodes"]) if status and "nodes" in status else None,
         step=step if step >= 0 else None,
         who=run_directory.user_name(),
     )
+
+
+def _script_text(entry: EntryPoint) -> str:
+    """Return what the run was asked to run. A path that led up from its folder is shown as it is from anywhere."""
+    first, *more = entry.argv
+    if not entry.module and entry.cwd and os.path.normpath(first).split(os.sep)[0] == os.pardir:
+        first = os.path.normpath(os.path.join(entry.cwd, first))
+    return " ".join(("-m", first, *more) if entry.module else (first, *more))
 
 
 def _ask_status(run_dir: Path) -> dict[str, Any]:

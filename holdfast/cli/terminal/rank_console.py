@@ -16,7 +16,7 @@ import msgspec
 from holdfast.cli.run_flags.run_arguments import RunArgs, StreamChoice
 from holdfast.cli.terminal.live_footer import make_room
 from holdfast.cli.terminal.quantity_text import counted_noun
-from holdfast.cli.terminal.traceback_folding import TracebackFolding
+from holdfast.cli.terminal.traceback_folding import TracebackFolding, split_before_report
 from holdfast.core.terminal_sanitizer import sanitize_line, sentence_of_ours
 from holdfast.wire.run_and_node_specs import RunSpec
 
@@ -30,6 +30,7 @@ _BAR_S = 5.0  # how often the state of a progress bar is shown
 _LOOK_S = 0.2  # how often new files are looked for
 _HELD_S = 3.0  # what ranks print before the sentence about their restart waits for it so long at most
 _OPENING = re.compile(rb"holdfast: (?:incident \d|pausing: |ending: |ended with code |done: |so far: )")
+_LAST = re.compile(rb"holdfast: (?:ended with code |done: |so far: )")
 _CLOSING = re.compile(rb"holdfast: .*(?:; (?:restarted in place|evicted |release \d+ was rolled back)|: restarted\b)")
 _GENERATION = re.compile(r"gen-(\d+)")
 _STDOUT, _STDERR = 1, 2
@@ -130,15 +131,13 @@ class Console:
         """Show everything that is left, after all ranks have ended."""
         self._find_files()
         self._follow_all(time.monotonic())
-        for file in self._files.values():
-            self._finish_file(file)
-        self._show_folded(at_once=True)
+        self._end_generations(self._newest)
         self._follow_file(self._said)
 
     def _follow_all(self, now: float) -> None:
         """Show new output, as far as known in the order of events. Last words come before our sentence about a rank's
         end, and a new generation's output after the sentence about the restart."""
-        self._follow_ranks(self._newest - 1)
+        self._end_generations(self._newest - 1)
         if self._told_of >= self._newest:
             self._follow_ranks(self._newest)
             self._follow_file(self._said)
@@ -157,10 +156,20 @@ class Console:
             if self._file_generation(path) <= up_to:
                 self._follow_file(file)
 
+    def _end_generations(self, up_to: int) -> None:
+        """Show all that ranks of these generations have printed. They have ended, so nothing is waited for."""
+        for path, file in self._files.items():
+            if self._file_generation(path) <= up_to:
+                self._finish_file(file)
+        self._show_folded(up_to)
+
     def _show_sentence(self, line: bytes) -> None:
         """Show one of our sentences: after the newest ranks' output if on their end, before it if on their start."""
         opens, closes = _OPENING.match(line), _CLOSING.match(line)
-        if opens and self._is_open:  # their own end, and not that of the ranks before them
+        if _LAST.match(line):
+            self._find_files()
+            self._end_generations(self._newest)
+        elif opens and self._is_open:  # their own end, and not that of the ranks before them
             self._follow_ranks(self._newest)
         self._put_lines(self._said, [line])
         self._is_open = bool(opens) or (self._is_open and not closes)
@@ -177,12 +186,11 @@ class Console:
 
     def _find_files(self) -> None:
         """Find the log files of new generations, and drop those of generations that are long over. When a new
-        generation appears, unfinished lines of the one before are shown first, because its ranks have ended."""
+        generation appears, what is left of the one before is shown first, because its ranks have ended."""
         there = list_generations(self._log_dir)
-        before, self._newest = self._newest, there[-1] if there else 0
-        for path, file in list(self._files.items()):
-            if before < self._newest:
-                self._finish_file(file)
+        self._newest = there[-1] if there else 0
+        self._end_generations(self._newest - 1)
+        for path in list(self._files):
             if self._file_generation(path) < self._newest - 1:
                 del self._files[path]
         for generation in there[-2:]:
@@ -242,7 +250,7 @@ class Console:
 
     def _show_lines(self, file: _FollowedFile, lines: list[bytes]) -> None:
         # A progress bar overwrites its line; on a shared console only its newest state is worth one.
-        newest = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
+        newest = [part for line in lines for part in _newest_state(line)]
         if file is self._said:
             for line in newest:
                 self._show_sentence(line)
@@ -254,8 +262,8 @@ class Console:
     def _unfold_traceback(self, file: _FollowedFile) -> None:
         self._put_lines(file, self._folding.end_traceback(file.path))
 
-    def _show_folded(self, at_once: bool = False) -> None:
-        for path, line in self._folding.take_same(at_once):
+    def _show_folded(self, over: int = 0) -> None:
+        for path, line in self._folding.take_same(over):
             file = self._files.get(path) if path else None
             if file:
                 self._put_lines(file, [line])
@@ -264,6 +272,12 @@ class Console:
 
     def _put_lines(self, file: _FollowedFile, lines: list[bytes]) -> None:
         write_all(file.fd, b"".join(file.prefix + shown_line(line, file.path) + b"\n" for line in lines))
+
+
+def _newest_state(line: bytes) -> list[bytes]:
+    """Return what a line shows in the end: what follows its last carriage return, which ends at a report, if any."""
+    _, drawn, newest = line.rstrip(b"\r").rpartition(b"\r")
+    return split_before_report(newest) if drawn else [newest]
 
 
 def _file_size(path: Path) -> int:

@@ -18,6 +18,7 @@ _REPORT = re.compile(
     rb"(?:\[rank\d+\]:)?\[[EF]\d+ [\d:.]+ (?:ProcessGroup\w*|NCCL\w*|TCPStore|socket|Backend)\.[ch]pp:\d+\] "
     rb"|terminate called after throwing an instance of "
 )
+_FIRST_LINE = re.compile(rb"(?:\[rank\d+\]: )?(?:" + _BEGINS.pattern + rb"|" + _REPORT.pattern + rb")")
 _STACK = re.compile(rb"Exception raised from \S+ at |frame #\d+: ")
 _INSIDE = re.compile(
     rb'\s*$|  what\(\):  |nccl\w+Error: |Last error:|Fatal Python error: Aborted|(?:Current t|T)hread 0x|  File "'
@@ -156,13 +157,14 @@ class TracebackFolding:
         same.paths[path] = same.paths.get(path, 0) + len(held.lines)
         same.line = b"%s (%s; %s)" % (held.last[:_LINE_BYTES], alone, _where(same.paths[path], path))
 
-    def take_same(self, at_once: bool = False) -> list[tuple[Path | None, bytes]]:
-        """Return one line for each set of equal tracebacks that no further rank has joined for a while. The line comes
-        with the log's path if only one rank printed the traceback."""
+    def take_same(self, over: int = 0) -> list[tuple[Path | None, bytes]]:
+        """Return one line for each set of equal tracebacks that no further rank has joined for a while, or can join,
+        since generations up to `over` have ended. The line comes with the log's path if one rank alone printed it."""
         now = time.monotonic()
         found: list[tuple[Path | None, bytes]] = []
         for (generation, key), same in list(self._same.items()):
-            if not at_once and now < min(same.at + _GATHER_S, same.first_at + _LATEST_S):
+            is_over = int(generation.name.removeprefix("gen-")) <= over
+            if not is_over and now < min(same.at + _GATHER_S, same.first_at + _LATEST_S):
                 continue
             del self._same[generation, key]
             if len(same.paths) == 1:
@@ -172,6 +174,12 @@ class TracebackFolding:
             where = _where(sum(same.paths.values()), generation)
             found.append((None, b"%s %s (%s)" % (ranks.encode(), same.says, where)))
         return found
+
+
+def split_before_report(line: bytes) -> list[bytes]:
+    """Return a line in two where a traceback or a report begins amid it, as it does after an unfinished bar."""
+    found = _FIRST_LINE.search(line, 1)
+    return [line[: found.start()], line[found.start() :]] if found else [line]
 
 
 def _where(lines: int, path: Path) -> bytes:

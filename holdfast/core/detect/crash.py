@@ -27,7 +27,9 @@ _ITS_OWN, _SCRIPT = "SystemExit", "script"  # nobody but the script itself raise
 
 def alarm_of(exit: Exit, catalog: FailureCatalog) -> Alarm:
     whole = _whole_failure(exit)
-    heard = (*(() if exit.code in _MUTE else exit.words), *((whole,) if whole else ()))
+    words = () if exit.code in _MUTE else exit.words
+    # A line that is heard twice would be a rival of itself: of a wrapper, whose cause stands in the words.
+    heard = (*words, *((whole,) if whole and not any(line.endswith(whole) for line in words) else ()))
     lines = parse_lines(sift_log("\n".join(heard).encode("utf-8", "replace"), catalog), 0, exit.rank)
     found = classify_failure(_case(exit, lines), catalog)
     traces = [trace for trace in parse_tracebacks(lines) if not trace.last.cut]

@@ -32,6 +32,7 @@ _ROADS = 64  # beats of which the fastest tells how far a node's clock is off
 STEPS = 32  # of whose times the median is the job's pace
 EARLY = 30  # rounds after a launch, in which the job's pace and ways are learned
 WORTH_TELLING = 0.15  # of the time, though the job be as fast as ever
+_FEW = 8  # nodes: of fewer, one leads in four of five rounds by mere chance more than once in a hundred times
 HABIT = 15  # rounds in which a node is named meanwhile, or while the job keeps its pace: it always is
 
 
@@ -85,6 +86,7 @@ class SlowDetector:
         self._crew = (0, 0)  # number of the release, and of ranks: with others no pace can be compared
         self._toll = SlownessCost(limits)
         self._named = ""  # by the last rounds
+        self._named_rounds = 0  # in a row, by the rounds before each
         self._told: dict[tuple[Stance, tuple[str, ...]], float] = {}
 
     def on_launch(self, now: float, generation: int, crew: tuple[int, int] = (0, 0)) -> None:
@@ -96,7 +98,7 @@ class SlowDetector:
         self.rounds.clear()
         self._round_at = now
         self._pace, self._toll = StepPace(self.limits, former_s), SlownessCost(self.limits)
-        self._named = ""
+        self._named, self._named_rounds = "", 0
 
     def on_beat(self, now: float, beat: Beat, arrivals: dict[int, tuple[Arrival, ...]]) -> Alarm | None:
         if beat.generation != self.generation:
@@ -170,7 +172,9 @@ class SlowDetector:
         node, votes = Counter(one.node for one in self.rounds).most_common(1)[0]
         own = [one for one in self.rounds if one.node == node]
         ahead = median(one.ahead if one.node == node else 0.0 for one in self.rounds)
-        self._named = node if votes >= self.limits.votes and ahead >= self.limits.margin else ""
+        named = node if votes >= self.limits.votes and ahead >= self.limits.margin else ""
+        self._named_rounds = self._named_rounds + 1 if named == self._named else 1
+        self._named = named
         if not self._named:
             self._toll.add_unnamed_round()
             return None
@@ -184,8 +188,11 @@ class SlowDetector:
         )
         lost = 1 - 1 / ratio if ratio > 1 + self.limits.margin else inf  # of the time, since the job was faster
         is_much = ahead >= WORTH_TELLING and longest >= self.limits.margin
-        if not self._toll.is_due and not is_much and ahead < lost / 2:
-            return None  # somebody is always the last, and now one, now another; a busy machine is slow as a whole
+        # Somebody is always the last, and now one, now another: a busy machine is slow as a whole, and of two equal
+        # ranks one leads for some rounds. So of few nodes one must be named by as many further rounds.
+        is_chance = len(set(self._node_of.values())) < _FEW and self._named_rounds <= self.limits.rounds
+        if not self._toll.is_due and (is_chance or (not is_much and ahead < lost / 2)):
+            return None
         if not self._toll.is_due:
             return self._make_alarm(now, (rank,), reason)
         reason += f"; steps take {ratio:.2f} times as long as they did, of which it has cost {self._toll.lost_s:.0f} s"

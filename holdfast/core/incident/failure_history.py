@@ -142,6 +142,7 @@ class FailureHistory:
             ranks=cause.ranks,
             replayed=verdict.remedy is Remedy.REPLAY,
             hard=cause.hard,
+            reason=cause.reason,
         )
         self.past = [*self.past, failure][-_REMEMBERED:]
         return verdict

@@ -41,6 +41,7 @@ class PastFailure(msgspec.Struct, frozen=True, kw_only=True):
     evicted: bool = False  # its nodes were
     ranks: tuple[int, ...] = ()  # that failed
     hard: bool = False  # it was of a process that was stopped or gone, or of a GPU that surely stood
+    reason: str = ""  # of its alarm
     trained_s: float = 0.0  # time in which the job had got further, all in all, by then
     lost_s: float = 0.0  # and that it had lost to recoveries and to steps made again
 
@@ -201,6 +202,14 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
         return self.cause.group == "script" or self.cause.action == CODE
 
     @property
+    def is_setting(self) -> bool:
+        """Return whether last words say that a setting or a file must change. A guess is enough if it blames no machine
+        and the very same words came before: a file that cannot be read is named twice, a sick machine varies."""
+        cause = self.cause
+        again = cause.group != _MACHINES and any(p.reason == cause.reason for p in self.recent_failures)
+        return cause.action == SETTING and cause.kind is Kind.CRASH and (cause.confidence >= TOLD or again)
+
+    @property
     def is_certain(self) -> bool:
         """Return whether a script that failed at its start would fail the same way again. It would if its code does not
         parse, it exited by itself, or a setting must change. A missing file may appear, since another rank may be
@@ -268,7 +277,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether nothing explains the failure, so that some machine may be at fault."""
         cause = self.cause
         told = cause.action in (CODE, SETTING, EXTERNAL) and cause.confidence >= TOLD
-        known = cause.group == "script" or told or self.is_switch
+        known = cause.group == "script" or told or self.is_setting or self.is_switch
         return not known and cause.kind is not Kind.LINES and cause.klass != NOT_STARTED
 
 

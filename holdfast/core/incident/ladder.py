@@ -190,7 +190,7 @@ def _first_remedy(case: IncidentCase) -> Verdict:
         return Verdict(remedy=Remedy.EVICT, nodes=named, reason=reason)
     if case.is_code:
         return _user_code(case)
-    if cause.action == SETTING and cause.kind is Kind.CRASH and cause.confidence >= TOLD:
+    if case.is_setting:
         return _judge_setting(case)
     if case.replaceable and cause.klass == NOT_STARTED:
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=f"{where} could not start its ranks: evicted")
@@ -207,7 +207,7 @@ def _first_remedy(case: IncidentCase) -> Verdict:
     if case.is_capped:
         return _restarts_used_up(case)
     if case.max_restarts is None and case.is_stuck:
-        return _give_up(f"the same failure {case.fruitless_restarts + 1} times without progress")
+        return _give_up(f"the same failure {case.fruitless_restarts + 1} times without progress{_advice(case)}")
     return Verdict(remedy=Remedy.RESTART, reason=_reason_to_stay(case))
 
 
@@ -276,12 +276,15 @@ def _judge_start(case: IncidentCase) -> Verdict:
 
     A file may be missing only because another rank is still making it. If the user limits restarts, that limit applies.
     """
-    hint = incident_text.advice_clause(case.cause.hint) if case.cause.action == SETTING else ""
     if case.is_certain:
-        return _give_up(f"the script failed before any step was seen; a restart would fail the same way{hint}")
+        return _give_up(f"the script failed before any step was seen; a restart would fail the same way{_advice(case)}")
     if case.past and case.max_restarts is None:
-        return _give_up(f"the script failed the same way again before any step was seen{hint}")
+        return _give_up(f"the script failed the same way again before any step was seen{_advice(case)}")
     return Verdict(remedy=Remedy.RESTART, reason="the script failed before any step was seen: restarted in place")
+
+
+def _advice(case: IncidentCase) -> str:
+    return incident_text.advice_clause(case.cause.hint) if case.cause.action == SETTING else ""
 
 
 def _keep_bad_node(case: IncidentCase) -> Verdict:

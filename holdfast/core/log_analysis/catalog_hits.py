@@ -173,7 +173,9 @@ def _search_line(known: RowPattern, text: str, whole: str) -> re.Match[str] | No
 def _make_hit(
     row: CatalogRow, said: LogLine, raised: RaisedException | None, found: re.Match[str] | None = None
 ) -> CatalogHit:
-    told = found.groupdict() if found else {}
+    told = {name: value or "" for name, value in found.groupdict().items()} if found else {}
+    if "{" in row.hint:
+        row = msgspec.structs.replace(row, hint=_fill_hint(row.hint, told))
     rank = told.get("rank") or told.get("rank2") or ""
     return CatalogHit(
         row=row,
@@ -184,6 +186,13 @@ def _make_hit(
         named=rank.isdecimal(),
         node=told.get("node") or said.node,
     )
+
+
+def _fill_hint(hint: str, told: dict[str, str]) -> str:
+    """Return the hint with what the pattern's groups found. Braces of any other kind stay: users write hints, too."""
+    for name, value in told.items():
+        hint = hint.replace(f"{{{name}}}", value)
+    return hint
 
 
 def _weigh_hit(row: CatalogRow, said: LogLine, raised: RaisedException | None) -> float:

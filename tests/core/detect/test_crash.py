@@ -64,6 +64,26 @@ def test_what_a_child_of_the_rank_raised_is_told_and_not_that_it_did() -> None:
     assert elsewhere.reason == "exited with code 1 (ZeroDivisionError: division by zero)", "it had got over the other"
 
 
+def test_a_wrapper_that_is_latched_and_said_is_no_rival_of_what_it_wraps() -> None:
+    told = [line.replace("sample 77 is corrupt", "cannot decode image /data/77.jpg") for line in IN_A_CHILD]
+    words = [line.replace("ValueError", "RuntimeError") for line in told]
+    for latched in ("", "RuntimeError: Caught RuntimeError in DataLoader worker process 1."):
+        alarm = ended(1, *words, latched=latched)
+        assert (alarm.klass, alarm.action) == ("data_corrupt", "fix_config"), latched
+        assert alarm.hint == "Skip or rebuild the sample or file that is named."
+
+
+def test_the_variable_that_nobody_set_is_named_and_other_keys_are_none() -> None:
+    frames = (*TRACEBACK[:2], '    data = os.environ["DATA_ROOT"]')
+    unset = ended(1, *frames, '  File "<frozen os>", line 679, in __getitem__', "KeyError: 'DATA_ROOT'")
+    assert unset.hint.startswith("Set the environment variable DATA_ROOT where the job is started")
+    other = ended(1, *frames, "KeyError: 'hidden_size'")
+    assert (other.action, other.hint.partition(",")[0]) == (
+        "rollback_or_fix_code",
+        "Fix the code at the frame that is named",
+    )
+
+
 def test_a_script_that_ends_itself_is_quoted() -> None:
     exit = Exit(node="n1", generation=2, rank=3, code=1, at=5.0, said="training failed: my batch is broken")
     quoted = 'last said: "training failed: my batch is broken"'

@@ -240,28 +240,6 @@ def test_words_that_leave_no_doubt_evict_at_once() -> None:
     assert find_verdict(case(ECC, replaceable=False)).remedy is Remedy.RESTART
 
 
-def test_another_setting_is_asked_for_after_one_more_try() -> None:
-    assert find_verdict(case(OOM)).remedy is Remedy.RESTART
-    again = find_verdict(case(OOM, past=past(50, at=90.0)))
-    assert (again.remedy, again.code) == (Remedy.GIVE_UP, GAVE_UP)
-    assert find_verdict(case(OOM, past=past(40, at=90.0))).remedy is Remedy.RESTART  # it got further
-    by_code = msgspec.structs.replace(OOM, confidence=0.6)  # an exit code alone asks for nothing
-    assert find_verdict(case(by_code, past=past(50, at=90.0))).remedy is Remedy.EVICT
-
-
-def test_a_job_that_gets_further_goes_on_while_somebody_is_told_what_to_set() -> None:
-    disk = msgspec.structs.replace(OOM, klass="disk_full", hint="Make room.")
-    often = past(10, 20, 30, 40)
-    verdict = find_verdict(case(disk, past=often, trained_s=900.0, lost_s=100.0))
-    assert verdict.remedy is Remedy.RESTART and verdict.reason.endswith(" (make room)")
-    stuck = find_verdict(case(disk, past=often, trained_s=9.0, lost_s=100.0))
-    assert stuck.remedy is Remedy.GIVE_UP and stuck.reason.endswith("; make room")
-    dear = find_verdict(case(disk, past=often, trained_s=150.0, lost_s=100.0))
-    assert dear.remedy is Remedy.GIVE_UP, "more often than not it stands"
-    unknown = past(10, 20, 30, counted=True)  # where a launch begins anew, nobody knows whether it gets further
-    assert find_verdict(case(disk, past=unknown, counted=True, trained_s=900.0, lost_s=100.0)).remedy is Remedy.GIVE_UP
-
-
 def test_a_service_outside_is_waited_for_longer_and_longer() -> None:
     waits = [find_verdict(case(HUB, past=past(*[50] * times, at=90.0), rounds=times)).wait_s for times in range(8)]
     assert waits == [5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0]
