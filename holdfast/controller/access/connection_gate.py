@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import resource
+import select
 import socket
 import ssl
 from asyncio import selector_events, sslproto
@@ -17,7 +18,7 @@ _IN_ALL = 1024
 _LEAST = 16  # of both where few files may be open
 _QUEUED = 4096  # links that have asked for something and are not attended to yet; and as many that have not
 _IDLE_S = 2.0  # who has not proved itself by then makes room where others wait
-_AT_ONCE = 64  # links that are taken before those that are in get their turn
+_AT_ONCE = 256  # links that are taken before those that are in get their turn: some milliseconds
 _TICK_S = 0.01
 _BREATH_S = 0.1  # where there are no more files to be had
 _READ_BYTES = 32 << 10  # at once from a link; two records of TLS, and more than an agent says
@@ -49,6 +50,8 @@ class ConnectionGate:
     async def run(self, listener: socket.socket) -> None:
         listener.setblocking(False)
         loop, short = asyncio.get_running_loop(), asyncio.Event()
+        self._strangers.open()
+        self._known.open()
         try:
             while True:
                 loop.add_reader(listener, self._accept_links, listener, short)
@@ -109,19 +112,24 @@ class _Room:
         places = max(_LEAST, files // 16) if files > 0 else _QUEUED  # of two rooms with three lines each
         self._most, self._most_served = min(_QUEUED, places), min(_IN_ALL, places)
         self._silent: HostLine[socket.socket] = HostLine()
+        self._links: dict[int, socket.socket] = {}  # these, by their file
+        self._poll = select.epoll()  # of these alone: the event loop's own takes four times as long for a link
         self._queue: HostLine[socket.socket] = HostLine()
         self._served: HostLine[asyncio.Task[None]] = HostLine()
         self._timer: asyncio.TimerHandle | None = None
 
+    def open(self) -> None:
+        asyncio.get_running_loop().add_reader(self._poll.fileno(), self._hear_links)
+
     def admit(self, link: socket.socket, host: str) -> None:
-        loop = asyncio.get_running_loop()
-        self._silent.add(link, host, loop.time())
-        loop.add_reader(link, self._hear, link)
-        self._hear(link)  # most have said something before they are taken
+        now = asyncio.get_running_loop().time()
+        self._silent.add(link, host, now)
+        self._links[link.fileno()] = link
+        self._poll.register(link.fileno(), select.EPOLLIN)
         if len(self._silent) > self._most:
             self._drop(self._silent.crowded_out(host))
         elif len(self._silent) == 1:
-            self._call_later(loop.time() + _PROVE_S)
+            self._call_later(now + _PROVE_S)
 
     def close(self) -> None:
         for link in (*self._silent, *self._queue):
@@ -130,6 +138,12 @@ class _Room:
             task.cancel()
         if self._timer:
             self._timer.cancel()
+        asyncio.get_running_loop().remove_reader(self._poll.fileno())
+        self._poll.close()
+
+    def _hear_links(self) -> None:
+        for file, _ in self._poll.poll(0, _AT_ONCE):
+            self._hear(self._links[file])
 
     def _hear(self, link: socket.socket) -> None:
         """Queue a link once it has said enough to be attended to."""
@@ -146,16 +160,19 @@ class _Room:
         if gone:
             self._drop(link)
         elif not missing and host is not None:
-            asyncio.get_running_loop().remove_reader(link)
-            self._silent.remove(link)
+            self._forget_silent(link)
             self._queue_link(link, host)
 
     def _drop(self, link: socket.socket) -> None:
-        if self._silent.host_of(link) is not None:
-            asyncio.get_running_loop().remove_reader(link)
-        self._silent.remove(link)
+        if link.fileno() in self._links:
+            self._forget_silent(link)
         self._queue.remove(link)
         link.close()
+
+    def _forget_silent(self, link: socket.socket) -> None:
+        self._poll.unregister(link.fileno())
+        del self._links[link.fileno()]
+        self._silent.remove(link)
 
     def _queue_link(self, link: socket.socket, host: str) -> None:
         """Queue a link until it is its host's turn, because many come at once after a controller restart.

@@ -45,10 +45,11 @@ class HostLine(Generic[T]):
         return one, self._all[one][1]
 
     def crowded_out(self, newcomer: str) -> T:
-        """Return the one that makes room for a newcomer's: its own host's oldest if that host has more than an even
-        share, and the oldest of all otherwise."""
-        greedy = self.count(newcomer) * len(self._hosts) > len(self._all)
-        return self.oldest(newcomer if greedy else None)[0]
+        """Return the one that makes room for a new one: the oldest of all, or of the newcomer's host if that has more
+        than the oldest one's host."""
+        oldest, _ = self.oldest()
+        greedy = self.count(self._all[oldest][0]) < self.count(newcomer)
+        return self.oldest(newcomer)[0] if greedy else oldest
 
     def take_turn(self, may: Callable[[str], bool]) -> tuple[T, str] | None:
         """Remove and return the oldest of the next host that may have its turn; afterwards it is every other's."""
