@@ -22,7 +22,7 @@ from holdfast.checkpoint.manifest import (
     step_of,
 )
 from holdfast.checkpoint.storage_opener import Storage, open_storage
-from holdfast.checkpoint.storage_owner import describe_rival, has_ended, is_alive_elsewhere, read_owner
+from holdfast.checkpoint.storage_owner import describe_rival, has_ended, is_rival, read_owner
 from holdfast.checkpoint.writable_check import look_in_time
 from holdfast.model.state_copy import Doubt
 
@@ -64,7 +64,7 @@ def find_rival(url: str, run_id: str) -> str:
         storage = open_storage(url)
         try:
             holder = read_owner(storage)
-            if not holder or not is_alive_elsewhere(holder.writer) or (run_id and holder.run.startswith(f"{run_id}.")):
+            if not holder or not is_rival(storage, holder) or (run_id and holder.run.startswith(f"{run_id}.")):
                 return ""
             newest = next((one for one in _find_published(storage) if one.author.run == holder.run), None)
         except StorageError:

@@ -333,6 +333,23 @@ def test_a_run_that_lives_keeps_its_path_and_what_it_writes_there(tmp_path: Path
     assert steps(tmp_path) == [8, 7, 5], "both were written since this process began"
 
 
+def test_a_copy_of_a_folder_that_a_run_writes_to_is_free(tmp_path: Path) -> None:
+    base, other = tmp_path / "ckpt", Author(1, "other.1")
+    take = f"storage_owner.take_ownership({str(base)!r}, Author(1, 'first.1')); print(flush=True); sys.stdin.read()"
+    code = f"import sys; from holdfast.checkpoint import storage_owner; from {Author.__module__} import Author; {take}"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout and first.stdout.readline()
+        shutil.copytree(base, tmp_path / "copy")
+        (tmp_path / "link").symlink_to(base)
+        assert find_rival(str(base), "other") and find_rival(str(tmp_path / "link"), "other")
+        assert not find_rival(str(tmp_path / "copy"), "other")
+        storage_owner.take_ownership(str(tmp_path / "copy"), other)
+        owner = storage_owner.read_owner(LocalStorage(str(tmp_path / "copy")))
+        assert owner and (owner.run, owner.url) == ("other.1", str(tmp_path / "copy"))
+        base.rename(tmp_path / "moved")
+        assert find_rival(str(tmp_path / "moved"), "other"), "the same folder, and it may write on"
+
+
 def test_a_removal_that_was_cut_short_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = Path(save(tmp_path, 1))
     save(tmp_path, 2)
