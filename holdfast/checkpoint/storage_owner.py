@@ -21,10 +21,8 @@ class StorageOwner(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     writer: WriterProcess | None = None
     since: float = 0.0  # when the process that took it for this run began; 0: an earlier version did not note it
-    url: str = (
-        ""  # of the storage that it took, and the folder's inode, by which a copy of this file is known; "": as above
-    )
-    inode: int = 0
+    url: str = ""  # of the storage that it took; by this and the inode a copy of this file is known; "": as above
+    inode: int = 0  # of the folder; 0: it has none
 
 
 def take_ownership(url: str, author: Author) -> None:
