@@ -84,6 +84,7 @@ class UnprovenLink:
         self.link, self.host = link, host
         self.node = ""  # by its certificate, once it has proved itself; "": a node of this host
         self.unwanted = False
+        self.spoke = False  # it has sent something, as an honest keeper does at once
 
 
 class PeerServer:
@@ -135,16 +136,17 @@ class PeerServer:
 
     def _make_room_for(self, one: UnprovenLink) -> bool:
         """Return whether a new unauthenticated connection may stay. If there are too many, drop the oldest of them, or
-        the oldest from the same host if that host has many: an honest keeper has authenticated by then."""
+        the oldest from the same host if that host has many; those that have sent nothing go first, because idle ones
+        come from as many addresses as one likes."""
         with self._lock:
             beside = [other for other in self._strangers if other.host == one.host]
             full = self._links >= _MOST_LINKS + _LEAVING
             if full or (self._links >= _MOST_LINKS and not self._strangers):
                 return False
             if len(beside) >= _MOST_STRANGERS:
-                self._drop_link(beside[0])
+                self._drop_link(min(beside, key=lambda other: other.spoke))
             elif self._links >= _MOST_LINKS:
-                self._drop_link(next(iter(self._strangers)))
+                self._drop_link(min(self._strangers, key=lambda other: other.spoke))
             self._links += 1
             self._strangers[one] = None
             return True
@@ -211,6 +213,11 @@ class PeerServer:
             if link.family == socket.AF_UNIX:
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BYTES)
             return True
+        late_at = time.monotonic() + _PROVE_S
+        if not link.recv(1, socket.MSG_PEEK):
+            return False
+        one.spoke = True
+        link.settimeout(max(0.01, late_at - time.monotonic()))
         with self._lock:  # whoever sends it away must find it
             secured = one.link = self._context.wrap_socket(link, server_side=True, do_handshake_on_connect=False)
             if one.unwanted:
