@@ -175,6 +175,7 @@ class PeerServer:
                 one.link.settimeout(_PROVE_S)
                 if one.link.family != socket.AF_UNIX:  # or the last bytes of each part wait for word of those before
                     one.link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                one.spoke = self._guard is None or bool(one.link.recv(1, socket.MSG_PEEK))
                 owner = self._tickets.redeem(one.link) if self._guard else ""
                 one.link.settimeout(max(until - time.monotonic(), _BREATH_S))
                 proved = bool(owner) or self._prove_peer(one)
@@ -213,11 +214,6 @@ class PeerServer:
             if link.family == socket.AF_UNIX:
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BYTES)
             return True
-        late_at = time.monotonic() + _PROVE_S
-        if not link.recv(1, socket.MSG_PEEK):
-            return False
-        one.spoke = True
-        link.settimeout(max(0.01, late_at - time.monotonic()))
         with self._lock:  # whoever sends it away must find it
             secured = one.link = self._context.wrap_socket(link, server_side=True, do_handshake_on_connect=False)
             if one.unwanted:

@@ -415,25 +415,6 @@ def test_idle_strangers_of_the_same_host_make_room(
             link.close()
 
 
-def test_idle_strangers_of_many_hosts_push_out_nobody_who_has_begun(
-    large: tuple[Keeper, PeerKeeper], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(peer_server, "_PROVE_S", 200.0)
-    monkeypatch.setattr(peer_server, "_MOST_LINKS", 8)
-    callee = large[1]
-    with contextlib.ExitStack() as stack:
-        begun = stack.enter_context(socket.create_connection(callee.address))
-        begun.sendall(b"\x16")
-        for number in range(40):
-            link = socket.create_connection(callee.address, source_address=(f"127.3.0.{1 + number}", 0))
-            stack.enter_context(link)
-            time.sleep(0.01)  # those that were sent away go
-        begun.settimeout(0.2)
-        with pytest.raises(TimeoutError):
-            begun.recv(1)
-        assert push_state(callee, ASK, [memoryview(LARGE)], BytePacer(0)) == len(LARGE)
-
-
 def test_a_handshake_that_drips_ends_at_its_deadline(
     large: tuple[Keeper, PeerKeeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:

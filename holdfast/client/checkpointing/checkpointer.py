@@ -351,8 +351,7 @@ class Checkpointer:
         url = self._storage.url if self._storage else ""
         there = find_checkpoints(url) if url and self._world.rank == 0 else ()
         found = self._world.broadcast_first(apply_doubts(there, told.run, told.doubts))
-        unvouched = [one for one in found if one.unvouched]
-        if unvouched:
+        if unvouched := [one for one in found if one.unvouched]:
             self._say_once(f"{len(unvouched)} of {len(found)} checkpoints are left out: {unvouched[0].why}")
         tried = False
         for one in found:
