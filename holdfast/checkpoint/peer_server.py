@@ -116,6 +116,7 @@ class UnprovenLink:
         self.link, self.host = link, host
         self.node = ""  # by its certificate, once it has proved itself; "": a node of this host
         self.unwanted = False
+        self.spoke = False  # it has sent something, as an honest keeper does at once
 
 
 class PeerServer:
@@ -167,16 +168,17 @@ class PeerServer:
 
     def _make_room_for(self, one: UnprovenLink) -> bool:
         """Return whether a new unauthenticated connection may stay. If there are too many, drop the oldest of them, or
-        the oldest from the same host if that host has many: an honest keeper has authenticated by then."""
+        the oldest from the same host if that host has many; those that have sent nothing go first, because idle ones
+        come from as many addresses as one likes."""
         with self._lock:
             beside = [other for other in self._strangers if other.host == one.host]
             full = self._links >= _MOST_LINKS + _LEAVING
             if full or (self._links >= _MOST_LINKS and not self._strangers):
                 return False
             if len(beside) >= _MOST_STRANGERS:
-                self._drop_link(beside[0])
+                self._drop_link(min(beside, key=lambda other: other.spoke))
             elif self._links >= _MOST_LINKS:
-                self._drop_link(next(iter(self._strangers)))
+                self._drop_link(min(self._strangers, key=lambda other: other.spoke))
             self._links += 1
             self._strangers[one] = None
             return True
@@ -205,6 +207,7 @@ class PeerServer:
                 one.link.settimeout(_PROVE_S)
                 if one.link.family != socket.AF_UNIX:  # or the last bytes of each part wait for word of those before
                     one.link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                one.spoke = self._guard is None or bool(one.link.recv(1, socket.MSG_PEEK))
                 owner = self._tickets.redeem(one.link) if self._guard else ""
                 one.link.settimeout(max(until - time.monotonic(), _BREATH_S))
                 proved = bool(owner) or self._prove_peer(one)

@@ -5,9 +5,11 @@ import time
 from collections.abc import Collection, Iterator
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.checkpoint.checkpoint_save import SMALL_AT_ONCE
 from holdfast.checkpoint.direct_io import run_in_threads
+from holdfast.checkpoint.doubt_notes import DOUBTS, DoubtedRun, UnknownDoubtsError, read_doubts, write_doubts
 from holdfast.checkpoint.manifest import (
     MANIFEST,
     Author,
@@ -20,12 +22,10 @@ from holdfast.checkpoint.manifest import (
     step_of,
 )
 from holdfast.checkpoint.storage_opener import Storage, open_storage
-from holdfast.checkpoint.storage_owner import describe_rival, has_ended, is_alive_elsewhere, read_owner
+from holdfast.checkpoint.storage_owner import describe_rival, has_ended, is_rival, read_owner
 from holdfast.checkpoint.writable_check import look_in_time
-from holdfast.core.decoding import from_json
 from holdfast.model.state_copy import Doubt
 
-_DOUBTS = ".holdfast-doubts.json"  # of runs, each with what nobody is to go on from
 _RIVAL_S = 5.0  # for a look at who writes; storage that hangs is another trouble
 
 
@@ -37,18 +37,12 @@ class StoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     ok: bool
     why: str = ""  # not ok
     doubted: bool = False  # not ok, though its files may be: the loss went wrong after it
+    unvouched: bool = False  # doubted only because the note about doubts cannot be read
     at: float = 0.0
     author: Author = Author(0)
     world: int = 0
     layout: str = ""
     bytes: int = 0
-
-
-class DoubtedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run some of whose checkpoints are in doubt."""
-
-    run: str
-    doubts: tuple[Doubt, ...]
 
 
 class UnfinishedWrite(msgspec.Struct, frozen=True):
@@ -70,7 +64,7 @@ def find_rival(url: str, run_id: str) -> str:
         storage = open_storage(url)
         try:
             holder = read_owner(storage)
-            if not holder or not is_alive_elsewhere(holder.writer) or (run_id and holder.run.startswith(f"{run_id}.")):
+            if not holder or not is_rival(storage, holder) or (run_id and holder.run.startswith(f"{run_id}.")):
                 return ""
             newest = next((one for one in _find_published(storage) if one.author.run == holder.run), None)
         except StorageError:
@@ -84,38 +78,41 @@ def find_rival(url: str, run_id: str) -> str:
 def apply_doubts(
     found: Collection[StoredCheckpoint], run: str, doubts: Collection[Doubt]
 ) -> tuple[StoredCheckpoint, ...]:
-    """Return these checkpoints, with those of this run that are in doubt marked as not ok."""
+    """Return these checkpoints, with those of this run that are in doubt marked as not ok; these are all its doubts, so
+    its other checkpoints are vouched for."""
     told = []
     for one in found:
+        if one.unvouched and run and one.author.run == run:
+            one = replace(one, ok=True, why="", doubted=False, unvouched=False)
         made = one.author.generation if one.ok and one.author.run == run else sys.maxsize
         doubt = next((d for d in doubts if d.bans_state(made, one.step)), None)
         of = f"states after step {doubt.not_after}" if doubt and doubt.not_after >= 0 else "all states"
         why = f"{of} of generation {doubt.generation} are in doubt" if doubt else ""
-        told.append(msgspec.structs.replace(one, ok=False, why=why, doubted=True) if doubt else one)
+        told.append(replace(one, ok=False, why=why, doubted=True) if doubt else one)
     return tuple(told)
 
 
 def mark_doubts(base: str, run: str, doubts: Collection[Doubt]) -> tuple[int, ...]:
     """Note at the storage which checkpoints of this run are in doubt, so that no run restores them; return the steps
-    that are newly marked. A note about a run whose checkpoints are all gone is dropped."""
+    that are newly marked. A note about a run whose checkpoints are all gone is dropped. A note that is damaged is
+    written anew if all checkpoints are of this run, whose doubts are known; otherwise raises UnknownDoubtsError."""
     storage = open_storage(base)
     found = _find_published(storage)
-    told = apply_doubts(found, run, doubts)
-    new = sorted({after.step for before, after in zip(found, told, strict=True) if before.ok and not after.ok})
-    if new:
-        known, there = _read_doubts(storage), {one.author.run for one in found} - {run}
-        before = next((one.doubts for one in known if one.run == run), ())
-        mine = DoubtedRun(run=run, doubts=tuple(dict.fromkeys((*before, *doubts))))
-        storage.put_file(_DOUBTS, msgspec.json.encode((*(one for one in known if one.run in there), mine)))
-    return tuple(new)
-
-
-def _read_doubts(storage: Storage) -> tuple[DoubtedRun, ...]:
-    content = storage.read(_DOUBTS)
+    there = {one.author.run for one in found} - {run}
     try:
-        return from_json(content, tuple[DoubtedRun, ...]) if content else ()
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return ()  # not ours to read
+        known, lost = read_doubts(storage), False
+    except UnknownDoubtsError:
+        if there:
+            raise
+        known, lost = (), True
+    mine = apply_doubts(found, run, ())
+    told = apply_doubts(mine, run, doubts)
+    new = sorted({after.step for before, after in zip(mine, told, strict=True) if before.ok and not after.ok})
+    if new or lost:
+        before = next((one.doubts for one in known if one.run == run), ())
+        ours = DoubtedRun(run=run, doubts=tuple(dict.fromkeys((*before, *doubts))))
+        write_doubts(storage, (*(one for one in known if one.run in there), ours))
+    return tuple(new)
 
 
 def _find_published(storage: Storage, step: int | None = None) -> tuple[StoredCheckpoint, ...]:
@@ -129,8 +126,11 @@ def _find_published(storage: Storage, step: int | None = None) -> tuple[StoredCh
                 found.append(one)
 
     run_in_threads(len(names), SMALL_AT_ONCE, work)
-    for known in _read_doubts(storage) if _DOUBTS in there else ():
-        found = [*apply_doubts(found, known.run, known.doubts)]
+    try:
+        for known in read_doubts(storage) if DOUBTS in there else ():
+            found = [*apply_doubts(found, known.run, known.doubts)]
+    except UnknownDoubtsError as e:
+        found = [replace(one, ok=False, why=str(e), doubted=True, unvouched=True) if one.ok else one for one in found]
     return tuple(sorted(found, key=lambda one: (one.step, one.at, one.url), reverse=True))
 
 

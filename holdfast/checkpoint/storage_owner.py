@@ -21,6 +21,8 @@ class StorageOwner(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     writer: WriterProcess | None = None
     since: float = 0.0  # when the process that took it for this run began; 0: an earlier version did not note it
+    url: str = ""  # of the storage that it took; by this and the inode a copy of this file is known; "": as above
+    inode: int = 0  # of the folder; 0: it has none
 
 
 def take_ownership(url: str, author: Author) -> None:
@@ -30,16 +32,35 @@ def take_ownership(url: str, author: Author) -> None:
     holder = read_owner(storage)
     if holder and holder.run == author.run and holder.generation > author.generation:
         raise TakenOverError(_describe_refusal(url, holder, author))
-    if holder and holder.run != author.run and is_alive_elsewhere(holder.writer):
+    if holder and holder.run != author.run and is_rival(storage, holder):
         raise TakenOverError(describe_rival(url, holder))
     same = holder is not None and holder.run == author.run
     writer = this_process()
     since = holder.since if holder and same else _start_time(writer)
-    owner = StorageOwner(generation=author.generation, run=author.run, writer=writer, since=since)
+    storage.make_folder()
+    owner = StorageOwner(
+        generation=author.generation,
+        run=author.run,
+        writer=writer,
+        since=since,
+        url=storage.url(),
+        inode=_read_inode(storage),
+    )
     if holder != owner:
-        storage.make_folder()
         storage.put_file(_FENCE, msgspec.json.encode(owner))
         storage.sync_folder()
+
+
+def is_rival(storage: Storage, holder: StorageOwner) -> bool:
+    """Return whether the owner is another running process of this host that writes here, and not to a folder of which
+    this one is a copy. A device number would not do: a network's file system that is mounted anew has another."""
+    here = holder.url in ("", storage.url()) or holder.inode == _read_inode(storage) != 0
+    return here and is_alive_elsewhere(holder.writer)
+
+
+def _read_inode(storage: Storage) -> int:
+    """Return the inode of a storage's folder; 0 if it has none."""
+    return (storage.read_identity() or (0, 0))[1]
 
 
 class OwnedStorages:

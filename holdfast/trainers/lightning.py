@@ -55,7 +55,7 @@ class HoldfastCallback(Callback):  # type: ignore[misc]  # of a library that may
         if link and link.request_state(StateRequest(rank=rank, generation=current_generation())).source != "none":
             return None
         storage = storage_of(self._storage["path"], None, 0, None)
-        if storage and any(one.ok for one in find_checkpoints(storage.url)):
+        if storage and any(one.ok or one.unvouched for one in find_checkpoints(storage.url)):
             return None
         for path in sorted(Path(folder).glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns, reverse=True):
             fault = first_fault([path / "meta.pt" if path.is_dir() else path])

@@ -19,6 +19,7 @@ from holdfast.checkpoint.local_storage import LocalStorage
 from holdfast.checkpoint.manifest import MANIFEST, Author, StorageError, TakenOverError, WriterProcess, encode_part
 from holdfast.checkpoint.retention import (
     StoredCheckpoint,
+    apply_doubts,
     clean_unpublished,
     find_checkpoints,
     find_rival,
@@ -137,6 +138,60 @@ def test_what_is_in_doubt_is_marked_for_all_runs(tmp_path: Path, where: str) -> 
     assert mark_doubts(base, "other", (Doubt(generation=9, not_after=0),)) == (20,)
     assert mark_doubts(base, "run", (Doubt(generation=3, not_after=10),)) == (20,), "of another generation, as well"
     assert [one.step for one in find_checkpoints(base) if one.ok] == [10]
+
+
+def _flip_byte(file: Path, at: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_damaged_note_of_doubts_forgets_none(tmp_path: Path) -> None:
+    """Whichever byte it is; and without the copy nobody says that all is well."""
+    for step, author in ((10, ME), (20, ME), (30, Author(2, "other"))):
+        save(tmp_path, step, author=author)
+    mark_doubts(str(tmp_path), "run", (Doubt(generation=2, not_after=10),))
+    note, spare = tmp_path / ".holdfast-doubts.json", tmp_path / ".holdfast-doubts-copy.json"
+    sound = note.read_bytes()
+    for at in range(len(sound)):
+        note.write_bytes(sound)
+        _flip_byte(note, at)
+        assert [one.step for one in find_checkpoints(str(tmp_path)) if one.ok] == [30, 10], at
+    copy = spare.read_bytes()
+    for damage in (b"", b"[", sound[:-1]):
+        note.write_bytes(damage)
+        spare.write_bytes(copy[:-1])
+        found = find_checkpoints(str(tmp_path))
+        assert [one.unvouched and one.doubted and not one.ok for one in found] == [True] * 3
+        assert f"{note} is not as it was written; remove .holdfast-doubts.json to use all" in found[0].why
+        assert retain_checkpoints(str(tmp_path), keep=1, newest=30) == (), "none is known to be good"
+    note.unlink()
+    assert [one.step for one in find_checkpoints(str(tmp_path)) if one.ok] == [30, 20, 10], "a person wants it so"
+
+
+def test_a_run_vouches_for_its_own_where_the_note_is_damaged(tmp_path: Path) -> None:
+    base, doubts = str(tmp_path), (Doubt(generation=2, not_after=10),)
+    for step in (10, 20):
+        save(tmp_path, step, author=ME)
+    (tmp_path / ".holdfast-doubts.json").write_bytes(b"")
+    told = apply_doubts(find_checkpoints(base), "run", doubts)
+    assert [(one.step, one.ok, one.unvouched) for one in told] == [(20, False, False), (10, True, False)]
+    assert [one.ok for one in apply_doubts(find_checkpoints(base), "", doubts)] == [False, False]
+    save(tmp_path, 30, author=Author(2, "other"))
+    with pytest.raises(StorageError, match="nobody can tell which checkpoints are in doubt"):
+        mark_doubts(base, "run", doubts)
+    shutil.rmtree(tmp_path / "step-00000030")
+    assert mark_doubts(base, "run", doubts) == (20,), "and the note is sound again"
+    assert [(one.step, one.ok, one.unvouched) for one in find_checkpoints(base)] == [
+        (20, False, False),
+        (10, True, False),
+    ]
+
+
+def test_a_note_of_doubts_without_a_seal_is_read(tmp_path: Path) -> None:
+    save(tmp_path, 10, author=ME)
+    (tmp_path / ".holdfast-doubts.json").write_text('[{"run":"run","doubts":[{"generation":2,"not_after":5}]}]')
+    assert [one.why for one in find_checkpoints(str(tmp_path))] == ["states after step 5 of generation 2 are in doubt"]
 
 
 def test_a_doubted_one_does_not_count_as_kept(tmp_path: Path) -> None:
@@ -276,6 +331,23 @@ def test_a_run_that_lives_keeps_its_path_and_what_it_writes_there(tmp_path: Path
     save(tmp_path, 8, author=other)
     retain_checkpoints(base, 1, newest=8)
     assert steps(tmp_path) == [8, 7, 5], "both were written since this process began"
+
+
+def test_a_copy_of_a_folder_that_a_run_writes_to_is_free(tmp_path: Path) -> None:
+    base, other = tmp_path / "ckpt", Author(1, "other.1")
+    take = f"storage_owner.take_ownership({str(base)!r}, Author(1, 'first.1')); print(flush=True); sys.stdin.read()"
+    code = f"import sys; from holdfast.checkpoint import storage_owner; from {Author.__module__} import Author; {take}"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout and first.stdout.readline()
+        shutil.copytree(base, tmp_path / "copy")
+        (tmp_path / "link").symlink_to(base)
+        assert find_rival(str(base), "other") and find_rival(str(tmp_path / "link"), "other")
+        assert not find_rival(str(tmp_path / "copy"), "other")
+        storage_owner.take_ownership(str(tmp_path / "copy"), other)
+        owner = storage_owner.read_owner(LocalStorage(str(tmp_path / "copy")))
+        assert owner and (owner.run, owner.url) == ("other.1", str(tmp_path / "copy"))
+        base.rename(tmp_path / "moved")
+        assert find_rival(str(tmp_path / "moved"), "other"), "the same folder, and it may write on"
 
 
 def test_a_removal_that_was_cut_short_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

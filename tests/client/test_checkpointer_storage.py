@@ -47,6 +47,23 @@ def test_a_corrupt_checkpoint_is_left_out(tmp_path: Path, capfd: pytest.CaptureF
         Job(1, **asked).ckpt.restore()
 
 
+def test_no_checkpoint_whose_standing_is_unknown_is_restored(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    asked: dict[str, Any] = {"path": tmp_path, "every": 1}
+    first = Job(0, **asked)
+    first.train(1, 3)
+    first.ckpt.close()
+    (tmp_path / ".holdfast-doubts.json").write_text("[{")
+    again = Job(1, **asked)
+    with pytest.raises(StateError, match=f"{tmp_path}/.holdfast-doubts.json is not as it was written; remove"):
+        again.ckpt.restore()
+    said = capfd.readouterr().err
+    assert said.count("are left out: nobody can tell which checkpoints are in doubt") == 1, said
+    with pytest.raises(StateError, match="already holds a checkpoint of step 3"):
+        Job(1, **asked).train(1, 1)
+    (tmp_path / ".holdfast-doubts.json").unlink()
+    assert Job(1, **asked).ckpt.restore() == 3
+
+
 def _flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

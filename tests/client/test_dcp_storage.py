@@ -117,6 +117,13 @@ def test_nothing_to_load(tmp_path: Path) -> None:
         torch_dcp.load(state_of(1), storage_reader=Reader(str(tmp_path)))
 
 
+def test_which_are_in_doubt_is_unknown(tmp_path: Path) -> None:
+    torch_dcp.save(state_of(1), checkpoint_id="1", storage_writer=Writer(str(tmp_path)))
+    (tmp_path / ".holdfast-doubts.json").write_bytes(b"")
+    with pytest.raises(CheckpointException, match="nobody can tell which checkpoints are in doubt"):
+        torch_dcp.load(state_of(2), storage_reader=Reader(str(tmp_path)))
+
+
 def test_a_flipped_byte(tmp_path: Path) -> None:
     torch_dcp.save(state_of(1), checkpoint_id="1", storage_writer=Writer(str(tmp_path)))
     path = tmp_path / "step-00000001" / "__0_0.distcp"

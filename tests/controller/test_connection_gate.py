@@ -12,7 +12,6 @@ import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
 from aiohttp.http_exceptions import BadStatusLine
 
 from holdfast.cli.launch.controller_main import open_log
@@ -61,14 +60,10 @@ async def _port(desk_of: Open, folder: Path, locked: bool) -> AsyncIterator[sock
 _STATUS = b"GET /api/v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-def _asked(
-    address: tuple[str, int], request: bytes, proof: ssl.SSLContext | None = None, caller: str = "127.0.0.1"
-) -> bytes:
+def _asked(address: tuple[str, int], request: bytes, proof: ssl.SSLContext | None = None) -> bytes:
     """The first line of the answer."""
     with contextlib.ExitStack() as stack:
-        link: socket.socket = stack.enter_context(
-            socket.create_connection(address, timeout=30, source_address=(caller, 0))
-        )
+        link: socket.socket = stack.enter_context(socket.create_connection(address, timeout=30))
         if proof:
             link = stack.enter_context(proof.wrap_socket(link))
         link.sendall(request)
@@ -203,18 +198,6 @@ async def test_links_of_tls_take_little_memory(desk_of: Open, tmp_path: Path) ->
         assert each < 200_000, f"{each:.0f} bytes for both ends of a link"
 
 
-async def test_idle_links_of_one_host_make_room(desk_of: Open, tmp_path: Path) -> None:
-    """All are there before the first is looked at, and say nothing; who has something to say gets its turn."""
-    async with _port(desk_of, tmp_path, locked=False) as listener:
-        links = [socket.create_connection(listener.getsockname(), timeout=30) for _ in range(300)]
-        try:
-            assert b" 401 " in await asyncio.to_thread(_asked, listener.getsockname(), _STATUS)
-            assert await asyncio.to_thread(lambda: [link.recv(1) for link in links[:45]]) == [b""] * 45
-        finally:
-            for link in links:
-                link.close()
-
-
 async def test_a_burst_of_one_host_is_attended_to_in_turn(desk_of: Open, tmp_path: Path) -> None:
     """None is broken off for the next, though all come at once from one address."""
     proof, count = mutual_tls.unproved_tls(), 400
@@ -225,19 +208,3 @@ async def test_a_burst_of_one_host_is_attended_to_in_turn(desk_of: Open, tmp_pat
         for _, writer in [one for one in shaken if not isinstance(one, BaseException)]:
             writer.close()
         assert not failed, failed[:3]
-
-
-async def test_idle_links_of_one_host_keep_no_other_out(
-    desk_of: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They fill all room there is, and come again; another host is answered at once."""
-    for name, few in (("_FROM_ONE_HOST", 8), ("_IN_ALL", 16), ("_QUEUED", 32)):
-        monkeypatch.setattr(f"holdfast.controller.access.connection_gate.{name}", few)
-    async with _port(desk_of, tmp_path, locked=False) as listener:
-        links = [socket.create_connection(listener.getsockname(), timeout=30) for _ in range(200)]
-        try:
-            await asyncio.sleep(0.2)
-            assert b" 401 " in await asyncio.to_thread(_asked, listener.getsockname(), _STATUS, None, "127.0.0.9")
-        finally:
-            for link in links:
-                link.close()

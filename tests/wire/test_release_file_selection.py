@@ -121,8 +121,9 @@ def test_without_git_a_work_tree_is_a_folder(tmp_path: Path, monkeypatch: pytest
 def test_checkpoints_and_names_that_are_no_text_are_no_code(tmp_path: Path, made: Callable[[Path], Path]) -> None:
     root = made(tmp_path / "proj")
     plant(root, {"ckpt/step-1/holdfast.json": "", "ckpt/step-1/layout.json": "", "ckpt/note.txt": ""})
+    plant(root, {"ckpt/.holdfast-author.json": "{}", "ckpt/.holdfast-doubts.json": "[]"})
     Path(os.fsdecode(os.fsencode(root) + b"/bad\xff.py")).touch()
     found = list_release_files(root)
     assert {*found.kept} >= {"train.py", "ckpt/note.txt"}
-    assert not [path for path in found.kept if "step-1" in path or "bad" in path]
+    assert not [path for path in found.kept if "step-1" in path or "bad" in path or ".holdfast" in path]
     assert {"ckpt/step-1/holdfast.json", "ckpt/step-1/layout.json", "bad?.py"} <= {*found.left_out}

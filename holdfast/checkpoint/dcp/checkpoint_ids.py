@@ -32,14 +32,17 @@ def step_under(checkpoint_id: str, url: str) -> int | None:
 def locate_checkpoint(url: str, checkpoint_id: str = "") -> str:
     """Return the URL of the checkpoint with this id; without an id, `url` if that is one, else the newest under it.
 
-    Raises StorageError if an id is given and no such checkpoint exists.
+    Raises StorageError if an id is given and no such checkpoint exists, or if nobody can tell which are in doubt.
     """
     if not checkpoint_id or same_place(checkpoint_id, url):
         if storage_opener.open_storage(url).read(MANIFEST):
             return url
-        return next((one.url for one in find_checkpoints(url) if one.ok), url)
+        found = find_checkpoints(url)
+        if unvouched := [one.why for one in found if one.unvouched]:
+            raise StorageError(unvouched[0])
+        return next((one.url for one in found if one.ok), url)
     step = step_under(checkpoint_id, url)
-    found = [one for one in find_checkpoints(url) if one.step == step] if step is not None else []
+    found = tuple(one for one in find_checkpoints(url) if one.step == step) if step is not None else ()
     if good := [one.url for one in found if one.ok]:
         return good[0]
     inside = [f"{url.rstrip('/')}/{checkpoint_id}"] if not _split_id(checkpoint_id)[0] else []

@@ -240,7 +240,7 @@ class Checkpointer:
         url, newest = self._storage.url, -1
         if self._world.rank == 0:
             with suppress(StorageError):  # storage that fails stops nobody
-                newest = max((one.step for one in find_checkpoints(url) if one.ok), default=-1)
+                newest = max((one.step for one in find_checkpoints(url) if one.ok or one.unvouched), default=-1)
         if (newest := self._world.broadcast_first(newest)) >= step:
             told = "call restore() before the first save, or give another path"
             raise StateError(f"{url} already holds a checkpoint of step {newest}, and this is step {step}: {told}")
@@ -351,9 +351,11 @@ class Checkpointer:
         url = self._storage.url if self._storage else ""
         there = find_checkpoints(url) if url and self._world.rank == 0 else ()
         found = self._world.broadcast_first(apply_doubts(there, told.run, told.doubts))
+        if unvouched := [one for one in found if one.unvouched]:
+            self._say_once(f"{len(unvouched)} of {len(found)} checkpoints are left out: {unvouched[0].why}")
         tried = False
         for one in found:
-            if 0 <= self._replay.not_after < one.step:
+            if 0 <= self._replay.not_after < one.step or one.unvouched:
                 continue
             if not one.ok:
                 self._say_once(f"{one.url} is left out: {one.why}")
@@ -366,6 +368,8 @@ class Checkpointer:
             self._say_once(f"{one.url} is left out: {why}")
         if tried:
             raise StateError(f"none of the checkpoints at {url} can be restored")
+        if unvouched:  # a start from step 0 would write over them
+            raise StateError(unvouched[0].why)
         if told.stored > 0 and url:
             what = f"there is no checkpoint at {url}, but step {told.stored} was written there"
             raise StateError(f"{what}; see whether the storage is mounted")

@@ -3,23 +3,28 @@
 import asyncio
 import logging
 import resource
+import select
 import socket
 import ssl
 from asyncio import selector_events, sslproto
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+
+from holdfast.controller.access.host_line import HostLine
 
 _PROVE_S = 10.0
 _HANDSHAKE_S = 5.0
 _FROM_ONE_HOST = 256  # that are being attended to, and have not proved themselves
 _IN_ALL = 1024
-_QUEUED = 4096  # links that are not attended to yet
+_LEAST = 16  # of both where few files may be open
+_QUEUED = 4096  # links that have asked for something and are not attended to yet; and as many that have not
 _IDLE_S = 2.0  # who has not proved itself by then makes room where others wait
-_AT_ONCE = 16  # links that are taken before those that are in get their turn
+_AT_ONCE = 256  # links that are taken before those that are in get their turn: some milliseconds
 _TICK_S = 0.01
 _BREATH_S = 0.1  # where there are no more files to be had
 _READ_BYTES = 32 << 10  # at once from a link; two records of TLS, and more than an agent says
+_HEAD_BYTES = 8 << 10  # of a request; a longer one is attended to as it is
 _log = logging.getLogger("holdfast.porch")
+Serve = Callable[[socket.socket, str], Coroutine[None, None, None]]
 
 
 class ConnectionGate:
@@ -29,94 +34,50 @@ class ConnectionGate:
         # where there are two thousand agents. Without TLS they are kept with every request that is none.
         sslproto.SSLProtocol.max_size = _READ_BYTES
         selector_events._SelectorTransport.max_size = _READ_BYTES  # type: ignore[attr-defined]
-        self._strangers: dict[str, dict[asyncio.Task[None], float]] = {}  # by host, the oldest first, and since when
-        self._count = 0  # of all these
-        self._queues: dict[str, deque[socket.socket]] = {}  # by host
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # half of them are for those who are in
-        self._queued = min(_QUEUED, max(_AT_ONCE, files // 2 - _FROM_ONE_HOST)) if files > 0 else _QUEUED
-        self._armed: set[str] = set()  # hosts whose queue is looked at again
+        # Hosts that have proved themselves have a room of their own, which no stranger can fill.
+        missing = _missing_of_record if context else _missing_of_request
+        self._strangers, self._known = _Room(self._serve_link, missing), _Room(self._serve_link, missing)
+        self._known_hosts: set[str] = set()
         self._waiting: dict[asyncio.BaseTransport, asyncio.Event] = {}
 
     def note_proved(self, transport: asyncio.BaseTransport | None) -> None:
         """Record that the caller on this link has proved itself, so that the link may stay."""
         if transport is not None and (event := self._waiting.get(transport)):
             event.set()
+            if peer := transport.get_extra_info("peername"):
+                self._known_hosts.add(str(peer[0]))
 
     async def run(self, listener: socket.socket) -> None:
         listener.setblocking(False)
+        loop, short = asyncio.get_running_loop(), asyncio.Event()
+        self._strangers.open()
+        self._known.open()
         try:
             while True:
-                for _ in range(_AT_ONCE):
-                    await self._accept_links(listener)
-                await asyncio.sleep(0)  # where many wait, as after a restart of ours, those that are in go first
+                loop.add_reader(listener, self._accept_links, listener, short)
+                await short.wait()
+                loop.remove_reader(listener)
+                await asyncio.sleep(_BREATH_S)
+                short.clear()
         finally:
-            for link in [link for queue in self._queues.values() for link in queue]:
-                link.close()
-            self._queues.clear()
-            for task in [task for ours in self._strangers.values() for task in ours]:
-                task.cancel()
+            loop.remove_reader(listener)
+            self._strangers.close()
+            self._known.close()
 
-    async def _accept_links(self, listener: socket.socket) -> None:
-        try:
-            link, address = await asyncio.get_running_loop().sock_accept(listener)
-        except OSError as e:
-            _log.warning("cannot accept a connection at the port: %s", e)
-            await asyncio.sleep(_BREATH_S)
-            return
-        self._queue_link(link, str(address[0]))
-
-    def _queue_link(self, link: socket.socket, host: str) -> None:
-        """Queue a new link until it is its host's turn, because many come at once after a controller restart.
-        Handshakes that have begun are not aborted in favour of a new link, because that would waste the work done."""
-        queue = self._queues.setdefault(host, deque())
-        queue.append(link)
-        self._call_next(host)
-        if sum(map(len, self._queues.values())) > self._queued:
-            longest = max(self._queues.values(), key=len)  # whoever calls most often waits in vain, and nobody else
-            longest.popleft().close()
-
-    def _call_next(self, host: str) -> None:
-        queue, loop = self._queues.get(host, deque()), asyncio.get_running_loop()
-        while queue:
-            ours = self._strangers.setdefault(host, {})
-            if len(ours) >= _FROM_ONE_HOST or self._count >= _IN_ALL:
-                crowded = host if len(ours) >= _FROM_ONE_HOST else max(self._strangers, key=self._strangers_of)
-                oldest, since = next(iter(self._strangers[crowded].items()))
-                if loop.time() < since + _IDLE_S:
-                    self._call_later(host, since + _IDLE_S)
-                    return
-                self._forget_link(crowded, oldest)
-                oldest.cancel()
-                continue
-            task = asyncio.create_task(self._serve_link(queue.popleft(), host))
-            ours[task] = loop.time()
-            self._count += 1
-            task.add_done_callback(lambda done: self._on_link_end(host, done))
-        self._queues.pop(host, None)
-
-    def _strangers_of(self, host: str) -> int:
-        return len(self._strangers[host])
-
-    def _call_later(self, host: str, at: float) -> None:
-        if host not in self._armed:
-            self._armed.add(host)
-            asyncio.get_running_loop().call_at(at + _TICK_S, self._call_again, host)
-
-    def _call_again(self, host: str) -> None:
-        self._armed.discard(host)
-        self._call_next(host)
-
-    def _on_link_end(self, host: str, task: "asyncio.Task[None]") -> None:
-        self._forget_link(host, task)
-        self._call_next(host)
-
-    def _forget_link(self, host: str, task: "asyncio.Task[None]") -> None:
-        ours = self._strangers.get(host, {})
-        if task in ours:
-            del ours[task]
-            self._count -= 1
-        if not ours:
-            self._strangers.pop(host, None)
+    def _accept_links(self, listener: socket.socket, short: asyncio.Event) -> None:
+        """Take some links; then others get their turn. Sets `short` if there are no more files to be had."""
+        for _ in range(_AT_ONCE):
+            try:
+                link, address = listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as e:
+                _log.warning("cannot accept a connection at the port: %s", e)
+                short.set()
+                return
+            link.setblocking(False)
+            host = str(address[0])
+            (self._known if host in self._known_hosts else self._strangers).admit(link, host)
 
     async def _serve_link(self, link: socket.socket, host: str) -> None:
         """Serve a link, but abort it if its caller does not prove itself in time."""
@@ -139,3 +100,137 @@ class ConnectionGate:
         finally:
             if transport is not None:
                 self._waiting.pop(transport, None)
+
+
+class _Room:
+    """Links whose callers have not proved themselves. Those that have asked for nothing yet take no place of those that
+    have, because nothing is cheaper than an idle link, from as many addresses as one likes."""
+
+    def __init__(self, serve: Serve, missing: Callable[[bytes], int]) -> None:
+        self._serve, self._missing = serve, missing
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # more than half of them are for those who are in
+        places = max(_LEAST, files // 16) if files > 0 else _QUEUED  # of two rooms with three lines each
+        self._most, self._most_served = min(_QUEUED, places), min(_IN_ALL, places)
+        self._silent: HostLine[socket.socket] = HostLine()
+        self._links: dict[int, socket.socket] = {}  # these, by their file
+        self._poll = select.epoll()  # of these alone: the event loop's own takes four times as long for a link
+        self._queue: HostLine[socket.socket] = HostLine()
+        self._served: HostLine[asyncio.Task[None]] = HostLine()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def open(self) -> None:
+        asyncio.get_running_loop().add_reader(self._poll.fileno(), self._hear_links)
+
+    def admit(self, link: socket.socket, host: str) -> None:
+        now = asyncio.get_running_loop().time()
+        self._silent.add(link, host, now)
+        self._links[link.fileno()] = link
+        self._poll.register(link.fileno(), select.EPOLLIN)
+        if len(self._silent) > self._most:
+            self._drop(self._silent.crowded_out(host))
+        elif len(self._silent) == 1:
+            self._call_later(now + _PROVE_S)
+
+    def close(self) -> None:
+        for link in (*self._silent, *self._queue):
+            self._drop(link)
+        for task in [*self._served]:
+            task.cancel()
+        if self._timer:
+            self._timer.cancel()
+        asyncio.get_running_loop().remove_reader(self._poll.fileno())
+        self._poll.close()
+
+    def _hear_links(self) -> None:
+        for file, _ in self._poll.poll(0, _AT_ONCE):
+            self._hear(self._links[file])
+
+    def _hear(self, link: socket.socket) -> None:
+        """Queue a link once it has said enough to be attended to."""
+        try:
+            said = link.recv(_HEAD_BYTES, socket.MSG_PEEK)
+            gone = len(said) < link.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)  # and yet we are woken
+            missing = self._missing(said) if said and len(said) < _HEAD_BYTES else 0
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, len(said) + missing if missing else 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            gone, missing = True, 0
+        host = self._silent.host_of(link)
+        if gone:
+            self._drop(link)
+        elif not missing and host is not None:
+            self._forget_silent(link)
+            self._queue_link(link, host)
+
+    def _drop(self, link: socket.socket) -> None:
+        if link.fileno() in self._links:
+            self._forget_silent(link)
+        self._queue.remove(link)
+        link.close()
+
+    def _forget_silent(self, link: socket.socket) -> None:
+        self._poll.unregister(link.fileno())
+        del self._links[link.fileno()]
+        self._silent.remove(link)
+
+    def _queue_link(self, link: socket.socket, host: str) -> None:
+        """Queue a link until it is its host's turn, because many come at once after a controller restart.
+        Handshakes that have begun are not aborted in favour of a new link, because that would waste the work done."""
+        self._queue.add(link, host, asyncio.get_running_loop().time())
+        self._call_next()
+        if len(self._queue) > self._most:
+            self._drop(self._queue.crowded_out(host))
+
+    def _call_next(self) -> None:
+        while self._queue:
+            if len(self._served) >= self._most_served and not self._make_room(None):
+                return
+            if (found := self._queue.take_turn(self._has_room)) is None:
+                return
+            task = asyncio.create_task(self._serve(*found))
+            self._served.add(task, found[1], asyncio.get_running_loop().time())
+            task.add_done_callback(self._on_link_end)
+
+    def _has_room(self, host: str) -> bool:
+        return self._served.count(host) < _FROM_ONE_HOST or self._make_room(host)
+
+    def _make_room(self, host: str | None) -> bool:
+        """Cancel the oldest task, of all or of a host, if it has had its time; otherwise look again when it has."""
+        oldest, since = self._served.oldest(host)
+        if asyncio.get_running_loop().time() < since + _IDLE_S:
+            self._call_later(since + _IDLE_S)
+            return False
+        self._served.remove(oldest)
+        oldest.cancel()
+        return True
+
+    def _on_link_end(self, task: "asyncio.Task[None]") -> None:
+        self._served.remove(task)
+        self._call_next()
+
+    def _call_later(self, at: float) -> None:
+        if self._timer is None or at + _TICK_S < self._timer.when():
+            if self._timer:
+                self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_at(at + _TICK_S, self._call_again)
+
+    def _call_again(self) -> None:
+        self._timer, now = None, asyncio.get_running_loop().time()
+        while self._silent and self._silent.oldest()[1] + _PROVE_S <= now:
+            self._drop(self._silent.oldest()[0])
+        if self._silent:
+            self._call_later(self._silent.oldest()[1] + _PROVE_S)
+        self._call_next()
+
+
+def _missing_of_record(said: bytes) -> int:
+    """Return how many bytes the first record of TLS lacks; 0 if it is none, which the handshake tells."""
+    if said[0] != 22:
+        return 0
+    return max(0, 5 + int.from_bytes(said[3:5], "big") - len(said)) if len(said) >= 5 else 5 - len(said)
+
+
+def _missing_of_request(said: bytes) -> int:
+    """Return 1 if the head of the request has not ended."""
+    return int(b"\r\n\r\n" not in said and b"\n\n" not in said)

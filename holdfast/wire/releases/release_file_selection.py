@@ -26,6 +26,7 @@ _STATE = tuple(  # what training leaves behind; nobody writes it by hand
     ".out .err .metadata".split()
 )
 
+_OURS = ".holdfast-"  # how names of holdfast's own files begin, in a folder of checkpoints
 _CHECKPOINT = ("holdfast.json", ".metadata")  # of a folder that holds one: all in it is state
 
 
@@ -113,7 +114,7 @@ def _drop_excluded(paths: list[str], not_ours: Collection[str]) -> Iterator[str]
 
 
 def _is_state(root: Path, path: str) -> bool:
-    return path.endswith(_STATE) or _is_big(os.path.join(root, path))
+    return path.endswith(_STATE) or os.path.basename(path).startswith(_OURS) or _is_big(os.path.join(root, path))
 
 
 def _is_link_out(root: Path, path: str) -> bool:

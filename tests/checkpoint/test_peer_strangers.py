@@ -1,0 +1,35 @@
+"""Strangers at a keeper's port, from many addresses."""
+
+import contextlib
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint import peer_server
+from holdfast.checkpoint.peer_server import PeerServer
+from holdfast.checkpoint.peer_transport import PeerGuard, PeerRefusal
+from holdfast.wire.credentials.certificate_authority import CertificateAuthority, enrol_local_node
+
+
+def test_idle_strangers_of_many_hosts_push_out_nobody_who_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_server, "_PROVE_S", 200.0)
+    monkeypatch.setattr(peer_server, "_MOST_LINKS", 8)
+    keys = enrol_local_node(CertificateAuthority(tmp_path / "ca"), "n0", tmp_path / "n0")
+    guard, refusal = PeerGuard(keys, lambda serial: True), PeerRefusal("nobody gets this far")
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        PeerServer(listener, guard, lambda ask, node: refusal, lambda ask: refusal, 8).start()
+        begun = stack.enter_context(socket.create_connection(listener.getsockname()))
+        begun.sendall(b"\x16")
+        for number in range(40):
+            time.sleep(0.01)  # those that were sent away go
+            link = socket.create_connection(listener.getsockname(), source_address=(f"127.3.0.{1 + number}", 0))
+            stack.enter_context(link)
+        begun.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            begun.recv(1)
+        listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there
