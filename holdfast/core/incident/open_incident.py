@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from holdfast.core.incident import incident_text
-from holdfast.core.incident.first_cause import TIMED_OUT, first_cause, is_echo
+from holdfast.core.incident.first_cause import TIMED_OUT, first_cause, is_echo, is_killed, list_killed
 from holdfast.core.incident.incident_case import is_unwitnessed_fault
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Progress
@@ -41,6 +41,9 @@ class Incident(msgspec.Struct, kw_only=True):
     forgiven: int = 0  # of these, before a person let it go on
     judged: bool = False  # whether this round is among them
     first: Alarm | None = None  # the cause of the first round
+    first_killed: tuple[Alarm, ...] = ()  # ranks that were killed besides it
+    first_text: str = ""  # both in words
+    hosts: Mapping[str, str] = {}  # by node, as known when the round was judged
     last_kind: str = ""  # as in Record
     stopped_at: float = 0.0
     probed_s: float = 0.0
@@ -75,8 +78,14 @@ class Incident(msgspec.Struct, kw_only=True):
         self.alarms.append(alarm)
         others = [a for a in self.alarms if a.kind is not Kind.SILENCE]
         if len(others) > KEPT_ALARMS:
-            self.alarms.remove(max(others, key=lambda a: (is_echo(a), a.at)))  # the least telling
-            self.dropped += 1
+            least = max(others, key=lambda a: (is_echo(a), a.at))  # the least telling
+            self.alarms.remove(least)
+            alike = [a for a in self.alarms if is_killed(least) and (a.code, a.reason) == (least.code, least.reason)]
+            if len(alike) > 1:  # its rank must be named all the same, and the first one not be joined by others
+                last = max(alike, key=lambda a: a.at)
+                self.alarms[self.alarms.index(last)] = incident_text.join_alarms([last, least])
+            else:
+                self.dropped += 1
 
     def on_late_step(self, event: Progress) -> bool:
         """Take in a step made before the first alarm but reported after it; return whether it is the last good one."""
@@ -168,7 +177,8 @@ class Incident(msgspec.Struct, kw_only=True):
         self.rounds += 1
         self.judged = True
         self.last_kind = cause.kind.value
-        self.first = self.first or self.shared_cause
+        if self.first is None:
+            self.first, self.first_killed, self.first_text = self.shared_cause, tuple(self.killed), self.cause_text
         return cause
 
     @property
@@ -176,9 +186,18 @@ class Incident(msgspec.Struct, kw_only=True):
         """Return the cause of a judged round. If several ranks report the same bad loss, it names all of them."""
         cause = self.alarms[0]
         alike = [a for a in self.alarms if cause.kind is Kind.LOSS and (a.kind, a.reason) == (cause.kind, cause.reason)]
-        ranks = sorted({rank for alarm in alike for rank in alarm.ranks})
-        nodes = sorted({node for alarm in alike for node in alarm.suspects})
-        return msgspec.structs.replace(cause, ranks=tuple(ranks), suspects=tuple(nodes)) if alike else cause
+        return incident_text.join_alarms([cause, *alike])
+
+    @property
+    def killed(self) -> list[Alarm]:
+        """Return the alarms of a judged round about ranks that were killed besides the cause."""
+        return list_killed(self.alarms[0], self.alarms)
+
+    @property
+    def cause_text(self) -> str:
+        """Return in words the cause of a judged round, with all ranks that were killed."""
+        killed = sorted(self.killed, key=lambda a: a.ranks)
+        return incident_text.describe_causes([self.shared_cause, *killed], self.hosts)
 
     def doubt_steps(self, not_after: int) -> None:
         """Note that the steps after this one were made, and are not good."""
@@ -207,11 +226,12 @@ class Incident(msgspec.Struct, kw_only=True):
         """Describe the last failure, if it differs from the first; "" otherwise."""
         if self.rounds < 2 or not self.judged or not self.alarms or self.alarms[0].signature == first.signature:
             return ""
-        return incident_text.describe_cause(self.shared_cause)
+        return self.cause_text
 
     @property
     def echoes(self) -> int:
-        return len(self.alarms) - 1 + self.dropped
+        killed = len(self.killed) if self.judged else 0
+        return len(self.alarms) - 1 - killed + self.dropped
 
     @property
     def silent(self) -> tuple[str, ...]:
@@ -238,12 +258,13 @@ class Incident(msgspec.Struct, kw_only=True):
     def make_record(self, verdict: Verdict, resumed_at: float, resumed_from: int | None) -> Record:
         """Return the record of the incident at its end."""
         cause = self.first or self.name_cause()
+        named = incident_text.join_alarms([cause, *self.first_killed])
         stopped_at = max(self.stopped_at, self.opened_at)
         launched_at = max(self.launched_at, stopped_at)
         record = Record(
             number=self.number,
             generation=self.generation,
-            cause=incident_text.describe_cause(cause),
+            cause=self.first_text,
             kind=cause.kind.value,
             last_kind=self.last_kind,
             last_cause=self._describe_last(cause),
@@ -262,8 +283,8 @@ class Incident(msgspec.Struct, kw_only=True):
             echoes=self.echoes,
             evicted=self.evicted,
             admitted=self.admitted,
-            ranks=cause.ranks,
-            suspects=cause.suspects,
+            ranks=named.ranks,
+            suspects=named.suspects,
             grouped_at=self.grouped_at,
             restoring_at=self.restoring_at,
             restored_at=self.restored_at,
