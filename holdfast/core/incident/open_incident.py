@@ -16,6 +16,7 @@ from holdfast.model.release import Skip
 DEPARTED = "python_exception"  # the taxonomy's class for what only a change of the script mends
 JOIN_HINT = "Have every rank make as many steps: even out the data, or use torch's join()."
 KEPT_ALARMS = 64  # of one incident; the rest are only counted
+_STEPS, _ELSEWHERE_S = 3.0, 1.0  # no step takes so many times its usual time, nor so long by chance
 _TOGETHER_S = 3.0  # nodes that fall silent within this hang on the same switch, or on the same power
 
 
@@ -28,6 +29,8 @@ class Incident(msgspec.Struct, kw_only=True):
     good_step: int
     good_at: float
     counted: bool
+    step_s: float = 0.0  # the usual time of a step of its generation; 0: not known
+    alone_at: float = 0.0  # when a rank made its newest step, if ranks do not step together
     numbered: bool = False
     stood_step: int = -1  # the last step before a planned restart that this incident ended; ranks made none since
     stood_counted: bool = False
@@ -98,6 +101,7 @@ class Incident(msgspec.Struct, kw_only=True):
             self.made_step = event.step
             return False
         self.good_step, self.good_at = event.step, max(self.good_at, min(event.at, self.opened_at))
+        self.step_s, self.alone_at = event.mean_step_s, event.last_at
         self.counted, self.numbered = event.counted, event.numbered
         return True
 
@@ -255,10 +259,25 @@ class Incident(msgspec.Struct, kw_only=True):
         told = is_unwitnessed_fault(cause) and not is_echo(cause) and not self.evicted
         return f"unconfirmed: {label}" if told else label
 
+    def _date_loss(self, cause: Alarm) -> tuple[float, float]:
+        """Return since when time is lost, and when the last step was made if that was well before; else 0.
+
+        Time is lost since the last step, because the next one was under way. If that had taken far longer than a step,
+        ranks did something else or stood, and time is lost since the cause: a process ended, or a node fell silent.
+        """
+        ended_at = min(cause.at, self.opened_at)
+        if self.watched_at or not (cause.kind is Kind.SILENCE or cause.code is not None) or ended_at <= self.good_at:
+            return self.good_at, 0.0
+        stepped_at = max(self.good_at, min(self.alone_at, ended_at))
+        if self.step_s and ended_at - stepped_at > max(_STEPS * self.step_s, _ELSEWHERE_S):
+            return ended_at, stepped_at
+        return stepped_at, 0.0
+
     def make_record(self, verdict: Verdict, resumed_at: float, resumed_from: int | None) -> Record:
         """Return the record of the incident at its end."""
         cause = self.first or self.name_cause()
         named = incident_text.join_alarms([cause, *self.first_killed])
+        lost_since, stepped_at = self._date_loss(cause)
         stopped_at = max(self.stopped_at, self.opened_at)
         launched_at = max(self.launched_at, stopped_at)
         record = Record(
@@ -271,7 +290,8 @@ class Incident(msgspec.Struct, kw_only=True):
             klass=cause.klass,
             verdict=verdict,
             good_step=self._good_step(resumed_from),
-            good_at=self.good_at,
+            good_at=lost_since,
+            stepped_at=stepped_at,
             alarm_at=self.opened_at,
             stopped_at=stopped_at,
             launched_at=launched_at,
@@ -314,5 +334,7 @@ def open_incident(now: float, number: int, generation: int, good: Progress | Non
         good_step=good.step if good else -1,
         good_at=min(good.at if good else alarm.at, now),
         counted=good.counted if good else False,
+        step_s=good.mean_step_s if good else 0.0,
+        alone_at=good.last_at if good else 0.0,
         numbered=good.numbered if good else False,
     )

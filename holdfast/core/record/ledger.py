@@ -11,7 +11,7 @@ from holdfast.core.record.job_account import FROM_START, Account, RedoneSteps, R
 from holdfast.core.record.job_ending import describe_end, read_storage
 from holdfast.core.record.owed_steps import OwedSteps
 from holdfast.core.record.release_pace import ReleasePaces
-from holdfast.core.record.span_cuts import ALONE, TRAINED, OpenStandstill, find_first_cut
+from holdfast.core.record.span_cuts import ALONE, TRAINED, OpenStandstill, book_stall, find_first_cut
 from holdfast.model.action import Finish, Launch, Say
 from holdfast.model.alarm import LEFT, OPINION, Alarm
 from holdfast.model.event import Begin, Ended, Entry, Phase, Progress, StorageReport, Successor
@@ -385,6 +385,8 @@ class Ledger:
             return  # of a later generation, which a planned restart had started
         self._spans = self._spans_cut_at(record.good_at, ends=self.phase is Phase.ENDING and not is_given_up(record))
         self._cut = None
+        if isinstance(record, Record) and record.stepped_at:
+            self._spans = book_stall(self._spans, record.stepped_at, record.good_at, self._standstill.place)
 
     def _spans_cut_at(self, good_at: float, *, ends: bool = False) -> list[Span]:
         """Return the spans, with the time since the last good step charged to the stop; `ends`: no step followed."""

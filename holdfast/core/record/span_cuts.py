@@ -48,3 +48,16 @@ def find_first_cut(spans: Sequence[Span], index: int, good_at: float) -> int:
             break
         index -= 1
     return index
+
+
+def book_stall(spans: Sequence[Span], since: float, until: float, place: str) -> list[Span]:
+    """Return the spans with training from `since` to `until`, where a span ends, booked as a stall."""
+    found: list[Span] = []
+    for span in spans:
+        if span.end_at == until and span.use in (TimeUse.TRAIN, TimeUse.REDO) and span.start_at < until:
+            trained = span.clip_end(since)
+            stall = msgspec.structs.replace(span, use=TimeUse.STALL, start_at=trained.end_at, place=place)
+            found += [part for part in (trained, stall) if part.seconds]
+        else:
+            found.append(span)
+    return found
