@@ -12,6 +12,7 @@ _LOOPING = (
     ("/torch/autograd/__init__.py", ("backward",)),
     ("/torch/optim/optimizer.py", ("wrapper",)),
 )
+_CHECKPOINT = "/torch/distributed/checkpoint/"  # it makes an empty step, so that an optimizer has a state to load into
 
 
 class SetUpWatch:
@@ -26,15 +27,16 @@ class SetUpWatch:
         frame = None if self._is_over else sys._current_frames().get(self._main)
         if frame is None:
             return
-        now, imports = monotonic(), False
+        now, imports, loops, loads = monotonic(), False, False, False
         while frame is not None:
             name, path = frame.f_code.co_name, frame.f_code.co_filename
             imports = imports or (path, name) == _IMPORTING
-            if any(name in names and path.endswith(end) for end, names in _LOOPING):
-                self._is_over = self._looped = True
-                return
+            loops = loops or any(name in names and path.endswith(end) for end, names in _LOOPING)
+            loads = loads or _CHECKPOINT in path
             frame = frame.f_back
-        if not self._is_over:  # meanwhile
+        if loops and not loads:
+            self._is_over = self._looped = True
+        elif not self._is_over:  # meanwhile
             self._set_up_at, self._imported_at = now, now if imports else self._imported_at
 
     def close(self, *, trained: bool) -> tuple[float, float]:
