@@ -196,9 +196,16 @@ class Ledger:
             paces=self.paces.list_paces(),
         )
 
-    def list_releases(self) -> tuple[ReleaseRun, ...]:
-        """Return the generations and steps made under each release that was ever launched."""
-        return tuple(ran for ran in self._ran.values() if ran.generations)
+    def list_releases(self, reached: int = -1) -> tuple[ReleaseRun, ...]:
+        """Return the generations and steps made under each release that was ever launched. `reached` is the newest
+        step, which may not be in the journal yet; -1: not known."""
+        ran = dict(self._ran)
+        if self.progress is not None and reached > self.progress.step:
+            made = reached - self.progress.step
+            new = made if self.progress.counted else min(made, max(0, reached - self.best))
+            run = ran[self._release]
+            ran[self._release] = msgspec.structs.replace(run, steps=run.steps + new, redone=run.redone + made - new)
+        return tuple(run for run in ran.values() if run.generations)
 
     def count_redone(self, step: int) -> int:
         """Return how many steps were made again up to `step`, the newest, which may not be in the journal yet."""
