@@ -101,7 +101,7 @@ class Ledger:
         self.storage = read_storage(event) or self.storage
         if isinstance(event, Alarm) and event.signature == OPINION:
             self.opinions.append(event.reason)
-        self._notices.add(event, decision)
+        self._notices.add(entry)
         if decision.changed:
             self.changes.append(decision.changed)
             self._on_recovery(decision.changed, RedoneSteps(change=len(self.changes)))
