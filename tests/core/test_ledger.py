@@ -410,12 +410,3 @@ def test_time_begins_with_the_command_and_not_with_its_controller() -> None:
     found = fold_entries(journal, 15.0)
     assert spans(found)[0] == ("wait", -7, 3, 0) and found.wall_s == 22.0
     assert found.ettr == pytest.approx(10 / 22)
-
-
-def test_a_release_has_made_the_steps_that_the_journal_has_not_heard_of() -> None:
-    ledger = Ledger()
-    for entry in entries(*START, *CRASH, "36 progress 16 at 35", "37 progress 18 at 37 from 16 since 35"):
-        ledger.add(entry)
-    assert [(ran.steps, ran.redone) for ran in ledger.list_releases()] == [(21, 3)]
-    assert [(ran.steps, ran.redone) for ran in ledger.list_releases(25)] == [(25, 6)]
-    assert ledger.list_releases(10) == ledger.list_releases(), "an older one says nothing"

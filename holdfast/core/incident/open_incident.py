@@ -44,8 +44,8 @@ class Incident(msgspec.Struct, kw_only=True):
     forgiven: int = 0  # of these, before a person let it go on
     judged: bool = False  # whether this round is among them
     first: Alarm | None = None  # the cause of the first round
-    first_killed: tuple[Alarm, ...] = ()  # ranks that were killed besides it
-    first_text: str = ""  # both in words
+    first_named: Alarm | None = None  # the same with all ranks that were killed
+    first_text: str = ""  # and in words
     hosts: Mapping[str, str] = {}  # by node, as known when the round was judged
     last_kind: str = ""  # as in Record
     stopped_at: float = 0.0
@@ -182,7 +182,8 @@ class Incident(msgspec.Struct, kw_only=True):
         self.judged = True
         self.last_kind = cause.kind.value
         if self.first is None:
-            self.first, self.first_killed, self.first_text = self.shared_cause, tuple(self.killed), self.cause_text
+            self.first, self.first_text = self.shared_cause, self.cause_text
+            self.first_named = incident_text.join_alarms([self.first, *self.killed])
         return cause
 
     @property
@@ -276,10 +277,9 @@ class Incident(msgspec.Struct, kw_only=True):
     def make_record(self, verdict: Verdict, resumed_at: float, resumed_from: int | None) -> Record:
         """Return the record of the incident at its end."""
         cause = self.first or self.name_cause()
-        named = incident_text.join_alarms([cause, *self.first_killed])
+        named = self.first_named or cause
         lost_since, stepped_at = self._date_loss(cause)
         stopped_at = max(self.stopped_at, self.opened_at)
-        launched_at = max(self.launched_at, stopped_at)
         record = Record(
             number=self.number,
             generation=self.generation,
@@ -294,8 +294,8 @@ class Incident(msgspec.Struct, kw_only=True):
             stepped_at=stepped_at,
             alarm_at=self.opened_at,
             stopped_at=stopped_at,
-            launched_at=launched_at,
-            resumed_at=max(resumed_at, launched_at),
+            launched_at=max(self.launched_at, stopped_at),
+            resumed_at=max(resumed_at, self.launched_at, stopped_at),
             probed_s=self.probed_s,
             resumed_from=resumed_from,
             untold=self.untold,

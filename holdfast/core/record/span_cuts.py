@@ -50,6 +50,13 @@ def find_first_cut(spans: Sequence[Span], index: int, good_at: float) -> int:
     return index
 
 
+def split_end(span: Span, at: float) -> list[Span]:
+    """Divide the last training span of a job at its newest step: the next generation found nothing left to do."""
+    trained = span.clip_end(at)
+    ended = Span(use=TimeUse.END, start_at=trained.end_at, end_at=span.end_at)
+    return [part for part in (trained, ended) if part.seconds]
+
+
 def book_stall(spans: Sequence[Span], since: float, until: float, place: str) -> list[Span]:
     """Return the spans with training from `since` to `until`, where a span ends, booked as a stall."""
     found: list[Span] = []

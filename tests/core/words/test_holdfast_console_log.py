@@ -69,7 +69,8 @@ def test_other_incidents(cause: str, klass: str) -> None:
 
 
 def test_several_killed_ranks_are_a_kill_of_nobody_in_particular() -> None:
-    found = diagnosis(console("ranks 1-2 on n1 and n2 (which first is not known) were killed by SIGKILL (sender unknown)"))
+    ranks = "ranks 1-2 on n1 and n2 (which first is not known)"
+    found = diagnosis(console(f"{ranks} were killed by SIGKILL (sender unknown)"))
     assert (found.klass, found.root_rank) == ("unknown_child_failure", None)
     assert "killed by SIGKILL, sender unknown" in found.explanation
 
