@@ -7,10 +7,11 @@ _IMPORTING = ("<frozen importlib._bootstrap>", "_find_and_load")
 # What only a training loop does: it calls a module, compiled or not, takes a batch, goes back through the graph.
 _LOOPING = (
     ("/torch/nn/modules/module.py", ("_call_impl",)),
-    ("/torch/_dynamo/eval_frame.py", ("compile_wrapper", "_fn")),
+    # Not the `_fn` of a DisableContext, through which fully_shard() and optimizers go when they are made.
+    ("/torch/_dynamo/eval_frame.py", ("compile_wrapper", "_TorchDynamoContext.__call__.<locals>._fn")),
     ("/torch/utils/data/dataloader.py", ("__iter__", "__next__")),
     ("/torch/autograd/__init__.py", ("backward",)),
-    ("/torch/optim/optimizer.py", ("wrapper",)),
+    ("/torch/optim/optimizer.py", ("Optimizer.profile_hook_step.<locals>.wrapper",)),  # step() itself
 )
 _CHECKPOINT = "/torch/distributed/checkpoint/"  # it makes an empty step, so that an optimizer has a state to load into
 
@@ -29,9 +30,9 @@ class SetUpWatch:
             return
         now, imports, loops, loads = monotonic(), False, False, False
         while frame is not None:
-            name, path = frame.f_code.co_name, frame.f_code.co_filename
+            name, path, whole = frame.f_code.co_name, frame.f_code.co_filename, frame.f_code.co_qualname
             imports = imports or (path, name) == _IMPORTING
-            loops = loops or any(name in names and path.endswith(end) for end, names in _LOOPING)
+            loops = loops or any((name in names or whole in names) and path.endswith(end) for end, names in _LOOPING)
             loads = loads or _CHECKPOINT in path
             frame = frame.f_back
         if loops and not loads:
