@@ -47,6 +47,8 @@ UNKNOWN = -1  # the step that rank 0 writes just now, whichever it is
 BEGUN_S = 5.0  # for rank 0 to begin with a step that is due
 _LOOK_S = 0.2
 _TRY_S = 1.0  # whoever waits for rank 0 as long looks whether storage takes anything at all; then more seldom
+_WHY_CHARS = 1000  # of a reason, so that it fits where a part's file was
+_NO_ROOM = "there was no room on storage, not even for the reason"
 _SLOW_S = 1.0  # storage that takes longer to answer had stopped
 
 
@@ -85,7 +87,7 @@ def _withdraw_part(storage: Storage, draft: CheckpointPart, why: str) -> None:
     """Delete a failed part's file to free space, and record the reason for the rank that waits for this part."""
     with suppress(StorageError):
         storage.remove_file(draft.file)
-        storage.put_file(draft.name, encode_part(msgspec.structs.replace(draft, why=why)))
+        storage.put_mark(draft.name, encode_part(msgspec.structs.replace(draft, why=why[:_WHY_CHARS])))
         return
     storage.drop_empty_folder()  # nobody could tell whose it is
 
@@ -162,6 +164,26 @@ def collect_parts(
         time.sleep(_LOOK_S)
 
 
+def withdraw_write(folder: str, world: int, why: str) -> None:
+    """Free what a checkpoint takes of which a part has failed: rank 0's part, and all of it once no rank writes to it.
+    Ranks that wait for the checkpoint see it by `has_failed`."""
+    storage = open_storage(folder)
+    with suppress(StorageError):
+        if (first := _read_part(storage, 0)) is not None:
+            _withdraw_part(storage, msgspec.structs.replace(first, blocks="", done=False), why)
+        parts = [_read_part(storage, rank) for rank in range(world)]
+        if all(part is not None and (part.done or part.why) for part in parts):
+            base, _, name = folder.rstrip("/").rpartition("/")
+            open_storage(base).remove_folder(name)
+
+
+def has_failed(folder: str) -> bool:
+    """Return whether rank 0 will not publish what is written to this folder: it has said so, or the folder is gone,
+    which it also is once the checkpoint is published."""
+    first = _read_part(open_storage(folder), 0)
+    return first is None or bool(first.why)
+
+
 def publish_checkpoint(
     base: str,
     step: int,
@@ -228,6 +250,8 @@ def _resume_part(storage: Storage, draft: CheckpointPart, ranges: Sequence[memor
 
 def _read_part(storage: Storage, rank: int) -> CheckpointPart | None:
     content = storage.read(part_name(rank))
+    if content == b"":  # the mark of a part that has failed, where there was no room for the reason
+        return CheckpointPart(rank=rank, bytes=0, blocks="", writer=this_process(), done=False, why=_NO_ROOM)
     try:
         return decode_part(content) if content else None
     except CorruptError:

@@ -94,6 +94,9 @@ class RemoteStorage:
         with _as_storage_error(f"{self.url(name)} cannot be written"):
             self._fs.pipe_file(self._path_of(name), content)
 
+    def put_mark(self, name: str, content: bytes) -> None:
+        self.put_file(name, content)
+
     def write(self, name: str, ranges: Sequence[memoryview], threads: int, pulse: WritePulse) -> str:
         """Write a large file in one stream; return the checksums of its blocks. Ranks upload in parallel."""
         source = MemoryRanges(ranges)

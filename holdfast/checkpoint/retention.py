@@ -237,7 +237,7 @@ def _is_dead(storage: Storage, attempt: WriteAttempt, author: Author | None, las
         contents = [
             storage.read(f"{attempt.name}/{name}") for name in storage.list_names(attempt.name) if is_part_name(name)
         ]
-        writers = [decode_part(content).writer for content in contents if content is not None]
+        writers = [decode_part(content).writer for content in contents if content]
     except CorruptError:
         return False
     return bool(writers) and all(map(has_ended, writers))

@@ -14,7 +14,7 @@ from holdfast.wire.run_and_node_specs import COMPILED_ARCHIVES
 
 def release_overview(controller: Controller) -> ReleaseOverview:
     view = controller.view
-    ran = controller.ledger.list_releases()
+    ran = controller.ledger.list_releases(controller.reached_step)
     chapters = controller.history.list_chapters(view.releases, view.fates, view.fate_reasons, ran)
     return ReleaseOverview(running=view.running_release.number, releases=chapters)
 

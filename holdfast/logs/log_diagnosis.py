@@ -8,6 +8,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from holdfast.core.incident.incident_text import UNORDERED
 from holdfast.core.log_analysis.catalog_hits import find_hits
 from holdfast.core.log_analysis.failure_catalog import UNKNOWN, FailureCatalog
 from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
@@ -105,6 +106,10 @@ def _follow_verdict(found: Diagnosis, ends: ProcessEnds) -> Diagnosis:
         said = found.explanation
     hint = found.hint if found.confidence else ""  # where nothing was found, it asks for other logs
     found = msgspec.structs.replace(found, verdict=ends.verdict, explanation=said, hint=hint)
+    if UNORDERED in ends.verdict:
+        return msgspec.structs.replace(found, root_rank=None, node="")
+    if len(ends.at) > 1 and all(code < 0 for code in ends.codes.values()):  # which says more than their lowest number
+        return msgspec.structs.replace(found, root_rank=min(ends.at, key=lambda rank: ends.at[rank]))
     if found.root_rank is None and len(ends.codes) == 1:
         found = msgspec.structs.replace(found, root_rank=next(iter(ends.codes)))
     if not silent or ends.group != "script":

@@ -112,6 +112,11 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
         """Whether the script itself reported the step's number."""
         return not self.counted and not self.numbered
 
+    @property
+    def mean_step_s(self) -> float:
+        """Return the mean time of a step of this generation; 0 if it has made only one."""
+        return max(0.0, self.at - self.first_at) / max(1, self.step - self.first_step)
+
     def reached_at(self, step: int, before: "Progress | None") -> float:
         """Return the time at which an earlier step was reached, interpolated between the report before and this one."""
         at, done = (before.at, before.step) if before else (self.first_at, self.first_step)

@@ -45,7 +45,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     klass: str  # of the failure taxonomy, "" where unknown
     verdict: Verdict
     good_step: int  # last step before the trouble, -1: none was made
-    good_at: float  # of that step; later if no controller was there until then
+    good_at: float  # of that step; later if no controller was there until then, or ranks did something else or stood
     alarm_at: float
     stopped_at: float
     launched_at: float
@@ -75,6 +75,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     earlier_s: dict[str, float] = {}  # what was done between the first failure and that one, by phase
     silent_at: float = 0.0  # when the lost node counted as silent, where ranks were stopped before; 0: they were not
     ordered_at: float = 0.0  # when the launch was ordered that led to a step; 0: not known
+    stepped_at: float = 0.0  # when the last good step was made, where time is lost only since later; 0: since then
     kept: int = 0  # ranks that went on in their processes at the last launch
     sentence: str = ""
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.checkpoint import checkpoint_save, direct_io
+from holdfast.checkpoint import checkpoint_save, direct_io, local_storage
 from holdfast.checkpoint.checkpoint_load import read_manifest, read_metadata, read_part, verify_checkpoint
 from holdfast.checkpoint.checkpoint_save import (
     UNKNOWN,
@@ -120,6 +120,37 @@ def test_parts_are_waited_for_and_named_when_they_do_not_come(tmp_path: Path) ->
     late.join()
     assert [part.rank for part in parts] == [0, 1, 2]
     assert parts[0] == first
+
+
+@pytest.mark.parametrize("drafted", [True, False])
+def test_a_part_that_fails_on_a_full_disk_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drafted: bool
+) -> None:
+    """The mark of the failure takes no room: it is written over the draft, or is an empty file."""
+    put(tmp_path, 5, 0)
+    folder, real, puts = staging_folder(str(tmp_path), 5, ME), local_storage._put_file, itertools.count()
+
+    def put_file(path: str, content: bytes) -> None:
+        if next(puts) >= drafted:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(path, content)
+
+    def write_file(*args: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(local_storage, "_put_file", put_file)
+        full.setattr(local_storage, "write_file", write_file)
+        with pytest.raises(StorageError, match="No space left"):
+            put(tmp_path, 5, 1)
+    with pytest.raises(PartFailedError, match="No space left" if drafted else "no room on storage") as failed:
+        collect_parts(folder, 2, wait_s=0.5)
+    assert not checkpoint_save.has_failed(folder)
+    checkpoint_save.withdraw_write(folder, 3, str(failed.value))
+    assert checkpoint_save.has_failed(folder), "others can tell, though rank 2 may still write"
+    assert not (Path(folder) / "__0_0.distcp").exists()
+    checkpoint_save.withdraw_write(folder, 2, str(failed.value))
+    assert not Path(folder).exists() and checkpoint_save.has_failed(folder)
 
 
 def test_a_rank_says_of_which_steps_nothing_comes_from_it(tmp_path: Path) -> None:

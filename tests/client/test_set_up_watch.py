@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint.state_dict
 
 from holdfast.client.training.set_up_watch import SetUpWatch
 
@@ -121,3 +122,25 @@ def test_what_only_a_loop_does(of_loop: str) -> None:
     began.watch.look()
     assert began.watch.close(trained=True) == (0.0, 0.0), "nothing else was seen before it"
     began.end()
+
+
+def test_a_script_that_loads_its_checkpoint_sets_itself_up() -> None:
+    """torch makes an empty step of the optimizer then, so that there is a state to load into. What it keeps from its
+    compiler goes through the compiler's file: such as what makes an optimizer."""
+
+    class Slow(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            running[-1].stand()
+
+    def load(script: Script) -> None:
+        running.append(script)
+        model = torch.nn.Linear(1, 1)
+        torch.compiler.disable(script.stand)()
+        torch.distributed.checkpoint.state_dict.get_state_dict(model, Slow(model.parameters(), lr=1.0))
+
+    script = Script(load)
+    script.watch.look()
+    script.go_on()
+    set_up_at = looked(script)
+    assert script.watch.close(trained=True)[1] >= set_up_at
+    script.end()

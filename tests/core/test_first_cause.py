@@ -6,10 +6,10 @@ import msgspec
 
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import ECHOES, first_cause, is_echo
-from holdfast.core.incident.incident_text import record_label
+from holdfast.core.incident.incident_text import UNORDERED, record_label
 from holdfast.core.incident.open_incident import KEPT_ALARMS, Incident
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.incident_record import Remedy, Verdict
+from holdfast.model.incident_record import Record, Remedy, Verdict
 from holdfast.model.job_and_seats import Seat
 
 
@@ -178,3 +178,56 @@ def test_a_rank_that_left_early_is_not_booked_as_an_exception() -> None:
     case.on_departed((1,), (Seat(node="n0", group_rank=0, first_rank=0, nproc=2),))
     case.name_cause()
     assert case.make_record(Verdict(remedy=Remedy.RESTART, reason=""), 15.0, 3).label == "rank left early"
+
+
+def killed(at: float, rank: int, code: int = -9, reason: str = "was killed by SIGKILL (sender unknown)") -> Alarm:
+    return msgspec.structs.replace(crash(at, f"n{rank}", rank, klass=""), code=code, reason=reason, signature=f"{code}")
+
+
+def named(hosts: dict[str, str], *alarms: Alarm) -> Record:
+    case = incident()
+    for alarm in alarms:
+        case.add_alarm(alarm)
+    case.hosts = hosts
+    case.name_cause()
+    return case.make_record(Verdict(remedy=Remedy.RESTART, reason=""), 15.0, 5)
+
+
+ONE_HOST = {f"n{rank}": "here" for rank in range(300)}
+
+
+def test_every_rank_that_was_killed_is_named_and_none_of_them_is_an_echo() -> None:
+    record = named(ONE_HOST, killed(10.3, 2), killed(10.0, 1), echo(10.4))
+    assert record.cause == "ranks 1-2 on n1 and n2 (rank 1 first) were killed by SIGKILL (sender unknown)"
+    assert (record.ranks, record.suspects, record.echoes) == ((1, 2), ("n1", "n2"), 1)
+
+
+def test_which_of_two_killed_ranks_was_first_is_unknown_at_one_moment_and_between_hosts() -> None:
+    for hosts, later_at in ((ONE_HOST, 10.02), ({"n1": "a", "n2": "b"}, 12.0), ({}, 12.0)):
+        cause = named(hosts, killed(later_at, 2), killed(10.0, 1)).cause
+        assert cause == f"ranks 1-2 on n1 and n2 ({UNORDERED}) were killed by SIGKILL (sender unknown)"
+
+
+def test_ranks_that_were_killed_in_other_ways_are_told_each_in_its_own_words() -> None:
+    fault = killed(10.5, 2, -11, "was killed by SIGSEGV")
+    assert named(ONE_HOST, killed(10.0, 1), fault).cause == (
+        "rank 1 on n1 was killed by SIGKILL (sender unknown), and rank 2 on n2 was killed by SIGSEGV (rank 1 first)"
+    )
+    raised = msgspec.structs.replace(crash(9.0), code=1, reason="exited with code 1 (ValueError: x)")
+    record = named(ONE_HOST, raised, killed(10.0, 1))
+    assert record.cause.startswith("rank 0 on n0 exited with code 1 (ValueError: x), and rank 1 on n1 was killed by")
+
+
+def test_an_abort_after_another_failure_and_ranks_of_a_lost_node_are_not_named_beside_it() -> None:
+    abort = killed(10.5, 2, -6, "was killed by SIGABRT")
+    assert named(ONE_HOST, killed(10.0, 1), abort).ranks == (1,)
+    assert named(ONE_HOST, silence(10.0, "n1"), killed(10.5, 1)).cause == "n1 silent"
+
+
+def test_of_hundreds_of_killed_ranks_all_are_named_and_the_first_is_judged_alone() -> None:
+    record = named(ONE_HOST, *(killed(10.0 + rank, rank) for rank in range(300)))
+    assert (record.ranks, record.echoes) == (tuple(range(300)), 0)
+    case = incident()
+    for rank in range(300):
+        case.add_alarm(killed(10.0 + rank, rank))
+    assert case.name_cause().suspects == ("n0",)

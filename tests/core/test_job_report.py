@@ -57,6 +57,11 @@ def test_a_rank_that_was_only_told_to_be_slow_is_in_the_account() -> None:
     assert found.describe_slow(1) == f"{tolerated.text} (told 4 s ago)" and found.describe_slow(2) == ""
 
 
+def test_what_was_told_is_dated_when_it_was_told_not_when_it_began() -> None:
+    slow = 'alarm slow n0 rank 0 since 11 stance notify said "makes the others wait"'
+    assert [one.at for one in account(*START, f"20 {slow}", now=25.0).slow] == [20.0]
+
+
 def test_a_bad_loss_that_was_only_told_is_in_the_account_and_the_report() -> None:
     bad = 'alarm lines n0 rank 0 stance notify said "prints a loss of nan; nothing is done"'
     told = [f"{20 + i} {bad}" for i in range(6)]

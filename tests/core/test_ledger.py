@@ -29,7 +29,7 @@ def entries(*lines: str) -> list[Entry]:
 START = ("0 begin nnodes 1", "1 outcome 1 ok nodes n0", "3 ready n0", "4 outcome 2 ok", "6 progress 1 at 5")
 CRASH = (
     "30 progress 21 at 25 from 1 since 5",
-    "30 alarm crash n0 rank 0 code -9",
+    "30 alarm crash n0 rank 0 code -9 since 26",
     "31 outcome 3 ok",
     "33 outcome 4 ok",
 )

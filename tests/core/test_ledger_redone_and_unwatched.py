@@ -271,3 +271,12 @@ def test_a_failure_that_left_nothing_to_do_costs_the_time_from_that_failure() ->
     [record] = found.incidents
     assert (record.good_step, record.good_at, record.resumed_at) == (21, 30, 34)
     assert spans(found)[3:6] == [("train", 5, 25, 0), ("end", 25, 30, 0), ("detect", 30, 30.4, 1)]
+
+
+def test_a_release_has_made_the_steps_that_the_journal_has_not_heard_of() -> None:
+    ledger = Ledger()
+    for entry in entries(*START, *CRASH, "36 progress 16 at 35", "37 progress 18 at 37 from 16 since 35"):
+        ledger.add(entry)
+    assert [(ran.steps, ran.redone) for ran in ledger.list_releases()] == [(21, 3)]
+    assert [(ran.steps, ran.redone) for ran in ledger.list_releases(25)] == [(25, 6)]
+    assert ledger.list_releases(10) == ledger.list_releases(), "an older one says nothing"

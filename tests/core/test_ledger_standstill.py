@@ -74,3 +74,29 @@ def test_a_stand_that_a_person_ends_stays_a_stall() -> None:
     assert spans(found)[-3:] == [("train", 5, 20, 0), ("stall", 20, 60, 0), ("stop", 60, 61, 0)]
     assert found.ettr == pytest.approx(15 / 61)
     assert found.spans[-2].place == "all 2 ranks are in load (train.py)"
+
+
+def test_what_ranks_did_before_one_ended_is_no_detection_of_its_end() -> None:
+    """An evaluation of ten seconds after step 16, and a rank that is killed after it."""
+    killed = ("20 progress 16 at 20 from 1 since 5", "30.5 alarm crash n0 rank 0 code -9 since 30")
+    found = account(*START, *killed, "31 outcome 3 ok", "32 outcome 4 ok", "34 progress 17 at 33", now=40.0)
+    assert spans(found)[3:6] == [("train", 5, 20, 0), ("stall", 20, 30, 0), ("detect", 30, 30.5, 1)]
+    assert found.mttr_s == pytest.approx(3.0)
+    assert "lost 0 steps and 3.0 s (detect 0.5, stop 0.5, launch 1.0, first step 1.0)" in found.incidents[0].sentence
+
+
+def test_a_step_that_was_under_way_is_lost_with_the_rank() -> None:
+    killed = ("20 progress 16 at 20 from 1 since 5", "22.5 alarm crash n0 rank 0 code -9 since 22")
+    found = account(*START, *killed, "23 outcome 3 ok", "24 outcome 4 ok", "26 progress 17 at 25", now=40.0)
+    assert spans(found)[3:5] == [("train", 5, 20, 0), ("detect", 20, 22.5, 1)]
+
+
+def test_steps_that_one_rank_made_beyond_the_others_are_no_detection_either() -> None:
+    journal = entries(
+        (30.0, Progress(generation=1, step=16, at=20.0, first_step=1, first_at=5.0, counted=False, last_at=29.0)),
+        (30.5, parse("alarm crash n0 rank 0 code -9 since 30", 30.5, 1)),
+        (31.0, Outcome(action=3, ok=True)),
+        (32.0, Outcome(action=4, ok=True)),
+        (34.0, Progress(generation=2, step=17, at=33.0, first_step=17, first_at=33.0, counted=False)),
+    )
+    assert spans(fold_entries(journal))[3:5] == [("train", 5, 29, 0), ("detect", 29, 30.5, 1)]

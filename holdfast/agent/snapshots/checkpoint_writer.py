@@ -13,7 +13,7 @@ from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.snapshots.arena_table import SnapshotPin, pin_snapshot
 from holdfast.checkpoint import checkpoint_save, retention, storage_owner
 from holdfast.checkpoint.arena import DUE, Arena, SealedSnapshot
-from holdfast.checkpoint.manifest import Author, StorageError
+from holdfast.checkpoint.manifest import Author, PartFailedError, StorageError
 from holdfast.checkpoint.writable_check import look_in_time
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
 from holdfast.model.state_copy import Doubt, MissedCheckpoint
@@ -89,6 +89,17 @@ class CheckpointWriter:
 
         told = look_in_time(look, _LOOK_S)
         return told == str(True) if told else None
+
+    def is_forsaken(self, rank: int, step: int) -> bool:
+        """Return whether rank 0 has said that it does not publish this step, or has removed it; False if not known."""
+        url, author = self.storage_url(rank), self.author
+
+        def look() -> str:
+            with suppress(StorageError):
+                return str(checkpoint_save.has_failed(checkpoint_save.staging_folder(url, step, author)))
+            return ""
+
+        return look_in_time(look, _LOOK_S) == str(True)
 
     async def mark_doubts(self, more: tuple[Doubt, ...] = ()) -> None:
         """Note at rank 0's storage which checkpoints are in doubt, so that no later run resumes from them."""
@@ -275,7 +286,11 @@ class PartWrite:
         self.pinned.release()
         if want.rank != 0:
             return ""
-        parts = checkpoint_save.collect_parts(folder, want.world, _PARTS_S, pulse)
+        try:
+            parts = checkpoint_save.collect_parts(folder, want.world, _PARTS_S, pulse)
+        except PartFailedError as e:
+            checkpoint_save.withdraw_write(folder, want.world, str(e))
+            raise
         try:
             metadata = Path(want.metadata_path).read_bytes()
         except OSError as e:

@@ -124,13 +124,15 @@ class FinalWriter:
         """Wait until the newest step of these ranks is published and return it; if time runs out, return the newest one
         that is known to be published. The node of rank 0 publishes, and may be slower than this one."""
         parts, read = min(map(self.stored_step, ranks)), min(map(self._read_step, ranks))
+        forsaken = False
         while parts > max(stored, read) and 0 not in ranks:
             published = await asyncio.to_thread(self._persisting.is_published, ranks[0], parts)
             self._answered = published is not None
             if published:
                 break
-            if self._clock.monotonic() > until:
+            if forsaken or self._clock.monotonic() > until:
                 return max(stored, read)
+            forsaken = await asyncio.to_thread(self._persisting.is_forsaken, ranks[0], parts)  # or published since
             await asyncio.sleep(_PUBLISHED_S)
         return max(parts, stored)
 

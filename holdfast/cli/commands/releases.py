@@ -103,4 +103,6 @@ def render_releases(told: ReleaseOverview, now: float) -> Group:
         table.add_row(str(release.number), fate, release.who, when, *new_and_redone(one), source, release.message)
         if one.why:
             lines.append(Text(f"{release.number}: {one.fate}: {one.why}"))
+    if any(one.fate is Fate.RUNNING and one.steps for one in told.releases):
+        lines.append(Text("steps of the running release are as its nodes last told: they may have made more since"))
     return Group(*lines)

@@ -14,9 +14,10 @@ from holdfast.checkpoint.checkpoint_save import (
     publish_checkpoint,
     staging_folder,
     wait_until_begun,
+    withdraw_write,
     write_part,
 )
-from holdfast.checkpoint.manifest import Author, CheckpointPart, StorageError
+from holdfast.checkpoint.manifest import Author, CheckpointPart, PartFailedError, StorageError
 from holdfast.checkpoint.retention import clean_unpublished, retain_checkpoints
 from holdfast.checkpoint.storage_owner import OwnedStorages, release_ownership
 from holdfast.checkpoint.write_lane import WriteLane, WritePulse
@@ -136,7 +137,11 @@ class LocalWriter:
         if world.rank:
             return ""
         if world.size > 1:
-            parts = collect_parts(folder, world.size, _PARTS_S, pulse)
+            try:
+                parts = collect_parts(folder, world.size, _PARTS_S, pulse)
+            except PartFailedError as e:
+                withdraw_write(folder, world.size, str(e))
+                raise
         layout, version = snapshots.layout.digest.hex(), str(torch.__version__)
         url = publish_checkpoint(
             base, step, parts, metadata, author=self._author, layout=layout, torch=version, pulse=pulse

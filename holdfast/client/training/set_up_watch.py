@@ -7,11 +7,13 @@ _IMPORTING = ("<frozen importlib._bootstrap>", "_find_and_load")
 # What only a training loop does: it calls a module, compiled or not, takes a batch, goes back through the graph.
 _LOOPING = (
     ("/torch/nn/modules/module.py", ("_call_impl",)),
-    ("/torch/_dynamo/eval_frame.py", ("compile_wrapper", "_fn")),
+    # Not the `_fn` of a DisableContext, through which fully_shard() and optimizers go when they are made.
+    ("/torch/_dynamo/eval_frame.py", ("compile_wrapper", "_TorchDynamoContext.__call__.<locals>._fn")),
     ("/torch/utils/data/dataloader.py", ("__iter__", "__next__")),
     ("/torch/autograd/__init__.py", ("backward",)),
-    ("/torch/optim/optimizer.py", ("wrapper",)),
+    ("/torch/optim/optimizer.py", ("Optimizer.profile_hook_step.<locals>.wrapper",)),  # step() itself
 )
+_CHECKPOINT = "/torch/distributed/checkpoint/"  # it makes an empty step, so that an optimizer has a state to load into
 
 
 class SetUpWatch:
@@ -26,15 +28,16 @@ class SetUpWatch:
         frame = None if self._is_over else sys._current_frames().get(self._main)
         if frame is None:
             return
-        now, imports = monotonic(), False
+        now, imports, loops, loads = monotonic(), False, False, False
         while frame is not None:
-            name, path = frame.f_code.co_name, frame.f_code.co_filename
+            name, path, whole = frame.f_code.co_name, frame.f_code.co_filename, frame.f_code.co_qualname
             imports = imports or (path, name) == _IMPORTING
-            if any(name in names and path.endswith(end) for end, names in _LOOPING):
-                self._is_over = self._looped = True
-                return
+            loops = loops or any((name in names or whole in names) and path.endswith(end) for end, names in _LOOPING)
+            loads = loads or _CHECKPOINT in path
             frame = frame.f_back
-        if not self._is_over:  # meanwhile
+        if loops and not loads:
+            self._is_over = self._looped = True
+        elif not self._is_over:  # meanwhile
             self._set_up_at, self._imported_at = now, now if imports else self._imported_at
 
     def close(self, *, trained: bool) -> tuple[float, float]:

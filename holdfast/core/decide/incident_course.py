@@ -163,6 +163,7 @@ def on_stopped(state: JobState, now: float, event: Outcome) -> str:
         named = state.standing if state.standing and state.standing.suspects else None
         incident.on_timeout(named if named and named.generation == state.generation else None)
     state.standing = None
+    incident.hosts = dict(state.nodes.hosts)
     incident.name_cause()
     if incident.not_after is not None:
         incident.doubt_steps(incident.not_after)
@@ -186,7 +187,7 @@ def apply_verdict(
 ) -> str:
     """Carry out the verdict: give up (or ask a person first), or evict, roll back or skip and then launch again."""
     incident = state.current_incident
-    told = f"{incident_text.describe_cause(incident.shared_cause)}; {verdict.reason}"
+    told = f"{incident.cause_text}; {verdict.reason}"
     if verdict.remedy is Remedy.GIVE_UP:
         if state.limits.ask_s and verdict.code == GAVE_UP:
             state.verdict = verdict
@@ -217,8 +218,7 @@ def start_probing(state: JobState, case: IncidentCase, verdict: Verdict) -> str:
     action = make_probe_or_replay(next(state.ids), state.generation, seats, verdict, doubts.not_after)
     state.emit(action)
     if verdict.level:
-        cause = incident_text.describe_cause(state.current_incident.shared_cause)
-        state.emit(Say(text=f"{cause}: {verdict.reason}"))
+        state.emit(Say(text=f"{state.current_incident.cause_text}: {verdict.reason}"))
     state.enter(Phase.PROBING, action.id)
     return verdict.reason
 

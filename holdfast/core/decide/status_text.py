@@ -60,8 +60,8 @@ def _waited_for(state: JobState, now: float) -> str:
 def _interruption_text(state: JobState) -> str:
     """Return a clause about the open incident or the planned restart under way; "" if there is neither."""
     match state.interruption:
-        case Incident(alarms=[first, *_]) as incident if state.phase is Phase.STARTING:  # what was so of other ranks
-            return f", after incident {incident.number}: {incident_text.describe_cause(first)}"
+        case Incident(alarms=[_, *_]) as incident if state.phase is Phase.STARTING:  # what was so of other ranks
+            return f", after incident {incident.number}: {incident.cause_text}"
         case Incident(alarms=[first, *_]):
             return f", as {incident_text.describe_cause(first)}"
         case Pause(why=why):

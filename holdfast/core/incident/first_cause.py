@@ -17,10 +17,26 @@ NOT_STARTED = "dns_ssh_launch"  # the taxonomy's class for a node on which ranks
 # A silence alarm is dated at the last word heard, up to one beat before the death itself: a crash counts as earlier
 # than the silence only by more than that.
 _NOTICE_S = 1.0
+_ABORTED = -6
 
 
 def is_echo(alarm: Alarm) -> bool:
     return alarm.klass in ECHOES
+
+
+def is_killed(alarm: Alarm) -> bool:
+    """Return whether a signal killed the rank and not the loss of a peer: no rank can send itself a SIGKILL for that,
+    but a library may abort the process."""
+    return alarm.kind is Kind.CRASH and alarm.code is not None and alarm.code < 0 and not is_echo(alarm)
+
+
+def list_killed(cause: Alarm, alarms: list[Alarm]) -> list[Alarm]:
+    """Return the alarms about ranks that were killed besides the cause. An abort counts only if it looks like the
+    cause, and on a machine that is the cause nothing counts."""
+    told = [a for a in alarms if a is not cause and is_killed(a) and not set(a.ranks) <= set(cause.ranks)]
+    if cause.kind is not Kind.CRASH:
+        told = [a for a in told if set(a.suspects).isdisjoint(cause.suspects)]
+    return [a for a in told if a.code != _ABORTED or a.signature == cause.signature]
 
 
 def is_node_proof(alarm: Alarm) -> bool:

@@ -1,7 +1,7 @@
 """Sentences about incidents: which rank failed on which node and why, the step resumed from, and the cost."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -24,6 +24,8 @@ FAILED_START = "ended by an incident before its first step"  # of a planned rest
 _BEFORE_START_UP = ("detect", "silence", "last step", "stop", "probe", "held", "wait", "launch")
 _SET_UP_AGAIN = "set-up after the restore"  # booked as set-up
 _OPTIONAL = ("silence", "probe", "held", "wait", "last step", _SET_UP_AGAIN)  # told of only if they took time
+UNORDERED = "which first is not known"  # of ranks that were killed
+_NOTICED_S = 0.1  # exits of one host that were noticed within this may have been in another order
 SHOWN_S = 0.05  # which is more than nothing in tenths
 _NAMED = 4  # of nodes that share a cause
 _UNSURE = re.compile(r" \((\d+)% sure\)$")
@@ -45,13 +47,49 @@ def describe_cause(alarm: Alarm) -> str:
         where = f"the host of {where}"
     if alarm.kind is Kind.SILENCE or not alarm.ranks:
         return f"{where} {alarm.reason}"
-    if alarm.kind is Kind.LOSS and len(alarm.ranks) > 1:
-        have = alarm.reason.replace("has ", "have ", 1)
-        return f"{format_ranks(alarm.ranks)} on {list_some(alarm.suspects)} {have}"
+    if (alarm.kind is Kind.LOSS or alarm.code is not None) and len(alarm.ranks) > 1:
+        return f"{format_ranks(alarm.ranks)} on {list_some(alarm.suspects)} {_plural(alarm.reason)}"
     if alarm.kind is Kind.HANG and len(alarm.ranks) > 1:
         stand = alarm.reason.replace("has stood", "have stood", 1).replace("keeps ", "keep ", 1)
         return f"{format_ranks(alarm.ranks)} on {where} {stand}"
     return f"{format_ranks(alarm.ranks)} on {where} {alarm.reason}"
+
+
+def describe_order(alarms: Sequence[Alarm], hosts: Mapping[str, str]) -> str:
+    """Return which of several ranks failed first; "" if that is no question. An exit is dated when it is noticed, which
+    takes longer on a busy host; clocks of two hosts are not compared."""
+    if len(alarms) < 2 or any(alarm.kind is not Kind.CRASH for alarm in alarms):
+        return ""
+    first, second = sorted(alarms, key=lambda a: a.at)[:2]
+    comparable = len({hosts.get(node, node) for alarm in alarms for node in alarm.suspects}) == 1
+    is_known = comparable and second.at - first.at > _NOTICED_S
+    return f" ({format_ranks(first.ranks)} first)" if is_known else f" ({UNORDERED})"
+
+
+def describe_causes(alarms: Sequence[Alarm], hosts: Mapping[str, str]) -> str:
+    """Return in words which ranks or nodes failed and how; those that failed alike are told together."""
+    told: dict[str, list[Alarm]] = {}
+    for alarm in alarms:
+        told.setdefault(alarm.reason, []).append(alarm)
+    order = describe_order(alarms, hosts)
+    together = [join_alarms(alike) for alike in told.values()]
+    if order and len(together) == 1:
+        last = together[0]
+        return f"{format_ranks(last.ranks)} on {list_some(last.suspects)}{order} {_plural(last.reason)}"
+    return ", and ".join(describe_cause(alarm) for alarm in together) + order
+
+
+def join_alarms(alarms: Sequence[Alarm]) -> Alarm:
+    """Return the first alarm with the ranks and nodes of all of them."""
+    if len(alarms) == 1:
+        return alarms[0]
+    ranks = sorted({rank for alarm in alarms for rank in alarm.ranks})
+    nodes = sorted({node for alarm in alarms for node in alarm.suspects})
+    return msgspec.structs.replace(alarms[0], ranks=tuple(ranks), suspects=tuple(nodes))
+
+
+def _plural(reason: str) -> str:
+    return reason.replace("was killed", "were killed", 1).replace("has ", "have ", 1)
 
 
 def describe_echo(alarm: Alarm) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from holdfast.core.incident import incident_text
-from holdfast.core.incident.first_cause import TIMED_OUT, first_cause, is_echo
+from holdfast.core.incident.first_cause import TIMED_OUT, first_cause, is_echo, is_killed, list_killed
 from holdfast.core.incident.incident_case import is_unwitnessed_fault
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Progress
@@ -16,6 +16,7 @@ from holdfast.model.release import Skip
 DEPARTED = "python_exception"  # the taxonomy's class for what only a change of the script mends
 JOIN_HINT = "Have every rank make as many steps: even out the data, or use torch's join()."
 KEPT_ALARMS = 64  # of one incident; the rest are only counted
+_STEPS, _ELSEWHERE_S = 3.0, 1.0  # no step takes so many times its usual time, nor so long by chance
 _TOGETHER_S = 3.0  # nodes that fall silent within this hang on the same switch, or on the same power
 
 
@@ -28,6 +29,8 @@ class Incident(msgspec.Struct, kw_only=True):
     good_step: int
     good_at: float
     counted: bool
+    step_s: float = 0.0  # the usual time of a step of its generation; 0: not known
+    alone_at: float = 0.0  # when a rank made its newest step, if ranks do not step together
     numbered: bool = False
     stood_step: int = -1  # the last step before a planned restart that this incident ended; ranks made none since
     stood_counted: bool = False
@@ -41,6 +44,9 @@ class Incident(msgspec.Struct, kw_only=True):
     forgiven: int = 0  # of these, before a person let it go on
     judged: bool = False  # whether this round is among them
     first: Alarm | None = None  # the cause of the first round
+    first_named: Alarm | None = None  # the same with all ranks that were killed
+    first_text: str = ""  # and in words
+    hosts: Mapping[str, str] = {}  # by node, as known when the round was judged
     last_kind: str = ""  # as in Record
     stopped_at: float = 0.0
     probed_s: float = 0.0
@@ -75,8 +81,14 @@ class Incident(msgspec.Struct, kw_only=True):
         self.alarms.append(alarm)
         others = [a for a in self.alarms if a.kind is not Kind.SILENCE]
         if len(others) > KEPT_ALARMS:
-            self.alarms.remove(max(others, key=lambda a: (is_echo(a), a.at)))  # the least telling
-            self.dropped += 1
+            least = max(others, key=lambda a: (is_echo(a), a.at))  # the least telling
+            self.alarms.remove(least)
+            alike = [a for a in self.alarms if is_killed(least) and (a.code, a.reason) == (least.code, least.reason)]
+            if len(alike) > 1:  # its rank must be named all the same, and the first one not be joined by others
+                last = max(alike, key=lambda a: a.at)
+                self.alarms[self.alarms.index(last)] = incident_text.join_alarms([last, least])
+            else:
+                self.dropped += 1
 
     def on_late_step(self, event: Progress) -> bool:
         """Take in a step made before the first alarm but reported after it; return whether it is the last good one."""
@@ -89,6 +101,7 @@ class Incident(msgspec.Struct, kw_only=True):
             self.made_step = event.step
             return False
         self.good_step, self.good_at = event.step, max(self.good_at, min(event.at, self.opened_at))
+        self.step_s, self.alone_at = event.mean_step_s, event.last_at
         self.counted, self.numbered = event.counted, event.numbered
         return True
 
@@ -168,7 +181,9 @@ class Incident(msgspec.Struct, kw_only=True):
         self.rounds += 1
         self.judged = True
         self.last_kind = cause.kind.value
-        self.first = self.first or self.shared_cause
+        if self.first is None:
+            self.first, self.first_text = self.shared_cause, self.cause_text
+            self.first_named = incident_text.join_alarms([self.first, *self.killed])
         return cause
 
     @property
@@ -176,9 +191,18 @@ class Incident(msgspec.Struct, kw_only=True):
         """Return the cause of a judged round. If several ranks report the same bad loss, it names all of them."""
         cause = self.alarms[0]
         alike = [a for a in self.alarms if cause.kind is Kind.LOSS and (a.kind, a.reason) == (cause.kind, cause.reason)]
-        ranks = sorted({rank for alarm in alike for rank in alarm.ranks})
-        nodes = sorted({node for alarm in alike for node in alarm.suspects})
-        return msgspec.structs.replace(cause, ranks=tuple(ranks), suspects=tuple(nodes)) if alike else cause
+        return incident_text.join_alarms([cause, *alike])
+
+    @property
+    def killed(self) -> list[Alarm]:
+        """Return the alarms of a judged round about ranks that were killed besides the cause."""
+        return list_killed(self.alarms[0], self.alarms)
+
+    @property
+    def cause_text(self) -> str:
+        """Return in words the cause of a judged round, with all ranks that were killed."""
+        killed = sorted(self.killed, key=lambda a: a.ranks)
+        return incident_text.describe_causes([self.shared_cause, *killed], self.hosts)
 
     def doubt_steps(self, not_after: int) -> None:
         """Note that the steps after this one were made, and are not good."""
@@ -207,11 +231,12 @@ class Incident(msgspec.Struct, kw_only=True):
         """Describe the last failure, if it differs from the first; "" otherwise."""
         if self.rounds < 2 or not self.judged or not self.alarms or self.alarms[0].signature == first.signature:
             return ""
-        return incident_text.describe_cause(self.shared_cause)
+        return self.cause_text
 
     @property
     def echoes(self) -> int:
-        return len(self.alarms) - 1 + self.dropped
+        killed = len(self.killed) if self.judged else 0
+        return len(self.alarms) - 1 - killed + self.dropped
 
     @property
     def silent(self) -> tuple[str, ...]:
@@ -235,26 +260,42 @@ class Incident(msgspec.Struct, kw_only=True):
         told = is_unwitnessed_fault(cause) and not is_echo(cause) and not self.evicted
         return f"unconfirmed: {label}" if told else label
 
+    def _date_loss(self, cause: Alarm) -> tuple[float, float]:
+        """Return since when time is lost, and when the last step was made if that was well before; else 0.
+
+        Time is lost since the last step, because the next one was under way. If that had taken far longer than a step,
+        ranks did something else or stood, and time is lost since the cause: a process ended, or a node fell silent.
+        """
+        ended_at = min(cause.at, self.opened_at)
+        if self.watched_at or not (cause.kind is Kind.SILENCE or cause.code is not None) or ended_at <= self.good_at:
+            return self.good_at, 0.0
+        stepped_at = max(self.good_at, min(self.alone_at, ended_at))
+        if self.step_s and ended_at - stepped_at > max(_STEPS * self.step_s, _ELSEWHERE_S):
+            return ended_at, stepped_at
+        return stepped_at, 0.0
+
     def make_record(self, verdict: Verdict, resumed_at: float, resumed_from: int | None) -> Record:
         """Return the record of the incident at its end."""
         cause = self.first or self.name_cause()
+        named = self.first_named or cause
+        lost_since, stepped_at = self._date_loss(cause)
         stopped_at = max(self.stopped_at, self.opened_at)
-        launched_at = max(self.launched_at, stopped_at)
         record = Record(
             number=self.number,
             generation=self.generation,
-            cause=incident_text.describe_cause(cause),
+            cause=self.first_text,
             kind=cause.kind.value,
             last_kind=self.last_kind,
             last_cause=self._describe_last(cause),
             klass=cause.klass,
             verdict=verdict,
             good_step=self._good_step(resumed_from),
-            good_at=self.good_at,
+            good_at=lost_since,
+            stepped_at=stepped_at,
             alarm_at=self.opened_at,
             stopped_at=stopped_at,
-            launched_at=launched_at,
-            resumed_at=max(resumed_at, launched_at),
+            launched_at=max(self.launched_at, stopped_at),
+            resumed_at=max(resumed_at, self.launched_at, stopped_at),
             probed_s=self.probed_s,
             resumed_from=resumed_from,
             untold=self.untold,
@@ -262,8 +303,8 @@ class Incident(msgspec.Struct, kw_only=True):
             echoes=self.echoes,
             evicted=self.evicted,
             admitted=self.admitted,
-            ranks=cause.ranks,
-            suspects=cause.suspects,
+            ranks=named.ranks,
+            suspects=named.suspects,
             grouped_at=self.grouped_at,
             restoring_at=self.restoring_at,
             restored_at=self.restored_at,
@@ -293,5 +334,7 @@ def open_incident(now: float, number: int, generation: int, good: Progress | Non
         good_step=good.step if good else -1,
         good_at=min(good.at if good else alarm.at, now),
         counted=good.counted if good else False,
+        step_s=good.mean_step_s if good else 0.0,
+        alone_at=good.last_at if good else 0.0,
         numbered=good.numbered if good else False,
     )

@@ -27,6 +27,8 @@ _ENDS = tuple(
     for pattern in (
         r"^holdfast: (?:incident \d+[^:]*: )?rank (?P<rank>\d+) on (?P<node>[\w.-]+) "
         r"(?:exited with code (?P<code>\d+)|was killed by (?:SIG(?P<name>[A-Z]+)|signal (?P<signal>\d+)))",
+        r"^holdfast: (?:incident \d+[^:]*: )?ranks [\d, andmore-]{1,200} on .{1,300}? were killed by "
+        r"(?:SIG(?P<name>[A-Z]+)|signal (?P<signal>\d+))",
         r"^srun: error: (?P<node>[\w.-]+): tasks? (?P<rank>\d+)(?:[-,\d]*): "
         rf"(?:exited with exit code (?P<code>\d+)|(?P<spoken>{_SPOKEN_SIGNAL}))",
         r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<node>[\w.-]+) exited on signal (?P<signal>\d+)",

@@ -5,7 +5,7 @@ import msgspec
 from holdfast.core.detect.nonfinite_loss import BAD_LOSS
 from holdfast.model.action import Say
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.event import Decision, Event, Phase
+from holdfast.model.event import Entry, Phase
 
 KEPT_NOTICES = 100  # about losses: a script may have a bad one at every step
 
@@ -13,7 +13,7 @@ KEPT_NOTICES = 100  # about losses: a script may have a bad one at every step
 class AlarmNotice(msgspec.Struct, frozen=True, kw_only=True):
     """An alarm that some or all ranks are slow or have bad losses, which was reported while the job went on."""
 
-    at: float
+    at: float  # when it was told
     generation: int
     ranks: tuple[int, ...]  # empty: nobody is named
     nodes: tuple[str, ...]
@@ -27,17 +27,18 @@ class AlarmNotices:
         self.slow: list[AlarmNotice] = []
         self.losses: list[AlarmNotice] = []
 
-    def add(self, event: Event, decision: Decision) -> None:
+    def add(self, entry: Entry) -> None:
         """Record the messages about an alarm on slow ranks or a bad loss, if the alarm did not stop the job."""
+        event, decision = entry.event, entry.decision
         if not isinstance(event, Alarm) or decision.phase is not Phase.TRAINING:
             return
         told = [said.text for said in decision.actions if isinstance(said, Say)]
         if event.kind is Kind.SLOW:
             more = "" if event.stance is Stance.ACT else "; nothing was done but to say so"
-            self.slow += [_make_notice(event, text + more) for text in told]
+            self.slow += [_make_notice(entry.at, event, text + more) for text in told]
         elif (event.kind is Kind.LOSS or event.klass == BAD_LOSS) and len(self.losses) < KEPT_NOTICES:
-            self.losses += [_make_notice(event, text) for text in told]
+            self.losses += [_make_notice(entry.at, event, text) for text in told]
 
 
-def _make_notice(alarm: Alarm, text: str) -> AlarmNotice:
-    return AlarmNotice(at=alarm.at, generation=alarm.generation, ranks=alarm.ranks, nodes=alarm.suspects, text=text)
+def _make_notice(at: float, alarm: Alarm, text: str) -> AlarmNotice:
+    return AlarmNotice(at=at, generation=alarm.generation, ranks=alarm.ranks, nodes=alarm.suspects, text=text)

@@ -70,6 +70,9 @@ class ReleaseRun(msgspec.Struct, frozen=True, kw_only=True):
     redone: int = 0  # steps that had been made before
     unsure: bool = False  # it is not known from where a generation resumed, so that new steps may have been redone
 
+    def add_steps(self, new: int, redone: int) -> "ReleaseRun":
+        return msgspec.structs.replace(self, steps=self.steps + new, redone=self.redone + redone)
+
 
 class RedoneSteps(msgspec.Struct, frozen=True, kw_only=True):
     """How many of the steps that one incident or one planned restart lost have been made again."""

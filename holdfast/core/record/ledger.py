@@ -11,7 +11,7 @@ from holdfast.core.record.job_account import FROM_START, Account, RedoneSteps, R
 from holdfast.core.record.job_ending import describe_end, read_storage
 from holdfast.core.record.owed_steps import OwedSteps
 from holdfast.core.record.release_pace import ReleasePaces
-from holdfast.core.record.span_cuts import ALONE, TRAINED, OpenStandstill, find_first_cut
+from holdfast.core.record.span_cuts import ALONE, TRAINED, OpenStandstill, book_stall, find_first_cut, split_end
 from holdfast.model.action import Finish, Launch, Say
 from holdfast.model.alarm import LEFT, OPINION, Alarm
 from holdfast.model.event import Begin, Ended, Entry, Phase, Progress, StorageReport, Successor
@@ -101,7 +101,7 @@ class Ledger:
         self.storage = read_storage(event) or self.storage
         if isinstance(event, Alarm) and event.signature == OPINION:
             self.opinions.append(event.reason)
-        self._notices.add(event, decision)
+        self._notices.add(entry)
         if decision.changed:
             self.changes.append(decision.changed)
             self._on_recovery(decision.changed, RedoneSteps(change=len(self.changes)))
@@ -196,16 +196,22 @@ class Ledger:
             paces=self.paces.list_paces(),
         )
 
-    def list_releases(self) -> tuple[ReleaseRun, ...]:
-        """Return the generations and steps made under each release that was ever launched."""
-        return tuple(ran for ran in self._ran.values() if ran.generations)
+    def list_releases(self, reached: int = -1) -> tuple[ReleaseRun, ...]:
+        """Return the generations and steps made under each release that was ever launched. `reached` is the newest
+        step, which may not be in the journal yet; -1: not known."""
+        (new, redone), now = self._count_unheard(reached), self._release
+        made = [run.add_steps(new, redone) if run.release == now else run for run in self._ran.values()]
+        return tuple(run for run in made if run.generations)
 
     def count_redone(self, step: int) -> int:
         """Return how many steps were made again up to `step`, the newest, which may not be in the journal yet."""
-        told = sum(ran.redone for ran in self._ran.values())
-        if self.progress is None or self.progress.counted:
-            return told
-        return told + max(0, min(step, self.best) - self.progress.step)
+        return sum(ran.redone for ran in self._ran.values()) + self._count_unheard(step)[1]
+
+    def _count_unheard(self, reached: int) -> tuple[int, int]:
+        """Return how many new and redone steps were made from the journal's newest step to this one."""
+        made = max(0, reached - self.progress.step) if self.progress else 0
+        new = made if self.progress and self.progress.counted else min(made, max(0, reached - self.best))
+        return new, made - new
 
     def settle_account(self, now: float) -> Account:
         """Return the account without time that a later entry may change. Counters use it, because they must not fall.
@@ -361,8 +367,7 @@ class Ledger:
             self.best = event.first_step - 1
 
     def _add_steps(self, release: int, new: int, redone: int) -> None:
-        ran = self._ran[release]
-        self._ran[release] = msgspec.structs.replace(ran, steps=ran.steps + new, redone=ran.redone + redone)
+        self._ran[release] = self._ran[release].add_steps(new, redone)
 
     def _on_recovery(self, record: Record | Change, whose: RedoneSteps) -> None:
         """Backdate a finished incident or planned restart to the last good step, and start to count redone steps."""
@@ -385,6 +390,8 @@ class Ledger:
             return  # of a later generation, which a planned restart had started
         self._spans = self._spans_cut_at(record.good_at, ends=self.phase is Phase.ENDING and not is_given_up(record))
         self._cut = None
+        if isinstance(record, Record) and record.stepped_at:
+            self._spans = book_stall(self._spans, record.stepped_at, record.good_at, self._standstill.place)
 
     def _spans_cut_at(self, good_at: float, *, ends: bool = False) -> list[Span]:
         """Return the spans, with the time since the last good step charged to the stop; `ends`: no step followed."""
@@ -396,16 +403,9 @@ class Ledger:
         good_at = min(max(good_at, self._spans[first].start_at), end_at)
         kept = [span.clip_end(good_at) for span in self._spans[first : index + 1] if span.start_at < good_at]
         if ends and kept and kept[-1].use in TRAINED:
-            kept[-1:] = self._split_end(kept[-1])
+            kept[-1:] = split_end(kept[-1], max(self._good_at, self.newest.at if self.newest else 0.0))
         lost = msgspec.structs.replace(instead, start_at=good_at, end_at=end_at)
         return [*self._spans[:first], *kept, *([lost] if lost.seconds else []), *self._spans[index + 1 :]]
-
-    def _split_end(self, span: Span) -> list[Span]:
-        """Divide the last training span of a job at its newest step: the next generation found nothing left to do."""
-        at = max(self._good_at, self.newest.at if self.newest else 0.0)
-        trained = span.clip_end(at)
-        ended = Span(use=TimeUse.END, start_at=trained.end_at, end_at=span.end_at)
-        return [part for part in (trained, ended) if part.seconds]
 
 
 def fold_entries(entries: Iterable[Entry], now: float | None = None) -> Account:

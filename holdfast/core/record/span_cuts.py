@@ -48,3 +48,23 @@ def find_first_cut(spans: Sequence[Span], index: int, good_at: float) -> int:
             break
         index -= 1
     return index
+
+
+def split_end(span: Span, at: float) -> list[Span]:
+    """Divide the last training span of a job at its newest step: the next generation found nothing left to do."""
+    trained = span.clip_end(at)
+    ended = Span(use=TimeUse.END, start_at=trained.end_at, end_at=span.end_at)
+    return [part for part in (trained, ended) if part.seconds]
+
+
+def book_stall(spans: Sequence[Span], since: float, until: float, place: str) -> list[Span]:
+    """Return the spans with training from `since` to `until`, where a span ends, booked as a stall."""
+    found: list[Span] = []
+    for span in spans:
+        if span.end_at == until and span.use in (TimeUse.TRAIN, TimeUse.REDO) and span.start_at < until:
+            trained = span.clip_end(since)
+            stall = msgspec.structs.replace(span, use=TimeUse.STALL, start_at=trained.end_at, place=place)
+            found += [part for part in (trained, stall) if part.seconds]
+        else:
+            found.append(span)
+    return found

@@ -68,6 +68,13 @@ def test_other_incidents(cause: str, klass: str) -> None:
     assert diagnosis(console(cause)).klass == klass
 
 
+def test_several_killed_ranks_are_a_kill_of_nobody_in_particular() -> None:
+    ranks = "ranks 1-2 on n1 and n2 (which first is not known)"
+    found = diagnosis(console(f"{ranks} were killed by SIGKILL (sender unknown)"))
+    assert (found.klass, found.root_rank) == ("unknown_child_failure", None)
+    assert "killed by SIGKILL, sender unknown" in found.explanation
+
+
 def test_the_last_incident_counts_and_long_logs_keep_it() -> None:
     error = "rank 0 on n0 exited with code 1 (ValueError: bad batch)"
     kill = "rank 1 on n0 was killed by SIGKILL (sender unknown)"
