@@ -76,6 +76,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     silent_at: float = 0.0  # when the lost node counted as silent, where ranks were stopped before; 0: they were not
     ordered_at: float = 0.0  # when the launch was ordered that led to a step; 0: not known
     kept: int = 0  # ranks that went on in their processes at the last launch
+    renewed: int = 0  # and those that got new ones then, if any went on
     sentence: str = ""
 
 

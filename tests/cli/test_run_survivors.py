@@ -7,8 +7,10 @@ import pytest
 
 from holdfast.wire.inherited_environment import make_rank_environment
 from tests.cli.conftest import Start
+from tests.cli.console_transcript import assert_transcript
 from tests.cli.driver import Job, gone
 from tests.cli.rungs import CALM, PATIENCE_S, climbed, reaches, said
+from tests.cli.test_report import shown_report
 from tests.conftest import job_environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -112,7 +114,8 @@ def test_a_rank_goes_on_in_its_process(start: Start) -> None:
     assert said(job, "from")[2:] == [["19", "memory", "2"]] * 2, "what it prints is of the new generation"
     [record] = job.report().incidents
     assert (record.good_step, record.resumed_from, record.kept, record.failures) == (19, 19, 1, 1)
-    assert "restarted in place, 1 rank without a new process, from step 19" in job.text()
+    assert_transcript(job, "survivors")
+    assert "restarted in place, 1 rank in the process it had and 1 new " in shown_report(job.run_dir)
     assert len(weights(job)) == 1
     job.check_replay()
 
