@@ -21,7 +21,7 @@ from holdfast.client.survival.survival_refusal import find_refusal
 from holdfast.client.training.group_calls import GROUP_CALLS, list_groups
 from holdfast.client.training.message_counts import find_counts
 from holdfast.client.training.progress import here as progress
-from holdfast.wire.progress_environment import KEEPER, PATIENCE, REHEARSAL
+from holdfast.wire.progress_environment import KEEPER, PATIENCE, REHEARSAL, SEATLESS
 from holdfast.wire.replay_environment import is_replay
 from holdfast.wire.survivor_messages import SOCKET
 
@@ -98,7 +98,9 @@ class Survivor:
 
     def run(self, function: Callable[[Here], Result], slot: "SlotWriter") -> Result:
         self._slot = slot
-        if GROUP_CALLS.rehearses:
+        if os.environ.get(REHEARSAL) == SEATLESS:
+            self._rejoin(self._line.wait_for_seat(_read_place().rank))
+        elif GROUP_CALLS.rehearses:
             self._regroup()
         while True:
             if self._slot is not None:
