@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
-from holdfast.client.survival.survivor import Here
 
 STEP_S = 0.02
 
@@ -30,7 +29,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
 
     @holdfast.survive(model=ddp)
-    def train(here: Here) -> None:
+    def train(here: holdfast.Here) -> None:
         ckpt = holdfast.Checkpointer(model=ddp, optimizer=optimizer)
         step = ckpt.restore()
         with (args.events / f"{os.getpid()}.jsonl").open("a", buffering=1) as events:

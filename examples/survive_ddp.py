@@ -16,7 +16,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
-from holdfast.client.survival.survivor import Here
 
 STEPS = int(os.environ.get("STEPS", "200"))
 
@@ -26,8 +25,8 @@ model = holdfast.attach(DistributedDataParallel(nn.Sequential(nn.Linear(64, 64),
 optimizer = torch.optim.AdamW(model.parameters())
 
 
-@holdfast.survive(model=model)
-def train(here: Here) -> None:
+@holdfast.survive(model=model, optimizer=optimizer)
+def train(here: holdfast.Here) -> None:
     checkpointer = holdfast.Checkpointer(model=model, optimizer=optimizer)
     for step in range(checkpointer.restore() + 1, STEPS + 1):
         torch.manual_seed(step * 1000 + here.rank)  # what a step draws follows from the step and the rank

@@ -18,10 +18,10 @@ from holdfast.client.training.skipped_batches import batches, skip
 TYPE_CHECKING = False  # importing typing would take longer than all the rest
 if TYPE_CHECKING:
     from holdfast.client.checkpointing.checkpointer import Checkpointer
-    from holdfast.client.survival.survivor import survive
+    from holdfast.client.survival.survivor import Here, survive
 
 __version__ = "0.1.0"
-__all__ = ["Checkpointer", "attach", "batches", "phase", "replayable", "skip", "step", "survive", "watch"]
+__all__ = ["Checkpointer", "Here", "attach", "batches", "phase", "replayable", "skip", "step", "survive", "watch"]
 
 attach = _here.attach
 step = _here.step
@@ -40,8 +40,8 @@ def __getattr__(name: str) -> object:
         from holdfast.client.checkpointing.checkpointer import Checkpointer
 
         return Checkpointer
-    if name == "survive":
-        from holdfast.client.survival.survivor import survive
+    if name in ("Here", "survive"):
+        from holdfast.client.survival import survivor
 
-        return survive
+        return getattr(survivor, name)
     raise AttributeError(f"module 'holdfast' has no attribute {name!r}")

@@ -253,6 +253,8 @@ class Holder:
     def _sweep_orphans(self, until: float) -> None:
         """Kill all children but ranks, zygotes and the agent. When all are gone or time is up, report the rest."""
         self._reap_children()
+        if self._zygotes.forking and time.monotonic() < until:
+            return  # such a child is not known to be a rank before its zygote has told so
         keep = {rank.pid for rank in self.ranks.values() if rank.code is None}
         keep |= self._zygotes.pids | ({self._agent[0]} if self._agent else set())
         left = [pid for pid in process_attributes.list_children() if pid not in keep]

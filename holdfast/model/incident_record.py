@@ -77,6 +77,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     ordered_at: float = 0.0  # when the launch was ordered that led to a step; 0: not known
     stepped_at: float = 0.0  # when the last good step was made, where time is lost only since later; 0: since then
     kept: int = 0  # ranks that went on in their processes at the last launch
+    renewed: int = 0  # and those that got new ones then, if any went on
     sentence: str = ""
 
 

@@ -10,3 +10,5 @@ TOLD = "HOLDFAST_TOLD"  # "1": the newest steps of the job had the script's own 
 LOSS_SOURCE = "loss-source"  # the file beside the keeper's socket in which a rank says where its losses are read from
 PATIENCE = "HOLDFAST_SURVIVE_S"  # seconds that a rank whose groups broke waits for an order; 0: nobody survives
 REHEARSAL = "HOLDFAST_REHEARSAL"  # set for a new rank that joins ranks which went on: its groups are fake until it does
+RESUME = "HOLDFAST_RESUME"  # the step that this launch is to restore; 0: none
+SEATLESS = "seatless"  # as its value: it is not known yet when that will be

@@ -12,16 +12,20 @@ import pytest
 from holdfast.wire import survivor_messages, unix_sockets
 from holdfast.wire.holder_messages import (
     ExecRank,
+    ForgetRank,
     HolderRank,
     KillRank,
     RankEnded,
+    RankKey,
     RankStarted,
     RekeyRank,
     StartRefused,
     SweepDone,
     SweepLeftovers,
 )
-from holdfast.wire.progress_environment import REHEARSAL
+from holdfast.wire.holder_zygote_messages import ForkRank
+from holdfast.wire.progress_environment import REHEARSAL, SEATLESS
+from holdfast.wire.rank_memory.flight_log_writer import slot_memory_bytes
 from holdfast.wire.survivor_messages import PartOrder, RejoinOrder, SurvivorState
 from tests.agent.test_rank_processes import Bench, close, launch_of
 
@@ -49,8 +53,8 @@ class RankLine:
 class Survival(Bench):
     """Two ranks of a node, 4 and 5, on their lines."""
 
-    async def train(self) -> None:
-        await self.begin()
+    async def train(self, *, warm: bool = False) -> None:
+        await self.begin(warm=warm)
         await self.start_all(launch_of(1), first_pid=os.getpid())
         self.serving = asyncio.create_task(self.ranks.survivors.serve())
         path = Path(self.ranks.spec.log_dir) / survivor_messages.SOCKET
@@ -80,6 +84,17 @@ class Survival(Bench):
 async def bench(tmp_path: Path) -> AsyncIterator[Survival]:
     made = Survival(tmp_path)
     await made.train()
+    yield made
+    made.serving.cancel()
+    for line in made.lines.values():
+        line.writer.close()
+    await close(made)
+
+
+@pytest.fixture
+async def forking(tmp_path: Path) -> AsyncIterator[Survival]:
+    made = Survival(tmp_path, zygote=True)
+    await made.train(warm=True)
     yield made
     made.serving.cancel()
     for line in made.lines.values():
@@ -187,3 +202,93 @@ async def test_one_that_comes_late_is_told_at_once(bench: Survival) -> None:
     bench.ranks.survivors.part_ranks(1)
     await bench.lines[4].open(1)
     assert await bench.lines[4].hear() == PartOrder(generation=1)
+
+
+async def lose_rank(bench: Survival, rank: int) -> ForkRank:
+    """A rank dies; return the request for a spare one."""
+    bench.lines[rank].writer.close()
+    await bench.until(lambda: not bench.ranks.survivors.is_there(RankKey(1, rank)))
+    await bench.end_rank(rank)
+    spare = await bench.hear()
+    assert isinstance(spare, ForkRank) and spare.key == f"0:{rank}"
+    return spare
+
+
+async def stop_and_keep(bench: Survival) -> "asyncio.Task[str]":
+    """The rank that is left is parked, and a launch keeps it; return that launch."""
+    stopping = asyncio.create_task(bench.ranks.stop_ranks(1, 0.0, 60.0))
+    assert await bench.lines[4].hear() == PartOrder(generation=1)
+    bench.lines[4].tell(1, parked=True)
+    assert await bench.swept(stopping) == "", "nobody waits for a spare rank to start"
+    launching = asyncio.create_task(bench.ranks.launch_ranks(KEEP))
+    assert await bench.hear() == ForgetRank(key="1:5")
+    assert await bench.hear() == RekeyRank(key="2:4", old="1:4")
+    await bench.say(RankStarted(key="2:4", pid=os.getpid()))
+    return launching
+
+
+@pytest.mark.parametrize("early", [True, False])
+async def test_a_spare_rank_takes_the_seat_of_a_dead_one(forking: Survival, early: bool) -> None:
+    spare = await lose_rank(forking, 5)
+    assert spare.env[REHEARSAL] == SEATLESS and "gen-2" in spare.stdout
+    own = forking.ranks.environment_for(KEEP, 1)
+    assert spare.env["HOLDFAST_SLOT"] != own["HOLDFAST_SLOT"], "what the dead rank wrote is still to be read"
+    assert os.stat(spare.env["HOLDFAST_SLOT"].rpartition(":")[0]).st_size == slot_memory_bytes(2)
+    seated = RankLine(forking.lines[5].path, 5)
+    if early:
+        await forking.say(RankStarted(key="0:5", pid=7))
+        await seated.open(0, parked=True)
+        await forking.until(lambda: forking.ranks.survivors.is_parked(RankKey(0, 5)))
+    launching = await stop_and_keep(forking)
+    if not early:
+        await forking.say(RankStarted(key="0:5", pid=7))
+    assert await forking.hear() == RekeyRank(key="2:5", old="0:5")
+    await forking.say(RankStarted(key="2:5", pid=7))
+    assert await launching == "" and forking.ranks.kept == 1
+    if not early:
+        await seated.open(0, parked=True)
+    order = await seated.hear()
+    assert isinstance(order, RejoinOrder) and order.env["HOLDFAST_SLOT"] == own["HOLDFAST_SLOT"]
+    assert {str(key) for key in forking.ranks.held} == {"2:4", "2:5"}
+    seated.writer.close()
+
+
+async def test_a_spare_rank_that_cannot_be_had_is_done_without(forking: Survival) -> None:
+    await lose_rank(forking, 5)
+    await forking.say(RankStarted(key="0:5", pid=7))
+    launching = await stop_and_keep(forking)
+    assert await forking.hear() == RekeyRank(key="2:5", old="0:5")
+    await forking.say(StartRefused(key="2:5", error="it has ended"))
+    fresh = await forking.hear()
+    assert isinstance(fresh, ForkRank) and (fresh.key, fresh.env[REHEARSAL]) == ("2:5", "1")
+    await forking.say(RankStarted(key="2:5", pid=8))
+    assert await launching == ""
+
+
+@pytest.mark.parametrize("how", ["stop", "launch", "probe"])
+async def test_a_spare_rank_that_is_not_needed_is_ended(forking: Survival, how: str) -> None:
+    await lose_rank(forking, 5)
+    await forking.say(RankStarted(key="0:5", pid=7))
+    ranks = forking.ranks
+    does = {"stop": lambda: ranks.stop_ranks(1, 0.0), "launch": lambda: ranks.launch_ranks(launch_of(2))}
+    task = asyncio.create_task(does.get(how, ranks.end_parked)())
+    heard = await forking.hear()
+    while heard == ForgetRank(key="1:5"):
+        heard = await forking.hear()
+    assert heard == KillRank(key="0:5", signal=signal.SIGKILL)
+    await forking.say(RankEnded(rank=HolderRank(key="0:5", pid=7, code=-9)))
+    task.cancel()
+    assert [str(rank.key) for rank in forking.over] == ["1:5"], "nobody hears of its end"
+
+
+async def test_no_spare_rank_is_forked_where_all_are_ended(forking: Survival) -> None:
+    stopping = asyncio.create_task(forking.ranks.stop_ranks(1, 0.0))
+    assert {(await forking.hear()).key for _ in range(2)} == {"1:4", "1:5"}  # type: ignore[union-attr]
+    for rank in (4, 5):
+        await forking.end_rank(rank)
+    heard = []
+    while not isinstance(one := await forking.hear(), SweepLeftovers):
+        heard.append(one)
+    assert not any(isinstance(one, ForkRank) for one in heard)
+    await forking.say(SweepDone())
+    assert await stopping == ""

@@ -7,8 +7,10 @@ import pytest
 
 from holdfast.wire.inherited_environment import make_rank_environment
 from tests.cli.conftest import Start
+from tests.cli.console_transcript import assert_transcript
 from tests.cli.driver import Job, gone
-from tests.cli.rungs import CALM, PATIENCE_S, climbed, reaches, said
+from tests.cli.rungs import CALM, PATIENCE_S, QUICK, climbed, reaches, said, standbys
+from tests.cli.test_report import shown_report
 from tests.conftest import job_environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -43,26 +45,34 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 def train(here):
     ckpt = holdfast.Checkpointer(model=model, optimizer=optimizer)
     first = ckpt.restore() + 1
+    assert here.step == first - 1
     print("from", first - 1, ckpt.restored_from, here.generation, flush=True)
     for step in range(first, steps + 1):
         while step == gate and not os.path.exists(f"{folder}/go"):
             time.sleep(0.02)
+        if os.environ.get("HOLDFAST_BETWEEN") == f"{rank} {step} {here.generation}":
+            dying = lambda *_: os.kill(os.getpid(), 9)
+            dist.barrier = dying  # after its backward pass, before that of others is over
         if os.environ.get("HOLDFAST_STUCK") == f"{rank} {step} {here.generation}":
             time.sleep(1000)  # in C: nothing that is raised here is seen before it is over
+        if os.environ.get("HOLDFAST_RAISE") == f"{rank} {step} {here.generation}":
+            raise RuntimeError("boom")
         chance = torch.Generator().manual_seed(1000 * step + rank)
         x = torch.randn(16, 8, generator=chance)
         loss = (model(x) - x).square().mean()
         shared = loss.detach().clone()
         dist.all_reduce(shared, group=mine)
-        optimizer.zero_grad()
         (loss * (1 + 0.01 * shared)).backward()
+        if step == gate and os.environ.get("HOLDFAST_BETWEEN"):
+            dist.barrier()  # a rank that fails before it leaves gradients to the others
         optimizer.step()
+        optimizer.zero_grad()
         ckpt.save(step)
         holdfast.step(step, loss=loss.detach())
         time.sleep(0.02)
 
 if os.environ.get("HOLDFAST_PLAIN"):
-    class here: generation = int(os.environ["HOLDFAST_GENERATION"])
+    class here: generation, step = int(os.environ["HOLDFAST_GENERATION"]), int(os.environ["HOLDFAST_RESUME"])
     train(here)
 else:
     holdfast.survive(model=model)(train)()
@@ -112,7 +122,8 @@ def test_a_rank_goes_on_in_its_process(start: Start) -> None:
     assert said(job, "from")[2:] == [["19", "memory", "2"]] * 2, "what it prints is of the new generation"
     [record] = job.report().incidents
     assert (record.good_step, record.resumed_from, record.kept, record.failures) == (19, 19, 1, 1)
-    assert "restarted in place, 1 rank without a new process, from step 19" in job.text()
+    assert_transcript(job, "survivors")
+    assert "restarted in place, 1 rank in the process it had and 1 new " in shown_report(job.run_dir)
     assert len(weights(job)) == 1
     job.check_replay()
 
@@ -131,6 +142,43 @@ def test_the_weights_are_those_of_a_calm_run(
     assert (record.resumed_from, record.kept) == (19, 3)
     if kind != "ddp":
         calm = calm_weights(tmp_path_factory.mktemp(kind), warm_server, HOLDFAST_KIND=kind)
+    assert weights(job) == calm
+
+
+@slow
+def test_they_survive_an_exception_in_another_rank(start: Start, calm: set[str]) -> None:
+    job = start(*TWO, *CALM, script=TRAIN, HOLDFAST_RAISE="2 20 1")
+    job.ends(0)
+    before, after = job.ranks(4), job.ranks(4, generation=2)
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, False, True]
+    assert "(RuntimeError: boom); telling 3 ranks to leave the step and stay" in job.text()
+    assert weights(job) == calm
+
+
+@slow
+def test_gradients_of_the_step_that_was_left_are_dropped(
+    start: Start, tmp_path_factory: pytest.TempPathFactory, warm_server: Path
+) -> None:
+    job = start(*TWO, *CALM, script=TRAIN, HOLDFAST_KIND="fsdp2", HOLDFAST_GATE="20", HOLDFAST_BETWEEN="2 20 1")
+    (job.folder / "go").touch()
+    job.ends(0)
+    assert [record.kept for record in job.report().incidents] == [3]
+    assert weights(job) == calm_weights(tmp_path_factory.mktemp("fsdp2"), warm_server, HOLDFAST_KIND="fsdp2")
+
+
+@slow
+def test_a_standby_takes_the_seat_of_a_lost_node_beside_survivors(start: Start, calm: set[str]) -> None:
+    job = start(*TWO, "--standbys", "1", *QUICK, script=TRAIN, HOLDFAST_GATE="20")
+    standbys(job, 1)
+    reaches(job, 19)
+    lost = job.until(lambda: [one["node"] for one in job.status()["nodes"] if one["ranks"] == "2-3"], "its node")[0]
+    job.kill(job.holder(lost))
+    (job.folder / "go").touch()
+    job.ends(0)
+    before, after = job.ranks(4), job.ranks(4, generation=2)
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, False, False]
+    [record] = job.report().incidents
+    assert (record.evicted, record.kept, record.renewed) == ((lost,), 2, 2)
     assert weights(job) == calm
 
 

@@ -6,6 +6,8 @@ import msgspec
 import pytest
 
 from holdfast.core.decide.decider import Decider
+from holdfast.core.incident.incident_text import describe_stop
+from holdfast.core.record.incident_story import describe_action
 from holdfast.model.action import Launch, Probe, Stage, Stop
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Begin, Decision, Event, Limits, Order, Outcome, Phase, Progress, Ready
@@ -38,6 +40,9 @@ class Play:
             event = msgspec.structs.replace(event, at=self.now, generation=self.decider.view.generation)
         return self.decider.step(self.now, event)
 
+    def present(self) -> str:
+        return self.decider.view.describe_present(self.now, 7, "")
+
     @staticmethod
     def find(kind: type[T], decision: Decision) -> T:
         [found] = [action for action in decision.actions if isinstance(action, kind)]
@@ -63,11 +68,34 @@ def test_survivors_are_parked_and_go_on() -> None:
     launch = play.relaunch(stop)
     assert launch.keep and launch.generation == 2
     closed = play.step_on(launch, kept=3).closed
-    assert (
-        closed
-        and closed.kept == 3
-        and "restarted in place, 3 ranks without a new process, from step" in closed.sentence
+    assert closed and (closed.kept, closed.renewed) == (3, 1)
+    assert "; restarted in place, 3 ranks in the processes they had and 1 new, from step" in closed.sentence
+
+
+def test_what_is_said_of_them() -> None:
+    play = Play()
+    failed = play.hear(CRASH)
+    stop = play.find(Stop, failed)
+    assert describe_stop(failed.actions) == "telling 3 ranks to leave the step and stay"
+    assert describe_action(stop) == ("tell 3 ranks to leave generation 1 and stay, and end what does not, on a and b")
+    assert play.present() == (
+        "ranks leave the step and stay, and those that cannot are being stopped, as rank 1 on a was killed"
     )
+    launch = play.relaunch(stop)
+    assert describe_action(launch) == "launch generation 2 on a and b, and let ranks that stayed go on"
+    play.hear(Outcome(action=launch.id, ok=True, kept=3))
+    assert play.present().startswith("the ranks of generation 2 run, 3 of them in the processes from before; no step")
+
+
+def test_nobody_is_said_to_stay_where_all_are_ended() -> None:
+    play = Play(Limits(survive_s=0.0))
+    failed = play.hear(CRASH)
+    assert describe_stop(failed.actions) == "stopping all ranks"
+    assert describe_action(play.find(Stop, failed)) == "stop all ranks of generation 1 on a and b"
+    launch = play.relaunch(play.find(Stop, failed))
+    assert describe_action(launch) == "launch generation 2 on a and b"
+    closed = play.step_on(launch, kept=0).closed
+    assert closed and (closed.kept, closed.renewed) == (0, 0) and "; restarted in place from step" in closed.sentence
 
 
 def test_they_go_on_each_time() -> None:

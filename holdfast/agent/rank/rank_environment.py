@@ -37,6 +37,7 @@ def rank_variables(spec: NodeSpec, errand: LaunchHere, local: int, slots: str, k
         progress_environment.MADE_UP: int(errand.made_up),
         progress_environment.TOLD: int(errand.told),
         "HOLDFAST_REPLICA_EVERY": spec.settings.replica.every,
+        progress_environment.RESUME: max(errand.restore.step, errand.restore.stored, 0),
         progress_environment.PATIENCE: spec.settings.recovery.survive_s,
         "HOLDFAST_SLOT": f"{slots}:{local}",
         "HOLDFAST_FLIGHT": f"{slots}:{flight_log_writer.flight_log_offset(spec.nproc, local)}",

@@ -7,19 +7,18 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from holdfast.agent.agent_clock import AgentClock
-from holdfast.agent.rank import last_words
+from holdfast.agent.rank import last_words, rank_notes
+from holdfast.agent.rank.holder_line import HolderLine
 from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.agent.rank.rank_environment import rank_variables
+from holdfast.agent.rank.rank_start_requests import RankStart
+from holdfast.agent.rank.spare_ranks import SPARE, SpareRanks, spare_key
 from holdfast.agent.rank.survivors import Survivors
 from holdfast.agent.rank.zygote_preload import ZygotePreload
-from holdfast.core.decoding import from_json
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.linux import process_attributes
 from holdfast.model.errand import LaunchHere
@@ -28,7 +27,6 @@ from holdfast.model.release import Release
 from holdfast.wire import (
     holder_messages,
     progress_environment,
-    replay_environment,
     run_and_node_specs,
     survivor_messages,
 )
@@ -60,9 +58,7 @@ _log = logging.getLogger("holdfast.agent")
 # Together less than recovery.stop_s, so that our answer comes before nobody waits for it any more.
 _UNKILLABLE_S = 10.0
 _SLOW_END_S = 5.0  # after SIGTERM: then a person who waits learns for whom, and for how long
-_SOURCE_BYTES = 200  # of the file in which a rank says where its losses are read from
 _SWEPT_S = 8.0  # the holder takes less
-_EXECUTED = str(Path(__file__).parents[2] / "client" / "boot" / "executed_rank.py")
 
 
 class RankProcesses:
@@ -87,13 +83,14 @@ class RankProcesses:
         self._staged = staged
         self._clock = clock
         self._key = ""  # of the zygote: the environment of its release, as JSON
-        self._sock = sock
-        self._sock.setblocking(False)
+        self._holder = HolderLine(sock)
         self._on_rank_exit = on_rank_exit
         self._started: dict[RankKey, asyncio.Future[str]] = {}  # asked for, not answered
         self._stopped = 0  # ranks of generations up to this one may not start any more
         self._spares_parked = False  # those that are parked are not ended
         self._changed = asyncio.Event()
+        self._spares = SpareRanks(node.nproc, self._end_spare)
+        self._errand: LaunchHere | None = None  # the newest
         self.survivors = Survivors(node_dir / survivor_messages.SOCKET, self._changed.set)
         self._swept: asyncio.Future[tuple[int, ...]] | None = None
         self.arenas: tuple[KeptArena, ...] = ()  # of snapshots, from before this agent
@@ -107,17 +104,13 @@ class RankProcesses:
 
     async def listen(self, listed: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
-        while packet := await loop.sock_recv(self._sock, holder_messages.PACKET_BYTES):
+        while packet := await loop.sock_recv(self._holder.sock, holder_messages.PACKET_BYTES):
             match holder_messages.to_agent(packet):
                 case HolderListing() as listing:
                     self._on_listing(listing)
                     listed.set()
                 case RankStarted(key=text, pid=pid):
-                    key = RankKey.parse_text(text)
-                    self.held[key] = HolderRank(key=text, pid=pid)
-                    if key.generation <= self._stopped:  # told to stop while it was being born
-                        self._send_holder(KillRank(key=text, signal=signal.SIGKILL))
-                    self._answer_start(key, "")
+                    self._on_started(RankKey.parse_text(text), HolderRank(key=text, pid=pid))
                 case StartRefused(key=text, error=error):
                     self._answer_start(RankKey.parse_text(text), error)
                 case SweepDone(left=left):
@@ -136,14 +129,28 @@ class RankProcesses:
                     made = self._made.pop(arena.name, None)
                     if made and not made.done():
                         made.set_result(arena.path)
+                case RankEnded(rank=rank) if rank.rank_key.generation == SPARE:
+                    self._spares.on_end(rank.rank_key.rank)
+                    self._holder.send(ForgetRank(key=rank.key))
                 case RankEnded(rank=rank):
                     self.held[rank.rank_key] = rank
                     self._changed.set()
                     self._on_rank_exit(rank)
+                    self._fork_spare(rank)
         os._exit(1)  # without a holder there is nothing to be an agent of
 
+    def _on_started(self, key: RankKey, rank: HolderRank) -> None:
+        if key.generation != SPARE:
+            self.held[key] = rank
+        if SPARE < key.generation <= self._stopped or key not in self._started:  # told to stop while it was being born
+            self._holder.send(KillRank(key=rank.key, signal=signal.SIGKILL))
+        self._answer_start(key, "")
+
     def _on_listing(self, listing: HolderListing) -> None:
-        self.held = {rank.rank_key: rank for rank in listing.ranks}
+        self.held = {rank.rank_key: rank for rank in listing.ranks if rank.rank_key.generation != SPARE}
+        for rank in listing.ranks:
+            if rank.rank_key.generation == SPARE:  # of an agent that is gone
+                self._end_spare(rank.rank_key)
         self.arenas = listing.arenas
         self.slots.open_memory(listing.arena)
         if listing.warm:
@@ -151,7 +158,7 @@ class RankProcesses:
             self._preloading.adopt_modules(listing.modules)
             self.warm.set()
         elif self.spec.entry.zygote:
-            self._send_holder(self._preloading.first_preload())
+            self._holder.send(self._preloading.first_preload())
         else:
             self.cold = "this job uses no zygote"
             self.warm.set()
@@ -162,28 +169,15 @@ class RankProcesses:
             future.set_result(error)
         self._changed.set()
 
-    def _send_holder(self, message: holder_messages.ToHolder) -> None:
-        packet = holder_messages.encode(message)
-        if len(packet) > holder_messages.PACKET_BYTES:
-            raise ValueError(
-                f"arguments and environment take {len(packet)} bytes, and the limit is {holder_messages.PACKET_BYTES}"
-            )
-        with contextlib.suppress(BlockingIOError):
-            self._sock.send(packet)
-            return
-        self._sock.setblocking(True)  # the holder is busy for a moment; it never waits for us
-        self._sock.send(packet)
-        self._sock.setblocking(False)
-
     async def make_arena(self, name: str, size_bytes: int) -> str:
         """Have the holder make an arena, which outlives agent and ranks; return its path."""
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._made[name] = future
-        self._send_holder(MakeArena(name=name, bytes=size_bytes))
+        self._holder.send(MakeArena(name=name, bytes=size_bytes))
         return await future
 
     def quit_holder(self, code: int) -> None:
-        self._send_holder(QuitHolder(code=code))
+        self._holder.send(QuitHolder(code=code))
 
     # --- starting ----------------------------------------------------------------------------------------------
 
@@ -194,15 +188,19 @@ class RankProcesses:
         for key, rank in list(self.held.items()):
             if rank.code is not None and key.generation < errand.generation:
                 del self.held[key]
-                self._send_holder(ForgetRank(key=rank.key))
+                self._holder.send(ForgetRank(key=rank.key))
         try:
             await self._have_zygote(errand.release.env)
         except ValueError as e:
             return str(e)
         await self._preloading.wait_until_made(errand.seat.nproc)
+        self._errand = errand
+        if not errand.keep:
+            self._spares.drop_all()
         kept = tuple(self.parked) if errand.keep else ()
-        await self.end_parked(tuple(key for key in kept if errand.seat.has_rank(key.rank)))
+        await self._end_parked(tuple(key for key in kept if errand.seat.has_rank(key.rank)))
         errors = await asyncio.gather(*(self._start_rank(errand, local) for local in range(errand.seat.nproc)))
+        self._spares.drop_all()
         return "; ".join(e for e in errors if e)
 
     async def _have_zygote(self, env: dict[str, str]) -> None:
@@ -210,7 +208,7 @@ class RankProcesses:
         key = json.dumps(env, sort_keys=True) if env else ""
         if not self.spec.entry.zygote or key == self._key:
             return
-        self._send_holder(self._preloading.preload_for(env, key))
+        self._holder.send(self._preloading.preload_for(env, key))
         self._key, self.cold = key, ""
         self.warm.clear()
         await self.warm.wait()
@@ -236,30 +234,42 @@ class RankProcesses:
             if await self._rejoin_rank(key, env):
                 return self._note_pid(where, rank, key)
             env[progress_environment.REHEARSAL] = "1"
-        staged, entry = self._staged(errand.release), self.entry_for(errand.release)
-        argv = tuple(a.replace("${local_rank}", str(local)) for a in entry.argv)
-        out, err = str(where / "stdout.log"), str(where / "stderr.log")
-        reads = self.spec.stdin if rank == 0 else ""
-        if entry.zygote and not self.cold:
-            fork = ForkRank(
-                key=str(key),
-                argv=argv,
-                module=entry.module,
-                env=env,
-                cwd=entry.cwd,
-                stdout=out,
-                stderr=err,
-                stdin=reads,
-                path=staged.staged_path(entry.cwd) if entry.module else "",
-                root=staged.root,
-                staged=staged.at,
-            )
-            if not await self._request_start(key, fork):
-                return self._note_pid(where, rank, key)
-        program = (*_interpreter(entry, staged), *argv)
-        files = {"stdin": reads, "stdout": out, "stderr": err}
-        error = await self._request_start(key, ExecRank(key=str(key), argv=program, env=env, cwd=entry.cwd, **files))
+        start = self._make_start(errand, key, where, env)
+        if start.entry.zygote and not self.cold and not await self._request_start(key, start.fork()):
+            return self._note_pid(where, rank, key)
+        error = await self._request_start(key, start.execute())
         return f"rank {rank}: {error}" if error else self._note_pid(where, rank, key)
+
+    def _make_start(self, errand: LaunchHere, key: RankKey, where: Path, env: dict[str, str]) -> RankStart:
+        return RankStart(
+            key=key,
+            local=key.rank - errand.seat.first_rank,
+            entry=self.entry_for(errand.release),
+            staged=self._staged(errand.release),
+            env=env,
+            where=where,
+            stdin=self.spec.stdin if key.rank == 0 else "",
+        )
+
+    def _fork_spare(self, dead: HolderRank) -> None:
+        """Fork a spare rank for the seat of a dead one that could have survived, unless all ranks are being ended."""
+        key, errand = dead.rank_key, self._errand
+        if errand is None or not dead.code or key.generation != errand.generation or key.rank in self._spares:
+            return
+        if not self.survivors.has_announced(key) or (key.generation <= self._stopped and not self._spares_parked):
+            return
+        where = last_words.rank_folder(self.spec.log_dir, errand.generation + 1, key.rank)
+        local = key.rank - errand.seat.first_rank
+        env = self.environment_for(errand, local) | self._spares.environment(local)
+        env["TORCHELASTIC_ERROR_FILE"] = str(where / "error.json")
+        start = self._make_start(errand, spare_key(key.rank), where, env)
+        if start.entry.zygote and not self.cold:
+            where.mkdir(parents=True, exist_ok=True)
+            self._spares.start(key.rank, self._request_start(start.key, start.fork()))
+
+    def _end_spare(self, key: RankKey) -> None:
+        self._holder.send(KillRank(key=str(key), signal=signal.SIGKILL))
+        self._answer_start(key, "it is not needed any more")
 
     def _note_pid(self, where: Path, rank: int, key: RankKey) -> str:
         """Write the rank's pid to its log folder, for people's own tools; return an error or an empty text."""
@@ -270,39 +280,25 @@ class RankProcesses:
         return ""
 
     async def _request_start(self, key: RankKey, message: ExecRank | ForkRank | RekeyRank) -> str:
-        if key.generation <= self._stopped:
+        if SPARE < key.generation <= self._stopped:
             return "the rank was stopped before it had started"
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._started[key] = future
         try:
-            self._send_holder(message)
+            self._holder.send(message)
         except ValueError as e:
             del self._started[key]
             return str(e)
         return await future
 
     def read_mesh(self) -> Dims:
-        """Return the parallel groups that a rank here has reported; empty if the file is missing or damaged."""
-        try:
-            return from_json(self._mesh.read_bytes(), Dims)
-        except (OSError, msgspec.DecodeError):
-            return ()
+        return rank_notes.read_mesh(self._mesh)
 
     def read_replayable(self) -> str:
-        """Return "seeded" or "unseeded", as the script declared for replays; empty if it declared nothing."""
-        try:
-            note = from_json((self.keeper_path.parent / replay_environment.NOTE).read_bytes(), dict[str, object])
-        except (OSError, msgspec.DecodeError):
-            return ""
-        return "seeded" if note.get("seeded") else "unseeded"
+        return rank_notes.read_replayable(self.keeper_path.parent)
 
     def read_loss_source(self) -> str:
-        """Return where a rank's losses are read from; empty if nowhere, or if the script reports them itself."""
-        try:
-            source = (self.keeper_path.parent / progress_environment.LOSS_SOURCE).read_bytes()
-        except OSError:
-            return ""
-        return source[:_SOURCE_BYTES].decode("utf-8", "replace")
+        return rank_notes.read_loss_source(self.keeper_path.parent)
 
     def entry_for(self, release: Release) -> EntryPoint:
         """Return the entry point that ranks of a release run."""
@@ -324,7 +320,7 @@ class RankProcesses:
             return
         if preload := self._preloading.better_preload(bool(self.held), trains, self._key):
             try:
-                self._send_holder(preload)
+                self._holder.send(preload)
             except ValueError:  # too many to tell: the zygote stays as it is
                 self._preloading.on_warm(self._preloading.proven)
 
@@ -363,21 +359,30 @@ class RankProcesses:
         return self.survivors.is_there(rank.rank_key) and process_attributes.process_state(rank.pid) not in ("T", "t")
 
     async def _rejoin_rank(self, key: RankKey, env: dict[str, str]) -> bool:
-        """Let the parked rank of this number go on in the new generation; return False if there is none."""
+        """Have a parked or a spare rank go on as this one; return False if there is none."""
         old = next((one for one in self.parked if one.rank == key.rank and one.generation < key.generation), None)
+        if old is None and await self._spares.take(key.rank):
+            if await self._request_start(key, RekeyRank(key=str(key), old=str(spare_key(key.rank)))):
+                return False
+            self.survivors.seat_spare(spare_key(key.rank), env)
+            return True
         if old is None or await self._request_start(key, RekeyRank(key=str(key), old=str(old))):
             return False
         del self.held[old]
         self.kept += 1
         if not self.survivors.rejoin(old, env):
-            self._send_holder(KillRank(key=str(key), signal=signal.SIGKILL))  # as a rank that fails at its start
+            self._holder.send(KillRank(key=str(key), signal=signal.SIGKILL))  # as a rank that fails at its start
         return True
 
-    async def end_parked(self, but: tuple[RankKey, ...] = ()) -> None:
-        """Kill all parked ranks except those in `but`."""
+    async def end_parked(self) -> None:
+        """End the parked ranks, and the spare ones."""
+        self._spares.drop_all()
+        await self._end_parked()
+
+    async def _end_parked(self, but: tuple[RankKey, ...] = ()) -> None:
         ending = self.parked.difference(but)
         for key in ending:
-            self._send_holder(KillRank(key=str(key), signal=signal.SIGKILL))
+            self._holder.send(KillRank(key=str(key), signal=signal.SIGKILL))
         until = self._clock.monotonic() + _UNKILLABLE_S
         while any(self.held[key].code is None for key in ending) and await self._wait_changed(until):
             pass
@@ -387,12 +392,14 @@ class RankProcesses:
         stopped ones at once. Return in words which processes still live."""
         self._stopped = max(self._stopped, up_to)
         self._spares_parked, self.kept = park_s > 0, 0
+        if park_s <= 0:
+            self._spares.drop_all()
         if park_s > 0:
             await self._park_ranks(up_to, self._clock.monotonic() + park_s)
         grace_until = self._clock.monotonic() + grace_s
         for rank in self.running_ranks(up_to):
             stopped = process_attributes.process_state(rank.pid) in ("T", "t")
-            self._send_holder(
+            self._holder.send(
                 KillRank(key=rank.key, signal=signal.SIGKILL if stopped or grace_s <= 0 else signal.SIGTERM)
             )
         if grace_s > 2 * _SLOW_END_S:
@@ -400,7 +407,7 @@ class RankProcesses:
             self._say_unended(up_to, grace_until)
         await self._wait_ended(up_to, grace_until)
         for rank in self.running_ranks(up_to):
-            self._send_holder(KillRank(key=rank.key, signal=signal.SIGKILL))
+            self._holder.send(KillRank(key=rank.key, signal=signal.SIGKILL))
         await self._wait_ended(up_to, self._clock.monotonic() + _UNKILLABLE_S)
         undead = [f"rank {r.rank_key.rank} (pid {r.pid}) outlives SIGKILL" for r in self.running_ranks(up_to)]
         undead += [f"rank {key.rank} is still starting" for key in self._starting_keys(up_to)]
@@ -413,13 +420,13 @@ class RankProcesses:
             self._say(f"{format_ranks(ranks)} {not_ended} on SIGTERM; {doomed} killed in {left_s:.0f} s")
 
     def _starting_keys(self, up_to: int) -> list[RankKey]:
-        return [key for key in self._started if key.generation <= up_to]
+        return [key for key in self._started if SPARE < key.generation <= up_to]
 
     async def _sweep_orphans(self) -> list[str]:
         """Have the holder kill processes left behind by ranks, such as data loaders; return in words which remain."""
         if self._swept is None or self._swept.done():
             self._swept = asyncio.get_running_loop().create_future()
-            self._send_holder(SweepLeftovers())
+            self._holder.send(SweepLeftovers())
         try:
             async with asyncio.timeout(_SWEPT_S):
                 left = await asyncio.shield(self._swept)
@@ -441,10 +448,3 @@ class RankProcesses:
             async with asyncio.timeout(left_s):
                 await self._changed.wait()
         return True
-
-
-def _interpreter(entry: EntryPoint, staged: StagedRelease) -> tuple[str, ...]:
-    """Return the command before a rank's arguments. Our own Python also runs our start code, which another may lack."""
-    if entry.python != sys.executable:
-        return entry.interpreter_argv()
-    return (entry.python, "-u", _EXECUTED, staged.staged_path(entry.cwd) if entry.module else "script")

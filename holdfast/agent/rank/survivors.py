@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.agent.rank.spare_ranks import SPARE
 from holdfast.wire import survivor_messages, unix_sockets
 from holdfast.wire.holder_messages import RankKey
 from holdfast.wire.survivor_messages import PartOrder, RejoinOrder, SurvivorOrder, SurvivorState
@@ -22,11 +23,17 @@ class Survivors:
         self._path, self._on_change = path, on_change
         self._lines: dict[RankKey, asyncio.StreamWriter] = {}
         self._parked: set[RankKey] = set()
+        self._announced: set[RankKey] = set()
+        self._seats: dict[RankKey, dict[str, str]] = {}  # of spare ranks that are not there yet
         self._over = 0  # ranks of generations up to this one are to leave them
 
     def is_there(self, key: RankKey) -> bool:
         """Return whether this rank is connected, so that it can be told to leave its generation."""
         return key in self._lines
+
+    def has_announced(self, key: RankKey) -> bool:
+        """Whether this rank can survive, or could until it died."""
+        return key in self._announced
 
     def is_parked(self, key: RankKey) -> bool:
         return key in self._parked
@@ -49,8 +56,13 @@ class Survivors:
         self._parked.discard(key)
         return line is not None and _send(line, RejoinOrder(env=env))
 
+    def seat_spare(self, key: RankKey, env: dict[str, str]) -> None:
+        """Tell a spare rank to go on with this environment, once it is there."""
+        if key not in self._parked or not self.rejoin(key, env):
+            self._seats[key] = env
+
     def _part_rank(self, key: RankKey) -> None:
-        if key.generation <= self._over and key not in self._parked:
+        if SPARE < key.generation <= self._over and key not in self._parked:
             _send(self._lines[key], PartOrder(generation=key.generation))
 
     async def _hear_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -71,7 +83,11 @@ class Survivors:
         key = RankKey(told.generation, told.rank)
         self._lines[key] = writer
         (self._parked.add if told.parked else self._parked.discard)(key)
+        if key.generation > SPARE:
+            self._announced = {key, *(one for one in self._announced if one.generation == key.generation)}
         self._part_rank(key)
+        if told.parked and (env := self._seats.pop(key, None)) is not None:
+            self.rejoin(key, env)
         self._on_change()
         return key
 

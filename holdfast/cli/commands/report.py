@@ -33,6 +33,7 @@ from holdfast.core.incident.incident_text import (
     FAILED_START,
     count_failures,
     describe_again,
+    describe_kept,
     describe_new_release,
     describe_step,
     is_fresh_start,
@@ -375,6 +376,7 @@ def _incidents_table(report: Report, bill: Bill) -> Table:
     redone = {restart.incident: restart.redone for restart in report.restarts}
     for record in report.incidents:
         swapped = f"; {', '.join(record.admitted)} took its place" if record.admitted else ""
+        swapped += describe_kept(record)
         why = f"{record.verdict.reason}{swapped}{describe_new_release(record)}{_fresh_start_text(record)}"
         lost = _lost_text(record, bill.incidents.get(record.number, {}), redone.get(record.number))
         happened = f"{record.cause}{describe_step(record)}{describe_again(record)}"

@@ -41,7 +41,7 @@ from holdfast.controller.store_process import StoreProcess
 from holdfast.controller.user_hooks import UserHooks, job_standing
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
 from holdfast.core.decide.job_view import JobView
-from holdfast.core.incident.incident_text import count_failures
+from holdfast.core.incident.incident_text import count_failures, describe_stop
 from holdfast.core.record.job_account import Account, TimeUse
 from holdfast.core.terminal_sanitizer import sentence_of_ours
 from holdfast.fleet.local_process_fleet import LocalFleet
@@ -377,8 +377,9 @@ class ConsoleTeller:
                 self._trained = True
                 self._say(f"{FIRST_STEP} after {entry.at - self._begun_at:.1f} s")
             case Phase.STOPPING if isinstance(entry.event, Alarm):
-                ranks = "any ranks that are left" if self._unheard else "all ranks"
-                self._say(f"{entry.decision.reason}; stopping {ranks}")
+                done = describe_stop(entry.decision.actions)
+                done = "stopping any ranks that are left" if self._unheard else done
+                self._say(f"{entry.decision.reason}; {done}")
             case Phase.PAUSING:
                 self._say(f"{summary}; ending all ranks")
             case Phase.HELD if not any(isinstance(action, Say) for action in entry.decision.actions):

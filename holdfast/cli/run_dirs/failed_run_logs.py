@@ -9,7 +9,7 @@ from holdfast.agent.rank import last_words
 from holdfast.cli.run_dirs import run_directory, run_journal, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.core.incident.first_cause import ECHOES
-from holdfast.core.incident.incident_text import is_guessed_kill
+from holdfast.core.incident.incident_text import describe_stop, is_guessed_kill
 from holdfast.journal.journal_errors import JournalError
 from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, open_log
 from holdfast.model.alarm import Alarm, Kind
@@ -87,7 +87,7 @@ def _write_console(entries: Sequence[Entry]) -> str:
     opened, phase = "", Phase.NEW
     for entry in entries:
         if isinstance(entry.event, Alarm) and entry.decision.phase is Phase.STOPPING is not phase:
-            opened = f"holdfast: {entry.decision.reason}; stopping all ranks"
+            opened = f"holdfast: {entry.decision.reason}; {describe_stop(entry.decision.actions)}"
         if entry.decision.closed:
             lines, opened = [*lines, f"holdfast: {entry.decision.closed.sentence}"], ""
         phase = entry.decision.phase

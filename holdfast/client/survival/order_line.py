@@ -57,6 +57,13 @@ class OrderLine:
         else:
             self._send_state()
 
+    def wait_for_seat(self, rank: int) -> dict[str, str]:
+        """Say that this process could be that rank, and wait for the environment of its generation."""
+        self._stay, self._parked = Stay(rank, 0), True
+        self._stay.inside = False
+        _thread.start_new_thread(self._run, ())
+        return self._orders.get()
+
     def leave(self) -> None:
         assert self._stay is not None
         self._stay.inside = False

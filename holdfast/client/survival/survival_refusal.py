@@ -44,4 +44,6 @@ def _refuse_fsdp(module: Any) -> str:
     own = [getattr(group, name, None) for name in ("_all_gather_comm", "_reduce_scatter_comm")] if group else []
     if any(one is not None and not type(one).__module__.startswith("torch.") for one in own):
         return "its FSDP communicates in a way of its own"
+    if not hasattr(module._get_fsdp_state(), "_reset_iter_state"):
+        return f"FSDP2 of torch {torch.__version__} cannot leave a step before its end"
     return ""

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
@@ -21,7 +21,7 @@ from holdfast.client.survival.survival_refusal import find_refusal
 from holdfast.client.training.group_calls import GROUP_CALLS, list_groups
 from holdfast.client.training.message_counts import find_counts
 from holdfast.client.training.progress import here as progress
-from holdfast.wire.progress_environment import KEEPER, PATIENCE, REHEARSAL
+from holdfast.wire.progress_environment import KEEPER, PATIENCE, REHEARSAL, RESUME, SEATLESS
 from holdfast.wire.replay_environment import is_replay
 from holdfast.wire.survivor_messages import SOCKET
 
@@ -33,18 +33,24 @@ _BROKEN = re.compile(r"gloo|\bpair\.cc|Connection (?:closed|reset)|Broken pipe",
 
 
 class Here(NamedTuple):
-    """The argument of the function that survives: this rank, the world size and the generation."""
+    """The argument of the function that survives: this rank, the world size, the generation, and the step that all
+    ranks are to restore, 0 if there is none."""
 
     rank: int
     world: int
     generation: int
+    step: int
 
 
-def survive(*, model: torch.nn.Module | None = None) -> Callable[[Callable[[Here], Result]], Callable[[], Result]]:
+def survive(
+    *, model: torch.nn.Module | None = None, optimizer: Any = None, mesh: object = None
+) -> Callable[[Callable[[Here], Result]], Callable[[], Result]]:
     """Mark the training function: when another rank fails, it is interrupted and called again, in the same process.
 
-    Make process groups and `model` before calling it; make and restore a Checkpointer inside it. Whatever else it
-    changes must be made inside it too, or be among the extras of the Checkpointer.
+    Make process groups, `model` and `optimizer` before calling it; make and restore a Checkpointer inside it. Whatever
+    else it changes must be made inside it too, or be among the extras of the Checkpointer. Gradients of an interrupted
+    step are dropped: those of `model`, and those of `optimizer` (one, or several), which may have others. `mesh` is
+    passed on to `holdfast.attach`.
 
     >>> @holdfast.survive(model=torch.nn.Linear(2, 1))
     ... def train(here):
@@ -53,17 +59,23 @@ def survive(*, model: torch.nn.Module | None = None) -> Callable[[Callable[[Here
     0
     """
 
+    owners = [] if optimizer is None else list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    if strange := [type(one).__name__ for one in owners if not hasattr(one, "zero_grad")]:
+        raise TypeError(f"optimizer must be an optimizer, or several, not {strange[0]}: it has no zero_grad")
+
     def decorate(function: Callable[[Here], Result]) -> Callable[[], Result]:
         @functools.wraps(function)
         def survivor() -> Result:
-            return run_surviving(model, function)
+            if mesh is not None:
+                progress.attach(mesh=mesh)
+            return run_surviving(model, owners, function)
 
         return survivor
 
     return decorate
 
 
-def run_surviving(model: torch.nn.Module | None, function: Callable[[Here], Result]) -> Result:
+def run_surviving(model: torch.nn.Module | None, optimizers: list[Any], function: Callable[[Here], Result]) -> Result:
     """Run the function until it returns, in as many generations as that takes."""
     slot, patience_s = progress.find_slot(), float(os.environ.get(PATIENCE, "0"))
     if slot is None or is_replay() or not patience_s:
@@ -77,28 +89,39 @@ def run_surviving(model: torch.nn.Module | None, function: Callable[[Here], Resu
         if int(os.environ.get("RANK", "0")) == 0:
             print(f"holdfast: no rank survives the failure of another one: {reason}", file=sys.stderr, flush=True)
         return function(_read_place())
-    survivor = Survivor(model, holders, patience_s)
+    survivor = Survivor(model, optimizers, holders, patience_s)
     try:
-        return survivor.run(function, slot)
+        result = survivor.run(function, slot)
     finally:
-        survivor.close()
+        survivor.hang_up()
+    survivor.retire()
+    return result
 
 
 def _read_place() -> Here:
-    return Here(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), current_generation())
+    rank, world, step = (int(os.environ.get(*named)) for named in (("RANK", "0"), ("WORLD_SIZE", "1"), (RESUME, "0")))
+    return Here(rank, world, current_generation(), step)
 
 
 class Survivor:
     """Calls the function that survives once per generation, and regroups in between."""
 
-    def __init__(self, model: torch.nn.Module | None, holders: torch_groups.GroupHolders, patience_s: float) -> None:
-        self._model, self._holders, self._patience_s = model, holders, patience_s
+    def __init__(
+        self,
+        model: torch.nn.Module | None,
+        optimizers: list[Any],
+        holders: torch_groups.GroupHolders,
+        patience_s: float,
+    ) -> None:
+        self._model, self._optimizers, self._holders, self._patience_s = model, optimizers, holders, patience_s
         self._line = OrderLine(Path(os.environ[KEEPER]).with_name(SOCKET), torch_groups.abort_groups)
         self._slot: SlotWriter | None = None
 
     def run(self, function: Callable[[Here], Result], slot: "SlotWriter") -> Result:
         self._slot = slot
-        if GROUP_CALLS.rehearses:
+        if os.environ.get(REHEARSAL) == SEATLESS:
+            self._rejoin(self._line.wait_for_seat(_read_place().rank))
+        elif GROUP_CALLS.rehearses:
             self._regroup()
         while True:
             if self._slot is not None:
@@ -120,9 +143,12 @@ class Survivor:
             del failure
             self._rejoin(self._line.park())
 
-    def close(self) -> None:
-        """Tell the agent that this rank no longer survives, because its training function has ended."""
+    def hang_up(self) -> None:
         self._line.close()
+
+    def retire(self) -> None:
+        """Tell the agent that this rank no longer survives, because its training function has returned. A rank whose
+        function failed does not: it is about to end, and the other ranks survive that."""
         if self._slot is not None:
             self._slot.mark_survives(False)
 
@@ -157,6 +183,8 @@ class Survivor:
         progress.on_group()
         if self._model is not None:
             torch_groups.bind_model(self._model)
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
 
 
 def _is_broken_group(failure: BaseException) -> bool:

@@ -98,6 +98,8 @@ class GroupHolders:
 def bind_model(model: Any) -> None:
     """Make DDP and FSDP2 use the groups that were put into their attributes, and forget any step that was under way. A
     collective, if there is a DDP model."""
+    for parameter in model.parameters():
+        parameter.grad = None  # of the step that was left; or a view of the buckets of DDP's old reducer
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
             _bind_ddp(module)
@@ -116,8 +118,6 @@ def is_fsdp(module: Any) -> bool:
 def _bind_ddp(ddp: DistributedDataParallel) -> None:
     """Give DDP a reducer of the new group, cut into the same buckets on survivors and on new ranks."""
     ddp.reducer._remove_autograd_hooks()
-    for parameter in ddp.parameters():
-        parameter.grad = None  # it may be a view of the old reducer's buckets
     ddp.logger = None
     parameters, sparse = ddp._build_params_for_reducer()
     names = ddp._build_debug_param_to_name_mapping(parameters)

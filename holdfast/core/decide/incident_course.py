@@ -2,6 +2,8 @@
 
 from collections.abc import Collection
 
+import msgspec
+
 from holdfast.core.decide import launching
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.open_planned_restart import Pause
@@ -25,8 +27,11 @@ def open_trouble(state: JobState, now: float, alarm: Alarm) -> str:
     state.failed_survivals += state.incident is not None and state.incident.parked
     incident = add_failure(state, now, alarm)
     incident.parked = _can_survive(state, alarm)
-    park_s = state.limits.survive_s if incident.parked else 0.0
-    stop = launching.make_stop(state, incident.silent, park_s)
+    stop = launching.make_stop(state, incident.silent)
+    if incident.parked:
+        ranks = {rank for seat in state.nodes.active_seats if seat.node in stop.nodes for rank in seat.ranks}
+        told = len(ranks.difference(alarm.ranks))
+        stop = msgspec.structs.replace(stop, park_s=state.limits.survive_s, parking=told)
     state.emit(stop)
     state.enter(Phase.STOPPING, stop.id)
     return describe_round(incident)

@@ -142,11 +142,10 @@ def evict_lost(state: JobState, now: float, nodes: Collection[str], kind: Kind) 
     return told
 
 
-def make_stop(state: JobState, lost: Collection[str] = (), park_s: float = 0.0) -> Stop:
-    """Return the action that ends or parks all ranks of this generation on the active nodes, except the `lost` ones."""
+def make_stop(state: JobState, lost: Collection[str] = ()) -> Stop:
+    """Return the action that ends all ranks of this generation on the active nodes, except the `lost` ones."""
     nodes = tuple(seat.node for seat in state.nodes.active_seats if seat.node not in lost)
-    grace_s = state.limits.stop_grace_s
-    return Stop(id=next(state.ids), generation=state.generation, nodes=nodes, grace_s=grace_s, park_s=park_s)
+    return Stop(id=next(state.ids), generation=state.generation, nodes=nodes, grace_s=state.limits.stop_grace_s)
 
 
 def fence_unstopped(state: JobState, now: float, nodes: Iterable[str]) -> None:
@@ -304,6 +303,7 @@ def on_started(state: JobState, now: float, event: Outcome) -> str:
         state.interruption.launched_at, state.interruption.apart = now, event.apart
     if state.incident:
         state.incident.disks, state.incident.kept = event.disks, event.kept
+        state.incident.renewed = world_size(state.nodes.seats) - event.kept if event.kept else 0
     return f"generation {state.generation} started" + (f", {event.detail}" if event.detail else "")
 
 

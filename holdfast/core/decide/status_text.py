@@ -22,13 +22,17 @@ def tell_present(state: JobState, now: float, step: int, ending: str, mute: tupl
             where = ", ".join(seat.node for seat in state.nodes.seats)
             return f"generation {generation} is being launched on {where}{why}"
         case Phase.STARTING:
-            return f"the ranks of generation {generation} run; no step was seen yet{why}"
+            kept = state.incident.kept if state.incident else 0
+            old = f", {kept} of them in the {'process' if kept == 1 else 'processes'} from before" if kept else ""
+            return f"the ranks of generation {generation} run{old}; no step was seen yet{why}"
         case Phase.TRAINING if state.progress and state.progress.parted:
             return f"ending: every rank has left its process group, or its script has returned, after {made}"
         case Phase.TRAINING:
             who = "the ranks that tell of steps have" if mute else "every rank has"
             untold = f"; {format_ranks(mute)} {'tell' if len(mute) > 1 else 'tells'} of none" if mute else ""
             return f"training; {who} made {made}{untold}{_describe_stand(state, now)}"
+        case Phase.STOPPING if state.incident and state.incident.parked:
+            return f"ranks leave the step and stay, and those that cannot are being stopped{why}"
         case Phase.STOPPING:
             return f"all ranks are being stopped{why}"
         case Phase.PROBING:

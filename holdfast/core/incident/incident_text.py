@@ -9,6 +9,7 @@ from holdfast.core.incident.first_cause import ECHOES, is_switch_loss
 from holdfast.core.incident.incident_case import TOLD
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.core.sum_preserving_rounding import share_tenths
+from holdfast.model.action import Action, Stop
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.incident_record import Change, Record, Remedy
 from holdfast.model.release import Skip
@@ -335,7 +336,7 @@ def _describe_remedy(record: Record) -> str:
     if record.skipped:
         left_out = ", ".join(_step_range(skip) for skip in record.skipped)
         return f"restarted in place, the batches of {left_out} left out,"
-    kept = f", {_count_ranks(record.kept)} without a new process," if record.kept else ""
+    kept = f"{clause}," if (clause := describe_kept(record)) else ""
     if not record.evicted:
         return "restarted in place" + (f" with {', '.join(record.admitted)} admitted" if record.admitted else "") + kept
     went_on = "restarted" if is_fresh_start(record) or record.resumed_from is None else "resumed"
@@ -352,8 +353,22 @@ def count_steps(count: int) -> str:
     return "1 step" if count == 1 else f"{count} steps"
 
 
-def _count_ranks(count: int) -> str:
+def count_ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def describe_kept(record: Record) -> str:
+    """Return a clause about the ranks that went on in their processes; "" if none did."""
+    if not record.kept:
+        return ""
+    new = f" and {record.renewed} new" if record.renewed else ""
+    return f", {count_ranks(record.kept)} in the {'process it' if record.kept == 1 else 'processes they'} had{new}"
+
+
+def describe_stop(actions: Iterable[Action]) -> str:
+    """Return what these actions do to the ranks of a generation that failed: who is ended, and who is to stay."""
+    parking = sum(action.parking for action in actions if isinstance(action, Stop))
+    return f"telling {count_ranks(parking)} to leave the step and stay" if parking else "stopping all ranks"
 
 
 def _count_times(count: int) -> str:

@@ -18,7 +18,7 @@ _OPENED = re.compile(r"^holdfast: incident \d+[^:]*: (?!noted )")
 _CLOSED = re.compile(r"^holdfast: .*; (?:restarted in place|evicted |gave up: |release \d+ was rolled back)")
 _CAUSE = re.compile(  # ends before the step at which it happened, what came after it, and what was done
     r"^holdfast: (?:incident \d+[^:]*: )?(?P<cause>.*?)(?: at step \d+| before any step was seen| \d+ steps? after its "
-    r"launch)?(?:, then failed .*?)?; (?:stopping |restarted in place|evicted |gave up: |release \d+ was rolled back)"
+    r"launch)?(?:, then failed .*?)?; (?:(?:stopp|tell)ing |restarted in place|evicted |gave up: |release \d+ was roll)"
 )
 _HUNG = re.compile(
     r"^ranks? (?P<ranks>[\d, andmore-]+?) on (?P<nodes>[\w., -]+?) (?:ha(?:s|ve) stood|keeps? the others waiting)\b"

@@ -5,7 +5,7 @@ from collections import deque
 import msgspec
 
 from holdfast.core.incident.first_cause import ECHOES
-from holdfast.core.incident.incident_text import describe_cause, list_some
+from holdfast.core.incident.incident_text import count_ranks, describe_cause, list_some
 from holdfast.model.action import Acquire, Action, Block, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
 from holdfast.model.alarm import Alarm, Stance
 from holdfast.model.event import Ended, Entry, Order, Outcome, Phase, Ready
@@ -219,8 +219,12 @@ def describe_action(action: Action) -> str:
             return f"give {node} back to the fleet: {reason}"
         case Block(host=host, reason=reason):
             return f"block host {host}: {reason}"
-        case Launch(generation=generation, seats=seats):
-            return f"launch generation {generation} on {list_some([seat.node for seat in seats])}"
+        case Launch(generation=generation, seats=seats, keep=keep):
+            launched = f"launch generation {generation} on {list_some([seat.node for seat in seats])}"
+            return f"{launched}, and let ranks that stayed go on" if keep else launched
+        case Stop(generation=generation, nodes=nodes, parking=parking) if parking:
+            told = f"tell {count_ranks(parking)} to leave generation {generation} and stay"
+            return f"{told}, and end what does not, on {list_some(nodes)}"
         case Stop(generation=generation, nodes=nodes):
             return f"stop all ranks of generation {generation} on {list_some(nodes) if nodes else 'no node'}"
         case Stage(release=release, nodes=nodes):

@@ -15,11 +15,11 @@ CATALOG = catalog_files.load_failures()
 ECHO = "[rank 0] RuntimeError: [pair.cc:537] Read error [127.0.0.1]:2966: Connection reset by peer (of a rank that lost"
 
 
-def console(*incidents: str, ended: bool = True) -> str:
+def console(*incidents: str, ended: bool = True, does: str = "stopping all ranks") -> str:
     """A console log of a run that had these incidents; the last one is still open unless it `ended`."""
     lines = ["holdfast: local fleet: 1 node x 2 ranks on this host", "holdfast: training: first step after 3.5 s"]
     for number, cause in enumerate(incidents, 1):
-        lines += ["[rank 0] step 8 loss 3.2", f"holdfast: incident {number}: {cause}; stopping all ranks", ECHO]
+        lines += ["[rank 0] step 8 loss 3.2", f"holdfast: incident {number}: {cause}; {does}", ECHO]
         if ended or number < len(incidents):
             lines.append(f"holdfast: {cause} at step 8; restarted in place from step 5, lost 0.8 s (stop 0.8)")
             lines.append("[rank 0] step 6 loss 3.3")
@@ -50,6 +50,8 @@ def test_an_exit_is_what_the_live_judge_says_it_is(exit: Exit, klass: str, ended
     assert (alarm.klass or "unknown_child_failure") == klass
     found = diagnosis(console(describe_cause(alarm), ended=ended))
     assert (found.klass, found.root_rank, found.node) == (klass, 1, "n0")
+    parked = diagnosis(console(describe_cause(alarm), ended=ended, does="telling 3 ranks to leave the step and stay"))
+    assert parked.explanation == found.explanation and parked.root_rank == found.root_rank
     if "sender unknown" in alarm.reason:
         assert "killed by SIGKILL, sender unknown" in found.explanation
 
