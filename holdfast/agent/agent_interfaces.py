@@ -103,7 +103,7 @@ class NodeRanks(Protocol):
     async def launch_ranks(self, errand: LaunchHere) -> str:
         """Start the seat's ranks, or continue the parked ones; return an error in words, empty if every rank runs."""
 
-    async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0) -> str:
+    async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0, standing: tuple[int, ...] = ()) -> str:
         """End all ranks of generations up to `up_to`, except those that park within `park_s`. Return in words which
         processes still live; empty if none does."""
 

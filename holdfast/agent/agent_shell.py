@@ -289,12 +289,13 @@ class Agent:
         else:
             stop = errand if isinstance(errand, StopHere) else None
             generation, park_s = (stop.generation, stop.park_s) if stop else (self.life.generation, 0.0)
+            standing = stop.standing if stop else ()
             self.notes.write_stopped(generation)
             self._send_beat()  # the last steps, before the ranks are gone
             if isinstance(errand, Leave) and self.life.is_alone:
                 self.notes.write_departure(self._make_departure(errand.reason))
             self.life.returned = returned_ranks(self._read_slots().values(), generation)
-            error = await self.ranks.stop_ranks(generation, errand.grace_s, park_s)
+            error = await self.ranks.stop_ranks(generation, errand.grace_s, park_s, standing)
             await self.staging.gather_outputs()
         if isinstance(errand, Leave):
             await self.keeper.leave_job(errand)

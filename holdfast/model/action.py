@@ -74,6 +74,7 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     grace_s: float
     park_s: float = 0.0  # for ranks to park themselves; those that have not by then are ended; 0: all are
     parking: int = 0  # how many ranks are told to, so that people can be
+    standing: tuple[int, ...] = ()  # ranks that hang: they could not park themselves, and are ended at once
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):

@@ -41,6 +41,7 @@ class StopHere(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     generation: int
     grace_s: float
     park_s: float = 0.0  # as in Stop
+    standing: tuple[int, ...] = ()
 
 
 class StageHere(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):

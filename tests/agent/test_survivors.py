@@ -102,9 +102,10 @@ async def forking(tmp_path: Path) -> AsyncIterator[Survival]:
     await close(made)
 
 
-async def park(bench: Survival, *ranks: int) -> str:
+async def park(bench: Survival, *ranks: int, standing: tuple[int, ...] = ()) -> str:
     """Stop the generation; these ranks leave it, and others are ended."""
-    stopping = asyncio.create_task(bench.ranks.stop_ranks(1, 0.0, 0.5 if len(ranks) < 2 else 60.0))
+    park_s = 0.5 if len(ranks) + len(standing) < 2 else 60.0
+    stopping = asyncio.create_task(bench.ranks.stop_ranks(1, 0.0, park_s, standing))
     for rank in (4, 5):
         assert await bench.lines[rank].hear() == PartOrder(generation=1)
     for rank in ranks:
@@ -144,6 +145,12 @@ async def test_one_that_does_not_leave_in_time_is_ended_and_its_heir_rehearses(b
     assert await launching == "" and bench.ranks.kept == 1
     [fresh] = [one for one in asked if isinstance(one, ExecRank)]
     assert fresh.key == "2:4" and fresh.env[REHEARSAL] == "1"
+
+
+async def test_one_that_stands_is_not_waited_for(bench: Survival) -> None:
+    async with asyncio.timeout(30):
+        assert await park(bench, 5, standing=(4,)) == ""
+    assert {key.rank for key in bench.ranks.parked} == {5}
 
 
 async def test_one_that_has_ended_meanwhile_is_started_anew(bench: Survival) -> None:

@@ -72,6 +72,13 @@ def test_survivors_are_parked_and_go_on() -> None:
     assert "; restarted in place, 3 ranks in the processes they had and 1 new, from step" in closed.sentence
 
 
+def test_a_rank_that_hangs_is_ended_at_once() -> None:
+    hang = Alarm(kind=Kind.HANG, at=9.0, suspects=("a",), ranks=(1,), reason="keeps the others waiting", hard=True)
+    stop = Play(Limits(survive_s=3.0)).fail(hang)
+    assert (stop.park_s, stop.parking, stop.standing) == (3.0, 3, (1,))
+    assert Play(Limits(survive_s=3.0)).fail(CRASH).standing == ()
+
+
 def test_what_is_said_of_them() -> None:
     play = Play()
     failed = play.hear(CRASH)

@@ -348,10 +348,10 @@ class RankProcesses:
         """Ranks that have left their generation and wait for the next one."""
         return frozenset(key for key, rank in self.held.items() if rank.code is None and self.survivors.is_parked(key))
 
-    async def _park_ranks(self, up_to: int, until: float) -> None:
+    async def _park_ranks(self, up_to: int, until: float, standing: tuple[int, ...]) -> None:
         """Tell ranks to leave their generation; wait for those that can park."""
         self.survivors.part_ranks(up_to)
-        while any(self._may_park(rank) for rank in self.running_ranks(up_to)):
+        while any(self._may_park(one) for one in self.running_ranks(up_to) if one.rank_key.rank not in standing):
             if not await self._wait_changed(until):
                 return
 
@@ -387,15 +387,15 @@ class RankProcesses:
         while any(self.held[key].code is None for key in ending) and await self._wait_changed(until):
             pass
 
-    async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0) -> str:
-        """Give ranks that can park `park_s` to do so. End the others by SIGTERM and, after the grace, SIGKILL; kill
-        stopped ones at once. Return in words which processes still live."""
+    async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0, standing: tuple[int, ...] = ()) -> str:
+        """Give ranks that can park `park_s` to do so, but do not wait for `standing` ones. End the others by SIGTERM
+        and, after the grace, SIGKILL; kill stopped ones at once. Return in words which processes still live."""
         self._stopped = max(self._stopped, up_to)
         self._spares_parked, self.kept = park_s > 0, 0
         if park_s <= 0:
             self._spares.drop_all()
         if park_s > 0:
-            await self._park_ranks(up_to, self._clock.monotonic() + park_s)
+            await self._park_ranks(up_to, self._clock.monotonic() + park_s, standing)
         grace_until = self._clock.monotonic() + grace_s
         for rank in self.running_ranks(up_to):
             stopped = process_attributes.process_state(rank.pid) in ("T", "t")

@@ -31,7 +31,8 @@ def open_trouble(state: JobState, now: float, alarm: Alarm) -> str:
     if incident.parked:
         ranks = {rank for seat in state.nodes.active_seats if seat.node in stop.nodes for rank in seat.ranks}
         told = len(ranks.difference(alarm.ranks))
-        stop = msgspec.structs.replace(stop, park_s=state.limits.survive_s, parking=told)
+        standing = alarm.ranks if alarm.kind is Kind.HANG else ()
+        stop = msgspec.structs.replace(stop, park_s=state.limits.survive_s, parking=told, standing=standing)
     state.emit(stop)
     state.enter(Phase.STOPPING, stop.id)
     return describe_round(incident)

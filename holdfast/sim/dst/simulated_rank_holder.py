@@ -124,7 +124,7 @@ class SimHolder:
             if held.is_healthy and self._scene.rng.random() < _UNWINDS:
                 self._machine.park_rank(held)
 
-    async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0) -> str:
+    async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0, standing: tuple[int, ...] = ()) -> str:
         self._stopped, self.kept = max(self._stopped, up_to), 0
         if park_s > 0:
             await asyncio.sleep(self._scene.rng.uniform(0.0, park_s))
