@@ -358,10 +358,8 @@ class ActionExecutor:
 
     async def _stop_ranks(self, action: Stop) -> Outcome:
         self.dispatch.on_stop(action.generation)
-        park_s, grace_s = action.park_s, action.grace_s
-        errand = StopHere(
-            id=action.id, generation=action.generation, grace_s=grace_s, park_s=park_s, standing=action.standing
-        )
+        generation, park_s, grace_s = action.generation, action.park_s, action.grace_s
+        errand = StopHere(id=action.id, generation=generation, grace_s=grace_s, park_s=park_s, standing=action.standing)
         within_s = park_s + grace_s + self.view.limits.stop_s
         return await self._gather_outcome(action.id, dict.fromkeys(action.nodes, errand), within_s)
 

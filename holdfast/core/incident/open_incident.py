@@ -278,8 +278,7 @@ class Incident(msgspec.Struct, kw_only=True):
     def make_record(self, verdict: Verdict, resumed_at: float, resumed_from: int | None) -> Record:
         """Return the record of the incident at its end."""
         cause = self.first or self.name_cause()
-        named = self.first_named or cause
-        lost_since, stepped_at = self._date_loss(cause)
+        named, (lost_since, stepped_at) = self.first_named or cause, self._date_loss(cause)
         stopped_at = max(self.stopped_at, self.opened_at)
         record = Record(
             number=self.number,
