@@ -36,7 +36,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["rep"], ["report"]),
         ([""], list(COMMANDS)),
         (["nothing", ""], []),
-        (["report", "--j"], ["--json"]),
+        (["report", "--j"], ["--json", "--journal"]),
         (["report", "--json", "--r"], ["--run"]),
         (["logs", "--stream", ""], ["stdout", "stderr", "both"]),
         (["run", "--no-z"], ["--no-zygote"]),

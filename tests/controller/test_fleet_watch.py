@@ -139,7 +139,7 @@ async def test_a_survey_that_hangs_holds_up_nothing(desk_of: Open, monkeypatch: 
 
 
 async def test_a_refusal_for_good_ends_a_job_that_has_not_begun(desk_of: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(fleet: FakeFleet, count: int) -> None:
+    def refuse(fleet: FakeFleet, count: int, evicted: object) -> None:
         raise FleetRefusal("sbatch: error: invalid partition specified: gpu9")
 
     monkeypatch.setattr(FakeFleet, "acquire", refuse)

@@ -34,7 +34,11 @@ _BROKEN = re.compile(r"gloo|\bpair\.cc|Connection (?:closed|reset)|Broken pipe",
 
 class Here(NamedTuple):
     """The argument of the function that survives: this rank, the world size, the generation, and the step that all
-    ranks are to restore, 0 if there is none."""
+    ranks are to restore, 0 if there is none.
+
+    >>> holdfast.Here(rank=1, world=4, generation=2, step=120).step
+    120
+    """
 
     rank: int
     world: int
