@@ -141,7 +141,8 @@ class KubernetesFleet:
     async def _find_bad_hosts(self, evicted: Collection[str]) -> list[str]:
         """Return the hosts to avoid: those of nodes that were or are being evicted, or whose pods have failed."""
         await self._table.refresh(anew=True)
-        pods = {node: self._table.pods.get(node) or self._table.removed.get(node) for node in self._records.nodes}
+        nodes = {*self._records.nodes, *evicted}  # of a pod that has just gone, no record may be left
+        pods = {node: self._table.pods.get(node) or self._table.removed.get(node) for node in sorted(nodes)}
         failed = [
             pod.spec.node_name
             for node, pod in pods.items()
@@ -157,10 +158,10 @@ class KubernetesFleet:
         if node not in self._records.nodes:
             return
         self._keep_node(node, released=True)
-        async with self._creating:  # from here on its pod is there or will never be
-            pass
-        self._ending.add(node)
+        self._ending.add(node)  # first: a survey would take it for a stray, and its host would be forgotten
         try:
+            async with self._creating:  # from here on its pod is there or will never be
+                pass
             if cause is Dismissal.EVICTED and self._wishes.avoid_s:
                 await self._avoid_host_of(node, reason)
             await self._end_pod(node)

@@ -233,6 +233,20 @@ async def test_a_pod_asked_for_while_a_node_is_evicted_avoids_its_host(lab: Lab)
     assert avoided_hosts(lab, new) == [bad]
 
 
+async def test_the_host_of_an_evicted_pod_is_avoided_though_a_survey_has_forgotten_the_pod(lab: Lab) -> None:
+    [node] = await lab.up(1)
+    bad = lab.machine(node)
+    lab.machines.kill(node)
+    await lab.until_all(lambda seen: seen[node].state is GONE)
+    async with lab.fleet._creating:  # as while a pod is made
+        giving = asyncio.create_task(lab.fleet.give_back(node, "evicted"))
+        for _ in range(3):
+            await lab.fleet.survey()
+    await giving
+    [new] = await lab.fleet.acquire(1, evicted={node})
+    assert avoided_hosts(lab, new) == [bad]
+
+
 async def test_a_node_that_is_only_not_needed_taints_nobody(lab: Lab) -> None:
     [node] = await lab.up(1)
     where = lab.machine(node)
