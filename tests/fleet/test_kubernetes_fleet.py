@@ -106,7 +106,7 @@ async def test_a_watch_goes_on_after_changes_were_forgotten(lab: Lab) -> None:
 
 async def test_an_api_server_that_is_away_says_nothing_and_is_waited_for(lab: Lab) -> None:
     stays, goes = await lab.up(2)
-    away = threading.Thread(target=lab.cluster.fake.restart, args=(1.0,))
+    away = threading.Thread(target=lab.cluster.fake.restart, args=(3.0,))
     away.start()
     until_at = time.monotonic() + PATIENCE_S
 
