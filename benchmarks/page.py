@@ -146,7 +146,7 @@ def main() -> None:
             len(feed.whole),
             len(gzip.compress(feed.whole)),
         )
-        findings.figures["file_bytes"] = len(feed.write_file().encode())
+        findings.figures["file_bytes"] = len(feed.render().encode())
         findings.figures["refresh_s"], findings.figures["live_bytes_a_minute"] = measure_live(path, later)
         seen = measure_browser(path)
     if isinstance(seen, str):

@@ -43,7 +43,7 @@ def _module_name(name: str) -> str:
     return f"module_{name.partition('.')[0]}"
 
 
-def write_page_file(title: str, sections: dict[str, Any], stories: dict[int, Any]) -> str:
+def render_page(title: str, sections: dict[str, Any], stories: dict[int, Any]) -> str:
     """Return a job's page as one HTML file that loads nothing from the network and runs only its own script."""
     assets = read_assets()
     script, style = join_modules(assets), assets["page.css"]

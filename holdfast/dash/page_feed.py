@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.core.record.page_view import PageFold, PageView
 from holdfast.core.terminal_sanitizer import strip_tree
-from holdfast.dash.page_assets import write_page_file
+from holdfast.dash.page_assets import render_page
 from holdfast.dash.page_source import PageSource, SourceError
 from holdfast.dash.release_diff import compare_releases
 
@@ -81,7 +81,7 @@ class PageFeed:
             return None
         return [patch for _, patch in found]
 
-    def write_file(self) -> str:
+    def render(self) -> str:
         """Return the page as one file, with its present view and the stories of the newest incidents."""
         while self.behind:
             self.refresh_view()
@@ -90,7 +90,7 @@ class PageFeed:
         told = {number: self.tell_story(number, logged=number > last - _LOGGED) for number in numbers}
         stories = {number: story for number, story in told.items() if story}
         sections = self._sections | {"orders_taken": False, "reading": False}
-        return write_page_file(f"holdfast: {self._sections['head']['run_id']}", sections, stories)
+        return render_page(f"holdfast: {self._sections['head']['run_id']}", sections, stories)
 
     def tell_story(self, number: int, *, logged: bool = True) -> Any:
         """Return the story of an incident as plain values, with what the ranks in question printed last before it; None

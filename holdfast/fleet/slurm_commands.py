@@ -41,7 +41,7 @@ def step_environment(env: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in env.items() if not key.startswith(("SLURM_", "SRUN_")) or key in kept}
 
 
-def is_inside_allocation(env: Mapping[str, str]) -> int:
+def own_slurm_job(env: Mapping[str, str]) -> int:
     """Return the id of the Slurm job in whose allocation this process runs; 0 if it runs in none."""
     text = env.get("SLURM_JOB_ID", "")
     return int(text) if text.isdecimal() else 0

@@ -58,7 +58,7 @@ def test_a_file_that_is_no_journal_is_one_sentence(tmp_path: Path, capsys: Captu
 
 
 def test_the_mailed_file_runs_its_own_script_alone(journal: Path) -> None:
-    written = PageFeed(JournalSource(journal)).write_file()
+    written = PageFeed(JournalSource(journal)).render()
     assert written.count("<script") == 2  # its script, and what it shows
     assert HOSTILE not in written and "\\u003cscript>document.title" in written
     assert "\x1b" not in written and "\u202e" not in written
@@ -212,7 +212,7 @@ def test_a_page_of_another_port_gets_nothing_that_it_can_use(journal: Path, brow
 def test_a_mailed_file_shows_the_same_without_a_server(
     journal: Path, report: Report, browser: Any, tmp_path: Path
 ) -> None:
-    (tmp_path / "run.html").write_text(PageFeed(JournalSource(journal)).write_file(), encoding="utf-8")
+    (tmp_path / "run.html").write_text(PageFeed(JournalSource(journal)).render(), encoding="utf-8")
     faults: list[str] = []
     page = browser.new_page()
     page.on("pageerror", lambda error: faults.append(str(error)))

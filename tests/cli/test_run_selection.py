@@ -159,7 +159,7 @@ def test_one_way_to_name_a_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def shown_runs(capsys: pytest.CaptureFixture[str], folder: Path) -> str:
-    return capsys.readouterr().out.replace(str(folder), "FOLDER")
+    return capsys.readouterr().out.replace(str(folder / "home"), "HOME").replace(str(folder), "FOLDER")
 
 
 def test_runs_are_listed(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.controller.access import connection_gate
+from holdfast.controller.access.caller_queue import CallerQueue
 from holdfast.controller.access.connection_gate import ConnectionGate
-from holdfast.controller.access.host_line import HostLine
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority
 
@@ -203,7 +203,7 @@ async def test_an_idle_link_is_closed_after_its_time(monkeypatch: pytest.MonkeyP
 
 
 def test_a_line_takes_from_the_greedy_and_gives_turns_by_host() -> None:
-    line: HostLine[str] = HostLine()
+    line: CallerQueue[str] = CallerQueue()
     for number, one in enumerate(["b1", "a1", "a2", "a3", "c1"]):
         line.add(one, one[0], float(number))
     assert line.crowded_out("a") == "a1" and line.crowded_out("c") == "b1"

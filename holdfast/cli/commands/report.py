@@ -171,7 +171,7 @@ def _write_page(run_dir: Path, path: Path) -> int:
     from holdfast.dash.page_source import SourceError
 
     try:
-        written = PageFeed(RunSource(run_dir)).write_file()
+        written = PageFeed(RunSource(run_dir)).render()
     except (SourceError, OSError) as e:
         print(f"holdfast report: {e}", file=sys.stderr)
         return 2

@@ -16,7 +16,7 @@ from holdfast.cli.launch.slurm_node import MODULE
 from holdfast.cli.launch.standby_choice import choose_standbys
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
 from holdfast.config import Settings
-from holdfast.fleet.slurm_commands import is_inside_allocation
+from holdfast.fleet.slurm_commands import own_slurm_job
 from holdfast.fleet.slurm_fleet import SlurmPlan
 from holdfast.journal.journal_errors import JournalError
 from holdfast.model.job_and_seats import Job
@@ -34,7 +34,7 @@ def run_on_slurm(args: RunArgs, settings: Settings, entry: EntryPoint, job: Job)
             raise UsageError(f"--fleet slurm: there is no {program} on this host; run it where you would type sbatch")
     check_cluster_flags(args, settings)
     args, why = choose_standbys(args)
-    allocation, address = is_inside_allocation(os.environ), find_own_address(args.local_addr)
+    allocation, address = own_slurm_job(os.environ), find_own_address(args.local_addr)
     draft = msgspec.structs.replace(draft_run(args, settings, entry, job), host=address, allocation=allocation)
     lease = _claim_lease(args.journal, job.run_id) if args.journal else None
     with listen_at(address, args.port, "give another with --port, or 0 for any free one") as listener:
@@ -71,7 +71,7 @@ def move_here(run: RunSpec) -> RunSpec:
     """Return the spec of a resumed run with the address, port and allocation that it has on this host."""
     address = find_own_address(None) if not _is_ours(run.host) else run.host
     port = run.port if address == run.host else 0  # nodes that are left expect the controller where it was
-    return msgspec.structs.replace(run, host=address, port=port, allocation=is_inside_allocation(os.environ))
+    return msgspec.structs.replace(run, host=address, port=port, allocation=own_slurm_job(os.environ))
 
 
 def find_own_address(wanted: str | None) -> str:

@@ -139,7 +139,7 @@ class Survivor:
                 finally:
                     self._line.leave()
             except BaseException as e:
-                self._line.leave()
+                self._line.leave()  # again: the order to leave may have been raised in the first
                 failure = e
             if not self._is_over(failure):
                 raise failure

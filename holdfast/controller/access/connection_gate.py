@@ -9,7 +9,7 @@ import ssl
 from asyncio import selector_events, sslproto
 from collections.abc import Callable, Coroutine
 
-from holdfast.controller.access.host_line import HostLine
+from holdfast.controller.access.caller_queue import CallerQueue
 
 _PROVE_S = 10.0
 _HANDSHAKE_S = 5.0
@@ -111,11 +111,11 @@ class _Room:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # more than half of them are for those who are in
         places = max(_LEAST, files // 16) if files > 0 else _QUEUED  # of two rooms with three lines each
         self._most, self._most_served = min(_QUEUED, places), min(_IN_ALL, places)
-        self._silent: HostLine[socket.socket] = HostLine()
+        self._silent: CallerQueue[socket.socket] = CallerQueue()
         self._links: dict[int, socket.socket] = {}  # these, by their file
         self._poll = select.epoll()  # of these alone: the event loop's own takes four times as long for a link
-        self._queue: HostLine[socket.socket] = HostLine()
-        self._served: HostLine[asyncio.Task[None]] = HostLine()
+        self._queue: CallerQueue[socket.socket] = CallerQueue()
+        self._served: CallerQueue[asyncio.Task[None]] = CallerQueue()
         self._timer: asyncio.TimerHandle | None = None
 
     def open(self) -> None:

@@ -1,4 +1,4 @@
-"""A line of callers, ordered by arrival and by host, in which no host can crowd out the others."""
+"""A queue of callers, ordered by arrival and by host, in which no host can crowd out the others."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T", bound=Hashable)
 
 
-class HostLine(Generic[T]):
+class CallerQueue(Generic[T]):
     """All operations take constant time, because a flood calls them thousands of times a second."""
 
     def __init__(self) -> None:
