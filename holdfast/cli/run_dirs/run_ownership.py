@@ -27,7 +27,10 @@ def foreign_reason(run_dir: Path) -> str:
         return f"{run_dir} is another user's: only commands of {_user_name(seen.st_uid)} open it"
     # A group of the same number has one member, and in a pod the kubelet opens volumes to such a one (fsGroup).
     others = 0o002 if seen.st_gid == seen.st_uid else 0o022
-    return f"other users may write to {run_dir}, so what is in it may be theirs" if seen.st_mode & others else ""
+    if not seen.st_mode & others:
+        return ""
+    mend = f"if you know that it is not: chmod go-w {run_dir}"
+    return f"other users may write to {run_dir}, so what is in it may be theirs; {mend}"
 
 
 def find_foreign_link(path: Path) -> str:
