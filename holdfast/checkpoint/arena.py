@@ -194,10 +194,13 @@ class Arena:
         self.skipped += 1
         return None
 
-    def claim(self, name: SnapshotName) -> SlotClaim | None:
-        """Promise a slot to queued copies; None if none is free. Copies must run in the order of their claims."""
-        self.is_settled()
+    def claim(self, name: SnapshotName, *, spare_newest: bool = False) -> SlotClaim | None:
+        """Promise a slot to queued copies; None if none is free. Copies must run in the order of their claims. With
+        `spare_newest`, the newest whole snapshot stays though others are claimed: those may never be sealed."""
+        spared = {one.slot for one in self.list_sealed()[:1]} if not self.is_settled() and spare_newest else set[int]()
         for slot in self._writable_slots():
+            if slot in spared:
+                continue
             head, seq = self._heads[slot], self._next_seq()
             head.writer, head.claim = os.getpid(), (seq + 1) & LOW
             memory_fence()

@@ -125,3 +125,18 @@ def test_the_next_agent_learns_that_it_is_parked(agent: Agent) -> None:
     agent.tell(RejoinOrder(env={}))
     parking.join(60)
     assert not parking.is_alive()
+
+
+def test_a_spare_rank_waits_for_its_seat(tmp_path: Path) -> None:
+    agent = Agent(tmp_path / "s")
+    found: list[dict[str, str]] = []
+    waiting = threading.Thread(target=lambda: found.append(agent.line.wait_for_seat(3)))
+    waiting.start()
+    agent.accept()
+    assert agent.hear() == SurvivorState(rank=3, generation=0, parked=True)
+    agent.tell(RejoinOrder(env={"RANK": "3"}))
+    waiting.join(60)
+    assert found == [{"RANK": "3"}]
+    agent.line.enter(3, 2)
+    assert agent.hear() == SurvivorState(rank=3, generation=2, parked=False)
+    agent.close()

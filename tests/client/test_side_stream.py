@@ -52,13 +52,13 @@ class Gpu:
         self.side.drain()
         os.close(self._fd)
 
-    def save(self, step: int) -> bool:
+    def things(self, step: int) -> CurrentItems:
         things = [self._thing(step, item.spec.key) for item in self.layout.items]
-        version = sum(1 << index for index, thing in enumerate(things) if thing is ABSENT)
-        took = self.side.queue_snapshot(
-            SnapshotName(step=step, generation=1), CurrentItems(version, things, []), step.to_bytes(8, "little")
-        )
-        return took is not None
+        return CurrentItems(sum(1 << index for index, thing in enumerate(things) if thing is ABSENT), things, [])
+
+    def save(self, step: int) -> bool:
+        named = SnapshotName(step=step, generation=1)
+        return self.side.queue_snapshot(named, self.things(step), step.to_bytes(8, "little")) is not None
 
     def train(self, step: int) -> None:
         """Queue one step: forward changes buffers, the optimizer everything else."""

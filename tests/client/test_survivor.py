@@ -1,17 +1,23 @@
 """The function that survives: without an agent it is called once, and what it cannot outlive is named."""
 
+import os
+import threading
+
 import pytest
 import torch
 from torch import nn
 
 import holdfast
 from holdfast.client.checkpointing.rank_collectives import RankWorld
+from holdfast.client.snapshot.seal_fence import SEAL_FENCE
+from holdfast.client.survival import survivor, torch_groups
 from holdfast.client.survival.survival_refusal import find_refusal
 from holdfast.client.survival.survivor import Here, _is_broken_group
 from holdfast.client.survival.torch_groups import GroupHolders
+from holdfast.client.training.group_calls import GROUP_CALLS, GroupCalls
 from holdfast.client.training.optimizer_step_count import StepCount
 from holdfast.client.training.progress import RankProgress
-from holdfast.wire.progress_environment import REHEARSAL
+from holdfast.wire.progress_environment import PATIENCE, REHEARSAL
 
 
 def test_without_an_agent_it_is_called_once() -> None:
@@ -30,6 +36,7 @@ def test_without_an_agent_it_is_called_once() -> None:
     [
         (RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:1"), True),
         (torch.distributed.DistNetworkError("recvValue failed"), True),
+        (torch.distributed.DistBackendError("NCCL communicator was aborted on rank 1."), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ConnectionResetError("Connection reset by peer"), False),  # of the script's own
     ],
@@ -48,7 +55,7 @@ def test_what_cannot_be_bound_again_is_named(monkeypatch: pytest.MonkeyPatch) ->
     assert find_refusal(nn.Linear(2, 1), [], []) == ""
     assert find_refusal(None, [], []) == ""
     assert "SyncBatchNorm" in find_refusal(nn.Sequential(nn.SyncBatchNorm(3)), [], [])
-    assert "not on the CPU" in find_refusal(nn.Linear(2, 1, device="meta"), [], [])
+    assert "its model is on meta" in find_refusal(nn.Linear(2, 1, device="meta"), [], [])
     assert "my.Holder holds a process group" in find_refusal(None, ["my.Holder"], [])
 
 
@@ -100,3 +107,70 @@ def test_steps_are_counted_anew_in_another_generation() -> None:
         progress.life = life
         counts.on_optimizer_step(optimizer, (), {})
     assert told == [1, 2, 1, 2]
+
+
+def test_nothing_is_sealed_once_groups_are_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = SEAL_FENCE.pass_for()
+    seen: list[bool] = []
+    monkeypatch.setattr(torch_groups, "abort_groups", lambda: seen.append(before.is_valid))
+    survivor._break_off()
+    SEAL_FENCE.lower()
+    assert seen == [False] and not before.is_valid and SEAL_FENCE.pass_for().is_valid
+
+
+def test_a_gpu_is_not_waited_for_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert torch_groups.await_gpu(60.0) == "", "nothing has used one"
+    stands = threading.Event()
+
+    def assert_(device: int) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    assert torch_groups.await_gpu(60.0) == ""
+    monkeypatch.setattr(torch.cuda, "synchronize", assert_)
+    assert torch_groups.await_gpu(60.0) == "its GPU failed: CUDA error: device-side assert triggered"
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: stands.wait())
+    assert "does not end what it does, 0.05 s after the abort" in torch_groups.await_gpu(0.05)
+    stands.set()
+
+
+class Script:
+    """A script that names what marks its function, as `holdfast.survive`, after it has made its groups."""
+
+    survive = staticmethod(lambda function: function)
+
+    def run(self, calls: GroupCalls) -> None:
+        self.set_up(calls)
+        self.survive(len)
+
+    def set_up(self, calls: GroupCalls) -> None:
+        calls.init_group(lambda *args: None, (), {})
+
+
+@pytest.mark.parametrize(("patience", "lenient"), [("5.0", True), ("0", False)])
+def test_torch_lets_ranks_live_whose_script_survives(
+    monkeypatch: pytest.MonkeyPatch, patience: str, lenient: bool
+) -> None:
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("TORCH_NCCL_RETHROW_CUDA_ERRORS", "1")
+    monkeypatch.setenv(PATIENCE, patience)
+    calls = GroupCalls()
+    Script().set_up(calls)
+    assert (os.environ[name], calls.lenient) == ("1", False), "others live as torch would have it"
+    Script().run(calls)
+    assert (os.environ[name], calls.lenient) == ("0" if lenient else "1", lenient)
+
+
+def test_groups_over_nccl_must_be_lenient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RankWorld, "count", 0)
+    backends = {1: "cpu:gloo,cuda:nccl", 2: "cuda:nccl", 3: "cpu:mpi"}
+    monkeypatch.setattr(torch.distributed, "get_backend_config", backends.__getitem__)
+    for lenient in (True, False):
+        monkeypatch.setattr(GROUP_CALLS, "lenient", lenient)
+        refused = [find_refusal(None, [], [group]) for group in (1, 2)]
+        assert [bool(why) for why in refused] == [not lenient] * 2
+        assert all("torch would end this process" in why for why in refused if why)
+        assert "groups of mpi are not made again" in find_refusal(None, [], [3])

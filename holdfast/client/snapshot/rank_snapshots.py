@@ -12,6 +12,7 @@ from holdfast.checkpoint.state_image import StateError, StateImage
 from holdfast.client.snapshot.cuda_host_memory import CudaStreams, RegisteredArena
 from holdfast.client.snapshot.gpu_upload import GpuUpload
 from holdfast.client.snapshot.live_state_items import ABSENT, CurrentItems
+from holdfast.client.snapshot.seal_fence import SEAL_FENCE
 from holdfast.client.snapshot.side_stream import SideStream
 
 
@@ -25,6 +26,7 @@ class RankSnapshots:
         self.extra = next(index for index, item in enumerate(layout.items) if item.spec.key == EXTRA)
         self.side: SideStream | None = None
         self._copier = MemoryCopier()
+        self._seals = SEAL_FENCE.pass_for()
         self._registered: RegisteredArena | None = None
         self.fetching: GpuUpload | None = None
         self.images = [StateImage(layout, arena.slot_image(slot)) for slot in range(arena.slots)]
@@ -99,5 +101,8 @@ class RankSnapshots:
                     image.put_value(index, thing)
         self._copier.copy_moves(filter(None, moves))
         image.put_bytes(self.extra, packed)
-        slot.seal()
+        with self._seals.lock:
+            if not self._seals.is_valid:
+                return None
+            slot.seal()
         return self.arena.list_sealed()[0]

@@ -12,6 +12,7 @@ from holdfast.checkpoint.image_layout import EXTRA, ImageLayout
 from holdfast.checkpoint.state_image import StateImage, bytes_of, shape_payload
 from holdfast.client.snapshot.copy_routes import CopyRoutes, is_large
 from holdfast.client.snapshot.cuda_host_memory import CudaStreams
+from holdfast.client.snapshot.seal_fence import SealPass
 
 STAGES = 3  # the processor may be as many snapshots ahead of the GPU before it has to wait
 
@@ -46,8 +47,10 @@ class HostStage(NamedTuple):
 class RoutedCopies:
     """Copies snapshots along fixed routes. All buffers are allocated beforehand, so a snapshot is only copies."""
 
-    def __init__(self, layout: ImageLayout, slots: GpuSlots, chosen: CopyRoutes, streams: CudaStreams) -> None:
-        self.split = chosen
+    def __init__(
+        self, layout: ImageLayout, slots: GpuSlots, chosen: CopyRoutes, streams: CudaStreams, seals: SealPass
+    ) -> None:
+        self.split, self._seals = chosen, seals
         self._layout = layout
         self._slots = slots
         specs = [item.spec for item in layout.items]
@@ -88,14 +91,21 @@ class RoutedCopies:
         """Write the remaining small items and the header to the stage; return the tensor that the GPU copies from."""
         flat, image = self._stages[number % STAGES]
         name = claim.name
-        words = (claim.seq, name.step, name.generation, claim.at, name.flags, claim.seq + 1)
-        image.memory[: _WORDS.size] = _WORDS.pack(*words)
+        with self._seals.lock:
+            whole = claim.seq + self._seals.is_valid  # an odd seq: the slot is never whole
+            words = (claim.seq, name.step, name.generation, claim.at, name.flags, whole)
+            image.memory[: _WORDS.size] = _WORDS.pack(*words)
         for index in self._extra:
             image.put_bytes(index, packed)
         for index in self._values:
             if _is_fixed(things[index]):
                 image.put_value(index, things[index])
         return flat
+
+    def void_seals(self) -> None:
+        """Have snapshots that the GPU has not begun to copy stay unsealed; the fence calls this, and holds its lock."""
+        for _, image in self._stages:
+            image.memory[_WHOLE] = image.memory[_SEQ]
 
     # What the GPU does.
 

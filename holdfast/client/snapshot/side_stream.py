@@ -27,6 +27,7 @@ from holdfast.client.snapshot.copy_routes import choose_routes, guess_kinds, kin
 from holdfast.client.snapshot.cuda_host_memory import CudaStreams
 from holdfast.client.snapshot.live_state_items import CurrentItems
 from holdfast.client.snapshot.routed_copies import STAGES, GpuSlots, RoutedCopies
+from holdfast.client.snapshot.seal_fence import SEAL_FENCE
 
 _HOST_BYTES = 64 << 20  # of a state that has more than this on the host, the processor makes the copies
 _SHADOW_SHARE = 0.6  # of the state, at most, is copied on the GPU first
@@ -102,6 +103,7 @@ class SideStream:
         self._streams = streams
         self._reach = reach
         self._slots = GpuSlots(arena, layout)
+        self._seals = SEAL_FENCE.pass_for(self)
         self._hold = False  # nobody announces all changes of the state: what comes after waits for the copies
         self._queue = ThreadPoolExecutor(
             1, "holdfast-side", streams.use_device
@@ -133,7 +135,10 @@ class SideStream:
         """Queue a snapshot; None if no slot is free."""
         self._prove_newest(announced=False)
         self._adapt_plan(found)
-        claim = self._arena.claim(name)
+        claim = self._arena.claim(name, spare_newest=SEAL_FENCE.armed)
+        while claim is None and SEAL_FENCE.armed and self._turns:
+            self._streams.sync(self._turns.popleft().result().sealed)
+            claim = self._arena.claim(name, spare_newest=True)
         if claim is None:
             return None
         things: list[Any] = found.all
@@ -176,6 +181,10 @@ class SideStream:
             if not turn.late:
                 self._waits.append(OptimizerWait(self._streams.record_event(compute), turn))
         self._streams.wait(compute, turn.free)
+
+    def void_seals(self) -> None:
+        """Have snapshots that the GPU has not begun to copy stay unsealed; the fence calls this, and holds its lock."""
+        self.ways.void_seals()
 
     def drain(self) -> None:
         """Wait until all queued snapshots are sealed."""
@@ -264,7 +273,7 @@ class SideStream:
         self._waits.clear()  # they were waits for other ways
         steady = [self._hold or guarded for guarded in self._guarded]
         chosen = choose_routes(self._layout, kinds, steady, tail)
-        self.ways: RoutedCopies = RoutedCopies(self._layout, self._slots, chosen, self._streams)
+        self.ways: RoutedCopies = RoutedCopies(self._layout, self._slots, chosen, self._streams, self._seals)
         self._queue.submit(self._streams.run, self._streams.side, self.ways.warm_up)
 
 

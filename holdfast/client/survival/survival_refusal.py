@@ -8,6 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.survival.torch_groups import is_fsdp
+from holdfast.client.training.group_calls import GROUP_CALLS
 
 
 def find_refusal(model: torch.nn.Module | None, unknown: list[str], groups: list[Any]) -> str:
@@ -16,15 +17,27 @@ def find_refusal(model: torch.nn.Module | None, unknown: list[str], groups: list
         return "a Checkpointer was made before the function that survives; make it inside"
     if unknown:
         return f"{', '.join(sorted(set(unknown)))} holds a process group where it cannot be replaced"
-    backends = {dist.get_backend(group) for group in groups} - {"gloo", "fake"}
+    backends = {backend for group in groups for backend in _list_backends(group)} - {"gloo", "fake", "nccl"}
     if backends:
-        return f"process groups of {', '.join(sorted(backends))} are not made again yet, only those of gloo"
+        return f"process groups of {', '.join(sorted(backends))} are not made again, only those of gloo and NCCL"
+    if not GROUP_CALLS.lenient and any("nccl" in _list_backends(group) for group in groups):
+        return (
+            "torch would end this process when another one fails, as its groups were made where nothing named "
+            "holdfast.survive; call init_process_group from the code that does, or from code that this calls"
+        )
     for module in model.modules() if model is not None else ():
         if why := _refuse_module(module):
             return why
-    if model is not None and any(parameter.device.type != "cpu" for parameter in model.parameters()):
-        return "its model is not on the CPU"  # a step that is queued behind an aborted collective would count
+    devices = {parameter.device.type for parameter in model.parameters()} if model is not None else set[str]()
+    if devices - {"cpu", "cuda"}:
+        return f"its model is on {', '.join(sorted(devices))}, and only processors and CUDA are known to go on"
     return ""
+
+
+def _list_backends(group: Any) -> set[str]:
+    """Return the backends of a group; one that was made without a name has several, for different devices."""
+    named: str = dist.get_backend_config(group)
+    return {part.rpartition(":")[2] for part in named.split(",")}
 
 
 def _refuse_module(module: Any) -> str:

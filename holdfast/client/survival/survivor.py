@@ -10,11 +10,12 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 
 from holdfast.checkpoint.keeper_client import current_generation
+from holdfast.client.snapshot.seal_fence import SEAL_FENCE
 from holdfast.client.survival import torch_groups
 from holdfast.client.survival.order_line import OrderLine
 from holdfast.client.survival.survival_refusal import find_refusal
@@ -118,11 +119,11 @@ class Survivor:
         patience_s: float,
     ) -> None:
         self._model, self._optimizers, self._holders, self._patience_s = model, optimizers, holders, patience_s
-        self._line = OrderLine(Path(os.environ[KEEPER]).with_name(SOCKET), torch_groups.abort_groups)
+        self._line = OrderLine(Path(os.environ[KEEPER]).with_name(SOCKET), _break_off)
         self._slot: SlotWriter | None = None
 
     def run(self, function: Callable[[Here], Result], slot: "SlotWriter") -> Result:
-        self._slot = slot
+        self._slot, SEAL_FENCE.armed = slot, True
         if os.environ.get(REHEARSAL) == SEATLESS:
             self._rejoin(self._line.wait_for_seat(_read_place().rank))
         elif GROUP_CALLS.rehearses:
@@ -143,12 +144,15 @@ class Survivor:
                 failure = e
             if not self._is_over(failure):
                 raise failure
+            if stuck := torch_groups.await_gpu(self._patience_s):
+                _end_for_good(stuck)
             traceback.clear_frames(failure.__traceback__)  # what the function had is free for the next time
             del failure
             self._rejoin(self._line.park())
 
     def hang_up(self) -> None:
         self._line.close()
+        SEAL_FENCE.armed = False
 
     def retire(self) -> None:
         """Tell the agent that this rank no longer survives, because its training function has returned. A rank whose
@@ -173,6 +177,7 @@ class Survivor:
             counts.posted.clear()
         self._slot = progress.rejoin()
         GROUP_CALLS.made[:] = made
+        SEAL_FENCE.lower()
         self._regroup()
 
     def _regroup(self) -> None:
@@ -180,6 +185,7 @@ class Survivor:
         made = list(GROUP_CALLS.made)
         torch_groups.forget_groups()
         os.environ.pop(REHEARSAL, None)
+        GROUP_CALLS.be_lenient()
         shows = sys.excepthook
         self._holders.replace_groups(GROUP_CALLS.make_again(made))
         sys.excepthook = shows  # torch has put the rank before its lines when the first group was made
@@ -189,6 +195,18 @@ class Survivor:
             torch_groups.bind_model(self._model)
         for optimizer in self._optimizers:
             optimizer.zero_grad()
+
+
+def _break_off() -> None:
+    """Have no snapshot sealed any more, and only then break what the groups are doing."""
+    SEAL_FENCE.raise_fence()
+    torch_groups.abort_groups()
+
+
+def _end_for_good(why: str) -> NoReturn:
+    """End this process at once, so that another one takes its place; its agent knows that the generation is over."""
+    print(f"holdfast: this rank cannot go on in its process: {why}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _is_broken_group(failure: BaseException) -> bool:

@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from types import CellType, FrameType, MappingProxyType
@@ -52,6 +53,27 @@ def _has_nccl(group: Any) -> bool:
         return dist.is_nccl_available() and isinstance(group._get_backend(torch.device("cuda")), c10d.ProcessGroupNCCL)
     except RuntimeError:
         return False
+
+
+def await_gpu(patience_s: float) -> str:
+    """Wait until this process's GPU has done what is queued; return in words why it does not, "" if it has."""
+    if not torch.cuda.is_initialized():
+        return ""
+    failed: list[str] = []
+    device = torch.cuda.current_device()
+
+    def wait() -> None:
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError as e:  # a device-side assert: nothing can be done with this context any more
+            failed.append(f"its GPU failed: {str(e).partition(chr(10))[0]}")
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(patience_s)
+    if waiting.is_alive():
+        return f"its GPU does not end what it does, {patience_s:g} s after the abort"
+    return "".join(failed)
 
 
 def forget_groups() -> None:

@@ -5,14 +5,17 @@ that function already. Its groups are fake until then: they have the right size,
 """
 
 import os
+import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from holdfast.wire.progress_environment import REHEARSAL
+from holdfast.wire.progress_environment import PATIENCE, REHEARSAL
 
 _BACKEND_ARGUMENT = 2  # of new_group
+# With these, torch's watchdog neither ends this process when another one dies, nor aborts what GPUs are doing.
+_LENIENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
 
 
 class GroupCall(NamedTuple):
@@ -29,6 +32,7 @@ class GroupCalls:
 
     def __init__(self) -> None:
         self.made: list[GroupCall] = []
+        self.lenient = False  # whether torch lets this process live when another one of its groups dies
 
     @property
     def rehearses(self) -> bool:
@@ -38,6 +42,8 @@ class GroupCalls:
     def init_group(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call torch's init_process_group, or make a fake group in its place, and record the call."""
         self.made.clear()
+        if float(os.environ.get(PATIENCE, "0")) and _names_survival():
+            self.be_lenient()
         if self.rehearses:
             from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -47,6 +53,11 @@ class GroupCalls:
             made = plain(*args, **kwargs)
         self.made.append(GroupCall(plain, args, kwargs, dist.group.WORLD))
         return made
+
+    def be_lenient(self) -> None:
+        """Have groups that are made from now on outlive the failure of another rank."""
+        os.environ.update(_LENIENT)
+        self.lenient = True
 
     def new_group(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call torch's new_group, or make a fake group in its place, and record the call."""
@@ -71,6 +82,11 @@ class GroupCalls:
             group = call.make(*call.args, **call.kwargs)
             self.made.append(call._replace(group=group or dist.group.WORLD))
         return {old.group: new.group for old, new in zip(made, self.made, strict=True)}
+
+
+def _names_survival() -> bool:
+    """Whether code that is under way, down to the script, names `survive`: its groups are made before it calls that."""
+    return any("survive" in frame.f_code.co_names for frame, _ in traceback.walk_stack(None))
 
 
 def list_groups(made: list[GroupCall]) -> list[Any]:
