@@ -1,7 +1,9 @@
 """The function that survives: without an agent it is called once, and what it cannot outlive is named."""
 
+import gc
 import os
 import threading
+import weakref
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from holdfast.client.survival import survivor, torch_groups
 from holdfast.client.survival.survival_refusal import find_refusal
 from holdfast.client.survival.survivor import Here, _is_broken_group
 from holdfast.client.survival.torch_groups import GroupHolders
-from holdfast.client.training.group_calls import GROUP_CALLS, GroupCalls
+from holdfast.client.training.group_calls import GROUP_CALLS, GroupCall, GroupCalls
 from holdfast.client.training.optimizer_step_count import StepCount
 from holdfast.client.training.progress import RankProgress
 from holdfast.wire.progress_environment import PATIENCE, REHEARSAL
@@ -153,15 +155,41 @@ class Script:
 def test_torch_lets_ranks_live_whose_script_survives(
     monkeypatch: pytest.MonkeyPatch, patience: str, lenient: bool
 ) -> None:
-    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-    monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("TORCH_NCCL_RETHROW_CUDA_ERRORS", "1")
+    names = ("ASYNC_ERROR_HANDLING", "RETHROW_CUDA_ERRORS", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT")
+    for name in (*names, "WAIT_TIMEOUT_DUMP_MILSEC"):
+        monkeypatch.setenv(f"TORCH_NCCL_{name}", "1")
     monkeypatch.setenv(PATIENCE, patience)
     calls = GroupCalls()
     Script().set_up(calls)
-    assert (os.environ[name], calls.lenient) == ("1", False), "others live as torch would have it"
+    assert not calls.lenient and os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1", "as torch would have it"
     Script().run(calls)
-    assert (os.environ[name], calls.lenient) == ("0" if lenient else "1", lenient)
+    told = {os.environ[f"TORCH_NCCL_{name}"] for name in (*names, "WAIT_TIMEOUT_DUMP_MILSEC")}
+    assert (told, calls.lenient) == ({"0" if lenient else "1"}, lenient)
+
+
+class Leaving:
+    """Stands for a Survivor whose groups were made again meanwhile."""
+
+    def __init__(self, *args: object) -> None:
+        self.group = weakref.ref(GROUP_CALLS.made[0].group)
+
+    def run(self, function: object, slot: object) -> bool:
+        GROUP_CALLS.made.clear()
+        gc.collect()
+        return self.group() is None
+
+    def hang_up(self) -> None: ...
+
+    def retire(self) -> None: ...
+
+
+def test_groups_that_were_left_end_while_the_function_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GROUP_CALLS, "made", [GroupCall(len, (), {}, Group())])
+    monkeypatch.setattr(survivor, "Survivor", Leaving)
+    monkeypatch.setattr(survivor, "find_refusal", lambda *args: "")
+    monkeypatch.setattr(survivor.progress, "find_slot", object)
+    monkeypatch.setenv(PATIENCE, "5.0")
+    assert survivor.run_surviving(None, [], lambda here: False), "torch's threads of a group live as long as it does"
 
 
 def test_groups_over_nccl_must_be_lenient(monkeypatch: pytest.MonkeyPatch) -> None:

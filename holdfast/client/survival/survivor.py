@@ -95,6 +95,7 @@ def run_surviving(model: torch.nn.Module | None, optimizers: list[Any], function
             print(f"holdfast: no rank survives the failure of another one: {reason}", file=sys.stderr, flush=True)
         return function(_read_place())
     survivor = Survivor(model, optimizers, holders, patience_s)
+    del made  # groups that were left end with their last reference
     try:
         result = survivor.run(function, slot)
     finally:
@@ -125,6 +126,7 @@ class Survivor:
     def run(self, function: Callable[[Here], Result], slot: "SlotWriter") -> Result:
         self._slot, SEAL_FENCE.armed = slot, True
         if os.environ.get(REHEARSAL) == SEATLESS:
+            torch_groups.warm_gpu(self._model)
             self._rejoin(self._line.wait_for_seat(_read_place().rank))
         elif GROUP_CALLS.rehearses:
             self._regroup()

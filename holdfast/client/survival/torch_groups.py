@@ -18,6 +18,7 @@ from holdfast.client.training.group_calls import GroupCall
 
 _ABORT_TAG = 0x7FFF_0F5A  # of a message that nobody sends
 _AT_ONCE = timedelta(milliseconds=1)
+_MULTIPLIED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def abort_groups() -> None:
@@ -74,6 +75,18 @@ def await_gpu(patience_s: float) -> str:
     if waiting.is_alive():
         return f"its GPU does not end what it does, {patience_s:g} s after the abort"
     return "".join(failed)
+
+
+def warm_gpu(model: torch.nn.Module | None) -> None:
+    """Have CUDA load what the first step and the first snapshot of a model on a GPU need, by a product of matrices,
+    its gradient and a little pinned memory. Takes no random numbers."""
+    first = next(iter(model.parameters()), None) if model is not None else None
+    if first is None or first.device.type != "cuda" or first.dtype not in _MULTIPLIED:
+        return
+    square = torch.ones(64, 64, device=first.device, dtype=first.dtype, requires_grad=True)
+    (square @ square).sum().backward()  # type: ignore[no-untyped-call]
+    torch.zeros(1, pin_memory=True)
+    torch.cuda.synchronize(first.device)
 
 
 def forget_groups() -> None:

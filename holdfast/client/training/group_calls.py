@@ -14,8 +14,16 @@ import torch.distributed as dist
 from holdfast.wire.progress_environment import PATIENCE, REHEARSAL
 
 _BACKEND_ARGUMENT = 2  # of new_group
-# With these, torch's watchdog neither ends this process when another one dies, nor aborts what GPUs are doing.
-_LENIENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
+# With these, torch lets this process live when another one of its groups dies. Its watchdog then neither ends the
+# process nor aborts what GPUs do; it does not sleep for four times 15 s, for which leaving a group would wait; and no
+# monitor ends the process eight minutes later, because a watchdog once asked for a dump.
+_LENIENT = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+}
 
 
 class GroupCall(NamedTuple):
