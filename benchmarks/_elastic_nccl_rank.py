@@ -54,6 +54,11 @@ def strike(folder: Path, rank: int) -> None:
             torch.cuda._sleep(FOR_EVER)
 
 
+def on_device(tensor: torch.Tensor) -> torch.Tensor:
+    """Queue a copy to the device; nobody waits for it, so that a GPU may stand without its host."""
+    return tensor.pin_memory().to(DEVICE, non_blocking=True) if ON_GPU else tensor
+
+
 def build_model(kind: str) -> nn.Module:
     torch.manual_seed(0)
     with DEVICE:
@@ -93,7 +98,7 @@ def main() -> None:
                     time.sleep(0.01)
                 strike(args.events, rank)
                 chance = torch.Generator().manual_seed(step * 100_003 + rank)
-                inputs = torch.randn(BATCH, WIDTH, generator=chance).to(DEVICE)
+                inputs = on_device(torch.randn(BATCH, WIDTH, generator=chance))
                 loss = (model(inputs) - inputs.roll(1, 1)).square().mean()
                 loss.backward()
                 optimizer.step()

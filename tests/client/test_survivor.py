@@ -184,10 +184,10 @@ class Leaving:
 
 
 def test_groups_that_were_left_end_while_the_function_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GROUP_CALLS, "made", [GroupCall(len, (), {}, Group())])
+    monkeypatch.setattr(GROUP_CALLS, "made", [GroupCall(len, (), {}, Owner(None))])
     monkeypatch.setattr(survivor, "Survivor", Leaving)
     monkeypatch.setattr(survivor, "find_refusal", lambda *args: "")
-    monkeypatch.setattr(survivor.progress, "find_slot", object)
+    monkeypatch.setattr("holdfast.client.survival.survivor.progress.find_slot", object)
     monkeypatch.setenv(PATIENCE, "5.0")
     assert survivor.run_surviving(None, [], lambda here: False), "torch's threads of a group live as long as it does"
 

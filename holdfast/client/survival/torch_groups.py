@@ -84,7 +84,7 @@ def warm_gpu(model: torch.nn.Module | None) -> None:
     if first is None or first.device.type != "cuda" or first.dtype not in _MULTIPLIED:
         return
     square = torch.ones(64, 64, device=first.device, dtype=first.dtype, requires_grad=True)
-    (square @ square).sum().backward()  # type: ignore[no-untyped-call]
+    (square @ square).sum().backward()
     torch.zeros(1, pin_memory=True)
     torch.cuda.synchronize(first.device)
 
