@@ -64,14 +64,14 @@ class Fleet(Protocol):
     survey_s: float  # between two surveys; 0: there is nothing to survey
 
     async def acquire(self, count: int, evicted: Collection[str] = ()) -> tuple[str, ...]:
-        """Ask for this many nodes and return their names at once, on hosts other than those of `evicted` nodes, which
-        are to be given back. A node may wait in a queue first; it dials the controller when it runs. Raise FleetRefusal
-        if asking again is useless, and OSError on any other failure."""
+        """Ask for this many nodes and return their names at once. They must be on other hosts than the `evicted` nodes,
+        which are still to be given back. A node may wait in a queue first; it dials the controller when it runs. Raise
+        FleetRefusal if asking again is useless, and OSError on any other failure."""
 
     async def give_back(self, node: str, reason: str, cause: Dismissal = Dismissal.UNTOLD) -> None:
         """End the node and all processes on it; an unknown or ended node is no error. `reason` is for people. Return
-        only if no process of the node is alive, since the next generation relies on it; otherwise raise OSError. A
-        fleet with `can_acquire` false cannot end nodes, so the controller does not take its return as proof."""
+        only if no process of the node is alive, since the next generation relies on that; otherwise raise OSError. If
+        `can_acquire` is false, the fleet cannot end nodes, and the controller does not take a return as proof."""
 
     async def survey(self) -> dict[str, FleetNode]:
         """Return all nodes that were acquired and not given back, as the cluster sees them now. Raise OSError if the

@@ -65,7 +65,7 @@ class RankSlots(Protocol):
         """Return the newest content of each rank's progress slot, with the slot's index."""
 
     def read_entries(self, index: int, reading: SlotReading, after: int) -> tuple[int, list[StepValues | Mark]]:
-        """Return the number of the rank's newest loss or state hash, and all after number `after`, oldest first."""
+        """Return the newest entry's number, and the losses and hashes after entry number `after`, oldest first."""
 
 
 class NodeRanks(Protocol):
@@ -114,11 +114,11 @@ class NodeRanks(Protocol):
         """Have the zygote preload modules that the script was seen to import, so that the next ranks start sooner."""
 
     def hear_imports(self, modules: tuple[str, ...]) -> None:
-        """Note the script's imports on another node; the zygote preloads them while this node has no ranks."""
+        """Note modules that the script imported on another node; the zygote preloads them while no rank runs here."""
 
     @property
     def proven_imports(self) -> tuple[str, ...]:
-        """The modules learned from the script that the zygote has preloaded and that a fork is known to work with."""
+        """The script's modules that the zygote has preloaded, once a rank is known to start when forked with them."""
 
     def read_mesh(self) -> Dims: ...
     def read_replayable(self) -> str: ...
@@ -168,7 +168,7 @@ class NodeStaging(Protocol):
 class DiagnosisRunner(Protocol):
     async def run_errand(self, errand: ProbeHere | PairTestHere | ReplayHere) -> ErrandDone: ...
     async def stop(self) -> None:
-        """End the running diagnosis; return once it has ended."""
+        """Cancel the running probe, pair test or replay; return once all its processes have ended."""
 
 
 class HealthSigns(Protocol):
@@ -184,7 +184,7 @@ class HealthSigns(Protocol):
 
     @property
     def links_read(self) -> bool:
-        """Whether the links of this host are accounted for: read here, read by another node of the host, or absent."""
+        """False until this agent has read the host's links once; True if another node reads them, or none exist."""
 
     def on_rank_exit(self, at: float) -> None:
         """Raise the alarms that explain a rank's exit, before the exit itself is reported."""

@@ -369,8 +369,8 @@ class Agent:
             self._queue_packet(agent_messages.encode(msgspec.structs.replace(self._summarize_ranks(), **found)))
 
     def _summarize_ranks(self) -> Beat:
-        """Return the node's beat, with the step of its slowest rank. The step is -1 until every rank has reported a
-        step or one rank has made LEAD steps; from then on, silent ranks are left out."""
+        """Return the node's beat, with the step of its slowest rank. While a rank has reported no step, the step is -1,
+        until another has made LEAD steps; ranks without a step are then left out."""
         generation, source = self.life.generation, self.ranks.read_loss_source() or self.losses.source
         ended = {key for key, rank in self.ranks.held.items() if rank.code is not None}
         told = [show_first_step(r, ended=key in ended) for key, r in self._read_slots().items()]

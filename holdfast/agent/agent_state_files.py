@@ -1,6 +1,6 @@
-"""Notes on disk that outlive an agent: errands done, generation stopped, epoch, departure, and since when it is alone.
-If a note cannot be written, only the next agent lacks it. The agent still acts: above all, it ends ranks even if it
-cannot note that they were stopped."""
+"""An agent's notes on disk for the agent that replaces it: errands done, generation stopped, epoch, departure, and
+since when the node has had no controller. If a note cannot be written, the agent acts all the same: above all, it ends
+ranks even if it cannot note that they were stopped."""
 
 import contextlib
 import logging
@@ -87,13 +87,13 @@ class AgentStateFiles:
         _write_file(self._left, f"{errand.reason}\n".encode())
 
     def write_departure(self, departure: Departure) -> None:
-        """Write down the ranks' last steps without a controller, for the controller that takes over. Keep the note of
-        an earlier agent, which saw the ranks before they ended."""
+        """Write down, before the node leaves without a controller, its ranks' last steps for the next controller to
+        read. Keep an earlier agent's note: that agent saw the ranks before they ended."""
         if not self._departure.exists():
             _write_file(self._departure, msgspec.json.encode(departure))
 
     def complete_departure(self, complete: Callable[[Beat], Beat]) -> None:
-        """Replace the beat in the departure note, if the note has one, by what `complete` makes of it."""
+        """Pass the departure note's beat, if any, through `complete` and write the note again."""
         with contextlib.suppress(OSError, ValueError):
             told = from_json(self._departure.read_bytes(), Departure)
             if told.beat:
@@ -123,9 +123,9 @@ class AgentStateFiles:
             self._alone.unlink(missing_ok=True)
 
     def reset_notes(self, memory: str) -> None:
-        """Delete the notes of the holder's last life: since when the node is alone, and an unfinished Leave errand.
-        Then link the first note to `memory`, a path in the holder's memory, so that it survives a full disk and the
-        agent's death: the controller may launch elsewhere once a node has been alone for long enough."""
+        """Delete what an earlier holder's agents noted: since when the node is alone, and an unfinished Leave errand.
+        Then make the note "alone" a link to `memory`, a file in the holder's memory that outlives the agent and needs
+        no disk: the controller may launch elsewhere once a node has been alone for long enough."""
         for note in (self._alone, self._leaving):
             with contextlib.suppress(OSError):
                 note.unlink(missing_ok=True)

@@ -153,7 +153,7 @@ class HealthMonitor:
 
     @property
     def links_read(self) -> bool:
-        """Whether the links of this host are accounted for: read here, read by another node of the host, or absent."""
+        """False until this agent has read the host's links once; True if another node reads them, or none exist."""
         return self._feeds[_NETWORK].absent or self._feeds[_NETWORK].had_turn
 
     def has_oom_kill(self) -> bool:
@@ -161,7 +161,7 @@ class HealthMonitor:
         return self.kills.has_recent()
 
     def scarcely(self) -> str:
-        """Return a sign of scarce memory in words; empty if none, or if the kernel log can be read for proof."""
+        """Return a sign of scarce memory in words; empty if none, or if the kernel log is readable and shows kills."""
         return self.kills.scarcely(self._clock.monotonic()) if self._feeds[_KERNEL].absent else ""
 
     # --- threads -----------------------------------------------------------------------------------------------
@@ -237,8 +237,8 @@ class HealthMonitor:
         return [held.rank_key for held in self._ties.list_ranks() if held.code is None]
 
     def _watched_paths(self) -> list[str]:
-        """Return the paths that the job writes to, with the storages that ranks of any node on this host have asked
-        for: this node may be a standby without ranks."""
+        """Return the paths that the job writes to, and the checkpoint storages that ranks of any node on this host use:
+        a standby has no ranks of its own."""
         paths = [self._spec.entry.cwd, self._spec.log_dir, str(self._dir), "/dev/shm"]
         wanted = self._dir.glob("want-*.json") if self._alone else self._dir.parent.glob("*/want-*.json")
         for path in wanted:

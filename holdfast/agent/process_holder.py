@@ -115,7 +115,7 @@ class Holder:
     # --- the agent ---------------------------------------------------------------------------------------------
 
     def _start_agent(self) -> None:
-        """Start an agent while ranks go on; retry failed starts, and exit after too many starts in quick succession."""
+        """Start an agent, the first or one that replaces a dead one; exit after too many starts in quick succession."""
         while self._agent is None:
             self._agent_tries = 0 if time.monotonic() - self._agent_at > _AGENT_LIVED_S else self._agent_tries + 1
             if self._agent_tries >= _AGENT_TRIES:
@@ -251,7 +251,7 @@ class Holder:
         self._send_agent(RankEnded(rank=self.ranks[key]))
 
     def _sweep_orphans(self, until: float) -> None:
-        """Kill all children but ranks, zygotes and the agent. When all are gone or time is up, report the rest."""
+        """Kill all children but ranks, zygotes and the agent; once they are gone or time is up, send a SweepDone."""
         self._reap_children()
         if self._zygotes.forking and time.monotonic() < until:
             return  # such a child is not known to be a rank before its zygote has told so

@@ -142,7 +142,7 @@ class Zygotes:
             child_process.signal_group(old.pid, signal.SIGKILL)
 
     def _retire_zygote(self, old: Zygote | None) -> None:
-        """Let a warm zygote end by itself, as it may still have to start ranks; kill one that is cold or forking."""
+        """Close a warm zygote's socket, so that it ends by itself; kill one that is cold or still forking ranks."""
         if old is None or old.forking or not old.warm:
             self._kill_zygote(old)
             return

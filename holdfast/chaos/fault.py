@@ -76,7 +76,7 @@ class ForgetEntry(msgspec.Struct, frozen=True, tag="forget"):
 
 
 class PatchByte(msgspec.Struct, frozen=True, tag="patch"):
-    """Undo: restore a byte's old value, if the file is still the same one and the byte has not changed since."""
+    """Undo: write back a byte's old value, if the file is still the same one and the byte has not changed since."""
 
     path: str
     inode: int

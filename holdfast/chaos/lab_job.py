@@ -47,7 +47,7 @@ class LabJob:
         return JobObserver(run_dir, self.run_dir, self.spaces[0])
 
     def _leader_run_dir(self) -> Path | None:
-        """Return the run directory with the controller's address; None before there is one."""
+        """Return the run directory with the controller's address file; None until the controller has written it."""
         run_dir = self.outside_path(self.run_dir)
         if not self.spaces:
             return run_dir if (run_dir / "controller.json").exists() else None
@@ -109,7 +109,7 @@ def start_job(made: LabJob, job: ScenarioJob, env: dict[str, str]) -> None:
 
 
 def job_flags(made: LabJob, job: ScenarioJob) -> tuple[list[str], dict[str, str]]:
-    """Return flags and environment by which ranks take orders, storage can fail, and nodes act as machines."""
+    """Return flags and environment of `holdfast run` that load the rank hooks, the faulty storage and fake machines."""
     flags = ["--preload", PRELOAD]
     control = made.folder / "storage-is"
     control.write_text("ok")

@@ -75,7 +75,7 @@ def is_small_disk(pid: int, path: str) -> bool:
 
 
 def run_inside(pid: int, deed: Callable[[], object]) -> None:
-    """Run a function in a forked child, in the process's mount namespace; raises the child's OSError if it fails."""
+    """Run a function in a forked child, in the mount namespace of process `pid`; raises the child's OSError."""
     child = os.fork()
     if child == 0:
         code = 0

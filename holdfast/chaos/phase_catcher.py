@@ -1,4 +1,4 @@
-"""Injects at the right moment: holds a rank in the middle of a save, restore or update while a fault strikes."""
+"""Injects at the right moment: stops a rank in the middle of a save, restore or update until the fault has struck."""
 
 import contextlib
 import signal
@@ -36,7 +36,7 @@ def await_step(scene: InjectionScene, fault: InjectedFault, lives: Callable[[], 
 
 @contextlib.contextmanager
 def seize_moment(scene: InjectionScene, fault: InjectedFault, limit_s: float) -> Iterator[set[int]]:
-    """During the block, keep a rank stopped at the fault's moment, if it has one. Yields a set for the struck pids."""
+    """Keep a rank stopped at the fault's moment, if any, during the block; yields a set to add struck pids to."""
     struck: set[int] = set()
     if not fault.when:
         yield struck

@@ -105,7 +105,7 @@ def _filled_fields(fault: InjectedFault, order: RankOrder) -> dict[str, object]:
 def _expected_alarms(
     scene: InjectionScene, node: str, rank: int, order: RankOrder
 ) -> tuple[tuple[str, ...] | None, str]:
-    """Return the alarms that flipped bits should raise, None for the fault's usual ones; and if none, the reason."""
+    """Return the alarms that flipped bits should raise, None for the kind's usual ones; and why, if none should."""
     if order.deed != "bits" or order.bits == "nan":
         return None, ""
     if order.place not in _REPLICATED:

@@ -1,10 +1,10 @@
-"""One rank's snapshots in slots of shared memory; a slot's header is written last, so a torn one never counts.
+"""One rank's snapshots in slots of shared memory; a slot's header is written last, so a torn slot never counts.
 
     [arena header][slot header and checksums][image] ... [slot header and checksums][image]
 
-Every part starts on a page. A slot is a seqlock: its seq is odd while the slot is written and even when the snapshot
-is whole. Seqs grow over all slots of the arena, so the largest is the newest. One process writes; any number of
-processes read, and a reader announces itself with a pin.
+Every header and image starts on a page. A slot is a seqlock: its seq is odd while the slot is written and even when the
+snapshot is whole. Seqs grow over all slots of the arena, so the largest is the newest. One process writes; any number
+of processes read, and a reader announces itself with a pin.
 """
 
 import mmap
@@ -78,7 +78,7 @@ class SnapshotName(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """A slot promised to queued copies. After them the GPU seals it by setting its sequence number to `seq` + 1."""
+    """A slot promised to copies queued on a GPU, which then seals it by setting its seq to `seq` + 1."""
 
     slot: int
     seq: int
@@ -230,8 +230,8 @@ class Arena:
     def _writable_slots(self) -> list[int]:
         """List the slots that may be overwritten, least valuable first.
 
-        The newest whole one is excluded, unless readers hold all other slots and one of those is whole: losing the
-        newest while it is rewritten is better than taking no snapshots for as long as a reader stays.
+        The newest whole snapshot's slot is excluded, unless every other slot is pinned and one of those is whole: then
+        it is better to overwrite the newest than to take no snapshots until a reader unpins.
         """
         whole = [sealed for sealed in self.list_sealed() if not sealed.flags & POISONED]
         ahead = {claim.slot: claim.seq for claim in self._claims}

@@ -46,7 +46,7 @@ class _BlockCut(msgspec.Struct, frozen=True):
 
 
 class _PartReader:
-    """The one part file that a thread has open; a checkpoint may have more files than a process may open."""
+    """Opens part files for one thread, one at a time: a checkpoint may have more files than a process may open."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage

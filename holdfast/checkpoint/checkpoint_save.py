@@ -61,7 +61,7 @@ def staging_folder(base: str, step: int, author: Author) -> str:
 def write_part(
     folder: str, rank: int, ranges: Sequence[memoryview], *, threads: int = THREADS, pulse: WritePulse | None = None
 ) -> CheckpointPart:
-    """Write one rank's part, the concatenated ranges, to stable storage; an identical complete part is kept."""
+    """Write one rank's part, the concatenated ranges, to stable storage, unless an identical one is there."""
     storage = open_storage(folder)
     pulse = pulse or WritePulse()
     draft = CheckpointPart(rank=rank, bytes=MemoryRanges(ranges).bytes, blocks="", writer=this_process(), done=False)
@@ -165,8 +165,8 @@ def collect_parts(
 
 
 def withdraw_write(folder: str, world: int, why: str) -> None:
-    """Free what a checkpoint takes of which a part has failed: rank 0's part, and all of it once no rank writes to it.
-    Ranks that wait for the checkpoint see it by `has_failed`."""
+    """Give up a checkpoint of which a part has failed: remove rank 0's part, and the folder once no rank writes there.
+    Ranks that wait for the checkpoint learn of this by `has_failed`."""
     storage = open_storage(folder)
     with suppress(StorageError):
         if (first := _read_part(storage, 0)) is not None:
@@ -178,8 +178,8 @@ def withdraw_write(folder: str, world: int, why: str) -> None:
 
 
 def has_failed(folder: str) -> bool:
-    """Return whether rank 0 will not publish what is written to this folder: it has said so, or the folder is gone,
-    which it also is once the checkpoint is published."""
+    """Return whether nothing will be published from this folder any more: rank 0 has said so, or the folder is gone. It
+    is also gone after the checkpoint was published."""
     first = _read_part(open_storage(folder), 0)
     return first is None or bool(first.why)
 
@@ -220,7 +220,7 @@ def publish_checkpoint(
 
 
 def _check_parts(storage: Storage, folder: str, parts: Sequence[CheckpointPart], pulse: WritePulse) -> list[SealedFile]:
-    """Return the sealed part files; raises StorageError if one is missing or its data file has the wrong size."""
+    """Return the manifest's entries for the parts; raises StorageError if a part is missing or has the wrong size."""
     files = [seal_file(part.name, encode_part(part)) for part in parts]
 
     def work(turns: Iterator[int]) -> None:

@@ -8,7 +8,7 @@ from holdfast.model.state_copy import Copy
 
 
 class DiskNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What is stored with a state on disk, beside its manifest."""
+    """The layout of a state on a node's disk and whether its content has been verified; stored beside its manifest."""
 
     layout: ImageLayout
     verified: bool

@@ -19,7 +19,7 @@ class DoubtedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DoubtNote(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of the file."""
+    """The content of the doubt note's file: all runs with checkpoints in doubt, and a digest of them."""
 
     runs: tuple[DoubtedRun, ...]
     seal: str = ""  # digest of the above

@@ -77,7 +77,7 @@ class ImageLayout(msgspec.Struct, frozen=True, kw_only=True):
         return blake2b(msgspec.msgpack.encode((1, self.form, self.image_bytes, told, where)), digest_size=32).digest()
 
     def owned_ranges(self, rank: int | None = None) -> tuple[ByteRange, ...]:
-        """Return the ranges of this image that a rank owns, in whole pages; by default the image's own rank."""
+        """Return the ranges of this image that `rank` owns, in whole pages; None means the image's own rank."""
         rank = self.rank if rank is None else rank
         found = []
         for owner, run in groupby(self.items, key=lambda item: item.owner):
@@ -87,7 +87,7 @@ class ImageLayout(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(found)
 
     def owned_items(self) -> Iterator[tuple[ImageItem, int]]:
-        """Yield each item that this rank owns, with its offset in the rank's file, where owned ranges are joined."""
+        """Yield each item that this rank owns, and its offset in the rank's file (the owned ranges end to end)."""
         before = 0
         for part in self.owned_ranges():
             for item in self.items:
@@ -127,7 +127,7 @@ def name_tensors(layouts: Sequence[ImageLayout]) -> dict[tuple[str, Ranks], str]
 
 
 def name_of(key: str, group: Ranks) -> str:
-    """Return the checkpoint name of a key whose plain name another group has: the key and this group's first rank."""
+    """Return `key@rank`, with the group's first rank: the name in a checkpoint if another group has the plain key."""
     return f"{key}@{group[0]}"
 
 

@@ -60,7 +60,7 @@ class KeeperClient:
         return cls(path) if path and not replay_environment.is_replay() else None
 
     def request_arena(self, want: rank_keeper_messages.ArenaRequest, layout: ImageLayout) -> str:
-        """Return the path of the arena for these snapshots; also leave the layout for the keeper to pass on."""
+        """Return the path of the arena for these snapshots. Also write the layout to a file, which keepers exchange."""
         self.put_file(rank_keeper_messages.layout_file_name(want.rank, want.layout), msgspec.msgpack.encode(layout))
         match self._send_request(want):
             case rank_keeper_messages.ArenaGrant(path=path):
@@ -93,7 +93,7 @@ class KeeperClient:
             time.sleep(_AGAIN_S)
 
     def put_file(self, name: str, content: bytes) -> str:
-        """Write a file atomically into the keeper's folder, now or, if its disk is full, later; return its path."""
+        """Write a file into the keeper's folder atomically; return its path. If the disk is full, write it later."""
         self._unwritten[name], self._tried_at = content, -_ROOM_S
         self.write_files()
         return str(self.path.parent / name)
@@ -102,7 +102,7 @@ class KeeperClient:
         return self.put_file(f"metadata-{blake2b(metadata, digest_size=16).hexdigest()}", metadata)
 
     def write_files(self) -> str:
-        """Write files that could not be written before; return in one sentence why that fails, "" if none is left."""
+        """Retry the files that `put_file` could not write; return in one sentence why some are still missing, or ""."""
         if self._unwritten and time.monotonic() >= self._tried_at + _ROOM_S:
             self._problem = self._write_left()
             self._tried_at = time.monotonic()

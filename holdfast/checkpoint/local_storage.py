@@ -96,7 +96,7 @@ class LocalStorage:
             _put_file(self.url(name), content)
 
     def put_mark(self, name: str, content: bytes) -> None:
-        """Write a small file even where no room is left: in place of an older one, or else as an empty file."""
+        """Write a small file even on a full disk: overwrite the file if there is one, else leave an empty file."""
         try:
             self.put_file(name, content)
         except StorageError:

@@ -66,7 +66,7 @@ class Author(msgspec.Struct, frozen=True):
 
 
 class WriteAttempt(msgspec.Struct, frozen=True):
-    """An unpublished folder: the author in `tag` writes it or, if `tag` is empty, it is being removed."""
+    """A folder that is being written by the author in `tag`, or is being removed if `tag` is empty."""
 
     name: str
     step: int
@@ -104,7 +104,7 @@ class CheckpointPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SealedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A small file with its size and digest. A sealed part file in turn holds the checksums of its data file."""
+    """The name, size and digest of a small file, as a manifest lists them."""
 
     name: str
     bytes: int
@@ -127,7 +127,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_small(name: str, size: int) -> None:
-    """Raise StorageError if a file that will be read whole is larger than any such file that holdfast writes."""
+    """Raise StorageError if a file that will be read whole exceeds the size limit for files of its kind."""
     most = _METADATA_BYTES if name.endswith(METADATA) else _SMALL_BYTES
     if size > most:
         raise StorageError(f"{name} has {size:,} bytes, and no such file has more than {most:,}: it is not read")
@@ -209,19 +209,19 @@ def gone_name(step: int, mark: str) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """Return the step of a checkpoint folder's name; None if this is no such name."""
+    """Parse the step out of a checkpoint folder's name; None if the name is not of that form."""
     found = _STEP.fullmatch(name)
     return int(found[1]) if found else None
 
 
 def staged_of(name: str) -> WriteAttempt | None:
-    """Return the write or removal that a folder's name stands for; None if the name stands for neither."""
+    """Parse the name of an unpublished folder into step and author's tag; None if the name is not of that form."""
     found = _STAGED.fullmatch(name)
     return WriteAttempt(name, int(found[1]), found[3] if found[2] == "tmp" else "") if found else None
 
 
 def tagged_of(name: str) -> WriteAttempt | None:
-    """Return the write attempt that a remote folder's name stands for; None if the name has no author's tag."""
+    """Parse a checkpoint folder's name that ends in an author's tag, as on remote storage; None if it has no tag."""
     found = _STEP.fullmatch(name)
     return WriteAttempt(name, int(found[1]), found[2]) if found and found[2] else None
 

@@ -22,7 +22,7 @@ Move = tuple[int, int, int]  # to, from, bytes: addresses that both stay where t
 
 
 class MemoryCopier:
-    """Makes memory copies for one rank; the calling thread does a part of each."""
+    """Copies memory for one rank with several threads, the calling thread among them."""
 
     def __init__(self, threads: int | None = None) -> None:
         self.threads = threads or _spare_threads()
@@ -50,8 +50,8 @@ class MemoryCopier:
 def prefer_large_pages(start: int, size: int) -> None:
     """Ask the kernel for large pages for untouched memory, so that the copies cause few page faults.
 
-    This is only advice: without large pages the copies are slower, not wrong. Pages are not populated beforehand; in
-    measurements that took longer than the faults it saves.
+    This is only advice: without large pages the copies are slower, not wrong. Pages are not populated beforehand,
+    because populating them took longer in measurements than the page faults do.
     """
     if size >= _CHUNK_BYTES:
         first = start // _PAGE_BYTES * _PAGE_BYTES

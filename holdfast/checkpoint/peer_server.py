@@ -55,7 +55,7 @@ class PushTarget(msgspec.Struct):
 
     @contextmanager
     def admit_chunk(self, link: socket.socket) -> Iterator[None]:
-        """Let one chunk be received into the memory; TransportError if this copy was given up."""
+        """Context manager around the receipt of one chunk into `views`; TransportError if `give_up` was called."""
         with self.gate:
             if self.given_up:
                 raise TransportError("this copy was given up for another one")
@@ -68,7 +68,7 @@ class PushTarget(msgspec.Struct):
                 self.gate.notify_all()
 
     def give_up(self) -> None:
-        """Admit no further chunk, and end the connections on which one is coming in."""
+        """Refuse all further chunks and shut down the connections that are receiving one."""
         with self.gate:
             self.given_up = True
             for link in self.receiving:
@@ -103,7 +103,7 @@ GivenState = tuple[Sequence[memoryview], Callable[[], None]]  # and what is to b
 
 
 class PeerShelf(Protocol):
-    """What a keeper holds for keepers of other nodes; threads of their connections call these methods."""
+    """The methods of a keeper that its server calls, from the connections' threads, when other keepers push or pull."""
 
     def receive_push(self, ask: PeerRequest, node: str = "") -> PushTarget | PeerRefusal: ...
     def serve_pull(self, ask: PeerRequest) -> GivenState | PeerRefusal: ...
@@ -130,9 +130,9 @@ class PeerServer:
         give: Callable[[PeerRequest], GivenState | PeerRefusal],
         relays: int | None = None,
     ) -> None:
-        """`guard` authenticates connections to a listener that other hosts can reach; None for a unix socket. `take`
-        gets the name of the node that pushes; "" if it is on this host. At most `relays` processes decrypt; None: as
-        many as this machine has cores for."""
+        """`guard` authenticates peers on other hosts; None for a unix socket.
+        `take` answers a push and gets the pushing node's name, "" if it is on this host. `give` answers a pull.
+        `relays` processes may decrypt; None: by the number of cores."""
         self._listener = listener
         self._guard = guard
         self._context = mutual_tls.server_tls(guard.keys, strangers=False) if guard else None
@@ -167,9 +167,9 @@ class PeerServer:
                 self._forget_link()
 
     def _make_room_for(self, one: UnprovenLink) -> bool:
-        """Return whether a new unauthenticated connection may stay. If there are too many, drop the oldest of them, or
-        the oldest from the same host if that host has many; those that have sent nothing go first, because idle ones
-        come from as many addresses as one likes."""
+        """Return whether a new unauthenticated connection may stay.
+        If there are too many, in all or from its host, drop the oldest that has sent nothing, else the oldest: idle
+        connections are cheap to open from many addresses."""
         with self._lock:
             beside = [other for other in self._strangers if other.host == one.host]
             full = self._links >= _MOST_LINKS + _LEAVING
@@ -223,7 +223,7 @@ class PeerServer:
             self._forget_link()
 
     def _serve_relayed(self, one: UnprovenLink, owner: str) -> None:
-        """Serve a connection that came with a ticket of `owner`; a relay authenticates and decrypts it."""
+        """Serve through a relay a connection that showed a ticket of `owner`; its certificate must be that node's."""
         assert self._guard
         guard = self._guard
 

@@ -139,7 +139,7 @@ class BytePacer:
 def push_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview], pacer: BytePacer) -> int:
     """Send state to a keeper that will hold it; return the number of bytes sent.
 
-    This uses one connection unless the keeper grants tickets: without relays, several would share one core there.
+    It uses one connection unless the keeper grants tickets: without relays, one core there decrypts all connections.
     """
     all = cut_chunks(views)
     slow = 0 < pacer.bytes_s < _ONE_LINK_BYTES_S
@@ -189,7 +189,7 @@ def pull_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview]
 
 
 def _is_relayed(keeper: PeerKeeper, all: Sequence[memoryview]) -> bool:
-    """Return whether relays are worth their start for this copy; on one host nothing is encrypted."""
+    """Return whether to use relays for this copy: it must be encrypted, and large enough to pay for their start."""
     return keeper.relayed and keeper.guard is not None and sum(map(len, all)) >= _RELAYED_BYTES
 
 
@@ -198,7 +198,7 @@ OpenLink = Callable[[], AbstractContextManager[socket.socket]]
 
 
 def _cut_parts(all: Sequence[memoryview]) -> list[tuple[int, int]]:
-    """Cut a copy into parts; the first is one chunk, as the other connections of a pull wait for it."""
+    """Cut a copy into parts. The first is a single chunk: in a pull, other connections start only after it."""
     starts, gathered = [0], PART_BYTES
     for number, chunk in enumerate(all):
         if number and gathered >= PART_BYTES:
@@ -231,13 +231,13 @@ class _PartTransfer:
         return self._count_moved()
 
     def run_relayed(self) -> int:
-        """Do the same by relays; the first connection is closed after its part, before the keeper finds it idle."""
+        """Transfer all parts and return the bytes moved; the first part goes alone, the others go through relays."""
         with _connect_keeper(self._keeper) as link:
             self._moved.append(self._carry(link, self._left.popleft()))
         return self.run_links([partial(_relay_link, self._keeper)] * self._keeper.links)
 
     def run_links(self, openers: Sequence[OpenLink]) -> int:
-        """Transfer the parts that are left over these connections and, if none has taken them, over one of our own."""
+        """Transfer the remaining parts over these connections, or one more if these break; return all bytes moved."""
         for link in self._start_links(openers):
             link.join()
         if self._left:

@@ -24,7 +24,7 @@ def rank_of(file: str) -> int | None:
 
 
 def locate_pieces(metadata: Any, layout: ImageLayout) -> tuple[PartPiece, ...] | None:
-    """Return the pieces to read for an image, from torch's metadata; None if the checkpoint was split differently."""
+    """Return where to read each record of an image in a checkpoint's parts; None if the records are cut differently."""
     known = {(index.fqn, tuple(index.offset or ())): info for index, info in metadata.storage_data.items()}
     pieces: list[PartPiece] = []
     for item in layout.items:
@@ -60,7 +60,7 @@ def _locate_item(
 
 
 def _is_adjacent(last: PartPiece, piece: PartPiece) -> bool:
-    """Return whether two records have the same distance in the part as in the image, so one read covers both."""
+    """Return whether two records lie equally far apart in the part and in the image, so that one read gets both."""
     return last.rank == piece.rank and 0 <= piece.to - last.to == piece.start - last.start
 
 

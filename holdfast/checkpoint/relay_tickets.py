@@ -1,8 +1,8 @@
-"""Tickets by which a keeper lets peers open connections that processes of its own decrypt: few, and each good once.
+"""Tickets with which a peer may open connections that a keeper's relays decrypt: limited in number, each valid once.
 
-A keeper grants them in its answer to a push that it has accepted, over a connection whose other end has proved itself.
-So a stranger can start no process. The caller shows a ticket in clear text before TLS begins. It proves nothing to
-whoever has overheard it: the relay checks certificates as on every connection.
+A keeper grants tickets when it accepts a push from an authenticated peer, so no stranger can make it start a process.
+The peer sends its ticket in clear text before TLS begins. An overheard ticket is of no use, because the relay checks
+certificates as on every connection.
 """
 
 import secrets
@@ -25,17 +25,17 @@ def show_ticket(link: socket.socket, ticket: str) -> None:
 
 
 class RelayTickets:
-    """The tickets that are open, and the relays that run, of one keeper; its threads share it."""
+    """A keeper's open tickets and the number of its running relays, shared by its threads."""
 
     def __init__(self, most: int) -> None:
-        """`most`: open tickets and running relays together; 0: none."""
+        """`most` limits open tickets and running relays together; 0 allows none."""
         self._most = most
         self._open: dict[str, tuple[str, float]] = {}  # for which node, and until when
         self._running = 0
         self._lock = threading.Lock()
 
     def grant(self, node: str, wanted: int) -> tuple[str, ...]:
-        """Return at most `wanted` tickets for this node, and half of those left: other copies may come at once."""
+        """Return up to `wanted` tickets for this node, at most half of the free ones: other nodes may push at once."""
         now = time.monotonic()
         with self._lock:
             self._open = {ticket: one for ticket, one in self._open.items() if now < one[1]}

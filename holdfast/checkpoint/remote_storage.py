@@ -38,7 +38,7 @@ class RemoteStorage:
         return str(self._fs.unstrip_protocol(self._path_of(name)))
 
     def read_identity(self) -> tuple[int, int] | None:
-        """Return None: in this storage a folder is only a part of names, and has no identity."""
+        """Return None: a folder on this storage is only a prefix of names and has no identity."""
         return None
 
     def staging_name(self, step: int, tag: str) -> str:

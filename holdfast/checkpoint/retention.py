@@ -78,8 +78,8 @@ def find_rival(url: str, run_id: str) -> str:
 def apply_doubts(
     found: Collection[StoredCheckpoint], run: str, doubts: Collection[Doubt]
 ) -> tuple[StoredCheckpoint, ...]:
-    """Return these checkpoints, with those of this run that are in doubt marked as not ok; these are all its doubts, so
-    its other checkpoints are vouched for."""
+    """Return these checkpoints, those of this run that are in doubt marked as not ok.
+    `doubts` must be complete: the run's other checkpoints become ok even if the note of doubts is damaged."""
     told = []
     for one in found:
         if one.unvouched and run and one.author.run == run:
@@ -93,9 +93,9 @@ def apply_doubts(
 
 
 def mark_doubts(base: str, run: str, doubts: Collection[Doubt]) -> tuple[int, ...]:
-    """Note at the storage which checkpoints of this run are in doubt, so that no run restores them; return the steps
-    that are newly marked. A note about a run whose checkpoints are all gone is dropped. A note that is damaged is
-    written anew if all checkpoints are of this run, whose doubts are known; otherwise raises UnknownDoubtsError."""
+    """Note at the storage which checkpoints of this run are in doubt; return the steps newly marked.
+    No run restores those. Notes about runs without checkpoints are dropped. If the note is damaged, write a new one;
+    raise UnknownDoubtsError if other runs have checkpoints here, as their doubts are unknown."""
     storage = open_storage(base)
     found = _find_published(storage)
     there = {one.author.run for one in found} - {run}

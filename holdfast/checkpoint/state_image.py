@@ -106,7 +106,7 @@ def bytes_of(flat: torch.Tensor) -> memoryview:
 
 
 def encode_value(value: object) -> bytes:
-    """Encode a value with torch.save in its legacy format, the only one that other bytes may follow."""
+    """Encode a value in torch.save's legacy format; unlike the zip format, it may be followed by other bytes."""
     sink = io.BytesIO()
     torch.save(value, sink, _use_new_zipfile_serialization=False)
     return sink.getvalue()
@@ -134,7 +134,7 @@ def record_sizes(spec: RecordSpec) -> tuple[int, int]:
 
 
 class StateImage:
-    """The tensors and values of an image in memory; `places` gives the items' offsets if not the layout's own."""
+    """An image in memory, as tensors and values. `places` overrides the layout's offsets and may leave items out."""
 
     def __init__(self, layout: ImageLayout, memory: memoryview, places: Mapping[int, int] | None = None) -> None:
         self.layout = layout

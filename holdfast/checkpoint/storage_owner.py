@@ -52,8 +52,8 @@ def take_ownership(url: str, author: Author) -> None:
 
 
 def is_rival(storage: Storage, holder: StorageOwner) -> bool:
-    """Return whether the owner is another running process of this host that writes here, and not to a folder of which
-    this one is a copy. A device number would not do: a network's file system that is mounted anew has another."""
+    """Return whether the owner is another running process of this host that took this folder, not one that this copies.
+    Folders are compared by URL and inode: device numbers change when a network file system is mounted again."""
     here = holder.url in ("", storage.url()) or holder.inode == _read_inode(storage) != 0
     return here and is_alive_elsewhere(holder.writer)
 
@@ -64,14 +64,14 @@ def _read_inode(storage: Storage) -> int:
 
 
 class OwnedStorages:
-    """The storages that this process owns, each with its author and its folder's identity: a folder may be replaced."""
+    """The storages that this process owns, with author and folder identity, by which a replaced folder is noticed."""
 
     def __init__(self) -> None:
         self._taken: dict[str, tuple[Author, tuple[int, int] | None]] = {}
 
     def take(self, url: str, author: Author, step: int, notes: list[str]) -> bool:
-        """Take a storage before this step is written, unless this author already has it; return whether it was taken
-        now. If its folder was replaced, take it again and say so in `notes`. Raises what `take_ownership` raises."""
+        """Take a storage before this step is written; return False if this author already has it.
+        If its folder was replaced, take it again and say so in `notes`. Raises what `take_ownership` raises."""
         storage = open_storage(url)
         held, folder = self._taken.get(url, (None, None))
         there, holder = storage.read_identity(), read_owner(storage)
@@ -93,7 +93,7 @@ class OwnedStorages:
 
 
 def _describe_replaced(storage: Storage, before: tuple[int, int] | None, there: tuple[int, int] | None) -> str:
-    """Return in words how a folder of checkpoints was replaced. A remote folder has no identity to compare."""
+    """Return in words how a folder of checkpoints was replaced or, for a remote one, that its owner file is gone."""
     url = storage.url()
     if before and there is None:
         return f"{url} was removed; it is made anew, without the checkpoints that were there"

@@ -41,7 +41,7 @@ def spares_a_core() -> bool:
 
 
 def most_relays() -> int:
-    """Return how many relays this machine may run at once for pushes that come in, beside training."""
+    """Return how many relays may receive pushes on this machine at once; half of the cores stay for training."""
     return min(_MOST_RELAYS, len(os.sched_getaffinity(0)) // 2) if spares_a_core() else 0
 
 

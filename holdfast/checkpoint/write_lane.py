@@ -65,7 +65,7 @@ class WriteLane:
 
     @property
     def is_held_up(self) -> bool:
-        """Whether a write is still running, even one that was given up."""
+        """Whether the last write is still running, even if it was given up; no other write can start until it ends."""
         return self._last is not None and self._last[1].is_alive()
 
     def give_up(self) -> None:

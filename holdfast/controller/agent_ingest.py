@@ -98,7 +98,7 @@ class AgentIngest:
             self.links.close_link(node, outbox)
 
     async def _meet_node(self, hello: Hello, node: str, caller: Caller) -> str:
-        """Return why a node's hello is refused, or "" after reading the block list if the node has no seat."""
+        """Return why a node's hello is refused, else "". Reads the block list for an accepted node without a seat."""
         local = caller.node == ANY_NODE
         if why := self._hello_refusal(hello, node, local=local):
             return why
@@ -110,9 +110,9 @@ class AgentIngest:
     def _hello_refusal(self, hello: Hello, node: str, *, local: bool) -> str:
         """Say in a few words why a node's hello is refused; empty if it is accepted.
 
-        A hello may name a newer controller or launch than the journal knows. That is accepted only from nodes of this
-        host
-        and from nodes that had a seat: otherwise any node that was let in could stop the job with such a claim."""
+        A hello may name a later epoch or generation than the journal has. That is accepted only from nodes of this host
+        and from nodes that had a seat: otherwise any node that was let in could stop the job with such a claim.
+        """
         if node not in ("", hello.node):
             return "this link is another node's"
         epochs, generations = hello.epoch - self.links.epoch, hello.generation - self.view.generation
@@ -218,7 +218,7 @@ class AgentIngest:
         return beat if strains is beat.strains else msgspec.structs.replace(beat, strains=strains)
 
     def _own_trace(self, node: str, trace: Trace) -> Trace:
-        """Return a node's trace without processes of other nodes, since the trace decides which ranks block the job."""
+        """Return a node's stacks without other nodes' processes, because stacks decide which ranks block the job."""
         own = [p for p in trace.processes if p.node == node and self.registry.owns_rank(node, p.rank)]
         flights = [flight for flight in trace.flights if self.registry.owns_rank(node, flight.rank)]
         return msgspec.structs.replace(trace, processes=tuple(own), flights=tuple(flights))
@@ -271,7 +271,7 @@ class AgentIngest:
             self.links.send_message(node, ScriptImports(generation=self.view.generation, modules=modules))
 
     def _empty(self, now: float, hello: Hello) -> None:
-        """Stop the ranks of an old generation on a node that was thought lost."""
+        """Stop the old generation's ranks that still run on a node which had been thought lost."""
         # The node remembers for ever what it was told under an id, so one is never used again.
         self._stale_id = min(self._stale_id - 1, -int(now * 1e6))
         self._stale[hello.node] = (self._stale_id, hello)

@@ -147,7 +147,7 @@ class Controller:
         return self.ledger.make_account().code or 0 if self.ledger.finish else 1
 
     def _take_over(self) -> None:
-        """Tell the decider that an earlier controller ran, whose nodes may act on decisions lost from the journal."""
+        """Tell the decider of the takeover and of any launch that the journal has lost, which nodes may still run."""
         if self.journal.doubt:
             self._say(self.journal.doubt)
         plan, lost = self.executor.newest_plan(), self.journal.lost
@@ -175,7 +175,7 @@ class Controller:
         self.process_event(Successor(epoch=self.epoch, lost=lost, alone_since=self.journal.alive_at))
 
     def _hear_departures(self) -> None:
-        """Process the last notes of this generation's nodes that left because they had no controller any more."""
+        """Process the last progress and the end of each node of this generation that left without a controller."""
         if self.view.phase not in (Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING):
             return
         generation, active = self.view.generation, self.view.active
@@ -258,7 +258,7 @@ class Controller:
             self._spawn_task(self.executor.end_at_once(-1 if counted else self.reached_step))
 
     def on_store_lost(self) -> None:
-        """If ranks are starting, check on them, because they would wait for the lost store until torch's timeout."""
+        """If ranks are starting, raise an alarm unless they soon make a step: they may wait for the lost store."""
         if self.view.phase in (Phase.LAUNCHING, Phase.STARTING):
             self._spawn_task(self._check_starting(self.view.generation))
 
@@ -341,7 +341,7 @@ class Controller:
             self.links.send_acks()
 
     def check_nodes(self) -> None:
-        """Look for silent nodes, late copies, and ranks that make no progress."""
+        """Check for silent or cut-off nodes, late copies and stalls, and report them; called at short intervals."""
         now = self.clock()
         for silent in self.registry.overdue_alarms(now):
             self._on_silence(silent)

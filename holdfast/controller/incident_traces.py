@@ -24,7 +24,7 @@ Send = Callable[[list[IncidentSpan], int], str]  # of incident number so and so;
 
 
 def is_collector_named(environ: Mapping[str, str]) -> bool:
-    """Return whether traces are wanted, by the variables that OpenTelemetry defines."""
+    """Return whether OpenTelemetry's environment variables name a collector and do not switch traces off."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none":
         return False
     return any(environ.get(name) for name in _ENDPOINTS)
@@ -51,7 +51,7 @@ class IncidentTraces:
             _log.warning("the trace of incident %d is lost: %d wait already", entry.decision.closed.number, _WAITING)
 
     def finish_up(self, wait_s: float = _LAST_S) -> None:
-        """Wait for a moment until all traces are sent, because the job has ended."""
+        """When the job has ended, wait until all traces are sent, for a short time at most."""
         if self._thread is None:
             return
         try:
@@ -116,7 +116,7 @@ def _make_otlp_sender(run_id: str, environ: Mapping[str, str]) -> Send:
 
 
 def _make_id(size: int, *parts: str | int) -> int:
-    """Return an id that is the same whoever makes it, so that a trace that is sent twice is one trace."""
+    """Return an id that depends only on the parts, so that the collector sees a trace that is sent twice as one."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:size], "big") or 1
 
 

@@ -73,7 +73,7 @@ class NetworkWatch:
         return LinksDown(nodes=tuple(sorted(cut)))
 
     def judge_alarm(self, alarm: Alarm) -> Alarm | None:
-        """Return a node's alarm, or one about all machines that lost links with it; None if that was raised before."""
+        """Return a node's alarm, or one about all machines that lost links at that time; None if already raised."""
         return self._switch.judge_alarm(alarm, self._view.generation)
 
     def forget_node(self, node: str) -> None:

@@ -76,7 +76,7 @@ class NodeRegistry:
         self.storage.on_told(at, self._view.generation, told.stored, told.missed)
 
     def record_loss_source(self, source: str) -> bool:
-        """Record where losses are read from; return whether to announce it: a new source, and one of the first few."""
+        """Record a source of losses; return whether to announce it: True for the first few distinct sources."""
         if not source or source in self._loss_sources or len(self._loss_sources) >= _SOURCES:
             return False
         self._loss_sources.add(source)
@@ -87,7 +87,7 @@ class NodeRegistry:
         self.replayable = replayable
 
     def record_imports(self, modules: tuple[str, ...]) -> None:
-        """Record which modules of the script rank 0's zygote has imported; none if it cannot fork ranks with them."""
+        """Record the script's modules in rank 0's zygote; none if that zygote cannot fork ranks with them."""
         self.imports = modules
 
     def record_orphaned(self, generation: int) -> None:
@@ -115,17 +115,17 @@ class NodeRegistry:
         self.copies = {node: held for node, held in self.copies.items() if node in nodes}
 
     def drop_copies_after(self, step: int) -> None:
-        """Forget copies of later steps: they belong to a lineage that the job leaves."""
+        """Forget copies of steps after `step`: they belong to a lineage that the job leaves."""
         self.copies = {node: tuple(c for c in held if c.step <= step) for node, held in self.copies.items()}
 
     def lower_stored(self, step: int) -> None:
-        """Ignore checkpoints of later steps, which belong to a lineage that the job leaves."""
+        """Ignore checkpoints of steps after `step`: they belong to a lineage that the job leaves."""
         self.stored = min(self.stored, step)
 
     def expect_nodes(self, now: float, nodes: Collection[str], alone_since: float) -> None:
         """Give nodes of an earlier controller time to reconnect before they count as silent. `alone_since` is when that
-        controller was last alive, 0 if unknown. Nodes that have been alone for longer than the time to reconnect get a
-        little less of it."""
+        controller was last alive, 0 if unknown. If that was long ago, nodes get only this time; else the limit of
+        silence comes on top."""
         looked = bool(alone_since) and now > alone_since + _RECONNECT_S
         heard_at = now + max(0.0, _RECONNECT_S - (self._silence.limits.silence_s if looked else 0.0))
         for node in nodes:
@@ -142,8 +142,8 @@ class NodeRegistry:
         return self._silence.heard_at(node)
 
     def may_accuse(self, node: str, suspects: Collection[str]) -> bool:
-        """Whether a node may accuse these suspects: only itself or, if it is of this host, any node of this host. One
-        agent may report for all nodes of its host. Nodes of this host connected through its unix socket."""
+        """Whether a node may accuse these suspects: only itself or, if it connected through this host's unix socket,
+        any node of this host, because one agent may report for all nodes of its host."""
         return set(suspects) <= ({node} | self._local if node in self._local else {node})
 
     def may_raise_alarm(self, node: str, alarm: Alarm) -> bool:
@@ -202,8 +202,8 @@ class NodeRegistry:
         return tuple(rank for seat in beside for rank in seat.ranks)
 
     def has_heard_host(self, node: str) -> bool:
-        """Return whether all present nodes that are, or may be, on this node's host have sent this controller a beat.
-        Any one of them may be the one that reports the host's links."""
+        """Return whether all present nodes that are, or may be, on this node's host have sent this controller a beat,
+        since any of them may report the host's links."""
         host = self.hosts.get(node)
         return all(one in self.beats for one in self.present_nodes() if self.hosts.get(one, host) == host)
 

@@ -66,7 +66,7 @@ class SnapshotAims:
         self.send_aims({node, *peers, *halved} & self.floor.nodes)
 
     def on_departure(self, node: str) -> None:
-        """If the node that leaves has a certificate, tell all nodes to accept it no longer."""
+        """When a node with a certificate leaves, tell all nodes to accept that certificate no longer."""
         if self._certificates.serial_of(node) is not None:
             self.send_aims()
 

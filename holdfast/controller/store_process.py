@@ -1,4 +1,4 @@
-"""Starts and watches the process of the job's TCPStore servers, one per generation, which outlives the controller."""
+"""Starts and watches the store process, which runs one TCPStore server per generation and outlives the controller."""
 
 import asyncio
 import contextlib

@@ -12,7 +12,7 @@ def in_tenths(seconds: float) -> float:
 
 
 def share_tenths(parts: Mapping[K, float], total: float | None = None) -> dict[K, float]:
-    """Return the parts in tenths that add up to the rounded total. The parts that rounding cuts most are raised.
+    """Round the parts to tenths that add up to the rounded total; those with the largest remainders are rounded up.
 
     If the total is itself a sum of rounded rows, the difference may be larger; then the largest parts absorb it.
     """

@@ -44,7 +44,7 @@ def _compare_commands(before: Release, after: Release) -> Iterator[str]:
 
 
 def _compare_trees(source: PageSource, before: Release, after: Release) -> tuple[list[str], int]:
-    """Return the differing lines of two trees, and how many files that differ are not told of."""
+    """Return the lines in which two trees differ, and in how many further files they differ."""
     for release in (before, after):
         if not release.digest:
             raise SourceError(f"release {release.number} ran where its files stand, and no copy of them was kept")

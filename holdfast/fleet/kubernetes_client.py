@@ -101,7 +101,7 @@ def _told_errors() -> Iterator[None]:
 
 
 async def ask_until_refused(ask: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Call `ask`, again for up to 30 s while permission is denied; raise FleetRefusal if the refusal is final."""
+    """Return the result of `ask`, called again for up to 30 s if we lack a right; FleetRefusal if it stays refused."""
     until = time.monotonic() + _RIGHTS_S
     while True:
         try:

@@ -60,7 +60,7 @@ class KubernetesLease:
                 continue  # nobody else gets it from a cluster that cannot be asked; a conflict is looked at again
 
     async def let_go(self) -> None:
-        """Give the lease up; one that holdfast made is deleted, and Kubernetes then deletes the run's other objects."""
+        """Give up the lease; if holdfast made it, delete it, and with it Kubernetes deletes the run's other objects."""
         try:
             lease = await self._find()
             labels = (lease.metadata.labels if lease.metadata else None) or {}

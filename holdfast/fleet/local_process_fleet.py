@@ -161,7 +161,7 @@ def end_node(folder: Path, grace_s: float = 5.0) -> None:
 
 
 def survey_node(folder: Path) -> FleetNode:
-    """Return where a local node is: up if its holder runs; otherwise its remaining processes tell."""
+    """Return a local node's state: up if its holder runs; else starting, gone or unknown, by its other processes."""
     was_up = (folder / "agent.log").exists()  # asked first: a holder notes its pid before it starts an agent
     pid = _read_pid(folder / "holder.pid")
     if pid and _has_mark(pid, _node_mark(folder)):

@@ -175,8 +175,7 @@ def _add_volumes(spec: Manifest, own: Manifest, secret: str) -> None:
 
 
 def _let_group_read(spec: Manifest, own: Manifest) -> None:
-    """Give the pod a group, as files of secrets belong to root and to that group. Volumes that have it already are not
-    walked through."""
+    """Give the pod a group that can read its secrets; volumes that already have this group are left as they are."""
     security = spec.setdefault("securityContext", {})
     user = own.get("securityContext", {}).get("runAsUser") or security.get("runAsUser")
     if "fsGroup" not in security:

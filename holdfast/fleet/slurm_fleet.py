@@ -142,7 +142,7 @@ class SlurmFleet:
         return tuple(asked)
 
     def _submit(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Submit one Slurm job for these nodes. Their names are on disk first, so the next controller can find it."""
+        """Submit one Slurm job for these nodes, recorded on disk first so that the next controller finds the job."""
         if not names:
             return ()
         job_name = f"holdfast-{self._plan.run_id}-{names[0]}"
@@ -210,7 +210,7 @@ class SlurmFleet:
         return view
 
     def _news_of(self, name: str, record: NodeRecord, view: ClusterView, used: set[str]) -> dict[str, Any]:
-        """Return the fields of a node's record that this view changes: its host, step, place or loss of contact."""
+        """Return the fields of a node's record to change, by Slurm's news of its host, step, place or lost contact."""
         job, news = view.jobs.get(record.job), dict[str, Any]()
         if job is not None and job.is_running and not record.host and record.order < len(job.hosts):
             host = job.hosts[record.order]

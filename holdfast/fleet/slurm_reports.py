@@ -213,8 +213,8 @@ def may_pass(sentence: str) -> bool:
 
 
 def _find_end(ends_at: float, preempted_at: float) -> float:
-    """Return when a job ends; 0 if it has no end. If a job without a time limit is preempted, Slurm does not say when
-    it ends, so a grace time is assumed."""
+    """Return when a job ends; 0 if it has no end.
+    Slurm does not say when a preempted job without a time limit ends, so a grace time is assumed."""
     return ends_at or (preempted_at + _GRACE_S if preempted_at else 0.0)
 
 

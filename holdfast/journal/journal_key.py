@@ -40,8 +40,8 @@ class JournalKey:
         self._proof, self._cipher = keys[:_PROOF_BYTES], AESSIV(keys[_PROOF_BYTES:])
 
     def make_proof(self, seq: int, chain: bytes, tags: Mapping[str, bytes]) -> bytes:
-        """Return a keyed hash of the newest entry's number and checksum and of the tags of all notes, by name. The
-        checksum covers all entries, so the proof does, too."""
+        """Return the proof of a journal: a keyed hash of its newest entry's number and checksum and its notes' tags.
+        That checksum covers all entries, so the proof does, too."""
         told = msgspec.msgpack.encode((seq, chain, sorted(tags.items())))
         return hashlib.blake2b(told, key=self._proof, digest_size=_PROOF_BYTES).digest()
 

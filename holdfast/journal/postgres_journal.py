@@ -150,15 +150,15 @@ class PostgresJournal:
 
     @property
     def epoch(self) -> int:
-        """This writer's epoch; the caller is about to act, so an expired lease is renewed first. Raises LeaseLostError
-        or JournalAwayError if the lease cannot be renewed."""
+        """Return this writer's epoch, for a caller about to act; an expired lease is renewed first.
+        Raises LeaseLostError or JournalAwayError if the lease cannot be renewed."""
         if self._holder and time.monotonic() >= self._deadline:
             self._commit()
         return self._epoch
 
     @property
     def _deadline(self) -> float:
-        """The monotonic time until which nobody else can have the lease, counted from when we last asked for it."""
+        """Return the monotonic time, counted from our last request, until which nobody else can hold the lease."""
         assert self._holder is not None
         return self._asked_at + self._holder.lease_s * (1 - MARGIN_S / LEASE_S)
 
@@ -227,7 +227,7 @@ class PostgresJournal:
                 raise self._break_off(e) from None
 
     def _break_off(self, why: JournalError | None) -> JournalError:
-        """Refuse all further writes, since memory may be ahead of the server. Return the error that says why."""
+        """Refuse all further writes, since entries we count as written may not be on the server; return the error."""
         self._broken = why or JournalError(f"run {self.run_id} in {self._link.url} was written to by another process")
         return self._broken
 

@@ -26,7 +26,7 @@ class _BoundedConnection(psycopg.Connection[tuple[Any, ...]]):
 
 
 def _give_up_late(gen: Generator[Any, Any, T], until: float) -> Generator[Any, Any, T]:
-    """Forward psycopg's generator to its loop, and raise OperationalError after the monotonic time `until`."""
+    """Run psycopg's generator to its end and return its result; OperationalError after the monotonic time `until`."""
     try:
         wanted = next(gen)
         while True:
@@ -39,7 +39,7 @@ def _give_up_late(gen: Generator[Any, Any, T], until: float) -> Generator[Any, A
 
 
 def why_no_url(url: str) -> str:
-    """Return why this cannot be the address of a database, as a clause to follow the address; "" if it can be."""
+    """Return why this cannot be a database address, worded to follow the address in a sentence; "" if it can be."""
     if not url.startswith(("postgres://", "postgresql://")):
         return "is no address of a database; write it as postgres://HOST/DATABASE"
     try:

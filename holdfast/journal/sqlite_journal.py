@@ -155,7 +155,8 @@ class SqliteJournal:
         return last
 
     def _has_lost(self, known: HighWaterMark, kept: int) -> bool:
-        """Return whether an entry that the mark covers is missing or differs, as all do in a new, empty journal."""
+        """Return whether an entry up to the mark is missing or changed; if the mark is another journal's, whether all
+        are missing."""
         if known.start != self._start:
             return known.seq > 0 and kept == 0
         return known.seq > kept or (known.seq > 0 and not self._agrees_with_mark(known))
@@ -211,7 +212,7 @@ class SqliteJournal:
         self._damaged = seq
 
     def _next_epoch(self, last: JournalRow | None) -> None:
-        """Begin the next epoch; store it in the database file itself, not only in its log, before the first entry."""
+        """Begin the next epoch, and write it to the database file itself, not only to SQLite's write-ahead log."""
         known = self._found.mark
         self.epoch = max(self.epoch, known.epoch if known else 0, last.epoch if last else 0) + 1
         self.raise_epoch(self.epoch)
@@ -316,7 +317,7 @@ class SqliteJournal:
 
 
 def _advance_mark(known: HighWaterMark, entry: Entry) -> HighWaterMark:
-    """Return the mark with the job's generation, release and phase as they are after this entry."""
+    """Return the high-water mark with its generation, release and phase updated from this entry."""
     launch = next((action for action in entry.decision.actions if isinstance(action, Launch)), None)
     generation, release = (launch.generation, launch.release.number) if launch else (known.generation, known.release)
     return msgspec.structs.replace(known, generation=generation, release=release, phase=entry.decision.phase)

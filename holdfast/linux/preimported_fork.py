@@ -48,7 +48,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The files that a child has open: stdout, stderr, and the descriptors that the variable KEPT lists for it."""
+    """The descriptors left open in a child: stdout, stderr, and `keep`, whose numbers the child finds in
+    HOLDFAST_KEPT."""
 
     stdout: int
     stderr: int
@@ -105,17 +106,17 @@ def _end_program(code: int) -> NoReturn:
 
 
 def exclude_modules(modules: set[str]) -> None:
-    """Add modules that a forked `bare` program must not find imported."""
+    """Hide these modules, except the standard library and holdfast, from forked programs that are `bare`."""
     _others.update(name for name in modules if name.partition(".")[0] not in {*sys.stdlib_module_names, "holdfast"})
 
 
 def fork(program: Program, files: OpenFiles, let_go: Callable[[], None], tied: bool) -> int:
     """Fork a program into its own session and return its pid; with `tied`, the child dies with this process.
 
-    This process must have no threads. In the child, `let_go` must close the file objects it inherits, or they would
-    later close descriptors that the program has reused. No caller up to `run` may catch all exceptions or clean up. A
-    program that does not fit the imported modules runs in a new interpreter. On return, ps and /proc show the child's
-    command line."""
+    This process must have no threads. In the child, `let_go` must close all inherited file objects, or they would later
+    close descriptors that the program has reused. No caller up to `run` may catch all exceptions or clean up. A program
+    whose module is not imported, or was imported with another environment, runs in a new interpreter. On return, ps and
+    /proc show the child's command line."""
     assert _born_env, "who forks is below `run`"
     parent = os.getpid()
     shown, show = os.pipe()

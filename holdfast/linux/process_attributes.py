@@ -55,7 +55,7 @@ class _Map(ctypes.Structure):
 
 
 def yield_disk() -> None:
-    """Give this thread's reads and writes the lowest priority above idle, where the disk's scheduler heeds that."""
+    """Give this thread's disk I/O the lowest best-effort priority; some I/O schedulers ignore it."""
     if call := _IOPRIO_SET.get(os.uname().machine):
         _libc.syscall(call, _IOPRIO_WHO_PROCESS, 0, _BEST_EFFORT_LAST)
 
@@ -214,12 +214,12 @@ def leave_input_note(note: Path) -> None:
 
 
 def is_note_writer_alive(note: Path) -> bool:
-    """Return whether the process that left the note is alive."""
+    """Return whether the process that wrote this file with `leave_input_note` is alive."""
     return _noted_pid(note) is not None
 
 
 def _noted_pid(note: Path) -> int | None:
-    """Return the pid of the process that left the note; None if it is gone."""
+    """Return the pid that `leave_input_note` wrote to this file; None if that process is gone."""
     try:
         pid, started = note.read_text().split()
         stat = _read_stat(int(pid))

@@ -26,7 +26,8 @@ _CLASSES = "classes.toml"
 
 
 def load_failures(limits: WordLimits | None = None) -> FailureCatalog:
-    """Return the catalog of last words: all built-in classes and rows; with `limits`, also the user's own rows."""
+    """Return the catalog of last words: the built-in classes and rows, plus the user's own rows if `limits` is
+    given."""
     more = _user_rows(limits, frozenset(klass.klass for klass in load_classes())) if limits else ()
     return _built_in_with(more) if more else load_built_in()
 
@@ -62,8 +63,8 @@ def load_classes() -> tuple[FailureClass, ...]:
 
 
 def _user_rows(limits: WordLimits, classes: frozenset[str]) -> tuple[CatalogRow, ...]:
-    """Return the user's rows; ConfigError if one is faulty. Only `holdfast catalog` compares them with the built-in
-    rows, so an update of holdfast cannot stop a job."""
+    """Return the user's rows; ConfigError if one is faulty. They are not compared with the built-in rows here, or an
+    update of holdfast could stop a job; `holdfast catalog` compares them."""
     path = user_rows.user_rows_path(limits)
     rows = (
         _parse_rows(_read_users(limits.catalog), limits.catalog, CatalogRow)

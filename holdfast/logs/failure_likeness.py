@@ -69,8 +69,8 @@ def read_words(lines: Iterable[str]) -> list[LineWords]:
 
 
 def measure_likeness(one: Sequence[LineWords], other: Sequence[LineWords]) -> float:
-    """Return how alike two failures are, from 0 to 1, comparing each line with the most similar one of the other. The
-    lower of the two failures' means is returned, so a failure is not like one that has the same lines and many more."""
+    """Return how alike two failures are, from 0 to 1. Each line is compared with the other failure's most similar line,
+    and the lower of the two means is returned, so that extra lines in either failure make the two less alike."""
     return min(_mean_share(one, other), _mean_share(other, one))
 
 

@@ -69,9 +69,9 @@ def apply_correction(
     *,
     sure: bool,
 ) -> Diagnosis | None:
-    """Return the diagnosis that a person gave of a past failure much like this one, with no eviction. None if no past
-    failure is alike enough, or if the rules name the same class. If the rules are `sure`, the past failure must be even
-    more alike."""
+    """Return a diagnosis of the class that a person gave to a similar past failure, with diagnostics in place of an
+    eviction. None if no past failure is alike enough, or if the rules name the same class. If the rules are `sure`, the
+    past failure must be even more alike."""
     best = next((one for one in near if one.case.said_by == "person"), None)
     if best is None or best.likeness < (SURELY_ALIKE if sure else ALIKE) or best.case.klass == rules.klass:
         return None

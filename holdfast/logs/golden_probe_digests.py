@@ -1,4 +1,5 @@
-"""Loads the digests that sound devices give in probes, for the assessment, which may not read files."""
+"""Loads the digests that sound devices give in probes, for core/diagnose/probe_assessment.py, which may not read
+files."""
 
 import tomllib
 from importlib import resources

@@ -21,8 +21,9 @@ _EVICT = "evict_and_restart"
 def weigh_words(
     rules: Diagnosis, lines: Sequence[LogLine], code: int | None, catalog: FailureCatalog, learned: LearnedWords
 ) -> Diagnosis:
-    """Return the rules' diagnosis with its confidence adjusted by learned words, or another class if they outweigh it.
-    A diagnosis that evicts a machine or comes from the user's own rows is returned unchanged. Words never evict."""
+    """Return the rules' diagnosis with its confidence adjusted by learned words, or another class if the words outweigh
+    the rules. A diagnosis that evicts a machine or comes from the user's own rows is returned unchanged. Words never
+    evict."""
     odds = learned.class_odds(read_log_words(lines, code))
     if not odds or rules.action == _EVICT or _is_users(rules, catalog):
         return rules

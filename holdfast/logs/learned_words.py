@@ -33,7 +33,8 @@ _CODE = re.compile(  # numbers that say what happened; all others are chance
 
 
 class LearnedWords(msgspec.Struct, frozen=True, kw_only=True):
-    """Weights of words for classes. Each word maps to a string: its rarity, then pairs of class and level."""
+    """Learned weights of words for classes. `words` maps a word to characters: its rarity, then each class and its
+    weight."""
 
     classes: tuple[str, ...]
     bias: tuple[float, ...]
@@ -75,7 +76,8 @@ def load_learned() -> LearnedWords:
 
 
 def read_log_words(lines: Sequence[LogLine], code: int | None = None) -> set[str]:
-    """Return the words of a log outside tracebacks' code, with "exit N", and "kernel:" if it has kernel lines."""
+    """Return the words of a log without tracebacks' code lines, plus "exit N" for exit code N and "kernel:" if it has
+    kernel lines."""
     for _ in parse_tracebacks(lines):  # which marks frames and code
         pass
     found = set() if code is None else {f"exit {code}"}
@@ -99,7 +101,7 @@ def _file_name(path: re.Match[str]) -> str:
 
 
 def weigh_rules(odds: Mapping[str, float], klass: str, confidence: float, trust: Sequence[float]) -> dict[str, float]:
-    """Return the odds by words, combined with the class that the rules name and their confidence in it."""
+    """Combine the class odds from a log's words with the class that the rules name and the rules' confidence."""
     words, rules, sure = trust
     logs = {one: words * math.log(max(share, 1e-4)) for one, share in odds.items() if one != NOTHING}
     if klass in logs:

@@ -137,7 +137,8 @@ class TemplateMiner:
         return b"<private key>" if hidden else line
 
     def _choose_keys(self, counts: Counter[bytes], lines: list[bytes], first: dict[bytes, int]) -> Iterable[bytes]:
-        """Return the keys of all lines; of too many new ones only a sample, mostly of alarming lines."""
+        """Return the keys of the lines to compare: all, or if too many are new, a sample of the new ones, mostly
+        alarming."""
         fresh = [key for key in counts if key not in self._known]
         if len(fresh) <= _FRESH:
             return counts
@@ -178,7 +179,7 @@ class TemplateMiner:
         return kind
 
     def _look_around(self, kind: LineKind, lines: list[bytes], at: int) -> None:
-        """Keep the lines around a line, including the indented traceback lines above and below it."""
+        """Store the lines around this line in its kind, including indented traceback lines above and below it."""
         number = self.lines + at + 1
         if self._held > (_HELD_ALARMS if kind.alarming else _HELD) or any(
             w.first <= number < w.first + len(w.lines) for w in kind.windows

@@ -131,7 +131,7 @@ def is_lost_peer(report: Sequence[str], catalog: FailureCatalog) -> bool:
 
 
 def read_whole(logs: Sequence[RankLog]) -> Iterator[bytes]:
-    """Yield the complete logs in chunks, for callers that need more than the telling lines."""
+    """Yield these logs whole, in chunks; `read_log_lines` keeps only lines that may help a diagnosis."""
     for log in logs:
         with log.open() as file:
             while chunk := file.read(1 << 20):

@@ -80,8 +80,8 @@ def check_answer(answer: ModelAnswer, shown: Sequence[ShownLine], classes: Mappi
 
 
 def count_votes(votes: Sequence[ModelVote]) -> ModelVote:
-    """Return the surest vote of the majority; NoAnswer without a majority. Its confidence is CAP if all three agree and
-    two thirds of CAP if two do, but never more than the votes claim."""
+    """Return the surest vote of the majority; NoAnswer without a majority. Its confidence is CAP if all three votes
+    agree and two thirds of CAP if two do, but at most the highest that they claim."""
     named = Counter(vote.answer.klass for vote in votes)
     klass, count = named.most_common(1)[0]
     if count * 2 <= SAMPLES:

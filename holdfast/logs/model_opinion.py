@@ -86,9 +86,9 @@ def _take_vote(
 def _proposed_row(
     vote: model_answer.ModelVote, klass: FailureClass, mask: Callable[[str], str], model: str
 ) -> CatalogRow | None:
-    """Return the catalog row that the language model proposes; None if it proposes none. Its sample is a masked log
-    line, because users share catalogs. It evicts no machine: its weight is small, and run_diagnostics replaces an
-    evicting action."""
+    """Return the catalog row that the language model proposes; None if it proposes none. The row's sample is a masked
+    log line, because users share catalogs. The row never evicts a machine: its weight is small, and run_diagnostics
+    replaces an evicting action."""
     if not vote.answer.pattern:
         return None
     return CatalogRow(

@@ -69,7 +69,8 @@ def answer_request(request: Request) -> OpinionReply:
 
 
 def _open_logs(request: OpinionRequest) -> list[RankLog]:
-    """Return the ends of the generation's logs, the failed ranks' last; without logs, the request's last lines."""
+    """Return the ends of the generation's logs, failed ranks' logs last; if there are none, the lines in the
+    request."""
     first = {f"rank-{rank}" for rank in request.ranks}
     paths = sorted(Path(request.folder).rglob("*.log"), key=lambda path: (path.parent.name not in first, path))
     chosen = reversed(paths[:_FILES])

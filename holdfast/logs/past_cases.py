@@ -62,7 +62,8 @@ class PastCases:
             raise ConfigError(f"{self._path} cannot be understood ({e}); remove it to begin anew") from None
 
     def find_nearest(self, lines: Sequence[str]) -> tuple[NearCase, ...]:
-        """Return the past failures most like this one, nearest first, and the nearest that a person corrected."""
+        """Return the few past failures most like this one, nearest first; the nearest that a person corrected is always
+        among them."""
         asked = read_words(lines)
         found = [
             NearCase(likeness=likeness, case=past)

@@ -1,8 +1,8 @@
 """The built-in rows about last words as one prepared file: rows parsed, and the literals of their patterns found.
 
-People write the TOML files. To parse them and their 2,400 patterns takes half a second, for which neither `holdfast
-diagnose` nor a failed rank should wait. `python -m tests.prepared_rows` writes the file, and a test compares it. If a
-TOML file has changed since, the prepared rows are ignored, so nothing stale is ever used."""
+People edit TOML files, but parsing their 2,400 patterns takes half a second, too long for `holdfast diagnose` and for a
+failed rank. `python -m tests.prepared_rows` writes the prepared file, and a test fails if it is out of date. If a TOML
+file has changed since, the prepared rows are ignored."""
 
 import zlib
 from collections.abc import Iterable, Mapping
@@ -47,5 +47,5 @@ def prepare_row(row: CatalogRow) -> PreparedRow:
 
 
 def _checksums(sources: Mapping[str, bytes]) -> dict[str, str]:
-    """Return a checksum of each file, which detects edits by mistake but not on purpose."""
+    """Return a checksum of each file; it detects accidental edits, not deliberate ones."""
     return {name: f"{zlib.crc32(sources[name]):08x}" for name in sorted(sources)}

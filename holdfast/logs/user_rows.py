@@ -109,7 +109,7 @@ def find_row_fault(row: CatalogRow, others: Iterable[CatalogRow], classes: froze
 
 
 def _find_collision(row: CatalogRow, mine: FailureCatalog, others: Iterable[CatalogRow]) -> str:
-    """Return why a row and one of another class would match the same line; empty if no two do."""
+    """Return how this row conflicts with a row of another class that matches the same sample; empty if none does."""
     strangers = [
         other for other in others if other.klass != row.klass and other.pattern and not (other.raised or other.frames)
     ]

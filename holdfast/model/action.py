@@ -17,7 +17,7 @@ class Acquire(msgspec.Struct, frozen=True, kw_only=True, tag="acquire"):
 
 
 class Dismissal(StrEnum):
-    """Why a node is given back; by it the fleet decides whether to avoid the host."""
+    """Why a node is given back; the fleet uses the reason to decide whether to avoid the node's host."""
 
     UNTOLD = ""  # as in journals of older versions
     EVICTED = "evicted"  # its machine is in doubt: no other node should follow there
@@ -66,7 +66,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
-    """End every rank of the generation on these nodes or, with `park_s`, let it leave the generation and wait."""
+    """End all ranks of the generation on these nodes or, with `park_s`, have them park and end those that do not."""
 
     id: int
     generation: int
@@ -91,7 +91,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):
 class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     """Test these nodes while no rank runs on them: each alone and, if none fails, in pairs.
 
-    The outcome is ok if all nodes could be tested. `failed` names bad nodes; `nodes` names a set with one bad node.
+    The outcome is ok if all nodes could be tested. `failed` names bad nodes; `nodes` names nodes of which an unknown
+    one is bad.
     """
 
     id: int

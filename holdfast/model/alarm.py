@@ -37,7 +37,7 @@ class Stance(StrEnum):
 
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True, tag="alarm"):
-    """A detector's claim about one instant: this is wrong, and it may be there."""
+    """A detector's claim that something was wrong at one instant, and which nodes may be at fault."""
 
     kind: Kind
     at: float  # when it happened, on the controller's clock

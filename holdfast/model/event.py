@@ -62,7 +62,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """A node has reported. It runs no ranks and can take some, unless its host is blocked."""
+    """A node has reported: it runs no ranks, and it can take a seat unless its host is blocked."""
 
     node: str
     host: str
@@ -114,7 +114,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 
     @property
     def mean_step_s(self) -> float:
-        """Return the mean time of a step of this generation; 0 if it has made only one."""
+        """Return the mean time of a step in this generation; 0 after its first step."""
         return max(0.0, self.at - self.first_at) / max(1, self.step - self.first_step)
 
     def reached_at(self, step: int, before: "Progress | None") -> float:
@@ -189,13 +189,13 @@ class MeshReport(msgspec.Struct, frozen=True, kw_only=True, tag="mesh"):
 
 
 class LinksDown(msgspec.Struct, frozen=True, kw_only=True, tag="links_down"):
-    """A machine reports that a link of these nodes is down. A job on one machine alone gets no such event."""
+    """A link of the machine that these nodes run on is down. There is no such event if they hold all seats."""
 
     nodes: tuple[str, ...]
 
 
 class LinksUp(msgspec.Struct, frozen=True, kw_only=True, tag="links_up"):
-    """No network port of these nodes is down any more; a LinksDown had named them."""
+    """All links of these nodes, which a LinksDown had named, are up again."""
 
     nodes: tuple[str, ...]
 

@@ -34,7 +34,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One incident from its last good step to the next step, as the report shows it."""
+    """The summary of one incident, from the last step before it to the first step after it."""
 
     number: int
     generation: int  # the generation it ended

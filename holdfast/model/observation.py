@@ -63,7 +63,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StrainKind(StrEnum):
-    """The symptom that a lasting reading of a machine may explain."""
+    """The kind of a strain: it slows the job, makes it stand, or is a link that is down or was."""
 
     SLOWS = "slows"  # a job that has lost its pace: heat, a power brake
     STANDS = "stands"  # a job that stands: a driver that does not answer
@@ -72,7 +72,8 @@ class StrainKind(StrEnum):
 
 
 class Strain(msgspec.Struct, frozen=True, kw_only=True):
-    """A reading of a machine that lasts. It counts only with what happens to the job or to other machines meanwhile."""
+    """A reading of a machine that lasts, such as heat. It matters only if the job or other machines have trouble
+    meanwhile."""
 
     kind: StrainKind
     sign: str  # the signature of an alarm about the same reading

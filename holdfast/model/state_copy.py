@@ -27,7 +27,7 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopySummary(msgspec.Struct, frozen=True, array_like=True):
-    """A copy in short form, because a restore names thousands of copies."""
+    """The short form of a Copy, for restores that name thousands of copies."""
 
     rank: int
     node: str

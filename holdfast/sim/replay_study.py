@@ -71,8 +71,8 @@ class TwoFaulty(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostCrossing(msgspec.Struct, frozen=True, kw_only=True):
-    """The least q at which a dual-phase replay costs no more per machine named than one in two halves. It is None if
-    there is no such q."""
+    """The least q at which a dual-phase replay costs no more per named machine than a two-half replay; None if there is
+    none."""
 
     steps: int  # of one replay
     by_steps: float | None
@@ -90,7 +90,8 @@ class ReplayStudy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_study(setup: ReplaySetup, chosen: tuple[float, ...]) -> ReplayStudy:
-    """Run the study for the chosen values of q; raises UnfitError if nodes and replicas do not fit."""
+    """Run the study for the chosen values of q; UnfitError if the nodes cannot be divided into replicas, stages and
+    groups."""
     made = plan_replay(setup)
     rng = Random(setup.seed)
     lines = tuple(_study_chance(setup, made, q, rng) for q in chosen)
@@ -187,8 +188,8 @@ def _watched_steps(setup: ReplaySetup, q: float) -> int:
 
 
 def _reckon_rate(setup: ReplaySetup, p: float, steps: int) -> float:
-    """Return the chance that a replay in two halves names the node. If a stage has several nodes, the fault must show a
-    second time."""
+    """Return the chance that a two-half replay names the faulty node. If a stage has several nodes, the fault must show
+    twice, the second time to tell them apart."""
     if setup.replica == setup.stages or p == 1.0:
         return detection_odds.shown_odds(p, steps)
     # The referee does a step, too: the last at which a first showing still leaves one to look inside is two before.
@@ -257,7 +258,7 @@ def find_crossing(setup: ReplaySetup, steps: int) -> CostCrossing:
 
 
 def _least_chance(setup: ReplaySetup, launch_s: float, group_launch_s: float) -> float | None:
-    """Return the q above which a dual-phase replay never costs more than one in two halves; None if there is none."""
+    """Return the least q from which on a dual-phase replay never costs more than a two-half replay; None if none."""
     found = None
     for point in range(_POINTS + 1):
         q = _LEAST_Q ** (point / _POINTS)

@@ -87,7 +87,7 @@ class SimExecutor:
                 self._note_answer(gathering, name, "it fell silent")
 
     def on_relink(self, node: SimNode) -> None:
-        """Send a reconnected node every action again that the node has not answered."""
+        """Resend to a reconnected node every action that the node has not answered."""
         for gathering, deed in list(self._open.values()):
             if node.name in gathering.left:
                 self._note_answer(gathering, node.name, deed(node))

@@ -76,7 +76,7 @@ class HeldTraining:
         self._go_on()
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Yield the numbers of the epochs that are not over, out of `count`."""
+        """Yield the numbers of the epochs, out of `count`, that are still to be trained."""
         for epoch in range(self.epoch, count):
             yield epoch
             if self.epoch == epoch:  # left before its end

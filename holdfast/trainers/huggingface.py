@@ -36,8 +36,9 @@ _SHARDS = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 def train(
     trainer: Trainer, *, path: str | os.PathLike[str] | None = None, every: int | str | None = None, keep: int = 3
 ) -> TrainOutput:
-    """Train as `trainer.train()` does, from the state that the job has chosen, else from the newest saved state or a
-    later whole checkpoint in the output directory; `path`, `every` and `keep` are those of a Checkpointer.
+    """Train as `trainer.train()` does, from the state that the job has chosen, or else from the newest of holdfast's
+    saved state and the whole checkpoints in the output directory; `path`, `every` and `keep` are those of a
+    Checkpointer.
 
     >>> from holdfast.trainers.huggingface import train
     >>> train(trainer, path="ckpt", every=100)  # doctest: +SKIP

@@ -91,7 +91,7 @@ class HoldfastCallback(Callback):  # type: ignore[misc]  # of a library that may
                 callback.load_state_dict(self._extra["callbacks"][callback.state_key])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Load and drop the epoch's batches that are done; nothing was read yet from the loader's iterator."""
+        """Load and drop the epoch's batches that are done, before Lightning reads from the loader's iterator."""
         self._told = trainer.global_step
         if not self._epoch:
             return

@@ -25,7 +25,8 @@ class OwnCheckpoint(NamedTuple):
 def find_own_checkpoint(folder: Path, name: str, find_fault: Callable[[Path], str]) -> OwnCheckpoint | None:
     """Return the newest whole checkpoint that every node sees; a collective.
 
-    `name` matches a checkpoint's name, with its number as the first group. `find_fault` says what is wrong with one.
+    `name` is a pattern for checkpoints' names, its first group the number. `find_fault` returns why a checkpoint is not
+    whole.
     """
     world, found = RankWorld(), list[OwnCheckpoint]()
     looks = os.environ.get("LOCAL_RANK", "0") == "0"  # the other ranks of a node would see the same

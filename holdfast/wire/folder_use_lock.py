@@ -22,10 +22,10 @@ class LockError(Exception):
 
 
 def lock_shared(folder: Path) -> tuple[int, ...]:
-    """Share the folder's lock until the lock file, and every copy that a child inherits, is closed.
+    """Lock a folder as in use, until this process and all children that inherit the lock file have closed it.
 
-    Returns descriptors for `pass_fds`. If the file system has no locks, they are empty, and nobody will clean up this
-    folder. Raises BlockingIOError if a process holds the lock exclusively.
+    Returns the lock file's descriptor for `pass_fds`; empty if the file system has no locks, and then nobody will clean
+    up this folder. Raises BlockingIOError if a process holds the lock exclusively.
     """
     fd = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -55,7 +55,7 @@ def shared_lock(folder: Path) -> Iterator[tuple[int, ...]]:
 
 
 def lock_file_alone(path: Path, wait_s: float) -> int | None:
-    """Open a file and lock it exclusively until it is closed; None if another process holds it for `wait_s` seconds.
+    """Open a file, locked exclusively until it is closed; None if another process holds the lock for all of `wait_s`.
 
     On a file system without locks every caller gets the file.
     """

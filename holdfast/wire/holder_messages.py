@@ -65,7 +65,7 @@ class KillRank(msgspec.Struct, frozen=True, kw_only=True, tag="kill"):
 
 
 class RekeyRank(msgspec.Struct, frozen=True, kw_only=True, tag="rekey"):
-    """Register a surviving rank under the key of its next generation; the holder answers as if it had started it."""
+    """Register a surviving rank under the key of its next generation; the holder answers as to the start of a rank."""
 
     key: str  # the new one
     old: str

@@ -3,9 +3,10 @@
     python -u -m holdfast.wire.program_fork_server FD PARENT RANKS_MODULE... -- MODULE...
         [-- RANKS_MODULE... -- MODULE... -- S]
 
-It listens at FD and answers only its own user; a caller also checks whose server it is. It dies with its parent
-PARENT, but the processes that it forked live on. So ten nodes on a laptop import torch once, not twenty-one times.
-The modules after the second `--` are imported after S seconds without a request: no early caller waits for them.
+It listens at FD and answers only its own user; a caller also checks that the server belongs to its user. It dies with
+its parent PARENT, but the processes that it forked live on. With it, ten nodes on a laptop import torch once, not
+twenty-one times. The modules in brackets are imported after S seconds without a request: no early caller waits for
+them.
 
 A caller sends a program and its open files. The server answers that it has begun, the caller confirms that it still
 wants the program, and the server returns the pid. A caller may give up before that: then nothing is forked.
@@ -146,7 +147,7 @@ class ProgramProcess:
 
 
 def start_program(program: Program, files: OpenFiles, server: Path | None, begin_s: float = _BEGIN_S) -> ProgramProcess:
-    """Fork a program through the fork server, or execute it if no server begins to in time. After an OSError the
+    """Fork a program through the fork server, or execute it if no server begins the fork in time. After an OSError the
     program may be running."""
     if server is not None:
         try:
@@ -246,7 +247,7 @@ def _groups(words: list[str]) -> list[list[str]]:
 
 
 def _have(ranks: Sequence[str], programs: Sequence[str], prepares: bool) -> None:
-    """Import modules for ranks and for programs; those that only programs need are excluded from forked ranks."""
+    """Import modules for ranks and for programs; forked zygotes do not see the modules that only programs need."""
     gc.disable()  # imports make no garbage worth looking for
     _import_modules(ranks, prepares)
     seen = set(sys.modules)

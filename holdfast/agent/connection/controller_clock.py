@@ -16,13 +16,13 @@ class ControllerClock:
         self.offset_s = clock.wall() - clock.monotonic()  # what to add to an instant of the steady clock
 
     def on_welcome(self, at: float, ahead_s: float | None = None) -> None:
-        """Set the offset from the controller's time `at` or, exactly, from `ahead_s` if both share a clock."""
+        """Set the offset: exactly, from `ahead_s`, if the controller runs on this machine, else estimated from `at`."""
         self.is_exact = self._same_machine and ahead_s is not None
         self.offset_s = ahead_s if ahead_s is not None and self._same_machine else at - self._clock.monotonic()
         self.known = True
 
     def wall_s(self) -> float:
-        """Return the controller's time minus this machine's wall-clock time; 0 before the first welcome."""
+        """Return the offset from this machine's wall clock to the controller's time; 0 before the first Welcome."""
         if not self.known:
             return 0.0
         looks = [(self._clock.monotonic(), self._clock.wall(), self._clock.monotonic()) for _ in range(_LOOKS)]

@@ -89,7 +89,7 @@ class ControllerDialer:
         return aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
 
     def _through_folder(self, path: Path) -> str:
-        """Return a path short enough for a socket; raise if other users may write to the socket's folder."""
+        """Return a short path to the socket by way of its folder's fd; raise if other users may write to the folder."""
         if self._folder < 0:
             self._folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         seen = os.fstat(self._folder)
@@ -99,9 +99,9 @@ class ControllerDialer:
 
     @contextlib.asynccontextmanager
     async def open_link(self) -> AsyncIterator[WebSocketLink]:
-        """Open a WebSocket to the controller; raise UnprovenPeerError if the process that answers is not our
-        controller. Raise BrokenLinkError or another OSError if the link cannot be opened or breaks. The next call dials
-        the next address, if there are several, or the one that the controller has moved to."""
+        """Open a WebSocket to the controller; raise UnprovenPeerError if another process answers, and BrokenLinkError
+        or another OSError if the link cannot be opened or breaks. Each call looks whether the controller has moved, and
+        dials the next of its known addresses."""
         await self._find_moved()
         url = self.url_for("/agent")
         try:

@@ -62,7 +62,7 @@ def find_gateway(root: Path = Path("/")) -> str:
 
 
 def is_neighbour_known(address: str, root: Path = Path("/")) -> bool | None:
-    """Return whether the kernel knows this neighbour's link-layer address; None if its table has no entry for it."""
+    """Return whether the kernel's ARP table has a complete entry for this address; None if it has no entry."""
     for fields in _read_table(root / "proc/net/arp"):
         with contextlib.suppress(ValueError, IndexError):
             if fields[0] == address:

@@ -13,8 +13,8 @@ _SIOCGIFADDR = 0x8915
 
 
 def find_rails(wanted: str, root: Path = Path("/")) -> tuple[str, ...]:
-    """Return the interfaces or addresses in `wanted`, which are separated by commas. If it is empty, return the
-    physical interfaces that are up and have an IPv4 address; members of a bonded interface have none."""
+    """Split `wanted`, comma-separated interfaces or addresses; if `wanted` is empty, return the physical interfaces
+    that are up and have an IPv4 address. Members of a bonded interface have no address."""
     if wanted:
         return tuple(name for word in wanted.split(",") if (name := word.strip()))
     nets = sorted((root / "sys/class/net").glob("*"))
@@ -28,7 +28,7 @@ def rails_finding(wanted: str) -> Finding:
 
 
 def rail_environment(rail: str, root: Path = Path("/")) -> dict[str, str]:
-    """Return the variables that keep NCCL on this rail: its interface and its RDMA device, or no RDMA at all."""
+    """Return the variables that keep NCCL on this rail; they turn RDMA off if the interface has no RDMA device."""
     if not rail:
         return {}
     devices = sorted(path.name for path in (root / "sys/class/net" / rail / "device/infiniband").glob("*"))

@@ -75,7 +75,7 @@ async def run_probes(
 async def run_link(
     meeting: PairMeeting, python: str, *, terms: ProbeTerms | None = None, argv: Sequence[str] = ()
 ) -> tuple[Finding, ...]:
-    """Run this node's end of a pair test; return findings. `argv` is a command prefix, to enter a namespace."""
+    """Run this node's end of a pair test; return its findings. `argv` precedes the command, e.g. `nsenter ...`."""
     said = msgspec.json.encode(meeting).decode()
     link = ProbeEntry("link", 2, meeting.deadline_s + _GONE_S)  # it is to tell itself whom it waited for
     run = _ProbeProcess(
@@ -86,7 +86,7 @@ async def run_link(
 
 
 class _ProbeProcess:
-    """One process of probes, from its start to its end."""
+    """One process that runs probes, from its start to its end."""
 
     def __init__(self, argv: list[str], rest: list[ProbeEntry], terms: ProbeTerms) -> None:
         self._argv = [*argv, "--json", f"--nice={terms.nice}", f"--parent={os.getpid()}"]

@@ -1,4 +1,4 @@
-"""Runs a site's own test of a machine, such as a vendor's diagnostic; its exit code and last words become a finding."""
+"""Runs a site's own test of a machine, such as a vendor's diagnostic; its exit code and last line become a finding."""
 
 import asyncio
 import os

@@ -174,7 +174,7 @@ def _gloo_over(rail: str) -> str:
 
 
 def _count_segments() -> tuple[int, int] | None:
-    """Return retransmitted and sent TCP segments of all connections of this process; None if it has none."""
+    """Return the TCP segments that this process has retransmitted and sent; None if it has no TCP connection."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:

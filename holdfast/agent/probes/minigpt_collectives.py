@@ -58,7 +58,7 @@ class RankExchange:
         )
 
     def hand_on(self, x: torch.Tensor, sender: int, name: str) -> torch.Tensor:
-        """Broadcast x from stage `sender` to the other stage, overwriting its x; return the sender's x on both."""
+        """Broadcast x from stage `sender` to the other stage, whose x is overwritten; return the sender's x."""
         sends, x = self.stage.index == sender, x.contiguous()
         held = x.clone() if sends else None
         dist.broadcast(x, src=self.stage.ranks[sender], group=self.stage.group)
@@ -66,7 +66,8 @@ class RankExchange:
         return x
 
     def reduce_gradients(self, parameters: Mapping[str, nn.Parameter], *, experts: bool) -> None:
-        """Sum the gradients of parameters that stages or experts' ranks share; average all gradients over replicas."""
+        """Sum the gradients of the token table over stages, and those of all but expert weights over the inner axis if
+        `experts`; then average all gradients over replicas."""
         if self.stage.size > 1:
             self._reduce(self.stage, [p for name, p in parameters.items() if name == "token"], "table of tokens")
         if experts:

@@ -17,7 +17,7 @@ _HEAD_WIDTH = 32
 
 
 class MiniGptForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes and dtype of the model; `experts` is their number in each layer, 0 for a dense model."""
+    """Sizes and dtype of the model; `experts` is the number of experts in each layer, 0 for a dense model."""
 
     width: int
     layers: int
@@ -102,7 +102,7 @@ class GptBlock(nn.Module):
 
 
 class MiniGpt(nn.Module):
-    """The layers of one pipeline stage; the first also has the position table, the first and last the token table."""
+    """The layers of one pipeline stage; the first and last stage also have the token table, the first the positions."""
 
     def __init__(self, form: MiniGptForm, device: torch.device, exchange: RankExchange) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class MiniGpt(nn.Module):
         return x
 
     def score_tokens(self, x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """Return this rank's summand of the loss: its part of the batch, divided by the batch's token count."""
+        """Return this rank's summand of the loss: the loss of its tokens, divided by the whole batch's token count."""
         scores = torch.matmul(self.norm(x), self.token.transpose(0, 1)).float()
         return -(functional.log_softmax(scores, -1) * _one_hot(wanted)).sum() / (_BATCH * wanted.shape[1])
 

@@ -49,7 +49,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
 
 
 def probe_seats(seats: Sequence[TeamSeat], *, small: bool, repeats: int, limit_s: float) -> Iterator[Finding]:
-    """Have the devices train each form of the model together; yield a finding for each form, or why there is none."""
+    """Have the devices train each form of the model together; yield a finding per form, or one if the team fails."""
     task = TeamTask(module=_PROBE, rank=0, world=0, port=0, device="", small=small, repeats=repeats, limit_s=limit_s)
     blank = replace(new_finding(_PROBE, torch.device(seats[0].device)), place="")
     try:
@@ -99,7 +99,7 @@ def plan_rounds(devices: int) -> list[tuple[int, ...]]:
 
 
 def _roles_of_axis(size: int, role: int) -> dict[str, tuple[int, ...]]:
-    """Return, by axis, the two roles of this role's group, or the role alone on an axis that the layout lacks."""
+    """Return, by axis, the roles in this role's group: two, or this role alone on an axis that the layout lacks."""
     steps = {"inner": 1, "stage": 2 if size == _MOST else 0, "replica": size // 2 if size > 2 else 0}
     found: dict[str, tuple[int, ...]] = {}
     for axis, step in steps.items():

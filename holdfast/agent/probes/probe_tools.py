@@ -44,7 +44,7 @@ def new_finding(probe: str, device: torch.device, form: str = "") -> Finding:
 
 
 def model_of(device: torch.device) -> str:
-    """Return the device's model; equal models compute equal bits. A CPU's includes its caches, which affect sums."""
+    """Return the device's model; equal models compute equal bits. For a CPU it lists caches, which affect sums."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     rows = dict.fromkeys(("model name", "cpu family", "model", "stepping"), "")

@@ -61,7 +61,7 @@ class JudgeAlarm(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
 
 
 class JudgeAborted(msgspec.Struct, frozen=True, kw_only=True, tag="gone"):
-    """Sent when a fork has ended before it sent its last alarm."""
+    """The judge's message that a fork ended before it sent its last alarm; `late` if it ran past its deadline."""
 
     id: int
     late: bool
@@ -135,7 +135,7 @@ class JudgeProcess:
 
 
 def _judge_in_fork(sock: socket.socket, asked: JudgeRequest, known: FailureCatalog) -> None:
-    """Judge one exit in a fork, and end it. Send an alarm without last words first: judging those may take long."""
+    """Judge one exit, and end this fork. Send an alarm without last words first: judging those may take long."""
     for number in _LATE:  # by the kernel's own hand: a search that goes on for ever hears nobody
         signal.signal(number, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, DEADLINE_S)

@@ -78,14 +78,14 @@ class LossReports:
             yield from differing
 
     def _tell_single(self, told: Loss) -> Iterator[Alarm]:
-        """Yield, once in a generation, the alarm for a single non-finite loss that a finite one has followed."""
+        """Yield, once per generation, the alarm for a non-finite loss that was followed by a finite one."""
         if told.generation > self._single:
             self._single = told.generation
             alarm = nonfinite_loss.single_alarm_of(told)
             yield msgspec.structs.replace(alarm, stance=cap_stance(alarm.stance, self._limits.stance))
 
     def _tell_skipping(self, readings: list[SlotReading], offset_s: float) -> Iterator[Alarm]:
-        """Yield, once in a generation, an alarm about a rank whose optimizer updates are all left out."""
+        """Yield, once per generation, an alarm about a rank whose GradScaler skips every optimizer update."""
         for reading in readings:
             if reading.skipped_updates >= nonfinite_loss.SKIPPED_UPDATES and reading.generation > self._skipping:
                 self._skipping = reading.generation
@@ -118,7 +118,7 @@ class LossReports:
             self._compare_redone(told, None)
 
     def _judge_logged_loss(self, told: StepValues, loss: float) -> Iterator[Alarm | Loss]:
-        """Yield a non-finite loss that follows another one; yield an alarm if a finite loss follows a single one."""
+        """Yield every non-finite loss after the first in a row; yield an alarm if a finite loss follows the first."""
         owner = (told.generation, told.rank)
         first, count = self._logged_bad.pop(owner, (told.step, 0))
         bad = Loss(node=self._node, generation=told.generation, rank=told.rank, step=first, loss=loss, at=told.at)
@@ -162,7 +162,7 @@ class LossReports:
             yield alarm_of(self._node, told, rules, self._limits, hindered)
 
     def _is_new(self, rule: SpikeRule, told: StepValues) -> bool:
-        """Note that this rule matched; return False if any rank (for OWN_TIMES: this rank) has matched it lately."""
+        """Note a match of this rule; return whether none came in the last `window` steps (OWN_TIMES: on this rank)."""
         key = f"{rule} {told.generation}" + (f" {told.rank}" if rule is SpikeRule.OWN_TIMES else "")
         fresh = told.step >= self._said.get(key, -1)
         self._said[key] = told.step + self._limits.window

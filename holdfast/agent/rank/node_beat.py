@@ -10,9 +10,9 @@ from holdfast.wire.rank_memory.slot_reader import SlotReading
 
 
 def show_first_step(reading: SlotReading, *, ended: bool) -> SlotReading:
-    """If a rank has ended and its only step was counted by us but not yet reported, return the reading with that step.
-    The count waits because the script might still report a number of its own. It is never shown if the script numbered
-    its earlier steps and our count may differ from that numbering."""
+    """Return the reading with the first step that our client counted, if the rank ended before it reported that step.
+    The client waits with its count because the script may still report a number of its own; if the two may differ, the
+    count is never shown."""
     kept_back = reading.numbered and reading.counted and reading.step < 0 <= reading.first_step
     if not kept_back or not (ended or reading.failed or reading.ending == "returned"):
         return reading

@@ -35,5 +35,5 @@ class ProgressSlots:
         return [(index, reading) for index, reading in found if reading is not None]
 
     def read_entries(self, index: int, reading: SlotReading, after: int) -> tuple[int, list[StepValues | Mark]]:
-        """Return the number of the rank's newest loss or state hash, and all after number `after`, oldest first."""
+        """Return the newest entry's number, and the losses and hashes after entry number `after`, oldest first."""
         return slot_reader.read_entries(self.arena, index, reading, after) if self.arena else (after, [])

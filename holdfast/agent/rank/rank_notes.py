@@ -1,4 +1,4 @@
-"""Reads the files in a node's folder by which ranks tell their agent what fits in no slot."""
+"""Reads the files in which ranks leave longer notes for their agent: mesh, replayable, source of losses."""
 
 from pathlib import Path
 

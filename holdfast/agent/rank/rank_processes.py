@@ -252,7 +252,7 @@ class RankProcesses:
         )
 
     def _fork_spare(self, dead: HolderRank) -> None:
-        """Fork a spare rank for the seat of a dead one that could have survived, unless all ranks are being ended."""
+        """Fork a spare rank to replace a dead rank whose script can survive, unless all ranks are being ended."""
         key, errand = dead.rank_key, self._errand
         if errand is None or not dead.code or key.generation != errand.generation or key.rank in self._spares:
             return
@@ -325,12 +325,12 @@ class RankProcesses:
                 self._preloading.on_warm(self._preloading.proven)
 
     def hear_imports(self, modules: tuple[str, ...]) -> None:
-        """Note the script's imports on another node; the zygote preloads them while this node has no ranks."""
+        """Note modules that the script imported on another node; the zygote preloads them while no rank runs here."""
         self._preloading.on_told(modules)
 
     @property
     def proven_imports(self) -> tuple[str, ...]:
-        """The modules learned from the script that the zygote has preloaded and that a fork is known to work with."""
+        """The script's modules that the zygote has preloaded, once a rank is known to start when forked with them."""
         return self._preloading.proven
 
     # --- watching and ending -----------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ class RankProcesses:
         return self.survivors.is_there(rank.rank_key) and process_attributes.process_state(rank.pid) not in ("T", "t")
 
     async def _rejoin_rank(self, key: RankKey, env: dict[str, str]) -> bool:
-        """Have a parked or a spare rank go on as this one; return False if there is none."""
+        """Have a parked or a spare rank go on under this key; return False if neither is available."""
         old = next((one for one in self.parked if one.rank == key.rank and one.generation < key.generation), None)
         if old is None and await self._spares.take(key.rank):
             if await self._request_start(key, RekeyRank(key=str(key), old=str(spare_key(key.rank)))):
@@ -388,8 +388,8 @@ class RankProcesses:
             pass
 
     async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0, standing: tuple[int, ...] = ()) -> str:
-        """Give ranks that can park `park_s` to do so, but do not wait for `standing` ones. End the others by SIGTERM
-        and, after the grace, SIGKILL; kill stopped ones at once. Return in words which processes still live."""
+        """Give ranks that can park `park_s` to do so, without waiting for the hung ranks in `standing`; end the others
+        by SIGTERM and, after the grace, SIGKILL. SIGKILL stopped ones at once. Return in words which still live."""
         self._stopped = max(self._stopped, up_to)
         self._spares_parked, self.kept = park_s > 0, 0
         if park_s <= 0:

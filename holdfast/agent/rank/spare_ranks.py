@@ -1,7 +1,7 @@
 """Spare ranks: processes that run the script up to the function that survives, and wait there for a seat.
 
-One is forked when a rank that survives dies, before anybody has judged that. So the seat is taken as soon as the launch
-comes. It has memory of its own in place of the dead rank's slot, which others still have to read.
+When a rank that can survive dies, a spare rank is forked at once, before the incident is judged, so that it is ready
+when the launch comes. It writes to a slot of its own, because others still have to read the dead rank's slot.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class SpareRanks:
         return rank in self._starts
 
     def environment(self, local: int) -> dict[str, str]:
-        """Return what a spare rank has in place of a rank's own variables."""
+        """Return the variables that give a spare rank its own slot and flight log and tell it to wait for a seat."""
         if self._memory < 0:
             self._memory = os.memfd_create("holdfast-spare-slots")
             os.ftruncate(self._memory, slot_memory_bytes(self._nproc))
@@ -43,12 +43,12 @@ class SpareRanks:
         asyncio.get_running_loop().call_later(_UNSEATED_S, self.drop, rank, self._starts[rank])
 
     async def take(self, rank: int) -> bool:
-        """Return whether there is a spare rank for this seat, which is no spare from now on."""
+        """Take the spare rank for this seat out of the spares; return False if there is none or its start failed."""
         start = self._starts.pop(rank, None)
         return start is not None and not await start
 
     def drop(self, rank: int, start: "asyncio.Task[str] | None" = None) -> None:
-        """End a spare rank; with `start`, only if it is that one."""
+        """End the spare rank for this seat; with `start`, only if it came from that start."""
         if rank in self._starts and start in (None, self._starts[rank]):
             del self._starts[rank]
             self._end(spare_key(rank))

@@ -325,7 +325,7 @@ def _trim_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
 
 
 def fit_trace(trace: Trace, limit_bytes: int) -> Trace:
-    """Return the trace, cut to the limit: drop all threads but main ones, then those of children, then the rest."""
+    """Return the trace, cut until it fits: first keep main threads only, then none of child processes, then none."""
     cuts = (
         lambda p: p.threads,
         lambda p: tuple(t for t in p.threads if t.main),

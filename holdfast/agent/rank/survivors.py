@@ -32,7 +32,7 @@ class Survivors:
         return key in self._lines
 
     def has_announced(self, key: RankKey) -> bool:
-        """Whether this rank can survive, or could until it died."""
+        """Whether this rank has said that it can survive; still true after it died."""
         return key in self._announced
 
     def is_parked(self, key: RankKey) -> bool:
@@ -51,13 +51,13 @@ class Survivors:
             self._part_rank(key)
 
     def rejoin(self, key: RankKey, env: dict[str, str]) -> bool:
-        """Tell a parked rank to go on with this environment; return whether it could be told."""
+        """Tell a parked rank to go on with this environment; return whether the message was sent."""
         line = self._lines.pop(key, None)
         self._parked.discard(key)
         return line is not None and _send(line, RejoinOrder(env=env))
 
     def seat_spare(self, key: RankKey, env: dict[str, str]) -> None:
-        """Tell a spare rank to go on with this environment, once it is there."""
+        """Tell a spare rank to go on with this environment: now if it waits already, else when it does."""
         if key not in self._parked or not self.rejoin(key, env):
             self._seats[key] = env
 

@@ -46,7 +46,7 @@ class ZygotePreload:
         self._asked, self._learned = modules, tuple(name for name in modules if name not in own)
 
     def preload_for(self, env: dict[str, str], key: str) -> PreloadZygote:
-        """Return the preload of a new zygote with this environment; forks of the old zygote would keep the old one."""
+        """Return the request for a new zygote in this environment; forks of the old zygote have the old environment."""
         return self._make_preload((*self._entry.preload, *self._entry.later), self._environment(env), key)
 
     def on_warm(self, proven: tuple[str, ...]) -> None:
@@ -67,11 +67,12 @@ class ZygotePreload:
         self._made.set()
 
     def better_preload(self, held: bool, trains: bool, key: str) -> PreloadZygote | None:
-        """Return a preload that adds the script's imports up to its first step; None if the zygote has them.
+        """Return the request for a new zygote that adds what the script imports up to its first step; None if the
+        zygote has those modules or a zygote is being made.
 
-        Also None while a zygote is being made. A node without ranks, such as a standby, uses the imports of other nodes
-        of its host or, as the controller reports them, of another host. The `later` modules wait until ranks train
-        (`trains`), or until a node without ranks has been idle: starting ranks need all processors.
+        A node without ranks, such as a standby, takes the imports from other nodes. The entry's `later` modules are
+        added only once ranks train (`trains`) or a node without ranks has been idle for a while: starting ranks need
+        all processors.
         """
         self._learn_imports(held)
         calm = trains if held else self._clock.monotonic() > self._idle_since + _IDLE_S

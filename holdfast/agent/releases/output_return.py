@@ -105,7 +105,7 @@ class Homecoming:
     # --- one look ----------------------------------------------------------------------------------------------
 
     def look_at(self, at: Path, now: float) -> tuple[TreeIndex | None, GatheredFiles]:
-        """Bring files that have stopped changing, oldest first; return the tree's index and what was brought."""
+        """Bring files that have stopped changing, oldest first; return the tree's TreeIndex and the gathered files."""
         index = self._index_of(at)
         if index is None or not at.is_dir() or not os.path.isdir(index.home):
             return None, GatheredFiles()
@@ -224,7 +224,7 @@ class Homecoming:
                 os.unlink(brought.to)
 
     async def close(self) -> None:
-        """After all files are brought, remove from the user's tree those that ranks removed, unless a copy runs."""
+        """Remove from the user's tree what ranks removed, after all files were brought; skip this while a copy runs."""
         if not self._turn.locked():  # a large file is on its way to another disk: nobody waits for that
             async with self._turn:
                 await asyncio.to_thread(self._close)

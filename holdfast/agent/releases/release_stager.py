@@ -138,7 +138,7 @@ class ReleaseStager:
         return f"release {release.number} cannot be staged: {error}" if error else ""
 
     async def _have_or_stand(self, release: Release) -> str:
-        """Stage a release, or note it for later if the user's tree equals it: starting ranks need the processors."""
+        """Stage a release; if the user's tree equals it, postpone that, to leave processors to starting ranks."""
         stands = await asyncio.to_thread(self._stands, release)
         if stands:
             self._later[release.digest] = release
@@ -168,7 +168,7 @@ class ReleaseStager:
         return "; ".join(error for error in errors if error)
 
     def _look_ahead(self, releases: list[Release]) -> None:
-        """Compare the user's trees with these releases before a launch, when no other node waits for it."""
+        """Compare the user's trees with these releases while no launch waits, so that the launch need not compare."""
         for release in releases:
             at = self._kept.copy_of(release.digest)
             index = user_tree_sync.read_index(at) if release.digest else None

@@ -197,7 +197,7 @@ class ImportFollower:
         return self.sources[path]
 
     def follow_imports(self, entry: str, package: str) -> None:
-        """Check imports of the entry and of all files it reaches; `package` is the entry's, empty for a script."""
+        """Check imports of the entry and of all files it reaches; `package` is the entry's own, or "" for a script."""
         rest, seen = [(entry, package, ImportOdds())], {os.path.realpath(entry)}
         while rest:
             path, package, odds = rest.pop(0)
@@ -258,7 +258,7 @@ class ImportFollower:
         return spec, found
 
     def _report_missing(self, source: SourceFile, name: str, wanted: ImportStatement, odds: ImportOdds) -> None:
-        """Raise ReleaseFault for a missing module, unless the script catches the error or may find it at run time."""
+        """Raise ReleaseFault for a missing module, unless the code catches that or may extend sys.path meanwhile."""
         if not self.strict or odds.excused or ("." not in name and (self.moves_path or not odds.certain)):
             return
         raise ReleaseFault(f"{self.show_path(source.path)}, line {wanted.line}: there is no module {name}")

@@ -1,4 +1,4 @@
-"""Brings what ranks have compiled (the caches of torch.compile, one folder for each host of a job) to standbys."""
+"""Brings the torch.compile caches that ranks have filled to standbys; each host of a job has one folder for them."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ class _CachedFile(NamedTuple):
 
 
 class CompiledCode:
-    """Archives the compile cache on the controller's host; on others, unpacks that archive until ranks have run."""
+    """Archives the compile cache on the controller's host. Other hosts unpack the archive until they run ranks."""
 
     def __init__(
         self, node: NodeSpec, dialing: ControllerDialer, has_ranks: Callable[[], bool], say: Callable[[str], None]
@@ -67,7 +67,7 @@ class CompiledCode:
             self._trouble = trouble
 
     def pack_folder(self, folder: Path, archives: Path) -> None:
-        """Pack the folder, once it has changed and no longer changes, and replace the earlier archive."""
+        """Pack the folder if it differs from the last archive and has stopped changing; replace that archive."""
         before, self._seen = self._seen, _list_files(folder)
         if not self._seen or self._seen != before or self._seen == self._done:
             return
@@ -132,7 +132,7 @@ def _remove_archives(archives: Path, but: str) -> None:
 
 
 def _list_files(folder: Path) -> tuple[_CachedFile, ...]:
-    """Return the files that others can use. A name says what was compiled, so files of one name are the same."""
+    """Return the cache's files, without locks and temporary files. Equal names mean equal content."""
     found = []
     for at, _, names in os.walk(folder):
         for name in names:

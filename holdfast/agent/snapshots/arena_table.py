@@ -36,7 +36,7 @@ class SnapshotPin:
         return self.arena.verify(self.sealed.slot)
 
     def release(self) -> None:
-        """Unpin the slot, even if its snapshot was dropped: nothing can be written to a pinned slot."""
+        """Unpin the slot, even if its snapshot was dropped; until then nothing can be written to the slot."""
         with self._lock:
             held, self._held = self._held, False
         if held:
@@ -114,14 +114,13 @@ class ArenaTable:
         return tuple(one for own in self.list_arenas() for one in own.list_snapshots())
 
     def count_slots(self, rank: int) -> int:
-        """Return how many snapshots the rank's arena can hold; 0 if the rank has none."""
+        """Return how many snapshots the rank's arena can hold; 0 if the rank has no arena."""
         own = self.find_arena(rank)
         return own.arena.slots if own else 0
 
     def pin_own(self, snapshot: OwnSnapshot, *, spare: bool, late: bool = False) -> bool:
-        """Pin a listed snapshot until `unpin_own`; this one pin serves all readers. Return False if the snapshot is
-        gone. With `spare`, also return False if too few slots would stay unpinned for the writer; with `late`, one
-        unpinned slot is enough."""
+        """Pin a listed snapshot until `unpin_own`; one pin serves all readers. Return False if the snapshot is gone or,
+        if `spare`, if the rank would have too few unpinned slots left to write to; `late` lowers that to one slot."""
         own = self.find_arena(snapshot.rank)
         found = own.find_sealed(snapshot) if own else None
         if own is None or found is None or (spare and not own.arena.can_pin(late=late)):

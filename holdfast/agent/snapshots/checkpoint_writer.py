@@ -91,7 +91,7 @@ class CheckpointWriter:
         return told == str(True) if told else None
 
     def is_forsaken(self, rank: int, step: int) -> bool:
-        """Return whether rank 0 has said that it does not publish this step, or has removed it; False if not known."""
+        """Return whether rank 0 has no more to publish for this step: it gave up, or is done; False if not known."""
         url, author = self.storage_url(rank), self.author
 
         def look() -> str:
@@ -124,11 +124,11 @@ class CheckpointWriter:
             await asyncio.to_thread(look_in_time, clean, _LOOK_S)
 
     def mark_recalled(self) -> None:
-        """Mark all wants as those of an earlier agent, which may have been killed while it wrote some step."""
+        """Note for each rank that an earlier agent may have left a step unwritten; which step is not known."""
         self._unwritten.update({rank: {checkpoint_save.UNKNOWN} for rank in self._wants})
 
     def is_due(self, rank: int, sealed: SealedSnapshot) -> bool:
-        """Return whether to write this snapshot: its step or a flag says so, the same on all ranks."""
+        """Return whether to checkpoint this snapshot: at every n-th step, on a rank's flag, or at the wanted step."""
         want = self._wants.get(rank)
         if want is None or want.storage is None or sealed.step <= self._taken_on.get(rank, -1):
             return False
@@ -204,7 +204,7 @@ class CheckpointWriter:
                 lane.give_up()
 
     def last_write(self, rank: int, pinned: SnapshotPin, begun_s: float, *, doubted: bool) -> "PartWrite | None":
-        """Return the rank's write for a final checkpoint; None if it has no storage or its layout has changed."""
+        """Return the rank's write for a final checkpoint; None if the rank has no storage or has another layout now."""
         want = self._latest.get(rank)
         if want is None or want.storage is None or want.layout != pinned.arena.layout.hex():
             return None

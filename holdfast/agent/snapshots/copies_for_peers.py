@@ -84,7 +84,7 @@ class PeerCopies:
                     yield backup.arena, one, plan is not None and plan.image_bytes == backup.arena.image_bytes
 
     def pin_floor(self, floor: int) -> list[str]:
-        """Pin the copies of the floor. Forget idle arenas without that step, and return their names to free them."""
+        """Pin the copies of the floor. Forget idle arenas without that step; return their names, to be freed."""
         left = self.pairs.pin_floor(floor)
         with self._lock:
             for rank, backup in list(self._backups.items()):
@@ -97,7 +97,7 @@ class PeerCopies:
     # --- a peer's copies come in -------------------------------------------------------------------------------
 
     def set_wards(self, wards: tuple[Seat, ...]) -> None:
-        """Accept pushed copies from these nodes only, each of its own ranks. Nodes of this host are not checked."""
+        """Accept pushed copies from these nodes only, of their own ranks. Nodes of this host are not checked."""
         self._wards = wards
 
     def receive_push(self, ask: PeerRequest, node: str = "") -> PushTarget | PeerRefusal:
@@ -146,13 +146,13 @@ class PeerCopies:
         return holding
 
     def _give_up_copy(self, rank: int) -> None:
-        """Forget a copy that is coming in. Its slot may be taken next, so no chunk of it may come any more."""
+        """Forget a copy that is being received and refuse its further chunks, because its slot may be reused."""
         if coming := self._coming.pop(rank, None):
             coming.holding.give_up()
             self._given_up.setdefault(rank, []).append(coming.holding)
 
     def _are_quiet(self, rank: int) -> bool:
-        """Return whether no chunk of a copy that was given up is coming in; its link has ended, so that is soon so."""
+        """Return whether nothing writes to an abandoned copy any more; its link has ended, so that takes moments."""
         late = [one for one in self._given_up.pop(rank, ()) if not one.is_quiet(_LAST_CHUNK_S)]
         if late:
             self._given_up[rank] = late
@@ -170,7 +170,7 @@ class PeerCopies:
     # --- others fetch ------------------------------------------------------------------------------------------
 
     def serve_pull(self, ask: PeerRequest) -> GivenState | PeerRefusal:
-        """Return the requested layout, or byte ranges of a snapshot after verifying it; a refusal if it is not here."""
+        """Return the requested layout, or verified byte ranges of a snapshot; a refusal if this node has neither."""
         if ask.verb == "plan":
             with contextlib.suppress(OSError):
                 content = self._notes.read_note(layout_file_name(ask.rank, ask.layout))

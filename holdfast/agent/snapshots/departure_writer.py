@@ -20,7 +20,7 @@ _OLDER = 0.5  # of the time an older write that is under way may have: it may be
 
 
 class FinalWriter:
-    """Writes the final states of this node's ranks; all nodes write the same step. Any keeper reports its failures."""
+    """Writes the final states of this node's ranks, of one step on all nodes. Every keeper reports its failures."""
 
     def __init__(self, arenas: ArenaTable, persisting: CheckpointWriter, disk: StateDisk, ports: KeeperPorts) -> None:
         self._arenas = arenas
@@ -66,7 +66,7 @@ class FinalWriter:
         return await self._await_published(ranks, errand.stored, until)
 
     async def write_last(self, lasts: tuple[FinalState, ...], within_s: float) -> None:
-        """Write the final states in the given order, those in doubt last, as far as time allows."""
+        """Write the final states one step after another, in this order, until time is up."""
         until = self._clock.monotonic() + within_s
         for last in lasts:
             async with asyncio.TaskGroup() as tasks:
@@ -137,7 +137,7 @@ class FinalWriter:
         return max(parts, stored)
 
     async def _await_writes(self, rank: int, last: FinalState, left_s: float) -> None:
-        """Wait for the rank's writes. Give them up if they are slow or of a later step, which not all ranks hold."""
+        """Wait for the rank's writes; give them up if they are slow, or of a step later than the final one."""
         until = self._clock.monotonic() + left_s * _OLDER
         while steps := [step for writer, step in self._persisting.under_way if writer == rank]:
             if max(steps) > last.step or self._clock.monotonic() > until:

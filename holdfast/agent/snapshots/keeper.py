@@ -1,4 +1,4 @@
-"""The keeper: holds the snapshots of a node's ranks beyond their lives, hands them back, and writes checkpoints.
+"""The keeper: keeps snapshots after their ranks have ended, hands them back to new ranks, and writes checkpoints.
 
 It runs in the agent, without torch. Ranks write into memory that the holder owns. The keeper reads that memory, pins
 what it reads, and answers a rank's two questions: where to put snapshots, and which state to go on from.
@@ -135,7 +135,7 @@ class Keeper:
             self._arenas.put_arena(kept.path, arena)
 
     def _on_want(self, want: ArenaRequest) -> None:
-        """Note a rank's arena request. If it is of this generation and has its arena, tell the keeper's parts."""
+        """Note a rank's arena request; if the rank is of this generation and has an arena, tell the keeper's parts."""
         self._persisting.note_request(want)
         own = self._arenas.find_arena(want.rank)
         if want.generation != self._launch.generation or own is None:
@@ -406,7 +406,7 @@ class Keeper:
             await asyncio.sleep(max(_IDLE_S, (self._ports.clock.monotonic() - began_at) / _CHECKING))
 
     def _due_writes(self) -> Iterator[Coroutine[None, None, None]]:
-        """Yield due work: check the disk's path once, mark checkpoints in doubt, write snapshots as checkpoints."""
+        """Yield due work: look at the local disk once, mark checkpoints in doubt, write snapshots as checkpoints."""
         if self.disk.unseen and self._arenas.list_arenas():
             yield self.disk.look_at_path()
         if self._persisting.unmarked and 0 in self._launch.ranks and self._persisting.storage_url(0):

@@ -1,4 +1,4 @@
-"""Sends parts of pinned snapshots to the keepers of other nodes, each in a thread of its own."""
+"""Sends shares of pinned snapshots, or halves of shares, to keepers of other nodes, each in its own thread."""
 
 import asyncio
 

@@ -1,7 +1,7 @@
 """Parities that this node keeps for pairs of ranks: each takes half the memory of a copy of one rank.
 
-Like a copy, a parity has two slots: the job's floor, which is pinned, and the next step, which is being made. A
-parity is sealed when both halves of a step have come; a half of a later step discards an unsealed one.
+Like a copy, a parity has two slots: the job's floor, which is pinned, and the next step, which is being made. A parity
+is sealed when both halves of a step have come. A half of a later step discards a parity that is not yet sealed.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ class ParityCopies:
             self._news.notify_all()
 
     def pin_floor(self, floor: int) -> list[str]:
-        """Pin the parities of the floor. Forget idle arenas without that step, and return their names to free them."""
+        """Pin the parities of the floor. Forget idle arenas without that step; return their names, to be freed."""
         with self._lock:
             left = []
             for ranks, (pair, backup) in list(self._kept.items()):
@@ -74,7 +74,7 @@ class ParityCopies:
             return left
 
     def newest_step(self, count: int) -> int:
-        """Return the newest step that every pair here has sealed; -1 if there is none, or fewer than `count` pairs."""
+        """Return the newest step that every pair has sealed; -1 if none, or if there are fewer than `count` pairs."""
         with self._lock:
             met = [ranks for ranks, layouts in self._met.items() if len(layouts) == len(ranks) and ranks in self._kept]
             steps = [self._newest_sealed(self._kept[ranks][1]) for ranks in met]

@@ -72,7 +72,7 @@ class ParityDecoder:
 
 
 def _place_chunk(chunk: memoryview, low: int, into: tuple[memoryview, Sequence[Run]]) -> None:
-    """Copy the wanted bytes of a chunk into the image; `low` is the chunk's offset in its own rank's image."""
+    """Copy the wanted bytes of a chunk to their places in the image; `low` is the chunk's offset at its source."""
     image, runs = into
     high = low + len(chunk)
     for start, end, to in runs:

@@ -31,7 +31,7 @@ class PeerArena(msgspec.Struct):
     held: SnapshotPin | None = None  # the floor
 
     def pin_step(self, step: int) -> bool:
-        """Pin the copy of this step instead of the one held so far; return False if there is no such copy."""
+        """Pin the copy of this step and unpin the one pinned before; return False if there is no such copy."""
         if self.held and self.held.step == step:
             return True
         found = next((one for one in self.arena.list_sealed() if one.step == step), None)

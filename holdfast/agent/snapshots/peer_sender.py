@@ -89,7 +89,7 @@ class PeerSender:
         self._take_news(SlotNeeded())
 
     def is_late(self) -> bool:
-        """Return whether checkpoints have occupied the next floor's slot for so long that it may take a spare one."""
+        """Return whether checkpoints have kept the next floor waiting so long that it may pin one more slot."""
         return self._floor.is_late(self._clock.monotonic())
 
     def newest_shared_step(self) -> int:

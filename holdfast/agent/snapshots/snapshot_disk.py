@@ -123,7 +123,7 @@ class SnapshotDisk:
         return ""
 
     def _list_in_time(self) -> list[DiskState]:
-        """List the states within a second: if the disk takes longer, return the last list; if a write hangs, none."""
+        """Return the states on disk, or the list read last if that takes over a second; none while a write hangs."""
         if not self._left and not self._looking.is_alive():
             self._looking = threading.Thread(target=self._look, name="holdfast-list", daemon=True)
             self._looking.start()
@@ -261,7 +261,7 @@ class SnapshotDisk:
         return pin_snapshot(own.arena, found) if own and found else None
 
     def write_state(self, author: Author, pin: SnapshotPin, verified: bool, pulse: WritePulse) -> None:
-        """Write one rank's image to stable storage and publish it. Raises StorageError."""
+        """Write one rank's image to the local disk and publish it. Raises StorageError."""
         arena, pulse = pin.arena, pulse if self._leaving else PacedPulse(pulse, self._ports.clock)
         base = str(self._make_folder(arena.rank))
         try:
@@ -306,7 +306,7 @@ class SnapshotDisk:
         self._remove_states([one for one in self.list_states() if one.step < step])
 
     def remove_given_up(self, launch: KeeperLaunch) -> None:
-        """Remove, in a thread, states in doubt and those the last generation made after the step to resume from."""
+        """Remove, in a thread, states in doubt, and states of the last generation after the step we resume from."""
 
         def remove() -> None:
             states = self.list_states()
@@ -343,9 +343,9 @@ class SnapshotDisk:
     async def leave_job(
         self, ranks: Sequence[int], stored: int, spared: Sequence[int], not_after: int, *, answered: bool
     ) -> None:
-        """Remove this run's states from this host, except those of ranks that have a state after `stored`, and those of
-        `spared` ranks, whose own nodes may need them. Report which state stays and why: `answered` means that storage
-        is known to lack it, and a state after `not_after` is in doubt."""
+        """Remove this run's states from this host, but keep ranks with a state newer than step `stored`, and `spared`
+        ranks of other nodes. Report which state stays and why: storage lacks it or, unless `answered`, may lack it. A
+        state after `not_after` is in doubt."""
         self._leaving = True
         self._lane.give_up()
 
@@ -403,7 +403,7 @@ class _StepWrite:
 
 
 def _make_private(at: Path) -> Path:
-    """Make a folder, and the run's folder around it if that is missing, readable by its owner alone."""
+    """Make a rank's folder and, if missing, the run's folder above, for this user only. Raises StorageError."""
     at.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if why := _refuse_folder(at.parent):
         raise StorageError(f"{at.parent} is not used: {why}")

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class StateFetch:
-    """Fetches one rank's image from the keepers that a restore names."""
+    """Fetches one rank's image from the keepers that a Restore lists."""
 
     def __init__(self, restore: Restore, rank: int, links: KeeperLinks) -> None:
         self._restore = restore
@@ -89,7 +89,7 @@ class StateFetch:
             raise TransportError(f"cannot decode the layout of rank {kept.rank}: {e}") from None
 
     def _copies_of(self, rank: int) -> list[CopySummary]:
-        """Return the holders of a rank's state: first nodes that the restore names, then those with a whole image."""
+        """Return the copies of a rank's state in the order to try: of its source nodes first, then whole images."""
         named = next((source.nodes for source in self._restore.sources if source.rank == rank), ())
         found = [k for k in self._restore.kept if k.rank == rank and k.node in self._restore.keepers]
         return sorted(found, key=lambda kept: (kept.node not in named, not kept.whole, kept.node))
@@ -106,7 +106,7 @@ class StateFetch:
 
 
 def _matching_runs(ours: ImageLayout, theirs: ImageLayout, owner: int) -> Iterator[Run]:
-    """Yield byte ranges that `owner` owns, as (from, to) in its image and the offset in ours; join adjacent items."""
+    """Yield what `owner` owns as (start, end, offset): a range of its image, and where that goes in ours."""
     places = {_item_key(item): (index, item) for index, item in enumerate(theirs.items) if item.owner == owner}
     run: Run | None = None
     before = (-2, -2)

@@ -102,7 +102,7 @@ class GpuSource:
         return events
 
     def _read_xids(self, now: float) -> Iterator[Line]:
-        """Yield Xid events in the kernel log's wording: the same catalog rows match, and none is reported twice."""
+        """Yield Xid events as lines worded like the kernel log's, so that the same catalog rows match them."""
         for _ in range(_EVENTS if self._events is not None else 0):
             try:
                 event = self.nvml.nvmlEventSetWait_v2(self._events, 0)

@@ -145,7 +145,7 @@ def _local_path(url: str) -> str:
 
 
 def _block_devices(number: int, root: Path) -> tuple[str, ...]:
-    """Return the kernel's device names, the partition first; empty for a file system without a disk."""
+    """Return the kernel's names of a file system's partition and disk; empty if the file system has no disk."""
     link = root / "sys/dev/block" / f"{os.major(number)}:{os.minor(number)}"
     if not link.exists():
         return ()

@@ -31,7 +31,7 @@ _SIGNS = (
 
 
 class WatchedLinks(msgspec.Struct, frozen=True, kw_only=True):
-    """The links that an agent watches, by their paths; valid for one boot, as their names may change at the next."""
+    """The paths of the links that an agent watches; valid until the next boot, which may rename links."""
 
     boot: str
     links: tuple[str, ...]
@@ -46,7 +46,7 @@ class NetworkSource:
     """
 
     def __init__(self, clock: Callable[[], float], note: Path, root: Path = Path("/")) -> None:
-        """`note` is the file in which the agents of a run on this machine tell later ones what they watch."""
+        """`note` is a file that tells later agents of the run on this machine which links to watch."""
         self._clock = clock
         nets, rdma = root / "sys/class/net", root / "sys/class/infiniband"
         known = _read_note(note, _read_boot(root))

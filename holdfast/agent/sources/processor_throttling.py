@@ -9,7 +9,7 @@ _COUNTERS = ("core_throttle_count", "package_throttle_count")
 
 
 class ProcessorThrottling:
-    """Compares counters with the last reading, and clock limits with those at the start, which may be intended."""
+    """Compares throttle counters with the last reading, and clock limits with those at the start, taken as intended."""
 
     def __init__(self, root: Path) -> None:
         cpus = root / "sys/devices/system/cpu"

@@ -1,4 +1,4 @@
-"""Reads processes from /proc: enough to know a rank, its children, and whether a pid is still the same process."""
+"""Reads processes from /proc: to find a rank's children, and to tell whether a pid is still the same process."""
 
 import os
 from collections.abc import Iterable

@@ -14,7 +14,7 @@ _FORMS = {
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a tensor that this rank holds; autograd does not see changes made to it."""
+    """Return the local shard of a DTensor, or the tensor itself; changes to it are hidden from autograd."""
     part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part.data
 

@@ -1,4 +1,4 @@
-"""Hooks in a rank that carry out orders: around the optimizer's step, in a forward pass, or before a reduction."""
+"""Hooks in a rank that carry out chaos's orders: at the optimizer's step, in a forward pass, before a reduction."""
 
 import builtins
 import os

@@ -169,7 +169,7 @@ class CellStage:
 
     @property
     def steps(self) -> int:
-        """How many steps an undisturbed run must have for a comparison with this one."""
+        """How many steps the undisturbed run must have, so that every cell of this job can be compared with it."""
         return max((window.stop for window in self._windows.values()), default=0)
 
     def compare_states(self, came: dict[str, CellOutcome], calm: Path) -> dict[str, CellOutcome]:
@@ -254,7 +254,7 @@ def _is_seen_by_loss(result: FaultResult) -> bool:
 
 @contextlib.contextmanager
 def open_stage(kind: str, how: str, folder: Path, say: Say) -> Iterator[tuple[CellStage, str]]:
-    """Start a job for cells; yield the stage and the mark that all its processes carry."""
+    """Start a job for cells; yield the stage and the random mark in the environment of all its processes."""
     (folder / "tree").mkdir(parents=True)
     (folder / "work").mkdir()
     shutil.copy(SCRIPT, folder / "tree" / SCRIPT.name)

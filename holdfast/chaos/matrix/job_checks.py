@@ -61,7 +61,7 @@ def count_differing(found: dict[int, RankTrace], calm: dict[int, RankTrace], ste
 
 
 def check_samples(found: dict[int, RankTrace], parts: int) -> list[str]:
-    """Return the errors found: missing steps, and samples drawn twice. Only ranks below `parts` draw samples."""
+    """Return the errors found: a rank without some step, and samples drawn twice by the first `parts` ranks."""
     last = min(trace.last for trace in found.values())
     wrong = []
     for rank, trace in found.items():
@@ -126,7 +126,7 @@ class SharedMemoryWatch:
         return named or name in self._used or name.startswith("holdfast")
 
     def _list_names(self) -> set[str]:
-        """Return the names of files that belong to our user."""
+        """Return the names of our user's files in /dev/shm."""
         with os.scandir(self._place) as found:
             return {one.name for one in found if _owner_uid(one) == os.geteuid()}
 

@@ -30,9 +30,9 @@ def step_under(checkpoint_id: str, url: str) -> int | None:
 
 
 def locate_checkpoint(url: str, checkpoint_id: str = "") -> str:
-    """Return the URL of the checkpoint with this id; without an id, `url` if that is one, else the newest under it.
+    """Return the URL of the checkpoint with this id; without an id, `url` if it is a checkpoint, else the newest there.
 
-    Raises StorageError if an id is given and no such checkpoint exists, or if nobody can tell which are in doubt.
+    Raises StorageError if no checkpoint has this id, or if it is not known which checkpoints are in doubt.
     """
     if not checkpoint_id or same_place(checkpoint_id, url):
         if storage_opener.open_storage(url).read(MANIFEST):
@@ -54,8 +54,8 @@ def locate_checkpoint(url: str, checkpoint_id: str = "") -> str:
 
 
 def newest_step(url: str) -> int:
-    """Return the newest step of all finished checkpoints; -1 if there is none. Unfinished ones do not count: another
-    rank may already be writing the step whose number the caller derives from this one."""
+    """Return the newest step of all finished checkpoints; -1 if there is none. Unfinished ones do not count, as all
+    ranks must get the same answer, and one of them may already be writing the next step."""
     return max((one.step for one in find_checkpoints(url)), default=-1)
 
 

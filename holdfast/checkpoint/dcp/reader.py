@@ -151,12 +151,13 @@ class Reader(StorageReader):
         return int(self._places[item.storage_index].length)
 
     def _room(self, item: ReadItem) -> int:
-        """Return the memory for a record, rounded up: torch crashes on complex numbers that are not aligned."""
+        """Return how many bytes to reserve for a record, so that the next one is aligned: torch crashes on unaligned
+        complex numbers."""
         return -(-self._length(item) // ALIGN_BYTES) * ALIGN_BYTES
 
 
 class Planner(DefaultLoadPlanner):
-    """torch's load planner, except that values are collected in `values` and only plain values are decoded."""
+    """Torch's load planner, except that non-tensor values go to `values` and are decoded only if they are plain."""
 
     def __init__(self) -> None:
         super().__init__()

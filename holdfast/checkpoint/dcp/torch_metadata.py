@@ -43,7 +43,7 @@ _PATHS = ("Path", "PosixPath", "PurePosixPath")  # a checkpoint id
 
 
 def encode_metadata(layouts: Sequence[ImageLayout]) -> bytes:
-    """Return the `.metadata` of a checkpoint made of every rank's share; it is the same for every step."""
+    """Return the `.metadata` of a checkpoint to which each rank adds its share; it does not depend on the step."""
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     held: dict[MetadataIndex, _StorageInfo] = {}
     paths: dict[str, Path] = {}
@@ -58,7 +58,7 @@ def encode_metadata(layouts: Sequence[ImageLayout]) -> bytes:
 
 
 def _list_entries(layouts: Sequence[ImageLayout]) -> Iterator[tuple[str, Path, ImageItem, _StorageInfo]]:
-    """Yield every record under each of its names, with its path and its place in the rank's file."""
+    """Yield name, path, record and location in the rank's file: once per name of each record that a rank owns."""
     named = name_tensors(layouts)
     for layout in layouts:
         for item, at in layout.owned_items():
@@ -117,7 +117,7 @@ def _enter_record(
 
 
 def single_image_metadata(layout: ImageLayout) -> Metadata:
-    """Return the metadata of a single image; it gives a record's number in place of a location in a file."""
+    """Return the metadata of a single image; `storage_data` maps each record to its number in the image's layout."""
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     places = {_enter_record(tensors, item.spec.key, item): number for number, item in enumerate(layout.items)}
     return Metadata(tensors, {item.spec.key: item.spec.path for item in layout.items}, places)

@@ -46,7 +46,7 @@ _PARTS_S = 600.0  # storage has as long to show what other ranks have written
 
 
 class SaveCall(msgspec.Struct):
-    """The coordinator's message to a rank, sent with its plan. torch caches plans: `taken` marks a used message."""
+    """The coordinator's note to a rank about one save, sent with its plan. `taken`: the rank has read it."""
 
     step: int
     world: int
@@ -158,8 +158,8 @@ class Writer(StorageWriter):
         return True
 
     def _spare_others_step(self) -> None:
-        """Raise StateError if this step's checkpoint exists and must not be replaced. A later launch of the job may
-        replace what an earlier one saved. Two writers of one launch would replace each other's states by turns."""
+        """Raise StateError if the checkpoint of this save's step exists and must not be replaced.
+        That is so with `overwrite=False`, or if another writer of the same launch has saved it."""
         url, step = self._storage.url, self._call.step
         if not self._overwrite and find_checkpoints(url, step):
             raise StateError(f"there is a checkpoint of step {step} in {url}, and overwrite=False")
@@ -174,11 +174,11 @@ class Writer(StorageWriter):
 
     @property
     def _keeper(self) -> KeeperClient | None:
-        """The keeper for this save; None without an agent, or if only some ranks save, as keepers wait for all."""
+        """The keeper for this save. None without an agent, or if only some ranks save: a keeper waits for all."""
         return KeeperClient.for_this_rank() if (self._rank, self._call.world) == rank_and_world() else None
 
     def _next(self) -> int:
-        """Return the step of this save: the one asked for, or the newest that this rank knows of, plus one."""
+        """Return the step of this save: from its id or, without an id, one after the newest that this rank knows."""
         if self._asked is not None:
             return self._asked
         reached = self._reached.get(self._storage.url, -1)
@@ -194,7 +194,7 @@ class Writer(StorageWriter):
         return max(newest, kept.step if kept and kept.source != "none" else -1) + 1
 
     def _heard(self, call: object) -> SaveCall:
-        """Return this save's SaveCall; a rank with a plan cached by an earlier save gets none and counts steps."""
+        """Return the SaveCall of this save. A cached plan brings an old call; the rank then works the step out."""
         if isinstance(call, SaveCall) and not call.taken:
             call.taken = True
             self._call = call
@@ -204,13 +204,13 @@ class Writer(StorageWriter):
         return self._call
 
     def _whole(self, planner: SavePlanner) -> Sequence[WriteItem]:
-        """Return all items that this rank holds; a planner that caches plans returns them in the first save only."""
+        """Return all items of this rank, even those that others write; a cached plan has them from the first save."""
         plan = self._local or planner.create_local_plan()
         return plan.items if plan.usable else planner.plan.items  # type: ignore[attr-defined]
 
     @property
     def _author(self) -> Author:
-        """The author of this save, agreed on through the store: a cached plan may carry stale data."""
+        """The author of this save. Its ranks share a token from the store, because a cached plan may be out of date."""
         rank, world = rank_and_world()
         if self._call.world == 1:
             run = f"{_launch_token()}-{rank}-{self._run}" if world > 1 else self._run
@@ -223,7 +223,7 @@ class Writer(StorageWriter):
         return checkpoint_save.staging_folder(self._storage.url, self._call.step, self._author)
 
     def _results(self, layout: ImageLayout, things: Things) -> list[WriteResult]:
-        """Return each record's location, after the folder under the EXTRA key, which must be the same on all ranks."""
+        """Return the save's folder under the EXTRA key, the same on all ranks, and then the location of each record."""
         told = [WriteResult(MetadataIndex(EXTRA), 0, "" if self._slot else self._folder)]
         for item, at in layout.owned_items():
             index, length = index_of(item.spec), item.length
@@ -247,7 +247,7 @@ class Writer(StorageWriter):
         MemoryCopier().copy_moves(filter(None, moves))
 
     def _begun(self, layout: ImageLayout, link: KeeperClient | None) -> StateImage:
-        """Return the image to copy into. Its memory or arena is used again if the layout is unchanged."""
+        """Return the image to copy into, in the same memory or arena as at the last save if the layout is the same."""
         if not link:
             if not self._image or self._image.layout.digest != layout.digest:
                 self._image = StateImage(layout, memoryview(mmap.mmap(-1, layout.image_bytes)))

@@ -1,4 +1,4 @@
-"""`holdfast completion`: prints the completion code for bash, zsh or fish, and the suggestions that it asks for."""
+"""`holdfast completion`: prints a shell's completion script, which calls it again for the words to suggest."""
 
 from typing import Any
 

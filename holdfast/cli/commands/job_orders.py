@@ -129,8 +129,8 @@ def _await_order(run_dir: Path, body: dict[str, Any]) -> str:
 
 
 class Gait:
-    """Tells whether the job trains again. A job that has never reported a step counts as training once its ranks have
-    run for STEPLESS_S."""
+    """Tells from the job's status whether it trains again after an order.
+    A job that has never reported a step counts as training once its ranks have run for STEPLESS_S."""
 
     def __init__(self) -> None:
         self._since: float | None = None

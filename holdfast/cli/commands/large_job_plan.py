@@ -1,4 +1,4 @@
-"""`holdfast plan --gpus`: advises on standbys and checkpoints for a large job; simulates the ETTR without each."""
+"""`holdfast plan --gpus`: sizes standbys and checkpoints for a large job; simulates its ETTR with and without them."""
 
 import argparse
 

@@ -100,8 +100,8 @@ def _read_step(run_dir: Path) -> int:
 
 
 def acquit_if_moving(found: JobStacks, later: JobStacks, steps: int) -> BlockingRanks:
-    """Return the ranks that block the job; none if the job made progress between the two samples. Progress is a new
-    step, or more collectives entered by every accused rank. Some rank is the last in any one sample."""
+    """Return the ranks that block the job; none if it moved between the samples, because one rank is always last.
+    It moved if it made a step, or if every accused rank entered more collectives."""
     motions = find_motion(found.traces, later.traces)
     accused = [motions[rank].collectives for rank in found.naming.ranks if rank in motions]
     if steps <= 0 and not (accused and all(accused)):

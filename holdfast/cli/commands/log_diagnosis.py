@@ -104,7 +104,7 @@ def _add_opinion(found: Diagnosis, logs: Sequence[RankLog], settings: Settings, 
 
 
 def _are_files(names: list[str]) -> bool:
-    """Return whether the names are files or folders; otherwise they name a run, the newest one if there is no name."""
+    """Return whether these names are log files or folders; False if they name a run, or if there are no names."""
     if not names or len(names) > 1 or names[0] == "-":
         return bool(names)
     is_run = os.path.exists(f"{names[0]}/run.json") or is_own_run(names[0])

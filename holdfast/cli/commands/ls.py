@@ -114,7 +114,7 @@ def _make_row(run_dir: Path) -> RunRow:
 
 
 def _script_text(entry: EntryPoint) -> str:
-    """Return what the run was asked to run. A path that led up from its folder is shown as it is from anywhere."""
+    """Return the script and its arguments as the user gave them; a path that begins with `..` is made absolute."""
     first, *more = entry.argv
     if not entry.module and entry.cwd and os.path.normpath(first).split(os.sep)[0] == os.pardir:
         first = os.path.normpath(os.path.join(entry.cwd, first))

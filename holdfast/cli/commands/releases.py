@@ -77,7 +77,7 @@ def load_releases(run_dir: Path) -> ReleaseOverview:
 
 
 def _last_fate(run_dir: Path, phase: Phase, fate: Fate) -> Fate:
-    """Return a release's final fate: once its run is over, RUNNING becomes ENDED or LEFT."""
+    """Return a release's fate. RUNNING in a run that is over becomes ENDED, or LEFT if the run was cut off."""
     if fate is not Fate.RUNNING or run_liveness.is_front_alive(run_dir):
         return fate
     return Fate.ENDED if phase is Phase.DONE or (run_dir / "exit.json").exists() else Fate.LEFT

@@ -260,7 +260,7 @@ def _state_text(report: Report) -> str:
 
 
 def _since_start(report: Report) -> str:
-    """Return the ETTR since the first step as text; "" if little time passed before it."""
+    """Return the ETTR since the first step as text; "" if the job took little time to reach that step."""
     uses = (TimeUse.TRAIN, TimeUse.UNKNOWN)  # those that the ETTR counts
     first_at = next((span.start_at for span in report.spans if span.use in uses), None)
     if first_at is None or report.is_part:
@@ -313,12 +313,12 @@ def _by_cause(bill: Bill) -> Text:
 
 
 def _start_text(bill: Bill, cause: str) -> str:
-    """Return, in brackets, how the row for start and end spent its time; "" for any other cause."""
+    """Return the seconds of the row for start and end by use of time, in brackets; "" for any other cause."""
     return f" ({_row_text(bill.others[cause])})" if cause == START_AND_END else ""
 
 
 def _row_text(row: Row, record: Record | Change | None = None) -> str:
-    """Return the seconds of one row by use of time; those of stopping and starting up are split into phases."""
+    """Return a row's seconds by use of time as text. With `record`, stopping and starting up are split into phases."""
     parts = {TimeUse.STOP: stop_phases_s(record), TimeUse.START_UP: start_up_s(record)} if record else {}
     hidden = (TimeUse.REDO, TimeUse.PROBE) if row.get(TimeUse.PROBE) == 0.0 else (TimeUse.REDO,)
     said = {use: f"{use.value} {seconds:.1f}" for use, seconds in row.items() if use not in hidden}

@@ -32,7 +32,7 @@ WeekTable = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # its title, its
 
 
 def print_week(folders: list[str], url: str | None, *, as_json: bool, html: Path | None) -> None:
-    """Print the summary of the last seven days, or write it to a file; UsageError or JournalError if it cannot be."""
+    """Print the summary of the last seven days, or write it to `html`. Raises UsageError or JournalError on failure."""
     if url and folders:
         raise UsageError("--journal names the runs of a database; name no folders beside it")
     until = _clock()
@@ -58,8 +58,8 @@ def print_week(folders: list[str], url: str | None, *, as_json: bool, html: Path
 
 
 def _folder_runs(folders: list[str], since: float, unread: list[str]) -> Iterator[RunAccount]:
-    """Yield the runs in these folders, or all runs of this user here, that were alive since then; name the others'
-    faults in `unread`."""
+    """Yield the runs that were alive after `since`: those in `folders`, else all of this user on this host.
+    For each run that cannot be read, add a sentence to `unread`."""
     for run_dir in _list_run_dirs(folders):
         with contextlib.suppress(OSError):
             if max(path.stat().st_mtime for path in run_dir.glob("journal.db*")) < since:
@@ -103,7 +103,7 @@ def _database_runs(url: str, since: float) -> Iterator[RunAccount]:
 
 
 def _account_for(run_id: str, journal: Journal, since: float, now: float | None) -> RunAccount | None:
-    """Return the account of a run since then; None if it had ended by then."""
+    """Return the RunAccount of a run from `since` on, folded from its journal; None if the run had ended before."""
     hosts: dict[str, str] = {}
 
     def read() -> Iterator[Entry]:

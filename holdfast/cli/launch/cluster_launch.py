@@ -63,7 +63,7 @@ class ClusterRun:
         self._draft = msgspec.structs.replace(draft, log_dir=str(log_dir))
 
     def carry(self, listener: socket.socket, where: str, why: str) -> int | None:
-        """Keep a controller alive until the job ends; return the exit code, or None if another host carries it by now.
+        """Keep a controller alive until the job ends; return the exit code, or None once another host runs it.
         `where` and `why` are console texts: which nodes the job gets, and why that number."""
         run_dir, args = self.run_dir, self._args
         run, said = self._restore_run() or self._begin_run()
@@ -89,7 +89,7 @@ class ClusterRun:
         return msgspec.structs.replace(draft, release=begun.release, console_files=files), begun.said
 
     def _restore_run(self) -> tuple[RunSpec, str] | None:
-        """Fetch from the journal what earlier controllers left; return the run's spec, or None if the run is new."""
+        """Fetch keys and releases of an earlier controller from Postgres; return the run's spec, None for a new run."""
         if self._lease is None:
             return None
         from holdfast.cli.launch.run_handover import fetch_run
@@ -111,7 +111,7 @@ class ClusterRun:
 
 
 def carry_in_turns(lease: "ControllerLease", carry: Callable[[], int | None]) -> int:
-    """Call `carry` whenever no other host carries the controller, until the run has ended; return the exit code."""
+    """Run the controller by `carry` whenever no other host does, until the run has ended; return the exit code."""
     claimed = lease.try_to_claim()
     while True:
         if claimed and (code := carry()) is not None:

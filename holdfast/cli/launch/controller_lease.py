@@ -18,7 +18,7 @@ class ControllerLease:
     """Tells which host carries the controller, and claims the lease for this host when no host does."""
 
     def __init__(self, url: str, run_id: str, *, goes_on: bool = False) -> None:
-        """With `goes_on`, a run that ended only because its nodes ran out of time may be claimed again."""
+        """With `goes_on`, an ended run may be claimed again if it ended only because its nodes' time was up."""
         self.url, self.run_id, self._goes_on = url, run_id, goes_on
         self.holder = f"{socket.gethostname()} {secrets.token_hex(8)}"  # no other `holdfast run` has it
         self.place = self.holder.replace(" ", "-")  # of its run directory

@@ -232,7 +232,7 @@ class NetworkPort:
     def _make_enrolling(
         self, built: BuiltController, run_id: str, run_dir: Path, audit: AuditLog, tokens: NodeTokens
     ) -> NodeEnrolment | CertificateEnrolment:
-        """Return the part that enrols hosts as nodes, by users' own certificates or by the job's secret and tokens."""
+        """Return the object that enrols hosts as nodes: by certificates from the user, or by secret and tokens."""
         folder = run_directory.door_keys_folder(run_dir)
         if run_directory.is_certified(run_dir):
             self.minting = TokenMinting(audit, None, NEEDLESS)
@@ -329,8 +329,8 @@ def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str], tokens: NodeTo
 
 
 def _on_signals(controller: Controller, terminated: int) -> None:
-    """Stop the job on the first signal, and at once on the second. `terminated` is the job's exit code after SIGTERM,
-    with which Slurm ends an allocation."""
+    """Stop the job on the first signal, and at once on the second.
+    `terminated` becomes the job's exit code if the first is SIGTERM, which Slurm sends to end an allocation."""
     asked: list[int] = []
 
     def stop(number: int) -> None:

@@ -47,7 +47,7 @@ class NoAnswerError(EnrolmentError):
 
 
 class LinkClosedError(NoAnswerError):
-    """The controller closed the link. If that happens repeatedly, the controller rejects this host's certificate."""
+    """The controller closed the link after this host showed its certificate; a repeat means that it rejects that."""
 
 
 class TlsConnection:

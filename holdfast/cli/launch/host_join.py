@@ -108,7 +108,7 @@ class HostJoin:
         )
 
     def _read_secret(self) -> tuple[str, NodeToken | None]:
-        """Return the job's secret or this host's node token; both empty if the user's own certificates are enough."""
+        """Return the job's secret and None, or "" and a node token; "" and None if the user's certificates suffice."""
         if self.given and not (self.given.leads and self.args.journal):
             return "", None
         try:
@@ -126,8 +126,8 @@ class HostJoin:
 
     @property
     def may_lead(self) -> bool:
-        """Whether this host may carry the controller. If not, it waits for another host's, even at an endpoint with its
-        own address, which several nodes may share."""
+        """Whether this host may carry the controller.
+        If not, it joins as a node even if an endpoint has its address, which several nodes may share."""
         return self.given.leads if self.given else self.own_token is None
 
     @property
@@ -163,8 +163,8 @@ class HostJoin:
         return self.run_dir / "keys"
 
     def lead_job(self, listener: socket.socket, console: Console, lease: "ControllerLease | None" = None) -> int | None:
-        """Carry the controller, of a new run or one taken over, until the job ends; return the exit code. Returns None
-        if another host carries the controller by now."""
+        """Carry the controller until the job ends; return the exit code, or None once another host carries it.
+        With `lease`, go on with a run that another host began."""
         port, begun = listener.getsockname()[1], None
         if lease:
             self.host, begun = self._own_host(listener), self._restore_run(lease)
@@ -190,7 +190,7 @@ class HostJoin:
         return front.run()
 
     def _own_host(self, listener: socket.socket) -> str:
-        """Return the address at which ranks reach this host: its endpoint's name, or its IP if hosts share the name."""
+        """Return the address at which ranks reach this host: an endpoint's name that only it has, else its IP."""
         address, port = listener.getsockname()[:2]
         own = [host for host, given in self.args.endpoints if given == port and _addresses_of(host) == {address}]
         return own[0] if own else address
@@ -207,7 +207,7 @@ class HostJoin:
         return why, begun.said
 
     def _restore_run(self, lease: "ControllerLease") -> Begin | None:
-        """Fetch from the journal what an earlier controller left; None if the run never had a controller."""
+        """Fetch keys and releases of an earlier controller from Postgres; return its Begin event, None if none ran."""
         from holdfast.cli.launch.run_handover import fetch_run
 
         return fetch_run(lease, self.run_dir, self.token)

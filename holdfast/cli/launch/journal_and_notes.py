@@ -42,7 +42,7 @@ class RunRecord(NamedTuple):
             await self.handover.run()
 
     def put_keys(self) -> None:
-        """Save keys, tokens and certificate serials for a controller on another host. Call it before nodes get any."""
+        """Save keys, tokens and certificate serials for a controller on another host, before any node gets them."""
         if self.handover:
             self.handover.put_keys()
 

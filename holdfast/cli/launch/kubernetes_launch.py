@@ -84,7 +84,7 @@ def make_fleet(run: RunSpec, run_dir: Path, tokens: NodeTokens, notes: Notes) ->
 
 
 def make_pod_spec(run: RunSpec) -> RunSpec:
-    """Return what a pod is told of the run: all but what the controller alone needs, such as the address of a hook."""
+    """Return the run's spec for its pods, without settings that only the controller needs, such as those of hooks."""
     settings = msgspec.structs.replace(run.settings, hook=HookLimits())
     return msgspec.structs.replace(run, console_files=(), settings=settings)
 

@@ -86,8 +86,8 @@ def fetch_run(lease: ControllerLease, run_dir: Path, secret: str) -> Begin | Non
 
 
 def restore_run(journal: PostgresJournal, run_dir: Path, secret: str, least: int = 0) -> Begin | None:
-    """Write the run's keys and releases to this host's run directory; return the run's Begin event, or None.
-    JournalDamagedError if the journal has lost entries: `least` is how many it is known to have had."""
+    """Write the run's keys and releases to this host's run directory; return its Begin event, None if it never began.
+    Raises JournalDamagedError if the journal has fewer entries than `least`, which it is known to have had."""
     journal.prove()
     if journal.seq < least:
         lost = f"had {least} entries, and has {journal.seq} now"

@@ -19,7 +19,7 @@ _LONGEST_S = 5.0  # that reading may take; older runs then do not count
 
 
 def choose_standbys(args: RunArgs) -> tuple[RunArgs, str]:
-    """Return the arguments with `--standbys auto` replaced by a number, and why; unchanged and "" if one was given."""
+    """Replace `--standbys auto` by a number; return the arguments and the reason, "" if there was no `auto`."""
     if args.refill_h is None:
         return args, ""
     advice: StandbyAdvice = advise_standbys(args.max_nodes, args.refill_h, _past_losses(args.fleet))
@@ -27,8 +27,8 @@ def choose_standbys(args: RunArgs) -> tuple[RunArgs, str]:
 
 
 def _past_losses(fleet: str) -> NodeLosses:
-    """Return how often nodes were lost in ended runs on this kind of fleet, newest first, as many as time allows. The
-    kind matters: nodes of a local fleet are processes of one host, and are lost in other ways than machines."""
+    """Count the nodes lost and node hours of ended runs on this kind of fleet, newest run first, within a time limit.
+    The kind matters: nodes of a local fleet are processes of one host, and are lost in other ways than machines."""
     seen, until = NodeLosses(), time.monotonic() + _LONGEST_S
     for run_dir in reversed(run_selection.known_runs()):
         if time.monotonic() > until:
@@ -57,7 +57,7 @@ def _stop_at(until: float, entries: Iterable[Entry]) -> Iterator[Entry]:
 
 
 def add_run(seen: NodeLosses, account: Account, nodes: int) -> NodeLosses:
-    """Return `seen` plus the lost nodes and node hours of one run, without hours in which no controller watched."""
+    """Return `seen` plus one run's lost nodes and node hours; hours without a controller do not count."""
     lost = sum(len(incident.evicted) for incident in account.incidents) + len(account.lost_standbys)
     watched_h = (account.job_s - account.spent_s(TimeUse.UNWATCHED)) / 3600
     return NodeLosses(runs=seen.runs + 1, lost=seen.lost + lost, node_h=seen.node_h + nodes * watched_h)

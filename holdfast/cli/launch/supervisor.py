@@ -68,7 +68,7 @@ class StopSignals:
     """Collects stop signals: the first stops the job with a grace period, the second at once, the third by force."""
 
     def __init__(self, stops: tuple[int, ...] = STOP_SIGNALS, once: tuple[int, ...] = ()) -> None:
-        """Count the signals in `stops`, those in `once` only the first time."""
+        """Count each signal of `stops` that arrives; a repeated signal of `once` counts as one."""
         self.numbers: list[int] = []
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             # The terminal is gone, not the wish to train. It is not ignored, as programs would inherit that.
@@ -183,7 +183,7 @@ class Supervisor:
             say(f"the controller died; {self._meanwhile_text()} while it restarts (see {log})")
 
     def _waits_for_nodes(self) -> bool:
-        """Whether the run continues here although Slurm took all of its nodes away; if so, prepare the next start."""
+        """Return whether the run goes on here after Slurm took all its nodes away; if so, prepare the next start."""
         run = run_directory.read_spec(self._run_dir)
         waits = run_directory.outlives_nodes(run) and not self._asked.numbers
         if not waits or not run_directory.goes_on(self._run_dir):

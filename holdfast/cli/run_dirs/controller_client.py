@@ -34,7 +34,7 @@ def ask_controller(
 
 
 def _closing_text(run_dir: Path) -> str:
-    """Describe a run whose controller has just closed the connection: how the run ended, or what may be happening."""
+    """Describe a run whose controller has just closed the connection: how it ended, or that it may be ending."""
     if (run_dir / "exit.json").exists() or run_directory.find_controller(run_dir) is None:
         return run_liveness.ending_text(run_dir)
     return "is just ending, or its controller has just died"

@@ -20,7 +20,7 @@ _BEFORE_S = 60.0  # the kernel may have told of a kill so long before ranks were
 
 
 def find_file_or_run(name: str) -> Path:
-    """Return the run of this name, for callers that found no file or folder of this name. Raises UsageError."""
+    """Return the run of this name; UsageError if there is none. For callers that found no file of this name either."""
     try:
         return run_selection.find(name)
     except run_selection.NoSuchRun:
@@ -67,8 +67,8 @@ def read_failed_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
 
 
 def _find_record(entries: Sequence[Entry], generation: int) -> Record | None:
-    """Return the record of the closed incident that ended this generation; None if there is none. An incident with
-    several failures ended several generations."""
+    """Return the record of the closed incident that ended this generation; None if there is none.
+    A record covers as many generations as its incident had failures."""
     closed = [entry.decision.closed for entry in entries if entry.decision.closed]
     return next((one for one in reversed(closed) if 0 <= generation - one.generation < max(1, one.failures)), None)
 

@@ -41,7 +41,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class RunLeftovers(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a run and what it left; only leftovers of a dead run are ever removed."""
+    """Whether a run is alive, what it left behind, and what is kept; only leftovers of a dead run are ever removed."""
 
     run: str
     state: str  # "alive", "dead", "unknown"
@@ -76,7 +76,7 @@ def _node_folders(run_dir: Path) -> list[Path]:
 
 
 def _alive_reason(run_dir: Path, locks: contextlib.ExitStack) -> str:
-    """Return "" and hold all of the run's locks in `locks`; if a process of the run is alive, say which instead."""
+    """Take all locks of a run into `locks` and return ""; if a process of the run is alive, say which instead."""
     if os.path.realpath(os.environ.get(MARK, "/")).startswith(os.path.realpath(run_dir) + "/"):
         return "this command was started by one of its ranks"
     if not _take_lock(run_dir, locks):

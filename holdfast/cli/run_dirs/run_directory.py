@@ -133,7 +133,7 @@ def node_environment(run_dir: Path) -> dict[str, str]:
 
 
 def publish_run(run_dir: Path, run: RunSpec) -> None:
-    """Write the files that tell the controller, and the commands that call it, what the run is."""
+    """Write the files that tell the controller and holdfast's commands what the run is: token, environment, spec."""
     try:
         mutual_tls.write_secret(run_dir / "token", os.urandom(16).hex().encode())
         save_environment(run_dir)
@@ -187,8 +187,8 @@ def holds_run(folder: Path) -> bool:
 
 
 def require_own(run_dir: Path) -> Path:
-    """Return this folder if it is this user's alone; UsageError if not. No command reads one before it is asked here,
-    root's neither: what a run directory says leads to other files, hosts and programs."""
+    """Return this run directory if it is this user's and nobody else can write to it, else raise UsageError.
+    Call this before reading any file in it, also as root: its files name other files, hosts and programs to use."""
     if why := foreign_reason(run_dir):
         raise UsageError(why)
     return run_dir

@@ -1,4 +1,4 @@
-"""Tells which processes of a run without a controller are alive on this host, and what a person can do about it."""
+"""Tells which processes of a run without a controller are alive on this host, and what a person can do with the run."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def is_joined_node(run_dir: Path) -> bool:
 
 
 def _has_controlled(run_dir: Path) -> bool:
-    """Return whether this host ever ran the run's controller: it leaves a lock, and in old versions only a journal."""
+    """Return whether this host ever ran the run's controller: it left a lock or, in old versions, only a journal."""
     return any((run_dir / name).exists() for name in ("journal.db", "controller.lock"))
 
 

@@ -34,8 +34,8 @@ def foreign_reason(run_dir: Path) -> str:
 
 
 def find_foreign_link(path: Path) -> str:
-    """Say which link on the way to a path belongs to neither this user nor root; "" if none does. What does not exist
-    yet has no links. Raises OSError."""
+    """Say which symbolic link on a path belongs to neither this user nor root; "" if none does.
+    The check ends where the path does not exist. Raises OSError."""
     at, ahead, followed = Path("/"), list(reversed(path.absolute().parts[1:])), 0
     while ahead:
         part = ahead.pop()
@@ -59,15 +59,15 @@ def find_foreign_link(path: Path) -> str:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder and those above it that are missing, all for this user alone; one that exists stays as it is."""
+    """Make a folder and its missing parents, all for this user alone; a folder that exists keeps its mode."""
     for path in reversed([folder, *folder.parents]):
         if not path.is_dir():
             path.mkdir(mode=0o700, exist_ok=True)
 
 
 def remove_below(run_dir: Path, path: Path) -> None:
-    """Remove a file, or a folder with all that is in it, below a run directory, if it is there; OSError if that fails
-    or a link is on the way from the run directory to it. A link at the path itself is removed and not followed."""
+    """Remove a file or a whole folder below a run directory, if it exists. A link is removed and never followed.
+    Raises OSError if a folder between `run_dir` and `path` is a link."""
     *folders, name = path.relative_to(run_dir).parts
     with contextlib.ExitStack() as opened, contextlib.suppress(FileNotFoundError):
         at = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -38,8 +38,8 @@ def named_run(args: argparse.Namespace) -> str | None:
 
 
 def find(name: str | None) -> Path:
-    """Return a run by its directory, its id, or a unique beginning or end of its id; None means the newest. Only a name
-    with a slash is a path: whoever can make folders where a command is given could choose the run otherwise."""
+    """Return a run by its directory, its id, or a unique beginning or end of its id; None means the newest.
+    Only a name with a slash is a path: else a folder that somebody else made here could pass for the user's run."""
     if name is None:
         return run_directory.find_newest()
     if "/" in name or name in (".", ".."):
@@ -72,7 +72,7 @@ def find(name: str | None) -> Path:
 
 
 def _choose_meant(name: str, ids: dict[Path, str]) -> list[Path]:
-    """Return the runs that a name may mean: by the whole id, by the folder's whole name, or by parts of both."""
+    """Return the runs that a name may mean: those with this id, else this folder name, else a part of either."""
     fits: tuple[Callable[[Path], bool], ...] = (
         lambda run_dir: ids[run_dir] == name,
         lambda run_dir: run_dir.name == name,
@@ -104,7 +104,7 @@ def run_to_read(args: argparse.Namespace) -> Path:
 
 
 def run_to_change(args: argparse.Namespace) -> Path:
-    """Return the run to change: the named or only live one. UsageError if it has ended or several are alive."""
+    """Return the run to change: the named one, else the only live one. UsageError if it has ended or several live."""
     if (name := named_run(args)) is not None:
         run_dir = find(name)
         if since := _ended_since(run_dir):

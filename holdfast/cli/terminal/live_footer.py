@@ -98,7 +98,7 @@ def make_room() -> contextlib.AbstractContextManager[None]:
 
 
 def can_have_footer() -> bool:
-    """Whether stderr is a terminal that can move its cursor, and no other program can write our stdout to it."""
+    """Whether stderr is a terminal that can move its cursor, and stdout is the same terminal or a file, not a pipe."""
     if not os.isatty(_STDERR) or os.environ.get("TERM", "dumb") in ("", "dumb"):
         return False
     if os.isatty(_STDOUT):
@@ -152,7 +152,7 @@ class JobMeter:
         self._steps: deque[tuple[float, int]] = deque()
 
     def describe_job(self, now: float, status: dict[str, Any]) -> tuple[str, str]:
-        """Return the phase, and further facts, most important first; `status` is empty if no controller answers."""
+        """Return the phase, and then step, step rate, ETTR and incidents; `status` is empty without a controller."""
         phase = "starting" if not self._phase else "no controller"
         if status:
             phase = phase_said(status)

@@ -8,10 +8,8 @@ from pathlib import Path
 
 
 def replace_file(path: Path, text: str, mode: int = 0o666) -> None:
-    """Write a file whole or not at all; OSError if that fails or the path exists and is no plain file. The umask takes
-    from `mode`.
-
-    In a shared folder another user may have put a link at the path, which could lead to any file of ours."""
+    """Write a file whole or not at all; OSError if that fails, or if the path exists and is no plain file.
+    In a shared folder another user may have put a link there, to any file of ours. The umask applies to `mode`."""
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
         raise OSError(errno.EEXIST, "it is a link, or no plain file; name another", str(path))
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -25,8 +23,8 @@ def replace_file(path: Path, text: str, mode: int = 0o666) -> None:
 
 
 def make_private_file(path: Path) -> None:
-    """Make a file to which another program appends, or take an existing one, for this user alone; OSError if it is
-    another user's, or no plain file."""
+    """Make a file for another program to append to, or take one that exists, for this user alone.
+    Raises OSError if it is another user's, or no plain file."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path, flags, 0o600)
     try:

@@ -26,7 +26,7 @@ START_S = 60.0  # ranks that have run for less may not have come to their first 
 
 
 def no_step_said(run_s: float, *, over: bool) -> str:
-    """Return the sentence that no step was seen; why, once ranks have run for START_S or ended; "" if none has run."""
+    """Say that no step was seen and, once ranks have run for START_S or ended, why; "" if no rank has run."""
     if over or run_s >= START_S:
         return NO_STEP if run_s else ""
     return f"no step was seen yet: the ranks have run for {duration_text(run_s)}" if run_s else ""
@@ -54,8 +54,8 @@ def hour_ettr_of(ettr: float | None, at_most: str = "") -> str:
 
 
 def step_said(step: int, since: str = "") -> str:
-    """Return the newest step as text, or the number of steps since `since`; -1 means that no step was seen. With
-    `since` FROM_START the number is a position and not a count, because steps are made again after a restart."""
+    """Return the newest step as text, or the number of steps since `since`; -1 means that no step was seen.
+    With FROM_START it is a step's number, not how many were made, because steps are made again after a restart."""
     if step < 0:
         return "no step seen"
     if since == FROM_START:
@@ -64,8 +64,8 @@ def step_said(step: int, since: str = "") -> str:
 
 
 def storage_said(storage: StorageReport | None, *, unwatched: bool = False) -> str:
-    """Return the newest step on storage and on nodes' disks, and why later ones were not written; "" if unknown. With
-    `unwatched`, the job goes on without a controller, so storage may have later checkpoints."""
+    """Return the newest step on storage and on nodes' disks, and why later steps were not written; "" if not known.
+    `unwatched`: the job goes on without a controller, so storage may have later checkpoints."""
     if storage is None:
         return ""
     why = storage.missed.why if storage.missed else ""

@@ -45,7 +45,7 @@ def say(text: str) -> None:
 
 
 def write_all(fd: int, content: bytes) -> None:
-    """Write whole lines; a console that is gone (as after `| head`) must not end a job."""
+    """Write all bytes to a console; if it is gone, as after `| head`, drop them, so that the job goes on."""
     with make_room():
         while content and fd not in _closed:
             try:
@@ -135,8 +135,8 @@ class Console:
         self._follow_file(self._said)
 
     def _follow_all(self, now: float) -> None:
-        """Show new output, as far as known in the order of events. Last words come before our sentence about a rank's
-        end, and a new generation's output after the sentence about the restart."""
+        """Show new output, in the order of events if known: last words before our sentence about a rank's end.
+        A new generation's output comes after our sentence about the restart."""
         self._end_generations(self._newest - 1)
         if self._told_of >= self._newest:
             self._follow_ranks(self._newest)
@@ -164,7 +164,7 @@ class Console:
         self._show_folded(up_to)
 
     def _show_sentence(self, line: bytes) -> None:
-        """Show one of our sentences: after the newest ranks' output if on their end, before it if on their start."""
+        """Show one of our sentences: one about the end of ranks after their output, one about a start before it."""
         opens, closes = _OPENING.match(line), _CLOSING.match(line)
         if _LAST.match(line):
             self._find_files()
@@ -275,7 +275,7 @@ class Console:
 
 
 def _newest_state(line: bytes) -> list[bytes]:
-    """Return what a line shows in the end: what follows its last carriage return, which ends at a report, if any."""
+    """Return what a terminal shows of a line: the text after its last carriage return, split where a report begins."""
     _, drawn, newest = line.rstrip(b"\r").rpartition(b"\r")
     return split_before_report(newest) if drawn else [newest]
 

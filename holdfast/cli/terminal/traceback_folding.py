@@ -142,7 +142,7 @@ class TracebackFolding:
         return [*(_fold_frames(held.lines, path) if held.native else held.lines), *held.message]
 
     def _says_of_another(self, held: PrintedTraceback) -> bool:
-        """Whether this traceback only says that another rank failed; equal texts of many ranks are judged once."""
+        """Whether this traceback only says that another rank failed; cached by text, as many ranks print the same."""
         told = [line for line in held.lines if not _FRAME.match(line)] if held.native else [held.last]
         key = _NUMBERS.sub(b"N", b"\n".join(told))
         if key not in self._echoes:
@@ -158,8 +158,8 @@ class TracebackFolding:
         same.line = b"%s (%s; %s)" % (held.last[:_LINE_BYTES], alone, _where(same.paths[path], path))
 
     def take_same(self, over: int = 0) -> list[tuple[Path | None, bytes]]:
-        """Return one line for each set of equal tracebacks that no further rank has joined for a while, or can join,
-        since generations up to `over` have ended. The line comes with the log's path if one rank alone printed it."""
+        """Return one line for each complete set of equal tracebacks, with a log's path if only one rank printed it.
+        A set is complete if no rank has joined it for a while, or if its generation has ended (up to `over`)."""
         now = time.monotonic()
         found: list[tuple[Path | None, bytes]] = []
         for (generation, key), same in list(self._same.items()):
@@ -177,7 +177,7 @@ class TracebackFolding:
 
 
 def split_before_report(line: bytes) -> list[bytes]:
-    """Return a line in two where a traceback or a report begins amid it, as it does after an unfinished bar."""
+    """Split a line in two where a traceback or a report begins, as after a progress bar that was cut off."""
     found = _FIRST_LINE.search(line, 1)
     return [line[: found.start()], line[found.start() :]] if found else [line]
 

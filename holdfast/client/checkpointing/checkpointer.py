@@ -212,8 +212,8 @@ class Checkpointer:
             self._storing.release_path()
 
     def _check_path(self) -> RivalRun | None:
-        """Look for a rival run, and raise StateError if checkpoints cannot be written in the first generation. Later,
-        restore() raises the error unless it finds a state; without restore(), the first save raises it."""
+        """Look for a rival run; raise StateError if checkpoints cannot be written, but only in the first generation.
+        In later ones, restore() raises the error if it finds no state, and the first save does without restore()."""
         self._refused = ""
         if not self._storage or self._replay:
             return None
@@ -231,7 +231,7 @@ class Checkpointer:
 
     def _check_line(self, step: int) -> None:
         """Before a save without restore(), raise StateError if storage is not writable or has this step or a later one.
-        The next restore would find the stored checkpoint instead of ours."""
+        The next restore would take that checkpoint instead of ours."""
         if not self._unread or not self._storage:
             return
         if self._refused:

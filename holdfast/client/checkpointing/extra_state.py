@@ -95,7 +95,7 @@ def read_generators() -> GeneratorStates:
 
 
 class _NumpySeen(NamedTuple):
-    """A state of numpy's generator and the raw memory it was read from; while that is equal, so is the state."""
+    """A state of numpy's generator and the raw memory it was read from; the same memory means the same state."""
 
     memory: bytes
     state: NumpyState

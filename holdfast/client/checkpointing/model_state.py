@@ -198,11 +198,11 @@ class ModelState:
 
     @property
     def is_followed(self) -> bool:
-        """Whether optimizers announce changes of guarded items before each step; False if there is no optimizer."""
+        """Whether optimizers announce each change of guarded items before they make it; False without an optimizer."""
         return bool(self._optimizers)
 
     def guarded_items(self) -> list[bool]:
-        """Return True for each item that only an optimizer step changes. Buffers may change in every forward pass."""
+        """Return for each item whether only an optimizer step changes it; buffers may change in every forward pass."""
         return [
             path[:2] == (OPTIMIZER, STATE)
             or (path[0] == MODEL and str(path[1]) in self._places and self._places[str(path[1])].trained)

@@ -89,7 +89,7 @@ class UserState:
         return found
 
     def guarded_items(self) -> list[bool]:
-        """Return True for every item; holdfast checks whether the script announces each change."""
+        """Return True for each item: the script must announce every change, and holdfast checks that it does."""
         return [True] * self._size
 
     def before_step(self, call: Callable[[], None]) -> None:

@@ -48,7 +48,7 @@ class StateRestore:
         self._snapshots.arena.drop_after(step)
 
     def plan_read(self, url: str) -> tuple[Metadata, tuple[checkpoint_load.PartPiece, ...] | None]:
-        """Return a checkpoint's metadata, and the byte ranges that this rank reads; None if it is split differently."""
+        """Return a checkpoint's metadata, and the byte ranges to read: None if its records are cut differently."""
         metadata = dcp.decode_metadata(checkpoint_load.read_metadata(url))
         return metadata, locate_pieces(metadata, self._snapshots.layout)
 

@@ -50,7 +50,7 @@ def is_large(item: ImageItem) -> bool:
 
 
 def guess_kinds(layout: ImageLayout) -> list[str]:
-    """Guess for each item whether it will be on the GPU or the host."""
+    """Guess from the layout, before the first snapshot, whether each item will be on the GPU or the host."""
     return [DEVICE if item.spec.dtype and item.spec.key != EXTRA else HOST for item in layout.items]
 
 
@@ -62,8 +62,8 @@ def kinds_of(layout: ImageLayout, things: Sequence[object]) -> list[str]:
 def choose_routes(
     layout: ImageLayout, kinds: Sequence[str], steady: Sequence[bool], tail: Collection[int]
 ) -> CopyRoutes:
-    """Choose a route for each item. `steady` items change only in the optimizer's step. Steady items in `tail` are
-    copied to a shadow first, so that the step need not wait for their way to the host."""
+    """Choose a route for each item. `steady` items change only in the optimizer's step.
+    Those of them in `tail` are copied to a shadow on the GPU first, so that the step need not wait for the bus."""
     found = CopyRoutes([], [], [], [], [], [], [], {}, 0)
     at, start, end = FIRST, -1, -1  # of the run that is being made
 
@@ -92,7 +92,7 @@ def choose_routes(
 
 
 def lengthen_tail(layout: ImageLayout, found: CopyRoutes, want: float, most: int) -> frozenset[int]:
-    """Return a longer tail that leaves about `want` bytes to copy directly; shadows get at most `most` bytes."""
+    """Return a tail with more items: about `want` bytes remain to copy directly, shadows take at most `most`."""
     tail = list(found.tail)
     left, held = total_bytes(layout, found.direct), total_bytes(layout, found.shadowed)
     for index in reversed(found.direct):

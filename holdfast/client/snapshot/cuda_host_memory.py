@@ -115,7 +115,7 @@ class RegisteredArena:
             self._news.wait_for(lambda: self._done[slot] >= end)
 
     def close(self) -> None:
-        """Unregister the arena; no copy may be running or follow."""
+        """Unregister the arena. Call this when no copy is running, and start none afterwards."""
         if self._is_begun:
             self._thread.join()
         self._end()

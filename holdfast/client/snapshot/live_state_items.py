@@ -58,7 +58,7 @@ class StateLocations:
         self._things = CurrentItems(0, [ABSENT] * len(self._rows), [])
 
     def set_spots(self, spot: Callable[[Path], Spot | None]) -> None:
-        """Let later reads take a tensor straight from the dict and key that `spot` returns for its path, if any."""
+        """Let later reads take a tensor straight from the dict and key that `spot` returns, unless it returns None."""
         spots = {index: found for index in self._tensors if (found := spot(self._paths[index]))}
         self._tensors = [*spots, *(index for index in self._tensors if index not in spots)]
         self._ways = [self._rows[index].way for index in self._tensors]
@@ -82,7 +82,7 @@ class StateLocations:
         return CurrentItems(version, things, absent)
 
     def _read_tensors(self) -> list[object]:
-        """Read the tensors with `map` in C, because a loop over thousands of them is noticeable after each step."""
+        """Return the current tensors, of a DTensor its local part, quickly: there may be thousands after each step."""
         try:
             seen = [*map(getitem, self._holders, self._keys), *(way() for way in self._ways[len(self._keys) :])]
         except LookupError:

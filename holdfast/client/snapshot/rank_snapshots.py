@@ -41,8 +41,8 @@ class RankSnapshots:
     def use_gpu(
         self, device: torch.device, guarded: Sequence[bool], say: Callable[[str], None], *, followed: bool
     ) -> SideStream:
-        """Let the GPU make all copies from now on; return the side stream that it uses. `followed`: optimizers announce
-        all changes of guarded items, so these need not be checked."""
+        """Let the GPU make all copies from now on; return the side stream that it uses.
+        `guarded` items change only in announced steps; without `followed`, the script announces them and is checked."""
         self._registered = registered = RegisteredArena(self.arena, self.layout, device, say)
         for slot, image in enumerate(self.images):
             image.use_reach(partial(registered.wait_reachable, slot))

@@ -143,8 +143,8 @@ class RoutedCopies:
         head[_SEQ].copy_(self._device[_WHOLE], non_blocking=True)
 
     def _in_turns(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-        """Copy to the host in pieces, with a tiny copy to the GPU after each. Copies to the host run in queue order
-        across all streams; in one piece, a script that reads its loss would wait for the whole snapshot."""
+        """Copy to the host in chunks, with a tiny copy to the GPU after each, so that other copies get their turn.
+        In one queued copy, a script that reads its loss would wait for the whole snapshot."""
         into: list[torch.Tensor] = []
         outof: list[torch.Tensor] = []
         size = 0

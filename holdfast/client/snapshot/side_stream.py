@@ -68,7 +68,7 @@ class OptimizerWait(NamedTuple):
 
 
 class UnprovenSnapshot(NamedTuple):
-    """The newest snapshot of a state whose changes only the script announces, until it is known to be whole."""
+    """The newest snapshot, if only the script announces changes: not sealed until its tensors prove to be unchanged."""
 
     items: list[int]  # that are read while training goes on
     tensors: list[torch.Tensor]
@@ -92,8 +92,8 @@ class SideStream:
         *,
         doubt: Callable[[str], None] | None = None,
     ) -> None:
-        """`reach` waits until the GPU can reach a slot's image up to a given byte. `doubt` is given if only the script
-        announces changes; it is called with a sentence after an unannounced one."""
+        """`reach` waits until the GPU can reach a slot's image up to a given byte.
+        `doubt` is given if only the script announces changes; it gets a sentence after a change without notice."""
         self._layout = layout
         self._arena = arena
         self._guarded = list(guarded)

@@ -27,7 +27,7 @@ class Parting(BaseException):
 
 
 class Stay:
-    """One call of the function that survives, in one generation."""
+    """One call of the function that survives, in one generation: whether the rank is in it, and was told to leave."""
 
     def __init__(self, rank: int, generation: int) -> None:
         self.rank, self.generation = rank, generation
@@ -58,7 +58,7 @@ class OrderLine:
             self._send_state()
 
     def wait_for_seat(self, rank: int) -> dict[str, str]:
-        """Say that this process could be that rank, and wait for the environment of its generation."""
+        """Offer this process to the agent for the seat of `rank`; wait for that rank's environment, and return it."""
         self._stay, self._parked = Stay(rank, 0), True
         self._stay.inside = False
         _thread.start_new_thread(self._run, ())
@@ -70,7 +70,7 @@ class OrderLine:
         self._stay.left.set()
 
     def was_told(self, patience_s: float, failure: BaseException) -> bool:
-        """Whether the function failed because the agent ended the generation, or ends it within `patience_s`."""
+        """Whether the function failed because the agent ended the generation; waits `patience_s` to be told so."""
         stay = self._stay
         assert stay is not None
         try:

@@ -1,6 +1,6 @@
-"""Lets a rank outlive its generation: when another rank fails, this process goes on in the next generation. The
-function that survives is left by an exception and called again. In between, the rank leaves its groups, waits for the
-environment of the next generation, makes the same groups again and binds the model to them."""
+"""Lets a rank outlive its generation: when another rank fails, this process goes on in the next one. An exception ends
+the function marked with `survive`; the rank leaves its groups, waits for the next generation's environment, makes the
+same groups again, binds the model to them and calls the function again."""
 
 import functools
 import os
@@ -52,10 +52,10 @@ def survive(
 ) -> Callable[[Callable[[Here], Result]], Callable[[], Result]]:
     """Mark the training function: when another rank fails, it is interrupted and called again, in the same process.
 
-    Make process groups, `model` and `optimizer` before calling it; make and restore a Checkpointer inside it. Whatever
-    else it changes must be made inside it too, or be among the extras of the Checkpointer. Gradients of an interrupted
-    step are dropped: those of `model`, and those of `optimizer` (one, or several), which may have others. `mesh` is
-    passed on to `holdfast.attach`.
+    Make process groups, `model` and `optimizer` before calling it; make and restore a Checkpointer inside it. Anything
+    else that the function changes must be made inside it too, or be passed to the Checkpointer as an extra. Gradients
+    of an interrupted step are dropped: those of `model`, and those of parameters that only `optimizer` (one, or
+    several) knows. `mesh` is passed on to `holdfast.attach`.
 
     >>> @holdfast.survive(model=torch.nn.Linear(2, 1))
     ... def train(here):
@@ -157,14 +157,14 @@ class Survivor:
         SEAL_FENCE.armed = False
 
     def retire(self) -> None:
-        """Tell the agent that this rank no longer survives, because its training function has returned. A rank whose
-        function failed does not: it is about to end, and the other ranks survive that."""
+        """Tell the agent that this rank no longer survives the failure of others, because its training function has
+        returned. Not called after an exception: the rank then ends by itself, and the others survive its failure."""
         if self._slot is not None:
             self._slot.mark_survives(False)
 
     def _is_over(self, failure: BaseException) -> bool:
-        """Whether the function failed because its generation is over. The agent's message may come a little after
-        broken groups; without a message the failure is the rank's own."""
+        """Whether the function failed because its generation is over, as only the agent's message says; after an error
+        of a process group, wait a little for that message."""
         if isinstance(failure, SystemExit | KeyboardInterrupt):
             return False
         return self._line.was_told(self._patience_s if _is_broken_group(failure) else 0.0, failure)
@@ -223,7 +223,7 @@ def _is_broken_group(failure: BaseException) -> bool:
 
 
 def _move_output(folder: Path) -> None:
-    """Write what the script prints to the files of the next generation, as a new process would."""
+    """Redirect stdout and stderr to the log files of the next generation in `folder`."""
     for stream, number, name in ((sys.stdout, 1, "stdout.log"), (sys.stderr, 2, "stderr.log")):
         with suppress(OSError, ValueError):
             stream.flush()

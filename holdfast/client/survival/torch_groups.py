@@ -96,7 +96,7 @@ def forget_groups() -> None:
 
 
 class GroupHolders:
-    """Every place where Python code holds one of these groups: in a dict, a list or a closure."""
+    """Finds the dicts, lists and closures of Python code that hold these process groups, to replace the groups."""
 
     def __init__(self, groups: list[Any]) -> None:
         self.unknown: list[str] = []  # what holds a group where it cannot be replaced, in words
@@ -131,8 +131,8 @@ class GroupHolders:
 
 
 def bind_model(model: Any) -> None:
-    """Make DDP and FSDP2 use the groups that were put into their attributes, and forget any step that was under way. A
-    collective, if there is a DDP model."""
+    """Make DDP and FSDP2 use the new groups, which their attributes already hold, and drop the gradients and state of
+    an interrupted step. All ranks must call it together if the model contains DDP."""
     for parameter in model.parameters():
         parameter.grad = None  # of the step that was left; or a view of the buckets of DDP's old reducer
     for module in model.modules():
@@ -151,7 +151,7 @@ def is_fsdp(module: Any) -> bool:
 
 
 def _bind_ddp(ddp: DistributedDataParallel) -> None:
-    """Give DDP a reducer of the new group, cut into the same buckets on survivors and on new ranks."""
+    """Give DDP a new reducer for the new group, with the same buckets on survivors and on new ranks."""
     ddp.reducer._remove_autograd_hooks()
     ddp.logger = None
     parameters, sparse = ddp._build_params_for_reducer()

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def fix_buckets(model: object) -> None:
-    """Cut DDP's buckets now and for good; a collective, as wrapping the model is. Leaves other models alone."""
+    """Cut DDP's buckets once and keep them; all ranks must call it together. Leaves other models alone."""
     ddp = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
     if not isinstance(ddp, DistributedDataParallel) or not torch.distributed.is_initialized():
         return

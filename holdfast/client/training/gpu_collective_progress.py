@@ -36,21 +36,21 @@ class UnbegunTime:
         self.ended_at, self.longest_s = seen_ns / 1e9, max(self.longest_s, waited_s)
 
     def since(self, first: Entry | None, ended_at: float = 0.0) -> float:
-        """Return since when `first`, the next operation, has been ready to begin on the GPU; 0 if there is none.
-        `ended_at` is when the newest operation of another kind ended."""
+        """Return when the next operation, `first`, became ready to begin on the GPU; 0 if `first` is None. `ended_at`
+        is when the newest operation of the other kind (collective or message) ended."""
         return round(max(self.ended_at, ended_at, first["time_created_ns"] / 1e9), 3) if first else 0.0
 
 
 class GpuProgress:
-    """The GPU's progress in one process group; keeps the end and the longest wait of entries that torch has dropped."""
+    """The GPU's progress in one process group; end and wait times are kept when torch drops their entries."""
 
     def __init__(self) -> None:
         self.timed = False  # it is told when collectives begin
         self.unbegun = UnbegunTime()
 
     def on_entries(self, entries: list[Entry], status: PgStatus | None, timed: bool = False) -> GpuState | None:
-        """Return how far the GPU has come, or None if torch does not show it. `status` is torch's own count, None if
-        that includes messages. `timed`: torch shows it for other groups."""
+        """Return how far the GPU has come, or None if torch does not show it. `status`: torch's own counts, None if
+        they include messages. `timed`: torch shows the GPU's progress for another group."""
         ordered = sorted(entries, key=lambda e: (e["collective_seq_id"], e["record_id"]))
         self.timed = self.timed or timed or tells_start(ordered, status)
         if not self.timed or not is_of_nccl(ordered[-1]):
@@ -88,7 +88,7 @@ def last_completed(entries: list[Entry], status: PgStatus | None) -> int:
 
 
 def idle_gpu(entered: int, op: str, gpu: GpuState | None, status: PgStatus | None) -> tuple[int, GpuState | None]:
-    """Return the last completed collective and the GPU's progress of a group without entries in torch's buffer."""
+    """Return the last completed collective, and the GPU's progress, for a group that torch's buffer no longer shows."""
     if gpu is None or status is None or status["last_completed_collective"] >= entered:
         return entered, gpu and (entered, op, 0.0, gpu[3])
     started = max(gpu[0], status[_STARTED])
@@ -115,7 +115,7 @@ def is_of_nccl(entry: Entry) -> bool:
 
 
 def held_gpu_s(entry: Entry) -> float | None:
-    """Return how many seconds a collective held the GPU; None if unknown, 0 if not every rank waits for all others."""
+    """Return how many seconds a collective held the GPU; None if unknown, 0 if some ranks need not wait in it."""
     took_ms = entry.get("duration_ms")
     if not took_ms:
         return None
@@ -123,8 +123,8 @@ def held_gpu_s(entry: Entry) -> float | None:
 
 
 def find_gpu(local_rank: str) -> str:
-    """Return the UUID of the GPU that this process uses; "" if it uses none yet, or if that is not known. If it uses
-    several, the one with its local rank's number is meant."""
+    """Return the UUID of the GPU that this process uses; "" if it uses none yet or torch does not tell. Of several
+    GPUs, take the one whose number is the local rank."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if torch is None or cuda is None or not cuda.is_initialized():

@@ -44,7 +44,7 @@ class GroupCalls:
 
     @property
     def rehearses(self) -> bool:
-        """Whether groups of this process are fake until it meets others."""
+        """Whether this process's groups are fake until it joins the survivors."""
         return bool(os.environ.get(REHEARSAL))
 
     def init_group(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -84,7 +84,7 @@ class GroupCalls:
         self.made[:] = [] if whole else [call for call in self.made if call.group is not group]
 
     def make_again(self, made: list[GroupCall]) -> dict[Any, Any]:
-        """Make these groups anew, over the store that the environment names now; return the new group of each old."""
+        """Make these groups again, over the store that the environment now names; return old groups mapped to new."""
         self.made.clear()
         for call in made:
             group = call.make(*call.args, **call.kwargs)

@@ -31,7 +31,7 @@ class LoggedLosses:
         self._is_closed, self._loss, self._norm, self._parts = True, None, None, None
 
     def on_metrics(self, call: str, metrics: Mapping[object, object]) -> None:
-        """Look for a loss and a gradient norm in the metrics that this call logs; they are of the step just done."""
+        """Look for the loss and gradient norm of the step just done in the metrics that this call logs."""
         for name, value in metrics.items():
             if not isinstance(name, str) or isinstance(value, str | bool):
                 continue
@@ -43,12 +43,12 @@ class LoggedLosses:
             self._report()
 
     def on_part(self, call: str, value: object) -> None:
-        """Add a part of the loss of the step that is being made; a step's loss is the sum of its parts."""
+        """Add to the loss of the current step, which is the sum of all values added until the step is done."""
         if value is not None and self._is_source(f"{call}()"):
             self._parts = value if self._parts is None else self._parts + value  # type: ignore[operator]
 
     def on_step(self, step: int) -> None:
-        """Report what was logged about the step before, now that this one is done."""
+        """Report the loss and norm that were logged for the previous step, now that `step` is done."""
         if self._loss is not None or self._norm is not None:
             self._report()
         self._step = step

@@ -89,7 +89,7 @@ class LoggerFinder:
         return spec
 
     def _hook_after(self, loader: Any) -> None:
-        """Hook the module once this loader has executed it; the loader itself is restored."""
+        """Wrap `exec_module` of this loader for one call: it executes the module, then hooks it."""
         plain = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:

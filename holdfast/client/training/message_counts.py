@@ -1,7 +1,7 @@
 """Counts the messages that a rank sends to and receives from other ranks, and notes when it waits in torch.distributed.
 
-Torch's recorder knows no messages of gloo, and numbers those of NCCL per process, so that two ranks cannot compare
-them. Both ends of a channel count the same messages if they count from the first one on: so the counting begins
+Torch's recorder does not record gloo's messages, and it numbers NCCL's per process, so two ranks cannot compare the
+numbers. Both ends of a channel count the same messages only if both count from the first one. Counting therefore begins
 before the first process group is made. A call costs a microsecond.
 """
 

@@ -1,8 +1,8 @@
 """How far a rank's messages have come: what its process has posted, and under NCCL what has begun and ended on its GPU.
 
-The recorder's entries of NCCL tell the state of each message, or of the batch that it belongs to, but have no number
-that both ends share. So states are counted back from the newest message, whose number is the count of all that were
-posted.
+NCCL's entries in torch's recorder show the state of each message, or of its batch, but have no number that both ends
+share. The number of the newest message is the count of all messages posted; older messages are numbered by counting
+back from it.
 """
 
 import re
@@ -94,7 +94,7 @@ def sort_messages(entries: list[Entry]) -> dict[ChannelKey, list[Entry]]:
 
 
 def leave_batches_out(entries: list[Entry]) -> list[Entry]:
-    """Return the entries of collectives: neither messages, nor what torch records for a batch of them."""
+    """Return only the entries of collectives, without those of messages and of batches of messages."""
     messages = {_batch_of(e) for e in entries if e["is_p2p"]}
     cut = min((e["record_id"] for e in entries), default=0)  # what came before it may have left the buffer
     return [
@@ -106,6 +106,6 @@ def leave_batches_out(entries: list[Entry]) -> list[Entry]:
 
 
 def _batch_of(entry: Entry) -> tuple[Any, ...]:
-    """Return the key that a batch's entry shares with the entries of its messages. A single message before coalesced
-    collectives has the number of an earlier collective, so it matches no batch."""
+    """Return the key that a batch's entry shares with the entries of its messages. A message outside of a batch never
+    matches the entry of coalesced collectives, which has a later collective number."""
     return entry.get("pg_id"), entry["collective_seq_id"], entry.get("p2p_seq_id")

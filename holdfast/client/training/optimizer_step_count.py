@@ -87,7 +87,7 @@ def _is_made_up(optimizer: Optimizer) -> bool:
 
 
 def _is_rate(rate: Any) -> bool:
-    """Return whether a learning rate is other than 0; True for a CUDA tensor, which is not read."""
+    """Return whether the learning rate is not 0. A CUDA tensor is not read and counts as not 0."""
     return bool(getattr(rate, "is_cuda", False) or rate)
 
 
@@ -109,7 +109,7 @@ def install_hooks(progress: RankProgress) -> None:
 
 
 def _watch_scalers(count: StepCount) -> None:
-    """Have every GradScaler tell of the steps that it skips: no hook of an optimizer sees those."""
+    """Wrap GradScaler.step to count the updates that it skips, which optimizer hooks cannot see."""
     plain = GradScaler.step
 
     @functools.wraps(plain)

@@ -1,8 +1,8 @@
 """Counts the parameters that a script's optimizers train, to estimate the FLOPs of a step.
 
-A count must be of the whole model, or MFU would come out too small. So none is given if a rank's optimizer has parts
-that do not show the whole size: flat parameters of FSDP1, or master weights of a mixed-precision optimizer. A DTensor
-knows its whole size. What frozen weights cost is not known; such a script must report its FLOPs.
+The count must cover the whole model, or MFU would come out too small. So none is given if an optimizer has parameters
+of unknown whole size: flat ones of FSDP1, or master weights of a mixed-precision optimizer. A DTensor knows its whole
+size. The cost of frozen weights is unknown; a script that has some must report its FLOPs.
 """
 
 import weakref

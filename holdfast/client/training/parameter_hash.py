@@ -54,7 +54,7 @@ class ParameterHash:
         return hash_tensors(self._tensors)
 
     def _adjust_stride(self, step: int, began_at: float) -> None:
-        """Choose the steps between two hashes by hashing's allowed share of the time; on a GPU only launches count."""
+        """Set how many steps apart hashes are, so that hashing (on a GPU: launching it) keeps to its share of time."""
         now = time.perf_counter()
         before, self._last = self._last, (step, now)
         self._cost_s = now - began_at

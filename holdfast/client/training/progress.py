@@ -186,9 +186,9 @@ class RankProgress:
             slot.show_values()
 
     def goes_on_from(self, step: int, *, made_up: bool) -> None:
-        """Report how many steps the job had made before the first counted one, or -1 if unknown. `made_up`: the
-        optimizer's own count is one higher. A restored state's count takes precedence. Ignored if another process of
-        this rank has already counted steps."""
+        """Report how many steps the job had made before this rank's first counted step; -1 if unknown. A restored
+        state's own count wins. `made_up`: the optimizer's count is one higher. Ignored if another process of this rank
+        has already counted steps."""
         slot = self._slot if self._claimed else self._claim_slot()
         if slot is not None and not self._before:
             slot.resume_from(self.numbers.go_on_from(step), made_up=made_up)
@@ -224,7 +224,7 @@ class RankProgress:
             slot.mark_grouped()
 
     def on_restored(self, step: int, took_s: float, made: int = -1) -> None:
-        """Report that the rank has restored `step` (0: nothing), a state after `made` optimizer steps (-1: unknown)."""
+        """Report that the rank has restored `step` (0: none), whose state had `made` optimizer steps (-1: unknown)."""
         self.numbers.on_restored(made)
         if (slot := self._slot or self.find_slot()) is not None:
             slot.mark_restored(took_s)
@@ -247,7 +247,7 @@ class RankProgress:
             slot.write_failure(text)
 
     def _last_slot(self) -> SlotWriter | None:
-        """Return the slot for the last report, even if the script never reported anything; None if there is no slot."""
+        """Return the slot in which to report the rank's end, opening it if need be; None if there is no slot."""
         try:
             return self._slot if self._sought else open_own_slot(os.environ)
         except (OSError, ValueError):

@@ -46,8 +46,8 @@ _NEWEST: list["FlightRecorder"] = []  # the one that records
 
 
 def start_recorder(place: str, generation: int, rank: int) -> SetUpWatch | None:
-    """Start recording at `place`, "<path of the shared memory>:<offset of the log>"; None if that is not valid. The
-    returned watch tells how long the script sets itself up."""
+    """Start recording at `place`, "<path of the shared memory>:<offset of the log>". Return the watch that measures the
+    script's set-up, or None if `place` is not valid."""
     path, _, at = place.rpartition(":")
     try:
         log = FlightLog(open_slot_memory(path), int(at), generation=generation, rank=rank)
@@ -116,7 +116,7 @@ class FlightRecorder:
         channels: list[ChannelState] | None = None,
         waits: bool = False,
     ) -> None:
-        """Write the collectives that torch's recorders hold, and messages. A group without entries counts as idle."""
+        """Write collectives and message channels to the flight log; a group without entries counts as idle."""
         entries = self._sort_entries(dumps, names)
         statuses = {pg_id: status for dump in dumps for pg_id, status in dump.get("pg_status", {}).items()}
         for name in names.values():
@@ -165,9 +165,9 @@ class FlightRecorder:
     def _choose_arrivals(
         self, name: str, entries: list[Entry], channels: list[ChannelState] | None
     ) -> dict[int, tuple[float, float | None]]:
-        """Return, for a sample of collectives, when the process entered each and how long it held the GPU. If torch
-        reports GPU times, only collectives with a known time are sampled. In a pipeline the GPU time is None: GPUs
-        reach collectives of several stages one after the other by design, so processes are compared instead."""
+        """Return, for a sample of collectives, when the process entered each and how long the collective held the GPU.
+        If torch reports GPU times, only collectives with a known time are sampled. In a pipeline the GPU time is None:
+        GPUs reach collectives of several stages one after the other by design, so processes are compared instead."""
         staged = name in self._across or (channels is None and self._with_messages)
         if staged or not self._gpus[name].timed or not is_of_nccl(entries[-1]):
             return {seq: (at, None) for seq, at in sample_arrivals(entries).items()}
@@ -190,7 +190,7 @@ class FlightRecorder:
 def newest_collective(
     name: str, entries: list[Entry], status: PgStatus | None = None
 ) -> tuple[str, int, int, str, str, float, float]:
-    """Return a group's state: its newest collective, the newest that has ended with all before it, and a deadline."""
+    """Return a group's state: its newest collective, the newest ended with all before it, and the next timeout."""
     last = max(entries, key=lambda e: (e["collective_seq_id"], e["record_id"]))
     still = [e for e in entries if not has_ended(e)]
     expires_at = min((_expiry_of(e) for e in still), default=0.0)
@@ -214,9 +214,9 @@ def _expiry_of(entry: Entry) -> float:
 
 
 def sample_arrivals(entries: list[Entry]) -> dict[int, float]:
-    """Return the entry times of a sample of collectives, chosen by their numbers and their rate alone. Ranks choose
-    alike: a sparser sample is a subset of a denser one. Every step repeats the same collectives and a slow rank is late
-    to some of them, so the sample varies from step to step."""
+    """Return when the rank entered each of a sample of collectives. Their numbers and rate alone decide the sample, so
+    ranks choose alike: a sparser sample is a subset of a denser one. The sample varies from step to step, because a
+    slow rank is late to only some of a step's collectives."""
     times = {e["collective_seq_id"]: e["time_created_ns"] / 1e9 for e in reversed(entries)}
     if not times:
         return {}

@@ -32,7 +32,7 @@ _CHAIN, _WORD = 0x9E3779B97F4A7C15, 2**64 - 1
 
 
 class ScriptReplay:
-    """The replay that this process takes part in; false if there is none."""
+    """The replay that this process takes part in. Its truth value is False if there is none."""
 
     def __init__(self) -> None:
         self.opted = False  # the script called `replayable`
@@ -63,9 +63,9 @@ class ScriptReplay:
     def layers(self, total: int, stages: int = 1) -> int:
         """Return how many layers to build the model with: `total`, or in a replay fewer, at least one per stage.
 
-        A replay's group has fewer ranks than the job, so each holds more of a state that is sharded over replicas.
-        Layers are therefore cut in proportion to ranks, to an equal number in every pipeline stage. A model with fewer
-        layers fits no checkpoint of the job: start it from the seed.
+        A replay's group has fewer ranks than the job, so each rank holds more of the state that is sharded over
+        replicas. The number of layers is therefore reduced in proportion to the ranks, equally for all pipeline stages.
+        Such a model cannot load the job's checkpoints: initialize it from the seed.
         """
         if not 0 < self.ranks < self.job_ranks:
             return total

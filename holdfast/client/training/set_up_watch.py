@@ -24,7 +24,7 @@ class SetUpWatch:
         self._imported_at, self._set_up_at, self._is_over, self._looped = 0.0, 0.0, False, False
 
     def look(self) -> None:
-        """Look at the stack, as long as no step was made and the loop has not begun."""
+        """Sample the main thread's stack; note when it imports or sets up, until torch's training loop is seen."""
         frame = None if self._is_over else sys._current_frames().get(self._main)
         if frame is None:
             return
@@ -41,8 +41,8 @@ class SetUpWatch:
             self._set_up_at, self._imported_at = now, now if imports else self._imported_at
 
     def close(self, *, trained: bool) -> tuple[float, float]:
-        """Stop at the first step; return when the script was last seen importing, and last seen setting itself up. The
-        second is 0 if it may have been its loop: neither a loop of torch's was seen nor a torch optimizer made the step
-        (`trained`)."""
+        """Stop sampling, at the first step. Return when the script was last seen importing, and when last seen setting
+        itself up. The second is 0 if the script may already have been training then: no loop of torch's was seen, and
+        no torch optimizer made the step (`trained`)."""
         self._is_over = True
         return self._imported_at, self._set_up_at if self._looped or trained else 0.0

@@ -3,9 +3,9 @@
 For Adam-like optimizers this is the largest RMS(lr m / (sqrt(v) + eps)) over all tensors, with the moments after the
 step. Reading both moments costs about half as much as the step itself, so it is done only on request.
 
-A rank may watch alone, so this module adds no collective for which the other ranks would be needed. Of a distributed
-tensor (FSDP2, HSDP, tensor parallel) a rank measures its own shard. The gradient norm is the one that torch's clipping
-computes before it clips; without clipping it is the norm of the rank's shard.
+A single rank may measure, so this module adds no collective, in which all ranks would have to take part. Of a
+distributed tensor (FSDP2, HSDP, tensor parallel) a rank measures its own shard. The gradient norm is the one that
+torch's clipping computes before it clips; without clipping it is the norm of the rank's shard.
 """
 
 import math
@@ -110,9 +110,9 @@ def _local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _see_clipping(watching: UpdateWatch) -> None:
-    """Report gradient norms to `watching` just before torch clips; nothing on a torch without the internal function.
+    """Wrap torch's internal clipping function to report gradient norms to `watching`; do nothing if torch has none.
 
-    That internal function is replaced because a script may already have imported torch's public ones by name.
+    The internal function is replaced because a script may already have imported torch's public ones by name.
     """
     clip: Callable[..., None] | None = getattr(clip_grad, _CLIP, None)
     if clip is None:
@@ -142,7 +142,7 @@ def _see_clipping(watching: UpdateWatch) -> None:
 
 
 def _full_norm(norm: torch.Tensor) -> torch.Tensor:
-    """Return the norm, reduced over all ranks if each has only a part of it; torch itself would reduce it next."""
+    """Return the norm over all shards. If ranks hold partial norms, reduce them now, as torch would do next."""
     if not isinstance(norm, DTensor) or all(placement.is_replicate() for placement in norm.placements):
         return norm
     return norm.redistribute(placements=[Replicate()] * norm.device_mesh.ndim)

@@ -32,11 +32,11 @@ class BlockListDatabase:
             return self._read(link, _READ)
 
     def add_entry(self, entry: BlockedHost) -> None:
-        """Add an entry to the list; it replaces older entries that block no more than it does."""
+        """Add an entry. It replaces older entries that it covers: the same host or GPUs, and no later expiry."""
         self.change(entry.at, lambda entries: with_entry(entries, entry))
 
     def change(self, now: float, rewrite: Callable[[Entries], Entries]) -> None:
-        """Replace the list by what `rewrite` makes of its unexpired entries, in one transaction; or BlockListError."""
+        """Replace the list, in one transaction, by `rewrite` of its unexpired entries. Raises BlockListError."""
         with self._open_link() as link:
             postgres_schema.prepare_schema(link)
             with link.transaction():

@@ -52,7 +52,7 @@ class BlockListFile:
             raise BlockListError(f"{where} is damaged: {e}; mend it or remove it") from None
 
     def add_entry(self, entry: BlockedHost) -> None:
-        """Add an entry to the list; it replaces older entries that block no more than it does."""
+        """Add an entry. It replaces older entries that it covers: the same host or GPUs, and no later expiry."""
         self.change(entry.at, lambda entries: with_entry(entries, entry))
 
     def change(self, now: float, rewrite: Callable[[Entries], Entries]) -> None:
@@ -74,7 +74,7 @@ class BlockListFile:
             raise BlockListError(f"the list of blocked hosts {self.path} cannot be written: {e.strerror}") from None
 
     def _present_mode(self) -> int:
-        """Return the mode that the file has and keeps: its owner decides whether other users may read the list."""
+        """Return the file's present mode, for its next version: the owner decides who may read the list."""
         with contextlib.suppress(FileNotFoundError):
             return 0o600 | self.path.stat().st_mode & 0o044
         return 0o600
@@ -105,7 +105,7 @@ class BlockListThreads:
 
 
 def _call_in_thread(call: Callable[[], Found]) -> Future[Found | OSError]:
-    """Run a call in its own thread; if it hangs, neither other calls nor the controller's end wait for it."""
+    """Run a call in a daemon thread, so that a hanging call delays neither other calls nor the controller's exit."""
     answer: Future[Found | OSError] = Future()
     answer.set_running_or_notify_cancel()  # nobody can cancel it from here on
 
@@ -124,7 +124,7 @@ def _open_itself(path: str, flags: int) -> int:
 
 
 def with_entry(entries: Entries, entry: BlockedHost) -> Entries:
-    """Return the list with this entry; older entries that block no more than it does are dropped."""
+    """Return the list with this entry and without older ones that it covers (same host or GPUs, no later expiry)."""
     return (*(old for old in entries if not _is_within(old, entry)), entry)
 
 

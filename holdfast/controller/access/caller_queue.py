@@ -8,7 +8,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class CallerQueue(Generic[T]):
-    """All operations take constant time, because a flood calls them thousands of times a second."""
+    """Waiting callers, or their tasks, by arrival and host; all operations take constant time, even in a flood."""
 
     def __init__(self) -> None:
         self._all: OrderedDict[T, tuple[str, float]] = OrderedDict()  # host and since when, the oldest first
@@ -25,7 +25,7 @@ class CallerQueue(Generic[T]):
         self._hosts.setdefault(host, OrderedDict())[one] = None
 
     def remove(self, one: T) -> None:
-        """Remove one that may have left already."""
+        """Remove a caller; do nothing if the caller has already left."""
         if (found := self._all.pop(one, None)) is None:
             return
         theirs = self._hosts[found[0]]
@@ -40,19 +40,19 @@ class CallerQueue(Generic[T]):
         return len(self._hosts.get(host, ()))
 
     def oldest(self, host: str | None = None) -> tuple[T, float]:
-        """Return the oldest of all, or of a host, and since when it has been here."""
+        """Return the caller that has been queued longest, of all or of one host, and since when."""
         one = next(iter(self._all if host is None else self._hosts[host]))
         return one, self._all[one][1]
 
     def crowded_out(self, newcomer: str) -> T:
-        """Return the one that makes room for a new one: the oldest of all, or of the newcomer's host if that has more
-        than the oldest one's host."""
+        """Return the caller that a new one from host `newcomer` displaces: the oldest of all or, if the newcomer's host
+        has more callers than that one's host, the oldest of the newcomer's host."""
         oldest, _ = self.oldest()
         greedy = self.count(self._all[oldest][0]) < self.count(newcomer)
         return self.oldest(newcomer)[0] if greedy else oldest
 
     def take_turn(self, may: Callable[[str], bool]) -> tuple[T, str] | None:
-        """Remove and return the oldest of the next host that may have its turn; afterwards it is every other's."""
+        """Return and remove the oldest caller of the next host that `may` go; that host then goes last."""
         host = next(filter(may, self._hosts), None)
         if host is None:
             return None

@@ -65,7 +65,7 @@ class ConnectionGate:
             self._known.close()
 
     def _accept_links(self, listener: socket.socket, short: asyncio.Event) -> None:
-        """Take some links; then others get their turn. Sets `short` if there are no more files to be had."""
+        """Accept a few links at a time; set `short` if that fails, as it does without free file descriptors."""
         for _ in range(_AT_ONCE):
             try:
                 link, address = listener.accept()
@@ -103,8 +103,8 @@ class ConnectionGate:
 
 
 class _Room:
-    """Links whose callers have not proved themselves. Those that have asked for nothing yet take no place of those that
-    have, because nothing is cheaper than an idle link, from as many addresses as one likes."""
+    """Links whose callers have not proved themselves. Links without a request yet have their own limit, apart from that
+    of links with one, because idle links cost an attacker nothing and can come from any number of addresses."""
 
     def __init__(self, serve: Serve, missing: Callable[[bytes], int]) -> None:
         self._serve, self._missing = serve, missing
@@ -146,7 +146,7 @@ class _Room:
             self._hear(self._links[file])
 
     def _hear(self, link: socket.socket) -> None:
-        """Queue a link once it has said enough to be attended to."""
+        """Queue a link once its first TLS record or request header has arrived; drop it if its caller has gone."""
         try:
             said = link.recv(_HEAD_BYTES, socket.MSG_PEEK)
             gone = len(said) < link.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)  # and yet we are woken
@@ -196,7 +196,7 @@ class _Room:
         return self._served.count(host) < _FROM_ONE_HOST or self._make_room(host)
 
     def _make_room(self, host: str | None) -> bool:
-        """Cancel the oldest task, of all or of a host, if it has had its time; otherwise look again when it has."""
+        """Cancel the oldest task, of all or of a host, if it has lasted _IDLE_S; else set a timer and return False."""
         oldest, since = self._served.oldest(host)
         if asyncio.get_running_loop().time() < since + _IDLE_S:
             self._call_later(since + _IDLE_S)
@@ -225,12 +225,12 @@ class _Room:
 
 
 def _missing_of_record(said: bytes) -> int:
-    """Return how many bytes the first record of TLS lacks; 0 if it is none, which the handshake tells."""
+    """Return how many bytes the first TLS record still lacks; 0 if it is no handshake record, to be refused later."""
     if said[0] != 22:
         return 0
     return max(0, 5 + int.from_bytes(said[3:5], "big") - len(said)) if len(said) >= 5 else 5 - len(said)
 
 
 def _missing_of_request(said: bytes) -> int:
-    """Return 1 if the head of the request has not ended."""
+    """Return 1 if the end of the request's header is still missing, else 0."""
     return int(b"\r\n\r\n" not in said and b"\n\n" not in said)

@@ -16,7 +16,8 @@ class DoubtfulStates:
         self._bad = -1  # where it went wrong last
 
     def doubt_after(self, generation: int, not_after: int, progress: Progress | None) -> None:
-        """Doubt states after `not_after`; if an earlier loss went bad at or after it, doubt the restored state too."""
+        """Doubt the states after step `not_after`. If an earlier loss went bad at this step or later, require verified
+        states, and doubt the restored one too unless its step is unknown."""
         self.not_after, self.verified = not_after, 0 <= self._bad and not_after <= self._bad
         if self.verified and not (progress and progress.counted):  # before the state that it went on from
             self.not_after = min(not_after, progress.first_step - 2 if progress else not_after - 1)

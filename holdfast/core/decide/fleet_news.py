@@ -16,7 +16,7 @@ REFUSED = 2  # exit code: the fleet refuses nodes for good, as for a setting tha
 
 
 def on_fleet_report(state: JobState, now: float, event: FleetReport) -> str:
-    """Record the changes, and replace nodes that are gone if they have no seat; a seated node gets an alarm besides."""
+    """Record the changes; replace nodes that are gone and have no seat (seated ones get their own alarm)."""
     nodes = state.nodes
     waited = nodes.waits_in_queue
     nodes.standbys.take_report(now, event.nodes)
@@ -84,7 +84,7 @@ def on_acquired(state: JobState, now: float, event: Outcome) -> str:
 
 
 def drain_leaving(state: JobState, now: float) -> str:
-    """Drain nodes that the fleet will take away, and evict them just before it does. Return the reason, if any."""
+    """Drain nodes that the fleet will take away, and evict them just before; return in words what was done."""
     nodes, standbys, requests = state.nodes, state.nodes.standbys, state.requests
     fleet = standbys.fleet
     due, leaving = fleet.due_nodes(now, standbys.patience_s)

@@ -39,9 +39,9 @@ def open_trouble(state: JobState, now: float, alarm: Alarm) -> str:
 
 
 def _can_survive(state: JobState, alarm: Alarm) -> bool:
-    """Whether the surviving ranks can be parked instead of ended. They can if all ranks reported so with their first
-    step of this generation, unless the alarm is about what ranks compute, which may be their processes' fault, or the
-    ranks of this script have twice failed to go on."""
+    """Whether the surviving ranks can be parked instead of ended: all ranks must have reported with their first step
+    that they can survive. Not after an alarm about what ranks compute, because their processes may be at fault, nor
+    after ranks of this script have twice failed to go on."""
     if state.failed_survivals >= _FAILED_SURVIVALS or state.limits.survive_s <= 0:
         return False
     return state.progress is not None and state.progress.survives and alarm.kind in _SURVIVED
@@ -67,9 +67,9 @@ def add_failure(state: JobState, now: float, alarm: Alarm) -> Incident:
 
 
 def _date_failure(state: JobState, now: float, incident: Incident, alarm: Alarm) -> None:
-    """Move `good_at`, from which the incident's lost time counts, past time that was not lost to this failure. A script
-    that had made its last step lost nothing before the failure. Time without a controller is not charged to a failure
-    after it; a rank that failed during that time is charged from its failure, or from its last step if known."""
+    """Move the incident's `good_at`, from which lost time counts, past time that the failure did not cost: to the
+    failure if the script had made its last step; else, after a time without a controller, to the takeover, or for a
+    rank that failed in that time to its failure, unless its last step is known."""
     if state.progress and state.progress.parted:
         incident.good_at = max(incident.good_at, min(alarm.at, now))
     if not state.taken_over_at:
@@ -83,8 +83,8 @@ def _date_failure(state: JobState, now: float, incident: Incident, alarm: Alarm)
 
 
 def _end_pause(state: JobState, pause: Pause, incident: Incident) -> None:
-    """Record that a planned restart failed, because an incident opens after its ranks were launched. Before that
-    launch, do nothing: the restart after the incident also does what was planned."""
+    """Record that a planned restart failed, because an incident opened before its new ranks made a step. Do nothing if
+    they were not launched yet: the restart after the incident also does what was planned."""
     if state.phase is Phase.PAUSING:
         return
     state.changed = pause.make_failed_change(incident.good_at, state.releases.running.number)

@@ -54,7 +54,7 @@ class JobView:
 
     @property
     def summary(self) -> str:
-        """What the job does now, in the words of the newest decision that says so."""
+        """What the job does now, in the words of the newest decision that gave a reason."""
         return self._state.summary
 
     def describe_present(self, now: float, step: int, ending: str, mute: tuple[int, ...] = ()) -> str:

@@ -133,7 +133,7 @@ def evict_nodes(
 
 
 def evict_lost(state: JobState, now: float, nodes: Collection[str], kind: Kind) -> str:
-    """Evict nodes that are lost while no rank runs; if the verdict was to restart in place, it is now to evict them."""
+    """Evict nodes that are lost while no rank runs. If the open verdict was to restart in place, change it to evict."""
     told = evict_nodes(state, now, nodes, nodes if kind is Kind.SILENCE else ())
     if state.incident and state.verdict and state.verdict.remedy is Remedy.RESTART:
         state.incident.last_kind = kind.value
@@ -278,7 +278,7 @@ def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> s
 
 
 def keeps_ranks(state: JobState, *, changed: bool) -> bool:
-    """Whether parked ranks keep their processes: the remedy restarts or evicts, and nothing else is `changed`."""
+    """Whether parked ranks keep their processes: on a restart or eviction without a `changed` release or world size."""
     incident, verdict = state.incident, state.verdict
     if changed or incident is None or verdict is None or not incident.parked:
         return False

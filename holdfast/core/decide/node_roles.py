@@ -45,7 +45,7 @@ def assign_roles(state: JobState, admitting: Set[str]) -> dict[str, NodeRole]:
 
 
 def _role_after(unseated: bool, kind: Kind) -> NodeRole:
-    """Return the role of a node that has left for this kind of alarm."""
+    """Return the role of a node that has left because of this kind of alarm."""
     if not unseated:
         return NodeRole.EVICTED
     return NodeRole.LOST if kind is Kind.SILENCE else NodeRole.DISMISSED

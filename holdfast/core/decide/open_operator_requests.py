@@ -28,7 +28,7 @@ class OpenRequests:
             self.draining.pop(node, None)
 
     def nodes_to_leave(self, active: Set[str], standbys: int) -> set[str]:
-        """Return the nodes that leave at the next restart: all to be evicted, and drained ones while standbys last."""
+        """Return the nodes to leave at the next restart: all to be evicted, and drained ones that standbys replace."""
         gone = {node for node in active if node in self.evicting}
         drained = sorted(node for node in active if node in self.draining and node not in gone)
         return gone.union(drained[: max(0, standbys - len(gone))])

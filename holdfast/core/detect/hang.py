@@ -70,7 +70,7 @@ class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stillness:
-    """Measures for how long each rank has shown no life, from successive traces."""
+    """Measures from successive traces how long each rank has been still: no CPU time, new frame, collective or I/O."""
 
     def __init__(self) -> None:
         self._since: dict[int, float] = {}
@@ -102,7 +102,7 @@ class Stillness:
             since.clear()
 
     def still_s(self, now: float, ranks: Iterable[int]) -> float:
-        """Return for how many seconds all of these ranks have shown no life; 0 if one of them has just shown some."""
+        """Return for how many seconds all of these ranks have been still; 0 if one of them has just moved."""
         return _least_s(now, self._since, ranks)
 
     def quiet_s(self, now: float, ranks: Iterable[int]) -> float:
@@ -110,7 +110,7 @@ class Stillness:
         return _least_s(now, self._quiet, ranks)
 
     def asleep_s(self, now: float, ranks: Iterable[int]) -> float:
-        """Return for how many seconds these ranks have shown no life and waited for nothing outside the job."""
+        """Return for how many seconds these ranks have been still without waiting for anything outside the job."""
         return _least_s(now, self._asleep, ranks)
 
     def most_quiet_s(self, now: float, ranks: Iterable[int]) -> float:
@@ -237,7 +237,7 @@ class HangDetector:
         return is_other_phase(self._phase)
 
     def stands_since(self, now: float) -> float | None:
-        """Return since when the job has made no step, if that is longer than its usual pause here; else None."""
+        """Return since when the job has made no step; None while that pause is no longer than usual."""
         usual_until = max(self.moved_at + self.patience_s, self._usual_until)
         return self.moved_at if self._nodes and now >= usual_until else None
 
@@ -294,7 +294,7 @@ class HangDetector:
         return now >= due_at
 
     def _find_reason(self, now: float, traces: Sequence[Trace], named: BlockingRanks, again: bool) -> str:
-        """Return why to act on the named ranks now; "" to keep waiting. `again`: the last look saw the same."""
+        """Return why to act on the named ranks now; "" to keep waiting. `again`: the last look named the same ranks."""
         ranks, stillness = named.ranks, self._stillness
         still_s = stillness.still_s(now, ranks)
         here_s = max(self._longest_at_place(self._places), self._phases.get(self._phase, 0.0))

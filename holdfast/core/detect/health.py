@@ -116,8 +116,8 @@ class HealthDetector:
 
 
 class MachineStrains:
-    """The strains that a machine is under now. One that slows the machine, such as heat, comes and goes within a step,
-    so it begins or ends only after as many readings in a row as an alarm needs; others need one."""
+    """The strains that a machine is under now. Heat and other strains that slow the machine come and go within a step,
+    so they begin and end only after as many readings in a row as an alarm needs; other strains after one."""
 
     def __init__(self) -> None:
         self.found: dict[str, Strain] = {}  # by their signs

@@ -28,9 +28,9 @@ def made_steps(step: int, first_step: int) -> int:
 
 
 class StepTellers:
-    """Finds nodes whose ranks run but report no step while others have made several. An example is the first stage of a
-    pipeline without an optimizer. The job's step is not taken from such a node until it has caught up. A node that
-    hangs before its first step is not taken for such a node: others that wait for it get no further."""
+    """Finds nodes whose ranks run but report no step while others have made several, such as the first stage of a
+    pipeline without an optimizer. The job's step does not depend on such a node until the node has caught up. A node
+    that hangs before its first step is not among them, because the others wait for it and make no steps either."""
 
     def __init__(self) -> None:
         self._waited_for: set[str] = set()  # nodes that have told of no step
@@ -41,7 +41,7 @@ class StepTellers:
         self._waited_for, self._mute, self.excused = set(nodes), set(), frozenset()
 
     def on_beat(self, beat: Beat, reached: int) -> bool:
-        """Take in a beat; `reached` is the job's step in this generation. Return whether the beat counts for it."""
+        """Take in a beat; `reached` is the job's step. Return whether the job's step depends on this beat's node."""
         if beat.step < 0:
             if beat.running > 0 and beat.node in self._waited_for:
                 self._mute.add(beat.node)
@@ -105,8 +105,8 @@ class JobPace:
         self._said_at, self._said_step, self._said_parted, self._said_last_at = 0.0, -1, False, 0.0
 
     def on_silence(self, nodes: Iterable[str]) -> None:
-        """Stop taking the job's step from these nodes: ranks step together, so other nodes show it. The last beat of a
-        silent node still counts if the node lagged behind, or if no other node is left."""
+        """Stop taking the job's step from these silent nodes: ranks step together, so other nodes show the same step.
+        The last beat of a silent node still counts if the node lagged behind, or if no other node is left."""
         self._silent |= (self._beats.keys() & set(nodes)) - self._apart
 
     def on_beat(self, now: float, beat: Beat) -> Progress | None:
@@ -152,7 +152,7 @@ class JobPace:
         return tuple(sorted(silent.union(*(beat.mute for beat in self._beats.values()))))
 
     def number_step(self, beat: Beat) -> int:
-        """Return the step of a node's beat, numbered as the job's step is; -1 if it has none."""
+        """Return a beat's step in the job's own numbering; -1 if the beat has none."""
         return beat.step + max(0, self._step_origin(beat)) if beat.step >= 0 else -1
 
     @property

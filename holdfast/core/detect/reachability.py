@@ -35,7 +35,7 @@ class ReachDetector:
         self._told: tuple[tuple[str, ...], ...] = ()
 
     def on_launch(self) -> None:
-        """Forget misses: other nodes may be seated now."""
+        """Forget which nodes could not be reached, because other nodes may be seated now."""
         self._misses.clear()
         self._gateways.clear()
         self._answered.clear()

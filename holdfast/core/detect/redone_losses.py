@@ -80,7 +80,7 @@ class RedoneLosses:
         self._said: set[str] = set()  # in this generation
 
     def on_launch(self, launch: LaunchHere) -> None:
-        """Note the launch of the next losses; forget earlier ones if world size, skips or eases have changed."""
+        """Record the launch of the losses to come; forget earlier ones if world size, skips or eases have changed."""
         before, self._launch = self._launch, launch
         if before and before.generation == launch.generation:
             return  # the same launch, told twice
@@ -93,7 +93,7 @@ class RedoneLosses:
         self._noise.on_launch()
 
     def on_values(self, told: StepValues, resumed: int | None) -> Alarm | None:
-        """Compare one loss with earlier ones of its step; `resumed` is the step resumed from, None if unknown."""
+        """Return an alarm if this loss differs from earlier ones of its step. `resumed` is the step resumed from."""
         launch = self._launch
         if launch is None or told.generation != launch.generation or not told.numbered or told.loss is None:
             return None

@@ -6,14 +6,14 @@ node are the latest in most of five rounds, by more than noise produces. Usually
 
 Where torch's recorder tells how long collectives held each GPU, GPUs are compared, else processes. Communication that
 overlaps with computing waits in the background, so not every wait costs time. The sum of a GPU's waits shows which GPU
-is last and the most that this may cost, the longest single wait the least. Ranks that share a GPU slow each other down
-and are not named.
+is last, and is the most that this may cost; the longest single wait is the least. Ranks that share a GPU slow each
+other down and are not named.
 
 The detector judges no rank until its whole group has reported collectives, and no pace before it has seen a better one.
 A named rank is reported only if it costs something: the job is slower than it was, or the others wait for that rank for
-much of the time. The job acts on a named rank once the rank has cost more than its replacement would. So at most twice
-the necessary cost is lost. If the others wait for a rank from the beginning, or while the job is as fast as ever, that
-rank has more work, as rank 0 often has; it is not a slow machine.
+much of the time. The job acts on a named rank once the rank has cost more than its replacement would, so the loss is at
+most twice that of the best choice. If the others wait for a rank from the beginning, or while the job is as fast as
+ever, that rank has more work, as rank 0 often has; it is not a slow machine.
 """
 
 from collections import Counter, deque

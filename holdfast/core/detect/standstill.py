@@ -1,8 +1,8 @@
 """Standstill detector: reports that the job makes no step, whether or not a rank is named for it.
 
-A stall is no training time, so the journal gets an alarm at the second look. A person is told only if no rank is named
-and the job has stood for ten seconds and longer than stalls that were told before and ended by themselves. Ranks that
-still enter collectives do not stand, and neither do those in a phase that the script has named.
+Stalls do not count as training time, so the journal gets an alarm at the second look. A person gets a message only if
+no rank is named and the job has stood for ten seconds, and for longer than earlier reported stalls that ended by
+themselves. Ranks that still enter collectives do not stand, and neither do those in a phase that the script has named.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class StandstillDetector:
         self._usual_s = 0.0  # so long stands lasted that a person was told of
 
     def on_traces(self, now: float, traces: Sequence[Trace], named: BlockingRanks) -> Alarm | None:
-        """Judge one inspection of all processes, after the hang detector has judged it."""
+        """Return an alarm if stacks show a new standstill; call after the hang detector has judged them."""
         hang = self._hang
         if self._stand != (hang.generation, hang.step):
             if self._told is Stance.NOTIFY and self._stand[0] == hang.generation:  # else a restart has ended it

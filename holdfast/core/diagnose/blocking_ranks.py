@@ -178,7 +178,7 @@ def _by_state(mains: dict[int, Process], children: list[Process]) -> BlockingRan
 
 
 def _by_silence(silent: dict[str, str], node_of: dict[int, str], waiting: WaitGraph) -> BlockingRanks | None:
-    """Return the ranks of nodes that did not answer; None if all or none did, or collectives show who is missing."""
+    """Return the ranks of nodes that did not answer; None if all answered, none did, or collectives show the cause."""
     ranks = tuple(sorted(rank for rank, node in node_of.items() if node in silent))
     if not ranks or waiting.outside or len(ranks) == len(node_of):
         return None
@@ -187,9 +187,9 @@ def _by_silence(silent: dict[str, str], node_of: dict[int, str], waiting: WaitGr
 
 
 def _by_gpus(waiting: WaitGraph, flights: dict[int, Flight]) -> BlockingRanks | None:
-    """Return the ranks whose GPUs have not begun what their processes entered or queued, and so keep others waiting.
-    Return None if there are none, or if others wait for processes too. Stacks prove nothing: a process may wait for its
-    GPU."""
+    """Return the ranks that keep others waiting because their GPUs have not begun what their processes entered or
+    queued. Return None if there are none, or if others also wait for a rank's process. Stacks prove nothing: a process
+    may wait for its GPU."""
     queued = {rank for m in waiting.missing for rank in m.queued}
     ranks = waiting.outside
     queued |= {rank for rank in ranks if rank in flights and is_gpu_stuck(flights[rank])}
@@ -399,9 +399,9 @@ def _describe_place(ranks: Sequence[int], mains: dict[int, Process], children: l
 def _widen_suspects(
     found: BlockingRanks, node_of: dict[int, str], seats: tuple[Seat, ...], mesh: Dims
 ) -> BlockingRanks:
-    """Add the other nodes of the smallest parallel group that covers the named nodes, if these are several. Nodes are
+    """If several nodes are named, add the other nodes of the smallest parallel group that covers them. Nodes are
     compared, not ranks: with one tensor-parallel group per node, named ranks of two nodes are seldom in one pipeline
-    group. A group that spans all nodes is left out, because the job cannot do without all."""
+    group. A group that spans all nodes is not used, because the job cannot evict all of them."""
     nodes = tuple(sorted({node_of[rank] for rank in found.ranks if rank in node_of}))
     group, wide = "", nodes
     if len(nodes) > 1 and found.how != "gpu":  # the GPUs themselves are known

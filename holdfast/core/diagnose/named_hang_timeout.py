@@ -1,17 +1,17 @@
 """When to act on a hang in which ranks are named: at once if it cannot end, else once waiting has cost a restart.
 
-Two things never end by themselves: different operations under one number of a group, and a circle of ranks that each
-wait in a collective for another of the circle. A second look that shows the same is enough. If stacks do not confirm
-that each of the circle waits, another thread may have entered its collective. Then the rule of costs applies.
+Two kinds of hang never end by themselves: ranks of a group in different operations under one sequence number, and a
+circle of ranks that each wait in a collective for another of the circle. A second look that shows the same suffices. If
+stacks do not confirm that each of the circle waits, another thread may have entered its collective, and costs decide.
 
 A rank that only sleeps, or waits for a lock or its own child, may come back, and nobody can tell. Pauses have long
 tails, so the job waits as long as a restart would cost (`unnamed_hang_timeout.py` has the rule), at least ten seconds
 and at most `act_s`. Whatever happens then, it loses at most twice what the best choice would have cost. If the job
 stands at the same place again after that, the restart was no remedy, and it waits for twice as long.
 
-A rank that waits for something outside the job gets all of `act_s`, since storage and services do come back. That is a
-rank that reads, polls or is in uninterruptible sleep according to the kernel, or whose stack is in code that saves,
-evaluates, compiles, loads or talks to a service, or of which this is unknown. One that computes or spins gets `last_s`.
+A rank that may wait for something outside the job gets all of `act_s`, since storage and services do come back. Such a
+rank reads, polls or is in uninterruptible sleep according to the kernel, or its stack is in code that saves, evaluates,
+compiles, loads or talks to a service, or nothing is known about it. One that computes or spins gets `last_s`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -67,8 +67,8 @@ class Term(msgspec.Struct, frozen=True):
 
 
 def hang_terms(hang: NamedStandstill, act_s: float, last_s: float) -> Iterator[Term]:
-    """Yield the conditions under which to wait for the ranks; one that has reached its limit is a reason to act.
-    `act_s` and `last_s` are the user's limits."""
+    """Yield the conditions that are being waited out, each with its limit; one that has reached its limit is a reason
+    to act. `act_s` and `last_s` are the user's limits."""
     if hang.deadlock and hang.certain:
         yield Term(0.0, 0.0, ENDLESS)
     cost_s = max(hang.restart_s, 2 * hang.tried_s)
@@ -82,9 +82,9 @@ def hang_terms(hang: NamedStandstill, act_s: float, last_s: float) -> Iterator[T
 
 
 def is_certain_deadlock(named: BlockingRanks, traces: Sequence[Trace], still: bool) -> bool:
-    """Return whether the named ranks can never go on: they are in different operations of one number, or in a circle. A
-    circle counts only if stacks confirm it, since records may be of background threads and omit messages: each main
-    thread is in a collective or, if `still`, in a backward pass, where the gradient reduction waits."""
+    """Return whether the named ranks can never go on: they are in different operations under one sequence number, or
+    wait in a circle. A circle counts only if stacks confirm it, since records may be of background threads and omit
+    messages: each main thread is in a collective or, if `still`, in a backward pass, where gradients are reduced."""
     if named.deadlock != "circle":
         return named.deadlock == "operations"  # of a circle in which not all are named, not all were looked at
     mains = training_processes(traces)
@@ -96,7 +96,7 @@ def is_certain_deadlock(named: BlockingRanks, traces: Sequence[Trace], still: bo
 
 
 def is_other_phase(phase: str) -> bool:
-    """Return whether the phase has a name, and one that does not mean training."""
+    """Return whether the script has named the phase and the name does not mean training."""
     return bool(phase) and not phase.lower().startswith(_TRAINING)
 
 

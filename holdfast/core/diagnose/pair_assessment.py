@@ -89,12 +89,12 @@ def _slow_worlds(sound: Measured, probe: str) -> dict[World, str]:
 
 
 def _better_half(samples: Sequence[float], lower: bool) -> tuple[float, ...]:
-    """Return the better half of the samples, which shows what the link can do: a busy machine may worsen the others."""
+    """Return the better half of the samples, which shows what the link can do; busy machines cause the worse."""
     return tuple(sorted(samples, reverse=not lower)[: (len(samples) + 1) // 2])
 
 
 def _worse_of_two(samples: Mapping[World, Sequence[float]]) -> dict[World, float]:
-    """Return the worse of two worlds if its median is below half of the other's, without overlap; empty otherwise."""
+    """Return the worse of two worlds if its median is below half the other's and their ranges are apart; else empty."""
     better, worse = sorted(samples, key=lambda world: -median(samples[world]))
     part = median(samples[worse]) / median(samples[better])
     apart = fleet_baseline.inner_range(samples[worse])[1] < fleet_baseline.inner_range(samples[better])[0]

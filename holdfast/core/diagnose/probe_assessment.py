@@ -76,7 +76,7 @@ def assess_probes(
 
 
 def add_to_history(past: MeasurementHistory, findings: Iterable[Finding]) -> MeasurementHistory:
-    """Return the history of a sound node with these findings added, except failed and `rough` (small probe) ones."""
+    """Return the history of a sound node with these findings, except those that failed or are of a small probe."""
     for finding in findings:
         if finding.value is not None and finding.ok and not finding.rough:
             past = past.with_value(_measurement_kind(finding), finding.value)

@@ -6,7 +6,7 @@ tails: the longer one has lasted, the longer it will last, about as long again. 
 lasted as long as a restart would cost. Whatever happens then, the job loses at most twice what the best choice would
 have cost.
 
-Two bounds hold besides. A job whose ranks do not wait for each other may wait for something outside, or compute; it
+There are two more limits. A job whose ranks do not wait for each other may wait for something outside, or compute; it
 gets the longest limit, `last_s`. A collective that times out ends the job anyway, and its watchdogs kill ranks while
 others write their last words. So the job is stopped just before that, when stacks are at hand.
 """

@@ -1,13 +1,13 @@
 """Works out which ranks wait for which others, from the sequence numbers of collectives.
 
-A rank that entered a collective waits for every member of the group that has not. A rank that others wait for, and
-that waits for nobody, is missing: it is outside of every collective. If there is no such rank, the ranks wait in a
-circle. Records are up to a second old, which does not matter in a stalled job. A rank that can no longer report (it
-holds the interpreter's lock) only appears to be further behind, which is right.
+A rank that entered a collective waits for every member of the group that has not. A rank that others wait for, and that
+waits for nobody, is missing: it is outside of every collective. If there is no such rank, the ranks wait in a circle.
+Records are up to a second old, which does not matter in a stalled job. A rank that can no longer report (it holds the
+interpreter's lock) only appears to be further behind, and is rightly named.
 
 Under NCCL a process enters a collective long before its GPU begins it. Where all members of a group tell what has begun
-on their GPUs, these are compared and not the processes: a GPU waits in a collective for every GPU that has not begun
-it. If the process of such a rank has entered it (`queued`), the others wait for its GPU and not for its process.
+on their GPUs, GPUs are compared and not processes: a GPU waits in a collective for every GPU that has not begun it. If
+the process of a late GPU has entered the collective (`queued`), the others wait for that GPU and not for its process.
 """
 
 from collections.abc import Iterable, Sequence
@@ -169,7 +169,8 @@ _Ends = tuple[tuple[int, Channel], tuple[int, Channel]]  # the sender's and the 
 
 
 def _pair_ends(flights: Sequence[Flight]) -> list[_Ends]:
-    """Return both ends of all channels between ranks that count messages; an end that has posted nothing counts 0."""
+    """Return the sender's and the receiver's end of each channel whose two ranks both count messages. The counts of an
+    end that has recorded nothing are 0."""
     counted = {flight.rank: flight.channels for flight in flights if flight.channels is not None}
     known = {(c.group, c.source, c.target, rank): c for rank, channels in counted.items() for c in channels}
     found: list[_Ends] = []
@@ -184,8 +185,8 @@ def _pair_ends(flights: Sequence[Flight]) -> list[_Ends]:
 def _find_unmatched(
     sender: tuple[int, Channel], receiver: tuple[int, Channel], waits: set[int]
 ) -> Iterable[MissingAtCollective]:
-    """Yield the message that one end of a channel waits for and the other has not reached. What GPUs have begun is
-    compared where it is known, else what was posted."""
+    """Yield the message in which one end of a channel waits because the other end is not there yet. What GPUs have
+    begun is compared where it is known, else what was posted."""
     for (rank, mine), (other, theirs), op in ((sender, receiver, "recv"), (receiver, sender, "send")):
         number, reached = mine.posted, theirs.posted
         if mine.begun is not None and mine.ended is not None:

@@ -24,7 +24,7 @@ class SlidingSum:
         self._entries: dict[Hashable, deque[tuple[float, float]]] = {}
 
     def add(self, now: float, key: Hashable, amount: float, within_s: float) -> float:
-        """Add this amount and return the key's sum within the window."""
+        """Add this amount to the key's entries and return the sum of those from the last `within_s` seconds."""
         entries = self._entries.setdefault(key, deque(maxlen=_KEPT))
         if len(self._entries) > _KEPT:
             del self._entries[next(iter(self._entries))]

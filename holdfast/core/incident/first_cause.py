@@ -25,14 +25,13 @@ def is_echo(alarm: Alarm) -> bool:
 
 
 def is_killed(alarm: Alarm) -> bool:
-    """Return whether a signal killed the rank and not the loss of a peer: no rank can send itself a SIGKILL for that,
-    but a library may abort the process."""
+    """Return whether a signal killed the rank. An echo does not count: a library may abort a rank that lost a peer."""
     return alarm.kind is Kind.CRASH and alarm.code is not None and alarm.code < 0 and not is_echo(alarm)
 
 
 def list_killed(cause: Alarm, alarms: list[Alarm]) -> list[Alarm]:
-    """Return the alarms about ranks that were killed besides the cause. An abort counts only if it looks like the
-    cause, and on a machine that is the cause nothing counts."""
+    """Return the alarms, besides the cause, about ranks that a signal killed.
+    An abort is left out unless it looks like the cause, and so are ranks on a machine that failed as a whole."""
     told = [a for a in alarms if a is not cause and is_killed(a) and not set(a.ranks) <= set(cause.ranks)]
     if cause.kind is not Kind.CRASH:
         told = [a for a in told if set(a.suspects).isdisjoint(cause.suspects)]
@@ -50,7 +49,7 @@ def is_switch_loss(alarm: Alarm) -> bool:
 
 
 def is_node_loss(alarm: Alarm) -> bool:
-    """Return whether the job loses a machine by this alarm: the machine is silent, or there is proof against it."""
+    """Return whether the alarm means the loss of a machine: the machine is silent, or there is proof against it."""
     return alarm.kind is Kind.SILENCE or is_node_proof(alarm)
 
 

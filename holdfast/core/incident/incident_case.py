@@ -85,7 +85,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_spike(self) -> bool:
-        """Return whether the loss was finite but stood out: only such an alarm has the response that the user chose."""
+        """Return whether the loss was finite but stood out; only such alarms carry the response that the user chose."""
         return self.cause.response is not None
 
     @property
@@ -96,7 +96,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
     def is_no_further(self) -> bool:
         """Return whether the job failed like this before at the same step or later.
 
-        Counts of steps start again at every launch, so a count only matches an equal count.
+        If steps are only counted since the launch, the job must have failed at the same count.
         """
         if self.counted:
             return any(p.counted and p.step == self.step for p in self.past)
@@ -124,7 +124,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether the job trained twice the time lost since the first such failure; False without step numbers."""
+        """Return whether the job trained twice the time it lost since the first such failure; needs step numbers."""
         if self.counted or not self.recent_failures:
             return False
         since = self.recent_failures[0]
@@ -203,8 +203,8 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_setting(self) -> bool:
-        """Return whether last words say that a setting or a file must change. A guess is enough if it blames no machine
-        and the very same words came before: a file that cannot be read is named twice, a sick machine varies."""
+        """Return whether last words say that a setting or a file must change.
+        A guess is enough if it blames no machine and an earlier failure had the very same words."""
         cause = self.cause
         again = cause.group != _MACHINES and any(p.reason == cause.reason for p in self.recent_failures)
         return cause.action == SETTING and cause.kind is Kind.CRASH and (cause.confidence >= TOLD or again)
@@ -223,7 +223,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_own_exit(self) -> bool:
-        """Return whether the process exited by itself with an error code and its last words name no class."""
+        """Return whether the process exited with an error code of its own and its last words match no failure class."""
         cause = self.cause
         return cause.kind is Kind.CRASH and cause.code is not None and cause.code > 0 and not cause.klass
 
@@ -242,7 +242,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def evicted_before(self) -> tuple[str, ...]:
-        """Return the other nodes evicted for such a failure of the same rank: then it follows the rank, not a node."""
+        """Return other nodes evicted for such a failure of this rank, so the rank, not a node, causes it; else ()."""
         ranks, nodes = set(self.cause.ranks), set(self.cause.suspects)
         gone = (
             p.nodes for p in self.recent_failures if p.evicted and ranks & set(p.ranks) and nodes.isdisjoint(p.nodes)
@@ -260,21 +260,21 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_nodes_own(self) -> bool:
-        """Return whether such failures come from these nodes: all recent ones were here, or some were and chance hardly
-        explains it. A bug strikes on any node, so with few nodes it soon strikes one of them twice."""
+        """Return whether such failures come from these nodes: all recent ones were on them, or too many for chance.
+        A bug strikes on any node, so with few nodes it soon strikes one of them twice."""
         here = [bool(set(p.nodes).intersection(self.cause.suspects)) for p in self.recent_failures]
         pairs = len(here) * (len(here) + 1) / 2
         return any(here) and (all(here) or pairs / self.nodes < _CHANCE)
 
     @property
     def shared_with(self) -> tuple[str, ...]:
-        """Return the other nodes that had such failures too, if recurrence on these nodes may be chance; else none."""
+        """Return the other nodes with such failures, if the failures on these nodes may be mere chance; else ()."""
         nodes, here = {node for p in self.recent_failures for node in p.nodes}, set(self.cause.suspects)
         return tuple(sorted(nodes - here)) if nodes & here and not self.is_nodes_own else ()
 
     @property
     def is_blameless(self) -> bool:
-        """Return whether nothing explains the failure, so that some machine may be at fault."""
+        """Return whether no script, setting, service or switch explains the failure, so a machine may be at fault."""
         cause = self.cause
         told = cause.action in (CODE, SETTING, EXTERNAL) and cause.confidence >= TOLD
         known = cause.group == "script" or told or self.is_setting or self.is_switch
@@ -282,7 +282,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_unwitnessed_fault(alarm: Alarm) -> bool:
-    """Return whether last words accuse machines, and nobody but the rank says so: a script may print anything."""
+    """Return whether last words report a machine fault that no witness confirms; a script can print anything."""
     told = alarm.kind is Kind.CRASH and alarm.action == _ASK and alarm.confidence >= TOLD
     return told and alarm.group == _MACHINES
 
@@ -294,11 +294,11 @@ def is_machine_proof(alarm: Alarm) -> bool:
 
 
 def machine_faults(cause: Alarm, found: Mapping[str, str], leaving: Iterable[str]) -> dict[str, str]:
-    """Return which of the nodes that leave do so for a fault of their machine, each with that fault.
+    """Return the fault of each leaving node whose machine is known to be bad; other leaving nodes are left out.
 
-    `found` is what a probe or a replay found. All other evictions say nothing sure about a machine: a silent host may
-    have lost its network or its power and comes back; stacks name ranks, and with them nodes of a whole parallel group;
-    a script may fail on one node alone. The examination after such an eviction may still find the machine bad.
+    Known means proven by the cause, or `found` by a probe or a replay. Other evictions prove nothing about a machine: a
+    silent host may have lost its network or its power and comes back; stacks name ranks, and with them nodes of a whole
+    parallel group; a script may fail on one node alone. The examination after an eviction may still find a fault.
     """
     proven = dict.fromkeys(cause.suspects, cause.reason) if is_machine_proof(cause) else {}
     known = proven | dict(found)

@@ -57,8 +57,8 @@ def describe_cause(alarm: Alarm) -> str:
 
 
 def describe_order(alarms: Sequence[Alarm], hosts: Mapping[str, str]) -> str:
-    """Return which of several ranks failed first; "" if that is no question. An exit is dated when it is noticed, which
-    takes longer on a busy host; clocks of two hosts are not compared."""
+    """Return a remark on which rank failed first, or that this is unknown; "" unless several ranks crashed.
+    An exit is dated when it is noticed, which takes longer on a busy host; clocks of two hosts are not compared."""
     if len(alarms) < 2 or any(alarm.kind is not Kind.CRASH for alarm in alarms):
         return ""
     first, second = sorted(alarms, key=lambda a: a.at)[:2]
@@ -124,7 +124,7 @@ def record_label(record: Record) -> str:
 
 
 def split_label(record: Record) -> tuple[str, int]:
-    """Return the cause that the cost of an incident is booked on, and how sure that is, in percent."""
+    """Return the cause that an incident's cost is booked on, and the certainty of that cause in percent."""
     label = record_label(record)
     unsure = _UNSURE.search(label)
     return (label[: unsure.start()], int(unsure[1])) if unsure else (label, 100)
@@ -187,7 +187,7 @@ def describe_again(record: Record) -> str:
 
 
 def describe_disks(count: int) -> str:
-    """Return a clause, to follow the step, on how many nodes' disks the state came from; "" if it came from none."""
+    """Return words such as " from the disks of 2 nodes", to follow a step; "" if the state came from no disk."""
     return f" from the disk{'s' if count > 1 else ''} of {count} node{'s' if count > 1 else ''}" if count else ""
 
 

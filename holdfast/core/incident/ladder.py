@@ -232,8 +232,8 @@ def _evict_proven(case: IncidentCase) -> Verdict:
 
 
 def _judge_switch(case: IncidentCase) -> Verdict:
-    """Return the verdict on links that several machines lost together. Evict the nodes if enough standbys have links;
-    else restart on the same nodes, which waits for the links for some time."""
+    """Return the verdict on links that several machines lost together: evict the nodes if enough standbys have links.
+    Otherwise restart on the same nodes once the links are back."""
     if pointless := _reason_to_give_up(case):
         return _give_up(pointless)
     if case.seated and len(case.seated) <= min(case.standbys, case.may_lose):
@@ -245,8 +245,8 @@ def _judge_switch(case: IncidentCase) -> Verdict:
 
 
 def _reason_to_give_up(case: IncidentCase) -> str:
-    """Return why further restarts are pointless, whatever the cause; "" if they are not or the user limits restarts. A
-    redone step with another loss is no failure without a step: a step was made, even if its report is late."""
+    """Return why further restarts are pointless, whatever the cause; "" if they are not or the user limits restarts.
+    A redone step with another loss does not count as a failure without progress: a step was made."""
     if case.max_restarts is not None:
         return ""
     if case.rounds >= case.attempts and case.cause.kind is not Kind.REDONE:
@@ -288,8 +288,8 @@ def _advice(case: IncidentCase) -> str:
 
 
 def _keep_bad_node(case: IncidentCase) -> Verdict:
-    """Return the verdict on a bad node that cannot be replaced: restart on it once, then give up. An eviction of it is
-    no such restart: it came back, perhaps mended, because no other node was there."""
+    """Return the verdict on a bad node that cannot be replaced: restart on it once, then give up.
+    An earlier failure after which the node was evicted does not count: it may have come back mended."""
     if case.is_capped:
         return _restarts_used_up(case)
     kept = [past for past in case.recent_failures if not past.evicted]

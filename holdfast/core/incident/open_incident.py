@@ -112,7 +112,7 @@ class Incident(msgspec.Struct, kw_only=True):
         self.set_up_at = event.set_up_at
 
     def on_nothing_left(self) -> None:
-        """Count lost time from the failure, not from the last good step, which was the last step of the script."""
+        """Count lost time only from the failure, because the restarted ranks ended well without a step to make."""
         if self.first is not None:
             self.good_at = max(self.good_at, min(self.first.at, self.opened_at))
 
@@ -142,7 +142,7 @@ class Incident(msgspec.Struct, kw_only=True):
             self.silent_at = self.silent_at or now
 
     def on_timeout(self, named: Alarm | None) -> None:
-        """Add the alarm that named the rank others waited for, if a collective timed out and no alarm tells why."""
+        """If a collective timed out and no alarm says why, add the alarm that named the rank others waited for."""
         waited = any(a.klass == TIMED_OUT for a in self.alarms) and is_echo(first_cause(self.alarms))
         if named is not None and waited:
             self.add_alarm(named)
@@ -262,7 +262,7 @@ class Incident(msgspec.Struct, kw_only=True):
         return f"unconfirmed: {label}" if told else label
 
     def _date_loss(self, cause: Alarm) -> tuple[float, float]:
-        """Return since when time is lost, and when the last step was made if that was well before; else 0.
+        """Return when the lost time began, and when the last step was made if that was well before it, else 0.
 
         Time is lost since the last step, because the next one was under way. If that had taken far longer than a step,
         ranks did something else or stood, and time is lost since the cause: a process ended, or a node fell silent.

@@ -140,13 +140,13 @@ def _is_live(raised: RaisedException) -> bool:
 
 
 def _is_type_only(hit: CatalogHit) -> bool:
-    """Return whether the hit's catalog row tells no more than the exception's type, or is only a context row."""
+    """Return whether the hit's row says no more than the exception's type, or only describes circumstances."""
     bare = f"{hit.raised.type}:" if hit.raised else ""
     return hit.row.role == "context" or (hit.klass in _OF_TYPES and re.search(hit.row.pattern, bare) is not None)
 
 
 def _keep_heaviest(hits: list[CatalogHit]) -> list[CatalogHit]:
-    """Return the heaviest hits of one line, and all its context and hint hits; lighter rows say less about it."""
+    """Return the heaviest hits of one line, and all hits that give only circumstances or hints."""
     top = max((hit.weight for hit in hits if hit.row.role not in _ASIDE), default=0.0)
     return [hit for hit in hits if hit.row.role in _ASIDE or hit.weight >= top]
 
@@ -189,7 +189,7 @@ def _make_hit(
 
 
 def _fill_hint(hint: str, told: dict[str, str]) -> str:
-    """Return the hint with what the pattern's groups found. Braces of any other kind stay: users write hints, too."""
+    """Return the hint with each `{name}` replaced by what the group of that name matched; other braces stay."""
     for name, value in told.items():
         hint = hint.replace(f"{{{name}}}", value)
     return hint

@@ -1,4 +1,4 @@
-"""Finds ranks that wait in different collectives under one sequence number: then their code has parted ways."""
+"""Finds ranks that wait in different collectives under one sequence number: their code has taken different paths."""
 
 import re
 from collections.abc import Iterator, Sequence

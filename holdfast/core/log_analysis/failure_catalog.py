@@ -62,7 +62,7 @@ class CatalogRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Alternative(msgspec.Struct, frozen=True, array_like=True):
-    """One alternative of a row's pattern, with literals of which every line that matches it contains at least one."""
+    """One alternative of a row's pattern, and its literals: each line that it matches contains at least one of them."""
 
     pattern: str
     literals: tuple[str, ...]
@@ -164,7 +164,7 @@ class FailureCatalog:
         return {place: rows[line] for place, line in enumerate(plains) if line in rows}
 
     def rows_of_literals(self, found: Iterable[bytes]) -> list[RowPattern]:
-        """Return the rows that have one of these literals, in catalog order, so that ties always fall the same way."""
+        """Return the rows that have one of these literals, in catalog order, which decides between equal hits."""
         wanted = {id(known): known for needle in found for known in self._by_needle.get(needle, ())}
         return sorted(wanted.values(), key=lambda known: self._places[id(known)])
 

@@ -78,7 +78,7 @@ def _classify_lines(case: FailureEvidence, catalog: FailureCatalog) -> Diagnosis
 
 
 def _narrow_case(case: FailureEvidence, told: ConsoleIncident) -> FailureEvidence:
-    """Return the evidence of the last incident only, with what holdfast knew about memory at that time."""
+    """Return the evidence of the last incident only, with any memory shortage that the console log reports."""
     starved = case.starved if told.starved is None else told.starved
     return msgspec.structs.replace(case, lines=told.lines, starved=starved, pressed=case.pressed or told.pressed)
 
@@ -95,8 +95,8 @@ def _prefer_user_bug(root: CatalogHit | None, hits: list[CatalogHit], catalog: F
 
 
 def _telling_code(summary: LauncherSummary, case: FailureEvidence, *, words: bool, mute: bool) -> int | None:
-    """Return the exit code that says most about the cause, or None. If log lines name a cause (`words`), only some
-    signals outweigh them, unless the first rank to fail wrote nothing itself (`mute`)."""
+    """Return the exit code that says most about the cause, or None.
+    If log lines name a cause (`words`), only signals like SIGSEGV count, or all but SIGTERM if the rank was `mute`."""
     codes = [*summary.told_codes(), *([normalize_code(case.code)] if case.code is not None else [])]
     strong = [code for code in codes if code in _LOUD]
     if strong:
@@ -109,7 +109,7 @@ def _telling_code(summary: LauncherSummary, case: FailureEvidence, *, words: boo
 
 
 def _is_loud_signal(summary: LauncherSummary, case: FailureEvidence) -> bool:
-    """Return whether the exit codes say more than a hint: one is a telling signal, or all are SIGTERM."""
+    """Return whether exit codes outweigh hints: one is a signal that no echo ends with, or all are SIGTERM."""
     codes = [*summary.told_codes(), *([normalize_code(case.code)] if case.code is not None else [])]
     return any(code in _LOUD for code in codes) or (bool(codes) and all(code == -15 for code in codes))
 
@@ -144,7 +144,7 @@ def _lost_peer(finding: CauseFinding) -> str:
 
 
 def _hit_confidence(root: CatalogHit, *, doubted: bool) -> float:
-    """Return the confidence in the class: roughly how often such hits were right on logs that no row was made from."""
+    """Return the confidence in the class: roughly how often such hits were right on logs not used to write any row."""
     if root.row.role != "cause":
         return 0.5  # a hint or an echo: as often wrong as right
     confidence = min(0.98, 0.35 + 0.07 * root.weight)

@@ -42,7 +42,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 
 class ConsoleIncident(msgspec.Struct, frozen=True, kw_only=True):
-    """The last incident of a console log, and what holdfast then knew about memory."""
+    """The last incident of a console log, and whether holdfast saw a shortage of memory then."""
 
     lines: list[LogLine]
     starved: bool | None = None
@@ -53,7 +53,7 @@ class ConsoleIncident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drop_survived_stands(lines: Sequence[LogLine]) -> list[LogLine]:
-    """Return the lines without stalls that ended by themselves, and without runs that ended well with no incident."""
+    """Drop lines about stalls that ended by themselves, and all lines up to the end of a run that ended well."""
     ended: dict[int, int] = {}  # by source: the place up to which stands have ended
     well: dict[int, int] = {}
     for place, said in enumerate(lines):
@@ -154,7 +154,7 @@ def _find_cause(said: LogLine) -> str:
 
 
 def _spoken_exception(lines: Sequence[LogLine], said: LogLine) -> list[LogLine]:
-    """Return the exception that holdfast's sentence quotes, as a line of the rank; none if the log has a traceback."""
+    """Return the exception that holdfast's sentence quotes as if the rank had logged it; [] if there is a traceback."""
     found = _RAISED.search(said.text)
     if found is None or any(_TRACEBACK in line.text for line in lines):
         return []

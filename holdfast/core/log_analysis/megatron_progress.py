@@ -42,7 +42,7 @@ class MegatronProgress:
 
     @property
     def source(self) -> str:
-        """Where losses are read from, in words; empty if nowhere."""
+        """Say which of Megatron's lines losses are read from; "" if no loss has been read."""
         return next((f"Megatron's lines ('{name}')" for name in self._losses.values()), "")
 
 

@@ -54,7 +54,7 @@ def _unwrap(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
 
 
 def _is_broken(text: str, after: str) -> bool:
-    """Return whether a word may go on in the next line; not if both have the same prefix, as a program's lines do."""
+    """Return whether a line may be broken within a word; not if both lines begin alike, as a program's own lines do."""
     alike = text[:_HEAD].translate(_DIGITS) == after[:_HEAD].translate(_DIGITS)
     ended = text[-1:] in _BORDERS or "%|" in text  # a bar of progress is as wide as the terminal
     return not (alike or ended or after[:1].isspace() or not after or _BEGINS.match(after))

@@ -94,7 +94,7 @@ class LiteralIndex:
         self._dull: set[bytes] = set()
 
     def compile_parts(self) -> re.Pattern[bytes]:
-        """Compile the pattern that searches many words at once. A short log has few words and does without it."""
+        """Compile the pattern that finds candidates among many words at once; a log with few words does not need it."""
         self._any_part = re.compile(_any_of(sorted({part[:_TRIE] for part in self._parts})))
         return self._any_part
 
@@ -170,7 +170,7 @@ def _any_of(words: list[bytes]) -> bytes:
 
 
 def _index_word(needle: bytes) -> tuple[bytes, bool]:
-    """Return the word by which to index a literal ("" if it has none), and whether the literal shows it whole."""
+    """Return the word by which to index a literal ("" if it has none), and whether it is a whole word there."""
     words = needle.translate(_WORDS).split()
     inner = words[needle[:1] in _LETTERS : len(words) - (needle[-1:] in _LETTERS)]  # those between two gaps
     alone = [word for word in inner if len(word) >= _WHOLE and word not in _COMMON]
@@ -181,7 +181,7 @@ def _index_word(needle: bytes) -> tuple[bytes, bool]:
 
 
 def _literals_of_sequence(sequence: Iterable[tuple[Any, Any]]) -> set[bytes]:
-    """Return the most useful literals that one part of the sequence requires. Adjacent characters form one literal."""
+    """Return the most useful set of literals that a parsed pattern requires; adjacent characters form one literal."""
     offers: list[set[bytes]] = []
     run = ""
     for op, value in sequence:

@@ -24,7 +24,7 @@ def _search_steps(widths: list[int], chars: int) -> float:
 
 
 def _repeat_widths(tree: Sequence[Part], after: Part | None) -> list[int]:
-    """Return the maximum length of each repeat that can end in several places; `after` is what follows `tree`."""
+    """Return the maximum length of each repeat in `tree` that can end in several places; `after` is the next part."""
     found: list[int] = []
     for place, (op, value) in enumerate(tree):
         follows = tree[place + 1] if place + 1 < len(tree) else after

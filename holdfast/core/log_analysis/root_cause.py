@@ -43,7 +43,7 @@ class CauseFinding(msgspec.Struct, kw_only=True):
         return summary.root_rank if summary.root_rank is not None else self._rank_of_others()
 
     def _rank_of_others(self) -> int | None:
-        """Return a rank for a root hit without one: from other causes, context hits or the local rank; else None."""
+        """Return a rank for a root hit that has none: from other hits or the local rank; None if that is ambiguous."""
         ranked = [hit for hit in self.hits if hit.row.role == "cause" and hit.rank is not None]
         if ranked:
             return _first_hit(ranked, {}).rank
@@ -56,7 +56,7 @@ class CauseFinding(msgspec.Struct, kw_only=True):
 
     @property
     def echoes(self) -> int:
-        """How many lines are echoes, besides the line of the root cause; one that several rows match counts once."""
+        """Return how many lines other than the root cause's line are echoes."""
         lines = {(hit.said.source, hit.said.index) for hit in self.hits if hit.row.role == "echo"}
         return len(lines - {(self.root.said.source, self.root.said.index)})
 

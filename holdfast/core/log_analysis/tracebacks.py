@@ -207,7 +207,7 @@ class _TracebackParser:
                 self._newest.more.append(said)
 
     def _read_quoted(self, text: str) -> str:
-        """Return the cause that Hydra prints by repr() below its own message, as a traceback's last line; or ""."""
+        """Return the cause that Hydra prints as repr() below its own message, written as "Type: text"; "" if none."""
         if self._frames is not None or not self._message or self._newest is None:
             return ""
         found = _QUOTED.match(text) if self._newest.name == "InstantiationException" else None

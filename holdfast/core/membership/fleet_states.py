@@ -77,7 +77,7 @@ class FleetStates:
         return next(iter(told)) if len(told) == 1 else "; ".join(f"{count} {words}" for words, count in told.items())
 
     def due_nodes(self, now: float, takes_s: float) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the nodes to replace now, if a new node takes `takes_s`, and those that must leave now.
+        """Return the nodes to replace now, if a new one takes `takes_s` to arrive, and the nodes that must leave now.
 
         The answer changes when the next node is due (`wake_at`) or the fleet reports. A node is replaced at once if the
         fleet announces an earlier end than before. A node whose end was known is replaced before that end, but not in

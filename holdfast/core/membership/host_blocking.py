@@ -88,7 +88,7 @@ class HostFaults:
             self._evicted[node] = (fault, incident)
 
     def on_accepted(self, ready: Ready) -> None:
-        """Forget what was held against a host that is a node of the job again."""
+        """Forget past faults and refusals of a node and its host, because the job has accepted the node again."""
         self._evicted.pop(ready.node, None)
         self._blocked.pop(ready.identity.id, None)
         self._refused.discard(ready.identity.id)

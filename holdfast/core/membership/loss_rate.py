@@ -1,7 +1,7 @@
 """How often nodes are lost, learned from past runs, with its uncertainty; and how many standbys follow from that.
 
-Before any run, the rate is a mixture of two Gamma distributions: the published rates of large clusters have most of the
-weight, and a wide one takes over where a site's own runs contradict them. Runs update both.
+Before any run, the rate is a mixture of two Gamma distributions: a narrow one, of the published rates of large
+clusters, has most of the weight; a wide one gains weight where a site's own runs contradict these. Runs update both.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class LossRate(msgspec.Struct, frozen=True):
     parts: tuple[tuple[float, float, float], ...] = _PRIOR
 
     def after(self, seen: NodeLosses) -> "LossRate":
-        """Return the rate as it is known after these runs."""
+        """Return the rate updated by the losses in these runs."""
         hours = seen.node_h
         likely = [
             log(weight) + lgamma(a + seen.lost) - lgamma(a) + a * log(b) - (a + seen.lost) * log(b + hours)
@@ -51,7 +51,7 @@ class LossRate(msgspec.Struct, frozen=True):
         return _bisect(lambda rate: sum(w * _gamma_below(a, b * rate) for w, a, b in self.parts) - share, top)
 
     def most_lost(self, nodes: int, hours: float, confidence: float = 0.99) -> int:
-        """Return the number of these nodes lost within these hours that is not exceeded, with this confidence."""
+        """Return the number of losses that these nodes will not exceed in these hours, with this confidence."""
         exposed, total = nodes * hours, 0.0
         for count in range(nodes):
             for w, a, b in self.parts:

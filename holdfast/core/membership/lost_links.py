@@ -38,7 +38,7 @@ class LostLinks:
         return self.nodes - self._awaited if now < self.until else self.nodes
 
     def forget_nodes(self, nodes: Iterable[str], kept: Set[str] = frozenset()) -> None:
-        """Stop waiting for nodes that are back or have left; of these, those in `kept` still count as cut off."""
+        """Stop waiting for these nodes, which are back or have left; links of those in `kept` still count as down."""
         gone = set(nodes)
         self._awaited -= gone
         self.nodes -= gone - kept

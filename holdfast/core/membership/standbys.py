@@ -194,8 +194,8 @@ class Standbys:
         return ()
 
     def examine_evicted(self, without_links: Set[str]) -> tuple[Probe, ...]:
-        """Return probes that examine the evicted nodes. A node whose link is down is examined once the link is up,
-        because a probe of one node alone does not use the link."""
+        """Return probes that examine the evicted nodes.
+        A node whose link is down is examined once the link is up, as a probe of one node alone cannot test the link."""
         actions = []
         for node in [node for node in self.suspects if node not in without_links]:
             generation = self.suspects.pop(node)
@@ -226,7 +226,7 @@ class Standbys:
         return found, (*actions, Say(text=f"after its eviction: {found}"))
 
     def dismiss_node(self, node: str, kind: Kind | None, reason: str, cause: Dismissal) -> tuple[Dismiss, ...]:
-        """Part with a node that was seated, waiting or still coming. Return the action that this requires, if any."""
+        """Forget a node and return the action that gives it back; none for a silent node that may come back."""
         beside = node in self.pool or node in self.coming or node in self.checking.values()
         (self.unseated.add if beside or kind is None else self.unseated.discard)(node)
         self.pool.pop(node, None)
@@ -258,10 +258,10 @@ class Standbys:
         return tuple(n for n in nodes if n in self.pool or n in self.coming or n in self.under_probe)
 
     def tick(self, now: float, *, standing: bool = False) -> tuple[Dismiss, ...]:
-        """Give late nodes back, but none that is queued, and allow a fleet that gave too few nodes to be asked again.
+        """Give back requested nodes that are late, unless they are queued, and end a pause in requests that is over.
 
-        If other nodes came in time, the node was slow. If none came, the fleet gets twice as long: a fleet that needs
-        an hour would never deliver if it were asked anew every few minutes.
+        A late node counts as slow if other nodes came in time. If none came, the fleet gets twice as long: a fleet that
+        needs an hour would never deliver if it were asked anew every few minutes.
         """
         if self._retry_at is not None and self._retry_at <= now:
             self._retry_at = None

@@ -44,7 +44,7 @@ class FailureQuestions:
     def on_entry(
         self, entry: Entry, judged: JudgedIncident | None, *, has_past: bool
     ) -> JudgedIncident | FailureOutcome | None:
-        """Return the incident to ask about, or the outcome of the one asked about; `judged` is the open incident."""
+        """Return the open incident (`judged`) if it is one to ask about, or the outcome of the last such incident."""
         closed = entry.decision.closed
         if closed and closed.number == self._asked:
             return FailureOutcome(incident=closed.number, text=_describe_outcome(closed))

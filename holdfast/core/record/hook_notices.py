@@ -62,7 +62,7 @@ class HookNotice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """The state that notices need besides decisions: the open question, and what became of each release and why."""
+    """The state that notices need besides decisions: the question to a person, and each release's fate and reason."""
 
     asking: str = ""
     until: float | None = None
@@ -72,7 +72,7 @@ class JobStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HookNotices:
-    """Turns journal entries into notices. Needs every entry, replayed ones too, and the job's standing after each."""
+    """Turns journal entries into notices; must see every entry, old ones too, and the job's standing after each."""
 
     def __init__(self, run_id: str = "") -> None:
         self.run_id = run_id

@@ -103,7 +103,7 @@ class StoryFold:
         self._open = None
 
     def _telling_ranks(self, ranks: tuple[int, ...], nodes: tuple[str, ...]) -> tuple[int, ...]:
-        """Return the ranks whose output is told with a story: those that are named, or the first of each named node."""
+        """Return the ranks whose output a story shows: the named ranks, or else the first rank of each named node."""
         return (ranks or tuple(seat.first_rank for seat in self._struck if seat.node in nodes))[:_RANKS]
 
     def _put_line(self, line: StoryLine) -> None:

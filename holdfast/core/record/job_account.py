@@ -83,7 +83,7 @@ class RedoneSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnwatchedTime(msgspec.Struct, frozen=True, kw_only=True):
-    """A time without a controller, from the last sign of life of one until the next one took over."""
+    """A time without a controller: from one controller's last sign of life until the next one took over."""
 
     since: float  # 0: not known
     until: float

@@ -118,7 +118,7 @@ class Ledger:
                 self._on_launch(action)
 
     def _watch_takeover(self, entry: Entry) -> None:
-        """Note a time without a controller, and whether a later event tells what ranks did in it."""
+        """Record a time without a controller, and whether a later event says what the ranks did in that time."""
         match entry.event:
             case Successor(alone_since=since):
                 alone_at = min(max(since, self._last_at), entry.at)
@@ -147,8 +147,8 @@ class Ledger:
 
     @property
     def _last_known_at(self) -> float:
-        """The time up to which ranks are known to have trained: their newest step, or the last sign of life of a
-        controller that saw no failure, if nobody has told of a step since."""
+        """Return until when ranks are known to have trained: until their newest step.
+        After a takeover, until steps are reported, the old controller's last sign of life counts if it is later."""
         untold = self._taken_over_at is not None and not self._told
         return max(self._good_at, self._alone_since) if untold else self._good_at
 
@@ -214,11 +214,11 @@ class Ledger:
         return new, made - new
 
     def settle_account(self, now: float) -> Account:
-        """Return the account without time that a later entry may change. Counters use it, because they must not fall.
+        """Return the account without time that a later entry may change, for counters, which must never fall.
 
-        Training is settled up to the newest step, because an alarm takes back the time after it. A launch is settled
-        at the first step, because that step may be older than its report, and a pause at its end, because an incident
-        may take it over. Until the job makes a step or ends, it is not known whether ranks restored their state or ran.
+        Training counts up to the newest step, because an alarm would make later time lost. A launch counts once the
+        first step is made, because that step may be older than its report; a pause once it is over, because it may turn
+        into an incident. Until the job makes a step or ends, it is not known whether ranks restored their state or ran.
         """
         account = self.make_account(now)
         if self.phase is Phase.DONE:
@@ -235,7 +235,7 @@ class Ledger:
         return msgspec.structs.replace(account, spans=tuple(spans))
 
     def _counted_since(self) -> str:
-        """Return what the newest step is counted from; "" if the script or its optimizer gave the step's number."""
+        """Return since when steps are counted, in words; "" if the script or its optimizer gave the step's number."""
         newest = self.newest
         if newest is not None and newest.counted:
             return "the last launch"
@@ -283,7 +283,7 @@ class Ledger:
             self._at = until
 
     def _end_failed_change(self, failed_at: float, at: float) -> None:
-        """Charge the incident from the moment at which the planned restart failed, not from the later report of it."""
+        """Charge time to the incident from when the planned restart failed, not only from when that was reported."""
         self._close_span(failed_at)
         if at > self._at:
             trouble = Span(use=TimeUse.DETECT, start_at=self._at, end_at=at, incident=len(self.incidents) + 1)
@@ -335,7 +335,7 @@ class Ledger:
         self._ran.setdefault(release.number, ReleaseRun(release=release.number, source=release.source))
 
     def _set_parted(self, parted: bool, at: float) -> None:
-        """Note that ranks make no more steps, or that they do after all; `at` is the time of their newest step."""
+        """Record whether ranks have made their last step; `at`, the time of their newest step, divides the span."""
         if parted is not self._parted:
             self._close_span(at)
             self._parted = parted
@@ -380,7 +380,7 @@ class Ledger:
         self._redo_from(self.best if record.resumed_from is None else record.resumed_from)
 
     def _redo_from(self, step: int) -> None:
-        """Book the work after this step on the incident or restart that lost it; if none did, as new."""
+        """Charge the work after this step to the incident or planned restart that lost it; if none did, it is new."""
         self._redo_to, whose = self._owed.find_debt(step) or (None, RedoneSteps())
         self._incident, self._change = whose.incident, whose.change
 
@@ -394,7 +394,7 @@ class Ledger:
             self._spans = book_stall(self._spans, record.stepped_at, record.good_at, self._standstill.place)
 
     def _spans_cut_at(self, good_at: float, *, ends: bool = False) -> list[Span]:
-        """Return the spans, with the time since the last good step charged to the stop; `ends`: no step followed."""
+        """Return the spans with time since the last good step booked as lost; with `ends`, some is the job's end."""
         if self._cut is None:
             return list(self._spans)
         index, instead = self._cut

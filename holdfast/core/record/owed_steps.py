@@ -17,7 +17,7 @@ class OwedSteps:
         self._last: list[tuple[int, int]] = []  # the last step that is owed to which of these; the newest has the least
 
     def add_restart(self, record: Record | Change, whose: RedoneSteps, best: int) -> None:
-        """Record a restart after which ranks make steps again, up to the furthest step `best`."""
+        """Record the steps that a restart lost; `best` is the furthest step ever made."""
         if record.resumed_from is None:
             self._last.clear()
             return

@@ -1,4 +1,4 @@
-"""The web page's view of a job: one value, folded from the journal, that the live page and the mailed file draw."""
+"""The web page's view of a job: one value, folded from the journal, for the live page and for a page in one file."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -328,7 +328,7 @@ class PageFold:
 
 
 def _stretch_start(spans: tuple[Span, ...], start_at: float) -> float:
-    """Return since when the job trains without interruption or, if it does not train, since when it does not."""
+    """Return when the present stretch of training began or, if the job is not training, when it stopped training."""
     if not spans:
         return start_at
     good = spans[-1].use in _GOOD

@@ -107,7 +107,7 @@ class ReleasePaces:
             tally.add_stretch(last, progress, whole=self._whole)
 
     def measure_anew(self) -> None:
-        """Forget all measurements so far."""
+        """Drop the measurements so far, so that a report measures only what comes after."""
         self._tallies.clear()
 
     def list_paces(self) -> tuple[ReleasePace, ...]:

@@ -38,7 +38,7 @@ def rung_of(record: Record) -> Rung:
 
 
 def rung_of_change(change: Change) -> Rung:
-    """Return the rung of a planned restart, so that every interruption is counted."""
+    """Return whether a planned restart was an update, an order or growth, to count it beside incidents."""
     if change.brought_in or change.why == f"release {change.release}":
         return Rung.UPDATE
     return Rung.ORDER if change.evicted or change.why.startswith(HELD) else Rung.GROWTH

@@ -40,8 +40,8 @@ class OpenStandstill:
 
 
 def find_first_cut(spans: Sequence[Span], index: int, good_at: float) -> int:
-    """Return the index of the span with the last good step before a stop at `index`. It may be an earlier span, because
-    a rank may have failed while there was no controller."""
+    """Return the index of the span with the last good step before the stop that ended span `index`.
+    It may be an earlier span, because a rank may have failed while there was no controller."""
     while index and spans[index].start_at > good_at:
         before, use = spans[index - 1].use, spans[index].use
         if before not in ALONE and not (use in ALONE and before in TRAINED):
@@ -51,14 +51,14 @@ def find_first_cut(spans: Sequence[Span], index: int, good_at: float) -> int:
 
 
 def split_end(span: Span, at: float) -> list[Span]:
-    """Divide the last training span of a job at its newest step: the next generation found nothing left to do."""
+    """Split a job's last training span at its newest step; the time after that step is the job's end, not training."""
     trained = span.clip_end(at)
     ended = Span(use=TimeUse.END, start_at=trained.end_at, end_at=span.end_at)
     return [part for part in (trained, ended) if part.seconds]
 
 
 def book_stall(spans: Sequence[Span], since: float, until: float, place: str) -> list[Span]:
-    """Return the spans with training from `since` to `until`, where a span ends, booked as a stall."""
+    """Return the spans with training time from `since` to `until` booked as a stall; `until` must be a span's end."""
     found: list[Span] = []
     for span in spans:
         if span.end_at == until and span.use in (TimeUse.TRAIN, TimeUse.REDO) and span.start_at < until:

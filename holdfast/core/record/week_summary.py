@@ -11,7 +11,7 @@ from holdfast.model.incident_record import Change, Record, Remedy
 
 
 class RunAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """One run in these days."""
+    """One run's account, cut to the days of the summary."""
 
     run_id: str
     account: Account

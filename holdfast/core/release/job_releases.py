@@ -58,7 +58,7 @@ class JobReleases:
         return f"release {number} is checked and staged", (action,)
 
     def on_staged(self, now: float, event: Outcome, active: set[str]) -> tuple[str, tuple[Action, ...]]:
-        """Let a staged release wait for a restart, or mark it merged or, if an `active` node failed, refused."""
+        """Mark a staged release as waiting or merged, or as refused because staging failed on an `active` node."""
         taken = self.staging.pop(event.action)
         number, failed = taken.number, {node: why for node, why in event.failed.items() if node in active}
         if failed or not (event.ok or event.failed):

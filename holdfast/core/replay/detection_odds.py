@@ -41,12 +41,12 @@ def second_phase_repeats(shown_at: int, confidence: float, most: int) -> int:
 
 
 def excluded_rate(replays: int, confidence: float) -> float:
-    """Return the chance per replay above which a fault would have shown, with this confidence; 1 without replays."""
+    """Return the highest chance per replay that a fault may have, with this confidence, if it never showed."""
     return shown_odds(confidence, 1.0 / replays) if replays else 1.0
 
 
 def remaining_belief(replays: int, prior: float = 0.5) -> float:
-    """Return the chance that a machine is faulty though no replay showed it, if any rate of showing is as likely."""
+    """Return the chance that a machine is faulty though no replay showed it, if every q was equally likely."""
     hidden = prior / (replays + 1)
     return hidden / (hidden + 1.0 - prior)
 

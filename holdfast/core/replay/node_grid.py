@@ -1,4 +1,4 @@
-"""Chooses which nodes replay together: n groups of m nodes, cut in two ways; groups of both cuts share at most one.
+"""Chooses which nodes replay together: n groups of m, cut in two ways; groups of different cuts share at most one node.
 
 Of z = m * n nodes, node x is in horizontal group x // m and in vertical group x mod n. With m <= n, the nodes of one
 horizontal group all lie in different vertical groups, so a faulty group of each phase has exactly one node in common.
@@ -87,7 +87,7 @@ def fit_grid(count: int, whole: int = 1) -> tuple[int, int]:
 
 
 def nodes_per_replica(mesh: Dims, nproc: int) -> int:
-    """Return the smallest number of nodes that hold whole replicas only; only data parallelism adds replicas."""
+    """Return the smallest number of nodes that together run a whole number of replicas."""
     ranks = prod(size for name, size in mesh if name not in DATA_PARALLEL)
     return ranks // gcd(ranks, nproc)
 

@@ -21,7 +21,7 @@ class StorageWatch:
         self.newest = self._told = report
 
     def on_told(self, at: float, generation: int, stored: int, missed: MissedCheckpoint | None) -> None:
-        """Record a node's newest checkpoint of this generation, written at `at`, and a newer one that failed."""
+        """Record the newest checkpoint of a generation, written at `at`, and a later one that failed (`missed`)."""
         if stored >= 0 and (generation, stored) > self._written:
             known = self.newest and self._written[0] == 0 and self.newest.step == stored  # to an earlier controller
             self._written = (generation, stored)
@@ -41,7 +41,7 @@ class StorageWatch:
         return newest
 
     def cut_short(self, reached: int) -> str:
-        """Record that the job ends at once, at step `reached` (-1: not known); return in words what storage lacks."""
+        """Record that the job ends at step `reached` without a last checkpoint; return how far storage is behind."""
         newest = self.newest or StorageReport()
         if reached <= newest.step:
             return ""

@@ -21,14 +21,14 @@ class Intake(Enum):
 
 
 def judge_copy(sent: CopyName, coming: CopyName | None, sealed: Iterable[CopyName]) -> Intake:
-    """Return how to receive an offered copy of a rank, given the copy now being received and its sealed copies."""
+    """Return whether to begin an offered copy, resume one that is under way (`coming`), or that it is already held."""
     if sent == coming:
         return Intake.RESUME
     return Intake.HELD if sent in sealed else Intake.BEGIN
 
 
 def judge_half(step: int, mixing: int, newest: int) -> Intake:
-    """Return how to receive an offered half, given the steps of the parity being made and the newest sealed one."""
+    """Return whether to begin, resume or refuse an offered half, by the steps of the parities being made and sealed."""
     if step == newest:
         return Intake.HELD
     if step < max(mixing, newest):

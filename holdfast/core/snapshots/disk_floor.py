@@ -21,7 +21,7 @@ class DiskLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int = 0  # what the states of one node may take; 0: what the disk has
 
     def run_folder(self, run: str) -> str:
-        """Return the folder for the states of this run (its `marked_id`)."""
+        """Return the folder for the states of a run; `run` is the run's `marked_id`."""
         return f"{self.path}/{re.sub(r'[^A-Za-z0-9_.-]', '_', run)}"
 
 
@@ -42,7 +42,7 @@ class DiskFloor:
 
     @property
     def oldest_kept(self) -> int:
-        """The step before which states on disk may be removed; -1 while not enough later ones are on every disk."""
+        """Return the step before which states on disk may be removed; -1 until every disk holds enough later steps."""
         return self._kept[0] if self._kept and (self._is_known or len(self._kept) >= self.limits.keep) else -1
 
     def on_launch(self) -> None:

@@ -119,7 +119,7 @@ Held = dict[int, OwnSnapshot]  # by rank
 
 
 class CopyRun(msgspec.Struct, kw_only=True):
-    """The sending of one step, until the shell says that it has ended. Threads that send look at `cancelled`."""
+    """A transfer of one step to peers, which ends when the shell says so; sending threads check `cancelled`."""
 
     step: int
     began_at: float
@@ -229,7 +229,7 @@ class NodeFloor:
         return found
 
     def is_late(self, now: float) -> bool:
-        """Return whether checkpoints have kept the next floor from its slot for too long."""
+        """Return whether the next floor may take a spare slot, because it has been without one for too long."""
         return now < self._late_until
 
     def _note_refusal(self, now: float) -> None:
@@ -310,7 +310,7 @@ class NodeFloor:
 
     @property
     def verifies(self) -> bool:
-        """Whether any rank here wants verified snapshots to be kept."""
+        """Return whether any rank here wants a snapshot found good to be kept beside newer ones."""
         return any(granted.verifies for granted in self._granted.values())
 
     def lacks_slots(self) -> bool:

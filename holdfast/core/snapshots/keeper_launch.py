@@ -19,17 +19,17 @@ class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):
     line: Line = ()  # this launch and those before it; empty: not told
 
     def is_of_line(self, generation: int, step: int) -> bool:
-        """Return whether the state that this generation has of a step belongs to this launch's lineage."""
+        """Return whether the state of this step that `generation` had belongs to this launch's lineage."""
         return is_of_line(self.line, self.generation, generation, step)
 
     def drops(self, generation: int, step: int) -> bool:
-        """Return whether a snapshot or copy in memory is of a lineage that this launch leaves."""
+        """Return whether a snapshot or copy in memory belongs to a lineage that this launch abandons."""
         return step > self.shared_step or not self.is_of_line(generation, step)
 
     def gives_up(self, generation: int, step: int) -> bool:
-        """Return whether this launch makes a state on disk useless. It is in doubt, or the last generation made it
-        after the step resumed from. States of older lineages stay until every disk holds a later step, since they are
-        all that is left if the launch fails. The controller tells which may be used."""
+        """Return whether to drop a state from disk: in doubt, or made by the last generation past the resumed step.
+        States of older lineages stay until every disk holds a later step, in case the launch fails; the controller says
+        which of them may be used."""
         if any(doubt.bans_state(generation, step) for doubt in self.restore.doubts):
             return True
         return bool(self.restore.sources) and generation == self.generation - 1 and step > self.restore.step
@@ -41,7 +41,7 @@ class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):
         return f"generation {generation} is over; the node runs {self.generation}"
 
     def find_source(self, rank: int) -> Source | None:
-        """Return the nodes that hold the rank's state; None if the rank gets no state from memory."""
+        """Return the nodes to get the rank's state from; None if the launch gives the rank no state."""
         return next((source for source in self.restore.sources if source.rank == rank), None)
 
 

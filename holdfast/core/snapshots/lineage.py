@@ -2,9 +2,9 @@
 
 A state is named by a step and by any generation that had it: one that made it, restored it, or went on from it. Two
 generations may have made the same step, each in its own way, and no launch may mix these. Launches form a tree: each
-resumes from one state of an older one. So a state belongs to a generation's lineage if the way back from that
-generation and the way back from the one that names the state lead to the same maker of the step. It is not enough to
-compare steps with those that later launches resumed from: of some steps no controller has heard.
+resumes from one state of an older one. So a state belongs to a generation's lineage if that generation and the one that
+names the state both go back to the same maker of the step. It is not enough to compare the step with those that later
+launches resumed from: some steps were never reported to a controller.
 """
 
 from collections.abc import Collection
@@ -44,5 +44,5 @@ def add_launch(line: Line, origin: LaunchOrigin) -> Line:
 
 
 def bans_before(line: Line, left: tuple[Doubt, ...]) -> tuple[Doubt, ...]:
-    """Return which states from before this line are banned: all, if launches were forgotten; else those in `left`."""
+    """Return which states older than this line must not be used: all, if launches were forgotten; else `left`."""
     return (Doubt(generation=line[0].generation - 1, not_after=-1),) if len(line) >= _LAUNCHES else left

@@ -25,7 +25,7 @@ def copy_bonds(seats: tuple[Seat, ...], mesh: Dims, *, parity: bool) -> Bonds:
 
 
 def may_leave(nodes: Sequence[str], bonds: Bonds, lost: Collection[str]) -> tuple[str, ...]:
-    """Return the members of `nodes` that may leave together, given the nodes already lost. Earlier ones go first."""
+    """Return which of `nodes` can leave without loss of state once `lost` are gone; earlier ones have precedence."""
     gone = set(lost)
     for node in nodes:
         if node in gone or gone.isdisjoint(bonds.get(node, ())):

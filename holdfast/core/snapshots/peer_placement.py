@@ -1,7 +1,7 @@
-"""Choice of peers: each rank's snapshot is copied to a node that is not evicted together with its own.
+"""Choice of peers: each rank's snapshot is copied to a node that is not evicted together with the rank's own node.
 
-Over-eviction takes all nodes of one parallel group at once. So the backup goes to a node that shares no group with
-the owner's node. Evicting any one group that is not the whole job then leaves the owner or the copy.
+Over-eviction takes all nodes of one parallel group at once. So the copy goes to a node that shares no group with the
+owner's node. Evicting any one group that is not the whole job then leaves the owner or the copy.
 """
 
 from collections import deque
@@ -65,7 +65,7 @@ def dense_mesh(seats: tuple[Seat, ...], mesh: Dims) -> Dims:
 
 
 def place_copies(world: int, nproc: int, groups: Groups) -> PeerPlacement:
-    """Choose a keeper node for every node's snapshots, such that each node keeps for only one other if possible.
+    """Choose the node that keeps each node's copies, a different one for each if possible.
 
     Ranks are dense over nodes, nproc to a node; a rank's copy goes to the same local rank on the keeper node.
     """
@@ -102,7 +102,7 @@ def evicted_together(nodes: int, nproc: int, groups: Groups) -> tuple[frozenset[
 
 
 def _regular_shift(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int, ...] | None:
-    """Return as each node's keeper the node at a fixed distance, nearest to half of all nodes; None if none is safe."""
+    """Return each node's keeper, the node at one fixed distance near half of all nodes; None if none is safe."""
     for shift in sorted(range(1, nodes), key=lambda s: abs(2 * s - nodes)):
         if all((node + shift) % nodes not in shared[node] for node in range(nodes)):
             return tuple((node + shift) % nodes for node in range(nodes))

@@ -39,7 +39,7 @@ def choose_restore(seats: tuple[Seat, ...], copies: Iterable[Copy], not_after: i
 
 
 def _describe_apart(world: int, copies: list[Copy]) -> str:
-    """Return the newest step that is held for each rank, the furthest first; "" if nothing is held for one of them."""
+    """Return in words the newest step held for each rank, highest step first; "" if no step is held for some rank."""
     newest = {c.rank: c.step for c in sorted(copies, key=lambda c: c.step)}
     if len(newest) < world:
         return ""
@@ -55,8 +55,8 @@ def choose_known_restore(
     not_after: int | None = None,
     line: Line = (),
 ) -> Restore:
-    """Return the restore plan from copies on known nodes, those that have or had seats. What other nodes claim counts
-    only if these hold nothing: any host that was let in could claim a newer step, and give ranks a state of its own."""
+    """Return the restore plan from copies on `known` nodes, which have or had seats; if they hold nothing, from all.
+    Any other host that was let in could claim a newer step, and so give the ranks a forged state."""
     plan = _choose_of_lines(seats, [copy for copy in copies if copy.node in known], not_after, line)
     return plan if plan.sources else _choose_of_lines(seats, copies, not_after, line)
 
@@ -99,7 +99,7 @@ def _find_source(rank: int, node: str, copies: tuple[Copy, ...]) -> Source | Non
 
 
 def _find_in_memory(rank: int, node: str, copies: tuple[Copy, ...], anywhere: set[int]) -> Source | None:
-    """Return the nodes with the rank's state in memory; `anywhere` are the ranks whose whole state some node has."""
+    """Return a source of the rank's state in memory; `anywhere` are the ranks whose whole state some node holds."""
     mine = [c for c in copies if c.rank == rank]
     if any(c.node == node and c.whole for c in mine):
         return Source(rank=rank, own=True, nodes=(node,))

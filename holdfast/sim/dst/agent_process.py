@@ -77,7 +77,8 @@ class AgentProcess:
             link.hang_up()
 
     def _check_promise(self, packet: bytes) -> None:
-        """Check that what the controller acknowledges, or the action behind an errand it sends, is in its journal."""
+        """Check that a post which the controller acknowledges, or the action of an errand that it sends, is in its
+        journal."""
         match agent_messages.decode_from_controller(packet):
             case Ack(seq=seq):
                 self.office.truth.on_ack(self.agent.life, seq)

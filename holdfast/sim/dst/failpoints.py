@@ -1,4 +1,4 @@
-"""Faults that strike at named points: parts of the simulated world ask at each point whether one strikes now."""
+"""Faults at named points: at each point the simulated world asks FaultChances whether a fault strikes now."""
 
 from random import Random
 
@@ -30,7 +30,7 @@ class FaultChances:
         return self.aside.uniform(0.5, 4.0) if slow else 0.0
 
     def kills_agent_at(self, machine: SimMachine, point: str) -> bool:
-        """Kill the machine's agent if it is due to die at this point; return whether it was."""
+        """Kill the machine's agent if it is due to die at this point; return whether it was killed."""
         if self.armed.get(machine.name) != point:
             return False
         del self.armed[machine.name]
@@ -38,20 +38,22 @@ class FaultChances:
         return True
 
     def on_linked(self, machine: SimMachine, link: SimLink) -> None:
-        """If set up so, sometimes stall a new link and kill its agent: the next agent's hello may arrive first."""
+        """In setups with `stalls_hellos`, sometimes stall a new link and kill its agent: the next agent's hello may
+        come first."""
         if self.on and self.scene.setup.stalls_hellos and self.aside.random() < 0.3:
             self.count_fault("stall_hello")
             link.stall_packets(self.aside.uniform(1.0, 5.0))
             self.scene.call_later(0.1, machine.kill_agent)
 
     def on_leaving(self, machine: SimMachine) -> None:
-        """With chance one half, kill the agent while its node leaves, which random timing would rarely hit."""
+        """With chance one half, kill the agent while its node leaves; random faults rarely strike at that time."""
         if self.on and self.aside.random() < 0.5:
             self.count_fault("kill_leaving")
             self.scene.call_later(self.aside.uniform(0.0, 1.0), machine.kill_agent)
 
     def on_noted(self, machine: SimMachine, *, busy: bool) -> None:
-        """With chance one half, cut the power of a machine that has written an errand to disk while another runs."""
+        """With chance one half, cut the power of a machine that noted an errand while busy with another; only if the
+        job cannot acquire nodes."""
         if self.on and busy and not self.scene.setup.job.can_acquire and self.aside.random() < 0.5:
             self.count_fault("lose_noted")
             machine.reboot()

@@ -121,7 +121,8 @@ class SimFleet:
         return {node: self._cloud.look_at(node) for node in self._cloud.nodes}
 
     async def _end_out_of_reach(self, machine: SimMachine) -> None:
-        """End an unreachable machine after a delay; half of the time, raise OSError instead of waiting for the end."""
+        """End an unreachable machine after a delay; with chance one half raise OSError at once, else return when it has
+        ended."""
         takes_s = self._scene.rng.uniform(0.0, 30.0)
         self._scene.call_later(takes_s, machine.end_machine, "the fleet has ended it at last")
         if self._scene.rng.random() < 0.5:

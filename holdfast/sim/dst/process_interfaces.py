@@ -17,7 +17,7 @@ class AgentCrashed(BaseException):
 
 
 class DstAgent(Protocol):
-    """One life of an agent."""
+    """One process of the real agent."""
 
     life: AgentProtocol
 

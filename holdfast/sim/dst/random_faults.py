@@ -192,7 +192,7 @@ class RandomFaults:
                 machine.clock.jump_wall(rng.choice((-3600.0, -40.0, 40.0, 3600.0)))
 
     def _hang_rank(self, held: SimRank) -> None:
-        """Hang a rank, unless it is alone or another rank already hangs; a rank that already hangs goes on instead."""
+        """Hang this rank if its generation has other ranks and none hangs; if this rank itself hangs, let it go on."""
         team = self._teams.all[held.generation]
         held.hung = team.size > 1 and not any(other.hung for other in team.members.values())
 

@@ -103,7 +103,8 @@ class SimKeeperLinks:
 
 
 def run_at_once(making: Coroutine[Any, Any, str], loop: asyncio.AbstractEventLoop) -> str:
-    """Run a coroutine, which must never wait, to its end: a simulation's threads run in its event loop."""
+    """Run a coroutine that never waits, and return its result; simulated threads cannot wait, being in the event
+    loop."""
     try:
         making.send(None)
     except StopIteration as done:

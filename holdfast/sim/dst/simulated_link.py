@@ -121,7 +121,7 @@ class SimLink:
                 self.loop.call_at(self._arrival_at(self._up_at), self.end_there)
 
     def end_here(self) -> None:
-        """Close the agent's end of the link, so that the agent notices that it is gone."""
+        """Close the agent's end of the link, which tells the agent that the link is gone."""
         if self.open_here:
             self.open_here = False
             self.inbox_here.close()

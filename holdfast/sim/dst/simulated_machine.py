@@ -117,7 +117,7 @@ class KeeperAccess(Protocol):
 
 
 class PublishedSteps(Protocol):
-    """The agent's checkpoint writer, as simulated storage uses it: to tell it which steps are published."""
+    """The part of an agent's checkpoint writer that simulated storage calls, to say which steps are published."""
 
     author: Author
 

@@ -119,7 +119,7 @@ class SimHolder:
                 self._machine.end_rank(held, -9)
 
     def _park_ranks(self, up_to: int) -> None:
-        """Park the healthy ranks up to this generation, except some that do not unwind in time."""
+        """Park the healthy ranks of this and older generations, except some, at random, that do not park in time."""
         for held in self._machine.running_ranks(up_to):
             if held.is_healthy and self._scene.rng.random() < _UNWINDS:
                 self._machine.park_rank(held)

@@ -29,7 +29,8 @@ class RankState:
         self._arena: Arena | None = None
 
     async def restore(self) -> StateTruth | None:
-        """Return the state that the rank resumes from, None if its keeper has none; SimStateError if it refuses."""
+        """Return the state that the rank resumes from; None if its keeper has none. SimStateError if the rank cannot go
+        on."""
         held = self.held
         plan = make_layout(held.rank, held.world)
         want = msgspec.structs.replace(

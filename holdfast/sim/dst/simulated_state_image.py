@@ -23,7 +23,7 @@ class StateTruth(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 @cache
 def make_layout(rank: int, world: int) -> ImageLayout:
-    """Return a rank's layout: one page of its own, and one page per rank that all replicas share."""
+    """Return a rank's layout: one page of its own, and `world` pages that all ranks hold, each owned by one of them."""
     everybody = tuple(range(world))
     owners = [("own", (rank,), rank), *((f"shared.{owner}", everybody, owner) for owner in everybody)]
     items = tuple(

@@ -111,7 +111,7 @@ class TruthChecks:
             self.report_broken(f"{life.node}'s {type(body).__name__} was acknowledged and is not on disk: {body}")
 
     def _is_told_of_a_switch(self, body: object) -> bool:
-        """Return whether the journal has an alarm about links lost together that includes this alarm about one link."""
+        """Return whether a journaled alarm about a switch names all suspects of this alarm, and so stands for it."""
         switches = (kept for kept in self._kept if isinstance(kept, Alarm) and kept.signature == SWITCH)
         return isinstance(body, Alarm) and any(set(body.suspects) <= set(kept.suspects) for kept in switches)
 
@@ -122,7 +122,7 @@ class TruthChecks:
             self.report_broken(f"a node is told action {id}, which is not on disk")
 
     def on_stay(self, node: str) -> None:
-        """Report a broken promise: a node began to leave and ended ranks, but stays after its agent restarted."""
+        """Report as a failure that a node began to leave and ended its ranks, but stays after its agent restarted."""
         self.report_broken(f"{node} has begun to leave, and its next agent stays")
 
     def check_fence(self, machine: SimMachine, for_s: float) -> None:
@@ -142,7 +142,7 @@ class TruthChecks:
         self._read = len(self.disk.entries)
 
     def check_spans(self) -> None:
-        """Check that spans cover the life of the job without gap or overlap."""
+        """Check that the journal's spans cover the whole run without gap or overlap."""
         try:
             fold_entries(self.disk.entries)
         except AssertionError as e:
@@ -194,7 +194,8 @@ class TruthChecks:
         self._check_held(generation, {held.machine.name for held in members})
 
     def _check_lineage(self, generation: int, step: int, made: int, memory: bool) -> None:
-        """Check that a state from memory belongs to the newest lineage, or to the newest one in the journal."""
+        """Check that a state from memory is in the lineage of the newest generation, or of the newest that the journal
+        has."""
         newest, told = self._newest_generation(), self._told
         if memory and told and made not in {self._step_maker(step, told), self._step_maker(step, newest)}:
             self.report_broken(
@@ -203,7 +204,8 @@ class TruthChecks:
             )
 
     def _check_held(self, generation: int, nodes: set[str]) -> None:
-        """Check that a generation's nodes hold only states of its lineage, since a later launch may restore any."""
+        """Check that a generation's nodes hold only states of its lineage, since a later launch may restore any of
+        them."""
         for node in sorted(nodes):
             for rank, sealed, snap in self._machines[node].memory.list_states():
                 if sealed.step != snap.step:
@@ -251,7 +253,7 @@ class TruthChecks:
         return max((step for (step, _, world), ranks in held.items() if len(ranks) == world), default=-1)
 
     def on_step(self, generation: int, step: int, training: list[int]) -> None:
-        """Check that no newer generation could make a step at the moment when this one makes one."""
+        """Check, when a generation makes a step, that no newer generation could make a step at the same moment."""
         self.steps += 1
         self._complete[generation] = step
         newer = [other for other in training if other > generation]

@@ -102,7 +102,8 @@ class AlarmModel:
         return AlarmSign(after_s=self._prices("nccl_timeout", "notice"), alarm=self._crash_alarm(_TIMED_OUT, node))
 
     def _hang_sign(self, places: FailurePlace, lot: float, wide_lot: float) -> AlarmSign:
-        """Draw how a hang shows: a stopped or spinning process, a timeout, or no culprit (then `act_s` later)."""
+        """Draw the alarm for a hang: a stopped or spinning process, a timeout, or, `act_s` later, a hang that names no
+        node."""
         node, other = places.node, places.other
         limits, unnamed = self._hang, self._prices.share_value("hang_unnamed")
         spinning, stopped = (unnamed + (1 - unnamed) * self._prices.share_value(name) for name in _KINDS)
@@ -132,7 +133,8 @@ class AlarmModel:
         return AlarmSign(after_s=named_s + (0.0 if is_stopped else limits.act_s), alarm=alarm)
 
     def _hash_sign(self, node: str, rng: Random) -> AlarmSign:
-        """Return the alarm of the next hash comparison; all steps since hashes were last equal are wrong."""
+        """Return the alarm of the next comparison of state hashes; the job loses all steps since the comparison
+        before."""
         wait = rng.randint(1, self._every)
         reason = "has other parameters than its replicas"
         alarm = Alarm(

@@ -70,7 +70,7 @@ class HoldfastPolicy:
         )
 
     def _begin_life(self) -> None:
-        """Begin a job: the first one, or the next after a person has queued the job again."""
+        """Begin the job, for the first time or after a person has queued it again."""
         self.state.clock.life += 1
         self._decider, self.ledger = Decider(), Ledger()
         self.state.view = self._decider.view
@@ -145,7 +145,7 @@ class HoldfastPolicy:
             self.step_decider(Tick())
 
     def _book_spans(self, until: float) -> None:
-        """Add this life's spans to the time book, each with the failure that caused it."""
+        """Add the job's spans since it was last queued to the time book, each with the failure that caused it."""
         account = self.ledger.make_account(until)
         self.state.tally.count_rungs(count_rungs(account.incidents, account.changes))
         for span in account.spans:

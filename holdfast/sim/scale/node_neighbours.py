@@ -26,7 +26,7 @@ def seats_around(seats: tuple[Seat, ...], node: str, count: int) -> tuple[Seat, 
 
 
 def find_place(seats: tuple[Seat, ...], node: str, other: str) -> FailurePlace:
-    """Return the nodes of the failed node's pipeline, and the ranks that a hang there may blame."""
+    """Return the nodes of the failed node's pipeline, and the ranks that an alarm about a hang there may name."""
     group = seats_around(seats, node, _PIPELINE)
     own = [number for number, seat in enumerate(group) if seat.node == node]
     near = {group[number % len(group)].first_rank for place in own for number in (place, place + 1)}

@@ -113,7 +113,8 @@ class PolicyRun:
     _cause = ""
 
     def _lose_work(self, more_s: float = 0.0) -> None:
-        """Lose the work since the last save, or the last `more_s` of work, which was wrong, if that is more."""
+        """Discard the work since the last save, but at least the last `more_s` seconds of training, which were
+        wrong."""
         every_s = self.practice.save_every_s
         lost_s = self._trained % every_s if every_s else self.setup.step_s * self.rng.random()
         lost_s = min(self._trained, max(lost_s, more_s))
@@ -158,7 +159,8 @@ class PolicyRun:
         return piece is not None and piece.use not in (TRAIN, "redo", "launch", "update")
 
     def _passes_unseen(self, sees: SymptomResponse, name: str) -> bool:
-        """Whether a slow job recovers by itself before anybody notices; if so, book the slow stretch."""
+        """Whether a slow job recovers by itself before anybody notices; if so, record the slow stretch in the time
+        book."""
         slow_s = self.prices("passes")
         if slow_s >= sees.detect_s[0]:
             return False

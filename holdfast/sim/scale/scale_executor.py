@@ -51,7 +51,7 @@ class ScaleExecutor:
                 state.call_later(prices("tell", "stop"), job.on_finish, action)
 
     def _acquire_nodes(self, action: Acquire) -> None:
-        """Acquire nodes: at once when a job begins, otherwise after a delay; some of the later ones never report."""
+        """Acquire nodes: at once when a job begins; nodes asked for later come after a delay, and some never report."""
         state, job = self.state, self.job
         names = tuple(f"n{self._made + number}" for number in range(action.count))
         self._made += action.count

@@ -138,7 +138,7 @@ def make_summary(results: list[ScaleResult]) -> ScaleSummary:
 
 
 def missed_ettr(whole: ScaleSummary, without: ScaleSummary) -> tuple[float, float]:
-    """Return the mean ETTR lost without a mechanism, over pairs of equal seed, and the standard error of that mean."""
+    """Return how much ETTR is lost without a mechanism: the mean difference over all seeds, and its standard error."""
     apart = [a - b for a, b in zip(whole.ettrs, without.ettrs, strict=True)]
     return mean(apart), stdev(apart) / len(apart) ** 0.5 if len(apart) > 1 else 0.0
 

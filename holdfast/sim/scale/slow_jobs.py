@@ -22,7 +22,7 @@ class SlowJobs:
         self._raise_alarm = raise_alarm
 
     def slow_steps(self, fault: FailureMode, seconds: float) -> None:
-        """Count steps as slow from now on for so many seconds."""
+        """Record in the time book that steps are slow for this many seconds from now."""
         state = self._state
         state.book.add_slow_stretch(state.now, seconds, state.prices.share_value("drag"), fault.name)
 

@@ -78,7 +78,8 @@ class ScaleProgress:
         self._again = True
 
     def choose_restore(self, action: Launch, dead: tuple[int, ...], *, changed: bool) -> None:
-        """Choose the step to resume from: from the ranks' own memory, else a peer's memory, else storage."""
+        """Choose where state comes from (ranks' own memory, else a peer's memory, else storage), and the step to resume
+        from."""
         seats = len(action.seats)
         step_s, off = self._setup.step_s, self._setup.off
         stored_every = self._prices.share_value("stored_every_s")
@@ -99,7 +100,7 @@ class ScaleProgress:
         self._tally.restored[self._tier] = self._tally.restored.get(self._tier, 0) + 1
 
     def _late_s(self) -> float:
-        """Draw the age of the floor: a copy takes time to send, and the next one may start only after a pause."""
+        """Draw how many seconds the floor lags behind training: sending a copy takes time, and a pause may follow."""
         sent_s = self._prices("peer_state")
         return sent_s + self._rng.uniform(0.0, sent_s / _DUTY + self._setup.step_s)
 

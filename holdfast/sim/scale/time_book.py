@@ -76,7 +76,7 @@ class TimeBook:
         return self.pieces[-1].end_at - self.pieces[0].start_at if self.pieces else 0.0
 
     def productive_s(self, stall: float) -> float:
-        """Return the training time without time lost to slow steps and saving; `stall` is the share lost to saving."""
+        """Return the training time less the time lost to slow steps and saving; `stall` is the share lost to saving."""
         trained = sum(piece.seconds for piece in self.pieces if piece.use == TRAIN)
         dragged = sum(drag.lost_s for drag in self.drags)
         return max(0.0, trained - dragged) * (1 - stall)

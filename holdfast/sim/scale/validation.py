@@ -58,7 +58,8 @@ def daly_interval_s(nodes: int, rate: float, write_s: float) -> float:
 
 
 def check_closed_form(seeds: int, grid: tuple[tuple[int, float, float], ...] = _GRID) -> list[ValidationCheck]:
-    """Compare simulated ETTR with the formula: 5 % tolerance. Deviations are known where failures are frequent."""
+    """Compare simulated ETTR with `meta_ettr`, within 5 %; a larger difference is expected where failures are
+    frequent."""
     found = []
     for nodes, write_s, restart_s in grid:
         every_s = daly_interval_s(nodes, _RSC, write_s)
@@ -114,7 +115,8 @@ def check_standbys() -> list[ValidationCheck]:
 
 
 def check_restarts() -> list[ValidationCheck]:
-    """Check that each point of the curves of table 7, which are our input, can be predicted from the other points."""
+    """Check that each point of our input curves, from ByteRobust's table 7, can be predicted from the curve's other
+    points."""
     found = []
     for name, published in (("first_step", "hot update"), ("requeue", "requeue")):
         curve = next(p.by_gpus for p in price_sheet.load_sheet().price if p.name == name)
@@ -135,7 +137,8 @@ def check_restarts() -> list[ValidationCheck]:
 
 
 def check_scheduling(trials: int = 20000) -> list[ValidationCheck]:
-    """Compare ByteRobust's figure 12 with values derived from its table 7 by drawing how many machines are lost."""
+    """Compare ByteRobust's figure 12 with values computed from its table 7, with the number of lost machines drawn at
+    random."""
     sheet, rng = price_sheet.load_sheet(), Random("figure 12")
     warm_s = next(read_curve(p.by_gpus, 16384) for p in sheet.price if p.name == "first_step")
     requeue_s = next(read_curve(p.by_gpus, 16384) for p in sheet.price if p.name == "requeue")
@@ -164,7 +167,8 @@ def check_scheduling(trials: int = 20000) -> list[ValidationCheck]:
 
 
 def check_byterobust(seeds: int) -> list[ValidationCheck]:
-    """Compare ByteRobust's reported ETTR of 97 % with one simulated from its own tables, which comes out higher."""
+    """Compare ByteRobust's reported ETTR of 97 % with the ETTR simulated from its tables, which is known to be
+    higher."""
     setup, mix = ScaleSetup(gpus=9600), failure_mixes.load_mix("byterobust")
     found = policy_study.play_seeds("byterobust", setup, mix, range(1, seeds + 1))
     unexplained = 0.3435 * found.incidents

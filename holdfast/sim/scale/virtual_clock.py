@@ -1,4 +1,4 @@
-"""Virtual time: planned calls in order, each tied to one life of the job."""
+"""Virtual time: runs planned calls in order, and drops those of a job that has ended."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -14,7 +14,7 @@ class VirtualClock:
         self._pushed = 0
 
     def call_later(self, delay_s: float, call: Callable[..., object], *args: object) -> None:
-        """Plan a call for this life of the job; the call is dropped if that life ends first."""
+        """Plan a call; it is dropped if the job ends and is queued again before then."""
         self.call_at(self.life, self.now + delay_s, call, *args)
 
     def call_at(self, life: int, at: float, call: Callable[..., object], *args: object) -> None:

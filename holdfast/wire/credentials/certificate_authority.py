@@ -1,4 +1,4 @@
-"""A job's own certificate authority, made when the job starts; it signs for the controller and for nodes."""
+"""A job's own certificate authority, made when the job starts; it signs the certificates of controller and nodes."""
 
 import datetime
 import urllib.parse

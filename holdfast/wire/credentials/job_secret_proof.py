@@ -1,7 +1,8 @@
 """The job's secret, which every host has: checks of its strength, and how both sides prove that they know it.
 
-The secret itself is never sent. The controller proves first that it knows the secret, with a code over both sides'
-random numbers and the certificate that encrypts this very link, so nobody can stand in between. Then the node does.
+The secret itself is never sent. First the controller proves that it knows the secret, with a code over both sides'
+random numbers and the certificate of this very link, which keeps out a man in the middle. Then the node proves the
+same.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """Writes a rank's flight log: the collectives that it has entered, in the shared memory beside its slot.
 
 Two records are written in turn, as in a slot, so a rank that hangs still shows its newest whole record. A third place
-holds stacks, which the rank writes when its node asks by raising a number. Every rank pays for the imports here, so
-there are few.
+holds stacks, which the rank writes when its node requests them by raising a counter. This module imports little,
+because every rank pays for its imports.
 """
 
 import json

@@ -105,7 +105,8 @@ def read_slot(buf: mmap.mmap | memoryview, index: int) -> SlotReading | None:
 def read_entries(
     buf: mmap.mmap | memoryview, index: int, reading: SlotReading, after: int
 ) -> tuple[int, list[StepValues | Mark]]:
-    """Return the number of the rank's newest entry, and all its entries after number `after`, oldest first."""
+    """Return the newest number in the slot's ring, and the step values and state hashes numbered above `after`, in
+    order."""
     start = index * SLOT_BYTES + RING_AT
     image = bytes(buf[start : start + RING * ENTRY_BYTES])
     found: list[tuple[int, StepValues | Mark]] = []
@@ -146,7 +147,7 @@ def _parse_entry(image: bytes, reading: SlotReading) -> tuple[int, StepValues | 
 
 
 def _read_failure(stored: bytes) -> str:
-    """Return the failure as text, marked as cut if it fills the slot's space for it."""
+    """Return the text of the slot's failure, marked as cut if it fills its space."""
     text = stored.rstrip(b"\0").decode("utf-8", "ignore")
     return mark_cut(text) if stored[-1] else text
 

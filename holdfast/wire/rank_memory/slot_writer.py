@@ -110,8 +110,8 @@ class SlotWriter:
         self._write_record()
 
     def remember_first_step(self, step: int, *, numbered: bool) -> None:
-        """Record a first step that holdfast counted, but not as the newest, as the script may yet report its number.
-        With `numbered`, the count is the step's only number."""
+        """Record a first step that holdfast counted, but not as the newest: the script may yet report a number for it.
+        With `numbered`, the count is the job's own step number, not one since the launch."""
         self._first_step, self._first_at = step, monotonic()
         self._flags |= COUNTED | NUMBERED * numbered
         self._pack_cold_part()
@@ -161,8 +161,8 @@ class SlotWriter:
         )
 
     def _judge_loss(self, step: int, loss: float) -> None:
-        """Latch the first loss that is not finite, and the first such loss that another one follows. Otherwise a reader
-        that looks only now and then could miss either."""
+        """Latch the first step whose loss is not finite, and the first of two such steps in a row, so that a reader
+        that looks only now and then misses neither."""
         before, self._bad_step = self._bad_step, -1 if isfinite(loss) else step
         if self._bad_step >= 0 and self._lasting_bad_step < 0:
             self._lasting_bad_step = before if before != step else -1
@@ -220,8 +220,8 @@ class SlotWriter:
             self._write_record()
 
     def note_set_up(self, imported_at: float, set_up_at: float) -> None:
-        """Record when the script was last seen importing and setting up; the next write of a first step shows both.
-        Imports after the process groups count as time of the groups, unless the state was restored earlier."""
+        """Record when the script was last seen importing and setting up, for the write of the first step. Imports after
+        the process groups were made count as time of the groups, unless the rank had begun to restore state by then."""
         if self._grouped_at < imported_at and self._grouped_at and not 0 < self._restoring_at < imported_at:
             self._grouped_at = imported_at
         self._set_up_at = set_up_at
@@ -256,8 +256,8 @@ class SlotWriter:
             self._write_record()
 
     def _is_ours(self, *, whoever: bool = False) -> bool:
-        """Return whether this process may write the slot: False if another live process of the rank has claimed it. If
-        it may, continue from the slot's record. With `whoever`, take the slot even from a live process."""
+        """Return whether this process may write the slot: not if another live process of the rank has claimed it,
+        unless `whoever` is set. On True, continue from the record that another process left."""
         body = newest_record(bytes(self._buf[self._at : self._at + RING_AT]))
         if body is None or COLD.unpack_from(body, HOT.size)[:3] == self._owner:
             return True
@@ -375,7 +375,7 @@ def open_slot_memory(path: str) -> mmap.mmap:
 
 
 def open_own_slot(environ: "os._Environ[str]") -> SlotWriter | None:
-    """Open the slot that the environment of this process names; None without one, and in a child of the rank."""
+    """Open the slot that this process's environment names; None if it names none or this is a child of the rank."""
     place = environ.get(SLOT)
     if not place:
         return None

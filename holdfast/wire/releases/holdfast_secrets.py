@@ -54,9 +54,9 @@ def read_secrets(run_dir: Path, settings: Settings, token_file: str | None, env:
 
 
 def find_secrets(root: Path, paths: Collection[str], secrets: Collection[Word]) -> dict[str, str]:
-    """Return the paths that no release may contain, each with the folder or file to name as the reason. They are all
-    paths in a run directory or in a home of holdfast, and files that contain one of the secrets, secrets of other jobs
-    or tokens of people."""
+    """Return the paths that no release may contain, each with the path to name as the reason: the run directory or home
+    of holdfast that it is in, or the file itself if it holds one of `secrets`, another job's secret or people's
+    tokens."""
 
     @cache
     def private_folder(folder: str) -> str:
@@ -93,7 +93,7 @@ def _is_private(folder: str) -> bool:
 
 
 def _is_home(folder: str) -> bool:
-    """Whether a folder is a home of holdfast: its newest run may have been removed, or it may never have had one."""
+    """Whether a folder is a home of holdfast, known by its link `newest` or, without that link, by the tokens in it."""
     if os.path.islink(f"{folder}/newest"):
         return is_run_folder(f"{folder}/newest") or any(map(os.path.exists, (f"{folder}/{name}" for name in _HOME)))
     tokens = (f"join/{name}" for name in _list_names(f"{folder}/join"))

@@ -44,13 +44,14 @@ class ReleaseFiles(msgspec.Struct, frozen=True):
     tracked: frozenset[str] = frozenset()  # of those kept: what git has been told of, and so is somebody's work
 
     def possible_outputs(self) -> frozenset[str]:
-        """Return the kept files that a script may have written: untracked and not source, such as `metrics.json`."""
+        """Return the release's files that a script may have written: untracked and not source, such as
+        `metrics.json`."""
         return frozenset(path for path in self.kept if path not in self.tracked and not path.endswith(_SOURCE))
 
     def new_outputs(self, known: Collection[str]) -> frozenset[str]:
-        """Return the kept files that are not in `known`, an earlier release, and may be a job's output. They are
-        untracked files that are not source. An untracked source file counts too if one of its folders holds such a file
-        or a left-out one, and no Python file."""
+        """Return the release's files that are untracked, not in `known` (an earlier release), and may be a job's
+        output: all that are not source, and source files below a folder that holds such files or left-out ones but no
+        Python file."""
         came = {path for path in self.kept if path not in known and path not in self.tracked}
         odd = {path for path in came if not path.endswith(_SOURCE)}
         places = {folder for path in (*odd, *self.left_out) for folder in _parent_folders(path)}

@@ -25,7 +25,7 @@ class ArchiveError(Exception):
 
 
 class UnsafeArchiveError(ArchiveError):
-    """The archive would write outside of its tree, or holds what is neither a file nor a link."""
+    """The archive would write outside of its tree, or a member is neither a file nor a link."""
 
 
 class ArchiveLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +129,7 @@ def archive_contents(archive: Path) -> dict[str, str]:
 
 
 def archive_files(archive: Path, paths: Collection[str], most_bytes: int) -> dict[str, bytes]:
-    """Return the content of these files of an archive, by path; larger ones are left out."""
+    """Return the content of these files of an archive, by path; files of more than `most_bytes` are left out."""
     with _open_archive(archive) as tar:
         return {path: content for path, _, content in _read_members(tar, paths) if len(content) <= most_bytes}
 

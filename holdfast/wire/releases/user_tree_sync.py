@@ -26,7 +26,7 @@ Stamp = tuple[int, int, int, int]
 
 
 class TreeIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """RELEASES/NAME.files: the files of a release copy, and a stamp of each user's file that equals its copy."""
+    """RELEASES/NAME.files: the files of a release copy, and stamps of those user's files that equal their copies."""
 
     root: str  # the tree that it was taken from
     home: str  # the job's own tree, in which its work is kept
@@ -51,7 +51,7 @@ def forget_index(at: Path) -> None:
 
 
 def make_index(archive: Path, copy: Path, root: str, home: str) -> TreeIndex:
-    """Index an unpacked release, and remove files that scripts may have written from the copy. Links to the user's own
+    """Index an unpacked release. Deletes from the copy all files that scripts may have written; links to the user's own
     files replace them later."""
     files = tree_archive.archive_contents(archive)
     loose: Collection[str] = ()
@@ -64,7 +64,7 @@ def make_index(archive: Path, copy: Path, root: str, home: str) -> TreeIndex:
 
 @contextlib.contextmanager
 def lock_trees(folder: Path) -> Iterator[None]:
-    """Lock a host's folder of release copies, so that one process at a time moves files; its nodes share it."""
+    """Lock a host's folder of release copies, so that only one of the host's processes at a time moves files."""
     with (folder / ".lock").open("ab") as file:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -110,7 +110,7 @@ def _file_digest(path: str) -> str:
 
 
 def prepare_tree(at: Path, index: TreeIndex) -> None:
-    """Mark a release copy as used by ranks, and link the user's other files into it."""
+    """Mark a release copy as used by ranks, and link the user's files outside the release into it."""
     at.with_name(at.name + _RAN).touch()
     link_user_files(at, index)
 
@@ -234,7 +234,8 @@ def same(ours: Path, theirs: Path) -> bool:
 
 
 def _fold(ours: Path, theirs: Path, index: TreeIndex) -> None:
-    """Replace a folder of the copy with a link if the user's tree has all its content; deletions then happen there."""
+    """Replace a folder of the copy with a link to the user's folder if that has all its content; ranks then delete
+    files there."""
     with os.scandir(ours) as entries:
         paths = [Path(entry.path) for entry in entries]
     if not theirs.is_dir() or not all(leads_home(path, index) for path in paths):
@@ -261,7 +262,8 @@ def destination(ours: Path, theirs: Path, name: str) -> Path:
 
 
 def _move_file(ours: Path, theirs: Path, name: str) -> Path | None:
-    """Move a file by rename, so that a rank can go on writing it. None for a folder that goes to another disk."""
+    """Move a file: by rename, so that a rank can go on writing it, or by copy to another disk. None if a folder needs a
+    copy."""
     if os.path.realpath(ours.parent) == os.path.realpath(theirs.parent):
         raise FileNotFoundError(ours)  # it is there already
     theirs.parent.mkdir(parents=True, exist_ok=True)
