@@ -93,6 +93,9 @@ class NodeRegistry:
     def record_orphaned(self, generation: int) -> None:
         self.orphaned = generation
 
+    def holds_copies(self, node: str) -> bool:
+        return bool(self.copies.get(node))
+
     def record_copies(self, node: str, copies: tuple[Copy, ...]) -> None:
         self.copies[node] = copies
 

@@ -14,37 +14,61 @@ from holdfast.model.action import Launch, Stop
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Begin, Event, Limits, Outcome, Ready
 from holdfast.model.job_and_seats import Job
+from holdfast.model.state_copy import Copy
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import AimMessage
 
 
-def test_keepers_accept_a_node_that_is_back_before_its_ranks_start() -> None:
-    decider, links, outbox = Decider(), NodeLinks(lambda: 1), asyncio.Queue[bytes]()
-    links.open_link("a", outbox)
-    certificates = NodeCertificates(decider.view)
-    certificates.add_serials({"a": "0A", "b": "0B"})
-    floor = RecoveryFloor(BackupLimits(), lambda: None, DiskFloor(DiskLimits()))
-    registry = NodeRegistry(SilenceLimits(), decider.view, links)
-    aims = SnapshotAims(floor, registry, links, certificates, list[str]().append)
-    told: list[tuple[str, ...]] = []
+READY = [Ready(node=node, host=node, nproc=1) for node in "ab"]
+BEGIN = Begin(job=Job(run_id="r", min_nodes=1, max_nodes=2, can_acquire=False), limits=Limits())
+REVOKED = ["0B", "holdfast:node:b"]
 
-    def play(*events: Event) -> None:
-        """Carry out what is decided, at once."""
+
+class PlayedJob:
+    """A job of two nodes, in which what is decided is done at once; it keeps what node a is told of revocations."""
+
+    def __init__(self) -> None:
+        self.decider, links, self._outbox = Decider(), NodeLinks(lambda: 1), asyncio.Queue[bytes]()
+        links.open_link("a", self._outbox)
+        self.registry = NodeRegistry(SilenceLimits(), self.decider.view, links)
+        certificates = NodeCertificates(self.decider.view, self.registry.holds_copies)
+        certificates.add_serials({"a": "0A", "b": "0B"})
+        floor = RecoveryFloor(BackupLimits(), lambda: None, DiskFloor(DiskLimits()))
+        self.aims = SnapshotAims(floor, self.registry, links, certificates, list[str]().append)
+        self.told: list[tuple[str, ...]] = []
+        self.play(BEGIN, *READY)
+
+    def play(self, *events: Event) -> None:
         for event in events:
-            for action in decider.step(float(len(told)), event).actions:
+            for action in self.decider.step(float(len(self.told)), event).actions:
                 if isinstance(action, Launch):
-                    aims.place_copies(action.generation, action.seats, decider.view.mesh)
+                    self.aims.place_copies(action.generation, action.seats, self.decider.view.mesh)
                 if isinstance(action, Launch | Stop):
-                    play(Outcome(action=action.id, ok=True))
-        while not outbox.empty():
-            message = agent_messages.decode_from_controller(outbox.get_nowait())
+                    self.play(Outcome(action=action.id, ok=True))
+        while not self._outbox.empty():
+            message = agent_messages.decode_from_controller(self._outbox.get_nowait())
             assert isinstance(message, AimMessage)
-            told.append(message.revoked)
+            self.told.append(message.revoked)
 
-    ready = [Ready(node=node, host=node, nproc=1) for node in "ab"]
-    play(Begin(job=Job(run_id="r", min_nodes=1, max_nodes=2, can_acquire=False), limits=Limits()), *ready)
-    assert not told, "nobody has left yet"
-    play(Alarm(kind=Kind.SILENCE, at=1.0, suspects=("b",), reason="is silent", generation=1))
-    assert [*told[-1]] == ["0B", "holdfast:node:b"]
-    play(ready[1], Alarm(kind=Kind.CRASH, at=2.0, suspects=(), reason="exited", generation=2))
-    assert decider.view.generation == 3 and not told[-1]
+    def lose(self, node: str) -> None:
+        self.play(Alarm(kind=Kind.SILENCE, at=1.0, suspects=(node,), reason="is silent", generation=1))
+
+
+def test_keepers_accept_a_node_that_is_back_before_its_ranks_start() -> None:
+    job = PlayedJob()
+    assert not job.told, "nobody has left yet"
+    job.lose("b")
+    assert [*job.told[-1]] == REVOKED
+    job.play(READY[1], Alarm(kind=Kind.CRASH, at=2.0, suspects=(), reason="exited", generation=2))
+    assert job.decider.view.generation == 3 and not job.told[-1]
+
+
+def test_a_node_that_leaves_is_accepted_until_others_have_restored_its_copies() -> None:
+    job = PlayedJob()
+    job.registry.record_copies("b", (Copy(rank=1, step=7, node="b", layout="l", world=2, whole=True),))
+    job.lose("b")
+    assert not any(job.told), "the next generation may restore from it"
+    job.registry.record_departure("b")
+    job.aims.on_departure("b")
+    job.play()
+    assert [*job.told[-1]] == REVOKED

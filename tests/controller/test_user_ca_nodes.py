@@ -54,7 +54,7 @@ class Desk:
         folder.mkdir(exist_ok=True)
         self.decider, self.links = Decider(), NodeLinks(lambda: 1)
         self.decider.step(0.0, Begin(job=LARGE, limits=Limits()))
-        self.certificates = NodeCertificates(self.decider.view)
+        self.certificates = NodeCertificates(self.decider.view, lambda node: False)
         self.certified = CertificateEnrolment(folder, "r", AuditLog(folder), self.certificates, self.links)
         self.admit = PortAccess(tuple, "h", self.certified.certificate_refusal)
         self.address = ("", 0)

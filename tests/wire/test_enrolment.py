@@ -60,7 +60,7 @@ class Server:
             "r",
             audit=AuditLog(folder),
             tokens=self.tokens,
-            certificates=NodeCertificates(Decider().view),
+            certificates=NodeCertificates(Decider().view, lambda node: False),
             admission=admission_of(self.blocked),
             announce=self.refused.append,
         )
