@@ -18,7 +18,6 @@ from holdfast.model.state_copy import Copy
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import AimMessage
 
-
 READY = [Ready(node=node, host=node, nproc=1) for node in "ab"]
 BEGIN = Begin(job=Job(run_id="r", min_nodes=1, max_nodes=2, can_acquire=False), limits=Limits())
 REVOKED = ["0B", "holdfast:node:b"]
