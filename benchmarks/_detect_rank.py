@@ -149,7 +149,6 @@ class Trainer:
             self.optimizer.step()
             over[0], over[1] = loss.detach() + self._spoilt, float((self.folder / "finish").exists())
             dist.all_reduce(over)
-            self._spoilt = 0.0
             self.step += 1
             if self.kept:
                 self.kept.save(self.step)
@@ -196,7 +195,7 @@ class Trainer:
         raise type(kind, (FAILURES.get(kind, Exception),), {})(text)
 
     def _nan(self, order: Order) -> None:
-        self._spoilt = math.nan
+        self._spoilt = math.nan  # for good, as NaN in weights is; training goes on after a single one
 
     # --- hangs -------------------------------------------------------------------------------------------------
 
