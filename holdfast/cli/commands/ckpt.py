@@ -94,10 +94,8 @@ def _checkpoint_line(one: StoredCheckpoint) -> str:
         return f"{one.step:>10}  {one.url}  {'not used' if one.doubted else 'broken'}: {one.why}"
     when = datetime.fromtimestamp(one.at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     run = f" of {one.author.run}" if one.author.run else ""
-    ranks = counted_noun(one.world, "rank")
-    return (
-        f"{one.step:>10}  {one.url}  {when}, {_size_text(one.bytes)}, {ranks}, generation {one.author.generation}{run}"
-    )
+    ranks, author = counted_noun(one.world, "rank"), f"written by generation {one.author.generation}{run}"
+    return f"{one.step:>10}  {one.url}  {when}, {_size_text(one.bytes)}, {ranks}, {author}"
 
 
 def _state_line(one: StoredCheckpoint) -> str:
