@@ -20,7 +20,7 @@ _log = logging.getLogger("holdfast.agent")
 
 
 class AgentStateFiles:
-    """The notes of one node, in its folder."""
+    """The files in a node's folder in which its agent writes down what the next agent must know."""
 
     def __init__(self, node_dir: Path) -> None:
         self._done = node_dir / "done.jsonl"

@@ -123,8 +123,8 @@ class SlurmCommands:
         return {id: self._name_end(job) for id, job in found.items()}
 
     def _name_end(self, job: SlurmJob) -> SlurmJob:
-        """Return a job in state COMPLETING with its final state, if the job's output tells it. Older versions of Slurm
-        show it only later, but write it to the output, which is in our folder unless redirected."""
+        """Replace a job's state COMPLETING by its final state if the job's log names that; else return the job.
+        Older versions of Slurm report the final state late but write it to the log, in our folder unless redirected."""
         if job.state != "COMPLETING":
             return job
         try:

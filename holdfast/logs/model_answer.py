@@ -80,8 +80,8 @@ def check_answer(answer: ModelAnswer, shown: Sequence[ShownLine], classes: Mappi
 
 
 def count_votes(votes: Sequence[ModelVote]) -> ModelVote:
-    """Return the surest vote of the majority; NoAnswer without a majority. Its confidence is CAP if all three votes
-    agree and two thirds of CAP if two do, but at most the highest that they claim."""
+    """Return the most confident vote for the class that most votes name; raise NoAnswer if there is no majority. Its
+    confidence is at most CAP times the share of votes that agree."""
     named = Counter(vote.answer.klass for vote in votes)
     klass, count = named.most_common(1)[0]
     if count * 2 <= SAMPLES:

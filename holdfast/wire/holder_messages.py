@@ -65,7 +65,8 @@ class KillRank(msgspec.Struct, frozen=True, kw_only=True, tag="kill"):
 
 
 class RekeyRank(msgspec.Struct, frozen=True, kw_only=True, tag="rekey"):
-    """Register a surviving rank under the key of its next generation; the holder answers as to the start of a rank."""
+    """Register a surviving or spare rank under the key of the generation that it joins. The holder answers with
+    RankStarted or StartRefused."""
 
     key: str  # the new one
     old: str

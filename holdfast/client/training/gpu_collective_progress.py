@@ -42,7 +42,8 @@ class UnbegunTime:
 
 
 class GpuProgress:
-    """The GPU's progress in one process group; end and wait times are kept when torch drops their entries."""
+    """The GPU's progress in one process group. It keeps when the newest collective ended, and the longest wait before
+    one began, even after torch's flight recorder has dropped them."""
 
     def __init__(self) -> None:
         self.timed = False  # it is told when collectives begin

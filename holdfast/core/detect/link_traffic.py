@@ -49,7 +49,8 @@ class QuietLinks:
     """Watches whether the links of all machines of a job are quiet for long."""
 
     def __init__(self, quiet_s: float, stale_s: float) -> None:
-        """Links count as quiet after `quiet_s` seconds, and as unknown after `stale_s` seconds without a report."""
+        """Links count as quiet after `quiet_s` seconds of hardly any traffic and no step; 0 turns this off. A machine's
+        links count as unknown if it has not reported for `stale_s` seconds."""
         self._quiet_s, self._stale_s = quiet_s, stale_s
         self._since: dict[str, float] = {}  # machine -> since when its links are quiet
         self._heard_at: dict[str, float] = {}

@@ -42,7 +42,7 @@ class MegatronProgress:
 
     @property
     def source(self) -> str:
-        """Say which of Megatron's lines losses are read from; "" if no loss has been read."""
+        """Say from which field of Megatron's lines losses are read; "" if no loss has been read."""
         return next((f"Megatron's lines ('{name}')" for name in self._losses.values()), "")
 
 
