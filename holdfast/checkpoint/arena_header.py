@@ -1,6 +1,6 @@
 """The binary format of an arena: offsets of header fields, sizes, and the memory fence that orders writes.
 
-Words are aligned and little-endian, so that a processor writes each of them at once.
+Words are aligned, so that a processor writes each of them whole and no reader sees half of one.
 """
 
 import os

@@ -31,7 +31,7 @@ def from_msgpack(content: Content, kind: type[T]) -> T:
 
 
 def make_decoder(of: msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T]) -> Callable[[Content], T]:
-    """Return a function that decodes with the decoder `of` and raises no other error than `msgspec.DecodeError`."""
+    """Return a function that decodes as `of` does, but raises only `msgspec.DecodeError` for malformed content."""
     decode: Callable[[Any], T] = of.decode
 
     def decoded(content: Content) -> T:

@@ -172,7 +172,8 @@ class SpikeDetector:
     ) -> list[tuple[SpikeRule, str]]:
         """Return the rules that fire on this value, each with its reason. `what` names the value in words.
 
-        A rank's own norm gets no `score` rule: its tails are heavy, and that rule detected no injected fault.
+        `times` compares the value with its median, `score` counts its deviations. A rank's own gradient norm gets no
+        `score` rule: its distribution has heavy tails, and the rule detected no injected fault.
         """
         if value is None:
             return []

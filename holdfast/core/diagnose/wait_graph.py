@@ -185,8 +185,8 @@ def _pair_ends(flights: Sequence[Flight]) -> list[_Ends]:
 def _find_unmatched(
     sender: tuple[int, Channel], receiver: tuple[int, Channel], waits: set[int]
 ) -> Iterable[MissingAtCollective]:
-    """Yield the message in which one end of a channel waits because the other end is not there yet. What GPUs have
-    begun is compared where it is known, else what was posted."""
+    """Yield each message in which one end of a channel waits and that the other end has not reached. An end has reached
+    what its GPU has begun or, if that is not known, what its process has posted."""
     for (rank, mine), (other, theirs), op in ((sender, receiver, "recv"), (receiver, sender, "send")):
         number, reached = mine.posted, theirs.posted
         if mine.begun is not None and mine.ended is not None:

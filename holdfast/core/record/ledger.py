@@ -335,7 +335,7 @@ class Ledger:
         self._ran.setdefault(release.number, ReleaseRun(release=release.number, source=release.source))
 
     def _set_parted(self, parted: bool, at: float) -> None:
-        """Record whether ranks have made their last step; `at`, the time of their newest step, divides the span."""
+        """Record whether ranks will make no more steps in this generation. If that changes, the span ends at `at`."""
         if parted is not self._parted:
             self._close_span(at)
             self._parted = parted
