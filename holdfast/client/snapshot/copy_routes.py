@@ -63,7 +63,7 @@ def choose_routes(
     layout: ImageLayout, kinds: Sequence[str], steady: Sequence[bool], tail: Collection[int]
 ) -> CopyRoutes:
     """Choose a route for each item. `steady` tells of each whether only the optimizer's step changes it. Large steady
-    items whose index is in `tail` are copied to a shadow on the GPU first, so that the step need not wait for the bus."""
+    items whose index is in `tail` are copied to a shadow on the GPU first, so the step need not wait for the bus."""
     found = CopyRoutes([], [], [], [], [], [], [], {}, 0)
     at, start, end = FIRST, -1, -1  # of the run that is being made
 
