@@ -64,6 +64,11 @@ def halve_deepspeed(out: Path) -> None:
     cut_short(newest / "zero_pp_rank_1_mp_rank_00_optim_states.pt")
 
 
+def halve_torchtitan(out: Path) -> None:
+    """TorchTitan itself would take the newer one, since there is a `.metadata`."""
+    cut_short(shutil.copytree(out / "checkpoint/step-10", out / "checkpoint/step-11") / "__1_0.distcp")
+
+
 def cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
@@ -73,6 +78,7 @@ TRAINERS = {
     "accelerate": TrainerExample("accelerate", halve_accelerate),
     "lightning": TrainerExample("lightning", halve_lightning, saved=12),
     "deepspeed": TrainerExample("deepspeed", halve_deepspeed),
+    "torchtitan": TrainerExample("torchtitan", halve_torchtitan),
 }
 
 
