@@ -1,8 +1,8 @@
 """Keeps what the torch optimizers of this rank hold: master weights and their state, wherever a trainer has split them.
 
-Trainers with an optimizer of their own (ZeRO, Megatron) give each rank's part of the weights to a plain torch optimizer.
-That part is the whole truth: the trainer makes the weights of the model from it. Optimizers create their state in their
-first step, so the Checkpointer is made after that, or when there is a state to restore.
+Trainers with an optimizer of their own (ZeRO, Megatron) give each rank's part of the weights to an optimizer of torch.
+The trainer makes the weights of the model from these parts. Optimizers create their state in their first step, so the
+Checkpointer is made after that, or when there is a state to restore.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,5 +1,6 @@
 """For TorchTitan: `hold_trainer(trainer)` before `trainer.train()`. TorchTitan's loop asks its checkpointer for a state
-when it starts, and hands it every step that is made; ours stands before the trainer's own and passes on what it gets."""
+when it starts, and hands it every step that is made. Ours stands before the trainer's own, and passes on what it gets.
+"""
 
 import os
 from pathlib import Path

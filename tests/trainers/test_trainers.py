@@ -69,6 +69,10 @@ def halve_torchtitan(out: Path) -> None:
     cut_short(shutil.copytree(out / "checkpoint/step-10", out / "checkpoint/step-11") / "__1_0.distcp")
 
 
+def halve_megatron(out: Path) -> None:
+    cut_short(shutil.copytree(out / "iter_0000010", out / "iter_0000011") / "__1_0.distcp")
+
+
 def cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
@@ -79,6 +83,7 @@ TRAINERS = {
     "lightning": TrainerExample("lightning", halve_lightning, saved=12),
     "deepspeed": TrainerExample("deepspeed", halve_deepspeed),
     "torchtitan": TrainerExample("torchtitan", halve_torchtitan),
+    "megatron": TrainerExample("megatron", halve_megatron),
 }
 
 
