@@ -1,5 +1,6 @@
 """Finds the newest whole checkpoint that a trainer has written itself; a kill may have left half of one."""
 
+import io
 import json
 import os
 import re
@@ -9,6 +10,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from holdfast.checkpoint.dcp import decode_metadata
+from holdfast.checkpoint.state_image import StateError
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 
 _HEAD_BYTES = 8  # of a safetensors file: the length of its header
@@ -52,6 +55,25 @@ def say_left_out(path: str, fault: str) -> None:
 def first_fault(paths: Iterable[Path]) -> str:
     """Return what is wrong with the first of these files that is missing, cut short or damaged; else empty."""
     return next((f"{path.name} {fault}" for path in paths if (fault := _file_fault(path))), "")
+
+
+def distcp_fault(folder: Path) -> str:
+    """Return what is wrong with a checkpoint of torch.distributed.checkpoint; its `.metadata` is written last."""
+    try:
+        storage = decode_metadata((folder / ".metadata").read_bytes()).storage_data or {}
+        for place in sorted(storage.values(), key=lambda place: (place.relative_path, place.offset)):
+            with (folder / place.relative_path).open("rb") as file:
+                file.seek(place.offset)
+                record = file.read(place.length)
+            if len(record) < place.length:
+                return f"{place.relative_path} is cut short"
+            if record.startswith(b"PK") and zipfile.ZipFile(io.BytesIO(record)).testzip():  # as torch.save writes it
+                return f"{place.relative_path} is damaged"
+    except FileNotFoundError as e:
+        return f"{Path(str(e.filename)).name} is missing"
+    except (OSError, StateError, zipfile.BadZipFile, RuntimeError) as e:
+        return f"it is not whole ({e})"
+    return ""
 
 
 def _file_fault(path: Path) -> str:

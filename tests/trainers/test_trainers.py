@@ -57,6 +57,22 @@ def halve_lightning(out: Path) -> None:
     cut_short(Path(shutil.copy(out / "step=12.ckpt", out / "step=13.ckpt")))
 
 
+def halve_deepspeed(out: Path) -> None:
+    """`latest` names the newer one, as if the kill had come after that; a part of the optimizer is cut short."""
+    newest = shutil.copytree(out / "global_step10", out / "global_step11")
+    (out / "latest").write_text("global_step11")
+    cut_short(newest / "zero_pp_rank_1_mp_rank_00_optim_states.pt")
+
+
+def halve_torchtitan(out: Path) -> None:
+    """TorchTitan itself would take the newer one, since there is a `.metadata`."""
+    cut_short(shutil.copytree(out / "checkpoint/step-10", out / "checkpoint/step-11") / "__1_0.distcp")
+
+
+def halve_megatron(out: Path) -> None:
+    cut_short(shutil.copytree(out / "iter_0000010", out / "iter_0000011") / "__1_0.distcp")
+
+
 def cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
@@ -65,6 +81,9 @@ TRAINERS = {
     "huggingface": TrainerExample("transformers", halve_huggingface),
     "accelerate": TrainerExample("accelerate", halve_accelerate),
     "lightning": TrainerExample("lightning", halve_lightning, saved=12),
+    "deepspeed": TrainerExample("deepspeed", halve_deepspeed),
+    "torchtitan": TrainerExample("torchtitan", halve_torchtitan),
+    "megatron": TrainerExample("megatron", halve_megatron),
 }
 
 

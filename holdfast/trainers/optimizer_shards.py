@@ -1,0 +1,110 @@
+"""Keeps what the torch optimizers of this rank hold: master weights and their state, wherever a trainer has split them.
+
+Trainers with an optimizer of their own (ZeRO, Megatron) give each rank's part of the weights to an optimizer of torch.
+The trainer makes the weights of the model from these parts. Optimizers create their state in their first step, so the
+Checkpointer is made after that, or when there is a state to restore.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from holdfast.checkpoint.state_image import StateError
+from holdfast.client.checkpointing.checkpointer import Checkpointer
+from holdfast.client.checkpointing.optimizer_shapes import allocate_state, foresee_state
+from holdfast.client.checkpointing.state_peek import peek_state
+
+Values = dict[str, Any]
+_PLAIN = (int, float, bool, str, tuple, list, type(None))
+
+
+class ShardCheckpointer:
+    """Saves and restores the parameters and states of these optimizers, and the buffers of a module."""
+
+    def __init__(self, optimizers: Sequence[Optimizer], module: torch.nn.Module, extra: Values, **more: Any) -> None:
+        """`extra` is per rank, as are the buffers; `more` goes to the Checkpointer, with `path` among it."""
+        self._optimizers = optimizers
+        self._more = more
+        self._extra = {"groups": GroupValues(optimizers), "buffers": ModuleBuffers(module), **extra}
+        self._checkpointer: Checkpointer | None = None
+
+    def restore(self, gather: Callable[[], object]) -> int:
+        """Restore the newest state, then call `gather`, which makes the model's weights from it; return its step, or 0
+        if there is none. A collective."""
+        if not peek_state(self._more["path"]).step:
+            return 0
+        for optimizer in self._optimizers:
+            if (kept := foresee_state(optimizer)) is None:
+                raise StateError(f"the state of a {type(optimizer).__name__} cannot be made before its first step")
+            for parameter, own in kept.items():
+                optimizer.state[parameter] = allocate_state(parameter, own) | optimizer.state[parameter]
+        self._checkpointer = self._make_checkpointer()
+        step = self._checkpointer.restore()
+        gather()
+        return step
+
+    def save(self, step: int) -> None:
+        """Take a snapshot of the step that was just made."""
+        self._checkpointer = self._checkpointer or self._make_checkpointer()
+        self._checkpointer.save(step)
+
+    def _make_checkpointer(self) -> Checkpointer:
+        return Checkpointer(state_dict=self._read, extra=self._extra, **self._more)
+
+    def _read(self) -> Values:
+        """Return the live tensors; the dicts of states are the optimizers' own, so that values are restored there."""
+        return {
+            f"{n}.{g}.{p}": {"weights": parameter.detach(), "state": optimizer.state.get(parameter, {})}
+            for n, optimizer in enumerate(self._optimizers)
+            for g, group in enumerate(optimizer.param_groups)
+            for p, parameter in enumerate(group["params"])
+        }
+
+
+class GroupValues:
+    """The plain values of parameter groups: learning rates, and counts that some optimizers keep there."""
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+
+    def state_dict(self) -> Values:
+        return {str(n): _plain_values(group) for n, group in enumerate(self._groups)}
+
+    def load_state_dict(self, state: Values) -> None:
+        for n, group in enumerate(self._groups):
+            group.update(state[str(n)])
+
+
+class ModuleBuffers:
+    """The buffers that a module saves, such as the statistics of this rank's batches."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+
+    def state_dict(self) -> Values:
+        saved = self._module.state_dict()
+        return {name: saved[name] for name, _ in self._module.named_buffers() if name in saved}
+
+    def load_state_dict(self, state: Values) -> None:
+        for name, own in self.state_dict().items():
+            own.copy_(state[name])
+
+
+class PlainFields:
+    """The plain values of any object, such as the scale of a loss and how long it has held."""
+
+    def __init__(self, thing: object, names: Sequence[str] = ()) -> None:
+        self._thing, self._names = thing, names
+
+    def state_dict(self) -> Values:
+        fields = vars(self._thing)
+        return _plain_values({name: fields[name] for name in self._names} if self._names else fields)
+
+    def load_state_dict(self, state: Values) -> None:
+        vars(self._thing).update(state)
+
+
+def _plain_values(fields: Values) -> Values:
+    return {name: value for name, value in fields.items() if name != "params" and isinstance(value, _PLAIN)}

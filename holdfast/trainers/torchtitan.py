@@ -1,0 +1,83 @@
+"""For TorchTitan: `hold_trainer(trainer)` before `trainer.train()`. TorchTitan's loop asks its checkpointer for a state
+when it starts, and hands it every step that is made. Ours stands before the trainer's own, and passes on what it gets.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from torchtitan.trainer import Trainer
+
+import holdfast
+from holdfast.client.checkpointing.checkpointer import Checkpointer
+from holdfast.client.checkpointing.rank_collectives import RankWorld
+from holdfast.client.training.rank_sentence import say
+from holdfast.trainers.own_checkpoints import distcp_fault, find_own_checkpoint, list_newest_first
+
+_NAME = r"step-(\d+)"
+Extras = dict[str, Any]
+
+
+def hold_trainer(
+    trainer: Trainer, *, path: str | os.PathLike[str] | None = None, every: int | str | None = None, keep: int = 3
+) -> None:
+    """Have this trainer resume from the newest state, report its steps, and save its state after each; its own
+    checkpoints are used where there is no state of ours. The options are those of a Checkpointer.
+
+    >>> from holdfast.trainers.torchtitan import hold_trainer
+    >>> hold_trainer(trainer, path="ckpt", every=100)  # doctest: +SKIP
+    >>> trainer.train()  # doctest: +SKIP
+    """
+    dims = trainer.parallel_dims
+    sizes = {"pp": dims.pp, "dp": dims.dp_replicate * dims.dp_shard, "cp": dims.cp, "tp": dims.tp}
+    holdfast.attach(mesh={name: size for name, size in sizes.items() if size > 1} or None)
+    trainer.checkpointer = HeldCheckpoints(trainer, {"path": path, "every": every, "keep": keep})
+
+
+class HeldCheckpoints:
+    """Stands in the place of a trainer's checkpointer, which it calls for everything that it does not do itself."""
+
+    def __init__(self, trainer: Trainer, storage: Extras) -> None:
+        self._trainer = trainer
+        self._own = trainer.checkpointer
+        self._storage = storage
+        self._checkpointer: Checkpointer | None = None
+        self._logged: Extras = {}  # loss and gradient norm of the step that is being made
+        self._log = trainer.metrics_processor.log
+        trainer.metrics_processor.log = self._log_with_loss
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def load(self, step: int = -1) -> bool:
+        """Restore the newest state of ours, else the newest whole checkpoint of TorchTitan's; a step that the
+        configuration names comes before both, unless the job has chosen a state. A collective."""
+        trainer = self._trainer
+        if trainer.parallel_dims.pp_enabled:
+            if RankWorld().rank == 0:
+                say("only TorchTitan's own checkpoints are used: a pipeline's stages have no state of ours yet")
+        else:
+            extra = {"trainer": trainer, "schedules": trainer.lr_schedulers, "data": trainer.dataloader}
+            self._checkpointer = Checkpointer(
+                model=trainer.model_parts[0], optimizer=[*trainer.optimizers], extra=extra, **self._storage
+            )
+            if step < 0 and self._checkpointer.restore():
+                return True
+        folder = str(getattr(self._own, "folder", ""))
+        if step >= 0 or not list_newest_first(Path(folder), _NAME):  # a URL is no folder here, and left to TorchTitan
+            return bool(self._own.load(step))
+        found = find_own_checkpoint(Path(folder), _NAME, distcp_fault)
+        return found is not None and bool(self._own.load(found.step))
+
+    def save(self, curr_step: int, last_step: bool = False) -> bool:
+        """Report the step, save its state, and let TorchTitan save its own if that is due."""
+        holdfast.step(curr_step, **self._logged)
+        self._logged = {}
+        if self._checkpointer:
+            self._checkpointer.save(curr_step)
+        with holdfast.phase("save"):
+            return bool(self._own.save(curr_step, last_step=last_step))
+
+    def _log_with_loss(self, step: int, loss: float, largest: float, grad_norm: float, *args: Any, **more: Any) -> None:
+        self._logged = {"loss": loss, "grad_norm": grad_norm}
+        self._log(step, loss, largest, grad_norm, *args, **more)
