@@ -92,6 +92,28 @@ def test_a_batch_job_that_is_cancelled_says_so_and_has_no_successor(start_slurm:
     assert "time limit" not in text and ("stopped by SIGTERM" in text or f"job {job} was cancelled" in text), text
 
 
+def test_batch_jobs_that_come_to_no_step_have_few_successors(start_slurm: StartSlurm, tmp_path: Path) -> None:
+    lab = start_slurm.lab
+    (tmp_path / "job.py").write_text("import time\ntime.sleep(3600)\n")
+    words = ["sbatch", "--run-dir", str(tmp_path / "run"), "--nnodes", "1", "--slurm", "time=2", "--no-zygote"]
+    words += ["--set", "recovery.leave_s=90", "--set", "recovery.attempts=2", "--set", "probe.allow=false", "job.py"]
+    start_slurm.call_holdfast(*words)
+    output = tmp_path / "run.out"
+
+    def text() -> str:
+        return output.read_text(errors="replace") if output.exists() else ""
+
+    def grows() -> object:
+        return len(text()), lab.call("squeue", "-h", "-o", "%i %T")
+
+    until(lambda: "ended with code 95" in text(), "the end of the first", 150, grows)
+    until(lambda: "ended with code 93" in text(), "the end of the second", 150, grows)
+    until(lambda: not lab.call("squeue", "-h").strip(), "an empty queue")
+    told = "all nodes have been taken away 2 times in a row without a new step, so no others are asked for"
+    report = load_report(tmp_path / "run")
+    assert told in text() and report.code == 93 and told in report.ending
+
+
 def test_a_job_all_of_whose_nodes_are_preempted_waits_for_others(
     start_slurm: StartSlurm, tmp_path: Path, calm_weights: str
 ) -> None:

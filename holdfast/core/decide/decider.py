@@ -98,6 +98,8 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
             return "the job is ending: no longer of interest"
         case _, Order(verb="stop"):
             grace_s = 0.0 if event.now else state.limits.shutdown_grace_s
+            if event.code == fleet_news.OUT_OF_TIME:
+                return fleet_news.finish_out_of_time(state, now, f"stopped by {event.who}", grace_s=grace_s)
             return launching.finish_job(state, now, event.code, f"stopped by {event.who}", grace_s)
         case _, Order():
             return operator_requests.on_order(state, now, event)

@@ -5,6 +5,7 @@ from collections.abc import Set
 from holdfast.core.decide import launching
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.open_operator_requests import FLEET
+from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.membership.seating import next_seats
 from holdfast.model.action import Dismissal, Say
 from holdfast.model.alarm import Kind
@@ -126,11 +127,24 @@ def _let_go(state: JobState, now: float, over: Set[str]) -> str:
         limit = "" if any(fleet.ends[node].sudden for node in nodes.active) else "time limit"
         why = ", ".join(sorted({fleet.nodes[node].reason for node in nodes.active} - {""})) or limit
         told = f"{f'{why}: ' if why else ''}the fleet takes all nodes away {_time_left(state, now, nodes.active)}"
-        told += ", and too few others have come; the job can go on from its last checkpoint"
-        return launching.finish_job(state, now, OUT_OF_TIME, told, last_s=last_s)
+        told += ", and too few others have come"
+        return finish_out_of_time(state, now, told, "; the job can go on from its last checkpoint", last_s=last_s)
     if next_seats(state.job, nodes.seats, nodes.out | over, nodes.usable_pool, may_shrink=True):
         state.requests.evicting |= {node: FLEET for node in sorted(over) if node not in state.requests.evicting}
     return ""
+
+
+def finish_out_of_time(
+    state: JobState, now: float, why: str, hope: str = "", *, grace_s: float | None = None, last_s: float | None = None
+) -> str:
+    """End a job whose nodes are all taken away. Others may go on with it, unless that has led no further too often."""
+    ends, best = state.failures.count_fruitless_end(), state.failures.best
+    if ends < state.limits.attempts:
+        return launching.finish_job(state, now, OUT_OF_TIME, why + hope, grace_s, last_s=last_s)
+    times, since = f"{ends} times in a row" if ends > 1 else "once", f" after step {best}" if best >= 0 else ""
+    told = f"{why}; all nodes have been taken away {times} without a new step{since}, so no others are asked for: the "
+    told += "job needs more time each time, or checkpoints more often"
+    return launching.finish_job(state, now, GAVE_UP, told, grace_s, last_s=last_s)
 
 
 def go_on(state: JobState, now: float) -> str:
