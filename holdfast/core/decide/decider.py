@@ -64,8 +64,7 @@ def _look_after_standbys(state: JobState, now: float) -> None:
     """Ask the fleet for missing nodes, and test nodes without a seat while the job trains or waits."""
     nodes, standbys = state.nodes, state.nodes.standbys
     if state.phase not in (Phase.ENDING, Phase.DONE):
-        leaving = len(nodes.out) + len(state.requests.draining)  # each needs somebody in its place
-        state.emit(*standbys.request_missing(len(nodes.seats) - leaving, nodes.links.not_awaited(now)))
+        state.emit(*standbys.request_missing(fleet_news.count_staying(state), nodes.links.not_awaited(now)))
     if state.phase is Phase.WAITING:
         fleet_news.tell_queue(state)
     if state.phase in (Phase.TRAINING, Phase.WAITING):
