@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -167,7 +168,13 @@ class ClusterJob:
         except ControllerNotRunning:
             return False
         waits = any(node["role"] == NodeRole.READY for node in status["nodes"])
-        return status["floor"] > 3 and (waits or "0" in self.way.holdfast)
+        return status["floor"] > 3 and (waits or "0" in self.way.holdfast) and self._zygotes_are_equal()
+
+    def _zygotes_are_equal(self) -> bool:
+        """Whether every node's zygote, a standby's too, has as many modules: those of the script come last."""
+        logs = [path.read_text(errors="replace") for path in self.folder.glob("run/slurm/*/nodes/*/agent.log")]
+        made = [re.findall(r"zygote: (\d+) modules", log)[-1:] for log in logs]
+        return len(made) == NODES + int(self.way.holdfast[-1]) and all(made) and made.count(made[0]) == len(made)
 
     def victim(self) -> str:
         """A host with a rank; not the first of the allocation, which has the batch script and the rendezvous."""

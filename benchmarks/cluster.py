@@ -15,7 +15,7 @@ from tests.slurm.lab import SlurmLab, lacking, run_lab
 
 HOSTS = 6
 TRIALS = int(os.environ.get("BENCH_ROUNDS", "5" if FULL else "2"))
-WARM_STEPS = 325  # checkpoints and copies are there by then, and zygotes have had time for what the script imports
+WARM_STEPS = 325  # checkpoints and copies are there by then
 SLURM = {"SlurmdTimeout": "30"}  # a tenth of the default; much less is taken for a failure when a host is only busy
 OURS, WITHOUT, SPARE, REQUEUE = (way.name for way in WAYS)
 GOAL = 10.0

@@ -66,8 +66,10 @@ PACKAGE = ROOT / "holdfast"
 # 170; seven days of all runs as one summary 340, incidents as traces 185, what ranks printed before an incident, and
 # what a release changed, 165; copies that were given up, 40; tickets for relays, 130; spare ranks that are forked
 # before a failure is judged, 115; ranks that are killed together, and what is no detection, 150; a fence against
-# seals, and groups over NCCL that outlive a rank, 150.
-TOTAL_LINES = 84_800
+# seals, and groups over NCCL that outlive a rank, 150; ends of all nodes that lead no further, standbys that are taken
+# away, and closed links that a cluster is asked about, 60; releases that hosts find in the run directory, 30;
+# zygotes that wait for what ranks write of their imports, 30.
+TOTAL_LINES = 84_930
 SETTINGS = 117  # a detector has about five: its stance, its pace, its limits; hooks have five
 NOUNS = 81  # structs in holdfast/model/; the last one is what a launch resumed from
 

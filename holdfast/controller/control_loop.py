@@ -47,6 +47,7 @@ from holdfast.ports import ControllerPorts
 from holdfast.wire.agent_messages import Hello
 
 TICK_S = 0.25
+LINK_LOST_S = 0.5  # between surveys while a node has no link and is not silent for long enough to count as lost
 MEET_S = 30.0  # ranks that have met before the store went away make their first step; others never do
 _log = logging.getLogger("holdfast.controller")
 
@@ -323,7 +324,17 @@ class Controller:
                 self.process_event(report)
             for alarm in self.fleet_watch.find_losses(self.clock(), seen):
                 self._on_silence(alarm)
-            await asyncio.sleep(self.fleet.survey_s)
+            await self._pause_surveys()
+
+    async def _pause_surveys(self) -> None:
+        """Wait for the next survey. A node whose link is closed may have been ended, and its fleet may know that before
+        the node counts as silent: then the wait is short."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + self.fleet.survey_s
+        while (left_s := until - clock()) > 0:
+            await asyncio.sleep(min(left_s, LINK_LOST_S))
+            if self.registry.misses_link():
+                return
 
     async def _tick_forever(self) -> None:
         tick_s = min(TICK_S, self.settings.silence.beat_s / 4)  # silence wants to be asked several times per beat

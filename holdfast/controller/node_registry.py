@@ -140,6 +140,10 @@ class NodeRegistry:
         """Return alarms for nodes that became silent; each node is reported once."""
         return self._silence.overdue_alarms(now)
 
+    def misses_link(self) -> bool:
+        """Whether a node that does not count as silent yet has no link."""
+        return any(not self._links.is_linked(node) for node in self._silence.watched_nodes)
+
     def heard_at(self, node: str) -> float | None:
         """Return when a node last sent a message; None if its silence is not watched."""
         return self._silence.heard_at(node)

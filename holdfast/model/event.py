@@ -43,7 +43,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     last_call_s: float = 30.0  # with A:B, how long to wait for more than A
     window_s: float = 1800.0  # the same failure again within this window climbs the ladder
     evictions: int = 0  # nodes that may be evicted within an hour on evidence short of proof; 0: a quarter, at least 8
-    attempts: int = 3  # restarts after the same failure that lead no further, before a person is asked
+    attempts: int = 3  # restarts after a failure, or ends of all nodes, that lead no further, before the job gives up
     trial_steps: int = 20  # a new release that fails before it has made so many is the first suspect
     ask_s: float = 0.0  # how long an incident that nobody could solve waits for a person; 0: the job ends at once
     recheck_s: float = 3600.0  # a standby is probed again after so long; 0: only when it comes

@@ -79,7 +79,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     order: int
     nproc: int
     url: str  # of the controller: unix:PATH where all nodes are on its host, else https://HOST:PORT,... to try in turn
-    run_file: str = ""  # the run's own run.json, if this host sees it: a controller that moves is found by it
+    run_file: str = ""  # the run's own run.json, if this host sees it: a controller and releases are found by it
     moves: bool = False  # the controller may come up elsewhere: its journal is in a database
     keys: str = ""  # a folder with what proves this node to others; "": all are on this host
     log_dir: str

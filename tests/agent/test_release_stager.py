@@ -47,11 +47,12 @@ class Desk:
         digest = tree_archive.pack_files(root, kept, self.folder / "archives", ArchiveLimits()).digest
         return Release(number=number, digest=digest, root=str(root), script="train.py")
 
-    def node(self, releases: str = "staged", door: str = "controller.sock") -> ReleaseStager:
+    def node(self, releases: str = "staged", door: str = "controller.sock", run_file: str | Path = "") -> ReleaseStager:
         node: NodeSpec = msgspec.structs.replace(
             TEMPLATE,
             url=f"unix:{self.folder / door}",
             releases=str(self.folder / releases),
+            run_file=str(run_file),
             entry=EntryPoint(argv=("train.py",), python=sys.executable, zygote=False, cwd=str(self.folder)),
         )
         return ReleaseStager(node, self.folder / "node", ControllerDialer(node), SystemClock(), self.said.append)
@@ -280,3 +281,25 @@ async def test_a_tree_that_was_edited_at_once_is_run_as_it_was(tmp_path: Path) -
     assert (Path(node.staged_location(release).at) / "train.py").read_text() == "print()"
     assert await node.begin_launch(release) == ""
     assert node.staged_location(release).at
+
+
+async def test_hosts_that_see_the_run_directory_make_copies_only_when_they_need_them(tmp_path: Path) -> None:
+    """As on Slurm, where each of some thousand hosts would make one more tree on the same file system."""
+    root, run_dir = plant(tmp_path / "proj"), tmp_path / "run"
+    (root / "train.py").write_text("print()")
+    entry = EntryPoint(argv=("train.py",), python=sys.executable, cwd=str(root))
+    release = release_packing.pack_first_release(entry, run_dir, KeptOut(), copied=True).release
+    nodes = [Desk(tmp_path).node(f"n{number}/releases", run_file=run_dir / "run.json") for number in range(3)]
+    for node in nodes:
+        assert await node.stage_all((release,)) == "" and await node.begin_launch(release) == ""
+        node.complete(True)
+        assert node.staged_location(release).at == "" and not node._having, "nothing was asked for, nothing is made"
+    copies = [Path(node.staged_tree(release).at) for node in nodes]
+    plant(root, {"train.py": "edited"})
+    assert await nodes[0].begin_launch(release) == "", "nobody answers at the controller's port"
+    update = release_packing.pack_update(None, release, run_dir, KeptOut())
+    newer = msgspec.structs.replace(release, number=2, digest=update.digest)
+    assert await nodes[1].stage_and_check(StageHere(id=1, release=newer)) == ("", False)
+    assert await nodes[1]._having[release.digest] == ""
+    assert [copy.is_dir() for copy in copies] == [True, True, False], "edited; to go back to; not needed yet"
+    assert {(copy / "train.py").read_text() for copy in copies[:2]} == {"print()"}

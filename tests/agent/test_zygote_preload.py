@@ -27,14 +27,33 @@ def test_the_rest_comes_with_the_first_step_and_once(tmp_path: Path) -> None:
     made = preloading(tmp_path)
     made.first_preload()
     assert made.better_preload(held=True, trains=False, key="") is None, "ranks that start need all processors"
+    (tmp_path / "imports.json").write_text("[]")
     better = made.better_preload(held=True, trains=True, key="")
     assert better and set(better.names()) == {"torch", "json", ABSENT}
     assert made.better_preload(held=True, trains=True, key="") is None
 
 
+def test_a_step_that_is_seen_before_its_rank_has_written_its_imports_makes_no_zygote_without_them(
+    tmp_path: Path,
+) -> None:
+    made = preloading(tmp_path)
+    made.first_preload()
+    assert made.better_preload(held=True, trains=True, key="") is None
+    (tmp_path / "imports.json").write_text('["rich"]')
+    better = made.better_preload(held=True, trains=True, key="")
+    assert better and better.learned == ("rich",) and ABSENT in better.modules
+    mute = preloading(tmp_path)
+    mute.first_preload()
+    assert mute.better_preload(held=True, trains=True, key="") is None
+    assert mute._trains_since is not None
+    mute._trains_since -= 60.0
+    assert mute.better_preload(held=True, trains=True, key=""), "a rank that never does is not waited for"
+
+
 async def test_a_launch_does_not_wait_for_what_ranks_can_import_as_soon(tmp_path: Path) -> None:
     made = preloading(tmp_path)
     made.first_preload()
+    (tmp_path / "imports.json").write_text("[]")
     assert made.better_preload(held=True, trains=True, key="")
     began_at = time.monotonic()
     await made.wait_until_made(ranks=1)

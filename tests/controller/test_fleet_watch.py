@@ -105,6 +105,18 @@ async def test_a_seated_node_that_is_gone_is_told_once(desk_of: Open, lost_by: s
         await desk.until(lambda: "new0" in desk.controller.view.gone, "its eviction")
 
 
+async def test_a_closed_link_is_looked_into_at_once(desk_of: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(silence=SilenceLimits(beat_s=100.0, silence_s=600.0))
+    async with desk_of(JOB, settings) as desk:
+        await desk.until(lambda: fleet_of(desk).here, "a request for a node")
+        agent = await desk.train("new0")
+        monkeypatch.setattr(FakeFleet, "survey_s", 500.0)
+        await after(desk, 1)
+        fleet_of(desk).seen["new0"] = GONE
+        await agent.ws.close()
+        await desk.until(lambda: "new0" in desk.controller.view.gone, "its eviction by the fleet's word")
+
+
 async def test_a_loss_that_is_known_while_ranks_are_being_stopped_is_not_told_again(desk_of: Open) -> None:
     settings = Settings(silence=SilenceLimits(beat_s=100.0, silence_s=600.0))
     async with desk_of(Job(run_id="r", min_nodes=2, max_nodes=2), settings) as desk:

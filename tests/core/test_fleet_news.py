@@ -245,6 +245,24 @@ def test_a_node_that_will_be_taken_away_is_replaced_ahead() -> None:
     assert not play.view.draining
 
 
+def test_a_standby_that_will_be_taken_away_is_told_and_another_asked_for() -> None:
+    play = Play(standbys=1)
+    play.train(1.0, "a", "b", "c")
+    [spare] = play.view.pool
+    play.survey(2.0, a=up(), b=up(), c=up())
+    play.survey(10.0, **{spare: up(ends_at=50.0, reason="job 7 was cancelled by ann")})
+    assert play.said() == [
+        f"the fleet takes standby {spare} away in 40 s (job 7 was cancelled by ann): another is asked for"
+    ]
+    assert play.view_acquiring() and spare in play.view.gone and play.phase() is Phase.TRAINING
+    play.give(11.0, "d", "e")
+    play.ready(12.0, "d", "e")
+    play.survey(13.0, d=up(), e=up())
+    play.survey(14.0, e=up(ends_at=400.0))
+    assert play.said() == ["the fleet takes standby e away in 6 min"], "there is one more than the job wants"
+    assert not play.view_acquiring()
+
+
 def test_a_time_limit_that_was_known_is_no_reason_to_hurry() -> None:
     play = Play()
     play.give(1.0, "a", "b")

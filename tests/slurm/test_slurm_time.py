@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.commands.report import load_report
+from holdfast.model.action import Dismissal
 from tests.cli.driver import TRAIN, until
 from tests.cli.test_run_state import TRAIN as MODEL
 from tests.slurm.slurm_job import SlurmJob, StartSlurm, start_slurm
@@ -90,6 +91,49 @@ def test_a_batch_job_that_is_cancelled_says_so_and_has_no_successor(start_slurm:
     until(lambda: not lab.call("squeue", "-h").strip(), "an empty queue", 100)
     text = output.read_text()
     assert "time limit" not in text and ("stopped by SIGTERM" in text or f"job {job} was cancelled" in text), text
+
+
+def test_batch_jobs_that_come_to_no_step_have_few_successors(start_slurm: StartSlurm, tmp_path: Path) -> None:
+    lab = start_slurm.lab
+    (tmp_path / "job.py").write_text("import time\ntime.sleep(3600)\n")
+    words = ["sbatch", "--run-dir", str(tmp_path / "run"), "--nnodes", "1", "--slurm", "time=2", "--no-zygote"]
+    words += ["--set", "recovery.leave_s=90", "--set", "recovery.attempts=2", "--set", "probe.allow=false", "job.py"]
+    start_slurm.call_holdfast(*words)
+    output = tmp_path / "run.out"
+
+    def text() -> str:
+        return output.read_text(errors="replace") if output.exists() else ""
+
+    def grows() -> object:
+        return len(text()), lab.call("squeue", "-h", "-o", "%i %T")
+
+    until(lambda: "ended with code 95" in text(), "the end of the first", 150, grows)
+    until(lambda: "ended with code 93" in text(), "the end of the second", 150, grows)
+    until(lambda: not lab.call("squeue", "-h").strip(), "an empty queue")
+    told = "all nodes have been taken away 2 times in a row without a new step, so no others are asked for"
+    report = load_report(tmp_path / "run")
+    assert told in text() and report.code == 93 and told in report.ending
+
+
+def test_a_standby_whose_job_is_cancelled_is_told_and_replaced(start_slurm: StartSlurm, tmp_path: Path) -> None:
+    lab = start_slurm.lab
+    held = lab.call("sbatch", "--parsable", "-N1", "--no-kill", "-o", "/dev/null", "--wrap", "sleep 900").strip()
+    until(lambda: lab.call("squeue", "-h", "-j", held, "-o", "%T").strip() == "RUNNING", "an allocation")
+    job = start_slurm("--nnodes", "1", "--standbys", "1", SLURM_JOB_ID=held)
+    job.trains()
+    job.standby_waits()
+    [(spare, record)] = [(name, record) for name, record in job.records().items() if not record.lent]
+    assert job.node_of_rank(0) != spare
+    lab.call("scancel", str(record.job))
+    job.until(lambda: f"standby {spare} " in job.text(), "a word about it", patience_s=60)
+    [line] = [line for line in job.text().splitlines() if f"standby {spare} " in line]
+    assert f"job {record.job} " in line and "cancelled" in line, "in Slurm's words, not by its silence"
+    job.until(lambda: [name for name in job.records() if name > spare], "another", patience_s=60)
+    job.standby_waits()
+    assert job.records()[spare].cause is not Dismissal.EVICTED, "its host may be used again"
+    job.finish()
+    job.ends(0)
+    assert not job.report().incidents
 
 
 def test_a_job_all_of_whose_nodes_are_preempted_waits_for_others(

@@ -20,8 +20,8 @@ def copied(folder: Path, root: Path) -> tuple[Path, TreeIndex]:
     """A copy of this tree, as ranks run from it."""
     packed = tree_archive.pack_files(root, list_release_files(root).kept, folder / "releases", ArchiveLimits())
     archive, at = folder / "releases" / f"{packed.digest}.tar", folder / "releases" / packed.digest[:16]
-    tree_archive.unpack_archive(archive, at, packed.digest)
-    index = user_tree_sync.make_index(archive, at, str(root), str(root))
+    files = tree_archive.unpack_archive(archive, at, packed.digest)
+    index = user_tree_sync.make_index(files, at, str(root), str(root))
     user_tree_sync.prepare_tree(at, index)
     user_tree_sync.write_index(at, index)
     return at, index

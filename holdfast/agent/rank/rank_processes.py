@@ -184,6 +184,7 @@ class RankProcesses:
     async def launch_ranks(self, errand: LaunchHere) -> str:
         """Start or continue every rank of the seat; return an error in words, empty if all have started."""
         if errand.generation > 1:
+            self._preloading.forgo_names()
             self.learn_imports()  # a fault so early that nobody has yet: once for all is sooner than in each rank
         for key, rank in list(self.held.items()):
             if rank.code is not None and key.generation < errand.generation:

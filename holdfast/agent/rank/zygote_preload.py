@@ -18,6 +18,7 @@ _IDLE_S = 5.0  # a node that has been without ranks for so long is a standby
 # import themselves meanwhile, and in no more time; unless they would have to share processors.
 _SOON_S = 1.0
 _BETTER_S = 10.0
+_NAMES_S = 5.0  # after its first step is seen, a rank has so long to write what it has imported
 
 
 class ZygotePreload:
@@ -28,6 +29,8 @@ class ZygotePreload:
         self._imports = imports  # written by a rank at its first step
         self._learned: tuple[str, ...] = ()
         self._told: tuple[str, ...] = ()  # by the controller
+        self._heard = False  # a rank has written what it has imported
+        self._trains_since: float | None = None
         self.proven: tuple[str, ...] = ()  # of what was learned: the zygote has it, and ranks can be forked with it
         self._asked: tuple[str, ...] = ()  # what the zygote has, or the one that is being made will have
         self._idle_since = self._clock.monotonic()
@@ -79,9 +82,20 @@ class ZygotePreload:
         modules = (*self._entry.preload, *(self._entry.later if calm else ()))
         if self._making or {*modules, *self._learned} <= set(self._asked):  # another would begin anew
             return None
+        if held and trains and self._awaits_names():  # the one without them would be made first, and theirs long after
+            return None
         self._making = True
         self._made.clear()
         return self._make_preload(modules, self._environment(json.loads(key) if key else {}), key)
+
+    def forgo_names(self) -> None:
+        """Wait no longer for the names that ranks write, because the next ranks are about to start."""
+        self._heard = True
+
+    def _awaits_names(self) -> bool:
+        now = self._clock.monotonic()
+        self._trains_since = now if self._trains_since is None else self._trains_since
+        return not self._heard and now < self._trains_since + _NAMES_S
 
     def _make_preload(self, modules: tuple[str, ...], env: dict[str, str], key: str) -> PreloadZygote:
         preload = PreloadZygote(modules=modules, learned=self._learned, env=env, key=key)
@@ -92,6 +106,7 @@ class ZygotePreload:
         return with_whole_paths(make_rank_environment(os.environ) | changes, self._entry.cwd)
 
     def _learn_imports(self, held: bool) -> None:
+        self._heard = self._heard or self._imports.exists()
         names = _read_names(self._imports)
         self._imports.unlink(missing_ok=True)
         if not names and not held:

@@ -47,6 +47,9 @@ class ReleaseStager:
         self._dialing = dialing
         self._folder = Path(node.releases) if node.releases else node_dir / "releases"
         self._kept = ReleaseFolder(self._folder)
+        # The run's own folder of archives, if this host sees it: then nothing is fetched, and copies are made only when
+        # they are needed, as each would be one more tree on a file system that all hosts share.
+        self._shared = ReleaseFolder(Path(node.run_file).parent / "releases") if node.run_file else None
         self._having: dict[str, asyncio.Task[str]] = {}
         self._wanted: list[str] = []  # digests, the newest last: what may run next is never removed
         self._launched: list[str] = []  # the same: nor what runs, and what ran before
@@ -115,7 +118,7 @@ class ReleaseStager:
             self._in_place = release.digest
         else:
             if not at.is_dir():  # it was edited just now
-                self._kept.put_release(release, self._folder / f"{release.digest}.tar")
+                self._kept.put_release(release, self._find_archive(release.digest))
             with user_tree_sync.lock_trees(self._folder):
                 user_tree_sync.prepare_tree(at, index)
         if not differ:
@@ -150,14 +153,32 @@ class ReleaseStager:
         if not tree_archive.DIGEST.fullmatch(release.digest):
             return False
         at = self._kept.copy_of(release.digest)
-        index = user_tree_sync.read_index(at)
+        index = user_tree_sync.read_index(at) or self._adopt_index(release.digest)
         if index is None or at.exists() or not _is_own(index, release):
             return False
         return not user_tree_sync.find_edits(index)[0]
 
+    def _adopt_index(self, digest: str) -> user_tree_sync.TreeIndex | None:
+        """Take over the index that the run's own folder has of a release; None if there is none."""
+        index = user_tree_sync.read_index(self._shared.copy_of(digest)) if self._shared else None
+        if index is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            user_tree_sync.write_index(self._kept.copy_of(digest), index)
+        return index
+
+    def _find_archive(self, digest: str) -> Path:
+        """Return where a release's archive is, or where it would be if it had been put on this host."""
+        own = self._folder / f"{digest}.tar"
+        shared = self._shared.path / own.name if self._shared else own
+        return shared if shared.exists() and not own.exists() else own
+
     def complete(self, trains: bool) -> None:
         """If `trains`, start to stage the releases that were postponed because the user's own tree equals them."""
-        for digest in [*self._later] if trains else ():
+        if trains and not self._shared:
+            self._bring_postponed()
+
+    def _bring_postponed(self) -> None:
+        for digest in [*self._later]:
             release = self._later.pop(digest)
             self._having[digest] = asyncio.create_task(self._bring_release(release))
 
@@ -179,6 +200,7 @@ class ReleaseStager:
         """Stage a release and, if asked, check it; return an error or "", and whether the release is at fault."""
         if error := await self.ensure_staged(errand.release):
             return error, False
+        self._bring_postponed()  # it may be rolled back to, when the user's own tree is no longer it
         if not errand.check:
             return "", False
         copy = self.staged_tree(errand.release)
@@ -194,7 +216,7 @@ class ReleaseStager:
             if await asyncio.to_thread(self._kept.holds_release, release):
                 return ""
             fetched = self._kept.draft_path(release.digest, "fetched")
-            archive = self._folder / f"{release.digest}.tar"
+            archive = self._find_archive(release.digest)
             try:
                 if not archive.exists():
                     await fetch_archive(self._dialing, self._kept, release.digest, fetched)

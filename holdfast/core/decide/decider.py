@@ -64,8 +64,7 @@ def _look_after_standbys(state: JobState, now: float) -> None:
     """Ask the fleet for missing nodes, and test nodes without a seat while the job trains or waits."""
     nodes, standbys = state.nodes, state.nodes.standbys
     if state.phase not in (Phase.ENDING, Phase.DONE):
-        leaving = len(nodes.out) + len(state.requests.draining)  # each needs somebody in its place
-        state.emit(*standbys.request_missing(len(nodes.seats) - leaving, nodes.links.not_awaited(now)))
+        state.emit(*standbys.request_missing(fleet_news.count_staying(state), nodes.links.not_awaited(now)))
     if state.phase is Phase.WAITING:
         fleet_news.tell_queue(state)
     if state.phase in (Phase.TRAINING, Phase.WAITING):
@@ -98,6 +97,8 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
             return "the job is ending: no longer of interest"
         case _, Order(verb="stop"):
             grace_s = 0.0 if event.now else state.limits.shutdown_grace_s
+            if event.code == fleet_news.OUT_OF_TIME:
+                return fleet_news.finish_out_of_time(state, now, f"stopped by {event.who}", grace_s=grace_s)
             return launching.finish_job(state, now, event.code, f"stopped by {event.who}", grace_s)
         case _, Order():
             return operator_requests.on_order(state, now, event)

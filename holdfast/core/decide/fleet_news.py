@@ -5,6 +5,7 @@ from collections.abc import Set
 from holdfast.core.decide import launching
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.open_operator_requests import FLEET
+from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.membership.seating import next_seats
 from holdfast.model.action import Dismissal, Say
 from holdfast.model.alarm import Kind
@@ -90,22 +91,48 @@ def drain_leaving(state: JobState, now: float) -> str:
     due, leaving = fleet.due_nodes(now, standbys.patience_s)
     for node in [node for node, who in requests.draining.items() if who == FLEET and node not in due]:
         del requests.draining[node]  # it may stay for longer
-    for node in sorted(due & nodes.pool.keys()):
-        state.emit(*standbys.dismiss_node(node, None, "the fleet will take it away", Dismissal.DRAINED))
-    told = _tell_leaving(state, now, {n for n in due if nodes.is_active(n) and not requests.who_wants_gone(n)})
+    spare, leaves = due & nodes.pool.keys(), {n for n in due if nodes.is_active(n) and not requests.who_wants_gone(n)}
+    told = "; ".join(filter(None, (_part_with_leaving(state, now, spare), _tell_leaving(state, now, leaves))))
     over = {node for node in leaving if nodes.is_active(node)}
     return "; ".join(filter(None, (told, _let_go(state, now, over) if over else "")))
+
+
+def _part_with_leaving(state: JobState, now: float, spare: Set[str]) -> str:
+    """Dismiss standbys that the fleet will take away, and say so."""
+    if not spare:
+        return ""
+    standbys = state.nodes.standbys
+    said = _describe_leaving(state, now, spare, f"standby{'s' if len(spare) > 1 else ''} ")
+    for node in sorted(spare):
+        state.emit(*standbys.dismiss_node(node, None, "the fleet will take it away", Dismissal.DRAINED))
+    missing = standbys.count_missing(count_staying(state), state.nodes.links.not_awaited(now))
+    state.emit(Say(text=f"{said}: {_asked_for(missing)}" if missing > 0 else said))
+    return said
+
+
+def count_staying(state: JobState) -> int:
+    """Return how many seats need nobody else: a node that is out or drained needs somebody in its place."""
+    return len(state.nodes.seats) - len(state.nodes.out) - len(state.requests.draining)
+
+
+def _asked_for(count: int) -> str:
+    return f"{'another is' if count == 1 else 'others are'} asked for"
 
 
 def _tell_leaving(state: JobState, now: float, new: Set[str]) -> str:
     if not new:
         return ""
     state.requests.draining |= dict.fromkeys(sorted(new), FLEET)
-    fleet = state.nodes.standbys.fleet
-    why = ", ".join(sorted({fleet.nodes[node].reason for node in new} - {""}))
-    said = f"the fleet takes {', '.join(sorted(new))} away {_time_left(state, now, new)}{f' ({why})' if why else ''}"
-    state.emit(Say(text=f"{said}: {'another is' if len(new) == 1 else 'others are'} asked for"))
+    said = _describe_leaving(state, now, new)
+    state.emit(Say(text=f"{said}: {_asked_for(len(new))}"))
     return said
+
+
+def _describe_leaving(state: JobState, now: float, nodes: Set[str], what: str = "") -> str:
+    fleet = state.nodes.standbys.fleet
+    why = ", ".join(sorted({fleet.nodes[node].reason for node in nodes} - {""}))
+    left = _time_left(state, now, nodes)
+    return f"the fleet takes {what}{', '.join(sorted(nodes))} away {left}{f' ({why})' if why else ''}"
 
 
 def _time_left(state: JobState, now: float, nodes: Set[str]) -> str:
@@ -126,11 +153,24 @@ def _let_go(state: JobState, now: float, over: Set[str]) -> str:
         limit = "" if any(fleet.ends[node].sudden for node in nodes.active) else "time limit"
         why = ", ".join(sorted({fleet.nodes[node].reason for node in nodes.active} - {""})) or limit
         told = f"{f'{why}: ' if why else ''}the fleet takes all nodes away {_time_left(state, now, nodes.active)}"
-        told += ", and too few others have come; the job can go on from its last checkpoint"
-        return launching.finish_job(state, now, OUT_OF_TIME, told, last_s=last_s)
+        told += ", and too few others have come"
+        return finish_out_of_time(state, now, told, "; the job can go on from its last checkpoint", last_s=last_s)
     if next_seats(state.job, nodes.seats, nodes.out | over, nodes.usable_pool, may_shrink=True):
         state.requests.evicting |= {node: FLEET for node in sorted(over) if node not in state.requests.evicting}
     return ""
+
+
+def finish_out_of_time(
+    state: JobState, now: float, why: str, hope: str = "", *, grace_s: float | None = None, last_s: float | None = None
+) -> str:
+    """End a job whose nodes are all taken away. Others may go on with it, unless that has led no further too often."""
+    ends, best = state.failures.count_fruitless_end(), state.failures.best
+    if ends < state.limits.attempts:
+        return launching.finish_job(state, now, OUT_OF_TIME, why + hope, grace_s, last_s=last_s)
+    times, since = f"{ends} times in a row" if ends > 1 else "once", f" after step {best}" if best >= 0 else ""
+    told = f"{why}; all nodes have been taken away {times} without a new step{since}, so no others are asked for: the "
+    told += "job needs more time each time, or checkpoints more often"
+    return launching.finish_job(state, now, GAVE_UP, told, grace_s, last_s=last_s)
 
 
 def go_on(state: JobState, now: float) -> str:

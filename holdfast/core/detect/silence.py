@@ -4,6 +4,8 @@ It does not judge a time in which its own clock stood still. If it was not calle
 CPU, a suspended laptop), it adds the gap to every node's time, because beats may be waiting unread.
 """
 
+from collections.abc import Collection
+
 import msgspec
 
 from holdfast.model.alarm import LEFT, MACHINE_LOST, Alarm, Kind
@@ -38,6 +40,11 @@ class SilenceDetector:
 
     def on_message(self, now: float, node: str) -> None:
         self._heard_at[node] = now
+
+    @property
+    def watched_nodes(self) -> Collection[str]:
+        """Return the nodes that were heard of and do not count as silent."""
+        return self._heard_at.keys()
 
     def heard_at(self, node: str) -> float | None:
         return self._heard_at.get(node)

@@ -39,6 +39,8 @@ class FailureHistory:
         self._evicted_at: deque[float] = deque()  # and all that were
         self.skippable = False  # the script asks which batches to leave out
         self.backed = False  # copies of all states are on peers
+        self._got_further = False  # since the fleet last took all nodes away
+        self._fruitless_ends = 0  # in a row: the fleet took all nodes away, and the job had not got further
 
     def on_progress(self, event: Progress) -> None:
         self.ever, self.skippable, self.backed = True, event.skippable, event.backed
@@ -50,6 +52,7 @@ class FailureHistory:
         if not event.counted and event.step <= self.best:
             self.lost_s += took_s
             return
+        self._got_further = True
         if not event.counted:
             self.best = event.step
             self._reached.append((event.step, self.trained_s))
@@ -71,9 +74,15 @@ class FailureHistory:
     def count_evictions(self, now: float, nodes: int) -> None:
         self._evicted_at.extend([now] * nodes)
 
+    def count_fruitless_end(self) -> int:
+        """Note that the fleet takes all nodes away. Return how often in a row it did before a new step was made."""
+        self._fruitless_ends = 0 if self._got_further else self._fruitless_ends + 1
+        self._got_further = False
+        return self._fruitless_ends
+
     def forgive_all(self) -> None:
         """Forget past failures and restarts, because a person has approved going on."""
-        self.past, self.restarts = [], 0
+        self.past, self.restarts, self._fruitless_ends = [], 0, 0
 
     def make_case(
         self, now: float, incident: Incident, releases: JobReleases, *, nodes: JobNodes, lost: set[str]

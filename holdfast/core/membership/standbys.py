@@ -80,13 +80,18 @@ class Standbys:
 
     def request_missing(self, active: int, without_links: Set[str] = frozenset()) -> tuple[Acquire, ...]:
         """Return an action that asks the fleet for missing nodes, if any. A standby without its link does not count."""
-        have = active + len({*self.pool, *self.checking.values()} - without_links)
-        have += len(self.coming) + sum(self.acquiring.values())
-        if have >= self.wanted_nodes or not self.job.can_acquire or self._retry_at is not None:
+        missing = self.count_missing(active, without_links)
+        if missing <= 0 or self._retry_at is not None:
             return ()
-        action = Acquire(id=next(self._ids), count=self.wanted_nodes - have)
+        action = Acquire(id=next(self._ids), count=missing)
         self.acquiring[action.id] = action.count
         return (action,)
+
+    def count_missing(self, active: int, without_links: Set[str] = frozenset()) -> int:
+        """Return how many nodes the fleet has yet to be asked for; 0 or less if none, or if it cannot be asked."""
+        have = active + len({*self.pool, *self.checking.values()} - without_links)
+        have += len(self.coming) + sum(self.acquiring.values())
+        return self.wanted_nodes - have if self.job.can_acquire else 0
 
     def on_acquired(self, now: float, event: Outcome, active: Set[str]) -> str:
         asked = self.acquiring.pop(event.action)

@@ -81,8 +81,8 @@ class ReleaseFolder:
         at = self.copy_of(release.digest)
         partial = self.draft_path(at.name, "partial")
         try:
-            tree_archive.unpack_archive(archive, partial, release.digest)
-            index = user_tree_sync.make_index(archive, partial, release.root, release.home)
+            files = tree_archive.unpack_archive(archive, partial, release.digest)
+            index = user_tree_sync.make_index(files, partial, release.root, release.home)
             user_tree_sync.link_user_files(partial, index)
             if not at.exists():
                 user_tree_sync.write_index(at, index)

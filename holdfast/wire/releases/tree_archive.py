@@ -143,20 +143,23 @@ def unpacked_bytes(archive: Path) -> int:
         return sum(member.size + 4096 for member in _checked_headers(tar))
 
 
-def unpack_archive(archive: Path, to: Path, digest: str) -> None:
-    """Unpack into a new folder; ArchiveError if the digest does not match or a file would land outside the folder."""
+def unpack_archive(archive: Path, to: Path, digest: str) -> dict[str, str]:
+    """Unpack into a new folder, and return the content digest of every file by path. ArchiveError if the digest does
+    not match or a file would land outside the folder."""
     to.mkdir()
     sum = _TreeDigest()
     links: set[str] = set()
+    folders = {""}  # made already
     with _open_archive(archive) as tar:
         for path, kind, content in _read_members(tar):
             _check_member_path(path, links)
             sum.add(path, kind, content)
             if kind == "l":
                 links.add(path)
-            _write_member(to, path, kind, content)
+            _write_member(to, path, kind, content, folders)
     if str(sum) != digest:
         raise ArchiveError(f"the archive {archive.name} is damaged: its content does not match {digest[:12]}")
+    return sum.words
 
 
 @contextlib.contextmanager
@@ -203,13 +206,15 @@ def _check_member_path(path: str, links: set[str]) -> None:
         raise UnsafeArchiveError(f"the archive would write through a link, to {path}")
 
 
-def _write_member(to: Path, path: str, kind: str, content: bytes) -> None:
+def _write_member(to: Path, path: str, kind: str, content: bytes, folders: set[str]) -> None:
     try:
-        os.makedirs(to / os.path.dirname(path), exist_ok=True)
+        if (folder := os.path.dirname(path)) not in folders:
+            os.makedirs(to / folder, exist_ok=True)
+            folders.add(folder)
         if kind == "l":
             _write_link(to, path, os.fsdecode(content))
         else:
-            _write_file(to / path, content, executable=kind == "x")
+            _write_file(f"{to}/{path}", content, executable=kind == "x")
     except OSError as e:  # the disk is full, or two members have one name
         raise ArchiveError(f"{path} of the archive cannot be written: {e.strerror}") from None
 
@@ -220,7 +225,7 @@ def _write_link(to: Path, path: str, target: str) -> None:
     (to / path).symlink_to(target)
 
 
-def _write_file(path: Path, content: bytes, *, executable: bool) -> None:
+def _write_file(path: str, content: bytes, *, executable: bool) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o755 if executable else 0o644)
     with open(fd, "wb") as file:
         file.write(content)

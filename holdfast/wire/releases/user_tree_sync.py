@@ -50,10 +50,9 @@ def forget_index(at: Path) -> None:
         at.with_name(at.name + suffix).unlink(missing_ok=True)
 
 
-def make_index(archive: Path, copy: Path, root: str, home: str) -> TreeIndex:
-    """Index an unpacked release. Deletes from the copy all files that scripts may have written; links to the user's own
-    files replace them later."""
-    files = tree_archive.archive_contents(archive)
+def make_index(files: dict[str, str], copy: Path, root: str, home: str) -> TreeIndex:
+    """Index an unpacked release of these files. Deletes from the copy all files that scripts may have written; links to
+    the user's own files replace them later."""
     loose: Collection[str] = ()
     with contextlib.suppress(ReleaseFilesError):
         loose = list_release_files(Path(root)).possible_outputs() if root and os.path.isdir(root) else ()
