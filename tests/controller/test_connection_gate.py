@@ -208,3 +208,27 @@ async def test_a_burst_of_one_host_is_attended_to_in_turn(desk_of: Open, tmp_pat
         for _, writer in [one for one in shaken if not isinstance(one, BaseException)]:
             writer.close()
         assert not failed, failed[:3]
+
+
+async def test_a_link_that_makes_room_as_its_handshake_ends_is_not_closed_beneath_its_transport(tmp_path: Path) -> None:
+    """The transport would stay, and go on with the number of a file that is another link's by then."""
+    tls = mutual_tls.server_tls(CertificateAuthority(tmp_path / "door").keys, strangers=True)
+    lost = asyncio.Event()
+
+    class Leaving(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            served.cancel()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            lost.set()
+
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    served = asyncio.create_task(ConnectionGate(Leaving, tls)._serve_link(ours, "host"))
+    reader, writer = await asyncio.open_connection(sock=theirs, ssl=mutual_tls.unproved_tls(), server_hostname="")
+    async with asyncio.timeout(20):  # asyncio's own patience with such a link is 30 s
+        await lost.wait()
+        with contextlib.suppress(OSError):
+            await reader.read()
+    writer.close()
+    assert ours.fileno() == -1, "closed, by its transport"

@@ -37,6 +37,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     offset: int = 0  # of the number that it prints to the steps that it has made
     per_epoch: int = 0  # steps, where it prints epochs
     samples: int = 1  # of a step, where it prints samples
+    loss_source: str = ""  # the call that its losses are read from, which the console names; "": it makes none
     exact: bool = True  # after a restart it goes on as if there had been none, or from its very beginning
     spawns: bool = False  # it starts its ranks itself: what is struck is a child
     causes: dict[str, str] = msgspec.field(default_factory=lambda: CAUSES)
@@ -91,6 +92,7 @@ SCRIPTS = {
             line=r"'loss': '?(?P<loss>[\d.]+).*'epoch': '?(?P<epoch>[\d.]+)",
             per_epoch=20,
             needs="transformers",
+            loss_source="Trainer.training_step()",
             known=Known.RESUMED,
             files=("results/checkpoint-60/trainer_state.json", "results/final/model.safetensors"),
         ),

@@ -1,6 +1,7 @@
 """Guards the ports of controller and `holdfast dash`: callers get few links and little time to prove themselves."""
 
 import asyncio
+import contextlib
 import logging
 import resource
 import select
@@ -94,7 +95,10 @@ class ConnectionGate:
             if isinstance(transport, asyncio.Transport):
                 transport.abort()
             elif isinstance(e, asyncio.CancelledError):
-                link.close()
+                # It may have a transport that asyncio has not handed out yet. If the link were closed beneath it, the
+                # transport would stay, and the next link may have the number of its file.
+                with contextlib.suppress(OSError):
+                    link.shutdown(socket.SHUT_RDWR)
         except OSError as e:  # it went away, or does not speak TLS
             _log.debug("a connection from %s broke before the caller had proved itself: %s", host, e)
         finally:

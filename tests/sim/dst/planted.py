@@ -323,5 +323,5 @@ PLANTED = (
     Mutant(disks_are_cleared_by_a_launch_without_sources, 52, draw_with_disks),
     Mutant(disks_are_cleared_by_eviction, 22, draw_with_disks),
     Mutant(parked_ranks_get_new_code, 33, draw_surviving),
-    Mutant(parked_ranks_are_untold, 45, draw_surviving),
+    Mutant(parked_ranks_are_untold, 9, draw_surviving),
 )
