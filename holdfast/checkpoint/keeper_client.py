@@ -44,6 +44,10 @@ class KeeperError(Exception):
     """Says in one sentence why the keeper did not do what was asked."""
 
 
+class StateFetchError(KeeperError):
+    """Says why the keeper could not fetch a state from the nodes that hold it. Its name is read in last words."""
+
+
 class KeeperClient:
     """Sends one request at a time to the keeper, and repeats it if the agent is replaced meanwhile."""
 
@@ -134,5 +138,5 @@ def _exchange_line(peer: socket.socket, line: bytes) -> bytes:
 def _parse_answer(line: bytes) -> rank_keeper_messages.FromKeeper:
     answer: rank_keeper_messages.FromKeeper = rank_keeper_messages.from_keeper(line)
     if isinstance(answer, rank_keeper_messages.KeeperRefusal):
-        raise KeeperError(answer.why)
+        raise StateFetchError(answer.why) if answer.unfetched else KeeperError(answer.why)
     return answer

@@ -99,6 +99,10 @@ class TransportError(Exception):
         self.code = code
 
 
+class LinkError(TransportError):
+    """Says in one sentence how the link to another keeper failed; the same request may succeed later."""
+
+
 class PeerKeeper(NamedTuple):
     """The address of a keeper and, if it is on another host, the guard for mutual authentication."""
 
@@ -246,7 +250,7 @@ class _PartTransfer:
 
     def _count_moved(self) -> int:
         if len(self._moved) < self._count:
-            raise next(iter(self._failed), TransportError("a link closed without an answer"))
+            raise next(iter(self._failed), LinkError("a link closed without an answer"))
         return sum(self._moved)
 
     def _start_links(self, openers: Sequence[OpenLink]) -> list[threading.Thread]:
@@ -332,7 +336,7 @@ def _connect_keeper(keeper: PeerKeeper, ticket: str = "") -> socket.socket:
             show_ticket(link, ticket)
         return _wrap_tls(link, keeper.guard) if keeper.guard else link
     except OSError as e:
-        raise TransportError(f"the keeper at {host}:{port} cannot be reached: {e}") from None
+        raise LinkError(f"the keeper at {host}:{port} cannot be reached: {e}") from None
 
 
 @contextmanager
@@ -342,7 +346,7 @@ def _relay_link(keeper: PeerKeeper) -> Iterator[socket.socket]:
         with relayed_link(keeper.address, keeper.guard.keys, keeper.guard.accepts_certificate) as link:
             yield link
     except OSError as e:
-        raise TransportError(f"the keeper at {keeper.address[0]}:{keeper.address[1]} cannot be reached: {e}") from None
+        raise LinkError(f"the keeper at {keeper.address[0]}:{keeper.address[1]} cannot be reached: {e}") from None
 
 
 def _wrap_tls(link: socket.socket, guard: PeerGuard) -> ssl.SSLSocket:
@@ -367,7 +371,7 @@ def _send_request(link: socket.socket, ask: PeerRequest) -> PeerReply:
     try:
         link.sendall(msgspec.json.encode(ask) + b"\n")
     except OSError as e:
-        raise TransportError(f"the link broke: {e}") from None
+        raise LinkError(f"the link broke: {e}") from None
     return _read_reply(link)
 
 
@@ -375,7 +379,7 @@ def _read_reply(link: socket.socket) -> PeerReply:
     try:
         reply = from_json(read_line(link), PeerReply)
     except (OSError, msgspec.DecodeError) as e:
-        raise TransportError(f"the keeper's answer was lost: {e}") from None
+        raise LinkError(f"the keeper's answer was lost: {e}") from None
     if reply.error:
         raise TransportError(f"the keeper refused: {reply.error}", reply.code)
     return reply
@@ -387,7 +391,7 @@ def read_line(link: socket.socket) -> bytes:
     while not line.endswith(b"\n"):
         byte = link.recv(1)
         if not byte or len(line) > _LINE_BYTES:
-            raise TransportError("the link ended in the middle of a line")
+            raise LinkError("the link ended in the middle of a line")
         line += byte
     return bytes(line)
 
@@ -401,7 +405,7 @@ def send_chunk(link: socket.socket, chunk: memoryview) -> None:
             link.sendall(piece)
         link.sendall(summed.digest())
     except OSError as e:
-        raise TransportError(f"the link broke while sending: {e}") from None
+        raise LinkError(f"the link broke while sending: {e}") from None
 
 
 def receive_chunk(link: socket.socket, chunk: memoryview, number: int) -> bytes:
@@ -413,9 +417,9 @@ def receive_chunk(link: socket.socket, chunk: memoryview, number: int) -> bytes:
             try:
                 count = link.recv_into(part[at : at + _PIECE_BYTES])
             except OSError as e:
-                raise TransportError(f"the link broke while receiving: {e}") from None
+                raise LinkError(f"the link broke while receiving: {e}") from None
             if not count:
-                raise TransportError("the link ended in the middle of a chunk")
+                raise LinkError("the link ended in the middle of a chunk")
             if part is chunk:
                 summed.update(part[at : at + count])
             at += count

@@ -72,6 +72,7 @@ class KeeperRefusal(msgspec.Struct, frozen=True, kw_only=True, tag="denied"):
     """The keeper refuses a request; `why` is one sentence."""
 
     why: str
+    unfetched: bool = False  # a state that other nodes hold could not be fetched from them
 
 
 FromKeeper = ArenaGrant | StateGrant | KeeperRefusal

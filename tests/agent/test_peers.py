@@ -11,15 +11,17 @@ import pytest
 from holdfast.agent.snapshots.note_folder import NoteFolder
 from holdfast.agent.snapshots.peer_arenas import NO_LAYOUT, PeerLayouts
 from holdfast.checkpoint import peer_server, peer_transport
+from holdfast.checkpoint.keeper_client import StateFetchError, _parse_answer
 from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, TransportError
 from holdfast.checkpoint.relay_tickets import RelayTickets
 from holdfast.core.decoding import from_json
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.state_copy import Aim
+from holdfast.wire import rank_keeper_messages
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority
 from holdfast.wire.rank_keeper_messages import KeeperRefusal, StateGrant, StateRequest
-from tests.agent.peers import Fleet, Trained, backups, image, layout, save, until
+from tests.agent.peers import Fleet, Node, Trained, backups, image, layout, save, until
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -174,6 +176,40 @@ async def test_a_damaged_copy_is_not_given(fleet: Fleet) -> None:
     assert isinstance(answer, KeeperRefusal) and "rank 1 at step 9" in answer.why
     assert "rank 1 at step 9" in fleet.nodes["c"].said[-1]
     assert fleet.plan("a", "c").step == 5, "the one before"
+
+
+async def _spare_after_loss(fleet: Fleet) -> tuple[Node, Path]:
+    """A spare has the seat of b, whose state only c holds; the socket of c's keeper is moved from the path returned."""
+    job = Trained(fleet, shared=False)
+    await job.start("spare")
+    await job.back_up(5)
+    fleet.launch(2, "a", "spare", "c", restore=fleet.plan("a", "c"))
+    await fleet.nodes["spare"].arena(job.plans[1], 2)
+    path = Path(fleet.nodes["c"].keeper.address[0])
+    path.rename(path.with_name("moved"))
+    return fleet.nodes["spare"], path
+
+
+async def test_a_keeper_that_cannot_be_reached_is_asked_again(fleet: Fleet) -> None:
+    spare, path = await _spare_after_loss(fleet)
+    asked = asyncio.create_task(spare.ask(StateRequest(rank=1, generation=2)))
+    await until(lambda: any("trying again for" in line for line in spare.said))
+    assert "step 5: c: the keeper at " in spare.said[0], "which one cannot be reached"
+    path.with_name("moved").rename(path)
+    answer = await asked
+    assert isinstance(answer, StateGrant), answer
+    assert (answer.source, answer.step) == ("peer", 5)
+
+
+async def test_a_keeper_that_stays_away_is_no_error_of_the_script(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.agent.snapshots.keeper._REACH_S", 0.5)
+    spare, _ = await _spare_after_loss(fleet)
+    answer = await spare.ask(StateRequest(rank=1, generation=2))
+    assert isinstance(answer, KeeperRefusal) and answer.unfetched, answer
+    with pytest.raises(StateFetchError, match="the state of rank 1 at step 5: c: "):
+        _parse_answer(rank_keeper_messages.encode(answer))
 
 
 async def test_a_floor_that_was_damaged_is_held_no_longer(fleet: Fleet) -> None:

@@ -282,6 +282,28 @@ async def test_storage_that_gave_nothing_is_not_tried_again_where_memory_holds_a
     assert {bench.executor._choose_restore(LAUNCH).stored for _ in range(5)} == {15}, "there is nothing else"
 
 
+async def test_storage_has_its_turn_before_the_job_gives_up() -> None:
+    """Four launches are what `recovery.attempts` allows."""
+    bench = Bench()
+    held = {
+        seat.node: tuple(
+            Copy(rank=rank, step=step, node=seat.node, layout="l", world=4, whole=True)
+            for rank in range(seat.first_rank, seat.first_rank + seat.nproc)
+            for step in (9, 8)
+        )
+        for seat in LAUNCH.seats
+    }
+    bench.hold(held)
+    beat = Beat(node="a", generation=bench.decider.view.generation, step=9, at=0.0, stored=5)
+    bench.registry.record_beat(0.0, beat)
+    tried = []
+    for _ in range(4):
+        plan = bench.executor._choose_restore(LAUNCH)
+        bench.executor._count_try(plan)
+        tried.append((plan.step if plan.sources else -1, plan.stored))
+    assert tried == [(9, -1), (9, -1), (8, -1), (-1, 5)]
+
+
 async def test_the_state_that_another_release_goes_on_with_is_stored() -> None:
     bench = Bench()
     bench.hold(

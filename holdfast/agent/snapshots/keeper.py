@@ -7,10 +7,10 @@ what it reads, and answers a rank's two questions: where to put snapshots, and w
 import asyncio
 import contextlib
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -44,7 +44,7 @@ from holdfast.checkpoint.arena import (
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.keeper_client import make_want
 from holdfast.checkpoint.manifest import Author, StorageError
-from holdfast.checkpoint.peer_transport import TransportError
+from holdfast.checkpoint.peer_transport import LinkError, TransportError
 from holdfast.core.decoding import from_json
 from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.snapshots.disk_floor import DiskLimits
@@ -64,6 +64,9 @@ _IDLE_S = 0.2  # between looks while no rank has asked for memory, at least
 _SLOTS = 4  # for a rank that will ask for as many at most
 _CHECKING = 0.05  # of a core is at most spent on checksums of snapshots
 _LAUNCH = "launch.json"
+_REACH_S, _AGAIN_S = 10.0, 0.5  # how long, and how often, a keeper that cannot be reached is asked for a state
+
+T = TypeVar("T")
 
 
 class KeeperIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -371,17 +374,32 @@ class Keeper:
         launch, began_at = self._launch, self._ports.clock.monotonic()
         gathering = StateFetch(launch.restore, source.rank, self._links)
         try:
-            plan = await asyncio.to_thread(gathering.fetch_layout)
+            plan = await self._fetch_patiently(gathering.fetch_layout)
             own, slot = await self._begin_fetched(plan)
-            nodes = await asyncio.to_thread(gathering.fill_image, plan, slot.image)
+            nodes = await self._fetch_patiently(partial(gathering.fill_image, plan, slot.image))
         except (TransportError, OSError, ArenaError) as e:
             self._ports.say(str(e))
-            return KeeperRefusal(why=str(e))
+            return KeeperRefusal(why=str(e), unfetched=not isinstance(e, ArenaError))
         slot.seal()
         self._say_fetched(plan, nodes, began_at)
         return StateGrant(
             source="disk" if source.disk else "peer", step=launch.restore.step, arena=own.path, slot=slot.index
         )
+
+    async def _fetch_patiently(self, fetch: Callable[[], T]) -> T:
+        """Fetch in a thread; while no holder can be reached, try again, for a bounded time. Raises as `fetch` does."""
+        launch, until = self._launch, None
+        while True:
+            try:
+                return await asyncio.to_thread(fetch)
+            except LinkError as e:
+                now = self._ports.clock.monotonic()
+                if self._launch is not launch or (until is not None and now >= until):
+                    raise
+                if until is None:
+                    until = now + _REACH_S
+                    self._ports.say(f"{e}; trying again for {_REACH_S:g} s")
+            await asyncio.sleep(_AGAIN_S)
 
     # --- watching ----------------------------------------------------------------------------------------------
 

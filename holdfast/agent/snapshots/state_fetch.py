@@ -8,7 +8,7 @@ import msgspec
 from holdfast.agent.snapshots.keeper_interfaces import KeeperLinks
 from holdfast.agent.snapshots.parity_decoder import KeeperSource, ParityDecoder, Run
 from holdfast.checkpoint.image_layout import ImageItem, ImageLayout
-from holdfast.checkpoint.peer_transport import PeerRequest, TransportError
+from holdfast.checkpoint.peer_transport import LinkError, PeerRequest, TransportError
 from holdfast.core.decoding import from_msgpack
 from holdfast.model.state_copy import CopySummary, Restore
 
@@ -95,14 +95,16 @@ class StateFetch:
         return sorted(found, key=lambda kept: (kept.node not in named, not kept.whole, kept.node))
 
     def _try_each(self, holders: list[CopySummary], do: Callable[[CopySummary], T]) -> T:
-        """Try one holder after another and return the first result; raise TransportError if all fail."""
-        why = "no node has it"
+        """Try one holder after another and return the first result; raise TransportError if all fail, and LinkError
+        if one of them may only be out of reach for now."""
+        why, error = "no node has it", TransportError
         for kept in holders:
             try:
                 return do(kept)
             except TransportError as e:
                 why = f"{kept.node}: {e}"
-        raise TransportError(f"cannot fetch the state of rank {self._rank} at step {self._restore.step}: {why}")
+                error = LinkError if isinstance(e, LinkError) else error
+        raise error(f"cannot fetch the state of rank {self._rank} at step {self._restore.step}: {why}")
 
 
 def _matching_runs(ours: ImageLayout, theirs: ImageLayout, owner: int) -> Iterator[Run]:

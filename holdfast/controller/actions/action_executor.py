@@ -322,13 +322,15 @@ class ActionExecutor:
         return None
 
     def _choose_restore(self, launch: Launch, kept: LaunchPlan | None = None) -> Restore:
-        """Choose the state to restore. A state from which the job twice made no step is not tried a third time."""
+        """Choose the state to restore. A state from which the job twice made no step is not tried a third time, and
+        older ones that memory holds are then tried once, so that storage has its turn before the job gives up."""
         least = launch.not_after if launch.not_after is not None else sys.maxsize
         away = set(launch.astray)  # what they hold in memory may be of a line that the job has left
         held = [c for node, copies in self.registry.copies.items() for c in copies if node not in away or c.disk]
         line, left = _known_lines(launch, kept)
         held = leave_out_disks(held, (*left, *launch.doubts))
-        usable = [copy for copy in held if copy.step <= least and self._tries[copy.step] < _TRIES]
+        most = 1 if any(tries >= _TRIES for tries in self._tries.values()) else _TRIES
+        usable = [copy for copy in held if copy.step <= least and self._tries[copy.step] < most]
         known_nodes = {*(seat.node for seat in launch.seats), *(kept.nodes if kept else ()), *self.registry.local_nodes}
         plan = choose_known_restore(launch.seats, usable, known_nodes, least if launch.verified else None, line)
         plan = msgspec.structs.replace(plan, doubts=launch.doubts)

@@ -5,9 +5,12 @@ import pytest
 
 from holdfast.core.detect.crash import alarm_of
 from holdfast.core.incident.incident_case import TOLD
+from holdfast.core.incident.ladder import find_verdict
 from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.incident_record import Remedy
 from holdfast.model.observation import Exit
+from tests.core.diagnose.test_ladder import case, past
 
 CATALOG = catalog_files.load_failures()
 TRACEBACK = (
@@ -32,6 +35,21 @@ def test_the_alarm_says_who_when_and_how() -> None:
     assert alarm.reason == "exited with code 1 (ZeroDivisionError: division by zero)"
     assert alarm.signature == "python_exception 1 model.py:12"
     assert alarm.evidence == TRACEBACK
+
+
+def test_a_state_that_a_peer_did_not_give_costs_no_node_and_is_not_the_scripts_fault() -> None:
+    words = (
+        *TRACEBACK[:4],
+        "    raise StateFetchError(answer.why)",
+        "holdfast.checkpoint.keeper_client.StateFetchError: cannot fetch the state of rank 3 at step 376: n2: "
+        "the keeper at 10.0.0.2:4123 cannot be reached: EOF occurred in violation of protocol",
+    )
+    alarm = ended(1, *words, latched=words[-1])
+    assert (alarm.klass, alarm.action) == ("peer_connection_lost", "retry")
+    assert "n2: the keeper at 10.0.0.2:4123 cannot be reached" in alarm.reason
+    for rounds in range(3):
+        verdict = find_verdict(case(alarm, past=past(*[10] * rounds), rounds=rounds))
+        assert (verdict.remedy, verdict.reason) == (Remedy.RESTART, "no node is to blame: restarted in place")
 
 
 IN_A_CHILD = (
