@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 if not torch.cuda.is_available():  # TorchTitan asks torch once, when it is imported, what it runs on
     torch._utils._get_available_device_type = lambda: "cpu"
@@ -66,7 +67,8 @@ class CountingModel(BaseModel):  # type: ignore[misc]  # of a library that may b
 
 
 def split_model(model: torch.nn.Module, *, parallel_dims: Any, **kwargs: Any) -> torch.nn.Module:
-    return fully_shard(model, mesh=parallel_dims.get_mesh("dp_shard"))
+    fully_shard(model, mesh=parallel_dims.get_mesh("dp_shard"))
+    return model
 
 
 class Counting(torch.utils.data.IterableDataset[Any]):
@@ -143,7 +145,8 @@ def do_without_gpu() -> None:
 def digest(model: torch.nn.Module) -> str:
     found = hashlib.sha256()
     for name, values in model.named_parameters():
-        found.update(name.encode() + values.full_tensor().detach().cpu().numpy().tobytes())  # type: ignore[operator]
+        assert isinstance(values, DTensor)
+        found.update(name.encode() + values.full_tensor().detach().cpu().numpy().tobytes())
     return found.hexdigest()
 
 

@@ -36,7 +36,7 @@ class HeldMegatron:
 
     def __init__(
         self,
-        models: Sequence[torch.nn.Module],
+        models: Sequence[Any],
         optimizer: MegatronOptimizer,
         schedule: Any = None,
         *,

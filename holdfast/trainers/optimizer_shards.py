@@ -36,7 +36,7 @@ class ShardCheckpointer:
         if not peek_state(self._more["path"]).step:
             return 0
         for optimizer in self._optimizers:
-            if (kept := foresee_state(optimizer)) is None:
+            if (kept := foresee_state(optimizer, also_masters=True)) is None:
                 raise StateError(f"the state of a {type(optimizer).__name__} cannot be made before its first step")
             for parameter, own in kept.items():
                 optimizer.state[parameter] = allocate_state(parameter, own) | optimizer.state[parameter]
@@ -49,6 +49,11 @@ class ShardCheckpointer:
         """Take a snapshot of the step that was just made."""
         self._checkpointer = self._checkpointer or self._make_checkpointer()
         self._checkpointer.save(step)
+
+    def close(self) -> None:
+        """Make the newest snapshot a checkpoint, as a script's end does."""
+        if self._checkpointer:
+            self._checkpointer.close()
 
     def _make_checkpointer(self) -> Checkpointer:
         return Checkpointer(state_dict=self._read, extra=self._extra, **self._more)
@@ -64,17 +69,26 @@ class ShardCheckpointer:
 
 
 class GroupValues:
-    """The plain values of parameter groups: learning rates, and counts that some optimizers keep there."""
+    """The plain values of parameter groups: learning rates, and counts that some optimizers keep there; and how much
+    state there is beside them."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers = optimizers
         self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
 
     def state_dict(self) -> Values:
-        return {str(n): _plain_values(group) for n, group in enumerate(self._groups)}
+        groups = {str(n): _plain_values(group) for n, group in enumerate(self._groups)}
+        return {"kept": self._count_kept(), **groups}
 
     def load_state_dict(self, state: Values) -> None:
+        if state["kept"] != self._count_kept():  # the rest would be lost without a word
+            told = f"{self._count_kept()} states of parameters, and {state['kept']} were saved"
+            raise StateError(f"the optimizers will hold {told}")
         for n, group in enumerate(self._groups):
             group.update(state[str(n)])
+
+    def _count_kept(self) -> list[int]:
+        return [sum(map(len, optimizer.state.values())) for optimizer in self._optimizers]
 
 
 class ModuleBuffers:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as torch_dcp
 from safetensors.torch import save_file
 
-from holdfast.trainers.own_checkpoints import OwnCheckpoint, find_own_checkpoint, first_fault
+from holdfast.trainers.own_checkpoints import OwnCheckpoint, distcp_fault, find_own_checkpoint, first_fault
 
 FILES = ("model.safetensors", "optimizer.pt", "state.json")
 
@@ -71,3 +72,23 @@ def test_there_may_be_none(there: bool, tmp_path: Path) -> None:
     if there:
         remove(make_checkpoint(tmp_path / "out" / "checkpoint-1") / "state.json")
     assert find_own_checkpoint(tmp_path / "out", r"checkpoint-(\d+)", fault_of) is None
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(
+    ("name", "damage", "fault"),
+    [
+        ("__0_0.distcp", remove, "__0_0.distcp is missing"),
+        ("__0_0.distcp", cut_short, "__0_0.distcp is cut short"),
+        ("__0_0.distcp", flip_bit, "__0_0.distcp is damaged"),
+        (".metadata", remove, ".metadata is missing"),
+        (".metadata", empty, "it is not whole"),
+    ],
+)
+def test_every_record_of_a_checkpoint_of_torch_is_read(
+    name: str, damage: Callable[[Path], None], fault: str, tmp_path: Path
+) -> None:
+    torch_dcp.save({"weight": torch.ones(100), "step": 7}, checkpoint_id=tmp_path, no_dist=True)
+    assert distcp_fault(tmp_path) == ""
+    damage(tmp_path / name)
+    assert distcp_fault(tmp_path).startswith(fault)
