@@ -34,6 +34,7 @@ class TrainerExample(NamedTuple):
     package: str
     half: Callable[[Path], None]  # make the newest of its own checkpoints as a kill may leave it
     saved: int = 10  # the step of the newest whole one, when it is struck
+    args: tuple[str, ...] = ()
 
 
 def halve_huggingface(out: Path) -> None:
@@ -61,7 +62,7 @@ def halve_deepspeed(out: Path) -> None:
     """`latest` names the newer one, as if the kill had come after that; a part of the optimizer is cut short."""
     newest = shutil.copytree(out / "global_step10", out / "global_step11")
     (out / "latest").write_text("global_step11")
-    cut_short(newest / "zero_pp_rank_1_mp_rank_00_optim_states.pt")
+    cut_short(next(newest.glob("*zero_pp_rank_1_mp_rank_00_optim_states.pt")))
 
 
 def halve_torchtitan(out: Path) -> None:
@@ -81,9 +82,9 @@ TRAINERS = {
     "huggingface": TrainerExample("transformers", halve_huggingface),
     "accelerate": TrainerExample("accelerate", halve_accelerate),
     "lightning": TrainerExample("lightning", halve_lightning, saved=12),
-    "deepspeed": TrainerExample("deepspeed", halve_deepspeed),
+    "deepspeed": TrainerExample("deepspeed", halve_deepspeed, args=("--zero", "2", "--bf16")),
     "torchtitan": TrainerExample("torchtitan", halve_torchtitan),
-    "megatron": TrainerExample("megatron", halve_megatron),
+    "megatron": TrainerExample("megatron", halve_megatron, args=("--bf16",)),
 }
 
 
@@ -91,7 +92,7 @@ TRAINERS = {
 def name(request: pytest.FixtureRequest) -> str:
     package = TRAINERS[request.param].package
     if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed; make test-full has it")
+        pytest.skip(f"{package} is not installed; docs/TRAINERS.md says which of them make test-full has")
     return str(request.param)
 
 
@@ -107,7 +108,7 @@ def launch(tmp_path: Path, warm_server: Path, monkeypatch: pytest.MonkeyPatch, n
     def launch(name: str, *more: str, place: str = "work", run: str = "run") -> Job:
         folder = tmp_path / place
         folder.mkdir(exist_ok=True)
-        script = (str(EXAMPLES / f"trainer_{name}.py"), "--steps", str(STEPS), *more)
+        script = (str(EXAMPLES / f"trainer_{name}.py"), "--steps", str(STEPS), *TRAINERS[name].args, *more)
         words = ("--run-dir", str(folder / run), *SOON, "--nproc-per-node", "2", *script)
         env = make_rank_environment(job_environment()) | {program_fork_server.NAMED: str(warm_server)}
         jobs.append(Job(folder, *words, env=env, name=run))
