@@ -26,6 +26,7 @@ from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from megatron.core.transformer import TransformerConfig
 from torch.overrides import TorchFunctionMode
 
+import holdfast
 from holdfast.trainers.megatron import HeldMegatron, newest_checkpoint
 
 LENGTH, VOCABULARY, SAVED_EVERY = 8, 32, 10
@@ -135,7 +136,8 @@ def main() -> None:
         if step % SAVED_EVERY == 0:
             folder = told.out / f"iter_{step:07d}"
             folder.mkdir(parents=True, exist_ok=True)
-            dist_checkpointing.save(own_state(model, optimizer, schedule), str(folder))
+            with holdfast.phase("save"):
+                dist_checkpointing.save(own_state(model, optimizer, schedule), str(folder))
     if dist.get_rank() == 0:
         print(f"weights sha256: {digest(model)}", flush=True)
     dist.destroy_process_group()
