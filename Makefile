@@ -11,7 +11,7 @@ SLOW ?= torture detect recovery ettr byterobust nccl compile cluster
 BENCHES = $(filter-out $(SLOW),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full test-slurm test-kube fuzz chaos gpu-wheels gpu-lab site lint lock audit bench clean always
+.PHONY: help venv demo test test-full test-search test-slurm test-kube fuzz chaos gpu-wheels gpu-lab site lint lock audit bench clean always
 # Tests and benchmarks start processes by the dozen; two of them side by side disturb each other.
 .NOTPARALLEL:
 
@@ -42,10 +42,14 @@ test: $(READY) ## all tests but the slow ones; ARGS goes to pytest
 	@$(PY) -m compileall -q -j 2 holdfast
 	$(PY) -m pytest -n 4 --dist worksteal -m "not slow" $(ARGS)
 
-test-full: $(READY) ## all tests; what has passed with the same files is left out
+# But for those that have a target of their own: searches, Slurm and Kubernetes.
+test-full: $(READY) ## all tests but the searches; what has passed with the same files is left out
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[test-full]'
-	$(PY) -m pytest -n 3 --dist worksteal -m "not alone" -p tests.resuming --resume=.pytest_cache/passed $(ARGS)
+	$(PY) -m pytest -n 3 --dist worksteal -m "not alone and not search" --ignore=tests/slurm -p tests.resuming --resume=.pytest_cache/passed $(ARGS)
 	$(PY) -m pytest -m alone -p tests.resuming --resume=.pytest_cache/passed-alone $(ARGS)
+
+test-search: $(READY) ## seeds by the hundred: planted bugs are looked for, journals harmed; it goes on where it was
+	$(PY) -m pytest -n 3 --dist worksteal -m search -p tests.resuming --resume=.pytest_cache/passed-search $(ARGS)
 
 test-slurm: $(READY) ## faults on a real Slurm of six hosts in namespaces; needs root and Debian's packages
 	@$(PY) -c 'from tests.slurm.lab import lacking; import sys; sys.exit(f"holdfast: no Slurm can run here: {lacking()}" if lacking() else 0)'

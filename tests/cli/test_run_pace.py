@@ -69,6 +69,7 @@ def test_the_pace_of_two_releases(tmp_path: Path, start: Start) -> None:
         assert pace.tokens_s == pytest.approx(1000 * pace.steps_s)
         assert pace.mfu == pytest.approx(FLOPS * pace.steps_s / (2 * PEAK)) and pace.estimated
     assert new.steps_s > 1.3 * old.steps_s, "the slow first steps are not counted"
-    assert len(shown["pace"]) == 2
+    *each, compared = shown["pace"]
+    assert len(each) == 2 and compared.startswith("release 2 is ") and compared.endswith(" as release 1, by tokens/s")
     printed = " ".join(holdfast("report", "run", folder=tmp_path).stdout.split())
     assert all(pace in printed for pace in describe_paces((old, new)))

@@ -32,7 +32,8 @@ def test_the_tutorial_is_true(start: Start) -> None:
         "done: 2 incidents",
         "step 600 was last written to storage",
     ):
-        assert words in text and words in job.text(), words
+        # Which of three nodes come first, and are seated, is chance on a busy machine.
+        assert words in text and re.search(re.sub(r"\bn\d", r"n\\d", re.escape(words)), job.text()), words
     lost = [record.good_step - (record.resumed_from or 0) for record in job.report().incidents]
     assert len(lost) == 2 and max(lost) <= 1, "a step at most, which was not sealed yet"
 

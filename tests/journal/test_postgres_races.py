@@ -147,6 +147,7 @@ def test_controllers_race_for_a_run(shared_postgres: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.search
 @pytest.mark.timeout(1200)
 def test_controllers_race_at_length(shared_postgres: str) -> None:
     race(shared_postgres, range(1000, 1200))

@@ -43,6 +43,7 @@ def test_any_harm(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.search
 @pytest.mark.timeout(1800)
 def test_any_harm_at_length(tmp_path: Path) -> None:
     outcomes = strike(tmp_path, range(1000, 3000))

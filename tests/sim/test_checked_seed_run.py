@@ -60,7 +60,11 @@ def play(setup: SimSetup) -> SimResult:
         pytest.fail(f"{e}\nto see it again: {repeat_command(setup)}", pytrace=False)
 
 
-BLOCKS = [range(1, 3), *(pytest.param(range(n, n + 20), marks=pytest.mark.slow) for n in range(0, 200, 20))]
+SLOW, SEARCH = [pytest.mark.slow], [pytest.mark.slow, pytest.mark.search]
+BLOCKS = [
+    range(1, 3),
+    *(pytest.param(range(n, n + 20), marks=SLOW if n < 80 else SEARCH) for n in range(0, 200, 20)),
+]
 
 
 @pytest.mark.parametrize("seeds", BLOCKS, ids=str)

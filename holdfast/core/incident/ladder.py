@@ -200,15 +200,24 @@ def _first_remedy(case: IncidentCase) -> Verdict:
             return _give_up(f"it {cause.reason} again before the first step, which is no machine's fault")
         return _restarts_used_up(case) if case.is_capped else Verdict(remedy=Remedy.RESTART, reason=_NOBODY)
     # An echo names a node that lost its peer, which is no reason to blame it however often it happens.
-    again = case.is_nodes_own and not case.evicted_before
-    if case.replaceable and again and not role and not is_echo(cause) and cause.kind is not Kind.SLOW:
+    may_evict = case.replaceable and not (case.evicted_before or role or is_echo(cause) or cause.kind is Kind.SLOW)
+    if may_evict and case.is_nodes_own:
         reason = f"the same failure on {where} again within the window: evicted"
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=reason)
     if case.is_capped:
         return _restarts_used_up(case)
     if case.max_restarts is None and case.is_stuck:
-        return _give_up(f"the same failure {case.fruitless_restarts + 1} times without progress{_advice(case)}")
+        return _judge_stuck(case, may_evict=may_evict)
     return Verdict(remedy=Remedy.RESTART, reason=_reason_to_stay(case))
+
+
+def _judge_stuck(case: IncidentCase, *, may_evict: bool) -> Verdict:
+    """Return the verdict on a job that does not get further. A node on which the failure came twice meanwhile is
+    replaced before the job is given up, though that may be chance."""
+    times, nodes = f"the same failure {case.fruitless_restarts + 1} times without progress", case.cause.suspects
+    if may_evict and any(set(p.nodes).intersection(nodes) for p in _fruitless_failures(case)):
+        return Verdict(remedy=Remedy.EVICT, nodes=nodes, reason=f"{times}, again on {', '.join(nodes)}: evicted")
+    return _give_up(f"{times}{_advice(case)}")
 
 
 def _reason_to_stay(case: IncidentCase) -> str:

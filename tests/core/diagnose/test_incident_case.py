@@ -129,6 +129,21 @@ def test_only_one_node_goes_for_a_failure_that_comes_again_without_it() -> None:
     assert find_verdict(case(CRASH, past=stuck)).code == GAVE_UP
 
 
+def test_a_job_that_gets_no_further_replaces_the_node_that_failed_twice_before_it_is_given_up() -> None:
+    """Among eight nodes twice may be chance, and was none in five of six simulated jobs that had ended by it."""
+    others = past(50, 50, node="n4")
+    assert find_verdict(case(CRASH, past=(*others[:1], *past(50)), nodes=8)).remedy is Remedy.RESTART
+    verdict = find_verdict(case(CRASH, past=(*others, *past(50)), nodes=8))
+    assert (verdict.remedy, verdict.nodes) == (Remedy.EVICT, ("n1",))
+    assert verdict.reason == "the same failure 4 times without progress, again on n1: evicted"
+    for told in (
+        case(CRASH, past=(*others, *past(50)), nodes=8, replaceable=False),
+        case(CRASH, past=(*others, *past(50, node="n5")), nodes=8),
+        case(CRASH, past=(msgspec.structs.replace(others[0], evicted=True, ranks=CRASH.ranks), *others, *past(50))),
+    ):
+        assert find_verdict(told).code == GAVE_UP
+
+
 def test_a_bug_that_strikes_now_here_now_there_costs_no_more_than_one_machine() -> None:
     """Whatever the order in which six failures strike four nodes; a Python exception costs none."""
     for cause, most in ((SCRIPT, 0), (CRASH, 1), (msgspec.structs.replace(CRASH, code=1, klass="", group=""), 1)):

@@ -47,6 +47,7 @@ def test_its_seed_finds_it(mutant: Mutant, seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.search
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.plant.__name__)
 def test_a_search_finds_it(mutant: Mutant) -> None:

@@ -51,6 +51,13 @@ def slowly(seeds: range | int) -> ParameterSet:
     return pytest.param(seeds, marks=pytest.mark.slow)
 
 
+def searching(seeds: range) -> ParameterSet:
+    return pytest.param(seeds, marks=[pytest.mark.slow, pytest.mark.search])
+
+
+FORGETFUL = [range(5), slowly(range(5, 60)), *(searching(range(first, first + 20)) for first in range(60, 400, 20))]
+
+
 @cache
 def known() -> FailureCatalog:
     return catalog_files.load_failures()
@@ -90,7 +97,7 @@ def test_a_script_that_reports_its_parallel_groups(forgets: bool, seeds: range) 
         assert play_seed(setup, REAL_PARTS, known()).failure == "", f"seed {seed}"
 
 
-@pytest.mark.parametrize("seeds", [range(5), *(slowly(range(first, first + 20)) for first in range(0, 400, 20))])
+@pytest.mark.parametrize("seeds", FORGETFUL)
 def test_a_journal_that_loses_its_end(seeds: range) -> None:
     """Entries that were acknowledged are gone, again and again: no two generations train, and all heals."""
     results = [forgetful(seed) for seed in seeds]
