@@ -7,14 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.checkpoint.manifest import Author, TakenOverError, WriterProcess, step_of
+from holdfast.checkpoint.manifest import Author, TakenOverError, WriterProcess, content_digest, step_of
 from holdfast.checkpoint.storage_opener import Storage, open_storage
 from holdfast.core.decoding import from_json
 
 _FENCE = ".holdfast-author.json"
 
 
-class StorageOwner(msgspec.Struct, frozen=True, kw_only=True):
+class StorageOwner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The author that may publish at a storage."""
 
     generation: int
@@ -23,6 +23,7 @@ class StorageOwner(msgspec.Struct, frozen=True, kw_only=True):
     since: float = 0.0  # when the process that took it for this run began; 0: an earlier version did not note it
     url: str = ""  # of the storage that it took; by this and the inode a copy of this file is known; "": as above
     inode: int = 0  # of the folder; 0: it has none
+    seal: str = ""  # digest of the above; "": an earlier version wrote it
 
 
 def take_ownership(url: str, author: Author) -> None:
@@ -47,7 +48,7 @@ def take_ownership(url: str, author: Author) -> None:
         inode=_read_inode(storage),
     )
     if holder != owner:
-        storage.put_file(_FENCE, msgspec.json.encode(owner))
+        storage.put_file(_FENCE, _encode_owner(owner))
         storage.sync_folder()
 
 
@@ -74,7 +75,7 @@ class OwnedStorages:
         If its folder was replaced, take it again and say so in `notes`. Raises what `take_ownership` raises."""
         storage = open_storage(url)
         held, folder = self._taken.get(url, (None, None))
-        there, holder = storage.read_identity(), read_owner(storage)
+        there, (holder, damaged) = storage.read_identity(), _read_fence(storage)
         ours = (
             held is not None and holder is not None and (holder.run, holder.generation) == (held.run, held.generation)
         )
@@ -84,7 +85,9 @@ class OwnedStorages:
             return False
         take_ownership(url, author)
         self._taken[url] = (author, storage.read_identity())
-        if replaced:
+        if damaged:
+            notes.append(f"{storage.url(_FENCE)} was not as written, before step {step}; it is written again")
+        elif replaced:
             notes.append(f"before step {step} was written, {_describe_replaced(storage, folder, there)}")
         return True
 
@@ -110,7 +113,7 @@ def release_ownership(url: str, author: Author) -> None:
     storage = open_storage(url)
     holder = read_owner(storage)
     if holder and (holder.run, holder.generation) == (author.run, author.generation):
-        storage.put_file(_FENCE, msgspec.json.encode(msgspec.structs.replace(holder, writer=None)))
+        storage.put_file(_FENCE, _encode_owner(msgspec.structs.replace(holder, writer=None)))
 
 
 def check_ownership(storage: Storage, author: Author) -> None:
@@ -129,12 +132,28 @@ def describe_rival(url: str, holder: StorageOwner, newest: str = "") -> str:
 
 
 def read_owner(storage: Storage) -> StorageOwner | None:
-    """Return the author that may publish to this storage; None if it has no readable owner file."""
+    """Return the author that may publish to this storage; None if it has no sound owner file."""
+    return _read_fence(storage)[0]
+
+
+def _read_fence(storage: Storage) -> tuple[StorageOwner | None, bool]:
+    """Return the owner, if there is a sound owner file, and whether there is a damaged one, which counts as none: the
+    next one to take the storage writes it anew."""
     content = storage.read(_FENCE)
+    if not content:
+        return None, content is not None
     try:
-        return from_json(content, StorageOwner) if content else None
+        owner = from_json(content, StorageOwner)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return None  # not ours to read; the next one to take it writes it anew
+        return None, True
+    if owner.seal and _encode_owner(owner) != content:
+        return None, True
+    return msgspec.structs.replace(owner, seal=""), False
+
+
+def _encode_owner(owner: StorageOwner) -> bytes:
+    bare = msgspec.structs.replace(owner, seal="")
+    return msgspec.json.encode(msgspec.structs.replace(bare, seal=content_digest(msgspec.json.encode(bare))))
 
 
 def _describe_refusal(url: str, holder: StorageOwner, author: Author) -> str:

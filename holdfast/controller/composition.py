@@ -45,7 +45,7 @@ def build_controller(settings: Settings, ports: ControllerPorts) -> BuiltControl
     view = decider.view
     links = NodeLinks(lambda: ports.journal.epoch)
     registry = NodeRegistry(settings.silence, view, links)
-    certificates = NodeCertificates(view, registry.holds_copies)
+    certificates = NodeCertificates(view, registry.holds_copies, ports.say)
     replicas = ReplicaDetector(settings.replica)
     floor = RecoveryFloor(settings.backup, replicas.newest_equal_step, DiskFloor(settings.disk))
     aims = SnapshotAims(floor, registry, links, certificates, ports.say)

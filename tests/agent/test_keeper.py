@@ -386,6 +386,16 @@ async def test_what_a_killed_agent_has_not_written_is_not_waited_for(bench: Benc
     assert bench.said == [] and successor._unwritten == {1: set()}
 
 
+def test_checkpoints_that_are_not_written_are_told_again_ever_less_often() -> None:
+    said: list[str] = []
+    writer = CheckpointWriter(said.append, SystemClock())
+    for step in range(1, 10):
+        for rank in (0, 1):
+            writer._report_outcome(rank, "/s", WriteOutcome(step=step, ok=False, detail=f"step {step} failed"))
+    assert [line.partition(";")[0] for line in said] == [f"rank 0: step {step} failed" for step in (1, 2, 4, 8)]
+    assert said[-1].endswith("; 8 checkpoints were not written since that began")
+
+
 def test_storage_that_is_slow_on_and_off_is_said_to_be_slow_once() -> None:
     said: list[str] = []
     writer = CheckpointWriter(said.append, SystemClock())

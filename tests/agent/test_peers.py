@@ -1,6 +1,7 @@
 """Copies between nodes: what is held, what is sent, and how a lost rank's state is gathered again."""
 
 import asyncio
+import os
 import socket
 from functools import partial
 from pathlib import Path
@@ -186,7 +187,7 @@ async def _spare_after_loss(fleet: Fleet) -> tuple[Node, Path]:
     fleet.launch(2, "a", "spare", "c", restore=fleet.plan("a", "c"))
     await fleet.nodes["spare"].arena(job.plans[1], 2)
     path = Path(fleet.nodes["c"].keeper.address[0])
-    path.rename(path.with_name("moved"))
+    os.rename(path, path.with_name("moved"))
     return fleet.nodes["spare"], path
 
 
@@ -195,7 +196,7 @@ async def test_a_keeper_that_cannot_be_reached_is_asked_again(fleet: Fleet) -> N
     asked = asyncio.create_task(spare.ask(StateRequest(rank=1, generation=2)))
     await until(lambda: any("trying again for" in line for line in spare.said))
     assert "step 5: c: the keeper at " in spare.said[0], "which one cannot be reached"
-    path.with_name("moved").rename(path)
+    os.rename(path.with_name("moved"), path)
     answer = await asked
     assert isinstance(answer, StateGrant), answer
     assert (answer.source, answer.step) == ("peer", 5)

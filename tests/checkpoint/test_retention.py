@@ -283,6 +283,28 @@ def test_a_folder_that_is_replaced_is_taken_again_and_said(tmp_path: Path) -> No
         shutil.rmtree(base.resolve())
 
 
+def test_an_owner_file_that_is_damaged_is_told_and_written_again(tmp_path: Path) -> None:
+    """One digit of it, and no step was written any more: another generation was said to have taken over."""
+    base, fence = tmp_path / "ckpt", tmp_path / "ckpt" / ".holdfast-author.json"
+    owned, notes = storage_owner.OwnedStorages(), list[str]()
+    assert owned.take(str(base), ME, 1, notes)
+    whole = fence.read_bytes()
+    for at in range(len(whole)):
+        fence.write_bytes(whole[:at] + bytes([whole[at] ^ 2]) + whole[at + 1 :])
+        storage_owner.check_ownership(LocalStorage(str(base)), ME)
+        assert owned.take(str(base), ME, 2, notes), at
+        assert notes.pop() == f"{fence} was not as written, before step 2; it is written again" and not notes
+        assert not owned.take(str(base), ME, 3, notes) and not notes, "it is sound again"
+    fence.write_bytes(b"")
+    assert owned.take(str(base), ME, 2, notes) and "was not as written" in notes[0]
+
+
+def test_an_owner_file_of_an_earlier_version_counts(tmp_path: Path) -> None:
+    (tmp_path / ".holdfast-author.json").write_text('{"generation":9,"run":"run"}')
+    with pytest.raises(TakenOverError, match="generation 9 has taken over"):
+        storage_owner.check_ownership(LocalStorage(str(tmp_path)), ME)
+
+
 def test_a_folder_that_is_mounted_anew_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a network's file system is mounted again, the folder has another device number, and all that it had."""
     base, notes = str(tmp_path / "ckpt"), list[str]()

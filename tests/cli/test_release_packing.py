@@ -13,6 +13,8 @@ from holdfast.cli.launch.release_packing import KeptOut
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
+from holdfast.controller.access import user_tokens
+from holdfast.controller.access.caller_admission import Right
 from holdfast.model.job_and_seats import Job
 from holdfast.model.release import Release
 from holdfast.wire import run_and_node_specs
@@ -249,6 +251,18 @@ def test_secrets_of_holdfast_are_no_part_of_a_release(with_git: bool, tmp_path: 
         assert {"job.token", "own.toml", "runs/a"} <= set(brought.secret)
         archive = tmp_path / "run" / "releases" / f"{brought.digest}.tar"
         assert b"a-secret" not in archive.read_bytes() and b"0123456789abcdef" not in archive.read_bytes()
+
+
+def test_tokens_that_were_made_for_people_and_nodes_are_no_part_of_a_release(tmp_path: Path, home: Path) -> None:
+    """`holdfast token add bob > notes.txt`, in the folder of the script."""
+    token = user_tokens.add_token(run_directory.people_path(), "bob", Right.ADMIN)
+    node = f"hf-node.{'0123456789abcdef'}.{'89' * 16}.host1"
+    text = {"train.py": "", "notes.txt": f"bob: {token}\n", "conf.yaml": f"token: {node}\n", "sums.txt": "ab" * 16}
+    root = plant(tmp_path / "proj", text | {"docs.md": "prints hf-node.ID.SECRET.host1\n"})
+    apart = release_packing.keep_out(tmp_path / "run", Settings(), None, ())
+    begun = release_packing.pack_first_release(entry_of(root), tmp_path / "run", apart, copied=True)
+    assert names(tmp_path, begun.release.digest) == {"train.py", "sums.txt", "docs.md"}
+    assert begun.said.endswith("left out, because secrets of holdfast are in it: conf.yaml, notes.txt")
 
 
 def test_a_script_with_a_secret_in_it_and_a_run_directory_are_not_copied(tmp_path: Path) -> None:

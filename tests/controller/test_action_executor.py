@@ -71,7 +71,7 @@ class Bench:
         job = Job(run_id="r", min_nodes=1, max_nodes=2, max_restarts=4)
         self.decider.step(0.0, Begin(job=job, limits=limits))
         self.registry = NodeRegistry(SilenceLimits(), self.decider.view, self.links)
-        certificates = NodeCertificates(self.decider.view, self.registry.holds_copies)
+        certificates = NodeCertificates(self.decider.view, self.registry.holds_copies, self.said.append)
         floor = RecoveryFloor(BackupLimits(), lambda: None, DiskFloor(DiskLimits(path="/disk")))
         self.dispatch = ErrandDispatch(self.links, self.registry)
         ask, say = self.dispatch.ask_nodes, self.said.append

@@ -1,7 +1,9 @@
 """Rights at the port: who may look, order, and bring code; and that every order is written down."""
 
+import contextlib
 import json
 import os
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from holdfast.controller.access import user_tokens
 from holdfast.controller.access.audit_log import AuditLog
-from holdfast.controller.access.caller_admission import PortAccess, Right, make_user_token
+from holdfast.controller.access.caller_admission import PortAccess, Right, UserToken, make_user_token
 from holdfast.controller.access.enrolment_token_api import TokenMinting
 from holdfast.controller.access.enrolment_tokens import NodeTokens
 from holdfast.controller.access.request_rates import RequestRates
@@ -126,6 +128,23 @@ def test_names(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "p")
     with pytest.raises(OSError, match="symbolic links"):
         user_tokens.read_tokens(tmp_path / "link")
+
+
+def test_a_token_that_is_revoked_while_another_is_made_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    people, write, both = tmp_path / "p", user_tokens._write_tokens, threading.Barrier(2)
+    user_tokens.add_token(people, "ann", Right.ADMIN)
+
+    def write_late(path: Path, badges: tuple[UserToken, ...]) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2)  # for the other, if it has read the file too
+        write(path, badges)
+
+    monkeypatch.setattr(user_tokens, "_write_tokens", write_late)
+    adding = threading.Thread(target=user_tokens.add_token, args=(people, "bob", Right.VIEW))
+    adding.start()
+    user_tokens.revoke_token(people, "ann")
+    adding.join()
+    assert [token.name for token in user_tokens.read_tokens(people)] == ["bob"]
 
 
 def test_secrets_are_not_written_down(tmp_path: Path) -> None:

@@ -213,3 +213,40 @@ def test_a_line_takes_from_the_greedy_and_gives_turns_by_host() -> None:
     line.remove("c1")
     line.remove("c1")
     assert len(line) == 0 and line.count("c") == 0 and line.host_of("c1") is None
+
+
+async def test_strangers_by_the_hundred_leave_known_hosts_their_share_of_every_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each handshake holds the event loop; a known host is served after a few turns, whatever else waits."""
+    for name in ("_IN_ALL", "_QUEUED"):
+        monkeypatch.setattr(connection_gate, name, 1000)
+    begun, all_begun = list[str](), asyncio.Event()
+
+    async def serve(link: socket.socket, host: str) -> None:
+        begun.append(host)
+        if len(begun) == 300:
+            all_begun.set()
+        with contextlib.closing(link):
+            await asyncio.sleep(0)
+
+    rooms = [connection_gate._Room(serve, lambda said: 0) for _ in range(2)]
+    ends: list[socket.socket] = []
+    for room in rooms:
+        room.open()
+    try:
+        for number in range(300):
+            ours, theirs = socket.socketpair()
+            ends.append(theirs)
+            theirs.sendall(b"hello")
+            ours.setblocking(False)
+            known = number == 299
+            rooms[known].admit(ours, "known" if known else f"10.0.0.{number}")
+        async with asyncio.timeout(60):
+            await all_begun.wait()
+    finally:
+        for room in rooms:
+            room.close()
+        for link in ends:
+            link.close()
+    assert begun.index("known") <= 4 * connection_gate._BEGUN_AT_ONCE, "after few strangers"

@@ -53,8 +53,9 @@ class Desk:
         self.folder = folder
         folder.mkdir(exist_ok=True)
         self.decider, self.links = Decider(), NodeLinks(lambda: 1)
+        self.said: list[str] = []
         self.decider.step(0.0, Begin(job=LARGE, limits=Limits()))
-        self.certificates = NodeCertificates(self.decider.view, lambda node: False)
+        self.certificates = NodeCertificates(self.decider.view, lambda node: False, self.said.append)
         self.certified = CertificateEnrolment(folder, "r", AuditLog(folder), self.certificates, self.links)
         self.admit = PortAccess(tuple, "h", self.certified.certificate_refusal)
         self.address = ("", 0)

@@ -141,3 +141,5 @@ def test_a_flood_is_bounded_and_counted_and_hides_nothing_urgent() -> None:
     assert format_slack(told).splitlines()[0] == "holdfast r: text 1"
     assert format_slack(told).endswith("and 982 more")
     assert format_slack(notice(5)) == "holdfast r: text 5"
+    hostile = msgspec.structs.replace(notice(5), text="raised <!channel> & <http://evil.test/|holdfast>")
+    assert format_slack(hostile) == "holdfast r: raised &lt;!channel&gt; &amp; &lt;http://evil.test/|holdfast&gt;"

@@ -50,6 +50,7 @@ class Server:
         self.authority, self.now = CertificateAuthority(folder), 1e9
         self.published: list[dict[str, str]] = []  # the serials that another host's controller would find
         self.away = False
+        self.said: list[str] = []  # on the console
         self.tokens = NodeTokens(folder, self._publish, clock=lambda: self.now)
         self.audit = folder / "audit.log"
         self.blocked = MemoryBlockList()
@@ -60,7 +61,7 @@ class Server:
             "r",
             audit=AuditLog(folder),
             tokens=self.tokens,
-            certificates=NodeCertificates(Decider().view, lambda node: False),
+            certificates=NodeCertificates(Decider().view, lambda node: False, self.said.append),
             admission=admission_of(self.blocked),
             announce=self.refused.append,
         )
@@ -74,7 +75,7 @@ class Server:
     def _publish(self) -> None:
         if self.away:
             raise JournalAwayError("the journal does not answer")
-        self.published.append(self.authority.node_serials())
+        self.published.append(self.authority.node_serials().serials)
 
     def _run(self) -> None:
         self._loop.run_until_complete(self._open())
@@ -114,7 +115,7 @@ def test_a_host_enrols(server: Server, tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in keys} == {0o600}
     shown = ssl._ssl._test_decode_cert(str(keys.certificate))  # type: ignore[attr-defined]
     assert mutual_tls.certificate_node(shown) == "host-1.a_b"
-    assert server.authority.node_serials() == {"host-1.a_b": mutual_tls.certificate_serial(shown)}
+    assert server.authority.node_serials().serials == {"host-1.a_b": mutual_tls.certificate_serial(shown)}
     assert (
         mutual_tls.certificate_node(None) == ""
         and mutual_tls.certificate_node({"subjectAltName": (("DNS", mutual_tls.CONTROLLER),)}) == ""
@@ -282,7 +283,7 @@ def test_a_token_of_a_nodes_own_enrols_it_once(server: Server, tmp_path: Path) -
     assert keys.authority.read_bytes() == server.authority.keys.authority.read_bytes()
     with pytest.raises(EnrolmentError, match=r"\ba\b"):
         enrol(server, token, "b", tmp_path / "b")
-    assert list(server.authority.node_serials()) == ["a"] and not (tmp_path / "b").exists()
+    assert list(server.authority.node_serials().serials) == ["a"] and not (tmp_path / "b").exists()
     who = f"node's token {token.id}"
     first, second = audited(server)
     assert first == (who, '{"enrol":"a"}', "")
@@ -334,7 +335,7 @@ def test_a_blocked_host_keeps_its_token_until_it_may_join(server: Server, tmp_pa
             enrol(server, token, "n7", tmp_path / "n7", lemon)
         assert refused.value.status == enrolment.BLOCKED_STATUS
     assert [(ready.node, ready.identity, bool(ready.blocked)) for ready in server.refused] == [("n7", lemon, True)] * 2
-    assert "is blocked" in audited(server)[0][2] and not server.authority.node_serials()
+    assert "is blocked" in audited(server)[0][2] and not server.authority.node_serials().serials
     enrol(server, token, "n7", tmp_path / "n7", HostIdentity(id="id2"))
     with pytest.raises(EnrolmentRefusedError, match="has already enrolled n7"):
         enrol(server, token, "n7", tmp_path / "n7", lemon)

@@ -4,10 +4,16 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.cli.launch.enrolment_client import EnrolmentClient, NoAnswerError
+from holdfast.controller.access.audit_log import AuditLog
+from holdfast.controller.access.node_certificate_serials import NodeCertificates
+from holdfast.controller.access.node_enrolment import NodeEnrolment
+from holdfast.core.decide.decider import Decider
 from holdfast.wire.credentials import certificate_authority, mutual_tls
+from tests.controller.fakes import admission_of
 from tests.wire.test_enrolment import TOKEN, Server
 from tests.wire.test_enrolment import server as server
 
@@ -38,3 +44,40 @@ def test_a_host_waits_while_a_controller_of_another_host_could_not_know_it(serve
         call.enrol_node("a", tmp_path / "a")
     call.close()
     assert not (tmp_path / "a").exists()
+
+
+def test_a_node_whose_line_was_damaged_is_known_again_by_its_certificate(server: Server, tmp_path: Path) -> None:
+    """One changed byte kept a node out for ever, without a word."""
+    call = EnrolmentClient(server.address, TOKEN)
+    shown = shown_by(call.enrol_node("a", tmp_path / "a").certificate)
+    call.close()
+    serial = mutual_tls.certificate_serial(shown)
+    path = server.authority.node_serials().path
+    path.write_bytes(path.read_bytes().replace(serial.encode(), serial[:-1].encode() + b"g"))
+    view, said = Decider().view, list[str]()
+    certificates = NodeCertificates(view, lambda node: False, said.append)
+    again = NodeEnrolment(
+        server.authority,
+        TOKEN,
+        "r",
+        audit=AuditLog(tmp_path),
+        tokens=server.tokens,
+        certificates=certificates,
+        admission=admission_of(server.blocked),
+        announce=server.refused.append,
+    )
+    assert len(said) == 1 and f"{path}: a line is not as written" in said[0]
+    assert again.certificate_refusal(shown) == "" == again.certificate_refusal(shown)
+    assert said[1:] == ["a is known again by its certificate"] and certificates.serial_of("a") == serial
+    assert server.authority.node_serials().serials == {"a": serial}
+    made = server.authority.sign_node("b", certificate_authority.request_pem(certificate_authority.make_key()))
+    (tmp_path / "b.pem").write_bytes(made)
+    assert "no longer valid" in again.certificate_refusal(shown_by(tmp_path / "b.pem")), "one line, one node"
+
+
+def test_a_node_that_the_job_counts_on_and_that_is_refused_is_told_once(tmp_path: Path) -> None:
+    said, view = list[str](), msgspec.defstruct("View", [("active", frozenset[str])])(frozenset({"a"}))
+    certificates = NodeCertificates(view, lambda node: False, said.append)  # type: ignore[arg-type]
+    for node in ("a", "stranger", "a"):
+        certificates.tell_refusal(node, "its certificate is no longer valid")
+    assert said == ["a is refused at the port: its certificate is no longer valid"]

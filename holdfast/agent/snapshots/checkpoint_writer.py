@@ -44,7 +44,9 @@ class CheckpointWriter:
         self.stored = -1  # newest step that was published
         self.stored_at = 0.0  # when it was, by the monotonic clock
         self.missed_checkpoint: MissedCheckpoint | None = None  # that should have been published since
-        self._trouble: dict[str, tuple[int, int]] = {}  # storage -> step that failed, and how many must go well
+        self._trouble: dict[
+            str, tuple[int, int, int]
+        ] = {}  # storage -> step that failed, how many must go well, misses
         self.wanted = -1  # this step is due as well
         self.owned = storage_owner.OwnedStorages()
 
@@ -214,15 +216,21 @@ class CheckpointWriter:
         return PartWrite(self, want, pinned, begun_s, checked=True, doubted=doubted)
 
     def _report_outcome(self, rank: int, url: str, outcome: WriteOutcome) -> None:
-        """Report trouble with a storage when it begins and when it ends, not once for every rank and step."""
+        """Report trouble with a storage when it begins, when twice as many steps as told before were not written, and
+        when it ends, not once for every rank and step."""
         _log.info("rank %d: %s", rank, outcome.detail)
-        step, more = self._trouble.get(url, (-1, 0))
+        step, more, missed = self._trouble.get(url, (-1, 0, 0))
         if not outcome.ok:
-            self._trouble[url] = (outcome.step, _WELL if outcome.behind else 1)
-            if not more:
+            begins = not more
+            again = not begins and outcome.step > step and not outcome.behind
+            missed = 1 if begins else missed + again
+            self._trouble[url] = (max(outcome.step, step), _WELL if outcome.behind else 1, missed)
+            if begins:
                 self._say(f"rank {rank}: {outcome.detail}; training goes on, snapshots stay in memory")
+            elif again and missed.bit_count() == 1:
+                self._say(f"rank {rank}: {outcome.detail}; {missed} checkpoints were not written since that began")
         elif outcome.url and more and outcome.step > step:  # what was left out meanwhile is no better for an older one
-            self._trouble[url] = (outcome.step, more - 1)
+            self._trouble[url] = (outcome.step, more - 1, missed)
             if more == 1:
                 self._say(f"checkpoints are written again: {outcome.detail}")
 

@@ -14,6 +14,7 @@ from holdfast.cli.run_dirs.run_places import HOME_NAMES
 from holdfast.cli.run_flags.run_arguments import UsageError
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.config import Settings
+from holdfast.controller.access.user_tokens import read_tokens
 from holdfast.model.release import Release
 from holdfast.wire.releases import holdfast_secrets, tree_archive, user_tree_sync
 from holdfast.wire.releases.host_release_copies import ReleaseFolder
@@ -43,12 +44,14 @@ class KeptOut(msgspec.Struct, frozen=True):
 
     paths: tuple[Path, ...] = ()
     secrets: tuple[bytes, ...] = ()
+    digests: tuple[str, ...] = ()  # of people's tokens, which are stored nowhere
 
 
 def keep_out(run_dir: Path, settings: Settings, token_file: str | None, paths: Iterable[str | Path]) -> KeptOut:
     """Return what to leave out of this run's releases: `paths`, and all files that contain a secret of holdfast."""
     secrets = holdfast_secrets.read_secrets(run_dir, settings, token_file, os.environ)
-    return KeptOut(tuple(map(Path, paths)), secrets)
+    digests = tuple(token.digest for token in read_tokens(run_directory.people_path()))
+    return KeptOut(tuple(map(Path, paths)), secrets, digests)
 
 
 class RunInPlace(Exception):
@@ -101,7 +104,7 @@ def _paths_apart(run_dir: Path, apart: KeptOut) -> tuple[Path, ...]:
 
 def _without_secrets(root: Path, found: ReleaseFiles, apart: KeptOut) -> tuple[ReleaseFiles, tuple[str, ...]]:
     """Return the files except those that contain holdfast's secrets, and the names of what was left out."""
-    secret = holdfast_secrets.find_secrets(root, found.kept, apart.secrets)
+    secret = holdfast_secrets.find_secrets(root, found.kept, apart.secrets, apart.digests)
     kept = tuple(path for path in found.kept if path not in secret)
     return msgspec.structs.replace(found, kept=kept), tuple(sorted(set(secret.values())))
 

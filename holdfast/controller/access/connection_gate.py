@@ -20,6 +20,7 @@ _LEAST = 16  # of both where few files may be open
 _QUEUED = 4096  # links that have asked for something and are not attended to yet; and as many that have not
 _IDLE_S = 2.0  # who has not proved itself by then makes room where others wait
 _AT_ONCE = 256  # links that are taken before those that are in get their turn: some milliseconds
+_BEGUN_AT_ONCE = 8  # handshakes in one turn of the event loop, of strangers and as many of known hosts; 2 ms each
 _TICK_S = 0.01
 _BREATH_S = 0.1  # where there are no more files to be had
 _READ_BYTES = 32 << 10  # at once from a link; two records of TLS, and more than an agent says
@@ -120,6 +121,7 @@ class _Room:
         self._poll = select.epoll()  # of these alone: the event loop's own takes four times as long for a link
         self._queue: CallerQueue[socket.socket] = CallerQueue()
         self._served: CallerQueue[asyncio.Task[None]] = CallerQueue()
+        self._begun = 0  # in this turn of the event loop
         self._timer: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
@@ -187,7 +189,8 @@ class _Room:
             self._drop(self._queue.crowded_out(host))
 
     def _call_next(self) -> None:
-        while self._queue:
+        """Serve the next links, but few in one turn of the event loop: whoever is in, and known hosts, have theirs."""
+        while self._queue and self._begun < _BEGUN_AT_ONCE:
             if len(self._served) >= self._most_served and not self._make_room(None):
                 return
             if (found := self._queue.take_turn(self._has_room)) is None:
@@ -195,6 +198,13 @@ class _Room:
             task = asyncio.create_task(self._serve(*found))
             self._served.add(task, found[1], asyncio.get_running_loop().time())
             task.add_done_callback(self._on_link_end)
+            self._begun += 1
+            if self._begun == 1:
+                asyncio.get_running_loop().call_soon(self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        self._begun = 0
+        self._call_next()
 
     def _has_room(self, host: str) -> bool:
         return self._served.count(host) < _FROM_ONE_HOST or self._make_room(host)

@@ -4,14 +4,43 @@ from collections.abc import Callable, Mapping
 
 from holdfast.core.decide.job_view import JobView
 from holdfast.wire.credentials.mutual_tls import NODE
+from holdfast.wire.credentials.node_serials import RecordedSerials
 
 
 class NodeCertificates:
     """Owns the serial of each node's certificate, by the node's name."""
 
-    def __init__(self, view: JobView, holds_copies: Callable[[str], bool]) -> None:
-        self._view, self._holds_copies = view, holds_copies
+    def __init__(self, view: JobView, holds_copies: Callable[[str], bool], say: Callable[[str], None]) -> None:
+        self._view, self._holds_copies, self._say = view, holds_copies, say
         self._serials: dict[str, str] = {}
+        self._unknown = 0  # certificates of which only this is known, that there were some
+        self._refused: set[str] = set()  # nodes of which people were told so
+
+    def take_recorded(self, recorded: RecordedSerials) -> None:
+        """Take over what an earlier controller recorded; say so if some of it is damaged."""
+        self._serials |= recorded.serials
+        self._unknown = recorded.damaged
+        if recorded.damaged:
+            lines = "a line is" if recorded.damaged == 1 else f"{recorded.damaged} lines are"
+            told = (
+                "the next node without a line that shows a certificate of this job is taken for the one that it named"
+            )
+            self._say(f"{recorded.path}: {lines} not as written; {told}")
+
+    def may_recognize(self, node: str) -> bool:
+        """Return whether a damaged line may have named this node, so that a certificate of ours proves it."""
+        return self._unknown > 0 and node not in self._serials and self._view.may_return(node)
+
+    def recognize_node(self, node: str, serial: str) -> None:
+        self._unknown -= 1
+        self._serials[node] = serial
+        self._say(f"{node} is known again by its certificate")
+
+    def tell_refusal(self, node: str, why: str) -> None:
+        """Say once that a node which the job counts on is refused at the port; others are only in the audit log."""
+        if node in self._view.active and node not in self._refused:
+            self._refused.add(node)
+            self._say(f"{node} is refused at the port: {why}")
 
     def add_serials(self, serials: Mapping[str, str]) -> None:
         self._serials |= serials
@@ -26,5 +55,7 @@ class NodeCertificates:
     def revoked_ids(self) -> tuple[str, ...]:
         """Return serials, and also names, of nodes that left: a user may sign new certificates for the same names. A
         node that holds copies is not among them yet: the next generation may restore from it before it leaves."""
-        gone = [node for node in self._view.gone if node in self._serials and not self._holds_copies(node)]
-        return tuple(sorted((*(self._serials[node] for node in gone), *(NODE + node for node in gone))))
+        known = [node for node in self._view.gone if node in self._serials or self._unknown]
+        gone = [node for node in known if not self._holds_copies(node)]
+        serials = (self._serials[node] for node in gone if node in self._serials)
+        return tuple(sorted((*serials, *(NODE + node for node in gone))))

@@ -61,12 +61,23 @@ class NodeEnrolment:
         self._certificate = ssl.PEM_cert_to_DER_cert(authority.keys.certificate.read_text())
         # By link, and gone with it: whoever asks for many fills nothing but the links that the porch lets him have.
         self._open: MutableMapping[asyncio.BaseTransport, _Open] = WeakKeyDictionary()
-        certificates.add_serials(authority.node_serials())
+        certificates.take_recorded(authority.node_serials())
 
     def certificate_refusal(self, shown: dict[str, Any]) -> str:
         """Say why a node's certificate, which we signed, is no longer accepted; empty if it still is."""
         node, serial = mutual_tls.certificate_node(shown), mutual_tls.certificate_serial(shown)
-        return "" if self._certificates.is_valid(node, serial) else f"the certificate of {node} is no longer valid"
+        if self._certificates.is_valid(node, serial):
+            return ""
+        why = f"the certificate of {node} is no longer valid"
+        if self._certificates.may_recognize(node):
+            try:
+                self._authority.record_serial(node, serial)
+            except OSError as e:
+                return f"the controller cannot record the node: {e.strerror}"
+            self._certificates.recognize_node(node, serial)
+            return ""
+        self._certificates.tell_refusal(node, why)
+        return why
 
     async def challenge_route(self, request: web.Request) -> web.Response:
         mine, token = request.query.get("nonce", ""), request.query.get("token", "")

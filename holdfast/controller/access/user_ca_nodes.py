@@ -26,7 +26,7 @@ class CertificateEnrolment:
         """`folder` has the controller's own keys; the names and serials of admitted nodes are kept there too."""
         self._folder, self._run_id, self._audit = folder, run_id, audit
         self._certificates, self._links = certificates, links
-        certificates.add_serials(node_serials.read_serials(folder))
+        certificates.take_recorded(node_serials.read_serials(folder))
 
     def certificate_refusal(self, shown: dict[str, Any]) -> str:
         """Say why a node's certificate is refused; empty if it is accepted. A node's name stays bound to its first
@@ -42,7 +42,9 @@ class CertificateEnrolment:
             return enrolment.NAMES
         known = self._certificates.serial_of(node)
         if known not in (None, serial):
-            return f"this job already has a node {node}, with another certificate"
+            why = f"this job already has a node {node}, with another certificate"
+            self._certificates.tell_refusal(node, why)
+            return why
         if known is None:
             try:
                 node_serials.add_serial(self._folder, node, serial)

@@ -1,16 +1,20 @@
 """Tokens of people: each has a name and a right, is kept only as a digest, and can be revoked while jobs run."""
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from holdfast.controller.access.caller_admission import Right, UserToken, make_user_token
 from holdfast.core.decoding import from_json
+from holdfast.wire import folder_use_lock
 from holdfast.wire.credentials import mutual_tls
 
 _LOOK_S = 1.0
+_LOCK_S = 10.0  # for another command that changes tokens
 
 
 class UserTokens:
@@ -60,23 +64,36 @@ def read_tokens(path: Path) -> tuple[UserToken, ...]:
 
 def add_token(path: Path, name: str, right: Right) -> str:
     """Make a token, store its digest, and return the token; the token itself is stored nowhere."""
-    badges = read_tokens(path)
     if not name or not name.isprintable() or len(name) > 100:
         raise UserTokenError("a token's name must have 1 to 100 printable characters")
-    if any(badge.name == name for badge in badges):
-        raise UserTokenError(f"{name} already has a token; revoke it first, or choose another name")
     token = os.urandom(16).hex()
-    _write_tokens(path, (*badges, make_user_token(name, right, token)))
+    with _changing_tokens(path) as badges:
+        if any(badge.name == name for badge in badges):
+            raise UserTokenError(f"{name} already has a token; revoke it first, or choose another name")
+        _write_tokens(path, (*badges, make_user_token(name, right, token)))
     return token
 
 
 def revoke_token(path: Path, name: str) -> None:
-    badges = read_tokens(path)
-    if not any(badge.name == name for badge in badges):
-        raise UserTokenError(f"{name} has no token; tokens exist for {', '.join(b.name for b in badges) or 'nobody'}")
-    _write_tokens(path, tuple(badge for badge in badges if badge.name != name))
+    with _changing_tokens(path) as badges:
+        if not any(badge.name == name for badge in badges):
+            names = ", ".join(badge.name for badge in badges) or "nobody"
+            raise UserTokenError(f"{name} has no token; tokens exist for {names}")
+        _write_tokens(path, tuple(badge for badge in badges if badge.name != name))
+
+
+@contextlib.contextmanager
+def _changing_tokens(path: Path) -> Iterator[tuple[UserToken, ...]]:
+    """Yield the tokens of a file that no other command changes meanwhile: a revoked token would be there again."""
+    path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+    lock = folder_use_lock.lock_file_alone(path.with_name(f"{path.name}.lock"), _LOCK_S)
+    if lock is None:
+        raise UserTokenError(f"another process has held {path}.lock for {_LOCK_S:g} s")
+    try:
+        yield read_tokens(path)
+    finally:
+        os.close(lock)
 
 
 def _write_tokens(path: Path, badges: tuple[UserToken, ...]) -> None:
-    path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
     mutual_tls.write_secret(path, msgspec.json.format(msgspec.json.encode(badges)))

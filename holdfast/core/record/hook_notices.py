@@ -176,8 +176,10 @@ class NoticePacer:
 
 
 def format_slack(notice: HookNotice) -> str:
-    """Return a notice as plain text, for the {"text": ...} that Slack, Mattermost and similar services accept."""
+    """Return a notice as text for the {"text": ...} that Slack, Mattermost and similar services accept. It is escaped
+    as they ask for: a script's words could call a whole channel, or show a false link."""
     lines = [f"holdfast {notice.run_id}: {notice.text}"]
     lines += [f"also: {text}" for text in notice.others]
     unsaid = notice.more - len(notice.others)
-    return "\n".join([*lines, f"and {unsaid} more"] if unsaid else lines)
+    text = "\n".join([*lines, f"and {unsaid} more"] if unsaid else lines)
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -53,7 +53,7 @@ class CertificateAuthority:
             raise ValueError("the request has an unexpected kind of key")
         return self._sign_key(key, x509.UniformResourceIdentifier(NODE + urllib.parse.quote(name, safe="")))
 
-    def node_serials(self) -> dict[str, str]:
+    def node_serials(self) -> node_serials.RecordedSerials:
         """Return the certificate serial of every node that was ever registered, by node name."""
         return node_serials.read_serials(self._folder)
 
@@ -61,8 +61,11 @@ class CertificateAuthority:
         """Record the certificate of a node and return its serial."""
         serial = f"{x509.load_pem_x509_certificate(certificate).serial_number:X}"
         serial = serial.rjust(len(serial) + len(serial) % 2, "0")  # as the ssl module shows it
-        node_serials.add_serial(self._folder, name, serial)
+        self.record_serial(name, serial)
         return serial
+
+    def record_serial(self, name: str, serial: str) -> None:
+        node_serials.add_serial(self._folder, name, serial)
 
     def _sign_key(self, key: ec.EllipticCurvePublicKey, who: x509.GeneralName) -> bytes:
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "holdfast")])

@@ -1,11 +1,13 @@
 """The certificate serials of a job's nodes, by node name, kept in a file beside the job's keys.
 
-Each node adds one line of JSON. To rewrite the whole file each time would take quadratic time in the number of nodes.
+Each node adds one line of JSON, with a seal. To rewrite the whole file each time would take quadratic time in the
+number of nodes.
 """
 
-import contextlib
 import os
+from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,16 +16,40 @@ from holdfast.core.decoding import from_json
 _NAME = "nodes.json"
 
 
-def read_serials(folder: Path) -> dict[str, str]:
+class RecordedSerials(NamedTuple):
+    """What the file says: serials by node name, and how many of its lines are not as they were written."""
+
+    serials: dict[str, str]
+    damaged: int
+    path: Path
+
+
+def read_serials(folder: Path) -> RecordedSerials:
+    found, damaged, path = dict[str, str](), 0, folder / _NAME
     try:
-        lines = (folder / _NAME).read_bytes().splitlines()
+        lines = path.read_bytes().splitlines()
     except FileNotFoundError:
-        return {}
-    found: dict[str, str] = {}
+        lines = []
     for line in filter(None, lines):
-        with contextlib.suppress(msgspec.DecodeError):  # cut short as the power went: nobody was told that it is in
-            found |= from_json(line, dict[str, str])
-    return found
+        try:
+            found |= _read_line(line)
+        except (msgspec.DecodeError, ValueError):  # changed, or cut short as the power went
+            damaged += 1
+    return RecordedSerials(found, damaged, path)
+
+
+def _read_line(line: bytes) -> dict[str, str]:
+    """Return the names and serials of one line; ValueError if it is not as it was written."""
+    if line.startswith(b"{"):  # as lines were before they had a seal
+        return from_json(line, dict[str, str])
+    name, serial, seal = from_json(line, tuple[str, str, str])
+    if seal != _seal_of(name, serial):
+        raise ValueError("the seal is of another line")
+    return {name: serial}
+
+
+def _seal_of(name: str, serial: str) -> str:
+    return blake2b(f"{name} {serial}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def add_serial(folder: Path, name: str, serial: str) -> None:
@@ -33,7 +59,7 @@ def add_serial(folder: Path, name: str, serial: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb", buffering=0) as file:
         # A line of its own, although the one before may have been cut short.
-        file.write(b"\n" + msgspec.json.encode({name: serial}) + b"\n")
+        file.write(b"\n" + msgspec.json.encode((name, serial, _seal_of(name, serial))) + b"\n")
         os.fsync(fd)
     if is_new:
         whole = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ Word = bytes
 _HOME = ("elsewhere", "join", "people.json")  # in a home of holdfast, beside `newest`
 _HOME_SECRET = re.compile(r"(^|/)(join/\d+\.token|people\.json)$")
 _SECRET = re.compile(rb"[0-9a-f]{32}\s*")
+_NODE_TOKEN = re.compile(rb"hf-node\.[0-9a-f]{16}\.[0-9a-f]{32}")
+_USER_TOKEN = re.compile(rb"(?<![0-9a-fA-F])[0-9a-f]{32}(?![0-9a-fA-F])")
 
 
 class _PersonNote(msgspec.Struct):
@@ -53,10 +56,12 @@ def read_secrets(run_dir: Path, settings: Settings, token_file: str | None, env:
     return tuple({text.strip() for text in texts if len(text.strip()) >= _LEAST_CHARS})
 
 
-def find_secrets(root: Path, paths: Collection[str], secrets: Collection[Word]) -> dict[str, str]:
+def find_secrets(
+    root: Path, paths: Collection[str], secrets: Collection[Word], digests: Collection[str] = ()
+) -> dict[str, str]:
     """Return the paths that no release may contain, each with the path to name as the reason: the run directory or home
-    of holdfast that it is in, or the file itself if it holds one of `secrets`, another job's secret or people's
-    tokens."""
+    of holdfast that it is in, or the file itself if it holds one of `secrets`, another job's secret, a node's token, or
+    a person's token, of which only `digests` are known."""
 
     @cache
     def private_folder(folder: str) -> str:
@@ -66,12 +71,20 @@ def find_secrets(root: Path, paths: Collection[str], secrets: Collection[Word]) 
 
     found = {path: private_folder(os.path.dirname(path)) for path in paths}
     for path in paths:
-        if found[path] or not (secrets or _HOME_SECRET.search(path)):
+        if found[path]:
             continue
         content = _read_small(os.path.join(root, path))
-        if any(secret in content for secret in secrets) or _is_home_secret(path, content):
+        known = any(secret in content for secret in secrets)
+        if known or _is_home_secret(path, content) or _has_token(content, digests):
             found[path] = path
     return {path: named for path, named in found.items() if named}
+
+
+def _has_token(content: bytes, digests: Collection[str]) -> bool:
+    """Whether a node's token, or a person's with one of these digests, stands in a file."""
+    if _NODE_TOKEN.search(content):
+        return True
+    return bool(digests) and any(sha256(word).hexdigest() in digests for word in set(_USER_TOKEN.findall(content)))
 
 
 def is_run_folder(folder: str) -> bool:
