@@ -30,7 +30,7 @@ class PlayedJob:
         self.decider, links, self._outbox = Decider(), NodeLinks(lambda: 1), asyncio.Queue[bytes]()
         links.open_link("a", self._outbox)
         self.registry = NodeRegistry(SilenceLimits(), self.decider.view, links)
-        certificates = NodeCertificates(self.decider.view, self.registry.holds_copies, [].append)
+        certificates = NodeCertificates(self.decider.view, self.registry.holds_copies, list[str]().append)
         certificates.add_serials({"a": "0A", "b": "0B"})
         floor = RecoveryFloor(BackupLimits(), lambda: None, DiskFloor(DiskLimits()))
         self.aims = SnapshotAims(floor, self.registry, links, certificates, list[str]().append)
