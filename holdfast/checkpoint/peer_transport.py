@@ -1,12 +1,11 @@
 """Transfers state between keepers: memory ranges in checksummed chunks, paced, and resumed after a broken connection.
 
 On one host the connection is a unix socket, and the kernel tells which user is at the other end. Between hosts it is
-TLS, and both sides show a certificate of the job.
-
-A connection carries one request after the other: a line of JSON each way, then chunks, each followed by its xxh3. The
-sender paces itself. The receiver writes straight into the final memory and, when asked again, answers which chunks it
-has. Between hosts a large copy goes in parts over several connections at once, because decryption binds each
-connection to one core. A keeper that pushes asks for tickets first (relay_tickets.py), one per connection.
+TLS, and both sides show a certificate of the job. A connection carries one request after the other: a line of JSON
+each way, then chunks, each followed by its xxh3. The sender paces itself. The receiver writes straight into the final
+memory and, when asked again, answers which chunks it has. Between hosts a large copy goes in parts over several
+connections at once, because decryption binds each connection to one core. A keeper that pushes asks for tickets first
+(relay_tickets.py), one per connection.
 """
 
 import os
@@ -141,10 +140,8 @@ class BytePacer:
 
 
 def push_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview], pacer: BytePacer) -> int:
-    """Send state to a keeper that will hold it; return the number of bytes sent.
-
-    It uses one connection unless the keeper grants tickets: without relays, one core there decrypts all connections.
-    """
+    """Send state to a keeper that will hold it; return the number of bytes sent. It uses one connection unless the
+    keeper grants tickets: without relays, one core there decrypts all connections."""
     all = cut_chunks(views)
     slow = 0 < pacer.bytes_s < _ONE_LINK_BYTES_S
     links = 0 if slow or not _is_relayed(keeper, all) else keeper.links

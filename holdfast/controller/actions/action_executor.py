@@ -66,8 +66,7 @@ _PLANNED = make_decoder(msgspec.json.Decoder(LaunchPlan))
 
 
 def _known_lines(launch: Launch, kept: LaunchPlan | None) -> tuple[Line, tuple[Doubt, ...]]:
-    """Return the launches before this one, and which states on disks are in doubt. If `kept`, the plan of the launch
-    before, is missing, nobody knows which lineages the job has left, so all states on disks are in doubt."""
+    """Return the launches before this one, and which states on disks are in doubt: all, if `kept` is missing."""
     if kept and kept.generation >= launch.generation - 1:
         return kept.line, kept.left
     return (), (Doubt(generation=launch.generation - 1, not_after=-1),)

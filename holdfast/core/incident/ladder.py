@@ -212,8 +212,7 @@ def _first_remedy(case: IncidentCase) -> Verdict:
 
 
 def _judge_stuck(case: IncidentCase, *, may_evict: bool) -> Verdict:
-    """Return the verdict on a job that does not get further. A node on which the failure came twice meanwhile is
-    replaced before the job is given up, though that may be chance."""
+    """Return the verdict on a job that does not get further: replace the node that failed twice, before giving up."""
     times, nodes = f"the same failure {case.fruitless_restarts + 1} times without progress", case.cause.suspects
     if may_evict and any(set(p.nodes).intersection(nodes) for p in _fruitless_failures(case)):
         return Verdict(remedy=Remedy.EVICT, nodes=nodes, reason=f"{times}, again on {', '.join(nodes)}: evicted")
@@ -241,8 +240,7 @@ def _evict_proven(case: IncidentCase) -> Verdict:
 
 
 def _judge_switch(case: IncidentCase) -> Verdict:
-    """Return the verdict on links that several machines lost together: evict the nodes if enough standbys have links.
-    Otherwise restart on the same nodes once the links are back."""
+    """Return the verdict on links that several machines lost together: evict them if enough standbys have links."""
     if pointless := _reason_to_give_up(case):
         return _give_up(pointless)
     if case.seated and len(case.seated) <= min(case.standbys, case.may_lose):
@@ -317,8 +315,7 @@ def _judge_replicas(case: IncidentCase) -> Verdict:
 
 
 def _judge_redone(case: IncidentCase) -> Verdict:
-    """Return the verdict on a redone step with another loss: make it again to see which result recurs. No node is
-    blamed, and the job is not given up, since it does train."""
+    """Return the verdict on a redone step with another loss: make it again, blame nobody, and never give up."""
     if case.is_capped:
         return _restarts_used_up(case)
     reason = "restarted in place from a state before that, to see which result comes again"
