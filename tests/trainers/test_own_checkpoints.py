@@ -1,5 +1,6 @@
 """Of a trainer's own checkpoints the newest whole one is found, whatever a kill has left of the others."""
 
+import pickle  # noqa: TID251 to write what Megatron writes
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,3 +93,15 @@ def test_every_record_of_a_checkpoint_of_torch_is_read(
     assert distcp_fault(tmp_path) == ""
     damage(tmp_path / name)
     assert distcp_fault(tmp_path).startswith(fault)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_the_plans_that_megatron_keeps_beside_the_rest_do_not_matter(tmp_path: Path) -> None:
+    """As its `.metadata` holds them: the plan of every rank, which says once more what the rank has written."""
+    state = {"weight": torch.ones(100), "step": 7}
+    metadata = torch_dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
+    planner = torch_dcp.DefaultSavePlanner()
+    planner.set_up_planner(state, is_coordinator=True)
+    metadata.all_local_plans = [planner.create_local_plan()]  # type: ignore[attr-defined]
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
+    assert distcp_fault(tmp_path) == ""

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.serialization import _get_layout
 
 from holdfast.checkpoint.image_layout import (
@@ -37,6 +38,7 @@ NOT_METADATA = "this is not torch metadata"
 _KINDS: tuple[Any, ...] = (
     *(Metadata, MetadataIndex, StorageMeta, TensorProperties, TensorStorageMetadata, BytesStorageMetadata),
     *(ChunkStorageMetadata, _StorageInfo, _MEM_FORMAT_ENCODING, torch.Size, _get_layout),
+    *(SavePlan, WriteItem, WriteItemType, TensorWriteData),  # Megatron keeps the plans of all ranks beside the rest
 )
 _SAFE = {(kind.__module__, kind.__qualname__): kind for kind in _KINDS}
 _PATHS = ("Path", "PosixPath", "PurePosixPath")  # a checkpoint id
