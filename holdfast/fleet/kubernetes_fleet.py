@@ -75,6 +75,7 @@ class KubernetesFleet:
         self._owner: Manifest | None = None
         self._making: set[str] = set()
         self._ending: set[str] = set()
+        self._unreplaced: set[str] = set()  # nodes whose pods ended by themselves, and none was asked for since
         self._creating = asyncio.Lock()
         self._room = asyncio.Semaphore(_AT_ONCE)
         self._hosts: dict[str, HostView | None] = {}
@@ -100,8 +101,10 @@ class KubernetesFleet:
         self._keep(next=first + count, nodes=self._records.nodes | {name: PodRecord() for name in names})
         try:
             async with self._creating:
-                owner, avoided = await self._find_owner(), await self._find_bad_hosts(evicted)
+                gone = frozenset(self._unreplaced)
+                owner, avoided = await self._find_owner(), await self._find_bad_hosts({*evicted, *gone})
                 await self._call_all([self._create_node(name, owner, avoided) for name in names])
+                self._unreplaced -= gone
         except OSError:
             await self._undo(names)
             raise
@@ -159,6 +162,9 @@ class KubernetesFleet:
             return
         self._keep_node(node, released=True)
         self._ending.add(node)  # first: a survey would take it for a stray, and its host would be forgotten
+        pod = self._table.pods.get(node)
+        if cause is Dismissal.GONE and pod and pod.status.phase == "Failed" and not pod.metadata.deletion_timestamp:
+            self._unreplaced.add(node)  # nobody ended it, so the one pod that takes its place begins elsewhere
         try:
             async with self._creating:  # from here on its pod is there or will never be
                 pass

@@ -1,5 +1,6 @@
 """What the fleet says of its nodes: queues are waited for, who is gone is replaced, who will go is replaced ahead."""
 
+import msgspec
 import pytest
 
 from holdfast.core.decide.decider import Decider
@@ -8,7 +9,7 @@ from holdfast.core.decide.node_roles import NodeRole
 from holdfast.core.detect.silence import gone_alarm
 from holdfast.core.membership.fleet_states import FleetStates
 from holdfast.core.membership.standbys import LONGEST_RETRY_S, RETRY_S
-from holdfast.model.action import Action, Block, Dismiss, Finish, Launch, Say, Stop
+from holdfast.model.action import Action, Block, Dismiss, Finish, Launch, Probe, Say, Stop
 from holdfast.model.event import Begin, Event, Limits, Outcome, Phase, Progress, Ready, Tick
 from holdfast.model.fleet_report import FleetNode, FleetReport, FleetState
 from holdfast.model.job_and_seats import HostIdentity, Job
@@ -28,12 +29,20 @@ def up(**known: object) -> FleetNode:
 class Play:
     """A job of two nodes on a fleet that brings nodes."""
 
-    def __init__(self, *, standbys: int = 0, min_nodes: int = 2, max_nodes: int = 2, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self,
+        *,
+        standbys: int = 0,
+        min_nodes: int = 2,
+        max_nodes: int = 2,
+        limits: Limits = LIMITS,
+        checks: bool = False,
+    ) -> None:
         self.decider = Decider()
         self.view = self.decider.view
         self.actions: list[Action] = []
         self.wake_at: float | None = None
-        job = Job(run_id="r", min_nodes=min_nodes, max_nodes=max_nodes, standbys=standbys, blocks=True)
+        job = Job(run_id="r", min_nodes=min_nodes, max_nodes=max_nodes, standbys=standbys, blocks=True, checks=checks)
         self.hear(0.0, Begin(job=job, limits=limits, fence_s=130.0))
 
     def phase(self) -> Phase:
@@ -370,3 +379,19 @@ def test_what_is_due_is_computed_anew_only_when_something_changes() -> None:
     assert states.due_nodes(942.0, 1000.0) == (frozenset(), frozenset())
     states.take_report(943.0, {"b": FleetNode(state=FleetState.UP, ends_at=1100.0)})
     assert states.due_nodes(943.0, 1000.0)[0] == {"b"}, "earlier than was known"
+
+
+def test_a_job_is_not_given_up_while_the_node_that_it_waits_for_is_checked() -> None:
+    play = Play(min_nodes=1, max_nodes=1, limits=msgspec.structs.replace(LIMITS, wait_s=20.0), checks=True)
+    play.train(1.0, "a")
+    play.survey(10.0, a=GONE)
+    play.hear(10.0, gone_alarm(10.0, "a", GONE))
+    play.hear(11.0, Outcome(action=play.view.awaited, ok=True))
+    play.give(12.0, "b")
+    play.ready(13.0, "b")
+    probe = play.only(Probe)
+    assert isinstance(probe, Probe) and probe.nodes == ("b",)
+    play.tick_until(100.0)
+    assert play.phase() is Phase.WAITING
+    play.hear(101.0, Outcome(action=probe.id, ok=True))
+    assert play.phase() is Phase.LAUNCHING

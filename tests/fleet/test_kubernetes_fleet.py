@@ -247,6 +247,23 @@ async def test_the_host_of_an_evicted_pod_is_avoided_though_a_survey_has_forgott
     assert avoided_hosts(lab, new) == [bad]
 
 
+@pytest.mark.parametrize("given_back_first", [True, False])
+async def test_the_pod_in_place_of_one_that_ended_by_itself_begins_elsewhere(lab: Lab, given_back_first: bool) -> None:
+    """Whether the one is given back or the other is asked for first; the next may be on that host again."""
+    [node] = await lab.up(1)
+    was = lab.machine(node)
+    lab.machines.kill(node)
+    await lab.until_all(lambda seen: seen[node].state is GONE)
+    if given_back_first:
+        await lab.fleet.give_back(node, "evicted", Dismissal.GONE)
+    [new] = await lab.fleet.acquire(1)
+    assert avoided_hosts(lab, new) == [was]
+    if given_back_first:
+        [other] = await lab.fleet.acquire(1)
+        assert "affinity" not in lab.pod(other)["spec"]
+        assert "taints" not in lab.objects.get("nodes", was)["spec"]
+
+
 async def test_a_node_that_is_only_not_needed_taints_nobody(lab: Lab) -> None:
     [node] = await lab.up(1)
     where = lab.machine(node)

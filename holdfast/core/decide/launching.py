@@ -176,7 +176,7 @@ def on_wait_tick(state: JobState, now: float) -> str:
     reason = launch_or_wait(state, now)
     if state.phase is not Phase.WAITING or state.wait_until is None or now < state.wait_until:
         return f"{late}; {reason}" if late else reason
-    if state.nodes.waits_in_queue:
+    if state.nodes.waits_in_queue or state.nodes.waits_for_checks:
         state.wait_until = now + state.limits.wait_s
         return reason
     short = f"{state.nodes.node_count} of {state.job.min_nodes} nodes after {state.limits.wait_s:g} s"

@@ -67,6 +67,12 @@ class JobNodes:
         return have < self.job.min_nodes <= have + queued
 
     @property
+    def waits_for_checks(self) -> bool:
+        """Return whether nodes that the job cannot begin without are being checked, which has an end of its own."""
+        new = {*self.standbys.checking.values()} - self.standbys.pool.keys()
+        return self.node_count < self.job.min_nodes <= self.node_count + len(new)
+
+    @property
     def wait_clause(self) -> str:
         """Return a clause about unusable nodes for the message of a job that waits for nodes; "" if there are none."""
         cut_off = ", ".join(sorted(self.pool.keys() & self.links.nodes))
