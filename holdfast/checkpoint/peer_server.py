@@ -142,6 +142,7 @@ class PeerServer:
         self._lock = threading.Lock()
         self._links = 0
         self._strangers: dict[UnprovenLink, None] = {}  # the oldest first
+        self._known_hosts: set[str] = set()  # from which somebody has proved itself: they go last
 
     def start(self) -> None:
         threading.Thread(target=self._accept_links, name="keeper-links", daemon=True).start()
@@ -168,8 +169,8 @@ class PeerServer:
 
     def _make_room_for(self, one: UnprovenLink) -> bool:
         """Return whether a new unauthenticated connection may stay.
-        If there are too many, in all or from its host, drop the oldest that has sent nothing, else the oldest: idle
-        connections are cheap to open from many addresses."""
+        If there are too many, in all or from its host, drop the oldest that has sent nothing, else the oldest, and
+        those of hosts that have proved themselves last: connections are cheap to open from many addresses."""
         with self._lock:
             beside = [other for other in self._strangers if other.host == one.host]
             full = self._links >= _MOST_LINKS + _LEAVING
@@ -178,7 +179,7 @@ class PeerServer:
             if len(beside) >= _MOST_STRANGERS:
                 self._drop_link(min(beside, key=lambda other: other.spoke))
             elif self._links >= _MOST_LINKS:
-                self._drop_link(min(self._strangers, key=lambda other: other.spoke))
+                self._drop_link(min(self._strangers, key=lambda other: (other.host in self._known_hosts, other.spoke)))
             self._links += 1
             self._strangers[one] = None
             return True
@@ -252,7 +253,10 @@ class PeerServer:
                 return False
         secured.do_handshake()
         one.node = mutual_tls.certificate_node(secured.getpeercert())
-        return self._guard.accepts_certificate(secured.getpeercert())
+        if not self._guard.accepts_certificate(secured.getpeercert()):
+            return False
+        self._known_hosts.add(one.host)
+        return True
 
     def _serve_requests(self, one: UnprovenLink) -> None:
         """Answer requests one after the other until the other end hangs up."""

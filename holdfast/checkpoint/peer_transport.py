@@ -36,8 +36,7 @@ from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.credentials.mutual_tls import KeyFiles
 
 CHUNK_BYTES = 8 << 20
-_LINE_BYTES = 1 << 20
-_SUM_BYTES = 8
+_LINE_BYTES, _SUM_BYTES = 1 << 20, 8
 _PIECE_BYTES = 256 << 10  # summed while it is in a core's cache, and while the other side has the piece before
 _SMALL_BYTES = 1 << 30
 WAIT_S = 30.0  # for a peer that says nothing
@@ -46,7 +45,6 @@ MOST_LINKS = 4  # of one copy
 PART_BYTES = 4 * CHUNK_BYTES  # that a link takes at once
 _RELAYED_BYTES = 256 << 20  # a smaller copy is over before relays have started
 _ONE_LINK_BYTES_S = 1e9  # a slower pace needs no second link
-
 
 Span = tuple[Number, Number]
 LayoutDigits = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z_]*\Z", max_length=64)]  # it names a file
@@ -289,10 +287,8 @@ def fetch_content(keeper: PeerKeeper, ask: PeerRequest) -> bytes:
         if not 0 <= size <= _SMALL_BYTES:
             raise TransportError(f"the keeper announces {size} bytes, above the limit of {_SMALL_BYTES}")
         content = bytearray()
-        for number, (start, end) in enumerate(
-            cut_range(0, size)
-        ):  # memory for what has come, not for what was promised
-            chunk = bytearray(end - start)
+        for number, (start, end) in enumerate(cut_range(0, size)):
+            chunk = bytearray(end - start)  # memory for what has come, not for what was promised
             receive_chunk(link, memoryview(chunk), number)
             content += chunk
         return bytes(content)

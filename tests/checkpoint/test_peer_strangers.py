@@ -9,7 +9,14 @@ import pytest
 
 from holdfast.checkpoint import peer_server
 from holdfast.checkpoint.peer_server import PeerServer
-from holdfast.checkpoint.peer_transport import PeerGuard, PeerRefusal
+from holdfast.checkpoint.peer_transport import (
+    PeerGuard,
+    PeerKeeper,
+    PeerRefusal,
+    PeerRequest,
+    TransportError,
+    fetch_content,
+)
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority, enrol_local_node
 
 
@@ -29,6 +36,32 @@ def test_idle_strangers_of_many_hosts_push_out_nobody_who_has_begun(
             time.sleep(0.01)  # those that were sent away go
             link = socket.create_connection(listener.getsockname(), source_address=(f"127.3.0.{1 + number}", 0))
             stack.enter_context(link)
+        begun.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            begun.recv(1)
+        listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there
+
+
+def test_strangers_that_speak_push_out_no_host_that_has_proved_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flood of TLS hellos at a keeper's port made copies and fetches fail for as long as it lasted."""
+    monkeypatch.setattr(peer_server, "_PROVE_S", 200.0)
+    monkeypatch.setattr(peer_server, "_MOST_LINKS", 8)
+    keys = enrol_local_node(CertificateAuthority(tmp_path / "ca"), "n0", tmp_path / "n0")
+    guard, refusal = PeerGuard(keys, lambda serial: True), PeerRefusal("for the test")
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        PeerServer(listener, guard, lambda ask, node: refusal, lambda ask: refusal, 8).start()
+        where: tuple[str, int] = listener.getsockname()
+        with pytest.raises(TransportError, match="for the test"):
+            fetch_content(PeerKeeper(where, guard), PeerRequest(verb="plan", rank=0, layout="aa"))
+        begun = stack.enter_context(socket.create_connection(where))
+        begun.sendall(b"\x16")
+        for number in range(40):
+            time.sleep(0.01)  # those that were sent away go
+            link = socket.create_connection(where, source_address=(f"127.3.0.{1 + number}", 0))
+            stack.enter_context(link).sendall(b"\x16")
         begun.settimeout(0.2)
         with pytest.raises(TimeoutError):
             begun.recv(1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.cli.launch.supervisor import StopSignals, Supervisor, _farewell_text
+from holdfast.cli.launch.supervisor import StopSignals, Supervisor, _describe_room_wait, _farewell_text
 from holdfast.journal.high_water_mark import HighWaterMark, MarkFile
 from holdfast.model.event import Phase
 from holdfast.wire.program_fork_server import ForkServer
@@ -78,3 +78,11 @@ def test_why_a_node_left(tmp_path: Path) -> None:
     assert _farewell_text(tmp_path, 0) == "done: all ranks ended well"
     (tmp_path / "left").write_text("evicted\n")
     assert _farewell_text(tmp_path, 1).endswith("code 1: evicted")
+
+
+def test_a_full_disk_is_waited_for_longer_than_nodes_keep_their_memory() -> None:
+    assert _describe_room_wait(600, 60) == (
+        "it restarts if you free space within 600 s; "
+        "after 60 s nodes end their ranks, and what is in memory alone is lost"
+    )
+    assert _describe_room_wait(600, 1800) == "it restarts if you free space within 600 s"

@@ -230,3 +230,8 @@ def test_steps_counted_since_the_launch_are_no_numbers() -> None:
     assert incident_text.describe_place(26, counted=True) == "26 steps after its launch"
     cause = "rank 1 on n0 has stood 26 steps after its launch for 3 s: rank 1 is stopped"
     assert told(kind="hang", cause=cause, counted=True, good_step=26).startswith(f"{cause}; restarted")
+
+
+def test_a_script_is_not_blamed_for_copies_that_are_behind() -> None:
+    said = incident_text.advise_apart("rank 0: step 639, rank 1: step 493")
+    assert "either copies on peers were behind, or ranks do not make and save()" in said

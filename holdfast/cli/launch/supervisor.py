@@ -222,9 +222,10 @@ class Supervisor:
 
     def _wait_for_room(self) -> bool:
         """Wait until a full disk has room again; False if that takes too long or a stop signal comes."""
-        wait_s = run_directory.read_spec(self._run_dir).settings.recovery.wait_s
+        settings = run_directory.read_spec(self._run_dir).settings
+        wait_s, lost_s = settings.recovery.wait_s, settings.node.lost_s
         full = f"the disk that holds {self._run_dir} is full"
-        say(f"{full}, so the controller ended; it restarts if you free space within {wait_s:g} s")
+        say(f"{full}, so the controller ended; {_describe_room_wait(wait_s, lost_s)}")
         until = time.monotonic() + wait_s
         while run_directory.free_bytes(self._run_dir) < _ROOM_BYTES:
             if self._asked.numbers:
@@ -357,3 +358,9 @@ def _farewell_text(folder: Path, code: int) -> str:
     except OSError:
         return f"this node is lost: its holder ended with code {code}; see {folder}/holder.log"
     return f"done: {reason}" if code == 0 else f"this node left the job with code {code}: {reason}"
+
+
+def _describe_room_wait(wait_s: float, lost_s: float) -> str:
+    """Say how long a full disk is waited for, and how long nodes keep what they have in memory."""
+    kept = f"; after {lost_s:g} s nodes end their ranks, and what is in memory alone is lost" if lost_s < wait_s else ""
+    return f"it restarts if you free space within {wait_s:g} s{kept}"

@@ -321,8 +321,7 @@ class ActionExecutor:
         return None
 
     def _choose_restore(self, launch: Launch, kept: LaunchPlan | None = None) -> Restore:
-        """Choose the state to restore. A state from which the job twice made no step is not tried a third time, and
-        older ones that memory holds are then tried once, so that storage has its turn before the job gives up."""
+        """Choose the state to restore: one that led to no step twice not again, then older ones once, then storage."""
         least = launch.not_after if launch.not_after is not None else sys.maxsize
         away = set(launch.astray)  # what they hold in memory may be of a line that the job has left
         held = [c for node, copies in self.registry.copies.items() for c in copies if node not in away or c.disk]

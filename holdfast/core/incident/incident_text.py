@@ -215,9 +215,10 @@ def _describe_apart(record: Record | Change) -> str:
 
 
 def advise_apart(apart: str) -> str:
-    """Return a sentence on why no snapshot in memory can be restored, and what the script must do to change that."""
+    """Return a sentence on why no snapshot in memory can be restored, and on the two things that lead to that."""
     why = f"no state in memory can be restored, as no step is held for every rank ({apart})"
-    return f"{why}; ranks must make and save() the same steps together: have each step wait for all, as DDP's does"
+    script = "ranks do not make and save() the same steps together: then have each step wait for all, as DDP's does"
+    return f"{why}; either copies on peers were behind, or {script}"
 
 
 def describe_unknown_resume(record: Record | Change) -> str:
