@@ -75,7 +75,7 @@ def train_step(model: Any, optimizer: Any, schedule: Any, step: int) -> Any:
 
 def own_state(model: Any, optimizer: Any, schedule: Any, *, is_loading: bool = False) -> dict[str, Any]:
     """What Megatron's own checkpoints hold here."""
-    weights = model.sharded_state_dict()
+    weights = model.module.sharded_state_dict()
     way = {"distrib_optim_sharding_type": "dp_reshardable"}
     place = ((dist.get_world_size(),), (dist.get_rank(),))
     return {
@@ -87,9 +87,14 @@ def own_state(model: Any, optimizer: Any, schedule: Any, *, is_loading: bool = F
 
 
 def load_own(found: str, model: Any, optimizer: Any, schedule: Any) -> None:
+    for one in optimizer.chained_optimizers:
+        one._init_optimizer_states_with_dummy_values()  # Adam of torch has no state yet, which Megatron needs here
     state = dist_checkpointing.load(own_state(model, optimizer, schedule, is_loading=True), found)
-    model.load_state_dict(state["model"])
+    model.module.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
+    for one in optimizer.chained_optimizers:
+        for kept in one.optimizer.state.values():
+            kept["step"] = kept["step"].clone()  # Megatron gives one count to all, which Adam of torch would add up
     schedule.load_state_dict(state["schedule"])
     torch.set_rng_state(state["random"])
 
