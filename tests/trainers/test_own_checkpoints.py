@@ -102,6 +102,6 @@ def test_the_plans_that_megatron_keeps_beside_the_rest_do_not_matter(tmp_path: P
     metadata = torch_dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
     planner = torch_dcp.DefaultSavePlanner()
     planner.set_up_planner(state, is_coordinator=True)
-    metadata.all_local_plans = [planner.create_local_plan()]  # type: ignore[attr-defined]
+    metadata.all_local_plans = [planner.create_local_plan()]
     (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
     assert distcp_fault(tmp_path) == ""
