@@ -221,7 +221,7 @@ async def test_a_source_that_hangs_is_an_alarm_and_stops_no_other(tmp_path: Path
         await scene.until(lambda: not made.strains)
     stuck, xid = scene.heard
     assert (stuck.klass, stuck.stance, stuck.hard) == ("gpu_driver_gsp_fault", Stance.NOTIFY, False)
-    assert "when asked for the state of its GPUs" in stuck.reason
+    assert stuck.signature == "gpu.stuck_s GPUs"
     assert xid.hard
 
 

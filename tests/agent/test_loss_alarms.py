@@ -2,9 +2,11 @@
 
 import mmap
 
+import msgspec
+
 from holdfast.agent.rank.loss_alarms import LossReports
 from holdfast.agent.rank.progress_slots import ProgressSlots
-from holdfast.core.detect.loss_spikes import LossLimits
+from holdfast.core.detect.loss_spikes import LossLimits, SpikeRule, policy_hindrance
 from holdfast.core.detect.nonfinite_loss import alarm_of
 from holdfast.core.incident.incident_text import describe_cause
 from holdfast.model.alarm import Alarm, Kind, Stance
@@ -85,7 +87,7 @@ def test_a_gradient_of_its_own_names_the_rank() -> None:
     for number in range(40):
         node.step(number, 2.0, 2.0, own=(1.0 + number % 3 / 10, 1.0 + number % 5 / 10))
     [alarm] = node.step(40, 2.0, 2.0, own=(1.0, 1e6))
-    assert isinstance(alarm, Alarm) and alarm.ranks == (1,) and "before the sum" in alarm.reason
+    assert isinstance(alarm, Alarm) and (alarm.ranks, alarm.evidence) == ((1,), (SpikeRule.OWN_TIMES,))
 
 
 def test_two_losses_in_a_row_that_are_not_finite_are_told() -> None:
@@ -108,8 +110,8 @@ def test_what_is_told_of_bad_losses_does_not_hang_on_when_they_are_read() -> Non
             if often or number == 80 or number == 99:
                 told += node.losses.read_losses(node.memory, 1000.0)
         [notice] = [one for one in told if isinstance(one, Alarm)]
-        assert (notice.stance, notice.not_after) == (Stance.NOTIFY, None)
-        assert "not finite at step 33 and a finite one after it" in notice.reason
+        assert (notice.stance, notice.not_after, notice.signature) == (Stance.NOTIFY, None, "single loss")
+        assert " step 33 " in notice.reason
         assert {one.step for one in told if isinstance(one, Loss)} == {90}, often
         [last] = {alarm_of(one).reason for one in told if isinstance(one, Loss) and one.loss == 2.0}
         assert last == "had losses that were not finite since step 90"
@@ -178,7 +180,9 @@ def test_steps_without_a_known_number_put_no_state_in_doubt() -> None:
         found += node.losses.read_losses(node.memory, 0.0)
     [alarm] = found
     assert isinstance(alarm, Alarm) and (alarm.not_after, alarm.stance) == (None, Stance.NOTIFY)
-    assert "nobody knows the number of this step" in alarm.reason
+    unnumbered = msgspec.structs.replace(logged(41, 90.0), numbered=False)
+    assert alarm.response is None and (hindrance := policy_hindrance(LossLimits(), unnumbered, False, ()))
+    assert alarm.reason.endswith(hindrance), "the policy is to lower the learning rate"
 
 
 def logged(step: int, loss: float) -> StepValues:

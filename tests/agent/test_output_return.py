@@ -94,7 +94,8 @@ def test_what_is_newer_at_home_stays(place: Place) -> None:
     name = f"lib/notes.of-{place.at.name}"
     assert place.home() == {"lib/notes": "of the user", name: "of a rank"}
     assert (gathered.moved, gathered.both) == ((name,), (name,))
-    assert "lib/notes there is newer and stays" in user_tree_sync.describe_gathered(place.index, gathered)
+    said = user_tree_sync.describe_gathered(place.index, gathered)
+    assert "; lib/notes " in said and said.endswith(f" {os.path.basename(name)}"), "the user's, and where the rank's is"
     assert place.look() == GatheredFiles(), "told once"
 
 

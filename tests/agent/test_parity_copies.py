@@ -161,7 +161,8 @@ async def test_damage_in_what_it_was_laid_over_is_seen(fleet: Fleet) -> None:
         other.slot_image(one.slot)[start + 10] ^= 1
     await take_seats(job, {"b": "spare"})
     answer, _ = await resumed(job, 1, "spare")
-    assert isinstance(answer, KeeperRefusal) and "parity of rank 1" in answer.why
+    assert isinstance(answer, KeeperRefusal) and answer.unfetched
+    assert "parity" in answer.why and "rank 1 " in answer.why
 
 
 def _halves(job: Trained, rank: int, half: int) -> tuple[tuple[int, int], ...]:

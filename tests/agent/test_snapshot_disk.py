@@ -1,6 +1,7 @@
 """States on a node's local disk: written from floors, found after all memory is lost, and never believed unchecked."""
 
 import asyncio
+import errno
 import os
 import resource
 import shutil
@@ -150,7 +151,7 @@ async def test_a_flipped_byte_is_refused_and_the_older_state_is_used(fleet: Flee
     if what != ".metadata":
         plan, answers = await job.resume(*"abc")
         assert plan.step == 9 and [isinstance(one, StateGrant) for one in answers] == [True, False, True]
-        assert "dropped the damaged state of rank 1" in " ".join(fleet.nodes["b"].said)
+        assert any(f" rank 1 at {path.parent}: " in said for said in fleet.nodes["b"].said)
     assert job.states("b") == [5], "nobody is offered it again"
 
 
@@ -167,7 +168,7 @@ async def test_only_this_run_in_a_folder_of_its_owner_counts(fleet: Fleet) -> No
     assert job.states("a") == [] and "of run r." in fleet.nodes["a"].said[-1], "its manifest tells"
     folder = job.root / "b" / "r."
     folder.chmod(0o755)
-    assert job.states("b") == [] and "other users may read or write it" in fleet.nodes["b"].said[-1]
+    assert job.states("b") == [] and str(folder) in fleet.nodes["b"].said[-1]
     folder.chmod(0o700)
     assert job.states("b") == [5]
 
@@ -184,11 +185,11 @@ async def test_a_full_disk_is_said_once_and_costs_nothing_but_newer_states(fleet
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert job.written() == [(5, 13)] * 3 and job.states("a") == [5]
-    said = [text for text in fleet.nodes["a"].said if "disk" in text]
-    assert len(said) == 1 and "step 9 was not written" in said[0] and "training goes on" in said[0]
+    [said] = fleet.nodes["a"].said
+    assert said.startswith("step 9 ") and os.strerror(errno.EFBIG) in said
     await job.write(17, floor=13)
     assert job.written() == [(17, 17)] * 3 and job.states("a") == [5, 17]
-    assert "states are written to disk again" in fleet.nodes["a"].said[-1]
+    assert [text.split()[:2] for text in fleet.nodes["a"].said[1:]] == [["step", "17"]], "that it is over"
 
 
 async def test_no_more_is_written_than_disk_max_bytes_allows(fleet: Fleet) -> None:
@@ -319,7 +320,7 @@ async def test_a_disk_that_takes_nothing_is_said_before_the_first_write(fleet: F
     await job.write(5)
     assert job.written() == [(-1, 5)] * 3
     [said] = fleet.nodes["a"].said
-    assert str(job.root) in said and "training goes on" in said
+    assert str(job.root) in said
 
 
 def test_a_write_rests_as_long_as_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
