@@ -141,10 +141,13 @@ def test_a_part_that_fails_on_a_full_disk_is_not_waited_for(
     with monkeypatch.context() as full:
         full.setattr(local_storage, "_put_file", put_file)
         full.setattr(local_storage, "write_file", write_file)
-        with pytest.raises(StorageError, match="No space left"):
+        with pytest.raises(StorageError, match=os.strerror(errno.ENOSPC)):
             put(tmp_path, 5, 1)
-    with pytest.raises(PartFailedError, match="No space left" if drafted else "no room on storage") as failed:
+    with pytest.raises(
+        PartFailedError, match=os.strerror(errno.ENOSPC) if drafted else checkpoint_save._NO_ROOM
+    ) as failed:
         collect_parts(folder, 2, wait_s=0.5)
+    assert failed.value.rank == 1
     assert not checkpoint_save.has_failed(folder)
     checkpoint_save.withdraw_write(folder, 3, str(failed.value))
     assert checkpoint_save.has_failed(folder), "others can tell, though rank 2 may still write"

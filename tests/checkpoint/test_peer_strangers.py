@@ -14,6 +14,7 @@ from holdfast.checkpoint.peer_transport import (
     PeerKeeper,
     PeerRefusal,
     PeerRequest,
+    RefusalCode,
     TransportError,
     fetch_content,
 )
@@ -49,13 +50,14 @@ def test_strangers_that_speak_push_out_no_host_that_has_proved_itself(
     monkeypatch.setattr(peer_server, "_PROVE_S", 200.0)
     monkeypatch.setattr(peer_server, "_MOST_LINKS", 8)
     keys = enrol_local_node(CertificateAuthority(tmp_path / "ca"), "n0", tmp_path / "n0")
-    guard, refusal = PeerGuard(keys, lambda serial: True), PeerRefusal("for the test")
+    guard, refusal = PeerGuard(keys, lambda serial: True), PeerRefusal("late", RefusalCode.SUPERSEDED)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         PeerServer(listener, guard, lambda ask, node: refusal, lambda ask: refusal, 8).start()
         where: tuple[str, int] = listener.getsockname()
-        with pytest.raises(TransportError, match="for the test"):
+        with pytest.raises(TransportError) as refused:
             fetch_content(PeerKeeper(where, guard), PeerRequest(verb="plan", rank=0, layout="aa"))
+        assert refused.value.code is RefusalCode.SUPERSEDED
         begun = stack.enter_context(socket.create_connection(where))
         begun.sendall(b"\x16")
         for number in range(40):

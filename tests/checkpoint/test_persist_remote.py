@@ -130,11 +130,11 @@ def test_a_removal_that_is_cut_short_leaves_no_checkpoint(base: str, monkeypatch
     cut = [name for name in objects(base) if "step-00000001" in name and not name.endswith("holdfast.json")]
 
     def broken(*_: object, **__: object) -> None:
-        raise ConnectionResetError("the link broke")
+        raise ConnectionResetError("severed")
 
     with monkeypatch.context() as patch:
         patch.setattr(fsspec.core.url_to_fs(base)[0], "rm", broken)  # one for all, by fsspec
-        with pytest.raises(StorageError, match=r"step-00000001\.1 .*: the link broke"):
+        with pytest.raises(StorageError, match=r"step-00000001\.1 .*: severed"):
             retain_checkpoints(base, keep=1)
     assert [one.step for one in find_checkpoints(base)] == [2]
     assert [name for name in objects(base) if "step-00000001" in name] == cut
@@ -222,7 +222,7 @@ def test_a_server_that_is_gone_is_a_sentence(bucket: str, monkeypatch: pytest.Mo
     finally:
         fsspec.filesystem("s3").clear_instance_cache()
     assert not outcome.ok
-    assert "Could not connect to the endpoint URL" in outcome.detail
+    assert "http://127.0.0.1:9/" in outcome.detail
 
 
 def test_file_urls_are_folders(tmp_path: Path) -> None:

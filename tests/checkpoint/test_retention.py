@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from holdfast.checkpoint import storage_owner
 from holdfast.checkpoint.checkpoint_load import verify_checkpoint
 from holdfast.checkpoint.checkpoint_save import staging_folder, write_part
+from holdfast.checkpoint.doubt_notes import UnknownDoubtsError
 from holdfast.checkpoint.local_storage import LocalStorage
 from holdfast.checkpoint.manifest import MANIFEST, Author, StorageError, TakenOverError, WriterProcess, encode_part
 from holdfast.checkpoint.retention import (
@@ -163,7 +164,8 @@ def test_a_damaged_note_of_doubts_forgets_none(tmp_path: Path) -> None:
         spare.write_bytes(copy[:-1])
         found = find_checkpoints(str(tmp_path))
         assert [one.unvouched and one.doubted and not one.ok for one in found] == [True] * 3
-        assert f"{note} is not as it was written; remove .holdfast-doubts.json to use all" in found[0].why
+        why = f"nobody can tell which checkpoints are in doubt: {note} is not as it was written"
+        assert found[0].why == f"{why}; remove .holdfast-doubts.json to use all checkpoints that are there"
         assert retain_checkpoints(str(tmp_path), keep=1, newest=30) == (), "none is known to be good"
     note.unlink()
     assert [one.step for one in find_checkpoints(str(tmp_path)) if one.ok] == [30, 20, 10], "a person wants it so"
@@ -178,7 +180,7 @@ def test_a_run_vouches_for_its_own_where_the_note_is_damaged(tmp_path: Path) -> 
     assert [(one.step, one.ok, one.unvouched) for one in told] == [(20, False, False), (10, True, False)]
     assert [one.ok for one in apply_doubts(find_checkpoints(base), "", doubts)] == [False, False]
     save(tmp_path, 30, author=Author(2, "other"))
-    with pytest.raises(StorageError, match="nobody can tell which checkpoints are in doubt"):
+    with pytest.raises(UnknownDoubtsError):
         mark_doubts(base, "run", doubts)
     shutil.rmtree(tmp_path / "step-00000030")
     assert mark_doubts(base, "run", doubts) == (20,), "and the note is sound again"
@@ -267,18 +269,21 @@ def test_a_folder_that_is_replaced_is_taken_again_and_said(tmp_path: Path) -> No
 
     assert take(1) == "" and not owned.take(str(base), ME, 2, notes) and not notes
     shutil.rmtree(base)
-    assert take(3).startswith(f"before step 3 was written, {base} was removed; it is made anew")
+    removed = f"{base} was removed; it is made anew, without the checkpoints that were there"
+    assert take(3) == f"before step 3 was written, {removed}"
     base.rename(tmp_path / "gone")
     base.mkdir()  # the old folder is still there, so this one has another inode
-    assert "another folder was put in place of" in take(4)
+    there = f"was put in place of {base}; checkpoints go there now, and earlier ones are not there"
+    assert take(4) == f"before step 4 was written, another folder {there}"
     fence.unlink()
-    assert "lost its file .holdfast-author.json, which is written again" in take(5)
+    lost = f"{base} lost its file .holdfast-author.json, which is written again: were checkpoints removed there?"
+    assert take(5) == f"before step 5 was written, {lost}"
     shutil.rmtree(base)
-    assert "was removed" in take(6, Author(3, "run")), "between two generations too"
+    assert take(6, Author(3, "run")) == f"before step 6 was written, {removed}", "between two generations too"
     base.rename(tmp_path / "gone2")
     base.symlink_to(tempfile.mkdtemp(dir="/dev/shm"))
     try:
-        assert "another file system was put in place of" in take(7, Author(3, "run"))
+        assert take(7, Author(3, "run")) == f"before step 7 was written, another file system {there}"
     finally:
         shutil.rmtree(base.resolve())
 
@@ -293,15 +298,17 @@ def test_an_owner_file_that_is_damaged_is_told_and_written_again(tmp_path: Path)
         fence.write_bytes(whole[:at] + bytes([whole[at] ^ 2]) + whole[at + 1 :])
         storage_owner.check_ownership(LocalStorage(str(base)), ME)
         assert owned.take(str(base), ME, 2, notes), at
-        assert notes.pop() == f"{fence} was not as written, before step 2; it is written again" and not notes
+        assert notes == [f"{fence} was not as written, before step 2; it is written again"]
+        notes.clear()
         assert not owned.take(str(base), ME, 3, notes) and not notes, "it is sound again"
     fence.write_bytes(b"")
-    assert owned.take(str(base), ME, 2, notes) and "was not as written" in notes[0]
+    assert owned.take(str(base), ME, 4, notes) and [note.partition(" ")[0] for note in notes] == [str(fence)]
+    assert not owned.take(str(base), ME, 5, notes)
 
 
 def test_an_owner_file_of_an_earlier_version_counts(tmp_path: Path) -> None:
     (tmp_path / ".holdfast-author.json").write_text('{"generation":9,"run":"run"}')
-    with pytest.raises(TakenOverError, match="generation 9 has taken over"):
+    with pytest.raises(TakenOverError, match=f"^generation 9 .* {tmp_path}, so generation {ME.generation} "):
         storage_owner.check_ownership(LocalStorage(str(tmp_path)), ME)
 
 
@@ -314,7 +321,7 @@ def test_a_folder_that_is_mounted_anew_is_the_same(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(LocalStorage, "read_identity", lambda _: (device + 1, inode))
     assert not owned.take(base, ME, 2, notes) and notes == []
     (tmp_path / "ckpt" / ".holdfast-author.json").unlink()
-    assert owned.take(base, ME, 3, notes) and "lost its file" in notes.pop()
+    assert owned.take(base, ME, 3, notes) and f"{base} " in notes[0] and " .holdfast-author.json" in notes[0]
 
 
 def test_a_folder_with_checkpoints_that_is_put_in_place_is_not_said_to_lack_them(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from holdfast.checkpoint.dcp import Reader, Writer
+from holdfast.checkpoint.state_image import StateError
 
 State = dict[str, Any]
 DTYPES = [
@@ -70,12 +71,15 @@ def loaded(path: Path, **where: Any) -> int:
     return int(state["n"])
 
 
-def failure(act: Callable[[], object]) -> str:
+def failures(act: Callable[[], object]) -> list[BaseException]:
+    """What went wrong on any rank; torch gathers it."""
     try:
         act()
-    except (Exception, CheckpointException) as e:
-        return str(e)
-    return ""
+    except CheckpointException as e:
+        return [one for one, _ in e.failures.values()]
+    except Exception as e:
+        return [e]
+    return []
 
 
 def save(path: Path, how: str) -> None:
@@ -114,8 +118,8 @@ def caching(path: Path, _: str) -> None:
 
 
 def silent(path: Path, _: str) -> None:
-    said = failure(lambda: dcp.save(small(1), storage_writer=Writer(path), use_collectives=False))
-    assert "use_collectives=False" in said, said
+    [refused] = failures(lambda: dcp.save(small(1), storage_writer=Writer(path), use_collectives=False))
+    assert isinstance(refused, StateError) and "use_collectives=False" in str(refused), refused
     assert not path.exists()
     dist.barrier()  # all have looked
     # Torch describes what each rank wrote apart.
@@ -149,9 +153,10 @@ def rivals(path: Path, _: str) -> None:
     def save_again(**way: Any) -> None:
         dcp.save(small(2), checkpoint_id="step-1", storage_writer=Writer(path), **way)
 
-    told = [failure(lambda: save_again(process_group=second))] if rank else []
-    told.append(failure(lambda: save_again(no_dist=True)))
-    assert all("another writer of this job has saved step 1 in" in said for said in told), told
+    found = [failures(lambda: save_again(process_group=second))] if rank else []
+    found.append(failures(lambda: save_again(no_dist=True)))
+    for errors in found:
+        assert errors and all(isinstance(e, StateError) and f" step 1 in {path}: " in str(e) for e in errors), errors
     dist.barrier()
     assert [one.name for one in path.glob("*step-*")] == ["step-00000001"]
     if rank < 2:
@@ -161,13 +166,14 @@ def rivals(path: Path, _: str) -> None:
 class Failing(DefaultSavePlanner):
     def set_up_planner(self, state_dict: State, storage_meta: Any = None, is_coordinator: bool = False) -> None:
         if dist.get_rank() == 1:
-            raise ValueError("not this time")
+            raise ValueError(1)
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
 
 
 def failed(path: Path, _: str) -> None:
     writer = Writer(path)
-    assert "not this time" in failure(lambda: dcp.save(small(1), storage_writer=writer, planner=Failing()))
+    [error] = failures(lambda: dcp.save(small(1), storage_writer=writer, planner=Failing()))
+    assert (type(error), error.args) == (ValueError, (1,))
     for number in (2, 3):
         dcp.save(small(number), storage_writer=writer)
         assert loaded(path) == number

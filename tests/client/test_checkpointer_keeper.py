@@ -132,8 +132,8 @@ def test_a_keeper_that_comes_back(keeper: FakeKeeper) -> None:
 
 
 def test_a_keeper_that_says_no(keeper: FakeKeeper) -> None:
-    keeper.answer = rank_keeper_messages.KeeperRefusal(why="snapshots would take 3 GB of 2 GB")
-    with pytest.raises(KeeperError, match="snapshots would take 3 GB of 2 GB"):
+    keeper.answer = refusal = rank_keeper_messages.KeeperRefusal(why="snapshots would take 3 GB of 2 GB")
+    with pytest.raises(KeeperError, match=refusal.why):
         Job(0)
 
 

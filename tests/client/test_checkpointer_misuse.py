@@ -1,5 +1,7 @@
 """A Checkpointer that is used wrongly says so at once, in one sentence."""
 
+import errno
+import os
 import re
 import subprocess
 import sys
@@ -152,7 +154,7 @@ def test_no_life_begins_at_step_0_without_its_storage(
     monkeypatch.setenv("HOLDFAST_GENERATION", "2")
     for begin in (Checkpointer.restore, lambda ckpt: ckpt.save(1)):  # some scripts never call restore()
         again = Checkpointer(model=nn.Linear(1, 1), path=tmp_path / "file")
-        with pytest.raises(StateError, match=f"cannot write checkpoints: {tmp_path}/file cannot be written: "):
+        with pytest.raises(StateError, match=f"{tmp_path}/file .*: {os.strerror(errno.ENOTDIR)}"):
             begin(again)
 
 
@@ -171,5 +173,5 @@ def test_importing_holdfast_stays_light() -> None:
 
 def test_holdfast_has_its_names_and_no_others() -> None:
     assert holdfast.Checkpointer is Checkpointer
-    with pytest.raises(AttributeError, match="module 'holdfast' has no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match=r"'holdfast'.*'nothing'"):
         _ = holdfast.nothing

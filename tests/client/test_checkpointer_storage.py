@@ -1,5 +1,6 @@
 """A Checkpointer without an agent: checkpoints are made by the rank itself."""
 
+import os
 import re
 import subprocess
 import sys
@@ -54,11 +55,11 @@ def test_no_checkpoint_whose_standing_is_unknown_is_restored(tmp_path: Path, cap
     first.ckpt.close()
     (tmp_path / ".holdfast-doubts.json").write_text("[{")
     again = Job(1, **asked)
-    with pytest.raises(StateError, match=f"{tmp_path}/.holdfast-doubts.json is not as it was written; remove"):
+    with pytest.raises(StateError, match=f"{tmp_path}/.holdfast-doubts.json "):
         again.ckpt.restore()
-    said = capfd.readouterr().err
-    assert said.count("are left out: nobody can tell which checkpoints are in doubt") == 1, said
-    with pytest.raises(StateError, match="already holds a checkpoint of step 3"):
+    [said] = [line for line in capfd.readouterr().err.splitlines() if f"{tmp_path}/.holdfast-doubts.json " in line]
+    assert said.startswith("holdfast: 2 of 2 checkpoints ")
+    with pytest.raises(StateError, match=rf"{tmp_path} .* step 3\b.* step 1\b"):
         Job(1, **asked).train(1, 1)
     (tmp_path / ".holdfast-doubts.json").unlink()
     assert Job(1, **asked).ckpt.restore() == 3
@@ -83,7 +84,8 @@ ckpt = holdfast.Checkpointer(model=model, path={str(path)!r}, every=1)
 ckpt.save(7)
 """)
     done = warm.run(str(other))
-    assert done.code == 1 and f"is writing to {path} now (step 1" in done.err.splitlines()[-1], done.err
+    refused = done.err.splitlines()[-1]
+    assert done.code == 1 and f"(pid {os.getpid()} " in refused and f" {path} now (step 1" in refused, done.err
     assert [one.step for one in find_checkpoints(str(path))] == [1]
     first.ckpt.close()
     done = warm.run(str(other))

@@ -1,5 +1,6 @@
 """Users of torch.distributed.checkpoint change one argument: the same state, from memory where there is an agent."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ def test_nothing_to_load(tmp_path: Path) -> None:
 def test_which_are_in_doubt_is_unknown(tmp_path: Path) -> None:
     torch_dcp.save(state_of(1), checkpoint_id="1", storage_writer=Writer(str(tmp_path)))
     (tmp_path / ".holdfast-doubts.json").write_bytes(b"")
-    with pytest.raises(CheckpointException, match="nobody can tell which checkpoints are in doubt"):
+    with pytest.raises(CheckpointException, match=re.escape(f" {tmp_path}/.holdfast-doubts.json ")):
         torch_dcp.load(state_of(2), storage_reader=Reader(str(tmp_path)))
 
 

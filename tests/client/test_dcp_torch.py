@@ -73,7 +73,7 @@ def test_some_of_it(tmp_path: Path, way: tuple[str, str]) -> None:
     planner = DefaultLoadPlanner(allow_partial_load=True)
     torch_dcp.load(found, storage_reader=reader_of(way[1], tmp_path), planner=planner)
     assert found["x"].tolist() == [1] * 3 and found["new"].tolist() == [7] * 2
-    with pytest.raises(CheckpointException, match="Missing key in checkpoint state_dict: new"):
+    with pytest.raises(CheckpointException, match=r"Missing key\b.* new\."):
         torch_dcp.load(found, storage_reader=reader_of(way[1], tmp_path))
 
 

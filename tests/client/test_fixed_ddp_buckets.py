@@ -87,5 +87,5 @@ def test_what_cannot_be_fixed_stays_as_it_was(
 ) -> None:
     plain = train(warm, group, arena[0], "0", "3", "plain", str(tmp_path / "checkpoint.pt"))
     hooked = train(warm, group, arena[0], "0", "3", "hooked", str(tmp_path / "checkpoint.pt"))
-    assert "a communication hook is registered already" in hooked.err
+    assert "holdfast.attach" in hooked.err and "holdfast" not in plain.err
     assert hooked.out == plain.out

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import threading
 import weakref
 
@@ -52,13 +53,13 @@ def test_what_broken_groups_raise(failure: Exception, broken: bool) -> None:
 
 def test_what_cannot_be_bound_again_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RankWorld, "count", 1)
-    assert "make it inside" in find_refusal(None, [], [])
+    assert "Checkpointer" in find_refusal(None, [], [])
     monkeypatch.setattr(RankWorld, "count", 0)
     assert find_refusal(nn.Linear(2, 1), [], []) == ""
     assert find_refusal(None, [], []) == ""
     assert "SyncBatchNorm" in find_refusal(nn.Sequential(nn.SyncBatchNorm(3)), [], [])
-    assert "its model is on meta" in find_refusal(nn.Linear(2, 1, device="meta"), [], [])
-    assert "my.Holder holds a process group" in find_refusal(None, ["my.Holder"], [])
+    assert " on meta, " in find_refusal(nn.Linear(2, 1, device="meta"), [], [])
+    assert find_refusal(None, ["my.Holder"], []).startswith("my.Holder ")
 
 
 class Group:
@@ -134,7 +135,7 @@ def test_a_gpu_is_not_waited_for_without_bound(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "synchronize", assert_)
     assert torch_groups.await_gpu(60.0) == "its GPU failed: CUDA error: device-side assert triggered"
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: stands.wait())
-    assert "does not end what it does, 0.05 s after the abort" in torch_groups.await_gpu(0.05)
+    assert re.search(r"\bGPU .*, 0\.05 s ", torch_groups.await_gpu(0.05))
     stands.set()
 
 
@@ -200,5 +201,5 @@ def test_groups_over_nccl_must_be_lenient(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(GROUP_CALLS, "lenient", lenient)
         refused = [find_refusal(None, [], [group]) for group in (1, 2)]
         assert [bool(why) for why in refused] == [not lenient] * 2
-        assert all("torch would end this process" in why for why in refused if why)
-        assert "groups of mpi are not made again" in find_refusal(None, [], [3])
+        assert all("init_process_group" in why for why in refused if why)
+        assert " of mpi " in find_refusal(None, [], [3])
