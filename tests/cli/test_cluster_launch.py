@@ -45,7 +45,8 @@ def test_what_needs_a_node_of_this_host_is_refused(
     where = ("--fleet", "kubernetes", "--rdzv-endpoint", "127.0.0.1:0", "--kube-image", "lab:1")
     assert main(["run", *where, *flag, *both, str(tmp_path / "train.py")]) == 2
     said = capsys.readouterr().err
-    assert "this host is none of the nodes" in said or "do not go with --fleet kubernetes" in said
+    named = ("--nproc-per-node gpu",) if not both else ("door.key", "--fleet kubernetes")
+    assert all(f" {name}" in said for name in named), said
 
 
 def test_a_pod_is_not_told_where_people_are_told() -> None:

@@ -1,8 +1,10 @@
 """A run directory that is not the caller's alone: no command reads it, executes what it says, or removes through it."""
 
 import argparse
+import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -81,11 +83,12 @@ def given_away(run_dir: Path) -> Path:
     return run_dir
 
 
-def refuses(capsys: Capture, words: str, why: str) -> None:
+def refuses(capsys: Capture, words: str, *named: str) -> None:
+    """In one line, which names all of these."""
     capsys.readouterr()
     assert main(words.split()) == 2, words
     said = capsys.readouterr()
-    assert why in said.err and said.err.count("\n") == 1 and not said.out, (words, said)
+    assert all(name in said.err for name in named) and said.err.count("\n") == 1 and not said.out, (words, said)
 
 
 @as_root
@@ -93,7 +96,7 @@ def refuses(capsys: Capture, words: str, why: str) -> None:
 def test_he_offers_a_run_of_his_own(words: str, home: Path, tmp_path: Path, capsys: Capture) -> None:
     theirs = given_away(published(str(tmp_path / "theirs"), "job7"))
     published(None, "mine")
-    refuses(capsys, words.format(theirs), "theirs is another user's: only commands of user nobody open it")
+    refuses(capsys, words.format(theirs), f"{theirs} ", " user nobody ")
 
 
 @pytest.mark.parametrize("words", ASKED)
@@ -101,7 +104,7 @@ def test_a_run_that_others_can_write(words: str, home: Path, tmp_path: Path, cap
     run_dir = published(str(tmp_path / "open"), "job7")
     run_dir.chmod(0o702)
     published(None, "mine")
-    refuses(capsys, words.format(run_dir), f"other users may write to {run_dir}")
+    refuses(capsys, words.format(run_dir), f"chmod go-w {run_dir}")
 
 
 @as_root
@@ -114,8 +117,9 @@ def test_his_link_leads_to_a_run_of_ours(home: Path, tmp_path: Path, capsys: Cap
     for name in ("his", "above"):
         os.lchown(tmp_path / name, NOBODY, NOBODY)
     for path in ("his", "above/own", "ours", "own/../above/own"):
-        refuses(capsys, f"status {tmp_path / path}", " is a symbolic link of user nobody")
-    with pytest.raises(UsageError, match="symbolic link of user nobody"):
+        link = tmp_path / ("his" if path == "his" else "above")
+        refuses(capsys, f"status {tmp_path / path}", f"{link} ", " user nobody")
+    with pytest.raises(UsageError, match=rf"{tmp_path}/above .* user nobody"):
         run_directory.make_run_dir(str(tmp_path / "above" / "new"), "r")
     assert not (tmp_path / "new").exists()
 
@@ -134,7 +138,7 @@ def test_a_link_of_our_own_is_followed(home: Path, tmp_path: Path) -> None:
     (tmp_path / "round").symlink_to("round")
     assert run_selection.find(str(tmp_path / "link")).samefile(own)
     assert run_selection.find(str(home / "newest")).samefile(own)
-    assert "cannot be opened" in run_ownership.foreign_reason(tmp_path / "round")
+    assert run_ownership.foreign_reason(tmp_path / "round").endswith(f": {os.strerror(errno.ELOOP)}")
 
 
 @as_root
@@ -186,7 +190,7 @@ def test_a_folder_here_has_the_name_of_a_run(
     monkeypatch.chdir(tmp_path / "work")
     main(words.format("job1").split())
     said = capsys.readouterr()
-    assert f"holdfast: job1 is taken for your run {own}; for the folder here write ./job1\n" in said.err
+    assert re.search(rf"^holdfast: job1 .* {own}; .* \./job1$", said.err, re.MULTILINE)
     assert str(tmp_path / "work") not in said.out + said.err
     refuses(
         capsys, words.format("job2"), "job2 is no run that you have started here; for the folder of this name write ./"
@@ -207,7 +211,7 @@ def test_what_is_no_run_does_not_hide_one(home: Path, tmp_path: Path, monkeypatc
     (tmp_path / "job1").mkdir()
     assert not log_diagnosis._are_files(["job1"]) and log_diagnosis._are_files(["./job1"])
     assert run_selection.find("job1") == own
-    with pytest.raises(UsageError, match="run may be any of 2 runs: night-1, night-2"):
+    with pytest.raises(UsageError, match=r"^run .* 2 runs: night-1, night-2; "):
         run_selection.find("run")
     monkeypatch.chdir(tmp_path / "b")
     assert run_selection.find("run") == second and run_selection.find("../a/run").samefile(first)
@@ -229,7 +233,7 @@ def test_clean_follows_no_link(home: Path, tmp_path: Path, capsys: Capture) -> N
     run_directory.forget_secrets(run_dir)
     assert sorted(precious.rglob("*")) == before
     assert not (run_dir / "door").is_symlink() and not (run_dir / "token").exists()
-    assert "slurm/s0/keys cannot be removed" in capsys.readouterr().out
+    assert "slurm/s0/keys " in capsys.readouterr().out
     shutil.rmtree(run_dir / "nodes")
     (run_dir / "nodes").symlink_to(precious.parent)
     main(["clean", "r"])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli import main
+from holdfast.cli.run_dirs.run_directory import NO_RUN
 from tests.kube.cluster import write_kubeconfig
 from tests.kube.fake_api import FakeApi
 
@@ -32,7 +33,7 @@ def test_runs_on_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "squeue: slurm_load_jobs error: down" in capsys.readouterr().err
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     assert main(["ls", "--fleet", "slurm"]) == 2
-    assert "there is no squeue on this host" in capsys.readouterr().err
+    assert " squeue " in capsys.readouterr().err
 
 
 def test_runs_on_kubernetes(
@@ -43,7 +44,7 @@ def test_runs_on_kubernetes(
     words = ["ls", "--fleet", "kubernetes", "--kube-namespace", "ml"]
     try:
         assert main(words) == 0
-        assert "there is no run yet there" in capsys.readouterr().out
+        assert capsys.readouterr().out.startswith(NO_RUN)
         for name, labels in (("gpt-n0", {"holdfast.dev/run": "gpt"}), ("other", {})):
             spec = {"containers": [{"name": "holdfast", "image": "lab:1"}]}
             pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
@@ -55,10 +56,11 @@ def test_runs_on_kubernetes(
     finally:
         api.close()
     assert main(words) == 2
-    assert "cannot be asked" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("holdfast ls: --fleet kubernetes: ")
 
 
 def test_a_list_is_of_one_place(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ls", "--fleet", "slurm", "--journal", "postgres://h/d"]) == 2
+    assert "--journal " in (said := capsys.readouterr().err) and "--fleet " in said
     assert main(["ls", "--kube-namespace", "ml"]) == 2
-    assert "drop one of them" in (said := capsys.readouterr().err) and "goes with --fleet kubernetes" in said
+    assert "--kube-namespace " in (said := capsys.readouterr().err) and "--fleet kubernetes" in said

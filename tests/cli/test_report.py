@@ -14,7 +14,7 @@ from holdfast.cli import main
 from holdfast.cli.commands import releases, report, status
 from holdfast.cli.launch import controller_main
 from holdfast.cli.run_dirs import run_directory
-from holdfast.cli.terminal.quantity_text import NO_STEP, duration_text
+from holdfast.cli.terminal.quantity_text import NO_STEP, clock_text, duration_text
 from holdfast.config import Settings
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.job_account import Span, TimeUse
@@ -388,7 +388,7 @@ def test_a_part_of_a_run(run_dir: Path, capsys: pytest.CaptureFixture[str], monk
     write(run_dir, *LINES, *END)
     assert main(["report", "--since", "90s"]) == 0
     shown = capsys.readouterr().out
-    assert "since " in shown.splitlines()[0] and "what was before is left out" in shown
+    assert f"since {clock_text(111.0)}, {duration_text(90.0)}; " in shown.splitlines()[0]
     assert max(map(len, shown.splitlines())) <= 80
     assert main(["report", "--since", "90s", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -78,12 +78,12 @@ def test_another_host_gets_keys_and_releases(
     assert found == {f"{SMALL}.tar": (run_dir / "releases" / f"{SMALL}.tar").read_bytes()}
 
     (tmp_path / "stranger").mkdir()
-    with pytest.raises(JournalDamagedError, match="had 2 entries, and has 1 now"):
+    with pytest.raises(JournalDamagedError, match=r"\b2 entries\b.* 1 now\b"):
         restore_run(reader, tmp_path / "stranger", SECRET, 2)
     link.execute("update holdfast.note set content = '' where run_id = %(run)s and name = 'door'", ours)
     stranger = PostgresJournal(shared_postgres, str(tmp_path), key=JournalKey(SECRET[::-1], str(tmp_path)))
     for refused in (reader, stranger):
-        with pytest.raises(JournalDamagedError, match="set HOLDFAST_TOKEN to the same value"):
+        with pytest.raises(JournalDamagedError, match=r"\bHOLDFAST_TOKEN\b"):
             restore_run(refused, tmp_path / "stranger", SECRET)
     assert not list((tmp_path / "stranger").iterdir()), "nothing of it was believed"
     notes.forget_keys()
@@ -109,11 +109,11 @@ def test_only_a_run_directory_of_an_older_version_goes_on_without_a_proof(shared
     open_record(run, run_dir, "one", print).journal.close()
     link = PostgresLink(shared_postgres)
     link.execute("update holdfast.run set proof = '' where run_id = %(run)s", ours)
-    with pytest.raises(JournalDamagedError, match="has no proof of who wrote it"):
+    with pytest.raises(JournalDamagedError, match=r"\bproof\b.*\bholdfast run --resume\b"):
         open_record(run, run_dir, "one", print)
     open_record(older, run_dir, "one", print).journal.close()
     open_record(run, run_dir, "one", print).journal.close()
     run_directory.forget_secrets(run_dir)
-    with pytest.raises(JournalError, match="lacks the secret"):
+    with pytest.raises(JournalError, match=rf"^{run_dir} .*\bsecret\b"):
         open_record(run, run_dir, "one", print)
     link.close()

@@ -69,7 +69,7 @@ def test_what_seeds_cannot_tell_apart_is_said(capsys: pytest.CaptureFixture[str]
     assert main(["--gpus", "512", "--days", "3", "--seeds", "2", "--json"]) == 0
     choices = json.loads(capsys.readouterr().out)["choices"]
     alike = [one["what"] for one in choices[1:] if not one["unlike"]]
-    assert alike and f"'all of it': {', '.join(alike)}" in text
+    assert alike and f"'{choices[0]['what']}': {', '.join(alike)}" in text
 
 
 @pytest.mark.parametrize(

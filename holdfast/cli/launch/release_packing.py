@@ -37,6 +37,7 @@ class FirstRelease(msgspec.Struct, frozen=True, kw_only=True):
 
     release: Release
     said: str
+    secret: tuple[str, ...] = ()  # left out, as secrets of holdfast are in it
 
 
 class KeptOut(msgspec.Struct, frozen=True):
@@ -75,7 +76,7 @@ def pack_first_release(entry: EntryPoint, run_dir: Path, apart: KeptOut, *, copi
     files = counted_noun(packed.files, "file")
     said = f"release 1 is {files} of {release.source}, run in place until one of them changes"
     said = f"{said}; holdfast update brings later changes{secrets_text(secret)}"
-    return FirstRelease(release=release, said=said)
+    return FirstRelease(release=release, said=said, secret=tuple(secret))
 
 
 def _pack_tree(
