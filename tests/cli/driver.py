@@ -290,11 +290,14 @@ class Job:
         assert abs(sum(span.seconds for span in report.spans) - report.wall_s) < 1e-6
         return report
 
+    def events(self, of: type[T]) -> list[T]:
+        """The events of this type in the journal."""
+        with contextlib.closing(SqliteJournal(self.run_dir / "journal.db", read_only=True)) as journal:
+            return [entry.event for entry in journal.read() if isinstance(entry.event, of)]
+
     def alarms(self, kind: Kind) -> list[Alarm]:
         """The alarms of this kind in the journal, whatever came of them."""
-        with contextlib.closing(SqliteJournal(self.run_dir / "journal.db", read_only=True)) as journal:
-            events = [entry.event for entry in journal.read()]
-        return [event for event in events if isinstance(event, Alarm) and event.kind is kind]
+        return [alarm for alarm in self.events(Alarm) if alarm.kind is kind]
 
     def check_replay(self) -> int:
         """The journal leads to the same decisions again; how many entries it has."""

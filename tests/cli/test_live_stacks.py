@@ -131,7 +131,7 @@ def test_who_keeps_the_others_waiting(start: Start, capsys: pytest.CaptureFixtur
     named, mains, children = stuck(job, "loader")
     assert (named.ranks, named.how, named.hard) == ((1,), "missing", True), named
     assert [innermost(child) for child in children] == ["Items.__getitem__"]
-    assert "its child pt_data_worker in Items.__getitem__" in named.reason
+    assert " pt_data_worker in Items.__getitem__" in named.reason
     go_on(job)
 
     named, mains, _ = stuck(job, "gil")

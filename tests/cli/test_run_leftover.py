@@ -4,6 +4,8 @@ import signal
 
 import pytest
 
+from holdfast.model.alarm import Kind, Stance
+from holdfast.model.event import Ended
 from tests.cli.conftest import Start
 from tests.cli.driver import gone
 
@@ -121,9 +123,11 @@ def test_a_rank_that_hangs_at_exit_does_not_keep_the_job(start: Start) -> None:
 def test_a_thread_that_nobody_joins_does_not_keep_the_job(start: Start, nodes: tuple[str, ...]) -> None:
     job = start("--set", "hang.act_s=14", *nodes, script=JOINED, zygote=True)
     job.ends(0)
-    named, done = [line for line in job.sentences() if "rank 1 does not end: its script has returned" in line][:2]
-    assert "has ended well" not in named and "has ended well" in done
-    assert "threading.py" in done and job.report().incidents == ()
+    [named] = job.alarms(Kind.HANG)
+    assert (named.ranks, named.stance) == ((1,), Stance.NOTIFY)
+    [done] = [ended.reason for ended in job.events(Ended) if ended.left]
+    assert done.startswith(named.reason.partition(":")[0]) and "threading.py" in done
+    assert done in job.text() and job.report().incidents == ()
 
 
 def test_what_a_script_does_after_it_left_its_process_group_is_not_training(start: Start) -> None:

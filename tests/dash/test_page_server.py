@@ -10,7 +10,7 @@ from aiohttp import ClientSession, CookieJar, web
 from holdfast.dash import page_server
 from holdfast.dash.page_assets import join_modules, read_assets
 from holdfast.dash.page_server import PageServer
-from holdfast.dash.page_session import PageSession
+from holdfast.dash.page_session import USED_UP, PageSession
 from holdfast.dash.page_source import SourceError
 from tests.core.test_page_view import simulated
 from tests.dash.test_page_feed import GrowingSource
@@ -74,7 +74,7 @@ async def test_only_the_code_opens_it_and_only_once(place: Place) -> None:
         assert (await place.get(path))[0] == 200, path
     del place.client.headers["X-Holdfast-Page"]
     status, text = await place.post("/enter", {"code": place.session.code}, Origin=place.home)
-    assert status == 403 and "has been used" in text
+    assert status == 403 and USED_UP in text
     assert (await place.get("/view"))[0] == 403
 
 

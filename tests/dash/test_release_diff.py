@@ -29,12 +29,13 @@ def test_lines_files_and_words_that_differ_are_told(tmp_path: Path) -> None:
     two = pack(tmp_path, 2, same | changed, env="xyz")
     found = compare_releases(RunSource(tmp_path), one, two)
     text = "\n".join(found.lines)
-    assert "the command line\n-train.py --release=1\n+train.py --release=2" in text
+    assert "\n-train.py --release=1\n+train.py --release=2" in text
     assert "SECRET" in text and "abc" not in text and "xyz" not in text
     assert "train.py (changed)\n@@ -1,3 +1,3 @@\n a\n-lr = 1\n+lr = 2\n b" in text
     assert "gone.py (removed)\n@@ -1 +0,0 @@\n-old" in text and "sub/new.py (added)\n@@ -0,0 +1 @@\n+new" in text
     for path in ("data.bin (changed)", "big (added)"):
-        assert f"{path}\n  its lines are not compared" in text
+        below = found.lines[found.lines.index(path) + 1]
+        assert below.startswith("  ") and " 64 KiB" in below, "no lines of it"
     assert "same.py" not in text and found.left_out == 0
 
 
@@ -48,9 +49,9 @@ def test_what_is_long_is_cut_and_counted(tmp_path: Path) -> None:
 
 def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path) -> None:
     two = pack(tmp_path, 2, {"train.py": b"a"})
-    with pytest.raises(SourceError, match="release 1 ran where its files stand"):
+    with pytest.raises(SourceError, match=r"^release 1 "):
         compare_releases(RunSource(tmp_path), Release(number=1), two)
-    with pytest.raises(SourceError, match="is not there"):
+    with pytest.raises(SourceError, match=rf"/{'0' * 64}\.tar "):
         compare_releases(RunSource(tmp_path), two, Release(number=3, digest="0" * 64))
     (tmp_path / "releases" / f"{'1' * 64}.tar").write_bytes(b"no archive")
     with pytest.raises(SourceError, match="damaged"):

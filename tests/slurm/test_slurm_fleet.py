@@ -74,7 +74,7 @@ async def test_two_refills_on_one_host_are_one_too_many(fleet: SlurmFleet, tmp_p
     until(lambda: places.slurm_alive(tmp_path, first), "a node")
     seen = await fleet.survey()
     assert host_of(fleet, first) == host_of(fleet, second)
-    assert seen[second].state is FleetState.GONE and "has a node of this job" in seen[second].reason
+    assert seen[second].state is FleetState.GONE and f" {host_of(fleet, first)}, " in seen[second].reason
     await fleet.give_back(second, "gone")
 
 

@@ -67,5 +67,5 @@ def test_an_optimizer_whose_state_cannot_be_foreseen_is_refused(tmp_path: Path) 
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.LBFGS(model.parameters())
     held = ShardCheckpointer([optimizer], model, {}, path=tmp_path / "ckpt")
-    with pytest.raises(StateError, match="the state of a LBFGS cannot be made before its first step"):
+    with pytest.raises(StateError, match=r"\bLBFGS\b"):
         held.restore(lambda: None)
