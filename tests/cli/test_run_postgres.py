@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.core.agent_state_machine import NodeLimits
+from holdfast.cli.run_dirs import run_directory
 from tests.cli.conftest import Start
 from tests.cli.driver import CLEAN, Job, gone
 from tests.cli.test_join import host, leader_of
@@ -194,7 +194,8 @@ def test_a_database_that_goes_away_under_a_job(start: Start, endpoints: str, own
         jobs[0].until(lambda: step() > before, "steps that a controller sees")  # noqa: B023
     assert len(pids) == 2 and not any(gone(pid) for pid in pids), "the ranks have gone on"
     said = "\n".join(job.text() for job in jobs)
-    assert re.search(rf" {re.escape(own_postgres.url)} .* {NodeLimits().lost_s:g} s\b", said)
+    lost_s = run_directory.read_spec(jobs[0].run_dir).settings.node.lost_s
+    assert re.search(rf" {re.escape(own_postgres.url)} .* {lost_s:g} s$", said, re.MULTILINE), "it is waited for"
     jobs[0].finish()
     for job in jobs:
         job.ends(0)
