@@ -118,6 +118,12 @@ def test_of_two_equal_ranks_on_a_busy_host_nobody_is_named() -> None:
         assert alarm.ranks == (rank,) and "for 20 % of the time" in alarm.reason
 
 
+def test_of_two_ranks_one_that_is_waited_for_most_of_the_time_is_named_by_five_rounds() -> None:
+    assert told_of_two([0.2] * 7) == [], "which may be chance"
+    [alarm] = told_of_two([0.8] * 7)
+    assert alarm.ranks == (0,)
+
+
 def test_what_is_told() -> None:
     [alarm] = run(one_slow(2, 2.0), noise=0.02, seed=1)
     assert (alarm.ranks, alarm.suspects, alarm.stance) == ((2,), ("n2",), Stance.NOTIFY)
