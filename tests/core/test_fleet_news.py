@@ -361,7 +361,8 @@ def test_nodes_that_are_lost_together_are_told_with_what_they_share() -> None:
     for node in "ab":
         play.hear(5.0, gone_alarm(4.5, node, gone))
     play.hear(5.1, Outcome(action=play.view.awaited, ok=True))
-    assert "a, b fell silent at once, all of s1: a switch, a cable or their power; evicted" in play.said()
+    assert play.said() == ["a, b fell silent at once, all of s1: a switch, a cable or their power; evicted"]
+    assert {action.node for action in play.actions if isinstance(action, Dismiss)} == {"a", "b"}
 
 
 def test_what_is_due_is_computed_anew_only_when_something_changes() -> None:
