@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.config import Settings
 from holdfast.core.detect.silence import SilenceLimits
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.alarm import MACHINE_LOST, Alarm, Kind
 from holdfast.model.event import Phase
 from holdfast.model.fleet_report import FleetNode, FleetReport, FleetState
 from holdfast.model.job_and_seats import Job
@@ -101,7 +101,8 @@ async def test_a_seated_node_that_is_gone_is_told_once(desk_of: Open, lost_by: s
         await desk.until(lambda: desk.controller.clock() > told_at + 1.2 * heard_s, "the time of a silence")
         await after(desk, 5)
         [alarm] = alarms()
-        assert alarm.kind is Kind.SILENCE and ("says its fleet" in alarm.reason) is (lost_by == "the fleet's word")
+        signature = MACHINE_LOST if lost_by == "the fleet's word" else "silence new0"
+        assert (alarm.kind, alarm.suspects, alarm.signature) == (Kind.SILENCE, ("new0",), signature)
         await desk.until(lambda: "new0" in desk.controller.view.gone, "its eviction")
 
 
