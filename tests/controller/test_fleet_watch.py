@@ -152,11 +152,13 @@ async def test_a_survey_that_hangs_holds_up_nothing(desk_of: Open, monkeypatch: 
 
 
 async def test_a_refusal_for_good_ends_a_job_that_has_not_begun(desk_of: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = FleetRefusal("sbatch: error: invalid partition specified: gpu9")
+
     def refuse(fleet: FakeFleet, count: int, evicted: object) -> None:
-        raise FleetRefusal("sbatch: error: invalid partition specified: gpu9")
+        raise refusal
 
     monkeypatch.setattr(FakeFleet, "acquire", refuse)
     async with desk_of(JOB) as desk:
         await desk.phase(Phase.DONE)
         finish = desk.controller.ledger.finish
-        assert finish and finish.code == 2 and finish.reason.endswith("invalid partition specified: gpu9")
+        assert finish and finish.code == 2 and finish.reason.endswith(str(refusal))

@@ -94,7 +94,7 @@ def test_a_wrapper_that_is_latched_and_said_is_no_rival_of_what_it_wraps() -> No
 def test_the_variable_that_nobody_set_is_named_and_other_keys_are_none() -> None:
     frames = (*TRACEBACK[:2], '    data = os.environ["DATA_ROOT"]')
     unset = ended(1, *frames, '  File "<frozen os>", line 679, in __getitem__', "KeyError: 'DATA_ROOT'")
-    assert unset.hint.startswith("Set the environment variable DATA_ROOT where the job is started")
+    assert " DATA_ROOT " in unset.hint
     other = ended(1, *frames, "KeyError: 'hidden_size'")
     assert (other.action, other.hint.partition(",")[0]) == (
         "rollback_or_fix_code",
@@ -229,10 +229,8 @@ def test_a_failure_is_told_whole_or_cut_between_words() -> None:
 def test_a_failure_that_was_cut_hides_nothing_of_what_the_log_says() -> None:
     """A rank's slot holds the start of its failure, which alone may name no class: the log has all of it."""
     place = "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out"
-    words = (
-        *(f"[rank3]: {line}" for line in TRACEBACK[:5]),
-        f"[rank3]: {place} waiting 4000ms for recv operation to complete",
-    )
+    error = f"{place} waiting 4000ms for recv operation to complete"
+    words = (*(f"[rank3]: {line}" for line in TRACEBACK[:5]), f"[rank3]: {error}")
     alarm = ended(1, *words, latched=f"{place} waiting 4000ms ...")
     assert (alarm.klass, alarm.signature) == ("nccl_timeout", "nccl_timeout 1 model.py:12")
-    assert alarm.reason.endswith("for recv operation to complete)")
+    assert alarm.reason.endswith(f"{error.rpartition('] ')[2]})"), "whole, though what it latched was cut"
