@@ -94,8 +94,8 @@ def test_nodes_that_are_taken_away_again_and_again_before_a_new_step_end_the_job
     last = play.end_again(9500.0, "s", "t", "u", step=0)
     assert last.code == GAVE_UP
     assert last.reason == (
-        "stopped by SIGTERM; all nodes have been taken away 3 times in a row without a new step after step 2, so no"
-        " others are asked for: the job needs more time each time, or checkpoints more often"
+        "stopped by SIGTERM; the job has lost all nodes or was ended 3 times in a row without a new step after step 2,"
+        " so no others are asked for: it needs more time each time, or checkpoints more often"
     )
     account = play.ledger.make_account()
     assert (account.code, account.ending) == (GAVE_UP, last.reason)

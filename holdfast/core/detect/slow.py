@@ -190,7 +190,8 @@ class SlowDetector:
         lost = 1 - 1 / ratio if ratio > 1 + self.limits.margin else inf  # of the time, since the job was faster
         is_much = ahead >= WORTH_TELLING and longest >= self.limits.margin
         # Somebody is always the last, and now one, now another: a busy machine is slow as a whole, and of two equal
-        # ranks one leads for some rounds. So of few nodes one that leads by little must be named by as many further rounds.
+        # ranks one leads for some rounds. So of few nodes one that leads by little must be named by as many further
+        # rounds.
         may_be_chance = len(set(self._node_of.values())) < _FEW and ahead < _BEYOND_CHANCE
         is_chance = may_be_chance and self._named_rounds <= self.limits.rounds
         if not self._toll.is_due and (is_chance or (not is_much and ahead < lost / 2)):
