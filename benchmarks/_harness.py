@@ -147,6 +147,15 @@ class Job:
             self._events += (msgspec.json.decode(line, type=Event) for line in whole.splitlines())
         return self._events
 
+    def steps_in(self, generation: int, count: int) -> list[Event] | None:
+        """The step of this number that each rank told of in a generation; None unless all have made it."""
+        made: dict[int, list[Event]] = {}
+        for event in self.events():
+            if event.kind == f"step in {generation}":
+                made.setdefault(event.rank, []).append(event)
+        found = [events[count - 1] for events in made.values() if len(events) >= count]
+        return found if len(found) == self.ranks else None
+
     def last_words(self, lines: int = 12) -> str:
         logs = [path.read_text(errors="replace") for path in sorted(self.folder.glob("launcher*.log"))]
         return "\n".join(line for log in logs for line in log.splitlines()[-lines:])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from benchmarks._harness import START_LIMIT_S, Event, Job, holdfast
+from benchmarks._harness import START_LIMIT_S, Job, holdfast
 from benchmarks._report import FULL, Findings, brief, median, report
 
 RANKS, VICTIMS = 4, (2, 1)  # each on a node of its own: a second failure there would cost the node its seat
@@ -18,16 +18,6 @@ SCRIPT = Path(__file__).with_name("_elastic_rank.py")
 Times = list[float | None]
 
 
-def first_steps(job: Job, generation: int, count: int = 1) -> list[Event] | None:
-    """The step of this number in a generation, of each rank; None unless all have made it."""
-    made: dict[int, list[Event]] = {}
-    for event in job.events():
-        if event.kind == f"step in {generation}":
-            made.setdefault(event.rank, []).append(event)
-    found = [events[count - 1] for events in made.values() if len(events) >= count]
-    return found if len(found) == RANKS else None
-
-
 def lose_ranks(flags: list[str]) -> tuple[Times, int]:
     """Kill one rank, then another; return the seconds of each fault, and how many processes went on."""
     times: Times = []
@@ -35,12 +25,12 @@ def lose_ranks(flags: list[str]) -> tuple[Times, int]:
     with Job(RANKS, SCRIPT) as job:
         job.start(holdfast(job.folder / "run", *NODES, *flags))
         for generation, victim in enumerate(VICTIMS, 1):
-            before = job.wait(lambda g=generation: first_steps(job, g, WARM_STEPS), START_LIMIT_S)  # type: ignore[misc]
+            before = job.wait(lambda g=generation: job.steps_in(g, WARM_STEPS), START_LIMIT_S)  # type: ignore[misc]
             if before is None:
                 raise RuntimeError(f"the job never came to step {WARM_STEPS}:\n{job.last_words()}")
             killed_at = job.fault().at
             job.kill(next(event.pid for event in before if event.rank == victim))
-            after = job.wait(lambda g=generation + 1: first_steps(job, g), WAIT_S)  # type: ignore[misc]
+            after = job.wait(lambda g=generation + 1: job.steps_in(g, 1), WAIT_S)  # type: ignore[misc]
             if after is None:
                 print(f"no recovery after {WAIT_S:g} s; the launcher's last words:\n{job.last_words()}")
                 return [*times, None], kept

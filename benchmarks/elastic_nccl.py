@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
-from benchmarks._harness import START_LIMIT_S, Event, Job, holdfast
+from benchmarks._harness import START_LIMIT_S, Job, holdfast
 from benchmarks._report import Findings, brief, median, report
 from benchmarks.nccl import paths
 
@@ -29,7 +29,7 @@ def trial(kind: str, strike: str, calm: str) -> Trial:
     with Job(RANKS, SCRIPT) as job:
         flags = [f"--kind={kind}", f"--steps={STEPS}", f"--gate={GATE}", *(["--ahead"] if strike == "queued" else [])]
         launcher = job.start(holdfast(job.folder / "run", *NODES), paths(), flags)
-        before = job.wait(lambda: steps_in(job, 1, GATE - 1), START_LIMIT_S)
+        before = job.wait(lambda: job.steps_in(1, GATE - 1), START_LIMIT_S)
         if before is None:
             return {"kind": kind, "strike": strike, "failed": job.last_words(30)}
         struck_at, after = None, None
@@ -39,7 +39,7 @@ def trial(kind: str, strike: str, calm: str) -> Trial:
             asked.with_suffix(".part").rename(asked)
         (job.folder / "events" / "go").touch()
         if strike:
-            after = job.wait(lambda: steps_in(job, 2, 1), LIMIT_S)
+            after = job.wait(lambda: job.steps_in(2, 1), LIMIT_S)
             if after is None:
                 return {"kind": kind, "strike": strike, "failed": job.last_words(30)}
             struck_at = float((job.folder / "events" / "struck").read_text())
@@ -53,16 +53,6 @@ def trial(kind: str, strike: str, calm: str) -> Trial:
             found["equal"] = found["weights"] == calm
             found["said"] = [line for line in job.last_words(400).splitlines() if line.startswith("holdfast: ")]
     return found
-
-
-def steps_in(job: Job, generation: int, count: int) -> list[Event] | None:
-    """The step of this number in a generation, of each rank; None unless all have made it."""
-    made: dict[int, list[Event]] = {}
-    for event in job.events():
-        if event.kind == f"step in {generation}":
-            made.setdefault(event.rank, []).append(event)
-    found = [events[count - 1] for events in made.values() if len(events) >= count]
-    return found if len(found) == RANKS else None
 
 
 def main() -> None:

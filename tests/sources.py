@@ -1,6 +1,7 @@
 """What the design tests look at in a source file. Each is parsed once in a process, and its tree is not kept."""
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
@@ -8,6 +9,7 @@ from typing import NamedTuple
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar)
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+PROSE = re.compile(r"(?:\b[a-z]{2,}\b[ ,]+){2,}[a-z]{2,}")  # three words in a row
 INNER = ("body", "orelse", "finalbody", "handlers", "cases")  # where statements stand; there are none in expressions
 
 
@@ -35,6 +37,7 @@ class Source(NamedTuple):
     catch_alls: tuple[str, ...]  # the functions that catch everything
     imports: tuple[Import, ...]
     import_lines: int  # at module level
+    fragments: tuple[int, ...]  # lines of assertions that look for a piece of a sentence in a text
 
 
 @cache
@@ -49,6 +52,7 @@ def look(text: str) -> Source:
         tuple(catch_alls(tree, functions) if "except" in text or "suppress" in text else ()),
         tuple(one for node in found for one in imports(node)),
         sum((n.end_lineno or n.lineno) - n.lineno + 1 for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)),
+        tuple(line for node in found for line in fragments(node)),
     )
 
 
@@ -113,3 +117,22 @@ def imports(node: ast.AST) -> Iterator[Import]:
     elif isinstance(node, ast.ImportFrom):
         module = node.module.split(".") if node.module else []
         yield from (Import(node.lineno, node.level, (*module, alias.name)) for alias in node.names)
+
+
+def fragments(node: ast.AST) -> Iterator[int]:
+    """Yield the line of each piece of a sentence in `assert "..." in text` or `with raises(..., match="...")`."""
+    if isinstance(node, ast.Assert):
+        compared = (one for one in ast.walk(node.test) if isinstance(one, ast.Compare))
+        searched = [one.left for one in compared if isinstance(one.ops[0], ast.In | ast.NotIn)]
+    elif isinstance(node, ast.With | ast.AsyncWith):
+        calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
+        searched = [word.value for call in calls for word in call.keywords if word.arg == "match"]
+    else:
+        return
+    yield from (text.lineno for text in searched if is_prose(text))
+
+
+def is_prose(node: ast.expr) -> bool:
+    """Return whether a text in this expression has three words in a row."""
+    texts = (one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str))
+    return any(PROSE.search(text) for text in texts)

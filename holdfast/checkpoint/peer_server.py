@@ -230,7 +230,7 @@ class PeerServer:
 
         def accepts(shown: dict[str, Any]) -> bool:
             one.node = mutual_tls.certificate_node(shown)
-            return one.node == owner and guard.accepts_certificate(shown)
+            return one.node == owner and guard.accepts_caller(shown)
 
         try:
             with suppress(OSError), relayed_link(one.link, guard.keys, accepts) as one.link:
@@ -253,7 +253,7 @@ class PeerServer:
                 return False
         secured.do_handshake()
         one.node = mutual_tls.certificate_node(secured.getpeercert())
-        if not self._guard.accepts_certificate(secured.getpeercert()):
+        if not self._guard.accepts_caller(secured.getpeercert()):
             return False
         self._known_hosts.add(one.host)
         return True

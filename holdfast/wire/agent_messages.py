@@ -85,7 +85,9 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     ahead_s: float | None = None  # how far it is ahead of the monotonic clock of its machine
     beat_s: float
     releases: tuple[Release, ...] = ()  # that the node is to have before it is ready
-    revoked: tuple[str, ...] = ()  # serials of certificates that count no more, and NODE + name of their nodes
+    # Serials of certificates that count no more, NODE + name of their nodes, and LEAVING + name of nodes that may only
+    # be asked.
+    revoked: tuple[str, ...] = ()
     epoch: int = 0  # of the controller
     run: str = ""  # the job's name and mark: states on disk of no other run count
 

@@ -154,8 +154,15 @@ def test_who_has_left_is_no_peer(tmp_path: Path) -> None:
     for revoked in ("0B", "holdfast:node:b"):
         links.revoked = frozenset({revoked})
         assert not guard.accepts_certificate(shown)
-    links.revoked = frozenset({"0A", "holdfast:node:a"})
-    assert guard.accepts_certificate(shown)
+    links.revoked = frozenset({"0A", "holdfast:node:a", "holdfast:leaving:a"})
+    assert guard.accepts_certificate(shown) and guard.accepts_caller(shown)
+
+
+def test_who_is_leaving_may_be_asked_and_may_not_ask(tmp_path: Path) -> None:
+    links = KeeperSockets(tmp_path / "k", "r", Organisation(tmp_path / "ca").keys("n0"), "127.0.0.1")
+    guard, shown = links._guard, {"subjectAltName": (("URI", "holdfast:node:b"),), "serialNumber": "0B"}
+    links.revoked = frozenset({"holdfast:leaving:b"})
+    assert guard and guard.accepts_certificate(shown) and not guard.accepts_caller(shown)
 
 
 async def test_a_snapshot_outlives_its_rank(bench: Bench) -> None:
@@ -397,6 +404,10 @@ def test_checkpoints_that_are_not_written_are_told_again_ever_less_often() -> No
             writer._report_outcome(rank, "/s", WriteOutcome(step=step, ok=False, detail=f"step {step} failed"))
     assert [line.partition(";")[0] for line in said] == [f"rank 0: step {step} failed" for step in (1, 2, 4, 8)]
     assert said[-1].endswith("; 8 checkpoints were not written since that began")
+    writer.begin_generation(Author(2, "r."))
+    for step in range(4, 11):  # from an older step: the 10th to the 16th that are not written
+        writer._report_outcome(0, "/s", WriteOutcome(step=step, ok=False, detail=f"step {step} failed"))
+    assert [line.partition(";")[0] for line in said[4:]] == ["rank 0: step 10 failed"]
 
 
 def test_storage_that_is_slow_on_and_off_is_said_to_be_slow_once() -> None:

@@ -192,17 +192,20 @@ def test_others_whom_the_users_authority_has_signed(keeper: Keeper, tmp_path: Pa
                 BytePacer(0),
             )
         assert len(keeper.asked) == 2
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        wary = PeerGuard(ours.keys("a"), everybody, is_gone={"b"}.__contains__)
-        PeerServer(listener, wary, keeper.take, keeper.give).start()  # type: ignore[arg-type]
-        with pytest.raises(TransportError):  # a node that was evicted, with another certificate for the same name
-            push_state(
-                PeerKeeper(listener.getsockname(), PeerGuard(ours.keys("b"), everybody)),
-                ASK,
-                [memoryview(STATE)],
-                BytePacer(0),
-            )
-        assert len(keeper.asked) == 2
+    for wary in (  # of a node that was evicted, with another certificate for the same name
+        PeerGuard(ours.keys("a"), everybody, is_gone={"b"}.__contains__),
+        PeerGuard(ours.keys("a"), everybody, is_leaving={"b"}.__contains__),
+    ):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            PeerServer(listener, wary, keeper.take, keeper.give).start()  # type: ignore[arg-type]
+            with pytest.raises(TransportError):
+                push_state(
+                    PeerKeeper(listener.getsockname(), PeerGuard(ours.keys("b"), everybody)),
+                    ASK,
+                    [memoryview(STATE)],
+                    BytePacer(0),
+                )
+            assert len(keeper.asked) == 2
     with socket.create_server(("127.0.0.1", 0)) as listener:
         theirs = PeerGuard(ours.keys("a", "theirs"), everybody)
         PeerServer(listener, theirs, keeper.take, keeper.give).start()  # type: ignore[arg-type]

@@ -5,6 +5,9 @@ import os
 import re
 import threading
 import weakref
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -12,7 +15,7 @@ from torch import nn
 
 import holdfast
 from holdfast.client.checkpointing.rank_collectives import RankWorld
-from holdfast.client.snapshot.seal_fence import SEAL_FENCE
+from holdfast.client.snapshot.seal_fence import SEAL_FENCE, SealFence
 from holdfast.client.survival import survivor, torch_groups
 from holdfast.client.survival.survival_refusal import find_refusal
 from holdfast.client.survival.survivor import Here, _is_broken_group
@@ -113,16 +116,16 @@ def test_steps_are_counted_anew_in_another_generation() -> None:
 
 
 def test_nothing_is_sealed_once_groups_are_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = SEAL_FENCE.pass_for()
+    before = SEAL_FENCE.make_pass()
     seen: list[bool] = []
     monkeypatch.setattr(torch_groups, "abort_groups", lambda: seen.append(before.is_valid))
     survivor._break_off()
     SEAL_FENCE.lower()
-    assert seen == [False] and not before.is_valid and SEAL_FENCE.pass_for().is_valid
+    assert seen == [False] and not before.is_valid and SEAL_FENCE.make_pass().is_valid
 
 
 def test_a_gpu_is_not_waited_for_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert torch_groups.await_gpu(60.0) == "", "nothing has used one"
+    assert torch_groups.await_gpus(None, 60.0) == "", "nothing has used one"
     stands = threading.Event()
 
     def assert_(device: int) -> None:
@@ -131,12 +134,44 @@ def test_a_gpu_is_not_waited_for_without_bound(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    assert torch_groups.await_gpu(60.0) == ""
+    assert torch_groups.await_gpus(None, 60.0) == ""
     monkeypatch.setattr(torch.cuda, "synchronize", assert_)
-    assert torch_groups.await_gpu(60.0) == "its GPU failed: CUDA error: device-side assert triggered"
+    assert torch_groups.await_gpus(None, 60.0) == "its GPU failed: CUDA error: device-side assert triggered"
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: stands.wait())
-    assert re.search(r"\bGPU .*, 0\.05 s ", torch_groups.await_gpu(0.05))
+    assert re.search(r"\bGPU .*, 0\.05 s ", torch_groups.await_gpus(None, 0.05))
     stands.set()
+
+
+class _OnSecondGpu(torch.nn.Module):
+    def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]:
+        played = SimpleNamespace(device=torch.device("cuda", 1))
+        yield cast(torch.nn.Parameter, played)
+
+
+def test_the_gpu_that_is_waited_for_is_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script need not say `set_device`: the current one is then the first, whichever has the model."""
+    waited: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    torch_groups.await_gpus(_OnSecondGpu(), 60.0)
+    assert waited == [1]
+
+
+def test_a_fence_amid_the_making_of_a_source_finds_none_that_is_not_whole() -> None:
+    seen: list[object] = []
+
+    class Source:
+        def void_seals(self) -> None:
+            seen.append(self)
+
+    fence = SealFence()
+    early, source = fence.make_pass(), Source()
+    fence.raise_fence()
+    assert not early.is_valid and not seen
+    fence.add_source(source)
+    fence.raise_fence()
+    assert seen == [source]
 
 
 class Script:

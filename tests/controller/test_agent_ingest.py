@@ -197,9 +197,10 @@ async def test_a_node_whose_old_ranks_do_not_die_is_told_to_leave(desk_of: Open)
         again = await desk.link("a")
         await again.hello(generation=1)
         stop = await again.errand()
-        await again.post(Done(id=stop.id, node="a", ok=False, detail="1 rank does not die"))
+        failed = Done(id=stop.id, node="a", ok=False, detail="1 rank does not die")
+        await again.post(failed)
         leave = await again.errand()
-        assert isinstance(leave, Leave) and leave.id not in (0, stop.id) and "does not die" in leave.reason
+        assert isinstance(leave, Leave) and leave.id not in (0, stop.id) and failed.detail in leave.reason
 
 
 async def test_a_node_that_was_started_anew_has_lost_its_ranks(desk_of: Open) -> None:

@@ -57,12 +57,15 @@ def test_a_short_block_takes_no_longer_one_away(open_list: Open) -> None:
 
 
 def test_a_change_that_is_refused_changes_nothing(open_list: Open) -> None:
+    refusal = BlockListError("not this one")
+
     def refuse(entries: object) -> tuple[()]:
-        raise BlockListError("not this one")
+        raise refusal
 
     open_list().add_entry(entry("a"))
-    with pytest.raises(BlockListError, match="not this one"):
+    with pytest.raises(BlockListError) as raised:
         open_list().change(1.0, refuse)
+    assert raised.value is refusal
     assert open_list().read_entries() == (entry("a"),)
 
 

@@ -1,6 +1,7 @@
 """The list of blocked hosts on disk: who may read it, and files that nobody should believe."""
 
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def test_what_cannot_be_believed_is_said_and_kept(tmp_path: Path, spoil: str) ->
         blocked.path.unlink()
         blocked.path.mkdir()
     for use in (blocked.read_entries, lambda: blocked.add_entry(entry("b"))):
-        with pytest.raises(BlockListError, match=f"list of blocked hosts {blocked.path}"):
+        with pytest.raises(BlockListError, match=f" {re.escape(str(blocked.path))} "):
             use()
     if spoil == "write":
         blocked.path.chmod(0o600)

@@ -134,7 +134,9 @@ async def test_a_bad_machine_is_put_on_the_list(flag: str) -> None:
     assert (entry.host, entry.id, entry.gpus, entry.incident) == ("h1", "id1", ("GPU-1",), 2)
     assert (entry.at, entry.until) == (1000.0, 8200.0)
     option = f"{flag} " if flag else ""
-    assert f"h1 is blocked for 2 h: lost a GPU; holdfast blocked {option}--lift h1" in said[-1]
+    lift = f"holdfast blocked {option}--lift h1 on the controller's host lets it join again"
+    assert said == [f"h1 is blocked for 2 h: lost a GPU; {lift}"]
     blocked.error = OSError("the disk is full")
     outcome = await admission.block_host(block)
-    assert not outcome.ok and "not blocked" in said[-1] and "the disk is full" in said[-1]
+    assert (outcome.ok, outcome.detail) == (False, str(blocked.error))
+    assert said[1:] == [f"h1 is bad but not blocked, and may join again: {blocked.error}"]

@@ -272,7 +272,7 @@ async def test_an_evicted_node_keeps_its_disk_until_the_others_have_made_a_step(
     await carried
     [leave] = [errand for _, errand in bench.told if errand.id == 4]
     assert isinstance(leave, Leave) and not leave.disk_over
-    assert "what lies on the disk of a stays there: no later generation has made a step yet" in bench.said
+    assert bench.said == ["what lies on the disk of a stays there: no later generation has made a step yet"]
 
 
 async def test_nodes_that_come_meanwhile_come_from_other_hosts_than_an_evicted_one() -> None:

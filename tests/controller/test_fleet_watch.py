@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.config import Settings
 from holdfast.core.detect.silence import SilenceLimits
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.alarm import MACHINE_LOST, Alarm, Kind
 from holdfast.model.event import Phase
 from holdfast.model.fleet_report import FleetNode, FleetReport, FleetState
 from holdfast.model.job_and_seats import Job
@@ -101,7 +101,8 @@ async def test_a_seated_node_that_is_gone_is_told_once(desk_of: Open, lost_by: s
         await desk.until(lambda: desk.controller.clock() > told_at + 1.2 * heard_s, "the time of a silence")
         await after(desk, 5)
         [alarm] = alarms()
-        assert alarm.kind is Kind.SILENCE and ("says its fleet" in alarm.reason) is (lost_by == "the fleet's word")
+        signature = MACHINE_LOST if lost_by == "the fleet's word" else "silence new0"
+        assert (alarm.kind, alarm.suspects, alarm.signature) == (Kind.SILENCE, ("new0",), signature)
         await desk.until(lambda: "new0" in desk.controller.view.gone, "its eviction")
 
 
@@ -151,11 +152,13 @@ async def test_a_survey_that_hangs_holds_up_nothing(desk_of: Open, monkeypatch: 
 
 
 async def test_a_refusal_for_good_ends_a_job_that_has_not_begun(desk_of: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = FleetRefusal("sbatch: error: invalid partition specified: gpu9")
+
     def refuse(fleet: FakeFleet, count: int, evicted: object) -> None:
-        raise FleetRefusal("sbatch: error: invalid partition specified: gpu9")
+        raise refusal
 
     monkeypatch.setattr(FakeFleet, "acquire", refuse)
     async with desk_of(JOB) as desk:
         await desk.phase(Phase.DONE)
         finish = desk.controller.ledger.finish
-        assert finish and finish.code == 2 and finish.reason.endswith("invalid partition specified: gpu9")
+        assert finish and finish.code == 2 and finish.reason.endswith(str(refusal))

@@ -5,8 +5,10 @@ import asyncio
 import pytest
 
 from holdfast.cli.page.page_sources import ControllerSource
+from holdfast.controller.order_admission import NO_SUCH_ORDER, describe_effect
 from holdfast.dash.page_feed import PageFeed
 from holdfast.dash.page_source import SourceError
+from holdfast.model.event import Order
 from tests.controller.conftest import HEADERS, Open
 
 
@@ -20,8 +22,9 @@ async def test_a_page_reads_a_controller_at_its_port(desk_of: Open) -> None:
         assert b'"phase":"training"' in feed.whole and b'"watched":true' in feed.whole
         seq = desk.controller.seq
         said = await asyncio.to_thread(source.ask_controller, "/api/v1/orders/preview", {"verb": "hold"})
-        assert "all ranks stop" in said["next"] and desk.controller.seq == seq
-        with pytest.raises(SourceError, match="no such order"):
+        hold = Order(verb="hold", who="")
+        assert said["next"] == describe_effect(desk.controller.view, hold) and desk.controller.seq == seq
+        with pytest.raises(SourceError, match=NO_SUCH_ORDER):
             await asyncio.to_thread(source.ask_controller, "/api/v1/orders", {"verb": "dance"})
         stranger = ControllerSource(address, "guess", None)
         with pytest.raises(SourceError, match="X-Holdfast-Token"):

@@ -116,13 +116,14 @@ async def test_notices_in_between_are_told_with_the_next(tmp_path: Path) -> None
 
 
 async def test_a_failing_command_is_told_once_with_its_last_words(tmp_path: Path) -> None:
-    async with telling(tmp_path, command="echo no such pager >&2; exit 3", least_s=0.0) as teller:
+    words = "no such pager"
+    async with telling(tmp_path, command=f"echo {words} >&2; exit 3", least_s=0.0) as teller:
         for count in (1, 2, 3):
             teller.hear()
             await until(failed(teller, count), "a failure")
     assert len(teller.said) == 1
-    assert teller.said[0].startswith("hook.command ") and "code 3: no such pager; " in teller.said[0]
-    assert (tmp_path / "hook.log").read_text() == "no such pager\n" * 3
+    assert teller.said[0].startswith("hook.command ") and f"code 3: {words}; " in teller.said[0]
+    assert (tmp_path / "hook.log").read_text() == f"{words}\n" * 3
 
 
 async def test_a_command_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path, no_orphans: str) -> None:

@@ -296,7 +296,10 @@ def test_a_job_whose_nodes_all_end_together_ends_before_them_and_says_so() -> No
     play.tick_until(3480.0)
     finish = play.only(Finish)
     assert isinstance(finish, Finish) and finish.code == OUT_OF_TIME
-    assert finish.reason.startswith("time limit: the fleet takes all nodes away in 120 s, and too few others have come")
+    assert finish.reason == (
+        "time limit: the fleet takes all nodes away in 120 s, and too few others have come;"
+        " the job can go on from its last checkpoint"
+    )
     assert finish.last_s == 60.0, "storage gets half of the time that is left"
 
 
@@ -311,7 +314,7 @@ def test_an_end_ahead_of_its_time_is_no_time_limit(reason: str, said: str) -> No
     play.survey(10.0, a=ends, b=ends)
     finish = play.only(Finish)
     assert isinstance(finish, Finish) and finish.code == OUT_OF_TIME
-    assert finish.reason.startswith(f"{said}the fleet takes all nodes away in 0 s")
+    assert finish.reason.startswith(f"{said}the fleet ") and " 0 s, " in finish.reason
 
 
 def test_a_successor_takes_the_seats_of_all() -> None:
@@ -361,7 +364,8 @@ def test_nodes_that_are_lost_together_are_told_with_what_they_share() -> None:
     for node in "ab":
         play.hear(5.0, gone_alarm(4.5, node, gone))
     play.hear(5.1, Outcome(action=play.view.awaited, ok=True))
-    assert "a, b fell silent at once, all of s1: a switch, a cable or their power; evicted" in play.said()
+    assert play.said() == ["a, b fell silent at once, all of s1: a switch, a cable or their power; evicted"]
+    assert {action.node for action in play.actions if isinstance(action, Dismiss)} == {"a", "b"}
 
 
 def test_what_is_due_is_computed_anew_only_when_something_changes() -> None:

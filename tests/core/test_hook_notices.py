@@ -143,3 +143,5 @@ def test_a_flood_is_bounded_and_counted_and_hides_nothing_urgent() -> None:
     assert format_slack(notice(5)) == "holdfast r: text 5"
     hostile = msgspec.structs.replace(notice(5), text="raised <!channel> & <http://evil.test/|holdfast>")
     assert format_slack(hostile) == "holdfast r: raised &lt;!channel&gt; &amp; &lt;http://evil.test/|holdfast&gt;"
+    hostile = msgspec.structs.replace(notice(5), text="raised @ALL, @channel and @here at a@hereby.test")
+    assert format_slack(hostile) == "holdfast r: raised @\u200bALL, @\u200bchannel and @\u200bhere at a@hereby.test"

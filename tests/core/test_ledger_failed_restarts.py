@@ -1,5 +1,6 @@
 """What a planned restart has cost that an incident ended."""
 
+from holdfast.core.incident.incident_text import lost_steps
 from holdfast.core.record.job_account import START_AND_END
 from holdfast.core.record.job_report import report_of
 from holdfast.core.record.ledger import fold_entries
@@ -27,7 +28,8 @@ def test_a_release_that_makes_no_step_has_a_row_of_its_own() -> None:
     ]
     change, record = found.changes[0], found.incidents[0]
     assert change.sentence == "release 2: ended by an incident before its first step, 1.5 s after step 44"
-    assert "at step 44; release 2 was rolled back to release 1 from step 40, lost 4 steps and 3.5 s" in record.sentence
+    assert (record.good_step, record.rolled_back, record.verdict.to, record.resumed_from) == (44, 2, 1, 40)
+    assert (lost_steps(record), record.resumed_at - record.good_at) == (4, 3.5)
     assert (found.redone_steps(incident=1), found.redone_steps(change=1), found.at_most) == (4, 0, "")
     costs = {(cost.incident, round(cost.lost_s, 1)) for cost in report_of(found).restarts}
     assert costs == {(0, 1.5), (1, 3.5)}

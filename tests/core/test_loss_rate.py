@@ -12,7 +12,11 @@ DAY_H = 24.0
 def test_without_runs_published_rates_count_and_that_is_said() -> None:
     told = advise_standbys(1024, DAY_H, NodeLosses())
     assert 4 <= told.standbys <= 13  # of the published rates the lowest needs 4, the highest 13
-    assert "no past run" in told.reason and told.reason.startswith(f"{told.standbys} standbys: ")
+    per_100_h = " to ".join(f"{100 * LossRate().quantile(share):.2g}" for share in (0.05, 0.95))
+    assert told.reason == (
+        f"{told.standbys} standbys: no past run tells how often nodes are lost, so published rates count"
+        f" ({per_100_h} per 100 node-hours, 90 %), each replaced within 24 h"
+    )
     low, high = (24 * LossRate().quantile(share) for share in (0.05, 0.95))
     assert low < 0.0012 and 0.0065 < high < 0.02
 

@@ -47,7 +47,7 @@ def test_caps(text: str, cap: MemoryCap) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "0G", "0%", "101%", "-1G", "1e9", "lots", "64 Q", "64Gi", "G", "%", "1 2"])
 def test_what_is_no_cap(text: str) -> None:
-    with pytest.raises(ValueError, match="give a size as in 64G, or a part as in 50%") as raised:
+    with pytest.raises(ValueError, match=r" 64G, .* 50%$") as raised:
         parse_cap(text)
     assert str(raised.value).startswith(f"'{text}' ")
 
@@ -131,7 +131,7 @@ def test_a_refusal_says_all_numbers_and_what_to_change() -> None:
     last = grant_memory(
         msgspec.structs.replace(ask, rank=3), {0: 24 * G, 1: 24 * G, 2: 24 * G}, room(80 * G, nproc=4)
     ).why
-    assert "take 96.0 GiB (72.0 GiB of it given already), and 80.0 GiB may be used" in last
+    assert re.findall(r"[\d.]+ GiB", last)[2:5] == ["96.0 GiB", "72.0 GiB", "80.0 GiB"], "all, given already, allowed"
     assert "1 rank take" in grant_memory(ask, {}, room(G)).why
 
 

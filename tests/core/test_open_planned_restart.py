@@ -24,7 +24,10 @@ def test_a_script_that_restores_itself_leaves_open_from_where() -> None:
     change = pause.make_change(step(2, 12.0, counted=True), release=2)
     assert (change.good_step, change.good_at, change.resumed_from) == (-1, 10.0, None)
     known = Pause.begin_pause(10.0, "release 2", 1, step(52, 10.0)).make_change(step(2, 12.0, counted=True), release=2)
-    assert "restarted (whether the script resumed is not known: at most 52 steps redone), lost" in known.sentence
+    assert (known.good_step, known.resumed_from) == (52, None)
+    assert known.sentence == (
+        "release 2: restarted (whether the script resumed is not known: at most 52 steps redone), lost 2.0 s"
+    )
 
 
 def test_our_numbers_are_not_compared_with_those_of_the_script() -> None:

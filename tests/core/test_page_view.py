@@ -79,7 +79,7 @@ def test_a_crash_is_told_from_its_alarm_to_its_outcome() -> None:
     (verdict,) = lines_of(story, "verdict")
     assert verdict.text.startswith(view.incidents[0].why)
     assert story.lines[-1].text == view.incidents[0].sentence and story.lines[-1].ok
-    assert any("No node was evicted" in text and view.incidents[0].why in text for text in story.undone)
+    assert story.undone[0] == f"No node was evicted (n1 under suspicion): {view.incidents[0].why}."
     assert [line.at for line in story.lines] == sorted(line.at for line in story.lines)
     assert sum(view.incidents[0].phases_s.values()) == pytest.approx(
         view.incidents[0].lost_s - view.incidents[0].redo_s, abs=0.11

@@ -70,7 +70,9 @@ def test_one_group_over_all_nodes_takes_a_neighbour() -> None:
 
 
 def test_one_node_says_so() -> None:
-    assert "one node only" in place_copies(4, 4, ()).exposed[0]
+    placed = place_copies(4, 4, ())
+    assert placed.partner == (0, 1, 2, 3)
+    assert placed.exposed == ("there is one node only: its loss loses every snapshot",)
 
 
 def test_exposure_is_told_in_words() -> None:

@@ -30,8 +30,11 @@ def condition(type: str, status: str, reason: str = "", message: str = "") -> di
     return {"type": type, "status": status, "reason": reason, "message": message}
 
 
+SILENT = "Kubelet stopped posting node status."
+
+
 def machine(ready: str, **labels: str) -> dict[str, Any]:
-    told = condition("Ready", ready, "NodeStatusUnknown", "Kubelet stopped posting node status.")
+    told = condition("Ready", ready, "NodeStatusUnknown", SILENT)
     return {"metadata": {"name": "gpu-1", "labels": labels}, "status": {"conditions": [told]}}
 
 
@@ -85,7 +88,7 @@ def test_a_machine_that_does_not_answer_proves_nothing() -> None:
     up = pod("Running", RUNNING, conditions=[condition("Ready", "False")])
     assert is_in_doubt(view_pod(up)) and not is_in_doubt(view_pod(pod("Running", RUNNING)))
     told = seen(up, machine("Unknown"))
-    assert told.state is FleetState.UNKNOWN and "Kubelet stopped posting node status" in told.reason
+    assert told.state is FleetState.UNKNOWN and SILENT in told.reason
     assert seen(up, machine("True")).state is FleetState.UP, "the machine is well: the pod has a probe of its own"
     assert seen(up).state is FleetState.UNKNOWN, "whoever may not ask for machines does not know"
     assert seen(pod("Failed", ended(1)), machine("Unknown")).state is FleetState.GONE, "what was proven stays so"

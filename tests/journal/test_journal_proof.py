@@ -1,6 +1,7 @@
 """Whoever can write to the database, and lacks the job's secret, changes a run: the next controller refuses it."""
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -163,7 +164,7 @@ def test_an_older_note_put_back_is_refused(forger: Forger, shared_postgres: str,
     journal.close()
     written(shared_postgres, run)
     forger.do("update holdfast.note set content = %(older)s where run_id = %(run)s and name = 'door'", older=older)
-    with pytest.raises(JournalDamagedError, match="not as its controllers have left it"):
+    with pytest.raises(JournalDamagedError, match=f" {re.escape(run)} .* HOLDFAST_TOKEN "):
         open_writer(shared_postgres, run)
 
 
@@ -173,13 +174,13 @@ def test_a_note_that_is_changed_under_a_controller_is_refused(
     written(shared_postgres, str(tmp_path))
     with contextlib.closing(open_writer(shared_postgres, str(tmp_path))) as journal:
         forger.swap_notes()
-        with pytest.raises(JournalDamagedError, match="the note door"):
+        with pytest.raises(JournalDamagedError, match=r"\bnote door\b"):
             journal.get_note("door")
 
 
 def test_another_secret_opens_nothing(shared_postgres: str, tmp_path: Path) -> None:
     written(shared_postgres, str(tmp_path))
-    with pytest.raises(JournalDamagedError, match="its secret is another one; set HOLDFAST_TOKEN to the same"):
+    with pytest.raises(JournalDamagedError, match=" HOLDFAST_TOKEN "):
         open_writer(shared_postgres, str(tmp_path), SECRET[::-1])
 
 
@@ -208,7 +209,7 @@ def test_a_run_of_an_older_version_goes_on_where_its_run_directory_is(
         put = "update holdfast.note set content = %(content)s where run_id = %(run)s and name = %(name)s"
         forger.do(put, name=name, content=content)
     forger.remove_proof()
-    with pytest.raises(JournalDamagedError, match="--resume on the host that has its run directory"):
+    with pytest.raises(JournalDamagedError, match=" holdfast run --resume "):
         open_writer(shared_postgres, str(tmp_path))
     assert went_on(shared_postgres, str(tmp_path), adopts=True) == entries
     assert went_on(shared_postgres, str(tmp_path)) == entries, "it has a proof by now"

@@ -1,5 +1,6 @@
 """What is Postgres's own: the lease, fencing, a server that goes away and comes back, and versions of the tables."""
 
+import re
 import signal
 import threading
 import time
@@ -28,7 +29,7 @@ def entry(seq: int, phase: Phase = Phase.TRAINING) -> Entry:
 
 
 def writer(url: str, place: Path, name: str = "one", lease_s: float = LONG_S) -> PostgresJournal:
-    holder = LeaseHolder(name=name, address=f"at {name}", lease_s=lease_s)
+    holder = LeaseHolder(name=name, address=f"{name}:29500", lease_s=lease_s)
     return PostgresJournal(url, str(place), holder, JournalKey(SECRET, str(place)))
 
 
@@ -52,7 +53,7 @@ def succeeded(url: str, place: Path, name: str = "two") -> PostgresJournal:
 
 def test_nobody_else_writes_as_long_as_the_lease_lasts(shared_postgres: str, tmp_path: Path) -> None:
     one = writer(shared_postgres, tmp_path)
-    with pytest.raises(LeaseLostError, match="another controller has run"):
+    with pytest.raises(LeaseLostError, match=f" {re.escape(str(tmp_path))} "):
         writer(shared_postgres, tmp_path, "two")
     one.append(entry(1), durable=True)
     again = writer(shared_postgres, tmp_path)  # the next controller of the same front, which knows that one is gone
@@ -72,7 +73,7 @@ def test_an_older_controller_can_neither_write_nor_act(shared_postgres: str, tmp
     new = succeeded(shared_postgres, tmp_path)
     new.append(entry(2), durable=True)
     new.put_note("plan", b"of the new one")
-    with pytest.raises(LeaseLostError, match="over, at at two"):
+    with pytest.raises(LeaseLostError, match=r" two:29500$"):
         _ = old.epoch  # what every errand asks for
     acts: tuple[Callable[[], None], ...] = (
         lambda: old.append(entry(2), durable=True),
@@ -163,11 +164,12 @@ def test_damage_is_named(shared_postgres: str, tmp_path: Path) -> None:
         journal.append(entry(number), durable=True)
     link = PostgresLink(shared_postgres)
     link.execute("update holdfast.entry set at = 7 where run_id = %(run)s and seq = 2", {"run": str(tmp_path)})
-    with pytest.raises(JournalDamagedError, match="entry 2 is not as it was written"):
+    with pytest.raises(JournalDamagedError, match=r": entry 2 "):
         list(journal.read())
     link.execute("update holdfast.run set chain = '' where run_id = %(run)s", {"run": str(tmp_path)})
-    with pytest.raises(JournalError, match="has lost entries"):
+    with pytest.raises(JournalError, match=f" {re.escape(str(tmp_path))}, ") as raised:
         journal.append(entry(4), durable=True)
+    assert raised.type is JournalError, "neither a lost lease, nor a server that is away"
     journal.close()
     link.close()
 
@@ -177,7 +179,7 @@ def test_addresses_that_are_refused() -> None:
         assert "~/.pgpass" in why_no_url(f"postgres://{kept}"), kept
     assert not why_no_url("postgres://host/db?passfile=/a/file&sslkey=/a/key")
     assert "postgres://HOST/DATABASE" in why_no_url("mysql://host/db")
-    assert "is no address" in why_no_url("postgres://host/db?nonsense=1")
+    assert '"nonsense"' in why_no_url("postgres://host/db?nonsense=1")
     assert not why_no_url("postgres://me@one,two/db?target_session_attrs=read-write")
 
 
@@ -187,7 +189,7 @@ def test_tables_go_forward_and_one_back(shared_postgres: str, tmp_path: Path) ->
     link = PostgresLink(shared_postgres)
     assert postgres_schema.migrate_schema(link, postgres_schema.SCHEMA - 1) == postgres_schema.SCHEMA
     journal.append(entry(2), durable=True)  # a controller of either version goes on meanwhile
-    with pytest.raises(JournalError, match="bring them forward"):
+    with pytest.raises(JournalError, match=f" holdfast journal .* --schema {postgres_schema.SCHEMA}$"):
         PostgresJournal(shared_postgres, str(tmp_path))
     later = writer(shared_postgres, tmp_path)  # whoever writes brings them forward
     assert seqs(shared_postgres, tmp_path) == [1, 2]
@@ -234,6 +236,6 @@ def test_a_server_that_goes_away(own_postgres: PostgresServer, tmp_path: Path) -
         hasty.append(entry(2), durable=True)
     hasty.close()
     own_postgres.kill()
-    with pytest.raises(JournalAwayError, match="does not answer"):
+    with pytest.raises(JournalAwayError, match=f" {re.escape(url)} "):
         seqs(url, tmp_path)
     journal._link.close()

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import socket
 import time
 from pathlib import Path
@@ -79,7 +80,7 @@ def test_a_good_answer() -> None:
     assert found.confidence == 0.6
     assert found.evidence == (CAUSE,)
     assert found.root_rank == 2
-    assert "zorblax kernel lost its phase" in found.explanation
+    assert GOOD["explanation"] in found.explanation
     assert (found.hint, said) == ("Reset the zorblax.", "")
     question = model.asked()
     assert model.paths == ["/v1/chat/completions"] * 3
@@ -242,15 +243,19 @@ def test_two_of_three_votes_are_a_majority() -> None:
 
 def test_three_different_votes_are_no_opinion() -> None:
     said = fallen_back(answering(GOOD), answering(OTHER), answering(THIRD))
-    assert "does not agree with itself" in said
-    assert all(klass in said for klass in ("framework_runtime_error", "data_corrupt", "gpu_oom"))
+    assert said == (
+        "the language model does not agree with itself: of 3 answers, it named framework_runtime_error 1 time,"
+        " data_corrupt 1 time, gpu_oom 1 time; the rules' diagnosis stands"
+    )
 
 
 def test_a_vote_that_nothing_supports_does_not_count() -> None:
     invented = GOOD | {"class": "gpu_lost_bus", "evidence": ["a line that nobody printed"]}
     found, _, _ = asked(answering(invented), answering(GOOD))
     assert (found.klass, found.confidence) == ("framework_runtime_error", 0.4)
-    assert "not in the log" in fallen_back(answering(GOOD), answering(invented))
+    assert fallen_back(answering(GOOD), answering(invented)) == (
+        "the language model cites lines that are not in the log; the rules' diagnosis stands"
+    )
 
 
 def test_one_answer_in_time_is_no_majority() -> None:
@@ -284,7 +289,7 @@ def test_the_model_hears_of_past_cases() -> None:
     block = case.split(f"{fence} begins")[1].split(f"{fence} ends")[0]
     for words in ("55% alike, 2x: node_failure", "said by a person (the fabric of rack 7)", past.lines[0]):
         assert words in block
-    assert "restarted in place, and training went on" in block
+    assert past.outcome in block
     assert case.count(fence) == 4
 
 
@@ -326,7 +331,7 @@ def test_a_row_is_proposed_and_not_yet_known() -> None:
     pattern = r"ZorbError: zorblax \d+ is out of phase"
     _, said, _ = asked(answering(GOOD | {"pattern": pattern}))
     ((name, file),) = user_rows.list_proposals(user_rows.user_rows_path(Settings().words)).items()
-    assert f"holdfast catalog add {name}" in said
+    assert re.findall(r"\bholdfast catalog add (\S+)", said) == [name]
     (row,) = user_rows.read_user_rows(file)
     assert (row.klass, row.pattern, row.weight) == ("framework_runtime_error", pattern, 4)
     assert "zorblax 17" in row.sample

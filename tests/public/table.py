@@ -70,6 +70,7 @@ SCRIPTS = {
         Script(
             name="multigpu_torchrun",
             line=r"Epoch (?P<epoch>\d+) \| Steps: \d+ \| Loss: (?P<loss>[\d.]+)",
+            flags=("--nproc-per-node", "2", "--set", "hang.act_s=30"),  # torch may stand in its teardown
             args=("6", "1"),
             grain=10,
             offset=10,

@@ -110,7 +110,7 @@ def test_batch_jobs_that_come_to_no_step_have_few_successors(start_slurm: StartS
     until(lambda: "ended with code 95" in text(), "the end of the first", 150, grows)
     until(lambda: "ended with code 93" in text(), "the end of the second", 150, grows)
     until(lambda: not lab.call("squeue", "-h").strip(), "an empty queue")
-    told = "all nodes have been taken away 2 times in a row without a new step, so no others are asked for"
+    told = "the job has lost all nodes or was ended 2 times in a row without a new step, so no others are asked for"
     report = load_report(tmp_path / "run")
     assert told in text() and report.code == 93 and told in report.ending
 

@@ -9,11 +9,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.wire import program_fork_server, unix_sockets
-from holdfast.wire.program_fork_server import ForkServer, Later
+from holdfast.wire.program_fork_server import ForkAnswer, ForkServer, Later
 from tests.cli.driver import gone, until
 from tests.conftest import job_environment
 
@@ -128,7 +129,9 @@ def test_nonsense_is_refused_and_the_next_one_served(shared: Place, no_orphans: 
     with unix_sockets.connect(shared.path) as client:
         client.sendall(b"nonsense")
         client.shutdown(socket.SHUT_WR)
-        assert b"cannot start it" in b"".join(iter(lambda: client.recv(4096), b""))
+        said = b"".join(iter(lambda: client.recv(4096), b"")).removeprefix(program_fork_server._BEGUN)
+    answer = msgspec.msgpack.decode(said, type=ForkAnswer)
+    assert answer.pid == 0 and answer.error
     process = shared.start()
     assert is_forked(process.pid, server)
     process.kill()

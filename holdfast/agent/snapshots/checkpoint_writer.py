@@ -60,6 +60,8 @@ class CheckpointWriter:
         self._taken_on.clear()
         self._unwritten.clear()
         self.done.clear()
+        # The generation may begin at an older step than the last that failed, and its failures count too.
+        self._trouble = {url: (-1, more, missed) for url, (_, more, missed) in self._trouble.items()}
         self.stored, self.missed_checkpoint = -1, None
 
     def note_request(self, want: ArenaRequest) -> None:

@@ -14,7 +14,7 @@ from holdfast.checkpoint.peer_server import PeerServer, PeerShelf
 from holdfast.checkpoint.peer_transport import BytePacer, PeerGuard, PeerKeeper, PeerRequest
 from holdfast.model.state_copy import Address
 from holdfast.wire import rank_keeper_messages, unix_sockets
-from holdfast.wire.credentials.mutual_tls import NODE, KeyFiles
+from holdfast.wire.credentials.mutual_tls import LEAVING, NODE, KeyFiles
 from holdfast.wire.rank_keeper_messages import AnswerRank
 
 _BACKLOG = 256
@@ -28,7 +28,7 @@ class KeeperSockets:
         self.revoked: frozenset[str] = frozenset()  # what Welcome says of it
         self._socket_path = socket_path
         self._host = host
-        self._guard = PeerGuard(keys, self._is_peer, run_id, self._is_gone) if keys else None
+        self._guard = PeerGuard(keys, self._is_peer, run_id, self._is_gone, self._is_leaving) if keys else None
         # Of this life alone: who has sent us something before is to notice that we are new.
         self._links_path = socket_path.with_name(f"{_LINKS}{secrets.token_hex(4)}.sock")
         self._listener: socket.socket | None = None
@@ -38,6 +38,9 @@ class KeeperSockets:
 
     def _is_gone(self, node: str) -> bool:
         return NODE + node in self.revoked
+
+    def _is_leaving(self, node: str) -> bool:
+        return LEAVING + node in self.revoked
 
     @property
     def address(self) -> Address:

@@ -56,7 +56,7 @@ STRIKES = (
     _rank_fault("rank.kill"),
     _rank_fault("rank.segv"),
     _rank_fault("rank.stop"),
-    _rank_fault("rank.slow", for_s=20.0),
+    _rank_fault("rank.slow", share=0.02, for_s=40.0),
     _rank_fault("rank.oom"),
     _ordered_fault("rank.raise", "rank.raise"),
     _ordered_fault("rank.exit", "rank.exit", code=7),

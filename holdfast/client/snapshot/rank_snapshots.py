@@ -26,7 +26,7 @@ class RankSnapshots:
         self.extra = next(index for index, item in enumerate(layout.items) if item.spec.key == EXTRA)
         self.side: SideStream | None = None
         self._copier = MemoryCopier()
-        self._seals = SEAL_FENCE.pass_for()
+        self._seals = SEAL_FENCE.make_pass()
         self._registered: RegisteredArena | None = None
         self.fetching: GpuUpload | None = None
         self.images = [StateImage(layout, arena.slot_image(slot)) for slot in range(arena.slots)]

@@ -26,11 +26,14 @@ class SealFence:
         self._era = 0  # fences that were raised before
         self._sources: weakref.WeakSet[SealSource] = weakref.WeakSet()
 
-    def pass_for(self, source: "SealSource | None" = None) -> "SealPass":
+    def make_pass(self) -> "SealPass":
         """Return the pass of a writer of snapshots that begins now."""
-        if source is not None:
-            self._sources.add(source)
         return SealPass(self, -1 if self._up else self._era)
+
+    def add_source(self, source: SealSource) -> None:
+        """Have the next fence void what this source has queued; it must be whole, as any thread may raise the fence."""
+        with self.lock:
+            self._sources.add(source)
 
     def is_open(self, era: int) -> bool:
         return not self._up and era == self._era

@@ -103,7 +103,7 @@ class SideStream:
         self._streams = streams
         self._reach = reach
         self._slots = GpuSlots(arena, layout)
-        self._seals = SEAL_FENCE.pass_for(self)
+        self._seals = SEAL_FENCE.make_pass()
         self._hold = False  # nobody announces all changes of the state: what comes after waits for the copies
         self._queue = ThreadPoolExecutor(
             1, "holdfast-side", streams.use_device
@@ -116,6 +116,7 @@ class SideStream:
         self._arrange_plan(guess_kinds(layout), frozenset())
         # Memory that copies still use must not be given to anybody else, even if nobody closes what they let go of.
         weakref.finalize(self, _drain_turns, self._turns, streams).atexit = False
+        SEAL_FENCE.add_source(self)
 
     @property
     def device(self) -> torch.device:

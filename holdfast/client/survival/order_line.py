@@ -1,6 +1,7 @@
 """A surviving rank's connection to its agent, and the thread that carries out the agent's requests. The thread breaks
 the groups while the main thread may wait in one of them, and then raises Parting in the main thread if that is still in
-the training function. The main thread may be anywhere in the script, so it takes no lock of ours."""
+the training function. The main thread may be anywhere in the script, so it takes no lock of ours but
+the seal fence's, for the moment in which a snapshot is sealed."""
 
 import _thread
 import ctypes

@@ -146,7 +146,7 @@ class Survivor:
                 failure = e
             if not self._is_over(failure):
                 raise failure
-            if stuck := torch_groups.await_gpu(self._patience_s):
+            if stuck := torch_groups.await_gpus(self._model, self._patience_s):
                 _end_for_good(stuck)
             traceback.clear_frames(failure.__traceback__)  # what the function had is free for the next time
             del failure

@@ -56,16 +56,19 @@ def _has_nccl(group: Any) -> bool:
         return False
 
 
-def await_gpu(patience_s: float) -> str:
-    """Wait until this process's GPU has done what is queued; return in words why it does not, "" if it has."""
+def await_gpus(model: torch.nn.Module | None, patience_s: float) -> str:
+    """Wait until this process's GPU, or those that its model is on, have done what is queued; return in words why they
+    do not, "" if they have."""
     if not torch.cuda.is_initialized():
         return ""
     failed: list[str] = []
-    device = torch.cuda.current_device()
+    used = {one.device.index for one in model.parameters() if one.device.type == "cuda"} if model is not None else set()
+    devices = sorted(used or {torch.cuda.current_device()})
 
     def wait() -> None:
         try:
-            torch.cuda.synchronize(device)
+            for device in devices:
+                torch.cuda.synchronize(device)
         except RuntimeError as e:  # a device-side assert: nothing can be done with this context any more
             failed.append(f"its GPU failed: {str(e).partition(chr(10))[0]}")
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from holdfast.core.decide.job_view import JobView
-from holdfast.wire.credentials.mutual_tls import NODE
+from holdfast.wire.credentials.mutual_tls import LEAVING, NODE
 from holdfast.wire.credentials.node_serials import RecordedSerials
 
 
@@ -54,8 +54,10 @@ class NodeCertificates:
 
     def revoked_ids(self) -> tuple[str, ...]:
         """Return serials, and also names, of nodes that left: a user may sign new certificates for the same names. A
-        node that holds copies is not among them yet: the next generation may restore from it before it leaves."""
+        node that holds copies may still be asked for them, as the next generation may restore from it, but may not
+        ask."""
         known = [node for node in self._view.gone if node in self._serials or self._unknown]
-        gone = [node for node in known if not self._holds_copies(node)]
+        leaving = [node for node in known if self._holds_copies(node)]
+        gone = [node for node in known if node not in leaving]
         serials = (self._serials[node] for node in gone if node in self._serials)
-        return tuple(sorted((*serials, *(NODE + node for node in gone))))
+        return tuple(sorted((*serials, *(NODE + node for node in gone), *(LEAVING + node for node in leaving))))

@@ -168,8 +168,8 @@ def finish_out_of_time(
     if ends < state.limits.attempts:
         return launching.finish_job(state, now, OUT_OF_TIME, why + hope, grace_s, last_s=last_s)
     times, since = f"{ends} times in a row" if ends > 1 else "once", f" after step {best}" if best >= 0 else ""
-    told = f"{why}; all nodes have been taken away {times} without a new step{since}, so no others are asked for: the "
-    told += "job needs more time each time, or checkpoints more often"
+    told = f"{why}; the job has lost all nodes or was ended {times} without a new step{since}, so no others are asked "
+    told += "for: it needs more time each time, or checkpoints more often"
     return launching.finish_job(state, now, GAVE_UP, told, grace_s, last_s=last_s)
 
 

@@ -33,6 +33,7 @@ STEPS = 32  # of whose times the median is the job's pace
 EARLY = 30  # rounds after a launch, in which the job's pace and ways are learned
 WORTH_TELLING = 0.15  # of the time, though the job be as fast as ever
 _FEW = 8  # nodes: of fewer, one leads in four of five rounds by mere chance more than once in a hundred times
+_BEYOND_CHANCE = 0.4  # of the time: the most by which a node led in most of five rounds by mere chance was 0.2
 HABIT = 15  # rounds in which a node is named meanwhile, or while the job keeps its pace: it always is
 
 
@@ -189,8 +190,10 @@ class SlowDetector:
         lost = 1 - 1 / ratio if ratio > 1 + self.limits.margin else inf  # of the time, since the job was faster
         is_much = ahead >= WORTH_TELLING and longest >= self.limits.margin
         # Somebody is always the last, and now one, now another: a busy machine is slow as a whole, and of two equal
-        # ranks one leads for some rounds. So of few nodes one must be named by as many further rounds.
-        is_chance = len(set(self._node_of.values())) < _FEW and self._named_rounds <= self.limits.rounds
+        # ranks one leads for some rounds. So of few nodes one that leads by little must be named by as many further
+        # rounds.
+        may_be_chance = len(set(self._node_of.values())) < _FEW and ahead < _BEYOND_CHANCE
+        is_chance = may_be_chance and self._named_rounds <= self.limits.rounds
         if not self._toll.is_due and (is_chance or (not is_much and ahead < lost / 2)):
             return None
         if not self._toll.is_due:

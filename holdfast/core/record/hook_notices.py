@@ -1,5 +1,6 @@
 """Notices that hooks send to people: which events are worth one, and how often notices go out."""
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 
@@ -14,6 +15,7 @@ from holdfast.model.incident_record import Record, Remedy
 from holdfast.model.release import Fate, Release
 
 FORMATS = ("json", "slack")
+_CALL = re.compile(r"@(?=(?:all|channel|here)\b)", re.IGNORECASE)  # what calls a whole channel
 _KEPT = 64  # notices that wait for their turn; the rest are only counted
 _OTHERS = 16  # of them are told with the one that is
 
@@ -177,9 +179,11 @@ class NoticePacer:
 
 def format_slack(notice: HookNotice) -> str:
     """Return a notice as text for the {"text": ...} that Slack, Mattermost and similar services accept. It is escaped
-    as they ask for: a script's words could call a whole channel, or show a false link."""
+    as they ask for: a script's words could call a whole channel (at Mattermost by a plain @all), or show a false
+    link."""
     lines = [f"holdfast {notice.run_id}: {notice.text}"]
     lines += [f"also: {text}" for text in notice.others]
     unsaid = notice.more - len(notice.others)
     text = "\n".join([*lines, f"and {unsaid} more"] if unsaid else lines)
+    text = _CALL.sub("@\u200b", text)
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -6,24 +6,21 @@ import pytest
 
 from holdfast.chaos.matrix import cells, faults_page
 from holdfast.chaos.matrix.__main__ import CellResult, choose_together, main, read_results
-from holdfast.chaos.matrix.cells import FAST, QUICK, MatrixCell, all_cells, choose_cells
+from holdfast.chaos.matrix.cells import QUICK, MatrixCell, all_cells, choose_cells
 from holdfast.chaos.matrix.expectations import CellOutcome, load_rows
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("word", "cells"), [("quick", QUICK), ("fast", FAST)], ids=["quick", "fast"])
-def test_the_cells_that_happen_most_are_as_expected(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], word: str, cells: tuple[MatrixCell, ...]
-) -> None:
+def test_the_cells_that_happen_most_are_as_expected(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     results = tmp_path / "chaos.jsonl"
-    asked = ["run", "--cells", word, "--results", str(results), "--folder", str(tmp_path)]
+    asked = ["run", "--cells", "quick", "--results", str(results), "--folder", str(tmp_path)]
     code = main(asked)
     said = capfd.readouterr().out
     assert code == 0, said
     found = read_results(results)
-    assert {one.cell for one in found} == {cell.name for cell in cells}
+    assert {one.cell for one in found} == {cell.name for cell in QUICK}
     assert all(one.ok and one.commit and one.came.compared for one in found), said
     assert main(asked) == 0
     assert "0 cells" in capfd.readouterr().out, "what has been played is not played again"
@@ -34,21 +31,16 @@ def test_the_cells_that_happen_most_are_as_expected(
 @pytest.mark.parametrize(
     "cells",
     [
-        [
-            "rank.oom/pp/idle",
-            "rank.slow/pp/idle",
-            "snapshot.flip/pp/restoring",
-            "rank.stop/pp/saving",
-            "loss.nan/pp/idle",
-        ],
-        ["release.syntax/fsdp/idle", "release.late/fsdp/idle", "rank.kill/fsdp/updating", "node.kill/fsdp/idle"],
-        ["storage.hang/ddp/idle", "storage.eio/ddp/saving"],
-        ["disk.full/ddp/idle", "disk.readonly/ddp/saving", "shm.full/ddp/idle"],
-        ["link.lossy/ddp/idle", "link.cut/ddp/idle"],
+        ["rank.slow/pp/idle", "snapshot.flip/pp/restoring", "loss.nan/pp/idle"],
+        ["release.late/fsdp/idle", "rank.kill/fsdp/updating"],
+        ["storage.hang/ddp/idle"],
+        ["disk.full/ddp/idle", "disk.readonly/ddp/saving"],
+        ["link.cut/ddp/idle"],
     ],
     ids=["processes", "releases", "storage", "disks", "hosts"],
 )
 def test_some_of_every_stage(tmp_path: Path, capfd: pytest.CaptureFixture[str], cells: list[str]) -> None:
+    """What stages do that others do not; `make chaos` plays all cells."""
     asked = ["run", "--cells", *cells, "--results", str(tmp_path / "chaos.jsonl"), "--folder", str(tmp_path)]
     assert main(asked) == 0, capfd.readouterr().out
 

@@ -46,7 +46,7 @@ def test_a_state_that_a_peer_did_not_give_costs_no_node_and_is_not_the_scripts_f
     )
     alarm = ended(1, *words, latched=words[-1])
     assert (alarm.klass, alarm.action) == ("peer_connection_lost", "retry")
-    assert "n2: the keeper at 10.0.0.2:4123 cannot be reached" in alarm.reason
+    assert " n2: " in alarm.reason and " 10.0.0.2:4123 " in alarm.reason
     for rounds in range(3):
         verdict = find_verdict(case(alarm, past=past(*[10] * rounds), rounds=rounds))
         assert (verdict.remedy, verdict.reason) == (Remedy.RESTART, "no node is to blame: restarted in place")
@@ -94,7 +94,7 @@ def test_a_wrapper_that_is_latched_and_said_is_no_rival_of_what_it_wraps() -> No
 def test_the_variable_that_nobody_set_is_named_and_other_keys_are_none() -> None:
     frames = (*TRACEBACK[:2], '    data = os.environ["DATA_ROOT"]')
     unset = ended(1, *frames, '  File "<frozen os>", line 679, in __getitem__', "KeyError: 'DATA_ROOT'")
-    assert unset.hint.startswith("Set the environment variable DATA_ROOT where the job is started")
+    assert " DATA_ROOT " in unset.hint
     other = ended(1, *frames, "KeyError: 'hidden_size'")
     assert (other.action, other.hint.partition(",")[0]) == (
         "rollback_or_fix_code",
@@ -166,9 +166,11 @@ def test_a_script_that_chooses_to_end_is_the_scripts_doing() -> None:
 
 
 def test_a_torch_without_cuda_is_the_jobs_environment() -> None:
-    alarm = ended(1, *TRACEBACK[:-1], "AssertionError: Torch not compiled with CUDA enabled")
+    error = "AssertionError: Torch not compiled with CUDA enabled"
+    [row] = [row for row in CATALOG.rows if row.sample == error]
+    alarm = ended(1, *TRACEBACK[:-1], error)
     assert (alarm.klass, alarm.group) == ("driver_runtime_mismatch", "script")
-    assert "install a CUDA build of torch" in alarm.hint
+    assert row.hint and alarm.hint == row.hint
 
 
 def test_but_one_that_aborts_speaks_first() -> None:
@@ -227,10 +229,8 @@ def test_a_failure_is_told_whole_or_cut_between_words() -> None:
 def test_a_failure_that_was_cut_hides_nothing_of_what_the_log_says() -> None:
     """A rank's slot holds the start of its failure, which alone may name no class: the log has all of it."""
     place = "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out"
-    words = (
-        *(f"[rank3]: {line}" for line in TRACEBACK[:5]),
-        f"[rank3]: {place} waiting 4000ms for recv operation to complete",
-    )
+    error = f"{place} waiting 4000ms for recv operation to complete"
+    words = (*(f"[rank3]: {line}" for line in TRACEBACK[:5]), f"[rank3]: {error}")
     alarm = ended(1, *words, latched=f"{place} waiting 4000ms ...")
     assert (alarm.klass, alarm.signature) == ("nccl_timeout", "nccl_timeout 1 model.py:12")
-    assert alarm.reason.endswith("for recv operation to complete)")
+    assert alarm.reason.endswith(f"{error.rpartition('] ')[2]})"), "whole, though what it latched was cut"

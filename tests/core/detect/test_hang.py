@@ -262,7 +262,8 @@ def test_a_gpu_that_stands_is_acted_on_when_waiting_has_cost_a_restart(step_s: f
     alarm, now = look_at_gpu(made, stood_at, 300.0)
     assert alarm is not None and after_s <= now - stood_at < after_s + 1
     assert (alarm.stance, alarm.hard, alarm.suspects, alarm.ranks) == (Stance.ACT, True, ("n1",), (1,))
-    assert alarm.signature.startswith(GPU_HANG) and "keeps the others waiting" in alarm.reason
+    assert alarm.signature == f"{GPU_HANG} (1,)"
+    assert alarm.reason == f"keeps the others waiting at step 40 for {now - alarm.at:.0f} s: {GPU.reason}"
 
 
 def test_a_long_kernel_in_a_named_phase_is_no_proof_against_its_gpu() -> None:

@@ -18,7 +18,7 @@ def test_a_rank_that_tells_of_no_step_does_not_hide_a_stand_of_those_that_do() -
     now = passes(made, 108.0, 60)
     assert (made.step, made.moved_at) == (40, 108.0) and now == pytest.approx(111.0, abs=0.3)
     alarm = made.on_traces(now, seen(now), STOPPED)
-    assert alarm and alarm.reason.startswith("has stood at step 40 for 3 s")
+    assert alarm and (alarm.at, alarm.ranks) == (108.0, STOPPED.ranks) and " step 40 for 3 s: " in alarm.reason
 
 
 def test_a_rank_that_hangs_before_its_first_step_is_found_when_the_others_wait_for_it() -> None:

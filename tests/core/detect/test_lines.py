@@ -76,7 +76,8 @@ def test_an_oom_kill_of_a_rank_is_no_fault_of_the_machine() -> None:
     [alarm] = hear(OOM)
     assert (alarm.suspects, alarm.ranks, alarm.klass) == (("n1",), (3,), "host_oom_kill")
     assert (alarm.stance, alarm.hard, alarm.group) == (Stance.ACT, False, "framework")
-    assert "use less host memory" in alarm.reason
+    [(row, _)] = CATALOG.match_line(OOM, rank=False)
+    assert row.hint and alarm.reason.endswith(f"; {row.hint}")
 
 
 def test_an_oom_kill_of_nobody_in_this_job_is_not_told() -> None:

@@ -13,6 +13,7 @@ class Network:
     def __init__(self) -> None:
         self.made, self.now = ReachDetector(), 0.0
         self.silent: tuple[str, ...] = ()
+        self.islands: tuple[tuple[str, ...], ...] = ()  # of the last round
         self.tried = choose_peers(NODES, {node: node for node in NODES})
         self.try_all(NODES)
 
@@ -27,6 +28,7 @@ class Network:
             if node in self.silent:
                 continue
             self.made.on_reach(Reach(node=node, reached=reached, missed=missed, gateway=gateway))
+        self.islands = self.made.find_islands()
         alarm = self.made.check_islands(self.now, 1)
         return [alarm] if alarm else []
 
@@ -79,7 +81,10 @@ def test_an_uplink_that_is_down() -> None:
     network = Network()
     network.try_all(without("n6", "n7"), ("n6", "n7"))
     [alarm] = network.try_all(without("n6", "n7"), ("n6", "n7"))
-    assert alarm.suspects == () and "n6 and n7 reach neither their gateway nor " in alarm.reason
+    assert (alarm.suspects, alarm.signature) == ((), "reach n6 n7")
+    assert alarm.reason == (
+        "n6 and n7 reach neither their gateway nor a node beyond their own group: the network between is down"
+    )
 
 
 def test_one_node_alone() -> None:
@@ -93,7 +98,7 @@ def test_of_two_halves_none_is_the_rest() -> None:
     network = Network()
     network.try_all(NODES[:4], NODES[4:])
     [alarm] = network.try_all(NODES[:4], NODES[4:])
-    assert alarm.suspects == () and "beyond their own group" in alarm.reason
+    assert (alarm.suspects, network.islands) == ((), (NODES[:4], NODES[4:]))
 
 
 def test_nobody_reaches_anybody() -> None:
@@ -101,6 +106,7 @@ def test_nobody_reaches_anybody() -> None:
     network.try_all()
     [alarm] = network.try_all()
     assert alarm.suspects == () and alarm.signature == "reach n0 n1 n2 n3 n4 n5 n6 n7"
+    assert network.islands == tuple((node,) for node in NODES)
 
 
 def test_a_node_that_says_nothing_is_known_by_the_others() -> None:

@@ -115,7 +115,13 @@ def test_of_two_equal_ranks_on_a_busy_host_nobody_is_named() -> None:
     assert told_of_two([float(share) for share in BUSY_HOST.split()]) == []
     for share, rank in ((0.2, 0), (-0.2, 1)):
         [alarm] = told_of_two([share] * 15)
-        assert alarm.ranks == (rank,) and "for 20 % of the time" in alarm.reason
+        assert alarm.ranks == (rank,) and " 20 % " in alarm.reason
+
+
+def test_of_two_ranks_one_that_is_waited_for_most_of_the_time_is_named_by_five_rounds() -> None:
+    assert told_of_two([0.2] * 7) == [], "which may be chance"
+    [alarm] = told_of_two([0.8] * 7)
+    assert alarm.ranks == (0,)
 
 
 def test_what_is_told() -> None:

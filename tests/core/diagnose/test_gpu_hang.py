@@ -62,9 +62,12 @@ def test_where_its_host_is_does_not_matter(place: Places) -> None:
 
 
 def test_a_host_that_has_not_come_is_no_gpu() -> None:
-    found = name_blocking(*four(gpu_flight(2, ("0", 40, 40, 40))), at={2: SLEEP})
+    flights = four(gpu_flight(2, ("0", 40, 40, 40)))
+    found = name_blocking(*flights, at={2: SLEEP})
     assert (found.ranks, found.how) == ((2,), "missing")
-    assert "rank 2 has not come to all_reduce 41" in found.reason
+    (missing,) = build_wait_graph(flights).missing
+    assert (missing.op, missing.seq, missing.ranks, missing.queued) == ("all_reduce", 41, (2,), ())
+    assert found.reason.startswith("rank 2 ") and " all_reduce 41 " in found.reason
 
 
 def test_a_host_that_waits_for_its_gpu_is_not_named_for_those_that_run_ahead() -> None:
@@ -119,11 +122,19 @@ def test_the_gpu_at_the_end_of_a_chain_is_named() -> None:
 
 def test_communicators_in_another_order_name_the_odd_one_and_are_not_certain() -> None:
     usual = [gpu_flight(rank, ("1", 21, 21, 20), ("2", 21, 20, 20)) for rank in (0, 1, 3)]
-    found = name_blocking(*usual, gpu_flight(2, ("1", 21, 20, 20), ("2", 21, 21, 20)))
+    flights = [*usual, gpu_flight(2, ("1", 21, 20, 20), ("2", 21, 21, 20))]
+    found = name_blocking(*flights)
     assert (found.ranks, found.how, found.deadlock, found.hard) == ((2,), "crossed", "orders", False)
     assert not is_certain_deadlock(found, trace(process(2, REDUCE)), still=True)
-    assert "rank 2's GPU has not begun all_reduce 21 of group 1, which 3 others have begun" in found.reason
-    assert "the GPUs of ranks 0-1, 3 have not begun all_reduce 21 of group 2, which another one has" in found.reason
+    assert [(m.group, m.seq, m.ranks, m.queued, m.inside) for m in build_wait_graph(flights).missing] == [
+        ("1", 21, (2,), (2,), (0, 1, 3)),
+        ("2", 21, (0, 1, 3), (0, 1, 3), (2,)),
+    ]
+    assert found.reason == (
+        "rank 2's GPU has not begun all_reduce 21 of group 1, which 3 others have begun; its process has entered it;"
+        " the GPUs of ranks 0-1, 3 have not begun all_reduce 21 of group 2, which another one has begun;"
+        " their processes have entered it"
+    )
 
 
 def test_a_whole_node_is_named_and_no_group_around_it() -> None:
@@ -166,7 +177,9 @@ def test_one_that_has_ended_what_the_others_are_in() -> None:
     known = msgspec.structs.replace(ahead, groups=(msgspec.structs.replace(group, ended_op="broadcast"),))
     found = name_blocking(*four(known))
     assert (found.ranks, found.deadlock) == ((3,), "operations")
-    assert "rank 3 has ended broadcast 41" in found.reason
+    (passed,) = build_wait_graph(four(known)).passed
+    assert (passed.ended_op, passed.op, passed.seq, passed.ranks) == ("broadcast", "all_reduce", 41, (3,))
+    assert found.reason.startswith("rank 3 ") and " broadcast 41 " in found.reason
     same = msgspec.structs.replace(ahead, groups=(msgspec.structs.replace(group, ended_op="all_reduce"),))
     assert name_blocking(*four(same)).deadlock == "passed", "what it sent may not have arrived"
 

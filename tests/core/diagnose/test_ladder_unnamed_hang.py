@@ -9,8 +9,10 @@ HANG = Alarm(kind=Kind.HANG, at=100.0, suspects=(), reason="the job has stood fo
 
 
 def test_all_nodes_are_probed_at_once_and_nobody_is_evicted_on_a_guess() -> None:
-    first = find_verdict(case(HANG, may_probe=True, standbys=8))
-    assert (first.remedy, first.nodes, first.level) == (Remedy.PROBE, (), 2) and "the job stood still" in first.reason
+    hang = case(HANG, may_probe=True, standbys=8)
+    first = find_verdict(hang)
+    assert (first.remedy, first.nodes, first.level) == (Remedy.PROBE, (), 2) and hang.is_unnamed_hang
+    assert first.reason == "the job stood still, no culprit: probing every node (level 2)"
     assert verdict_after_probe(case(HANG), {"n4": "is slow"}, "", replaceable=True).nodes == ("n4",)
     found = verdict_after_probe(case(HANG, standbys=8), {}, "", replaceable=True)
     assert (found.remedy, found.nodes) == (Remedy.RESTART, ())

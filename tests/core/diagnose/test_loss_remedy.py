@@ -57,5 +57,6 @@ def test_what_no_version_wrote_is_no_response(text: str) -> None:
 
 def test_it_is_said() -> None:
     skips, eases = answered(LossLimits(policy=LossPolicy.REWIND, skip_batches=2))
-    assert "steps 40 to 41 are left out" in describe_remedy(skips, eases)
-    assert "at 0.5 of the learning rate" in describe_remedy(*answered(LossLimits(policy=LossPolicy.LOWER)))
+    assert describe_remedy(skips, eases) == "the loss stood out: the batches of steps 40 to 41 are left out"
+    skips, eases = answered(LossLimits(policy=LossPolicy.LOWER, lower_steps=10))
+    assert describe_remedy(skips, eases) == "the loss stood out: steps 40 to 49 at 0.5 of the learning rate"

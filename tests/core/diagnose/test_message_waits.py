@@ -95,7 +95,9 @@ def test_a_wrong_tag_is_named() -> None:
     odd = msgspec.structs.replace(awaited, channels=(wrong,))
     found = name_blocking(sent, odd, posting(2, waits=False), posting(3, waits=False))
     assert (found.ranks, found.how, found.hard) == ((0, 1), "crossed", False)
-    assert "message 5 of group 0: rank 0 sends 0 bytes with tag 0, and rank 1 awaits 0 bytes with tag 7" in found.reason
+    assert found.reason == (
+        "message 5 of group 0: rank 0 sends 0 bytes with tag 0, and rank 1 awaits 0 bytes with tag 7"
+    )
     free = msgspec.structs.replace(odd, waits=False)
     assert build_wait_graph([sent, free]).unlike == ()
 

@@ -1,5 +1,6 @@
 """A job that stands because it waits for ranks that are named: when that is acted on, and what is waited for longer."""
 
+import re
 from collections.abc import Callable
 from math import inf
 
@@ -77,7 +78,7 @@ def test_a_sleeper_is_acted_on_when_that_has_cost_a_restart(sleeps_in: str) -> N
     stood_s, alarm = acted_after(made, now, 600.0, waits_for(rank_at(1, AUGMENT, sleeps_in)))
     assert alarm is not None and (alarm.ranks, alarm.suspects, alarm.hard) == ((1,), ("n1",), False)
     assert 13.0 <= stood_s <= 15.0, "3 s until the first look, and 10 s without a sign of life"
-    assert alarm.reason.endswith("without a sign of life for 10 s, and a restart costs at most 8 s")
+    assert re.findall(r" (\d+) s\b", alarm.reason)[-2:] == ["10", "8"], "and the restart"
 
 
 @pytest.mark.parametrize(("steps", "saves", "least_s"), [(300, True, 10.0), (300, False, 60.0), (3000, False, 180.0)])
@@ -123,7 +124,7 @@ def test_who_may_wait_for_something_outside_is_waited_for_as_long_as_ever(suspec
     made, now = trained()
     stood_s, alarm = acted_after(made, now, 600.0, waits_for(suspect))
     assert alarm is not None and LIMITS.act_s <= stood_s <= LIMITS.act_s + 5.0
-    assert alarm.reason.endswith("without a sign of life for 180 s")
+    assert re.findall(r" (\d+) s\b", alarm.reason)[-1] == "180"
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,13 @@ def found(text: str, catalog: FailureCatalog = SEEN) -> Diagnosis:
 def test_what_a_rank_says_evicts_nobody() -> None:
     one = found("card is gone")
     assert (one.klass, one.action) == ("gpu_lost_bus", "run_diagnostics")
-    assert "Only the job's own log says so" in one.explanation
-    assert found("[123.456789] card is gone").action == EVICT
-    assert "The kernel says so" in found("[123.456789] card is gone").explanation
+    assert one.explanation == (
+        "gpu lost bus: somebody said so first."
+        " Only the job's own log says so, not kernel, driver, monitor or scheduler: probe first."
+    )
+    kernel = found("[123.456789] card is gone")
+    assert (kernel.klass, kernel.action) == ("gpu_lost_bus", EVICT)
+    assert kernel.explanation == "gpu lost bus: somebody said so first. The kernel says so."
 
 
 def test_who_has_looked_evicts() -> None:
@@ -122,5 +126,13 @@ def test_who_guesses_has_not_looked() -> None:
 def test_waiting_does_not_help_where_a_service_refuses(text: str, action: str) -> None:
     one = found(text, OURS)
     assert one.action.startswith(action), one
-    assert ("answers and refuses" in one.explanation) == (action == "fix")
     assert (one.hint == OURS.classes[one.klass].hint) == (action != "fix"), "no advice to wait"
+
+
+def test_a_service_that_refuses_is_told_so() -> None:
+    one = found("botocore: An error occurred (AccessDenied) when calling the PutObject operation", OURS)
+    assert one.explanation == (
+        "Object store request failed: somebody said so first. The service answers and refuses: waiting does not help."
+    )
+    other = found("botocore: An error occurred (InternalError) when calling the PutObject operation", OURS)
+    assert other.explanation == "Object store request failed: somebody said so first."

@@ -33,7 +33,8 @@ def raised(what: str, file: str = "/w/train.py") -> str:
 def test_a_hint_counts_where_nothing_else_is_known() -> None:
     one = found("loader: shard 7 looks damaged\nsrun: error: n1: task 3: Exited with exit code 1")
     assert (one.klass, one.group, one.action) == ("data_corrupt", "data_storage", "fix_config")
-    assert one.confidence < 0.6 and "hints at it" in one.explanation
+    assert one.confidence < 0.6
+    assert one.explanation == "data corrupt, perhaps: nobody says so plainly, what rank 3 says hints at it."
     assert found("all is well").klass == "unknown_child_failure"
 
 

@@ -88,4 +88,4 @@ def test_an_end_that_nobody_heard_is_told_by_the_next_one(world: DstWorld) -> No
 def test_an_agent_that_fails_is_a_finding(world: DstWorld) -> None:
     agent_of(world).holder.send_agent(RankEnded(rank=None))  # type: ignore[arg-type]
     world.scene.run(world.scene.now() + 10.0)
-    assert "the agent of n0 fails: AttributeError" in world.scene.failure
+    assert " n0 " in world.scene.failure and ": AttributeError" in world.scene.failure

@@ -51,11 +51,16 @@ def slowly(seeds: range | int) -> ParameterSet:
     return pytest.param(seeds, marks=pytest.mark.slow)
 
 
-def searching(seeds: range) -> ParameterSet:
+def searching(seeds: range | int) -> ParameterSet:
     return pytest.param(seeds, marks=[pytest.mark.slow, pytest.mark.search])
 
 
 FORGETFUL = [range(5), slowly(range(5, 60)), *(searching(range(first, first + 20)) for first in range(60, 400, 20))]
+
+
+PLAIN = [0, *map(slowly, range(10, 50, 10)), *map(searching, range(50, 200, 10))]
+FLEETS = [0, *map(slowly, range(10, 50, 10)), *map(searching, range(50, 300, 10))]
+SURVIVING = [0, *map(slowly, range(12, 60, 12)), *map(searching, range(60, 240, 12))]
 
 
 @cache
@@ -121,7 +126,7 @@ def test_seeds_that_lose_links(seeds: range) -> None:
         assert play_seed(setup, REAL_PARTS, known()).failure == "", f"seed {seed}"
 
 
-@pytest.mark.parametrize("first", [0, *(slowly(first) for first in range(10, 300, 10))])
+@pytest.mark.parametrize("first", FLEETS)
 def test_seeds_of_a_fleet_that_tells_of_its_nodes(first: int) -> None:
     """Nodes wait in queues for longer than others may take, are ended at once, or are taken away with notice."""
     struck: Counter[str] = Counter()
@@ -136,7 +141,7 @@ def test_seeds_of_a_fleet_that_tells_of_its_nodes(first: int) -> None:
     assert struck["end_queued"] and struck["preempt"]
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(12, 240, 12))])
+@pytest.mark.parametrize("first", SURVIVING)
 def test_seeds_of_ranks_that_survive(first: int) -> None:
     """They leave a stopped generation, most of them in time, and go on in the next: no two train, and all heals."""
     for seed in range(first, first + 12):
@@ -149,7 +154,7 @@ def test_seeds_that_failed_once_with_such_a_journal(seed: int) -> None:
     forgetful(seed)
 
 
-@pytest.mark.parametrize("first", [0, *(slowly(first) for first in range(10, 200, 10))])
+@pytest.mark.parametrize("first", PLAIN)
 def test_seeds(first: int) -> None:
     results = [played(seed) for seed in range(first, first + 10)]
     assert sum(result.steps for result in results) > 100
