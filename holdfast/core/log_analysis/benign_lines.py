@@ -55,8 +55,7 @@ _GUESS = re.compile(
 # After these words a line lists what such failures may come from; what stands there has not been seen.
 _LISTS = re.compile(
     r"\b(?:possible|potential|probable|common|usual) (?:root )?(?:causes?|reasons?)\b"
-    r"|\b(?:this|it) (?:can|could|may|might) (?:also )?(?:happen|occur|be caused|be due)\b"
-    r"|\b(?:usually|often|typically|commonly|generally) (?:is )?(?:caused by|due to|because|means|happens|occurs)\b",
+    r"|\b(?:this|it) (?:can|could|may|might) (?:also )?(?:happen|occur|be caused|be due)\b",
     re.IGNORECASE,
 )
 _MUTE = 1.0  # too light to be a cause or a hint
