@@ -52,6 +52,12 @@ _GUESS = re.compile(
     r"|\bpossible (?:causes?|reasons?)\b|\bcan happen (?:if|when)\b",
     re.IGNORECASE,
 )
+# After these words a line lists what such failures may come from; what stands there has not been seen.
+_LISTS = re.compile(
+    r"\b(?:possible|potential|probable|common|usual) (?:root )?(?:causes?|reasons?)\b"
+    r"|\b(?:this|it) (?:can|could|may|might) (?:also )?(?:happen|occur|be caused|be due)\b",
+    re.IGNORECASE,
+)
 _MUTE = 1.0  # too light to be a cause or a hint
 
 
@@ -66,6 +72,13 @@ def discount_benign(weight: float, klass: str, text: str) -> float:
 def is_guess(text: str) -> bool:
     """Return whether a line only lists usual causes of such failures; the program that wrote it has not checked."""
     return _GUESS.search(text) is not None
+
+
+@lru_cache(maxsize=256)
+def find_guesses(text: str) -> int:
+    """Return where in a line the list of possible causes begins; its length if there is none."""
+    found = _LISTS.search(text)
+    return found.end() if found else len(text)
 
 
 @lru_cache(maxsize=256)  # several rows ask about one line, and lines repeat

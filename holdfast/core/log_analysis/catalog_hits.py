@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import msgspec
 
-from holdfast.core.log_analysis.benign_lines import discount_benign
+from holdfast.core.log_analysis.benign_lines import discount_benign, find_guesses
 from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog, RowPattern
 from holdfast.core.log_analysis.line_prefixes import WARNED, LogLine
 from holdfast.core.log_analysis.tracebacks import CUT, ExceptionChain, RaisedException, parse_tracebacks
@@ -161,8 +161,13 @@ def _hits_of_line(said: LogLine, rows: Iterable[RowPattern], raised: RaisedExcep
             continue
         if known.frames and not (raised and known.frames.search(raised.stack)):
             continue
-        if found := _search_line(known, text, whole):
+        if (found := _search_line(known, text, whole)) and not _is_guessed(known.row, found):
             yield _make_hit(known.row, said, raised, found)
+
+
+def _is_guessed(row: CatalogRow, found: re.Match[str]) -> bool:
+    """Return whether the row matches only in a list of possible causes, to which its whole match belongs."""
+    return row.role in ("cause", "hint") and found.start() >= find_guesses(found.string)
 
 
 @lru_cache(maxsize=4096)  # who fails says the same again and again

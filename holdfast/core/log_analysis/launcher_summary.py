@@ -42,7 +42,7 @@ _ENDS = tuple(
         r"(?:--local_rank=(?P<local>\d+).{0,2000})?exits with return code = (?P<code>-?\d+)",
         r"died with <Signals\.SIG(?P<name>[A-Z]+): \d+>",
         r"returned non-zero exit status (?P<code>\d+)",
-        r"(?:exited with (?:exit )?(?:code|status):?|exit code:?|exit status:?|exitCode:) (?P<code>-?\d+)\b",
+        r"(?:exit(?:ed)? with (?:exit )?(?:code|status):?|exit code:?|exit status:?|exitCode\"?:) (?P<code>-?\d+)\b",
         r"^(?:zsh: |\[\d+\] {1,8}\+? {0,8}\d+ )(?P<spoken>killed|segmentation fault|bus error)\b",
         r"^(?:.*: line \d+: +\d+ )?(?P<spoken>Segmentation fault|Bus error|Killed|Aborted|Floating point exception|"
         r"Illegal instruction)(?: +\(core dumped\))?(?: .*)?$",

@@ -24,6 +24,7 @@ _LOSS = re.compile(
 _NORM = re.compile(r"\bgrad(?:ient)?[ _-]?norm['\"]?\s?[:=]?\s?'?(?P<norm>\d{1,12}(?:\.\d+)?(?:e[+-]?\d+)?)", re.I)
 _FALLS = 4  # in a row, with no rise between: the start of training has some and then recovers
 _FELL = 2.0**8  # from the first scale to the last
+_LOW = 4.0  # or where it ends: a sound run settles far above
 _TINY = 2.0**-6  # a scale below one makes gradients smaller than they are: only endless overflows lead there
 _BEFORE, _AFTER = 4, 2  # losses before a jump, and after it
 _LOSS_JUMP, _NORM_JUMP = 2.0, 10.0  # against the middle of those before
@@ -52,7 +53,7 @@ def _falling_scale(lines: Sequence[LogLine]) -> Iterator[CatalogHit]:
     ]
     falls = [said for (before, _), (after, said) in pairwise(scales) if after < before]
     rises = any(after > before for (before, _), (after, _) in pairwise(scales))
-    if len(falls) >= _FALLS and not rises and scales[0][0] >= _FELL * scales[-1][0]:
+    if len(falls) >= _FALLS and not rises and (scales[0][0] >= _FELL * scales[-1][0] or scales[-1][0] <= _LOW):
         yield CatalogHit(row=_FALLING, said=falls[-1], weight=_FALLING.weight, rank=falls[-1].rank)
     elif scales and 0 < scales[-1][0] < _TINY:
         yield CatalogHit(row=_SMALL, said=scales[-1][1], weight=_SMALL.weight, rank=scales[-1][1].rank)
