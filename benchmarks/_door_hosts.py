@@ -18,8 +18,9 @@ import psutil
 from benchmarks._door_network import add_veth_pair, bring_link_up
 from holdfast.chaos import linux_namespaces
 from holdfast.checkpoint import peer_transport
+from holdfast.checkpoint.peer_guard import PeerGuard
 from holdfast.checkpoint.peer_server import PeerServer, PushTarget
-from holdfast.checkpoint.peer_transport import BytePacer, PeerGuard, PeerKeeper, PeerRequest
+from holdfast.checkpoint.peer_transport import BytePacer, PeerKeeper, PeerRequest
 from holdfast.linux import process_attributes
 from holdfast.model.state_copy import Address
 from holdfast.wire import unix_sockets

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import msgspec
 
+from holdfast.checkpoint.peer_guard import PeerGuard
 from holdfast.checkpoint.peer_transport import (
     UNIX_BYTES,
     WAIT_S,
-    PeerGuard,
     PeerRefusal,
     PeerReply,
     PeerRequest,

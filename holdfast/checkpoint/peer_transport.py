@@ -20,11 +20,12 @@ from enum import StrEnum
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import xxhash
 
+from holdfast.checkpoint.peer_guard import PeerGuard
 from holdfast.checkpoint.relay_tickets import Ticket, show_ticket
 from holdfast.checkpoint.tls_relay_link import REVOKED, relayed_link, spares_a_core
 from holdfast.core.decoding import from_json
@@ -104,7 +105,7 @@ class PeerKeeper(NamedTuple):
     """The address of a keeper and, if it is on another host, the guard for mutual authentication."""
 
     address: Address  # without a port: the path of a unix socket
-    guard: "PeerGuard | None" = None
+    guard: PeerGuard | None = None
     links: int = MOST_LINKS  # at once, for a large copy between hosts
     relayed: bool = spares_a_core()  # a process decrypts each link of a large copy
 
@@ -292,30 +293,6 @@ def fetch_content(keeper: PeerKeeper, ask: PeerRequest) -> bytes:
             receive_chunk(link, memoryview(chunk), number)
             content += chunk
         return bytes(content)
-
-
-def _never_gone(node: str) -> bool:
-    return False
-
-
-class PeerGuard(NamedTuple):
-    """Decides which nodes may have our state: those of this job with a certificate that is still valid."""
-
-    keys: KeyFiles
-    is_peer: Callable[[str], bool]  # by its serial
-    run_id: str = ""  # of this run; "": whichever it is
-    is_gone: Callable[[str], bool] = _never_gone  # whether a node has left, whatever certificate it has now
-    is_leaving: Callable[[str], bool] = _never_gone  # whether a node may only be asked for the copies that it holds
-
-    def accepts_certificate(self, shown: dict[str, Any] | None) -> bool:
-        """Return whether this certificate belongs to a node of this run; the user's CA may certify others as well."""
-        ours = not self.run_id or mutual_tls.certificate_run(shown) in ("", self.run_id)
-        node = mutual_tls.certificate_node(shown)
-        return ours and bool(node) and not self.is_gone(node) and self.is_peer(mutual_tls.certificate_serial(shown))
-
-    def accepts_caller(self, shown: dict[str, Any] | None) -> bool:
-        """Return whether a node with this certificate may ask us; one that is leaving may not."""
-        return self.accepts_certificate(shown) and not self.is_leaving(mutual_tls.certificate_node(shown))
 
 
 @lru_cache(maxsize=4)

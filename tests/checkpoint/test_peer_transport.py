@@ -16,11 +16,11 @@ import pytest
 import xxhash
 
 from holdfast.checkpoint import peer_server, peer_transport
+from holdfast.checkpoint.peer_guard import PeerGuard
 from holdfast.checkpoint.peer_server import PeerServer, PushTarget
 from holdfast.checkpoint.peer_transport import (
     CHUNK_BYTES,
     BytePacer,
-    PeerGuard,
     PeerKeeper,
     PeerRefusal,
     PeerRequest,
@@ -185,12 +185,8 @@ def test_others_whom_the_users_authority_has_signed(keeper: Keeper, tmp_path: Pa
                 push_state(PeerKeeper(listener.getsockname(), stranger), ASK, [memoryview(STATE)], BytePacer(0))
         assert not keeper.asked
         for node, run in (("c", ""), ("b", "r")):
-            push_state(
-                PeerKeeper(listener.getsockname(), PeerGuard(ours.keys(node, run), everybody)),
-                ASK,
-                [memoryview(STATE)],
-                BytePacer(0),
-            )
+            node_of_ours = PeerKeeper(listener.getsockname(), PeerGuard(ours.keys(node, run), everybody))
+            push_state(node_of_ours, ASK, [memoryview(STATE)], BytePacer(0))
         assert len(keeper.asked) == 2
     for wary in (  # of a node that was evicted, with another certificate for the same name
         PeerGuard(ours.keys("a"), everybody, is_gone={"b"}.__contains__),
@@ -199,12 +195,8 @@ def test_others_whom_the_users_authority_has_signed(keeper: Keeper, tmp_path: Pa
         with socket.create_server(("127.0.0.1", 0)) as listener:
             PeerServer(listener, wary, keeper.take, keeper.give).start()  # type: ignore[arg-type]
             with pytest.raises(TransportError):
-                push_state(
-                    PeerKeeper(listener.getsockname(), PeerGuard(ours.keys("b"), everybody)),
-                    ASK,
-                    [memoryview(STATE)],
-                    BytePacer(0),
-                )
+                evicted = PeerKeeper(listener.getsockname(), PeerGuard(ours.keys("b"), everybody))
+                push_state(evicted, ASK, [memoryview(STATE)], BytePacer(0))
             assert len(keeper.asked) == 2
     with socket.create_server(("127.0.0.1", 0)) as listener:
         theirs = PeerGuard(ours.keys("a", "theirs"), everybody)

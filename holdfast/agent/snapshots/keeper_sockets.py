@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from holdfast.checkpoint import peer_transport
+from holdfast.checkpoint.peer_guard import PeerGuard
 from holdfast.checkpoint.peer_server import PeerServer, PeerShelf
-from holdfast.checkpoint.peer_transport import BytePacer, PeerGuard, PeerKeeper, PeerRequest
+from holdfast.checkpoint.peer_transport import BytePacer, PeerKeeper, PeerRequest
 from holdfast.model.state_copy import Address
 from holdfast.wire import rank_keeper_messages, unix_sockets
 from holdfast.wire.credentials.mutual_tls import LEAVING, NODE, KeyFiles

@@ -1,0 +1,31 @@
+"""Which nodes of other hosts may have our state, by the certificates that they show."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from holdfast.wire.credentials import mutual_tls
+from holdfast.wire.credentials.mutual_tls import KeyFiles
+
+
+def _never_gone(node: str) -> bool:
+    return False
+
+
+class PeerGuard(NamedTuple):
+    """Decides which nodes may have our state: those of this job with a certificate that is still valid."""
+
+    keys: KeyFiles
+    is_peer: Callable[[str], bool]  # by its serial
+    run_id: str = ""  # of this run; "": whichever it is
+    is_gone: Callable[[str], bool] = _never_gone  # whether a node has left, whatever certificate it has now
+    is_leaving: Callable[[str], bool] = _never_gone  # whether a node may only be asked for the copies that it holds
+
+    def accepts_certificate(self, shown: dict[str, Any] | None) -> bool:
+        """Return whether this certificate belongs to a node of this run; the user's CA may certify others as well."""
+        ours = not self.run_id or mutual_tls.certificate_run(shown) in ("", self.run_id)
+        node = mutual_tls.certificate_node(shown)
+        return ours and bool(node) and not self.is_gone(node) and self.is_peer(mutual_tls.certificate_serial(shown))
+
+    def accepts_caller(self, shown: dict[str, Any] | None) -> bool:
+        """Return whether a node with this certificate may ask us; one that is leaving may not."""
+        return self.accepts_certificate(shown) and not self.is_leaving(mutual_tls.certificate_node(shown))
