@@ -194,8 +194,8 @@ def test_others_whom_the_users_authority_has_signed(keeper: Keeper, tmp_path: Pa
     ):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             PeerServer(listener, wary, keeper.take, keeper.give).start()  # type: ignore[arg-type]
+            evicted = PeerKeeper(listener.getsockname(), PeerGuard(ours.keys("b"), everybody))
             with pytest.raises(TransportError):
-                evicted = PeerKeeper(listener.getsockname(), PeerGuard(ours.keys("b"), everybody))
                 push_state(evicted, ASK, [memoryview(STATE)], BytePacer(0))
             assert len(keeper.asked) == 2
     with socket.create_server(("127.0.0.1", 0)) as listener:
