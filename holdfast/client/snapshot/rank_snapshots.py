@@ -51,10 +51,14 @@ class RankSnapshots:
         else:
             registered.start_registering()
         self.side = SideStream(
-            self.layout, self.arena, guarded, CudaStreams(device), registered.wait_reachable,
-            doubt=None if followed else say,
+            self.layout, self.arena, guarded, CudaStreams(device), registered.wait_reachable, say=say, followed=followed
         )  # fmt: skip
         return self.side
+
+    def check_capture(self) -> None:
+        """Raise StateError while the script captures a CUDA graph: what it queues now runs at replays alone."""
+        if self.side and self.side.is_capturing():
+            raise StateError("a CUDA graph is being captured: call save() between its replays, not inside of it")
 
     def on_restored(self) -> None:
         """Free what only a restore needs, and register the arena with the GPU for the first snapshot."""
