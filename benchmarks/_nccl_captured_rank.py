@@ -1,4 +1,4 @@
-"""The script of _nccl_rank.py with its whole step in a captured graph, of whose replays torch's recorder hears nothing."""
+"""The script of _nccl_rank.py with its whole step in a captured graph, whose replays torch's recorder does not see."""
 
 import os
 
