@@ -1,5 +1,6 @@
 """The script of _nccl_rank.py with its whole step in a captured graph, whose replays torch's recorder does not see."""
 
+import copy
 import os
 
 os.environ["NCCL_HOSTID"] = f"host{os.environ['RANK']}"
@@ -19,6 +20,8 @@ WARM = 3
 class CapturedTrainer(NcclTrainer):
     def train(self) -> None:
         graph = torch.cuda.CUDAGraph()
+        self._net = copy.deepcopy(self.model.module)  # DDP's own cannot be captured: it was used on another stream
+        self.optimizer = torch.optim.SGD(self._net.parameters(), lr=1e-3)
         self._batch = torch.zeros(8, WIDTH, device=self.device)
         self._over = torch.zeros(2, device=self.device)
         side = torch.cuda.Stream()
@@ -40,12 +43,10 @@ class CapturedTrainer(NcclTrainer):
             self._note()
 
     def _captured_step(self) -> None:
-        """DDP's sum without DDP, whose first backward passes are not like the later ones."""
-        net = self.model.module
         self.optimizer.zero_grad(set_to_none=True)
-        loss = net(self._batch).square().mean()
+        loss = self._net(self._batch).square().mean()
         loss.backward()
-        for parameter in net.parameters():
+        for parameter in self._net.parameters():
             dist.all_reduce(parameter.grad)
         self.optimizer.step()
         self._over[0] = loss.detach()

@@ -244,7 +244,7 @@ def saved_in_a_capture(keeper: FakeKeeper) -> Found:
     assert ckpt.save(WARM + 1)
     ckpt.close()
     assert [one.step for one in keeper.arena().list_sealed()] == [WARM + 1]
-    assert float(job.model.small[0]) == WARM + 1
+    assert job.model.small[0].item() == WARM + 1
     return {"skipped": ckpt.skipped}
 
 
@@ -261,7 +261,7 @@ def compiled_graphs(keeper: FakeKeeper) -> Found:
         torch.compiler.cudagraph_mark_step_begin()
         forward(torch.randn(64, 1024, device="cuda")).square().mean().backward()
         step()
-        optimizer.zero_grad(set_to_none=False)
+        optimizer.zero_grad(set_to_none=True)
         wanted[number] = [parameter.detach().clone() for parameter in model.parameters()]
         if number % 5 == 0:
             torch.cuda._sleep(BUSY)

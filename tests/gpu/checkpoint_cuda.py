@@ -7,6 +7,7 @@ process of its own, so that one cannot spoil the next.
 """
 
 import argparse
+import faulthandler
 import gc
 import json
 import os
@@ -242,6 +243,7 @@ def alone(name: str) -> bool:
     pid = os.fork()
     if not pid:
         signal.alarm(int(LIMIT_S))
+        faulthandler.dump_traceback_later(LIMIT_S - 3)
         try:
             with tempfile.TemporaryDirectory() as folder:
                 keeper = FakeKeeper(Path(folder))
