@@ -29,7 +29,7 @@ from tests.client.fake_keeper import FakeKeeper
 from tests.gpu import captured_graphs, low_precision
 from tests.gpu.counted_state import BUSY, Counted, Counting, Found, looked_at, snapshots_of
 
-LIMIT_S = 120.0  # of one check
+LIMIT_S = 70.0  # of one check
 
 
 def never_torn_never_stale(keeper: FakeKeeper) -> Found:
