@@ -91,6 +91,16 @@ class Flight(msgspec.Struct, frozen=True, kw_only=True):
     unbegun_s: Duration = 0.0  # the longest that a message has waited so before it began
 
 
+class RasWord(msgspec.Struct, frozen=True, kw_only=True):
+    """What NCCL's RAS says of one rank of a communicator: it has launched fewer operations, or does not answer."""
+
+    rank: Number  # in the communicator
+    pid: Number
+    op: str = ""  # "": it does not answer
+    launched: Number = 0
+    others: Number = 0  # the most that others have launched
+
+
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """The stacks that one node took of all its processes at one instant."""
 
@@ -98,5 +108,6 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     at: Instant  # on the controller's clock
     processes: tuple[Process, ...] = ()
     flights: tuple[Flight, ...] = ()
+    ras: tuple[RasWord, ...] = ()  # of the whole job; one node tells it
     took_s: Duration = 0.0
     error: str = ""  # why the node found nothing, as when it did not answer

@@ -30,6 +30,7 @@ class CountedGraph:
         self.model = Counted(size).cuda()
         self.optimizer = Counting(self.model.parameters(), lr=1.0)
         self.graph = torch.cuda.CUDAGraph()
+        self.takes_s = 0.0  # a capture, beside what is captured
 
     def step(self) -> None:
         self.model().backward()
@@ -45,6 +46,7 @@ class CountedGraph:
         torch.cuda.current_stream().wait_stream(side)
         with torch.cuda.graph(self.graph):
             self.step()
+            time.sleep(self.takes_s)
 
     def train(self, step: int, *, mixed: bool) -> None:
         if step % 5 == 0:
@@ -211,18 +213,18 @@ def captured_at_once(keeper: FakeKeeper) -> Found:
 
         def run(gated: bool = gated) -> None:
             job = CountedGraph(1 << 27)  # 7 GB: their memory takes seconds to register
+            job.takes_s = 1.0
             keep = contextlib.nullcontext() if gated else mock.patch.object(GraphWatch, "between_captures", _open)
             with keep:
                 ckpt = Checkpointer(model=job.model, optimizer=job.optimizer)
-                for _ in range(5):
+                for _ in range(2):
                     job.graph = torch.cuda.CUDAGraph()
                     job.capture()
-                    time.sleep(0.1)
                 assert ckpt.save(1)
                 ckpt.wait()
 
         whole["our threads wait" if gated else "they do not"] = "whole" if in_a_process(run) == 0 else "failed"
-    assert whole["our threads wait"] == "whole", "a capture failed"
+    assert whole == {"our threads wait": "whole", "they do not": "failed"}, f"{whole}"
     return {"capture while memory is registered": whole}
 
 

@@ -2,8 +2,8 @@
 
 A replay runs no Python, so a step inside of a graph calls no hook. Torch's own classes are wrapped instead: what an
 optimizer does while a graph is captured is done by each replay of it. Of a graph that was captured before the watch
-began nobody knows what it does. By default CUDA lets a capture fail if another thread of the process asks it for memory
-meanwhile, as ours do, so a capture waits for them and they wait for its end.
+began nobody knows what it does. In torch's default mode a capture fails if another thread of the process registers or
+allocates memory or asks for an event meanwhile, as ours do. So a capture waits for them, and they wait for its end.
 """
 
 import threading

@@ -7,9 +7,10 @@ may change earlier, such as buffers, is copied to a shadow on the GPU at once. T
 cannot take within a step; it is also copied to a shadow, but during the forward pass.
 
 Copies run beside training only if a step was announced since the previous snapshot; otherwise training waits for
-them. A script whose optimizers are not torch's may announce none. Steps in a captured graph call no hook, so each
-replay of a graph with a step in it is an announcement, and so is each of a graph that may have one. Announcements that only the script can make are checked: the snapshot is sealed when the next step is announced, and
-only if torch has counted no change of a tensor until then.
+them. A script whose optimizers are not torch's may announce none. A step in a captured graph calls no hook, so each
+replay of a graph that has a step in it, or may have one, counts as an announcement. Announcements that only the script
+can make are checked: the snapshot is sealed when the next step is announced, and only if torch has counted no change
+of a tensor until then.
 """
 
 import time

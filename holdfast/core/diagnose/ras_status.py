@@ -1,0 +1,72 @@
+"""Reads what NCCL's RAS says about the ranks of communicators: who has launched fewer operations, who does not answer.
+
+RAS counts what processes have launched, on the host. It sees neither a GPU that stands nor what a captured graph
+launches, and in a job that runs its counts are never all of one instant. So its words stand beside other evidence, and
+name nobody by themselves.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from holdfast.model.stacks import Process, RasWord
+
+MOST_WORDS = 16
+_SHOWN = 3
+_COMMUNICATOR = re.compile(r"#\d+-\d+ \([0-9a-f]+\) ([A-Z]+)")
+_DIFFERENT = re.compile(r"\s+Communicator ranks have different (\w+) operation counts")
+_MANY = re.compile(r"\s+\d+ ranks have (?:launched up to operation (\d+)|not launched any operations)")
+_WHERE = r" -- GPU \S+ managed by process (\d+) on node \S+"
+_ONE = re.compile(rf"\s+Rank (\d+) has (?:launched up to operation (\d+)|not launched any operations){_WHERE}")
+_LISTED = re.compile(rf"\s+Rank (\d+){_WHERE}")
+
+
+def parse_ras(text: str) -> tuple[RasWord, ...]:
+    """Return what RAS's verbose status says about single ranks; nothing if all is well or the text is another."""
+    found: list[RasWord] = []
+    counted: list[tuple[int, int, int]] = []  # rank, pid and operations, of one kind of operation
+    op, most, many, silent = "", 0, -1, False
+
+    def close() -> None:
+        found.extend(
+            RasWord(rank=rank, pid=pid, op=op, launched=count, others=most)
+            for rank, pid, count in counted
+            if count < most
+        )
+        counted.clear()
+
+    for line in text.splitlines():
+        if header := _COMMUNICATOR.match(line):
+            close()
+            op, most, many, silent = "", 0, -1, header[1] == "INCOMPLETE"
+        elif different := _DIFFERENT.match(line):
+            close()
+            op, most, many = different[1], 0, -1
+        elif several := _MANY.match(line):
+            many = int(several[1] or 0)
+            most = max(most, many)
+        elif one := _ONE.match(line):
+            counted.append((int(one[1]), int(one[3]), int(one[2] or 0)))
+            most = max(most, counted[-1][2])
+        elif listed := _LISTED.match(line):
+            if op and many >= 0:
+                counted.append((int(listed[1]), int(listed[2]), many))
+            elif silent:
+                found.append(RasWord(rank=int(listed[1]), pid=int(listed[2])))
+    close()
+    return tuple(dict.fromkeys(found))[:MOST_WORDS]
+
+
+def describe_ras(words: Sequence[RasWord], mains: Mapping[int, Process]) -> str:
+    """Return what RAS says about the ranks of the job, of which `mains` are the processes; empty if nothing."""
+    told: dict[str, None] = {}
+    for word in words:
+        # RAS tells a process and a rank of a communicator, which need not be that of the job.
+        ranks = [rank for rank, main in mains.items() if main.pid == word.pid]
+        rank = ranks[0] if len(ranks) == 1 else word.rank if word.rank in ranks else None
+        if rank is None:
+            continue
+        if word.op:
+            told[f"rank {rank} has launched {word.launched} {word.op} and others {word.others}"] = None
+        else:
+            told[f"rank {rank} does not answer it"] = None
+    return f"NCCL's RAS says: {', '.join([*told][:_SHOWN])}" if told else ""
