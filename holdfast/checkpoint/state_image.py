@@ -60,7 +60,7 @@ def flatten_state(state: State, holders: Holders) -> FlatState:
     for write in plan.items:
         key, found = write.index.fqn, planner.state_dict[write.index.fqn]
         held = _holders_of(found) if isinstance(found, DTensor) else holders(paths[key])
-        thing = _check_tensor(key, local_tensor(found)) if isinstance(found, torch.Tensor) else found
+        thing = check_tensor(key, local_tensor(found)) if isinstance(found, torch.Tensor) else found
         first = same.setdefault(_memory_key(thing, write), key)
         if first != key:
             specs[first] = msgspec.structs.replace(specs[first], aliases=(*specs[first].aliases, paths[key]))
@@ -309,7 +309,8 @@ def _make_spec(write: WriteItem, path: Path, thing: object, held: TensorHolders)
     )
 
 
-def _check_tensor(key: str, tensor: torch.Tensor) -> torch.Tensor:
+def check_tensor(key: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor; raise StateError if its values cannot be copied from its memory."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         raise StateError(f"{key} is a tensor of a kind that cannot be saved: {tensor.layout}, {tensor.dtype}")
     if is_traceable_wrapper_subclass(tensor) or not _has_memory(tensor):
