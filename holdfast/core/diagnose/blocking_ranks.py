@@ -95,8 +95,7 @@ def find_blocking(traces: Sequence[Trace], seats: tuple[Seat, ...] = (), mesh: D
         or BlockingRanks(reason=_nobody_reason(places, waiting, mains, children))
     )
     ras = describe_ras([word for trace in traces for word in trace.ras], mains)
-    reason = "; ".join(filter(None, (found.reason, ras)))
-    found = msgspec.structs.replace(found, clusters=places, reason=reason)
+    found = msgspec.structs.replace(found, clusters=places, reason=f"{found.reason} ({ras})" if ras else found.reason)
     return _widen_suspects(found, node_of, seats, mesh) if found.ranks else found
 
 

@@ -66,7 +66,7 @@ def describe_ras(words: Sequence[RasWord], mains: Mapping[int, Process]) -> str:
         if rank is None:
             continue
         if word.op:
-            told[f"rank {rank} has launched {word.launched} {word.op} and others {word.others}"] = None
+            told[f"rank {rank} has launched {word.launched} {word.op}, others {word.others}"] = None
         else:
-            told[f"rank {rank} does not answer it"] = None
-    return f"NCCL's RAS says: {', '.join([*told][:_SHOWN])}" if told else ""
+            told[f"rank {rank} does not answer"] = None
+    return f"NCCL's RAS: {'; '.join([*told][:_SHOWN])}" if told else ""

@@ -107,7 +107,7 @@ def test_several_and_those_ahead() -> None:
 def test_ranks_of_the_job() -> None:
     """A communicator numbers its ranks by itself; containers number processes alike."""
     word = RasWord(rank=0, pid=7, op="AllReduce", launched=3, others=4)
-    assert "rank 5 has launched 3 AllReduce and others 4" in describe_ras([word], {5: main_of(5, 7), 0: main_of(0, 8)})
+    assert "rank 5 has launched 3 AllReduce, others 4" in describe_ras([word], {5: main_of(5, 7), 0: main_of(0, 8)})
     assert "rank 0 has" in describe_ras([word], {5: main_of(5, 7), 0: main_of(0, 7)})
     assert not describe_ras([word], {5: main_of(5, 7), 6: main_of(6, 7)}), "nobody knows which of them"
     assert not describe_ras([word], {5: main_of(5, 9)}), "that is another job"
@@ -126,7 +126,7 @@ def test_it_stands_beside_other_evidence() -> None:
     ]
     found = find_blocking(traces)
     assert found.ranks == (2,)
-    assert found.reason.endswith("; NCCL's RAS says: rank 2 has launched 20 AllReduce and others 21")
+    assert found.reason.endswith(" (NCCL's RAS: rank 2 has launched 20 AllReduce, others 21)")
 
 
 def test_alone_it_names_nobody() -> None:
@@ -135,4 +135,4 @@ def test_alone_it_names_nobody() -> None:
         Trace(node=f"n{r}", at=1.0, processes=(main_of(r, 600 + r),), ras=(word,) if r == 0 else ()) for r in range(4)
     ]
     found = find_blocking(traces)
-    assert not found.ranks and found.reason.endswith("NCCL's RAS says: rank 2 does not answer it")
+    assert not found.ranks and found.reason.endswith(" (NCCL's RAS: rank 2 does not answer)")
