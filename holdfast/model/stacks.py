@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.model.told_bounds import Duration, Instant, Number
+from holdfast.model.told_bounds import Duration, Instant, Name, Number
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
@@ -91,16 +91,6 @@ class Flight(msgspec.Struct, frozen=True, kw_only=True):
     unbegun_s: Duration = 0.0  # the longest that a message has waited so before it began
 
 
-class RasWord(msgspec.Struct, frozen=True, kw_only=True):
-    """What NCCL's RAS says of one rank of a communicator: it has launched fewer operations, or does not answer."""
-
-    rank: Number  # in the communicator
-    pid: Number
-    op: str = ""  # "": it does not answer
-    launched: Number = 0
-    others: Number = 0  # the most that others have launched
-
-
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """The stacks that one node took of all its processes at one instant."""
 
@@ -108,6 +98,6 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     at: Instant  # on the controller's clock
     processes: tuple[Process, ...] = ()
     flights: tuple[Flight, ...] = ()
-    ras: tuple[RasWord, ...] = ()  # of the whole job; one node tells it
+    ras: Name = ""  # lines in which NCCL's RAS tells of single ranks of the job; one node asks for them
     took_s: Duration = 0.0
     error: str = ""  # why the node found nothing, as when it did not answer

@@ -11,10 +11,10 @@ import torch
 import torch.distributed.checkpoint as torch_dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.testing._internal.two_tensor import TwoTensor
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.testing._internal.two_tensor import TwoTensor
 
 from holdfast.checkpoint.dcp import Reader, Writer
 from holdfast.checkpoint.image_layout import EXTRA

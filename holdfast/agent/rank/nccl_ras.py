@@ -19,15 +19,21 @@ def ask_ras(address: str, limit_s: float) -> str:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or limit_s < _LEAST_S:
         return ""
-    until, found = time.monotonic() + limit_s, bytearray()
+    until = time.monotonic() + limit_s
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=limit_s) as link:
             link.sendall(f"CLIENT PROTOCOL 2\nTIMEOUT {int(limit_s)}\nVERBOSE STATUS\n".encode())
-            while len(found) < _MOST_BYTES:
-                link.settimeout(max(0.001, until - time.monotonic()))
-                if not (piece := link.recv(1 << 16)):
-                    return found.decode(errors="replace")
-                found += piece
+            return _read_all(link, until)
     except (OSError, OverflowError):
         return ""
+
+
+def _read_all(link: socket.socket, until: float) -> str:
+    """Return all that is sent until the link is closed; empty if that is too much."""
+    found = bytearray()
+    while len(found) < _MOST_BYTES:
+        link.settimeout(max(0.001, until - time.monotonic()))
+        if not (piece := link.recv(1 << 16)):
+            return found.decode(errors="replace")
+        found += piece
     return ""

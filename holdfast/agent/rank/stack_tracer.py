@@ -26,10 +26,10 @@ from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.agent.system import procfs
 from holdfast.agent.system.procfs import ProcessStat
 from holdfast.core.decoding import make_decoder
-from holdfast.core.diagnose.ras_status import parse_ras
+from holdfast.core.diagnose.ras_status import telling_lines
 from holdfast.core.diagnose.stack_folding import shorten_path
 from holdfast.core.incident.incident_text import describe_exit
-from holdfast.model.stacks import Flight, Frame, Process, RasWord, Thread, Trace
+from holdfast.model.stacks import Flight, Frame, Process, Thread, Trace
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import TraceRequest
 from holdfast.wire.holder_messages import HolderRank
@@ -211,11 +211,11 @@ class StackTracer:
                 break
         return threads, error
 
-    def _read_ras(self, asked: StackRequest) -> tuple[RasWord, ...]:
+    def _read_ras(self, asked: StackRequest) -> str:
         """Return what NCCL's RAS says of the job. Every question has all ranks answer, so only rank 0's node asks."""
         if not self._ras or all(held.rank_key.rank for held in asked.ranks):
-            return ()
-        return parse_ras(ask_ras(self._ras, min(asked.deadline_s, _RAS_S)))
+            return ""
+        return telling_lines(ask_ras(self._ras, min(asked.deadline_s, _RAS_S)))
 
     # --- asking the ranks themselves ---------------------------------------------------------------------------
 

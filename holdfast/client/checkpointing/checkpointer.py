@@ -39,7 +39,6 @@ from holdfast.client.checkpointing.optimizer_step_pre_hook import do_nothing
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.checkpointing.rival_run import RivalRun
 from holdfast.client.checkpointing.state_restore import StateRestore
-from holdfast.client.snapshot.graph_watch import GRAPH_WATCH
 from holdfast.client.snapshot.live_state_items import ChangedError
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
 from holdfast.client.training import script_replay
@@ -83,7 +82,6 @@ class Checkpointer:
         by default 4 if they are copied to peers, 3 if they are written to storage, else 2. `verified` adds a slot for a
         snapshot that was verified as good. `replicated`: the group of ranks that hold the same tensors, if no wrapper
         such as DDP says so; True for all ranks."""
-        GRAPH_WATCH.start()
         self._world = RankWorld()
         self._replay = script_replay.current_replay()
         self._storage = storage_of(path, every, keep, keep_every)
@@ -265,7 +263,7 @@ class Checkpointer:
                     raise StateError("the optimizer has no state yet, and its layout is unknown")
                 assert self._snapshots
                 try:
-                    return self._copy_state(step, due)
+                    return self._copy_state(self._snapshots, step, due)
                 except ChangedError as e:
                     self._say_once(f"the state is laid out anew: {e}")
                     self._snapshots.free_memory()
@@ -274,13 +272,12 @@ class Checkpointer:
             self._say_once(f"no snapshots are taken: {e}")
         return None
 
-    def _copy_state(self, step: int, due: bool) -> SealedSnapshot | None:
-        assert self._snapshots
-        self._snapshots.check_capture()
+    def _copy_state(self, snapshots: RankSnapshots, step: int, due: bool) -> SealedSnapshot | None:
+        snapshots.check_capture()
         things = self._source.read()
         packed = self._extras.pack_extras(step, things.absent, here.numbers.made)
         name = SnapshotName(step=step, generation=self._generation, flags=DUE if due else 0)  # the keeper sees by it
-        return self._snapshots.take_snapshot(name, things, packed)
+        return snapshots.take_snapshot(name, things, packed)
 
     def _lay_out(self) -> bool:
         """Plan the layout and memory of all snapshots; a collective. False if a rank cannot predict its state yet."""

@@ -100,11 +100,13 @@ def watch_graphs(graphs: Any, watch: GraphWatch) -> None:
     @wraps(begin)
     def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> None:
         watch.on_capture(graph)
+        is_begun = False
         try:
             begin(graph, *args, **kwargs)
-        except BaseException:
-            watch.on_captured(graph)
-            raise
+            is_begun = True
+        finally:
+            if not is_begun:
+                watch.on_captured(graph)
 
     @wraps(end)
     def capture_end(graph: Any) -> None:
@@ -118,7 +120,8 @@ def watch_graphs(graphs: Any, watch: GraphWatch) -> None:
         watch.on_replay(graph)
         replay(graph)
 
-    graphs.capture_begin, graphs.capture_end, graphs.replay = capture_begin, capture_end, replayed
+    for name, method in (("capture_begin", capture_begin), ("capture_end", capture_end), ("replay", replayed)):
+        setattr(graphs, name, method)
 
 
 GRAPH_WATCH = GraphWatch()

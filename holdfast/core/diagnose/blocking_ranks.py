@@ -94,7 +94,7 @@ def find_blocking(traces: Sequence[Trace], seats: tuple[Seat, ...] = (), mesh: D
         or (None if _all_on_gpus(waiting, mains) else _by_place(places, len(mains)))
         or BlockingRanks(reason=_nobody_reason(places, waiting, mains, children))
     )
-    ras = describe_ras([word for trace in traces for word in trace.ras], mains)
+    ras = describe_ras("\n".join(trace.ras for trace in traces), mains)
     found = msgspec.structs.replace(found, clusters=places, reason=f"{found.reason} ({ras})" if ras else found.reason)
     return _widen_suspects(found, node_of, seats, mesh) if found.ranks else found
 

@@ -6,11 +6,12 @@ name nobody by themselves.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from holdfast.model.stacks import Process, RasWord
+from holdfast.model.stacks import Process
 
-MOST_WORDS = 16
+TOLD_CHARS = 1024
 _SHOWN = 3
 _COMMUNICATOR = re.compile(r"#\d+-\d+ \([0-9a-f]+\) ([A-Z]+)")
 _DIFFERENT = re.compile(r"\s+Communicator ranks have different (\w+) operation counts")
@@ -20,8 +21,27 @@ _ONE = re.compile(rf"\s+Rank (\d+) has (?:launched up to operation (\d+)|not lau
 _LISTED = re.compile(rf"\s+Rank (\d+){_WHERE}")
 
 
+class RasWord(NamedTuple):
+    """What RAS says of one rank of a communicator: it has launched fewer operations, or does not answer."""
+
+    rank: int  # in the communicator
+    pid: int
+    op: str = ""  # "": it does not answer
+    launched: int = 0
+    others: int = 0  # the most that others have launched
+
+
+def telling_lines(text: str) -> str:
+    """Return the lines of RAS's verbose status that tell of single ranks, as many as may be sent."""
+    patterns = (_COMMUNICATOR, _DIFFERENT, _MANY, _ONE, _LISTED)
+    told = [line for line in text.splitlines() if any(pattern.match(line) for pattern in patterns)]
+    while sum(len(line) + 1 for line in told) > TOLD_CHARS:
+        told.pop()
+    return "\n".join(told)
+
+
 def parse_ras(text: str) -> tuple[RasWord, ...]:
-    """Return what RAS's verbose status says about single ranks; nothing if all is well or the text is another."""
+    """Return what RAS's verbose status, or its telling lines, say about single ranks; nothing if all is well."""
     found: list[RasWord] = []
     counted: list[tuple[int, int, int]] = []  # rank, pid and operations, of one kind of operation
     op, most, many, silent = "", 0, -1, False
@@ -53,13 +73,13 @@ def parse_ras(text: str) -> tuple[RasWord, ...]:
             elif silent:
                 found.append(RasWord(rank=int(listed[1]), pid=int(listed[2])))
     close()
-    return tuple(dict.fromkeys(found))[:MOST_WORDS]
+    return tuple(dict.fromkeys(found))
 
 
-def describe_ras(words: Sequence[RasWord], mains: Mapping[int, Process]) -> str:
+def describe_ras(text: str, mains: Mapping[int, Process]) -> str:
     """Return what RAS says about the ranks of the job, of which `mains` are the processes; empty if nothing."""
     told: dict[str, None] = {}
-    for word in words:
+    for word in parse_ras(text):
         # RAS tells a process and a rank of a communicator, which need not be that of the job.
         ranks = [rank for rank, main in mains.items() if main.pid == word.pid]
         rank = ranks[0] if len(ranks) == 1 else word.rank if word.rank in ranks else None

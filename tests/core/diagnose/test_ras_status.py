@@ -1,8 +1,8 @@
 """What NCCL's RAS says: texts of NCCL 2.28.9, of four ranks on an H200 and from its documentation."""
 
 from holdfast.core.diagnose.blocking_ranks import find_blocking
-from holdfast.core.diagnose.ras_status import MOST_WORDS, describe_ras, parse_ras
-from holdfast.model.stacks import Collective, Flight, Frame, Process, RasWord, Thread, Trace
+from holdfast.core.diagnose.ras_status import TOLD_CHARS, RasWord, describe_ras, parse_ras, telling_lines
+from holdfast.model.stacks import Collective, Flight, Frame, Process, Thread, Trace
 
 HEAD = """SERVER PROTOCOL 2
 OK
@@ -79,6 +79,12 @@ AHEAD = """#0-0 (27a079b828ff1a75) MISMATCH
 """
 
 
+def behind(rank: int, pid: int, launched: int, others: int) -> str:
+    counts = f"  3 ranks have launched up to operation {others}\n  Rank {rank} has launched up to operation {launched}"
+    where = f"GPU 0 managed by process {pid} on node 127.0.0.1"
+    return f"#0-0 (0) MISMATCH\n  Communicator ranks have different AllReduce operation counts\n{counts} -- {where}"
+
+
 def main_of(rank: int, pid: int, function: str = "train") -> Process:
     thread = Thread(main=True, frames=(Frame("main", "train.py", 1), Frame(function, "train.py", 2)))
     return Process(node=f"n{rank}", rank=rank, pid=pid, state="R", threads=(thread,))
@@ -88,6 +94,13 @@ def test_what_it_says() -> None:
     assert parse_ras(WELL) == () == parse_ras("") == parse_ras("HTTP/1.1 400 Bad Request\r\n")
     assert parse_ras(BEHIND) == (RasWord(rank=2, pid=688, op="AllReduce", launched=20, others=21),)
     assert parse_ras(SILENT) == (RasWord(rank=2, pid=1047),)
+
+
+def test_what_is_sent_on() -> None:
+    for text in (WELL, BEHIND, SILENT, SEVERAL, AHEAD):
+        assert parse_ras(telling_lines(text)) == parse_ras(text)
+        assert len(telling_lines(text)) <= TOLD_CHARS
+    assert telling_lines(WELL) == ""
 
 
 def test_several_and_those_ahead() -> None:
@@ -101,16 +114,17 @@ def test_several_and_those_ahead() -> None:
     assert {(word.op, word.others) for word in found} == {("collective", 6650)}
     assert parse_ras(AHEAD) == (), "who is ahead keeps nobody waiting"
     many = "".join(f"  Rank {n} -- GPU 0 managed by process {n} on node h\n" for n in range(1000))
-    assert len(parse_ras(f"#0-0 (0) INCOMPLETE\n{many}")) == MOST_WORDS
+    cut = telling_lines(f"#0-0 (0) INCOMPLETE\n{many}")
+    assert len(cut) <= TOLD_CHARS and 10 < len(parse_ras(cut)) < 30
 
 
 def test_ranks_of_the_job() -> None:
     """A communicator numbers its ranks by itself; containers number processes alike."""
-    word = RasWord(rank=0, pid=7, op="AllReduce", launched=3, others=4)
-    assert "rank 5 has launched 3 AllReduce, others 4" in describe_ras([word], {5: main_of(5, 7), 0: main_of(0, 8)})
-    assert "rank 0 has" in describe_ras([word], {5: main_of(5, 7), 0: main_of(0, 7)})
-    assert not describe_ras([word], {5: main_of(5, 7), 6: main_of(6, 7)}), "nobody knows which of them"
-    assert not describe_ras([word], {5: main_of(5, 9)}), "that is another job"
+    word = behind(0, 7, 3, 4)
+    assert "rank 5 has launched 3 AllReduce, others 4" in describe_ras(word, {5: main_of(5, 7), 0: main_of(0, 8)})
+    assert "rank 0 has" in describe_ras(word, {5: main_of(5, 7), 0: main_of(0, 7)})
+    assert not describe_ras(word, {5: main_of(5, 7), 6: main_of(6, 7)}), "nobody knows which of them"
+    assert not describe_ras(word, {5: main_of(5, 9)}), "that is another job"
 
 
 def test_it_stands_beside_other_evidence() -> None:
@@ -119,9 +133,9 @@ def test_it_stands_beside_other_evidence() -> None:
         Flight(node=f"n{rank}", rank=rank, groups=(Collective(group="0", entered=21 - (rank == 2), completed=20),))
         for rank in range(4)
     ]
-    word = RasWord(rank=2, pid=602, op="AllReduce", launched=20, others=21)
+    word = behind(2, 602, 20, 21)
     traces = [
-        Trace(node=f"n{r}", at=1.0, processes=(mains[r],), flights=(flights[r],), ras=(word,) if r == 0 else ())
+        Trace(node=f"n{r}", at=1.0, processes=(mains[r],), flights=(flights[r],), ras=word if r == 0 else "")
         for r in range(4)
     ]
     found = find_blocking(traces)
@@ -130,9 +144,9 @@ def test_it_stands_beside_other_evidence() -> None:
 
 
 def test_alone_it_names_nobody() -> None:
-    word = RasWord(rank=2, pid=602)
+    word = "#0-0 (0) INCOMPLETE\n  Rank 2 -- GPU 0 managed by process 602 on node h"
     traces = [
-        Trace(node=f"n{r}", at=1.0, processes=(main_of(r, 600 + r),), ras=(word,) if r == 0 else ()) for r in range(4)
+        Trace(node=f"n{r}", at=1.0, processes=(main_of(r, 600 + r),), ras=word if r == 0 else "") for r in range(4)
     ]
     found = find_blocking(traces)
     assert not found.ranks and found.reason.endswith(" (NCCL's RAS: rank 2 does not answer)")
