@@ -51,11 +51,11 @@ class PipelineTrainer(LIKE):  # type: ignore[misc, valid-type]
         stages = [PipelineStage(part, self.rank + n * world, each * world, self.device) for n, part in enumerate(parts)]
         self._parameters = [parameter for part in parts for parameter in part.parameters()]
         self.optimizer = torch.optim.SGD(self._parameters, lr=1e-3)
-        loss = {"loss_fn": nn.functional.mse_loss}
+        loss = nn.functional.mse_loss
         self._schedule = (
-            Schedule1F1B(stages[0], MICROBATCHES, **loss)
+            Schedule1F1B(stages[0], MICROBATCHES, loss_fn=loss)
             if each == 1
-            else ScheduleInterleaved1F1B(stages, MICROBATCHES, **loss)  # type: ignore[arg-type]
+            else ScheduleInterleaved1F1B(stages, MICROBATCHES, loss_fn=loss)  # type: ignore[arg-type]
         )
 
     def train(self) -> None:

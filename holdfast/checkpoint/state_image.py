@@ -313,7 +313,8 @@ def check_tensor(key: str, tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor; raise StateError if its values cannot be copied from its memory."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         raise StateError(f"{key} is a tensor of a kind that cannot be saved: {tensor.layout}, {tensor.dtype}")
-    if is_traceable_wrapper_subclass(tensor) or not _has_memory(tensor):
+    thing: object = tensor
+    if is_traceable_wrapper_subclass(thing) or not _has_memory(tensor):
         raise StateError(
             f"{key} is a {type(tensor).__name__}, which has no memory of its own: give the tensors that it is made of "
             "in a state_dict= of your own"
