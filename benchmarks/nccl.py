@@ -1,7 +1,9 @@
 """Faults of a job over NCCL: who is named, how soon, and when it steps again. Four ranks, each on a node of its own.
 
 One GPU is enough: ranks share it. `make gpu-lab` runs this on a machine with a GPU that has nothing but its own Python
-and torch. BENCH_PARTS=faults,gpus,slow,calm,exact,torchrun chooses parts; BENCH_ROUNDS is how often each is done.
+and torch. BENCH_PARTS=faults,gpus,captured,pipeline,slow,calm,exact,torchrun chooses parts; BENCH_ROUNDS is how often
+each is done. In `captured` the whole step is in a graph, in `pipeline` each rank has two stages of torch's interleaved
+schedule.
 BENCH_KINDS=ddp,fsdp2,pipeline chooses the jobs of `exact`.
 """
 
@@ -10,6 +12,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,7 +26,9 @@ from benchmarks._report import FULL, Findings, median, report
 from holdfast.model.alarm import Kind, Stance
 
 SCRIPT = Path(__file__).with_name("_nccl_rank.py")
-PARTS = os.environ.get("BENCH_PARTS", "faults,gpus,slow,calm,exact,torchrun").split(",")
+CAPTURED = Path(__file__).with_name("_nccl_captured_rank.py")
+PIPELINE = Path(__file__).with_name("_nccl_pipeline_rank.py")
+PARTS = os.environ.get("BENCH_PARTS", "faults,gpus,captured,pipeline,slow,calm,exact,torchrun").split(",")
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "4" if FULL else "1"))
 CALM_S = float(os.environ.get("BENCH_CALM_S", "600" if FULL else "60"))
 SEED = int(os.environ.get("BENCH_SEED", "1"))
@@ -38,6 +43,7 @@ ORDERS = {"exception": "fail", "device-side assert": "gpu_assert", "NaN": "nan",
 GPUS = {"forward": "gpu_forward", "backward": "gpu_backward", "copy stream": "gpu_copy", "graph": "gpu_graph"}
 PAUSES = {"evaluation": "evaluate", "save": "save", "reading": "prepare"}
 TWO = "two GPUs"
+STANDS = ("stopped", "asleep", "forward")  # a process, a script, a GPU: of jobs in which torch's recorder hears less
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,11 +107,11 @@ def paths() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
 
 
-def trials(kinds: list[str], seed: int) -> list[Trial]:
+def trials(kinds: Sequence[str], seed: int, script: Path = SCRIPT) -> list[Trial]:
     chance = random.Random(seed)
     found = []
     with Job(RANKS) as job:
-        scene = Scene(job, SCRIPT)
+        scene = Scene(job, script)
         scene.start(*FLAGS, env=paths())
         for kind in kinds:
             try:
@@ -159,14 +165,15 @@ def judge_slow(found: list[Window], table: Table, findings: Findings) -> None:
         findings.goals[f"{name}_right"] = right >= RIGHT_GOAL * len(mine)
 
 
-def judge(name: str, found: list[Trial], table: Table, findings: Findings) -> None:
+def judge(name: str, found: list[Trial], table: Table, findings: Findings, of: str = "") -> None:
     for kind in dict.fromkeys(trial.kind for trial in found):
         mine = [trial for trial in found if trial.kind == kind]
         named, back = median([t.named_s for t in mine]), median([t.stepping_s for t in mine])
         right = sum(trial.right for trial in mine)
         table.add_row(name, kind, f"{right} of {len(mine)}", f"{named} s", f"{back} s")
-        findings.figures |= {f"{kind} named_s": named, f"{kind} stepping_s": back, f"{kind} right": right}
-        findings.figures[f"{kind} trials"] = len(mine)
+        whose = f"{of}{kind}"
+        findings.figures |= {f"{whose} named_s": named, f"{whose} stepping_s": back, f"{whose} right": right}
+        findings.figures[f"{whose} trials"] = len(mine)
 
 
 def main() -> int:
@@ -189,6 +196,11 @@ def main() -> int:
         findings.goals["gpus_named_in_time"] = all(t.named_s is not None and t.named_s < NAMED_GOAL_S for t in found)
         back = median([trial.stepping_s for trial in found])
         findings.goals["gpus_stepping_in_time"] = back is not None and back < STEPPING_GOAL_S
+    for name, script in (("captured", CAPTURED), ("pipeline", PIPELINE)):
+        if name in PARTS:
+            found = [one for n in range(ROUNDS) for one in trials(STANDS, SEED + n, script)]
+            judge(name, found, table, findings, f"{name}, ")
+            findings.goals[f"{name}_right"] = all(trial.right and trial.stepping_s for trial in found)
     if "slow" in PARTS:
         judge_slow([one for n in range(ROUNDS) for one in slowed(SEED + n)], table, findings)
     if "calm" in PARTS:

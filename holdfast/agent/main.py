@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -21,6 +22,7 @@ from holdfast.agent.health_monitor import HealthMonitor, MonitorPorts
 from holdfast.agent.rank import last_words, last_words_judge
 from holdfast.agent.rank.last_words_judge_client import JudgeClient
 from holdfast.agent.rank.log_rotation import LogRotation
+from holdfast.agent.rank.nccl_ras import ras_address
 from holdfast.agent.rank.rank_processes import RankProcesses
 from holdfast.agent.rank.stack_tracer import NodeTracer, StackTracer
 from holdfast.agent.releases.release_stager import ReleaseStager
@@ -78,7 +80,7 @@ def _assemble_parts(
         dialer=dialer,
         notes=AgentStateFiles(node_dir),
         ranks=ranks,
-        tracer=NodeTracer(StackTracer(spec.node, spec.nproc, clock), ranks.slots),
+        tracer=NodeTracer(StackTracer(spec.node, spec.nproc, clock, ras=ras_address(os.environ)), ranks.slots),
         keeper=keeper,
         staging=staging,
         diagnosis=NodeDiagnosis(spec, node_dir, ranks.environment_for, ranks.entry_for),

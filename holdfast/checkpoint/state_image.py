@@ -14,6 +14,7 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Partial, Replicate
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from holdfast.checkpoint.image_layout import EXTRA, ImageLayout, Path, Ranks, RecordSpec
 from holdfast.checkpoint.memory_copy import Move
@@ -59,7 +60,7 @@ def flatten_state(state: State, holders: Holders) -> FlatState:
     for write in plan.items:
         key, found = write.index.fqn, planner.state_dict[write.index.fqn]
         held = _holders_of(found) if isinstance(found, DTensor) else holders(paths[key])
-        thing = _check_tensor(key, local_tensor(found)) if isinstance(found, torch.Tensor) else found
+        thing = check_tensor(key, local_tensor(found)) if isinstance(found, torch.Tensor) else found
         first = same.setdefault(_memory_key(thing, write), key)
         if first != key:
             specs[first] = msgspec.structs.replace(specs[first], aliases=(*specs[first].aliases, paths[key]))
@@ -308,10 +309,27 @@ def _make_spec(write: WriteItem, path: Path, thing: object, held: TensorHolders)
     )
 
 
-def _check_tensor(key: str, tensor: torch.Tensor) -> torch.Tensor:
+def check_tensor(key: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor; raise StateError if its values cannot be copied from its memory."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         raise StateError(f"{key} is a tensor of a kind that cannot be saved: {tensor.layout}, {tensor.dtype}")
+    thing: object = tensor
+    if is_traceable_wrapper_subclass(thing) or not _has_memory(tensor):
+        raise StateError(
+            f"{key} is a {type(tensor).__name__}, which has no memory of its own: give the tensors that it is made of "
+            "in a state_dict= of your own"
+        )
     return tensor
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has its values where it says; one that only stands for others does not."""
+    if tensor.is_meta or not tensor.nbytes:
+        return True
+    try:
+        return tensor.data_ptr() != 0
+    except RuntimeError:  # torch refuses to tell
+        return False
 
 
 def _value_room(key: str, value: object) -> int:

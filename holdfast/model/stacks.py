@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.model.told_bounds import Duration, Instant, Number
+from holdfast.model.told_bounds import Duration, Instant, Name, Number
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
@@ -98,5 +98,6 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     at: Instant  # on the controller's clock
     processes: tuple[Process, ...] = ()
     flights: tuple[Flight, ...] = ()
+    ras: Name = ""  # lines in which NCCL's RAS tells of single ranks of the job; one node asks for them
     took_s: Duration = 0.0
     error: str = ""  # why the node found nothing, as when it did not answer

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import holdfast
 from holdfast.checkpoint.state_image import StateError
@@ -28,6 +29,13 @@ def test_extras_that_outgrow_their_room(keeper: FakeKeeper, capfd: pytest.Captur
     job.extra["epoch"] = 1
     assert job.ckpt.save(4)
     assert Job(1).ckpt.restore() == 4
+
+
+def two_tensors() -> nn.Module:
+    """A layer whose weights only stand for others, as quantized weights and 8-bit optimizers' states do."""
+    layer = nn.Linear(4, 4)
+    layer.weight = nn.Parameter(TwoTensor(torch.zeros(4, 4), torch.zeros(4, 4)))
+    return layer
 
 
 MISUSES: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
@@ -48,6 +56,12 @@ MISUSES: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "keep": (ValueError, "keep and keep_every", {"model": nn.Linear(1, 1), "path": "x", "keep": -1}),
     "slots": (ValueError, "slots", {"model": nn.Linear(1, 1), "slots": 1}),
     "extra": (StateError, r"extra\['f'\] gives a function", {"model": nn.Linear(1, 1), "extra": {"f": print}}),
+    "made of others": (
+        StateError,
+        r"^w is a TwoTensor, .*state_dict=",
+        {"state_dict": {"w": TwoTensor(torch.zeros(300, 300), torch.zeros(300, 300))}},
+    ),
+    "weights made of others": (StateError, r"^model\.weight is a TwoTensor", {"model": two_tensors()}),
     "sparse": (StateError, "^x ", {"state_dict": {"x": torch.eye(2).to_sparse()}}),
 }
 

@@ -2,7 +2,7 @@
 
 import io
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.testing._internal.two_tensor import TwoTensor
 
 from holdfast.checkpoint.dcp import Reader, Writer
 from holdfast.checkpoint.image_layout import EXTRA
@@ -203,13 +204,14 @@ def test_bytes_come_back_from_memory_as_they_were(keeper: FakeKeeper, tmp_path: 
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("kind", ["quantized", "sparse"])
+@pytest.mark.parametrize("kind", ["quantized", "sparse", "made of others"])
 def test_other_kinds_of_tensors_are_refused(tmp_path: Path, kind: str) -> None:
-    made = {
+    made: dict[str, Callable[[], torch.Tensor]] = {
         "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
         "sparse": lambda: torch.eye(3).to_sparse(),
+        "made of others": lambda: TwoTensor(torch.ones(300, 300), torch.ones(300, 300)),
     }
-    with pytest.raises(CheckpointException, match=r"\bodd .*(qint8|sparse_coo)"):
+    with pytest.raises(CheckpointException, match=r"\bodd .*(qint8|sparse_coo|TwoTensor)"):
         torch_dcp.save({"x": torch.ones(3), "odd": made[kind]()}, storage_writer=Writer(tmp_path / "ckpt"))
     assert not (tmp_path / "ckpt").exists()
 

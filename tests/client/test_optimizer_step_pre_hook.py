@@ -77,7 +77,7 @@ class Trained:
         self.said: list[str] = []
         self.side = SideStream(
             snapshots.layout, snapshots.arena, source.guarded_items(), streams, lambda slot, end: None,  # type: ignore[arg-type]
-            doubt=lambda text: None if text in self.said else self.said.append(text),
+            say=lambda text: None if text in self.said else self.said.append(text), followed=False,
         )  # fmt: skip
         snapshots.side, self.ckpt._announce_step = self.side, self.side.before_step
         source.before_step(self.side.before_step)

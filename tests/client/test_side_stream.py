@@ -15,6 +15,7 @@ from holdfast.checkpoint.image_layout import EXTRA, ImageLayout, arrange_image
 from holdfast.checkpoint.state_image import StateImage, TensorHolders, extra_spec, flatten_state, record_sizes
 from holdfast.client.snapshot import side_stream as module
 from holdfast.client.snapshot.copy_routes import DEVICE, HOST, NOTHING, choose_routes, lengthen_tail
+from holdfast.client.snapshot.graph_watch import GRAPH_WATCH
 from holdfast.client.snapshot.live_state_items import ABSENT, CurrentItems
 from holdfast.client.snapshot.side_stream import SideStream
 from tests.client.fake_streams import FakeStreams
@@ -44,7 +45,10 @@ class Gpu:
         for image in self.images:
             image.write_frames()
         safe = [guarded and item.spec.key in self.parameters for item in self.layout.items]
-        self.side = SideStream(self.layout, self.arena, safe, self.streams, lambda slot, end: None)  # type: ignore[arg-type]
+        self.said: list[str] = []
+        self.side = SideStream(
+            self.layout, self.arena, safe, self.streams, lambda slot, end: None, say=self.said.append  # type: ignore[arg-type]
+        )  # fmt: skip
         self.absent: dict[int, set[str]] = {}  # by step
         self.newest = 0
 
@@ -68,6 +72,28 @@ class Gpu:
         self._queue(self.parameters, step)
         self.count.fill_(step)
         self.value = float(step)
+
+    def capture(self, *, steps: bool) -> "Graph":
+        """Capture a graph, with the optimizer's step in it or without."""
+        graph, self.streams.capturing = Graph(), True
+        GRAPH_WATCH.on_capture(graph)
+        if steps:
+            self.side.before_step()  # as the optimizer's hook does
+        GRAPH_WATCH.on_captured(graph)
+        self.streams.capturing = False
+        return graph
+
+    def replay(self, graph: "Graph", step: int) -> None:
+        """Queue one step that is all in a graph."""
+        GRAPH_WATCH.on_replay(graph)
+        self._queue(self.buffers, step)
+        self._queue(self.parameters, step)
+        self.count.fill_(step)
+        self.value = float(step)
+
+    def waits(self) -> int:
+        """How often what is queued for computing waits for a copy."""
+        return sum(isinstance(piece, tuple) for piece in self.streams.main.queue)
 
     def check(self) -> None:
         """Everything that is sealed now is whole."""
@@ -99,6 +125,10 @@ class Gpu:
             half = len(tensor) // 2
             for part in (tensor[:half], tensor[half:]):
                 self.streams._add(self.streams.main, lambda part=part: part.fill_(step))
+
+
+class Graph:
+    """What stands for a CUDA graph."""
 
 
 def assert_true(found: object) -> None:
@@ -243,7 +273,39 @@ def test_let_go_of_with_copies_on_their_way(gpus: list[Gpu]) -> None:
     assert streams.synced == 1
 
 
-def test_a_captured_graph(gpus: list[Gpu]) -> None:
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("known", [True, False], ids=["known", "captured before the Checkpointer was made"])
+def test_replayed_steps_between_others(gpus: list[Gpu], seed: int, known: bool) -> None:
+    """Odd batches are no replay; the copies of their snapshots are under way when the next replay comes."""
+    gpu = Gpu(seed)
+    gpus.append(gpu)
+    graph = gpu.capture(steps=True) if known else Graph()
+    gpu.streams.looks = gpu.check
+    for step in range(1, 16):
+        if step % 3 == 0:
+            gpu.train(step)
+        else:
+            gpu.replay(graph, step)
+        assert gpu.save(step)
+        gpu.streams.pump(gpu.streams.chance.choice([0, 0, 1, 10, 60]))
+    gpu.side.drain()
+    assert gpu.newest == 15
+    assert set(gpu.said) == (set() if known else {module._UNKNOWN}), "the user hears how it can be faster"
+
+
+def test_the_next_replay_waits_and_not_the_save(gpus: list[Gpu]) -> None:
+    gpu = Gpu(0)
+    gpus.append(gpu)
+    step, forward = gpu.capture(steps=True), gpu.capture(steps=False)
+    gpu.replay(step, 1)
+    assert gpu.save(1) and not gpu.waits(), "copies run beside what comes"
+    GRAPH_WATCH.on_replay(forward)
+    assert not gpu.waits(), "and beside a graph without a step"
+    gpu.replay(step, 2)
+    assert gpu.waits() == 1
+
+
+def test_a_capture_that_is_not_seen(gpus: list[Gpu]) -> None:
     gpu = Gpu(3)
     gpus.append(gpu)
     gpu.train(1)
@@ -265,7 +327,7 @@ def test_a_captured_graph(gpus: list[Gpu]) -> None:
 
 @pytest.mark.parametrize("captured", [True, False])
 def test_steps_that_nobody_hears_of(gpus: list[Gpu], captured: bool) -> None:
-    """A graph that was captured before the first save, or before the Checkpointer was made; no optimizer is known."""
+    """A capture that torch's class does not know of; or no optimizer is known."""
     gpu = Gpu(6)
     gpus.append(gpu)
     gpu.streams.capturing = captured

@@ -2,11 +2,14 @@
 
 Each rank counts as a host of its own for NCCL, so all four may share the device. In each scene something stops on rank
 2 in one way. Six seconds later every rank writes what its recorder says as JSON to FOLDER/SCENE/RANK.json. The tests of
-what holdfast makes of such dumps use trimmed copies of them. With names of scenes after FOLDER only these are played.
+what holdfast makes of such dumps use trimmed copies of them. What NCCL's own RAS says meanwhile goes to
+FOLDER/SCENE/ras.txt. With names of scenes after FOLDER only these are played.
 """
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -23,7 +26,8 @@ from holdfast.client.training.rank_flight_recorder import _read_dumps
 WORLD, STRUCK = 4, 2
 STEPS = 20  # before the strike
 AFTER_S = 6.0
-LIMIT_S = 85.0
+LIMIT_S = 150.0
+RAS_S = 12.0  # for an answer: it waits for ranks that do not answer
 TOGETHER = 3  # scenes
 FOREVER = 10**14  # cycles of the GPU
 
@@ -37,6 +41,10 @@ def block_gpu() -> None:
 
 def block_host() -> None:
     time.sleep(3600)
+
+
+def stop_process() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def vector(rank: int) -> torch.Tensor:
@@ -148,6 +156,8 @@ def do_nothing() -> None:
 SCENES: dict[str, tuple[Scene, Strike]] = {
     "healthy": (play_sums, do_nothing),
     "blocked": (play_sums, block_gpu),
+    "host": (play_sums, block_host),
+    "stopped": (play_sums, stop_process),
     "ahead": (play_ahead, block_gpu),
     "backward": (play_backward, block_gpu),
     "groups": (play_groups, do_nothing),
@@ -156,6 +166,7 @@ SCENES: dict[str, tuple[Scene, Strike]] = {
     "batch": (play_batch, block_gpu),
     "batch_host": (play_batch, block_host),
     "graph": (play_graph, block_gpu),
+    "graph_host": (play_graph, block_host),
     "mixed": (play_mixed, do_nothing),
 }
 
@@ -165,13 +176,35 @@ def watch_strike(folder: Path, rank: int, struck: threading.Event) -> None:
     struck.wait(60)
     time.sleep(AFTER_S)
     told = {"rank": rank, "at": time.time(), "torch": torch.__version__, "nccl": torch.cuda.nccl.version()}
+    if rank == 0:
+        (folder / "ras.txt").write_text(read_ras(os.environ["NCCL_RAS_ADDR"]))
     partial = folder / f"{rank}.partial"
     partial.write_text(json.dumps(told | {"dump": _read_dumps()[-1]}, default=repr))
     partial.rename(folder / f"{rank}.json")
-    until = time.monotonic() + 8
+    until = time.monotonic() + 8 + RAS_S
     while time.monotonic() < until and len(list(folder.glob("*.json"))) < WORLD:
         time.sleep(0.05)
     os._exit(0)
+
+
+def read_ras(address: str) -> str:
+    """All that RAS says about the job's communicators, or why it says nothing."""
+    host, _, port = address.rpartition(":")
+    found = b""
+    try:
+        with socket.create_connection((host, int(port)), timeout=2) as link:
+            link.settimeout(RAS_S)
+            link.sendall(b"CLIENT PROTOCOL 2\nTIMEOUT 4\nVERBOSE STATUS\n")
+            while piece := link.recv(1 << 16):
+                found += piece
+    except OSError as e:
+        found += f"\n{type(e).__name__}: {e}".encode()
+    return found.decode(errors="replace")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return int(one.getsockname()[1])
 
 
 def run_rank(folder: Path, scene: str, rank: int) -> None:
@@ -198,6 +231,7 @@ def start_scene(folder: Path, scene: str) -> list[subprocess.Popen[bytes]]:
     folder.mkdir(parents=True)
     settings = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "TORCH_FR_BUFFER_SIZE": "64"}
     settings |= {"TORCH_NCCL_ENABLE_TIMING": "1", "TORCH_NCCL_TRACE_BUFFER_SIZE": "64"}
+    settings |= {"NCCL_RAS_ADDR": f"127.0.0.1:{free_port()}"}
     found = []
     for rank in range(WORLD):
         env = os.environ | settings | {"NCCL_HOSTID": f"host{rank}"}
@@ -211,10 +245,11 @@ def run_scenes(folder: Path, scenes: list[str]) -> None:
     began = time.monotonic()
     for first in range(0, len(scenes), TOGETHER):
         wave = scenes[first : first + TOGETHER]
-        ranks = [rank for scene in wave for rank in start_scene(folder / scene, scene)]
-        for rank in ranks:
+        started = [start_scene(folder / scene, scene) for scene in wave]
+        others = [rank for ranks in started for rank in ranks if rank is not ranks[STRUCK]]
+        for rank in (*others, *(ranks[STRUCK] for ranks in started)):
             try:
-                rank.wait(max(0.1, began + LIMIT_S - time.monotonic()))
+                rank.wait(max(0.1, began + LIMIT_S - time.monotonic()) if rank in others else 5)  # a stopped one never
             except subprocess.TimeoutExpired:
                 rank.kill()
                 rank.wait()

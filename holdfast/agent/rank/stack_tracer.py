@@ -21,10 +21,12 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.agent_clock import AgentClock
+from holdfast.agent.rank.nccl_ras import ask_ras
 from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.agent.system import procfs
 from holdfast.agent.system.procfs import ProcessStat
 from holdfast.core.decoding import make_decoder
+from holdfast.core.diagnose.ras_status import telling_lines
 from holdfast.core.diagnose.stack_folding import shorten_path
 from holdfast.core.incident.incident_text import describe_exit
 from holdfast.model.stacks import Flight, Frame, Process, Thread, Trace
@@ -42,6 +44,7 @@ _OUTER = 16  # of these from the outer end
 _TRIES = 3
 _AT_ONCE = max(4, min(32, 2 * (os.cpu_count() or 1)))
 _ENVELOPE = 1 << 10  # of a message around a trace
+_RAS_S = 1.2  # by then it says which ranks have not answered it; nobody is named later for it
 _ASK_S = 1.5  # a rank that can answer does so by then
 _OURS = (
     "/holdfast/client/boot/zygote.py",
@@ -105,11 +108,13 @@ def find_spy() -> str | None:
 
 
 class StackTracer:
-    def __init__(self, node: str, nproc: int, clock: AgentClock, spy: str | None = None) -> None:
+    def __init__(self, node: str, nproc: int, clock: AgentClock, spy: str | None = None, ras: str = "") -> None:
+        """`ras` is the address at which ranks answer for NCCL; empty if none does."""
         self._node = node
         self._nproc = nproc
         self._clock = clock
         self._spy = spy
+        self._ras = ras
         self._starts: dict[tuple[str, int], int] = {}  # when ranks were born, by key and pid
 
     def watch_ranks(self, ranks: Iterable[HolderRank]) -> None:
@@ -130,6 +135,7 @@ class StackTracer:
         children = procfs.list_descendants(seen.pid for _, seen, _ in alive)
         subjects = alive + [(rank, child, True) for rank, seen, _ in alive for child in children[seen.pid]]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
+            ras = pool.submit(self._read_ras, asked)
             looks = [pool.submit(self._spy_stacks, s, until, asked.native) for s in subjects[:TRACED]]
             stacks = [look.result() for look in looks]
         stacks += [((), NoStacks.CROWDED)] * (len(subjects) - len(stacks))
@@ -144,6 +150,7 @@ class StackTracer:
             at=began_at + asked.offset_s,
             processes=(*found, *lost),
             flights=tuple(told.values()),
+            ras=ras.result(),
             took_s=self._clock.monotonic() - began,
         )
 
@@ -203,6 +210,12 @@ class StackTracer:
             if not again:
                 break
         return threads, error
+
+    def _read_ras(self, asked: StackRequest) -> str:
+        """Return what NCCL's RAS says of the job. Every question has all ranks answer, so only rank 0's node asks."""
+        if not self._ras or all(held.rank_key.rank for held in asked.ranks):
+            return ""
+        return telling_lines(ask_ras(self._ras, min(asked.deadline_s, _RAS_S)))
 
     # --- asking the ranks themselves ---------------------------------------------------------------------------
 

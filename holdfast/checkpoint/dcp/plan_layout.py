@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.planner import WriteItem
 from holdfast.checkpoint import image_metadata
 from holdfast.checkpoint.dcp.torch_metadata import index_of
 from holdfast.checkpoint.image_layout import EXTRA, ImageLayout, Ranks, RecordSpec, arrange_image
-from holdfast.checkpoint.state_image import StateError, extra_spec, local_tensor, record_sizes
+from holdfast.checkpoint.state_image import StateError, check_tensor, extra_spec, local_tensor, record_sizes
 
 _SPARE_BYTES = 32 << 10
 _END = b"HFEND001"  # after the room of a value come this and its length
@@ -90,7 +90,7 @@ def _make_spec(item: WriteItem, thing: Any, replicas: Ranks) -> RecordSpec:
     return RecordSpec(
         key=key,
         path=(key,),
-        bytes=local_tensor(thing).nbytes,
+        bytes=check_tensor(key, local_tensor(thing)).nbytes,
         dtype=str(thing.dtype).removeprefix("torch."),
         shape=tuple(chunk.chunk.sizes),
         whole=tuple(chunk.size),

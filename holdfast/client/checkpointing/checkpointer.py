@@ -263,7 +263,7 @@ class Checkpointer:
                     raise StateError("the optimizer has no state yet, and its layout is unknown")
                 assert self._snapshots
                 try:
-                    return self._copy_state(step, due)
+                    return self._copy_state(self._snapshots, step, due)
                 except ChangedError as e:
                     self._say_once(f"the state is laid out anew: {e}")
                     self._snapshots.free_memory()
@@ -272,12 +272,12 @@ class Checkpointer:
             self._say_once(f"no snapshots are taken: {e}")
         return None
 
-    def _copy_state(self, step: int, due: bool) -> SealedSnapshot | None:
-        assert self._snapshots
+    def _copy_state(self, snapshots: RankSnapshots, step: int, due: bool) -> SealedSnapshot | None:
+        snapshots.check_capture()
         things = self._source.read()
         packed = self._extras.pack_extras(step, things.absent, here.numbers.made)
         name = SnapshotName(step=step, generation=self._generation, flags=DUE if due else 0)  # the keeper sees by it
-        return self._snapshots.take_snapshot(name, things, packed)
+        return snapshots.take_snapshot(name, things, packed)
 
     def _lay_out(self) -> bool:
         """Plan the layout and memory of all snapshots; a collective. False if a rank cannot predict its state yet."""

@@ -14,6 +14,7 @@ import torch
 
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.image_layout import BIG_BYTES, ImageLayout
+from holdfast.client.snapshot.graph_watch import GRAPH_WATCH
 
 _CHUNK_BYTES = 256 << 20  # registered at once, so that copies can start before all of it is
 _TOUCH_BYTES = 32 << 20  # touched at once, by each of a few threads
@@ -126,7 +127,8 @@ class RegisteredArena:
         _madvise(self._base, self._bytes, mmap.MADV_HUGEPAGE)
         with ThreadPoolExecutor(thread_count(), "holdfast-touch") as pool:
             for slot, start, end, reached in _populated_parts(pool, self._base, parts):
-                failed = failed or int(torch.cuda.cudart().cudaHostRegister(self._base + start, end - start, 0))
+                with GRAPH_WATCH.between_captures():
+                    failed = failed or int(torch.cuda.cudart().cudaHostRegister(self._base + start, end - start, 0))
                 if not failed:
                     self._made.append(self._base + start)
                 with self._news:

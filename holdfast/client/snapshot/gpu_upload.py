@@ -17,6 +17,7 @@ import torch
 
 from holdfast.checkpoint.state_image import StateError, bytes_of
 from holdfast.client.snapshot.cuda_host_memory import CudaStreams
+from holdfast.client.snapshot.graph_watch import GRAPH_WATCH
 
 PIECE_BYTES = 8 << 20
 _BUFFERS = 2  # one is read into while the GPU takes the other
@@ -82,9 +83,10 @@ class GpuUpload:
             self._failed.append(e)
 
     def _upload_pieces(self, make: Callable[[], CudaStreams]) -> None:
-        streams = make()
-        streams.use_device()
-        buffers = [streams.host_buffer(PIECE_BYTES) for _ in range(_BUFFERS)]
+        with GRAPH_WATCH.between_captures():  # the script may capture graphs before it restores
+            streams = make()
+            streams.use_device()
+            buffers = [streams.host_buffer(PIECE_BYTES) for _ in range(_BUFFERS)]
         views = [bytes_of(buffer) for buffer in buffers]
         taken: list[object] = [None] * _BUFFERS
         turn, arrived = 0, list[int]()

@@ -11,6 +11,7 @@ from holdfast.checkpoint.memory_copy import MemoryCopier
 from holdfast.checkpoint.state_image import StateError, StateImage
 from holdfast.client.snapshot.cuda_host_memory import CudaStreams, RegisteredArena
 from holdfast.client.snapshot.gpu_upload import GpuUpload
+from holdfast.client.snapshot.graph_watch import GRAPH_WATCH
 from holdfast.client.snapshot.live_state_items import ABSENT, CurrentItems
 from holdfast.client.snapshot.seal_fence import SEAL_FENCE
 from holdfast.client.snapshot.side_stream import SideStream
@@ -43,6 +44,7 @@ class RankSnapshots:
     ) -> SideStream:
         """Let the GPU make all copies from now on; return the side stream that it uses.
         `guarded` items change only in announced steps; without `followed`, the script announces them and is checked."""
+        GRAPH_WATCH.start()
         self._registered = registered = RegisteredArena(self.arena, self.layout, device, say)
         for slot, image in enumerate(self.images):
             image.use_reach(partial(registered.wait_reachable, slot))
@@ -51,10 +53,14 @@ class RankSnapshots:
         else:
             registered.start_registering()
         self.side = SideStream(
-            self.layout, self.arena, guarded, CudaStreams(device), registered.wait_reachable,
-            doubt=None if followed else say,
+            self.layout, self.arena, guarded, CudaStreams(device), registered.wait_reachable, say=say, followed=followed
         )  # fmt: skip
         return self.side
+
+    def check_capture(self) -> None:
+        """Raise StateError while the script captures a CUDA graph: what it queues now runs at replays alone."""
+        if self.side and self.side.is_capturing():
+            raise StateError("a CUDA graph is being captured: call save() between its replays, not inside of it")
 
     def on_restored(self) -> None:
         """Free what only a restore needs, and register the arena with the GPU for the first snapshot."""

@@ -7,9 +7,10 @@ may change earlier, such as buffers, is copied to a shadow on the GPU at once. T
 cannot take within a step; it is also copied to a shadow, but during the forward pass.
 
 Copies run beside training only if a step was announced since the previous snapshot; otherwise training waits for
-them. A script that captures its steps in a graph, or whose optimizers are not torch's, may announce none.
-Announcements that only the script can make are checked: the snapshot is sealed when the next step is announced, and
-only if torch has counted no change of a tensor until then.
+them. A script whose optimizers are not torch's may announce none. A step in a captured graph calls no hook, so each
+replay of a graph that has a step in it, or may have one, counts as an announcement. Announcements that only the script
+can make are checked: the snapshot is sealed when the next step is announced, and only if torch has counted no change
+of a tensor until then.
 """
 
 import time
@@ -25,6 +26,7 @@ from holdfast.checkpoint.arena import Arena, SlotClaim, SnapshotName
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.client.snapshot.copy_routes import choose_routes, guess_kinds, kinds_of, lengthen_tail, total_bytes
 from holdfast.client.snapshot.cuda_host_memory import CudaStreams
+from holdfast.client.snapshot.graph_watch import GRAPH_WATCH
 from holdfast.client.snapshot.live_state_items import CurrentItems
 from holdfast.client.snapshot.routed_copies import STAGES, GpuSlots, RoutedCopies
 from holdfast.client.snapshot.seal_fence import SEAL_FENCE
@@ -38,6 +40,10 @@ _LOOSE_SHARE = 0.05  # of a state, at most, may change unannounced, and is then 
 _UNTOLD = (
     "training waits for every copy of its state into memory, because nothing says when the state changes: give "
     "optimizer=, or call before_step() right before each change"
+)
+_UNKNOWN = (
+    "a CUDA graph was captured before the Checkpointer was made and may change the state: its replays wait until the "
+    "newest snapshot is copied; make the Checkpointer before you capture graphs"
 )
 
 
@@ -90,14 +96,16 @@ class SideStream:
         streams: CudaStreams,
         reach: Callable[[int, int], None],
         *,
-        doubt: Callable[[str], None] | None = None,
+        say: Callable[[str], None],
+        followed: bool = True,
     ) -> None:
-        """`reach` waits until the GPU can reach a slot's image up to a given byte.
-        `doubt` is given if only the script announces changes; it gets a sentence after a change without notice."""
+        """`reach` waits until the GPU can reach a slot's image up to a given byte. `say` tells the user a sentence.
+        Without `followed` only the script announces changes, and is checked."""
         self._layout = layout
         self._arena = arena
         self._guarded = list(guarded)
-        self._doubt = doubt
+        self._say = say
+        self._followed = followed
         self._unproven: UnprovenSnapshot | None = None
         self._heard = False  # a step was announced since the last snapshot
         self._streams = streams
@@ -117,10 +125,14 @@ class SideStream:
         # Memory that copies still use must not be given to anybody else, even if nobody closes what they let go of.
         weakref.finalize(self, _drain_turns, self._turns, streams).atexit = False
         SEAL_FENCE.add_source(self)
+        GRAPH_WATCH.follow(self)
 
     @property
     def device(self) -> torch.device:
         return self._streams.device
+
+    def is_capturing(self) -> bool:
+        return self._streams.is_capturing()
 
     def can_copy(self, things: CurrentItems) -> bool:
         """Return whether the GPU can copy this state: all of it is on this GPU, except a small part on the host."""
@@ -153,13 +165,13 @@ class SideStream:
             streams.run(compute, lambda: ways.copy_early(things))
         asked = SnapshotRequest(claim, self._taken, things, packed, streams.record_event(compute))
         held, self._heard = self._hold or not self._heard, False
-        self._turns.append(self._queue.submit(self._copy_snapshot, asked, held or self._doubt is None))
+        self._turns.append(self._queue.submit(self._copy_snapshot, asked, held or self._followed))
         self._taken += 1
         if held:
             streams.wait(compute, self._turns[-1].result().free)
-            if self._doubt and self._taken > 1:
-                self._doubt(_UNTOLD)
-        elif self._doubt:
+            if not self._followed and self._taken > 1:
+                self._say(_UNTOLD)
+        elif not self._followed:
             items = ways.split.steady
             tensors = [things[item] for item in items]
             self._unproven = UnprovenSnapshot(items, tensors, [*map(_count_changes, tensors)])
@@ -170,9 +182,23 @@ class SideStream:
         if self._hold:
             return
         if self._streams.is_capturing():
-            self._hold = True  # steps of a captured graph do not come by here
+            self._hold = not GRAPH_WATCH.note_step()  # steps of a captured graph do not come by here
             return
         self._heard = True
+        self._let_change()
+
+    def before_replay(self, steps: bool | None) -> None:
+        """Do what `before_step` does if a graph that is replayed now makes a step, or may make one."""
+        if self._hold or steps is False:
+            return
+        if steps:
+            self._heard = True
+        elif self._turns:
+            self._say(_UNKNOWN)
+        self._let_change()
+
+    def _let_change(self) -> None:
+        """Make the GPU wait, before the state changes, until the queued copies have read it."""
         self._prove_newest(announced=True)
         if not self._turns:
             return
@@ -204,8 +230,7 @@ class SideStream:
         turn = self._turns.pop().result()
         self._streams.sync(turn.sealed)
         self._arena.drop(turn.asked.claim.slot)
-        assert self._doubt
-        self._doubt(f"a snapshot is dropped: {self._distrust(changed)}")
+        self._say(f"a snapshot is dropped: {self._distrust(changed)}")
 
     def _distrust(self, changed: list[int]) -> str:
         """Stop copying the changed items beside training; return a sentence that says why, and what happens instead."""
@@ -224,11 +249,15 @@ class SideStream:
 
     def _copy_snapshot(self, asked: SnapshotRequest, seal: bool) -> CopyTurn:
         """Queue the copies of one snapshot on the GPU; runs in a thread beside the script."""
-        slot, streams, ways = asked.claim.slot, self._streams, self.ways
-        stage = ways.fill_stage(asked.number, asked.claim, asked.things, asked.packed)
+        stage = self.ways.fill_stage(asked.number, asked.claim, asked.things, asked.packed)
         began_at = time.monotonic()
-        self._reach(slot, self._layout.image_bytes)
+        self._reach(asked.claim.slot, self._layout.image_bytes)
         late = time.monotonic() - began_at > _LATE_S
+        with GRAPH_WATCH.between_captures():
+            return self._queue_copies(asked, seal, stage, late)
+
+    def _queue_copies(self, asked: SnapshotRequest, seal: bool, stage: torch.Tensor, late: bool) -> CopyTurn:
+        slot, streams, ways = asked.claim.slot, self._streams, self.ways
         streams.wait(streams.side, asked.ready)
         streams.run(streams.side, lambda: ways.begin_copy(slot, asked.things, stage))
         free = streams.record_event(streams.side)
@@ -242,8 +271,9 @@ class SideStream:
 
     def _seal_copied(self, turn: CopyTurn) -> CopyTurn:
         """Queue the seal of a snapshot whose copies are queued already."""
-        self._streams.run(self._streams.side, lambda: self.ways.seal_copy(turn.asked.claim.slot))
-        return turn._replace(sealed=self._streams.record_event(self._streams.side))
+        with GRAPH_WATCH.between_captures():
+            self._streams.run(self._streams.side, lambda: self.ways.seal_copy(turn.asked.claim.slot))
+            return turn._replace(sealed=self._streams.record_event(self._streams.side))
 
     def _adapt_plan(self, things: CurrentItems) -> None:
         """Choose new routes if items have moved between host and GPU, or if the optimizer had to wait for copies."""
@@ -275,7 +305,11 @@ class SideStream:
         steady = [self._hold or guarded for guarded in self._guarded]
         chosen = choose_routes(self._layout, kinds, steady, tail)
         self.ways: RoutedCopies = RoutedCopies(self._layout, self._slots, chosen, self._streams, self._seals)
-        self._queue.submit(self._streams.run, self._streams.side, self.ways.warm_up)
+        self._queue.submit(self._warm_up, self.ways)
+
+    def _warm_up(self, ways: RoutedCopies) -> None:
+        with GRAPH_WATCH.between_captures():
+            self._streams.run(self._streams.side, ways.warm_up)
 
 
 def _count_changes(tensor: torch.Tensor) -> int:

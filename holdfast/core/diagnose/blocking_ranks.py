@@ -5,7 +5,7 @@ numbers show a rank that others wait for in a collective while that rank waits f
 collective that its process has entered; if all wait in a circle, the circle is named, or the few that most wait for.
 Stacks show which ranks are at another place than most. "Nobody" is a possible answer: if all ranks are at one place, or
 all GPUs are in one collective, the network or the code is at fault. A majority that lags behind a few ranks is not
-named.
+named. What NCCL's RAS says is told beside it, and names nobody.
 
 Do not use `find_blocking` on a running job: records of different ranks are up to a second apart, and some rank is
 always last. Call it repeatedly and let `vote_rounds` find the rank that is named again and again.
@@ -17,6 +17,7 @@ from math import ceil
 
 import msgspec
 
+from holdfast.core.diagnose.ras_status import describe_ras
 from holdfast.core.diagnose.stack_folding import (
     StackCluster,
     cluster_ranks,
@@ -93,7 +94,8 @@ def find_blocking(traces: Sequence[Trace], seats: tuple[Seat, ...] = (), mesh: D
         or (None if _all_on_gpus(waiting, mains) else _by_place(places, len(mains)))
         or BlockingRanks(reason=_nobody_reason(places, waiting, mains, children))
     )
-    found = msgspec.structs.replace(found, clusters=places)
+    ras = describe_ras("\n".join(trace.ras for trace in traces), mains)
+    found = msgspec.structs.replace(found, clusters=places, reason=f"{found.reason} ({ras})" if ras else found.reason)
     return _widen_suspects(found, node_of, seats, mesh) if found.ranks else found
 
 

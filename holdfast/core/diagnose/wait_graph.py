@@ -96,7 +96,7 @@ def build_wait_graph(flights: Sequence[Flight], blocked: Iterable[int] = ()) -> 
     for m in missing:
         for rank in targets.intersection(m.inside):
             waits_for.setdefault(rank, set()).update(m.ranks)
-    outside = tuple(sorted(targets - waits_for.keys()))
+    outside = _prefer_known(tuple(sorted(targets - waits_for.keys())), flights)
     return WaitGraph(
         missing=missing,
         outside=outside,
@@ -107,6 +107,21 @@ def build_wait_graph(flights: Sequence[Flight], blocked: Iterable[int] = ()) -> 
         unended=tuple(m for group in groups for m in _find_unended(group)),
         told=len(flights),
     )
+
+
+def _prefer_known(outside: tuple[int, ...], flights: Sequence[Flight]) -> tuple[int, ...]:
+    """Leave ranks out that may wait for someone, if there are others without that doubt. A process far ahead of its GPU
+    has queued more messages than torch's recorder holds: the one that the GPU is in has left it, and the rank seems to
+    wait for nobody."""
+    doubted = {flight.rank for flight in flights if _has_lost_messages(flight)}
+    return tuple(rank for rank in outside if rank not in doubted) or outside
+
+
+def _has_lost_messages(flight: Flight) -> bool:
+    """Return whether the recorder tells of some channels what has begun on the GPU, and of others of the group not."""
+    channels = flight.channels or ()
+    told = {channel.group for channel in channels if channel.begun is not None}
+    return any(channel.begun is None and channel.posted and channel.group in told for channel in channels)
 
 
 def _see_gpus(group: dict[int, Collective]) -> dict[int, Collective]:

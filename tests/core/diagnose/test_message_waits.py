@@ -88,6 +88,19 @@ def test_on_gpus_only_what_has_begun_waits() -> None:
     assert build_wait_graph(ahead).missing == (), "it has sent it"
 
 
+def test_who_may_wait_for_someone_is_not_named_beside_one_who_does_not() -> None:
+    """Of an interleaved pipeline over NCCL, whose rank 0 slept: the process of rank 3 had queued more messages than the
+    recorder holds, so nothing was known of the one that its GPU was in."""
+    late, waits, next = on_gpu(0, (0, 1, 562, 562, 562)), on_gpu(1, (0, 1, 570, 563, 562), (1, 2, 570, 562, 562)), 291
+    last = on_gpu(2, (1, 2, 570, 563, 562), (3, 2, 300, next, next - 1))
+    ahead = on_gpu(3, (3, 2, 300, next - 1, next - 1))
+    lost = Channel(group="0", source=2, target=3, posted=570)
+    flights = (late, waits, last, msgspec.structs.replace(ahead, channels=(*(ahead.channels or ()), lost)))
+    assert name_blocking(*flights, at={0: SLEEP}).ranks == (0,)
+    assert name_blocking(*flights[2:]).ranks == (3,), "if nobody else is in question"
+    assert set(name_blocking(*flights[:3], ahead, at={0: SLEEP}).ranks) == {0, 3}, "it is known to wait for nobody"
+
+
 def test_a_wrong_tag_is_named() -> None:
     sent, awaited = posting(0, (0, 1, 5)), posting(1, (0, 1, 5))
     assert name_blocking(sent, awaited, posting(2, waits=False), posting(3, waits=False)).ranks == ()

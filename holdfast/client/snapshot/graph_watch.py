@@ -1,0 +1,127 @@
+"""Sees which CUDA graphs change the state when they are replayed, and keeps our threads still during a capture.
+
+A replay runs no Python, so a step inside of a graph calls no hook. Torch's own classes are wrapped instead: what an
+optimizer does while a graph is captured is done by each replay of it. Of a graph that was captured before the watch
+began nobody knows what it does. In torch's default mode a capture fails if another thread of the process registers or
+allocates memory or asks for an event meanwhile, as ours do. So a capture waits for them, and they wait for its end.
+"""
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, Protocol
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+_CAPTURE_S = 300.0  # a capture that nobody ends holds our threads up for no longer than this
+
+
+class ReplayFollower(Protocol):
+    def before_replay(self, steps: bool | None) -> None:
+        """Called before each replay; `steps` tells whether the graph has an optimizer's step, None if unknown."""
+
+
+class GraphWatch:
+    """What is known of the CUDA graphs of this process."""
+
+    def __init__(self) -> None:
+        self._steps: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()  # by graph
+        self._hooks: weakref.WeakKeyDictionary[Any, RemovableHandle] = weakref.WeakKeyDictionary()  # while captured
+        self._followers: weakref.WeakSet[ReplayFollower] = weakref.WeakSet()
+        self._news = threading.Condition()
+        self._asking = 0  # threads of ours that ask the GPU for something
+        self._captured_since = 0.0  # 0: no capture runs
+        self._is_on = False
+
+    def start(self) -> None:
+        """Watch all graphs that are captured from now on; a second call does nothing more."""
+        if not self._is_on:
+            self._is_on = True
+            watch_graphs(torch.cuda.CUDAGraph, self)
+
+    def follow(self, follower: ReplayFollower) -> None:
+        """Tell this one, as long as it lives, of every replay."""
+        self._followers.add(follower)
+
+    def note_step(self) -> bool:
+        """Note that the graphs that are being captured make a step; False if none is that we know of."""
+        for graph in list(self._hooks):
+            self._steps[graph] = True
+        return bool(self._hooks)
+
+    @contextmanager
+    def between_captures(self) -> Iterator[None]:
+        """Within this block no capture begins; wait for the end of one that runs. Not for the thread that captures."""
+        with self._news:
+            self._news.wait_for(self._is_capture_over, _CAPTURE_S)
+            self._asking += 1
+        try:
+            yield
+        finally:
+            with self._news:
+                self._asking -= 1
+                self._news.notify_all()
+
+    def on_capture(self, graph: Any) -> None:
+        """Begin to watch a capture, once our threads keep still."""
+        with self._news:
+            self._captured_since = time.monotonic()  # from now on none of them begins anything
+            self._news.wait_for(lambda: not self._asking, _CAPTURE_S)
+        self._steps[graph] = False
+        self._hooks[graph] = register_optimizer_step_pre_hook(lambda *_: self._steps.__setitem__(graph, True))
+
+    def on_captured(self, graph: Any) -> None:
+        """End what `on_capture` began."""
+        if hook := self._hooks.pop(graph, None):
+            hook.remove()
+        with self._news:
+            self._captured_since = time.monotonic() if self._hooks else 0.0
+            self._news.notify_all()
+
+    def on_replay(self, graph: Any) -> None:
+        for follower in list(self._followers):
+            follower.before_replay(self._steps.get(graph))
+
+    def _is_capture_over(self) -> bool:
+        return not self._captured_since or time.monotonic() > self._captured_since + _CAPTURE_S
+
+
+def watch_graphs(graphs: Any, watch: GraphWatch) -> None:
+    """Have this class of graphs tell the watch of captures and replays."""
+    begin: Callable[..., None] = graphs.capture_begin
+    end: Callable[..., None] = graphs.capture_end
+    replay: Callable[..., None] = graphs.replay
+
+    @wraps(begin)
+    def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> None:
+        watch.on_capture(graph)
+        is_begun = False
+        try:
+            begin(graph, *args, **kwargs)
+            is_begun = True
+        finally:
+            if not is_begun:
+                watch.on_captured(graph)
+
+    @wraps(end)
+    def capture_end(graph: Any) -> None:
+        try:
+            end(graph)
+        finally:
+            watch.on_captured(graph)
+
+    @wraps(replay)
+    def replayed(graph: Any) -> None:
+        watch.on_replay(graph)
+        replay(graph)
+
+    for name, method in (("capture_begin", capture_begin), ("capture_end", capture_end), ("replay", replayed)):
+        setattr(graphs, name, method)
+
+
+GRAPH_WATCH = GraphWatch()

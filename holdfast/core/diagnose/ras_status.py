@@ -1,0 +1,92 @@
+"""Reads what NCCL's RAS says about the ranks of communicators: who has launched fewer operations, who does not answer.
+
+RAS counts what processes have launched, on the host. It sees neither a GPU that stands nor what a captured graph
+launches, and in a job that runs its counts are never all of one instant. So its words stand beside other evidence, and
+name nobody by themselves.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from holdfast.model.stacks import Process
+
+TOLD_CHARS = 1024
+_SHOWN = 3
+_COMMUNICATOR = re.compile(r"#\d+-\d+ \([0-9a-f]+\) ([A-Z]+)")
+_DIFFERENT = re.compile(r"\s+Communicator ranks have different (\w+) operation counts")
+_MANY = re.compile(r"\s+\d+ ranks have (?:launched up to operation (\d+)|not launched any operations)")
+_WHERE = r" -- GPU \S+ managed by process (\d+) on node \S+"
+_ONE = re.compile(rf"\s+Rank (\d+) has (?:launched up to operation (\d+)|not launched any operations){_WHERE}")
+_LISTED = re.compile(rf"\s+Rank (\d+){_WHERE}")
+
+
+class RasWord(NamedTuple):
+    """What RAS says of one rank of a communicator: it has launched fewer operations, or does not answer."""
+
+    rank: int  # in the communicator
+    pid: int
+    op: str = ""  # "": it does not answer
+    launched: int = 0
+    others: int = 0  # the most that others have launched
+
+
+def telling_lines(text: str) -> str:
+    """Return the lines of RAS's verbose status that tell of single ranks, as many as may be sent."""
+    patterns = (_COMMUNICATOR, _DIFFERENT, _MANY, _ONE, _LISTED)
+    told = [line for line in text.splitlines() if any(pattern.match(line) for pattern in patterns)]
+    while sum(len(line) + 1 for line in told) > TOLD_CHARS:
+        told.pop()
+    return "\n".join(told)
+
+
+def parse_ras(text: str) -> tuple[RasWord, ...]:
+    """Return what RAS's verbose status, or its telling lines, say about single ranks; nothing if all is well."""
+    found: list[RasWord] = []
+    counted: list[tuple[int, int, int]] = []  # rank, pid and operations, of one kind of operation
+    op, most, many, silent = "", 0, -1, False
+
+    def close() -> None:
+        found.extend(
+            RasWord(rank=rank, pid=pid, op=op, launched=count, others=most)
+            for rank, pid, count in counted
+            if count < most
+        )
+        counted.clear()
+
+    for line in text.splitlines():
+        if header := _COMMUNICATOR.match(line):
+            close()
+            op, most, many, silent = "", 0, -1, header[1] == "INCOMPLETE"
+        elif different := _DIFFERENT.match(line):
+            close()
+            op, most, many = different[1], 0, -1
+        elif several := _MANY.match(line):
+            many = int(several[1] or 0)
+            most = max(most, many)
+        elif one := _ONE.match(line):
+            counted.append((int(one[1]), int(one[3]), int(one[2] or 0)))
+            most = max(most, counted[-1][2])
+        elif listed := _LISTED.match(line):
+            if op and many >= 0:
+                counted.append((int(listed[1]), int(listed[2]), many))
+            elif silent:
+                found.append(RasWord(rank=int(listed[1]), pid=int(listed[2])))
+    close()
+    return tuple(dict.fromkeys(found))
+
+
+def describe_ras(text: str, mains: Mapping[int, Process]) -> str:
+    """Return what RAS says about the ranks of the job, of which `mains` are the processes; empty if nothing."""
+    told: dict[str, None] = {}
+    for word in parse_ras(text):
+        # RAS tells a process and a rank of a communicator, which need not be that of the job.
+        ranks = [rank for rank, main in mains.items() if main.pid == word.pid]
+        rank = ranks[0] if len(ranks) == 1 else word.rank if word.rank in ranks else None
+        if rank is None:
+            continue
+        if word.op:
+            told[f"rank {rank} has launched {word.launched} {word.op}, others {word.others}"] = None
+        else:
+            told[f"rank {rank} does not answer"] = None
+    return f"NCCL's RAS: {'; '.join([*told][:_SHOWN])}" if told else ""
