@@ -101,6 +101,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     loss: float | None = None  # mean of the nodes' newest losses; None: not told, or one of them is not finite
     last_at: float = 0.0  # when a rank made its newest step, if ranks do not step together; 0: they do
     survives: bool = False  # every rank can go on in its process when another one fails
+    resizes: bool = False  # and among more or fewer ranks, with the same batch
 
     @property
     def is_steady(self) -> bool:

@@ -91,6 +91,7 @@ class RankProcesses:
         self._changed = asyncio.Event()
         self._spares = SpareRanks(node.nproc, self._end_spare)
         self._errand: LaunchHere | None = None  # the newest
+        self._moved = 0  # by how much ranks of this node have other numbers than in the generation before
         self.survivors = Survivors(node_dir / survivor_messages.SOCKET, self._changed.set)
         self._swept: asyncio.Future[tuple[int, ...]] | None = None
         self.arenas: tuple[KeptArena, ...] = ()  # of snapshots, from before this agent
@@ -195,11 +196,12 @@ class RankProcesses:
         except ValueError as e:
             return str(e)
         await self._preloading.wait_until_made(errand.seat.nproc)
-        self._errand = errand
-        if not errand.keep:
+        before, self._errand = self._errand, errand
+        self._moved = errand.seat.first_rank - before.seat.first_rank if before else 0
+        if not errand.keep or (before and before.world_size != errand.world_size):
             self._spares.drop_all()
         kept = tuple(self.parked) if errand.keep else ()
-        await self._end_parked(tuple(key for key in kept if errand.seat.has_rank(key.rank)))
+        await self._end_parked(tuple(key for key in kept if errand.seat.has_rank(key.rank + self._moved)))
         errors = await asyncio.gather(*(self._start_rank(errand, local) for local in range(errand.seat.nproc)))
         self._spares.drop_all()
         return "; ".join(e for e in errors if e)
@@ -361,7 +363,8 @@ class RankProcesses:
 
     async def _rejoin_rank(self, key: RankKey, env: dict[str, str]) -> bool:
         """Have a parked or a spare rank go on under this key; return False if neither is available."""
-        old = next((one for one in self.parked if one.rank == key.rank and one.generation < key.generation), None)
+        was = key.rank - self._moved
+        old = next((one for one in self.parked if one.rank == was and one.generation < key.generation), None)
         if old is None and await self._spares.take(key.rank):
             if await self._request_start(key, RekeyRank(key=str(key), old=str(spare_key(key.rank)))):
                 return False

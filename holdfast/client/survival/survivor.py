@@ -10,15 +10,16 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar
 
 import torch
 
 from holdfast.checkpoint.keeper_client import current_generation
+from holdfast.client.checkpointing.replicated_state import WorldSizes
 from holdfast.client.snapshot.seal_fence import SEAL_FENCE
 from holdfast.client.survival import torch_groups
 from holdfast.client.survival.order_line import OrderLine
-from holdfast.client.survival.survival_refusal import find_refusal
+from holdfast.client.survival.survival_refusal import find_fixed_size, find_refusal
 from holdfast.client.training.group_calls import GROUP_CALLS, list_groups
 from holdfast.client.training.message_counts import find_counts
 from holdfast.client.training.progress import here as progress
@@ -48,7 +49,11 @@ class Here(NamedTuple):
 
 
 def survive(
-    *, model: torch.nn.Module | None = None, optimizer: Any = None, mesh: object = None
+    *,
+    model: torch.nn.Module | None = None,
+    optimizer: Any = None,
+    mesh: object = None,
+    semantics: Literal["exact", "fp_order"] = "exact",
 ) -> Callable[[Callable[[Here], Result]], Callable[[], Result]]:
     """Mark the training function: when another rank fails, it is interrupted and called again, in the same process.
 
@@ -57,6 +62,11 @@ def survive(
     of an interrupted step are dropped: those of `model`, and those of parameters that only `optimizer` (one, or
     several) knows. `mesh` is passed on to `holdfast.attach`.
 
+    `semantics` is the least that must hold of what is computed: "exact", the bits of a run without failures, or
+    "fp_order", the same samples in the same steps, but sums of floats in another order. With "fp_order" ranks also go
+    on when a node is missing, if `--min-nodes` allows it, and when nodes come: the function is then called with
+    another `here.rank` and `here.world`, and must give its ranks the same batch, as `holdfast.GlobalBatch` does.
+
     >>> @holdfast.survive(model=torch.nn.Linear(2, 1))
     ... def train(here):
     ...     return here.rank
@@ -64,6 +74,8 @@ def survive(
     0
     """
 
+    if semantics not in ("exact", "fp_order"):
+        raise ValueError(f'semantics must be "exact" or "fp_order", not {semantics!r}')
     owners = [] if optimizer is None else list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
     if strange := [type(one).__name__ for one in owners if not hasattr(one, "zero_grad")]:
         raise TypeError(f"optimizer must be an optimizer, or several, not {strange[0]}: it has no zero_grad")
@@ -73,15 +85,21 @@ def survive(
         def survivor() -> Result:
             if mesh is not None:
                 progress.attach(mesh=mesh)
-            return run_surviving(model, owners, function)
+            return run_surviving(model, owners, function, any_size=semantics == "fp_order")
 
         return survivor
 
     return decorate
 
 
-def run_surviving(model: torch.nn.Module | None, optimizers: list[Any], function: Callable[[Here], Result]) -> Result:
-    """Run the function until it returns, in as many generations as that takes."""
+def run_surviving(
+    model: torch.nn.Module | None,
+    optimizers: list[Any],
+    function: Callable[[Here], Result],
+    *,
+    any_size: bool = False,
+) -> Result:
+    """Run the function until it returns, in as many generations as that takes; with `any_size`, of any world size."""
     slot, patience_s = progress.find_slot(), float(os.environ.get(PATIENCE, "0"))
     if slot is None or is_replay() or not patience_s:
         return function(_read_place())
@@ -91,9 +109,11 @@ def run_surviving(model: torch.nn.Module | None, optimizers: list[Any], function
         reason = why if holders else "its process groups were made before holdfast could see it"
         if GROUP_CALLS.rehearses:
             raise RuntimeError(f"this rank cannot join others that went on: {reason}")
-        if int(os.environ.get("RANK", "0")) == 0:
-            print(f"holdfast: no rank survives the failure of another one: {reason}", file=sys.stderr, flush=True)
+        _say_first(f"no rank survives the failure of another one: {reason}")
         return function(_read_place())
+    if fixed := find_fixed_size(model, made) if any_size else "":
+        _say_first(f"the number of ranks cannot change while they go on: {fixed}")
+    WorldSizes.any = any_size and not fixed
     survivor = Survivor(model, optimizers, holders, patience_s)
     del made  # groups that were left end with their last reference
     try:
@@ -102,6 +122,11 @@ def run_surviving(model: torch.nn.Module | None, optimizers: list[Any], function
         survivor.hang_up()
     survivor.retire()
     return result
+
+
+def _say_first(sentence: str) -> None:
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(f"holdfast: {sentence}", file=sys.stderr, flush=True)
 
 
 def _read_place() -> Here:

@@ -29,10 +29,8 @@ def open_trouble(state: JobState, now: float, alarm: Alarm) -> str:
     incident.parked = _can_survive(state, alarm)
     stop = launching.make_stop(state, incident.silent)
     if incident.parked:
-        ranks = {rank for seat in state.nodes.active_seats if seat.node in stop.nodes for rank in seat.ranks}
-        told = len(ranks.difference(alarm.ranks))
-        standing = alarm.ranks if alarm.kind is Kind.HANG else ()
-        stop = msgspec.structs.replace(stop, park_s=state.limits.survive_s, parking=told, standing=standing)
+        stop = launching.make_parking(state, stop, alarm.ranks)
+        stop = msgspec.structs.replace(stop, standing=alarm.ranks if alarm.kind is Kind.HANG else ())
     state.emit(stop)
     state.enter(Phase.STOPPING, stop.id)
     return describe_round(incident)

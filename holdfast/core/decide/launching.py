@@ -148,6 +148,12 @@ def make_stop(state: JobState, lost: Collection[str] = ()) -> Stop:
     return Stop(id=next(state.ids), generation=state.generation, nodes=nodes, grace_s=state.limits.stop_grace_s)
 
 
+def make_parking(state: JobState, stop: Stop, failed: Collection[int] = ()) -> Stop:
+    """Return this action as one that has ranks park themselves; `failed` ranks are not counted."""
+    ranks = {rank for seat in state.nodes.active_seats if seat.node in stop.nodes for rank in seat.ranks}
+    return msgspec.structs.replace(stop, park_s=state.limits.survive_s, parking=len(ranks.difference(failed)))
+
+
 def fence_unstopped(state: JobState, now: float, nodes: Iterable[str]) -> None:
     """Raise the fence if no active node confirmed the stop, because then the old generation may still be training."""
     known = state.nodes.standbys.fleet
@@ -253,7 +259,7 @@ def _part_with_late(state: JobState, now: float) -> None:
 
 
 def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> str:
-    before, world = state.nodes.seated, world_size(state.nodes.seats)
+    before, world, sitting = state.nodes.seated, world_size(state.nodes.seats), len(state.nodes.seats)
     admitted = state.nodes.take_seats(seats)
     if state.interruption:
         state.interruption.admitted += admitted
@@ -271,18 +277,31 @@ def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> s
     state.nodes.standbys.fleet.told_queue = ""
     state.grow_at = now + state.limits.last_call_s
     launch = state.resume_point.make_launch(next(state.ids), state.generation, seats, state.nodes.astray, release)
-    changed = release.number != old or world_size(seats) != world
-    state.emit(msgspec.structs.replace(launch, keep=keeps_ranks(state, changed=changed)))
+    state.resizes = state.resizes and release.number == old
+    changed = release.number != old or (world_size(seats) != world and not state.resizes)
+    launch = msgspec.structs.replace(launch, keep=keeps_ranks(state, changed=changed), resizes=state.resizes)
+    state.emit(launch)
+    if (short := describe_short(state)) and len(seats) != sitting:
+        state.emit(Say(text=f"going on with {short}"))
     state.enter(Phase.LAUNCHING, launch.id)
     return f"launching generation {state.generation} on {', '.join(s.node for s in seats)}"
 
 
 def keeps_ranks(state: JobState, *, changed: bool) -> bool:
-    """Whether parked ranks keep their processes: on a restart or eviction without a `changed` release or world size."""
+    """Whether parked ranks keep their processes: on a restart or eviction without a `changed` release or world size,
+    and if they were parked for nodes that have come."""
     incident, verdict = state.incident, state.verdict
+    if state.pause:
+        return state.pause.parked and not changed
     if changed or incident is None or verdict is None or not incident.parked:
         return False
     return verdict.remedy in (Remedy.RESTART, Remedy.EVICT)
+
+
+def describe_short(state: JobState) -> str:
+    """Return of how many nodes the job uses how many, if its ranks go on with the same batch on fewer; else ""."""
+    seated, wanted = len(state.nodes.seats), state.job.max_nodes
+    return f"{seated} of {wanted} nodes, same batch" if state.resizes and seated < wanted else ""
 
 
 def wait_for_nodes(state: JobState, now: float) -> str:
@@ -301,9 +320,10 @@ def on_started(state: JobState, now: float, event: Outcome) -> str:
     state.enter(Phase.STARTING)
     if state.interruption:
         state.interruption.launched_at, state.interruption.apart = now, event.apart
+        state.interruption.kept, state.interruption.short = event.kept, describe_short(state)
+        state.interruption.renewed = world_size(state.nodes.seats) - event.kept if event.kept else 0
     if state.incident:
-        state.incident.disks, state.incident.kept = event.disks, event.kept
-        state.incident.renewed = world_size(state.nodes.seats) - event.kept if event.kept else 0
+        state.incident.disks = event.disks
     return f"generation {state.generation} started" + (f", {event.detail}" if event.detail else "")
 
 
@@ -312,7 +332,7 @@ def on_progress(state: JobState, now: float, event: Progress) -> str:
         return ""
     if state.standing is not None and event.at > state.standing.at:
         on_stall_over(state, state.standing, event)
-    state.progress, state.untold = event, False
+    state.progress, state.untold, state.resizes = event, False, event.resizes
     if event.at > state.taken_over_at:
         state.taken_over_at = 0.0
     state.failures.on_progress(event)
