@@ -134,6 +134,19 @@ async def test_parked_ranks_go_on(bench: Survival) -> None:
     assert {str(key) for key in bench.ranks.held} == {"2:4", "2:5"} and not bench.ranks.parked
 
 
+async def test_parked_ranks_go_on_under_other_numbers(bench: Survival) -> None:
+    assert await park(bench, 4, 5) == ""
+    seat = msgspec.structs.replace(KEEP.seat, group_rank=0, first_rank=2)
+    launching = asyncio.create_task(bench.ranks.launch_ranks(msgspec.structs.replace(KEEP, seat=seat, world_size=6)))
+    for rank in (4, 5):
+        assert await bench.hear() == RekeyRank(key=f"2:{rank - 2}", old=f"1:{rank}")
+        await bench.say(RankStarted(key=f"2:{rank - 2}", pid=os.getpid()))
+    assert await launching == "" and bench.ranks.kept == 2
+    order = await bench.lines[5].hear()
+    assert isinstance(order, RejoinOrder)
+    assert [order.env[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] == ["3", "1", "6"]
+
+
 async def test_one_that_does_not_leave_in_time_is_ended_and_its_heir_rehearses(bench: Survival) -> None:
     assert await park(bench, 5) == ""
     launching = asyncio.create_task(bench.ranks.launch_ranks(KEEP))

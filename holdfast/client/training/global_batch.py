@@ -62,11 +62,10 @@ class GlobalBatch:
 
     def _make_one(self, step: int, number: int, world: int, *, last: bool) -> Microbatch:
         first = (step - 1) * self.size + number * self.microbatch
-        told = blake2b(repr((self.seed, step, number)).encode(), digest_size=8).digest()
         return Microbatch(
             number=number,
             samples=[self._find_sample(at) for at in range(first, first + self.microbatch)],
-            seed=int.from_bytes(told, "big") >> 1,
+            seed=_draw_seed(self.seed, step, number),
             weight=world * self.microbatch / self.size,
             last=last,
         )
@@ -74,6 +73,10 @@ class GlobalBatch:
     def _find_sample(self, at: int) -> int:
         epoch, place = divmod(at, self.samples)
         if self._order[0] != epoch:
-            chance = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            chance = torch.Generator().manual_seed(_draw_seed(self.seed, epoch))
             self._order = epoch, torch.randperm(self.samples, generator=chance)
         return int(self._order[1][place])
+
+
+def _draw_seed(*of: int) -> int:
+    return int.from_bytes(blake2b(repr(of).encode(), digest_size=8).digest(), "big") >> 1
