@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
