@@ -39,11 +39,17 @@ batch = holdfast.GlobalBatch(samples={SAMPLES}, size={SIZE}, microbatch={MICROBA
 data = torch.randn({SAMPLES}, 8, generator=torch.Generator().manual_seed(1))
 gates = [int(gate) for gate in os.environ.get("HOLDFAST_GATES", "").split(",") if gate]
 
+def die_amid(here, when):
+    if os.environ.get("HOLDFAST_AMID") == when and (here.generation, here.rank) == (2, 1):
+        os.kill(os.getpid(), 9)
+
 @holdfast.survive(model=model, optimizer=optimizer, semantics=semantics)
 def train(here):
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.1 * step))
     ckpt = holdfast.Checkpointer(model=model, optimizer=optimizer, extra={{"schedule": schedule}})
+    die_amid(here, "before the restore")
     first = ckpt.restore() + 1
+    die_amid(here, "after the restore")
     assert here.step == first - 1 and here.world == dist.get_world_size() and here.rank == dist.get_rank()
     print("from", first - 1, ckpt.restored_from, here.generation, here.rank, here.world, os.getpid(), flush=True)
     for step in range(first, {STEPS} + 1):
@@ -151,3 +157,40 @@ def test_the_job_shrinks_and_grows_with_the_same_batch(start: Start, calm: Path)
     assert rates(job.folder) == rates(calm)
     assert 0.0 < apart(job.folder, calm) < 1e-5, "sums are made in another order, and of the same numbers"
     job.check_replay()
+
+
+@slow
+def test_the_same_worlds_give_the_same_bits(start: Start, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        job, _ = shrink_and_grow(start, name=name)
+        (tmp_path / name).mkdir()
+        (job.folder / "weights").rename(tmp_path / name / "weights")
+        for path in job.folder.glob("go-*"):
+            path.unlink()
+        job.run_dir.rename(tmp_path / f"run-{name}")
+    assert apart(tmp_path / "one", tmp_path / "other") == 0.0
+
+
+@slow
+@pytest.mark.parametrize("when", ["before the restore", "after the restore"])
+def test_a_failure_amid_the_shrinking_loses_no_step(start: Start, calm: Path, when: str) -> None:
+    job = start(*THREE, *QUICK, script=TRAIN, HOLDFAST_GATES="20", HOLDFAST_AMID=when)
+    reaches(job, 19)
+    lose(job, node_of(job, 1))
+    job.says("going on with 2 of 3 nodes, same batch")
+    open_gate(job, 20)
+    job.ends(0)
+    [record] = job.report().incidents
+    assert (record.failures, record.good_step, record.resumed_from) == (2, 19, 19)
+    check_samples(job.folder, {step: 3 if step < 20 else 2 for step in range(1, STEPS + 1)})
+    assert 0.0 < apart(job.folder, calm) < 1e-5
+
+
+@slow
+def test_without_the_floor_it_starts_again_with_fewer(start: Start) -> None:
+    job = start(*THREE, *QUICK, script=TRAIN, HOLDFAST_GATES="20", HOLDFAST_SEMANTICS="exact")
+    reaches(job, 19)
+    lose(job, node_of(job, 1))
+    open_gate(job, 20)
+    job.ends(0)
+    assert "same batch" not in job.text() and not set(job.ranks(3)) & set(job.ranks(2, generation=2))

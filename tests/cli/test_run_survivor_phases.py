@@ -1,4 +1,4 @@
-"""A second failure in each phase of a recovery in which ranks go on: the weights are those of a calm run all the same."""
+"""A second failure in each phase of a recovery in which ranks go on: the weights are those of a calm run."""
 
 from pathlib import Path
 
