@@ -19,8 +19,8 @@ from holdfast.client.training.skipped_batches import batches, skip
 TYPE_CHECKING = False  # importing typing would take longer than all the rest
 if TYPE_CHECKING:
     from holdfast.client.checkpointing.checkpointer import Checkpointer
+    from holdfast.client.survival.global_batch import GlobalBatch, Microbatch
     from holdfast.client.survival.survivor import Here, survive
-    from holdfast.client.training.global_batch import GlobalBatch, Microbatch
 
 __version__ = "0.1.0"
 __all__ = [
@@ -60,7 +60,7 @@ def __getattr__(name: str) -> object:
 
         return getattr(survivor, name)
     if name in ("GlobalBatch", "Microbatch"):
-        from holdfast.client.training import global_batch
+        from holdfast.client.survival import global_batch
 
         return getattr(global_batch, name)
     raise AttributeError(f"module 'holdfast' has no attribute {name!r}")

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.client.survival.global_batch import GlobalBatch, Microbatch
 from holdfast.client.survival.survivor import Here
-from holdfast.client.training.global_batch import GlobalBatch, Microbatch
 
 
 def divide(batch: GlobalBatch, step: int, world: int) -> list[list[Microbatch]]:

@@ -363,8 +363,8 @@ class RankProcesses:
 
     async def _rejoin_rank(self, key: RankKey, env: dict[str, str]) -> bool:
         """Have a parked or a spare rank go on under this key; return False if neither is available."""
-        was = key.rank - self._moved
-        old = next((one for one in self.parked if one.rank == was and one.generation < key.generation), None)
+        was, generation = key.rank - self._moved, key.generation
+        old = next((one for one in self.parked if one.rank == was and one.generation < generation), None)
         if old is None and await self._spares.take(key.rank):
             if await self._request_start(key, RekeyRank(key=str(key), old=str(spare_key(key.rank)))):
                 return False

@@ -117,7 +117,7 @@ class Keeper:
         self._shelf = PeerCopies(self._notes, self._arenas, for_peers, self.disk, ports)
         self._launch = KeeperLaunch()
         self._requests = RequestNotes(self._notes, ports)
-        self._aside = ArenasAside(self._arenas, ports.make_arena)
+        self._aside = ArenasAside(self._arenas, ports)
         self._seen: dict[int, tuple[tuple[int, int], ...]] = {}  # rank -> seq and flags of what was looked at last
 
     def adopt_arenas(self, kept: tuple[KeptArena, ...]) -> None:
@@ -317,7 +317,7 @@ class Keeper:
     async def _find_state(self, asked: StateRequest) -> StateGrant | KeeperRefusal:
         launch, source = self._launch, self._launch.find_source(asked.rank)
         if launch.restore.replicated:
-            return await self._replica_state(asked.rank)
+            return await self._aside.find_replica(launch, asked.rank)
         if source is None:
             told = launch.restore
             return StateGrant(source="none", run=launch.run, doubts=told.doubts, stored=told.stored)
@@ -328,15 +328,7 @@ class Keeper:
         own = self._arenas.find_arena(asked.rank)
         if own is None:
             return KeeperRefusal(why=f"this node has no snapshot of rank {asked.rank} at step {launch.restore.step}")
-        return await self._own_state(own)
-
-    async def _replica_state(self, rank: int) -> StateGrant:
-        """Return where the whole state lies on this node, whichever rank's it was; else another rank has it."""
-        step = self._launch.restore.step
-        for own in self._aside.find_whole(self._launch.ranks, rank, step):
-            if isinstance(state := await self._own_state(own), StateGrant):
-                return msgspec.structs.replace(state, replicated=True)
-        return StateGrant(source="replica", step=step, replicated=True)
+        return await self._aside.verify_state(own, launch.restore.step)
 
     async def _disk_state(self, source: Source) -> StateGrant | KeeperRefusal:
         """Read a rank's state from this node's disk into its arena, and verify it."""
@@ -371,20 +363,6 @@ class Keeper:
         step, took_s = self._launch.restore.step, self._ports.clock.monotonic() - began_at
         size = f"{plan.image_bytes / 1e9:.3g} GB" if plan.image_bytes > 1e7 else f"{plan.image_bytes / 1e6:.2g} MB"
         self._ports.say(f"rank {plan.rank} got {size} of step {step} from {nodes} in {took_s:.2f} s")
-
-    async def _own_state(self, own: OwnArena) -> StateGrant | KeeperRefusal:
-        """Verify the rank's own snapshot and return where it lies; drop a damaged one, so it is never offered again."""
-        step, arena = self._launch.restore.step, own.arena
-        for one in arena.list_sealed():
-            if one.step != step:
-                continue
-            wrong = await asyncio.to_thread(arena.verify, one.slot)
-            if not wrong:
-                return StateGrant(source="memory", step=step, arena=own.path, slot=one.slot)
-            arena.drop(one.slot)
-            self._ports.say(f"dropped the damaged snapshot of rank {arena.rank} at step {step} ({wrong})")
-            return KeeperRefusal(why=wrong)
-        return KeeperRefusal(why=f"this node no longer has a snapshot of rank {arena.rank} at step {step}")
 
     async def _fetch_state(self, source: Source) -> StateGrant | KeeperRefusal:
         """Fetch the state of a rank that ran on another node: from keepers that hold it, into an arena on this node."""

@@ -289,9 +289,8 @@ class Checkpointer:
         found = flatten_state(state, self._source.holders_of)
         extra = world.largest_of(extras_room(self._extras.pack_extras(0, list(found.objects))))
         specs = [*found.specs, extra_spec(extra, world.rank, world.size)]
-        layout = arrange_image(
-            specs, record_sizes, rank=world.rank, world=world.size, form=f"torch {torch.__version__}"
-        )
+        form = f"torch {torch.__version__}"
+        layout = arrange_image(specs, record_sizes, rank=world.rank, world=world.size, form=form)
         gathered = world.gather_layouts(layout)
         self._metadata = dcp.encode_metadata(gathered) if gathered else b""
         announce_sizes(layout, self._say_once)
@@ -299,9 +298,7 @@ class Checkpointer:
         self._snapshots = self._make_memory(layout)
         if self._replay:
             return True  # no more of its memory is used than to read a checkpoint
-        devices = {
-            thing.device for thing in found.objects.values() if isinstance(thing, torch.Tensor) and thing.is_cuda
-        }
+        devices = {one.device for one in found.objects.values() if isinstance(one, torch.Tensor) and one.is_cuda}
         if len(devices) == 1:
             guarded, followed = self._source.guarded_items(), self._source.is_followed
             side = self._snapshots.use_gpu(devices.pop(), guarded, self._say_once, followed=followed)

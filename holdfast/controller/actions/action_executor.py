@@ -295,10 +295,9 @@ class ActionExecutor:
             self._noted = kept
             return kept.restore
         plan, nodes = self._choose_restore(launch, kept), tuple(seat.node for seat in launch.seats)
-        number = launch.release.number
+        number, step = launch.release.number, plan.step if plan.is_held else -1
         if plan.is_held and kept and kept.release not in (0, number) and plan.step > self.registry.stored:
             plan = msgspec.structs.replace(plan, store=True)
-        step = plan.step if plan.is_held else -1
         line, left = _known_lines(launch, kept)
         line = add_launch(line, LaunchOrigin(generation=launch.generation, step=step, maker=plan.maker))
         self._note_plan(
@@ -338,8 +337,7 @@ class ActionExecutor:
         known_nodes = {*(seat.node for seat in launch.seats), *(kept.nodes if kept else ()), *self.registry.local_nodes}
         plan = choose_known_restore(launch.seats, usable, known_nodes, least if launch.verified else None, line)
         if launch.resizes and not launch.verified:
-            whole = choose_replicated(launch.seats, [copy for copy in usable if copy.node in known_nodes], line)
-            plan = whole if whole.step > (plan.step if plan.sources else -1) and whole.replicated else plan
+            plan = choose_replicated(launch.seats, [one for one in usable if one.node in known_nodes], line, plan)
         plan = msgspec.structs.replace(plan, doubts=launch.doubts)
         stored = self.registry.stored
         if kept and any(source.disk for source in plan.sources):  # all memory was lost, so nobody may know but the note

@@ -6,6 +6,7 @@ import msgspec
 
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.open_planned_restart import Pause, resumed_step
+from holdfast.core.decide.surviving_ranks import describe_short, keeps_ranks
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import is_node_loss, is_node_proof
 from holdfast.core.incident.incident_case import machine_faults
@@ -148,12 +149,6 @@ def make_stop(state: JobState, lost: Collection[str] = ()) -> Stop:
     return Stop(id=next(state.ids), generation=state.generation, nodes=nodes, grace_s=state.limits.stop_grace_s)
 
 
-def make_parking(state: JobState, stop: Stop, failed: Collection[int] = ()) -> Stop:
-    """Return this action as one that has ranks park themselves; `failed` ranks are not counted."""
-    ranks = {rank for seat in state.nodes.active_seats if seat.node in stop.nodes for rank in seat.ranks}
-    return msgspec.structs.replace(stop, park_s=state.limits.survive_s, parking=len(ranks.difference(failed)))
-
-
 def fence_unstopped(state: JobState, now: float, nodes: Iterable[str]) -> None:
     """Raise the fence if no active node confirmed the stop, because then the old generation may still be training."""
     known = state.nodes.standbys.fleet
@@ -285,23 +280,6 @@ def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> s
         state.emit(Say(text=f"going on with {short}"))
     state.enter(Phase.LAUNCHING, launch.id)
     return f"launching generation {state.generation} on {', '.join(s.node for s in seats)}"
-
-
-def keeps_ranks(state: JobState, *, changed: bool) -> bool:
-    """Whether parked ranks keep their processes: on a restart or eviction without a `changed` release or world size,
-    and if they were parked for nodes that have come."""
-    incident, verdict = state.incident, state.verdict
-    if state.pause:
-        return state.pause.parked and not changed
-    if changed or incident is None or verdict is None or not incident.parked:
-        return False
-    return verdict.remedy in (Remedy.RESTART, Remedy.EVICT)
-
-
-def describe_short(state: JobState) -> str:
-    """Return of how many nodes the job uses how many, if its ranks go on with the same batch on fewer; else ""."""
-    seated, wanted = len(state.nodes.seats), state.job.max_nodes
-    return f"{seated} of {wanted} nodes, same batch" if state.resizes and seated < wanted else ""
 
 
 def wait_for_nodes(state: JobState, now: float) -> str:

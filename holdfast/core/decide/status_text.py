@@ -1,8 +1,8 @@
 """One sentence about what a job is doing now."""
 
 from holdfast.core.decide.job_state import JobState
-from holdfast.core.decide.launching import describe_short
 from holdfast.core.decide.open_planned_restart import Pause
+from holdfast.core.decide.surviving_ranks import describe_short
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.open_incident import Incident
 from holdfast.core.rank_ranges import format_ranks

@@ -1,12 +1,11 @@
 """The global batch of each step, divided among however many ranks there are: the same samples at every world size."""
 
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-if TYPE_CHECKING:
-    from holdfast.client.survival.survivor import Here
+from holdfast.client.survival.survivor import Here
 
 
 class Microbatch(NamedTuple):
@@ -42,7 +41,7 @@ class GlobalBatch:
         self.samples, self.size, self.microbatch, self.seed = samples, size, microbatch, seed
         self._order: tuple[int, torch.Tensor] = (-1, torch.empty(0))  # of the epoch that was asked for last
 
-    def divide(self, step: int, here: "Here") -> list[Microbatch]:
+    def divide(self, step: int, here: Here) -> list[Microbatch]:
         """Return the microbatches of a step that this rank computes; each rank has at least one.
 
         >>> batch = holdfast.GlobalBatch(samples=6, size=2, microbatch=1)
