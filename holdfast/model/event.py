@@ -48,6 +48,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     ask_s: float = 0.0  # how long an incident that nobody could solve waits for a person; 0: the job ends at once
     recheck_s: float = 3600.0  # a standby is probed again after so long; 0: only when it comes
     survive_s: float = 5.0  # a rank that survives has so long to leave a broken generation; 0: all ranks are ended
+    spares: bool = False  # every rank that survives has a spare one while the job trains, and its model twice in memory
     leave_s: float = 120.0  # so long before the fleet takes a node away, its seat moves; or the job ends with all
 
 

@@ -246,7 +246,9 @@ def test_groups_that_were_left_end_while_the_function_runs(monkeypatch: pytest.M
     monkeypatch.setattr(survivor, "find_refusal", lambda *args: "")
     monkeypatch.setattr("holdfast.client.survival.survivor.progress.find_slot", object)
     monkeypatch.setenv(PATIENCE, "5.0")
-    assert survivor.run_surviving(None, [], lambda here: False), "torch's threads of a group live as long as it does"
+    assert survivor.run_surviving(survivor.Script(None, []), lambda here: False), (
+        "torch's threads of a group live as long as it does"
+    )
 
 
 def test_groups_over_nccl_must_be_lenient(monkeypatch: pytest.MonkeyPatch) -> None:
