@@ -69,9 +69,10 @@ PACKAGE = ROOT / "holdfast"
 # seals, and groups over NCCL that outlive a rank, 150; ends of all nodes that lead no further, standbys that are taken
 # away, and closed links that a cluster is asked about, 60; releases that hosts find in the run directory, 30;
 # zygotes that wait for what ranks write of their imports, 30; one line each for TorchTitan, DeepSpeed and
-# Megatron-Core, 420; states that are asked for again, 40.
-TOTAL_LINES = 85_900
-SETTINGS = 117  # a detector has about five: its stance, its pace, its limits; hooks have five
+# Megatron-Core, 420; states that are asked for again, 40; ranks that go on with the same batch on fewer nodes: whole
+# states at another world size, and the batch that is divided, 460; standing spare ranks and their rehearsal, 140.
+TOTAL_LINES = 86_270
+SETTINGS = 118  # a detector has about five: its stance, its pace, its limits; hooks have five
 NOUNS = 81  # structs in holdfast/model/; the last one is what a launch resumed from
 
 FILE_LINES = 400  # without imports, which are a list

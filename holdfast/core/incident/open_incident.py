@@ -278,9 +278,8 @@ class Incident(msgspec.Struct, kw_only=True):
 
     def make_record(self, verdict: Verdict, resumed_at: float, resumed_from: int | None) -> Record:
         """Return the record of the incident at its end."""
-        cause = self.first or self.name_cause()
+        cause, stopped_at = self.first or self.name_cause(), max(self.stopped_at, self.opened_at)
         named, (lost_since, stepped_at) = self.first_named or cause, self._date_loss(cause)
-        stopped_at = max(self.stopped_at, self.opened_at)
         record = Record(
             number=self.number,
             generation=self.generation,
