@@ -1,5 +1,7 @@
 """The global batch: the same samples at every world size, each once in an epoch."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,13 +41,16 @@ def test_who_computes_what_is_all_that_depends_on_the_world(
         assert sorted(seen[first : first + samples]) == list(range(samples)), "an epoch has each once"
 
 
-def test_what_it_refuses() -> None:
-    with pytest.raises(ValueError, match="cannot be cut into microbatches of 3"):
-        GlobalBatch(samples=10, size=8, microbatch=3)
-    with pytest.raises(ValueError, match="at least 1"):
-        GlobalBatch(samples=0, size=8, microbatch=2)
-    batch = GlobalBatch(samples=10, size=8, microbatch=2)
-    with pytest.raises(ValueError, match="4 microbatches cannot be divided among 5 ranks"):
-        batch.divide(1, Here(rank=0, world=5, generation=1, step=0))
-    with pytest.raises(ValueError, match="steps count from 1"):
-        batch.divide(0, Here(rank=0, world=1, generation=1, step=0))
+@pytest.mark.parametrize(
+    ("given", "step", "world", "why"),
+    [
+        ((10, 8, 3), 1, 1, "a batch of 8 samples cannot be cut into microbatches of 3"),
+        ((0, 8, 2), 1, 1, "samples, size and microbatch must be at least 1"),
+        ((10, 8, 2), 1, 5, "4 microbatches cannot be divided among 5 ranks; make them smaller"),
+        ((10, 8, 2), 0, 1, "steps count from 1, and this is 0"),
+    ],
+)
+def test_what_it_refuses(given: tuple[int, int, int], step: int, world: int, why: str) -> None:
+    samples, size, microbatch = given
+    with pytest.raises(ValueError, match=f"^{re.escape(why)}$"):
+        divide(GlobalBatch(samples=samples, size=size, microbatch=microbatch), step, world)
