@@ -1,6 +1,7 @@
 """Ranks over NCCL that survive: from a failure to all four stepping again, and whether the bits are a calm run's.
 
 One GPU is enough: ranks share it. Without one the same job runs over gloo. BENCH_KINDS and BENCH_STRIKES choose.
+With BENCH_SPARES=1 each rank has a standing spare rank, which has rehearsed a step before the strike.
 """
 
 import os
@@ -18,6 +19,7 @@ NODES = ["--nnodes=4", "--nproc-per-node=1", "--set=hang.act_s=10"]
 GPU = ("GPU assert", "GPU stands") if torch.cuda.is_available() else ()
 KINDS = os.environ.get("BENCH_KINDS", "ddp,fsdp2").split(",")
 STRIKES = os.environ.get("BENCH_STRIKES", ",".join(("killed", "queued", "exception", "stopped", *GPU))).split(",")
+SPARES = os.environ.get("BENCH_SPARES") == "1"
 STEPS, GOAL_S, LIMIT_S = 200, 1.0, 90.0
 SCRIPT = Path(__file__).with_name("_elastic_nccl_rank.py")
 
@@ -28,9 +30,10 @@ def trial(kind: str, strike: str, calm: str) -> Trial:
     """Run one job, strike one rank of it unless it is to be calm, and tell what came of it."""
     with Job(RANKS, SCRIPT) as job:
         flags = [f"--kind={kind}", f"--steps={STEPS}", f"--gate={GATE}", *(["--ahead"] if strike == "queued" else [])]
-        launcher = job.start(holdfast(job.folder / "run", *NODES), paths(), flags)
+        spares = ["--set=recovery.spares=true"] if SPARES and strike else []
+        launcher = job.start(holdfast(job.folder / "run", *NODES, *spares), paths(), flags)
         before = job.wait(lambda: job.steps_in(1, GATE - 1), START_LIMIT_S)
-        if before is None:
+        if before is None or (spares and not job.wait(lambda: list_rehearsed(job), START_LIMIT_S)):
             return {"kind": kind, "strike": strike, "failed": job.last_words(30)}
         struck_at, after = None, None
         if strike:
@@ -51,8 +54,16 @@ def trial(kind: str, strike: str, calm: str) -> Trial:
             found["stepping_s"] = round(max(event.at for event in after) - struck_at, 2)
             found["kept"] = len({event.pid for event in before} & {event.pid for event in after})
             found["equal"] = found["weights"] == calm
+            if spares:
+                found["rehearsed"] = len({event.pid for event in after} & set(list_rehearsed(job) or ()))
             found["said"] = [line for line in job.last_words(400).splitlines() if line.startswith("holdfast: ")]
     return found
+
+
+def list_rehearsed(job: Job) -> list[int] | None:
+    """The processes of spare ranks that have rehearsed a step; None until each rank has one."""
+    found = [path.name.split("-")[1:] for path in (job.folder / "events").glob("rehearsed-*")]
+    return [int(pid) for _, pid in found] if len({rank for rank, _ in found}) == RANKS else None
 
 
 def main() -> None:
@@ -85,6 +96,8 @@ def judge(found: list[Trial]) -> Findings:
             "processes_go_on": all(one.get("kept") == RANKS - 1 for one in found),
         }
     )
+    if SPARES:
+        findings.goals["spares_take_the_seats"] = all(one.get("rehearsed") == 1 for one in found)
     if crashes:
         findings.figures["stepping_s"] = median([_seconds(one) for one in crashes])
         findings.goals[f"under_{GOAL_S}_s"] = len(times) == len(crashes) and max(times) <= GOAL_S

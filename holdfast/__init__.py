@@ -8,6 +8,7 @@ ckpt = holdfast.Checkpointer(...)         # saves and restores state: ckpt.resto
 replay = holdfast.replayable(seed=seed)   # lets nodes repeat steps, to find one that computes wrongly
 if holdfast.skip(n): continue             # before step n: whether to leave its batch out
 for n, batch in holdfast.batches(loader)  # yields the batches of a loader, except those to skip
+batch = holdfast.GlobalBatch(...)         # divides each step's samples among the ranks, however many there are
 @holdfast.survive(model=ddp)              # calls the function again, in the same process, when another rank fails
 """
 
@@ -18,10 +19,24 @@ from holdfast.client.training.skipped_batches import batches, skip
 TYPE_CHECKING = False  # importing typing would take longer than all the rest
 if TYPE_CHECKING:
     from holdfast.client.checkpointing.checkpointer import Checkpointer
+    from holdfast.client.survival.global_batch import GlobalBatch, Microbatch
     from holdfast.client.survival.survivor import Here, survive
 
 __version__ = "0.1.0"
-__all__ = ["Checkpointer", "Here", "attach", "batches", "phase", "replayable", "skip", "step", "survive", "watch"]
+__all__ = [
+    "Checkpointer",
+    "GlobalBatch",
+    "Here",
+    "Microbatch",
+    "attach",
+    "batches",
+    "phase",
+    "replayable",
+    "skip",
+    "step",
+    "survive",
+    "watch",
+]
 
 attach = _here.attach
 step = _here.step
@@ -35,7 +50,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Import Checkpointer and survive on first use, because they import torch."""
+    """Import what imports torch on first use."""
     if name == "Checkpointer":
         from holdfast.client.checkpointing.checkpointer import Checkpointer
 
@@ -44,4 +59,8 @@ def __getattr__(name: str) -> object:
         from holdfast.client.survival import survivor
 
         return getattr(survivor, name)
+    if name in ("GlobalBatch", "Microbatch"):
+        from holdfast.client.survival import global_batch
+
+        return getattr(global_batch, name)
     raise AttributeError(f"module 'holdfast' has no attribute {name!r}")

@@ -113,6 +113,9 @@ class NodeRanks(Protocol):
     def learn_imports(self, trains: bool) -> None:
         """Have the zygote preload modules that the script was seen to import, so that the next ranks start sooner."""
 
+    def keep_spares(self, trains: bool) -> None:
+        """Begin a spare rank for a rank that has none, if the settings say that each rank is to have one."""
+
     def hear_imports(self, modules: tuple[str, ...]) -> None:
         """Note modules that the script imported on another node; the zygote preloads them while no rank runs here."""
 

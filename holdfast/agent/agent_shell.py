@@ -419,6 +419,7 @@ class Agent:
     def _do_chores(self, now: float) -> None:
         self._chores_at, trains = now, self._first_said == self.life.generation
         self.ranks.learn_imports(trains)
+        self.ranks.keep_spares(trains)
         self._tell_imports()
         self.staging.complete(trains)
         self.tracer.watch_ranks(self.ranks.held.values())

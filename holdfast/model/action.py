@@ -63,6 +63,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     skips: tuple[Skip, ...] = ()
     eases: tuple[Ease, ...] = ()
     keep: bool = False  # ranks that are parked go on in their processes, and only the other seats get new ones
+    resizes: bool = False  # the whole state is on every rank: one of another number of ranks will do
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):

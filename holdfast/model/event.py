@@ -48,6 +48,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     ask_s: float = 0.0  # how long an incident that nobody could solve waits for a person; 0: the job ends at once
     recheck_s: float = 3600.0  # a standby is probed again after so long; 0: only when it comes
     survive_s: float = 5.0  # a rank that survives has so long to leave a broken generation; 0: all ranks are ended
+    spares: bool = False  # every rank that survives has a spare one while the job trains, and its model twice in memory
     leave_s: float = 120.0  # so long before the fleet takes a node away, its seat moves; or the job ends with all
 
 
@@ -101,6 +102,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     loss: float | None = None  # mean of the nodes' newest losses; None: not told, or one of them is not finite
     last_at: float = 0.0  # when a rank made its newest step, if ranks do not step together; 0: they do
     survives: bool = False  # every rank can go on in its process when another one fails
+    resizes: bool = False  # and among more or fewer ranks, with the same batch
 
     @property
     def is_steady(self) -> bool:

@@ -78,6 +78,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     stepped_at: float = 0.0  # when the last good step was made, where time is lost only since later; 0: since then
     kept: int = 0  # ranks that went on in their processes at the last launch
     renewed: int = 0  # and those that got new ones then, if any went on
+    short: str = ""  # of how many nodes the job then used how many, if it went on with the same batch on fewer
     sentence: str = ""
 
 
@@ -106,6 +107,9 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     ordered_at: float = 0.0  # as in Record
     failed: bool = False  # its ranks made no step: it ended where an incident began
     apart: str = ""  # as in Record
+    kept: int = 0  # as in Record
+    renewed: int = 0
+    short: str = ""
     sentence: str = ""
 
 

@@ -86,6 +86,12 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True):
     stored: int = -1  # without sources: the newest checkpoint that is on storage, as far as nodes have reported
     reason: str = ""
     apart: str = ""  # without sources: which step is held for which rank, if none is held for all
+    replicated: bool = False  # every rank's state is the whole: a rank takes one of its node, or another rank's
+
+    @property
+    def is_held(self) -> bool:
+        """Whether ranks get this step from memory or disks."""
+        return bool(self.sources) or self.replicated
 
 
 class Half(msgspec.Struct, frozen=True, kw_only=True):

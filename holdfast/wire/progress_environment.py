@@ -12,3 +12,4 @@ PATIENCE = "HOLDFAST_SURVIVE_S"  # seconds that a rank whose groups broke waits 
 REHEARSAL = "HOLDFAST_REHEARSAL"  # set for a new rank that joins ranks which went on: its groups are fake until it does
 RESUME = "HOLDFAST_RESUME"  # the step that this launch is to restore; 0: none
 SEATLESS = "seatless"  # as its value: it is not known yet when that will be
+STANDING = "standing"  # the same, and there is time: no rank has died yet

@@ -58,7 +58,7 @@ class ArenaGrant(msgspec.Struct, frozen=True, kw_only=True, tag="arena"):
 class StateGrant(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     """The location of the verified state from which a rank continues; all ranks of a generation get the same step."""
 
-    source: str  # "memory", "peer", "disk", "storage", "none"
+    source: str  # "memory", "peer", "disk", "storage", "none"; "replica": another rank has it
     step: int = 0
     arena: str = ""  # memory, peer and disk
     slot: int = 0
@@ -66,6 +66,7 @@ class StateGrant(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     run: str = ""  # none: the run's id, and
     doubts: tuple[Doubt, ...] = ()  # what of its checkpoints is not to be taken
     stored: int = -1  # none: the step of a checkpoint that must be on storage; -1: there may be none
+    replicated: bool = False  # memory and replica: it is the whole state, perhaps laid out for another number of ranks
 
 
 class KeeperRefusal(msgspec.Struct, frozen=True, kw_only=True, tag="denied"):

@@ -24,7 +24,7 @@ from holdfast.wire.holder_messages import (
     SweepLeftovers,
 )
 from holdfast.wire.holder_zygote_messages import ForkRank
-from holdfast.wire.progress_environment import REHEARSAL, SEATLESS
+from holdfast.wire.progress_environment import REHEARSAL, SEATLESS, STANDING
 from holdfast.wire.rank_memory.flight_log_writer import slot_memory_bytes
 from holdfast.wire.survivor_messages import PartOrder, RejoinOrder, SurvivorState
 from tests.agent.test_rank_processes import Bench, close, launch_of
@@ -132,6 +132,19 @@ async def test_parked_ranks_go_on(bench: Survival) -> None:
     assert (order.env["RANK"], order.env["HOLDFAST_GENERATION"]) == ("5", "2")
     assert REHEARSAL not in order.env
     assert {str(key) for key in bench.ranks.held} == {"2:4", "2:5"} and not bench.ranks.parked
+
+
+async def test_parked_ranks_go_on_under_other_numbers(bench: Survival) -> None:
+    assert await park(bench, 4, 5) == ""
+    seat = msgspec.structs.replace(KEEP.seat, group_rank=0, first_rank=2)
+    launching = asyncio.create_task(bench.ranks.launch_ranks(msgspec.structs.replace(KEEP, seat=seat, world_size=6)))
+    for rank in (4, 5):
+        assert await bench.hear() == RekeyRank(key=f"2:{rank - 2}", old=f"1:{rank}")
+        await bench.say(RankStarted(key=f"2:{rank - 2}", pid=os.getpid()))
+    assert await launching == "" and bench.ranks.kept == 2
+    order = await bench.lines[5].hear()
+    assert isinstance(order, RejoinOrder)
+    assert [order.env[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] == ["3", "1", "6"]
 
 
 async def test_one_that_does_not_leave_in_time_is_ended_and_its_heir_rehearses(bench: Survival) -> None:
@@ -286,6 +299,62 @@ async def test_a_spare_rank_that_is_not_needed_is_ended(forking: Survival, how: 
     await forking.say(RankEnded(rank=HolderRank(key="0:5", pid=7, code=-9)))
     task.cancel()
     assert [str(rank.key) for rank in forking.over] == ["1:5"], "nobody hears of its end"
+
+
+@pytest.fixture
+async def sparing(forking: Survival) -> Survival:
+    """The same, and each rank is to have a spare one."""
+    limits = msgspec.structs.replace(forking.ranks.spec.settings.recovery, spares=True)
+    settings = msgspec.structs.replace(forking.ranks.spec.settings, recovery=limits)
+    forking.ranks.spec = msgspec.structs.replace(forking.ranks.spec, settings=settings)
+    return forking
+
+
+async def begin_standing(bench: Survival, rank: int, pid: int) -> RankLine:
+    """A standing spare rank is forked for this one, and waits for its seat; return its line."""
+    bench.ranks.keep_spares(True)
+    spare = await bench.hear()
+    assert isinstance(spare, ForkRank) and (spare.key, spare.env[REHEARSAL]) == (f"0:{rank}", STANDING)
+    bench.ranks.keep_spares(True)  # one after the other
+    await bench.say(RankStarted(key=spare.key, pid=pid))
+    line = RankLine(bench.lines[4].path, rank)
+    await line.open(0, parked=True)
+    await bench.until(lambda: bench.ranks.survivors.is_parked(RankKey(0, rank)))
+    return line
+
+
+async def test_a_standing_spare_rank_takes_the_seat_and_the_others_stay(sparing: Survival) -> None:
+    sparing.ranks.keep_spares(False)  # nobody trains yet
+    spares = [await begin_standing(sparing, rank, pid) for rank, pid in ((4, 7), (5, 8))]
+    sparing.lines[5].writer.close()
+    await sparing.until(lambda: not sparing.ranks.survivors.is_there(RankKey(1, 5)))
+    await sparing.end_rank(5)
+    launching = await stop_and_keep(sparing)  # nothing is forked
+    assert await sparing.hear() == RekeyRank(key="2:5", old="0:5")
+    await sparing.say(RankStarted(key="2:5", pid=8))
+    assert await launching == ""
+    assert isinstance(await spares[1].hear(), RejoinOrder)
+    spares[1].tell(2, parked=False)
+    sparing.lines[4].tell(2, parked=False)
+    await sparing.until(lambda: all(sparing.ranks.survivors.is_there(RankKey(2, rank)) for rank in (4, 5)))
+    spares.append(await begin_standing(sparing, 5, 9))  # and 4 has its own from before
+    sparing.ranks.keep_spares(True)
+    stopping = asyncio.create_task(sparing.ranks.stop_ranks(2, 0.0))
+    ended = {(await sparing.hear()).key for _ in range(4)}  # type: ignore[union-attr]
+    assert ended == {"0:4", "0:5", "2:4", "2:5"}, "a stop that parks nobody ends them too"
+    stopping.cancel()
+    for line in spares:
+        line.writer.close()
+
+
+async def test_a_standing_spare_rank_that_fails_is_not_forked_again_and_again(sparing: Survival) -> None:
+    line = await begin_standing(sparing, 4, 7)
+    line.writer.close()
+    await sparing.say(RankEnded(rank=HolderRank(key="0:4", pid=7, code=1)))
+    assert await sparing.hear() == ForgetRank(key="0:4")
+    other = await begin_standing(sparing, 5, 8)
+    assert await sparing.said.get() == "the spare of rank 4 has ended, and the rank has none until the next launch"
+    other.writer.close()
 
 
 async def test_no_spare_rank_is_forked_where_all_are_ended(forking: Survival) -> None:

@@ -84,9 +84,9 @@ dist.destroy_process_group()
 """
 
 
-def calm_weights(folder: Path, server: Path, **more: str) -> set[str]:
+def calm_weights(folder: Path, server: Path, script: str = TRAIN, **more: str) -> set[str]:
     """The weights of a run with no faults."""
-    (folder / "train.py").write_text(TRAIN)
+    (folder / "train.py").write_text(script)
     words = ("--run-dir", str(folder / "run"), *TWO, *CALM, "train.py", str(folder))
     home = {"HOLDFAST_HOME": str(folder / "home"), "HOLDFAST_FORK_SERVER": str(server)}
     job = Job(folder, *words, env=make_rank_environment(job_environment(**home, **more)))

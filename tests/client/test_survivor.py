@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ import holdfast
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.snapshot.seal_fence import SEAL_FENCE, SealFence
 from holdfast.client.survival import survivor, torch_groups
-from holdfast.client.survival.survival_refusal import find_refusal
+from holdfast.client.survival.survival_refusal import find_fixed_size, find_refusal
 from holdfast.client.survival.survivor import Here, _is_broken_group
 from holdfast.client.survival.torch_groups import GroupHolders
 from holdfast.client.training.group_calls import GROUP_CALLS, GroupCall, GroupCalls
@@ -63,6 +63,27 @@ def test_what_cannot_be_bound_again_is_named(monkeypatch: pytest.MonkeyPatch) ->
     assert "SyncBatchNorm" in find_refusal(nn.Sequential(nn.SyncBatchNorm(3)), [], [])
     assert " on meta, " in find_refusal(nn.Linear(2, 1, device="meta"), [], [])
     assert find_refusal(None, ["my.Holder"], []).startswith("my.Holder ")
+
+
+@pytest.mark.parametrize(
+    ("calls", "why"),
+    [
+        ([((), {}), ((), {"timeout": None})], ""),
+        ([(("gloo",), {})], ""),
+        ([((), {"rank": 0, "world_size": 2})], "init_process_group was told the rank"),
+        ([((), {}), (([0, 1],), {})], "it has process groups of some ranks"),
+        ([((), {}), ((), {"ranks": [0]})], "it has process groups of some ranks"),
+    ],
+)
+def test_why_a_script_is_for_one_number_of_ranks(calls: list[tuple[Any, dict[str, Any]]], why: str) -> None:
+    made = [GroupCall(len, args, kwargs, None) for args, kwargs in calls]
+    found = find_fixed_size(nn.Linear(2, 1), made)
+    assert found.startswith(why) and bool(found) is bool(why)
+
+
+def test_what_must_hold_is_one_of_two() -> None:
+    with pytest.raises(ValueError, match='must be "exact" or "fp_order"'):
+        survivor.survive(semantics="any")  # type: ignore[arg-type]
 
 
 class Group:
@@ -225,7 +246,9 @@ def test_groups_that_were_left_end_while_the_function_runs(monkeypatch: pytest.M
     monkeypatch.setattr(survivor, "find_refusal", lambda *args: "")
     monkeypatch.setattr("holdfast.client.survival.survivor.progress.find_slot", object)
     monkeypatch.setenv(PATIENCE, "5.0")
-    assert survivor.run_surviving(None, [], lambda here: False), "torch's threads of a group live as long as it does"
+    assert survivor.run_surviving(survivor.Script(None, []), lambda here: False), (
+        "torch's threads of a group live as long as it does"
+    )
 
 
 def test_groups_over_nccl_must_be_lenient(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,15 @@
 
 import msgspec
 
-from holdfast.core.snapshots.restore_choice import choose_known_restore, choose_restore, count_disks, leave_out_disks
+from holdfast.core.snapshots.restore_choice import (
+    choose_known_restore,
+    choose_replicated,
+    choose_restore,
+    count_disks,
+    leave_out_disks,
+)
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.state_copy import Copy, Doubt
+from holdfast.model.state_copy import Copy, Doubt, LaunchOrigin, Restore, Source
 
 SEATS = tuple(Seat(node=f"n{i}", group_rank=i, first_rank=i, nproc=1) for i in range(3))
 
@@ -169,3 +175,43 @@ def test_claims_of_unknown_nodes_count_only_if_known_ones_hold_nothing() -> None
     assert choose_known_restore(SEATS, [*claims, *known], nodes).step == 5
     assert choose_known_restore(SEATS, [*claims, *known[:2]], nodes).step == 9, "after a blackout, hosts have new names"
     assert choose_known_restore(SEATS, [*claims, *known], {*nodes, "x"}).step == 9
+
+
+LINE = (LaunchOrigin(generation=1, stepped=True),)
+
+
+def whole(node: str, rank: int, step: int, world: int = 4, generation: int = 1) -> Copy:
+    return Copy(rank=rank, step=step, node=node, layout="l", world=world, whole=True, generation=generation)
+
+
+def test_a_state_that_is_whole_on_every_rank_is_restored_in_a_world_of_another_size() -> None:
+    copies = [whole(node, rank, step) for node, rank in (("n0", 0), ("n2", 2)) for step in (8, 9)]
+    copies.append(whole("n0", 0, 10))
+    plan = choose_replicated(SEATS, copies, LINE, Restore())  # n1 is new and holds nothing
+    assert (plan.step, plan.replicated, plan.sources, plan.maker) == (9, True, (), 1) and plan.is_held
+    assert choose_replicated(SEATS, [*copies, whole("n1", 1, 8)], LINE, Restore()).step == 8, (
+        "the newest that all of them hold"
+    )
+    assert not choose_replicated(SEATS, (), LINE, Restore()).is_held
+    assert not choose_replicated(SEATS, [whole("n9", 3, 9)], LINE, Restore()).is_held, "nobody of the job holds it"
+
+
+def test_of_a_node_with_several_ranks_each_must_hold_the_state_at_one_world_size() -> None:
+    seats = (Seat(node="n0", group_rank=0, first_rank=0, nproc=2),)
+    held = [whole("n0", 0, 9), whole("n0", 0, 9, world=2), whole("n0", 1, 8), whole("n0", 0, 8)]
+    assert choose_replicated(seats, held, LINE, Restore()).step == 8
+    assert choose_replicated(seats, [*held, whole("n0", 1, 9, world=2)], LINE, Restore()).step == 9
+
+
+def test_whole_states_of_a_lineage_that_was_left_or_that_led_to_nan_do_not_count() -> None:
+    line = (LaunchOrigin(generation=1, stepped=True), LaunchOrigin(generation=2, step=5, maker=1, stepped=True))
+    copies = [whole("n0", 0, 7, generation=1), whole("n0", 0, 6, generation=2)]
+    assert choose_replicated(SEATS, copies, line, Restore()).step == 6, "generation 2 went on from step 5"
+    bad = msgspec.structs.replace(copies[1], poisoned=True)
+    assert not choose_replicated(SEATS, [copies[0], bad], line, Restore()).is_held
+
+
+def test_a_plan_for_each_rank_comes_first_unless_it_is_older() -> None:
+    other = Restore(step=9, sources=(Source(rank=0, own=True),))
+    assert choose_replicated(SEATS, [whole("n0", 0, 9)], LINE, other) is other
+    assert choose_replicated(SEATS, [whole("n0", 0, 10)], LINE, other).replicated

@@ -8,7 +8,7 @@ import pytest
 from holdfast.core.decide.decider import Decider
 from holdfast.core.incident.incident_text import describe_kept, describe_stop
 from holdfast.core.record.incident_story import describe_action
-from holdfast.model.action import Launch, Probe, Stage, Stop
+from holdfast.model.action import Launch, Probe, Say, Stage, Stop
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Begin, Decision, Event, Limits, Order, Outcome, Phase, Progress, Ready
 from holdfast.model.job_and_seats import Job
@@ -24,9 +24,11 @@ T = TypeVar("T")
 class Play:
     """A job of two nodes that trains; events come a second apart."""
 
-    def __init__(self, limits: Limits = LIMITS, progress: Progress = PROGRESS, standbys: int = 0) -> None:
+    def __init__(
+        self, limits: Limits = LIMITS, progress: Progress = PROGRESS, standbys: int = 0, least: int = 2
+    ) -> None:
         self.decider, self.now = Decider(), 0.0
-        job = Job(run_id="r", min_nodes=2, max_nodes=2, standbys=standbys, can_acquire=False, probes=True)
+        job = Job(run_id="r", min_nodes=least, max_nodes=2, standbys=standbys, can_acquire=False, probes=True)
         self.hear(Begin(job=job, limits=limits))
         told = [self.hear(Ready(node=node, host=node, nproc=2)) for node in "abc"[: 2 + standbys]]
         self.launch = self.find(Launch, told[1])
@@ -188,3 +190,72 @@ def test_new_code_has_new_processes() -> None:
     play.hear(Outcome(action=play.find(Stage, decision).id, ok=True))
     launch = play.relaunch(play.fail(CRASH))
     assert launch.release.number == 2 and not launch.keep
+
+
+RESIZES = msgspec.structs.replace(PROGRESS, resizes=True)
+GROWING = Limits(last_call_s=1.0)
+
+
+def shrunk() -> Play:
+    """A job whose node `a` was lost, and that trains on with the other one."""
+    play = Play(GROWING, RESIZES, least=1)
+    launch = play.relaunch(play.fail(SILENCE))
+    assert launch.keep and launch.resizes and [seat.node for seat in launch.seats] == ["b"]
+    play.hear(Outcome(action=launch.id, ok=True, kept=2))
+    made = {"generation": 2, "step": 11, "first_step": 11, "at": play.now, "first_at": play.now}
+    closed = play.hear(msgspec.structs.replace(RESIZES, **made)).closed
+    assert closed and (closed.kept, closed.short) == (2, "1 of 2 nodes, same batch")
+    assert closed.sentence == (
+        "a is silent at step 10; evicted a and resumed on 1 of 2 nodes, same batch, 2 ranks in the processes they had, "
+        "from step 10, lost 0 steps and 2.0 s (detect 0.0, stop 1.0, launch 1.0, first step 0.0)"
+    )
+    return play
+
+
+def test_ranks_that_may_be_fewer_go_on_without_the_lost_node() -> None:
+    play = shrunk()
+    assert play.present().startswith("training on 1 of 2 nodes, same batch; every rank has made step 7")
+
+
+def test_fewer_nodes_are_told_when_they_are_launched() -> None:
+    play = Play(GROWING, RESIZES, least=1)
+    decision = play.hear(Outcome(action=play.fail(SILENCE).id, ok=True))
+    assert play.find(Say, decision).text == "going on with 1 of 2 nodes, same batch"
+
+
+def test_they_stay_when_a_node_comes() -> None:
+    play = shrunk()
+    paused = play.hear(Ready(node="c", host="c", nproc=2))
+    probes = [action for action in paused.actions if isinstance(action, Probe)]
+    stop = play.find(Stop, play.hear(Outcome(action=probes[0].id, ok=True)) if probes else paused)
+    assert (stop.park_s, stop.parking, stop.nodes) == (LIMITS.survive_s, 2, ("b",))
+    assert play.present().startswith("ranks leave the step and stay: 1 more nodes are there")
+    launch = play.relaunch(stop)
+    assert launch.keep and launch.resizes and [seat.node for seat in launch.seats] == ["b", "c"]
+    play.hear(Outcome(action=launch.id, ok=True, kept=2))
+    made = {"generation": 3, "step": 12, "first_step": 12, "at": play.now, "first_at": play.now}
+    changed = play.hear(msgspec.structs.replace(RESIZES, **made)).changed
+    assert changed and (changed.kept, changed.renewed, changed.short) == (2, 2, "")
+    assert changed.sentence == (
+        "1 more nodes are there: restarted from step 11, 2 ranks in the processes they had and 2 new; c admitted, "
+        "lost 4.0 s"
+    )
+
+
+def test_without_the_floor_another_number_of_ranks_has_new_processes() -> None:
+    play = Play(GROWING, least=1)
+    launch = play.relaunch(play.fail(SILENCE))
+    assert not launch.keep and not launch.resizes
+    closed = play.step_on(launch, kept=0).closed
+    assert closed and not closed.short
+    paused = play.hear(Ready(node="c", host="c", nproc=2))
+    probes = [action for action in paused.actions if isinstance(action, Probe)]
+    assert play.find(Stop, play.hear(Outcome(action=probes[0].id, ok=True)) if probes else paused).park_s == 0.0
+
+
+def test_a_newer_release_says_anew_whether_ranks_may_be_fewer() -> None:
+    play = Play(GROWING, RESIZES, least=1)
+    decision = play.hear(Order(verb="update", who="ann", release=Release(number=0, digest="t"), window_s=1000.0))
+    play.hear(Outcome(action=play.find(Stage, decision).id, ok=True))
+    launch = play.relaunch(play.fail(SILENCE))
+    assert launch.release.number == 2 and not launch.resizes and not launch.keep

@@ -48,6 +48,7 @@ def make_beat(node: str, readings: Sequence[SlotReading], wall_s: float) -> Beat
         flops=min(r.flops for r in readings),
         parameters=agreed_count(r.parameters for r in readings),
         survives=all(r.survives for r in readings),
+        resizes=all(r.resizes for r in readings),
     )
 
 

@@ -4,9 +4,12 @@ import os
 from pathlib import Path
 
 from holdfast.model.errand import LaunchHere
+from holdfast.model.release import Release
 from holdfast.wire import progress_environment
+from holdfast.wire.inherited_environment import make_rank_environment
 from holdfast.wire.rank_memory import flight_log_writer
-from holdfast.wire.run_and_node_specs import NodeSpec
+from holdfast.wire.releases.staged_release import StagedRelease, skip_variables, staged_environment
+from holdfast.wire.run_and_node_specs import CACHE_VARIABLE, NodeSpec
 
 
 def rank_variables(spec: NodeSpec, errand: LaunchHere, local: int, slots: str, keeper: Path) -> dict[str, str]:
@@ -42,4 +45,12 @@ def rank_variables(spec: NodeSpec, errand: LaunchHere, local: int, slots: str, k
         "HOLDFAST_SLOT": f"{slots}:{local}",
         "HOLDFAST_FLIGHT": f"{slots}:{flight_log_writer.flight_log_offset(spec.nproc, local)}",
     }
-    return {k: str(v) for k, v in values.items()}
+    return {k: str(v) for k, v in values.items()} | skip_variables(errand.skips, errand.eases)
+
+
+def release_environment(spec: NodeSpec, release: Release, staged: StagedRelease) -> dict[str, str]:
+    """Return the environment that all ranks of a release share on this node."""
+    given = make_rank_environment(os.environ)
+    if spec.compiled and not given.get(CACHE_VARIABLE):
+        given[CACHE_VARIABLE] = spec.compiled
+    return staged_environment(given, spec.entry, release, staged)

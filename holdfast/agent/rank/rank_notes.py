@@ -1,4 +1,4 @@
-"""Reads the files in which ranks leave longer notes for their agent: mesh, replayable, source of losses."""
+"""Files about ranks: the notes that they leave for their agent (mesh, replayable, source of losses), and their pids."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.core.decoding import from_json
 from holdfast.model.job_and_seats import Dims
-from holdfast.wire import progress_environment, replay_environment
+from holdfast.wire import progress_environment, replay_environment, run_and_node_specs
 
 _SOURCE_BYTES = 200  # of the file in which a rank says where its losses are read from
 
@@ -35,3 +35,12 @@ def read_loss_source(folder: Path) -> str:
     except OSError:
         return ""
     return source[:_SOURCE_BYTES].decode("utf-8", "replace")
+
+
+def note_pid(folder: Path, rank: int, pid: int) -> str:
+    """Write a rank's pid to its log folder, for people's own tools; return an error or an empty text."""
+    try:
+        run_and_node_specs.publish_file(folder / "pid", f"{pid}\n".encode())
+    except OSError as e:
+        return f"rank {rank}: cannot write to its log folder {folder}: {e.strerror}"
+    return ""

@@ -14,7 +14,7 @@ from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.rank import last_words, rank_notes
 from holdfast.agent.rank.holder_line import HolderLine
 from holdfast.agent.rank.progress_slots import ProgressSlots
-from holdfast.agent.rank.rank_environment import rank_variables
+from holdfast.agent.rank.rank_environment import rank_variables, release_environment
 from holdfast.agent.rank.rank_start_requests import RankStart
 from holdfast.agent.rank.spare_ranks import SPARE, SpareRanks, spare_key
 from holdfast.agent.rank.survivors import Survivors
@@ -27,7 +27,6 @@ from holdfast.model.release import Release
 from holdfast.wire import (
     holder_messages,
     progress_environment,
-    run_and_node_specs,
     survivor_messages,
 )
 from holdfast.wire.holder_messages import (
@@ -50,9 +49,8 @@ from holdfast.wire.holder_messages import (
     ZygoteWarmed,
 )
 from holdfast.wire.holder_zygote_messages import ForkRank
-from holdfast.wire.inherited_environment import make_rank_environment
-from holdfast.wire.releases.staged_release import StagedRelease, skip_variables, staged_entry, staged_environment
-from holdfast.wire.run_and_node_specs import CACHE_VARIABLE, EntryPoint, NodeSpec
+from holdfast.wire.releases.staged_release import StagedRelease, staged_entry
+from holdfast.wire.run_and_node_specs import EntryPoint, NodeSpec
 
 _log = logging.getLogger("holdfast.agent")
 # Together less than recovery.stop_s, so that our answer comes before nobody waits for it any more.
@@ -89,8 +87,9 @@ class RankProcesses:
         self._stopped = 0  # ranks of generations up to this one may not start any more
         self._spares_parked = False  # those that are parked are not ended
         self._changed = asyncio.Event()
-        self._spares = SpareRanks(node.nproc, self._end_spare)
+        self._spares = SpareRanks(node.nproc, self._end_spare, say)
         self._errand: LaunchHere | None = None  # the newest
+        self._moved = 0  # by how much ranks of this node have other numbers than in the generation before
         self.survivors = Survivors(node_dir / survivor_messages.SOCKET, self._changed.set)
         self._swept: asyncio.Future[tuple[int, ...]] | None = None
         self.arenas: tuple[KeptArena, ...] = ()  # of snapshots, from before this agent
@@ -195,13 +194,14 @@ class RankProcesses:
         except ValueError as e:
             return str(e)
         await self._preloading.wait_until_made(errand.seat.nproc)
-        self._errand = errand
-        if not errand.keep:
+        before, self._errand = self._errand, errand
+        self._moved = errand.seat.first_rank - before.seat.first_rank if before else 0
+        if not errand.keep or (before and before.world_size != errand.world_size):
             self._spares.drop_all()
         kept = tuple(self.parked) if errand.keep else ()
-        await self._end_parked(tuple(key for key in kept if errand.seat.has_rank(key.rank)))
+        await self.end_parked(tuple(key for key in kept if errand.seat.has_rank(key.rank + self._moved)))
         errors = await asyncio.gather(*(self._start_rank(errand, local) for local in range(errand.seat.nproc)))
-        self._spares.drop_all()
+        self._spares.on_launched()
         return "; ".join(e for e in errors if e)
 
     async def _have_zygote(self, env: dict[str, str]) -> None:
@@ -233,13 +233,13 @@ class RankProcesses:
             env["HOLDFAST_MESH"] = str(self._mesh)
         if errand.keep:
             if await self._rejoin_rank(key, env):
-                return self._note_pid(where, rank, key)
+                return rank_notes.note_pid(where, rank, self.held[key].pid)
             env[progress_environment.REHEARSAL] = "1"
         start = self._make_start(errand, key, where, env)
         if start.entry.zygote and not self.cold and not await self._request_start(key, start.fork()):
-            return self._note_pid(where, rank, key)
+            return rank_notes.note_pid(where, rank, self.held[key].pid)
         error = await self._request_start(key, start.execute())
-        return f"rank {rank}: {error}" if error else self._note_pid(where, rank, key)
+        return f"rank {rank}: {error}" if error else rank_notes.note_pid(where, rank, self.held[key].pid)
 
     def _make_start(self, errand: LaunchHere, key: RankKey, where: Path, env: dict[str, str]) -> RankStart:
         return RankStart(
@@ -259,26 +259,31 @@ class RankProcesses:
             return
         if not self.survivors.has_announced(key) or (key.generation <= self._stopped and not self._spares_parked):
             return
-        where = last_words.rank_folder(self.spec.log_dir, errand.generation + 1, key.rank)
-        local = key.rank - errand.seat.first_rank
-        env = self.environment_for(errand, local) | self._spares.environment(local)
+        self._begin_spare(errand, key.rank, progress_environment.SEATLESS)
+
+    def keep_spares(self, trains: bool) -> None:
+        """If each rank is to have a spare one, begin the next, once all ranks here train and can survive."""
+        errand = self._errand
+        if not (self.spec.settings.recovery.spares and trains and errand) or errand.generation <= self._stopped:
+            return
+        if all(self.survivors.is_there(RankKey(errand.generation, rank)) for rank in errand.seat.ranks):
+            rank = self._spares.next_standing(errand.seat.ranks, self.survivors.is_parked)
+            if rank is not None:
+                self._begin_spare(errand, rank, progress_environment.STANDING)
+
+    def _begin_spare(self, errand: LaunchHere, rank: int, how: str) -> None:
+        where = last_words.rank_folder(self.spec.log_dir, errand.generation + 1, rank)
+        local = rank - errand.seat.first_rank
+        env = self.environment_for(errand, local) | self._spares.environment(local, how)
         env["TORCHELASTIC_ERROR_FILE"] = str(where / "error.json")
-        start = self._make_start(errand, spare_key(key.rank), where, env)
+        start = self._make_start(errand, spare_key(rank), where, env)
         if start.entry.zygote and not self.cold:
             where.mkdir(parents=True, exist_ok=True)
-            self._spares.start(key.rank, self._request_start(start.key, start.fork()))
+            self._spares.start(rank, self._request_start(start.key, start.fork()), how)
 
     def _end_spare(self, key: RankKey) -> None:
         self._holder.send(KillRank(key=str(key), signal=signal.SIGKILL))
         self._answer_start(key, "it is not needed any more")
-
-    def _note_pid(self, where: Path, rank: int, key: RankKey) -> str:
-        """Write the rank's pid to its log folder, for people's own tools; return an error or an empty text."""
-        try:
-            run_and_node_specs.publish_file(where / "pid", f"{self.held[key].pid}\n".encode())
-        except OSError as e:
-            return f"rank {rank}: cannot write to its log folder {where}: {e.strerror}"
-        return ""
 
     async def _request_start(self, key: RankKey, message: ExecRank | ForkRank | RekeyRank) -> str:
         if SPARE < key.generation <= self._stopped:
@@ -307,13 +312,8 @@ class RankProcesses:
 
     def environment_for(self, errand: LaunchHere, local: int) -> dict[str, str]:
         """Return the whole environment of a rank."""
-        staged = self._staged(errand.release)
-        given = make_rank_environment(os.environ)
-        if self.spec.compiled and not given.get(CACHE_VARIABLE):
-            given[CACHE_VARIABLE] = self.spec.compiled
-        own = staged_environment(given, self.spec.entry, errand.release, staged)
-        ours = rank_variables(self.spec, errand, local, self.slots.path, self.keeper_path)
-        return own | ours | skip_variables(errand.skips, errand.eases)
+        given = release_environment(self.spec, errand.release, self._staged(errand.release))
+        return given | rank_variables(self.spec, errand, local, self.slots.path, self.keeper_path)
 
     def learn_imports(self, trains: bool = True) -> None:
         """Ask the holder for a new zygote if the present one lacks modules that the next generation will import."""
@@ -361,7 +361,8 @@ class RankProcesses:
 
     async def _rejoin_rank(self, key: RankKey, env: dict[str, str]) -> bool:
         """Have a parked or a spare rank go on under this key; return False if neither is available."""
-        old = next((one for one in self.parked if one.rank == key.rank and one.generation < key.generation), None)
+        was, generation = key.rank - self._moved, key.generation
+        old = next((one for one in self.parked if one.rank == was and one.generation < generation), None)
         if old is None and await self._spares.take(key.rank):
             if await self._request_start(key, RekeyRank(key=str(key), old=str(spare_key(key.rank)))):
                 return False
@@ -375,13 +376,11 @@ class RankProcesses:
             self._holder.send(KillRank(key=str(key), signal=signal.SIGKILL))  # as a rank that fails at its start
         return True
 
-    async def end_parked(self) -> None:
-        """End the parked ranks, and the spare ones."""
-        self._spares.drop_all()
-        await self._end_parked()
-
-    async def _end_parked(self, but: tuple[RankKey, ...] = ()) -> None:
-        ending = self.parked.difference(but)
+    async def end_parked(self, but: tuple[RankKey, ...] | None = None) -> None:
+        """End the parked ranks, except `but`; without these, end the spare ones too."""
+        if but is None:
+            self._spares.drop_all()
+        ending = self.parked.difference(but or ())
         for key in ending:
             self._holder.send(KillRank(key=str(key), signal=signal.SIGKILL))
         until = self._clock.monotonic() + _UNKILLABLE_S

@@ -89,15 +89,21 @@ class ArenaTable:
 
     def __init__(self) -> None:
         self._arenas: dict[int, OwnArena] = {}
+        self._aside: tuple[OwnArena, ...] = ()
         self._pins: dict[OwnSnapshot, SnapshotPin] = {}
         self._count = 0
         self._lock = threading.Lock()
 
-    def put_arena(self, path: str, arena: Arena) -> OwnArena:
-        """Give a rank this arena, in place of any other; pins of the other one stay until they are released."""
+    def put_arena(self, path: str, arena: Arena, *, aside: bool = False) -> OwnArena:
+        """Give a rank this arena, in place of any other; pins of the other one stay until they are released. With
+        `aside`, it is only restored from."""
         with self._lock:
             self._count += 1
-            own = self._arenas[arena.rank] = OwnArena(path=path, arena=arena, number=self._count)
+            own = OwnArena(path=path, arena=arena, number=self._count)
+            if aside:
+                self._aside += (own,)
+            else:
+                self._arenas[arena.rank] = own
         return own
 
     def find_arena(self, rank: int) -> OwnArena | None:
@@ -108,6 +114,23 @@ class ArenaTable:
         """Return the arenas of all ranks, as they are now."""
         with self._lock:
             return tuple(self._arenas.values())
+
+    def set_aside(self, world: int) -> None:
+        """Set the arenas aside that are not of a world of this size: ranks get others, and restore from these."""
+        with self._lock:
+            self._aside += tuple(own for own in self._arenas.values() if own.arena.world != world)
+            self._arenas = {rank: own for rank, own in self._arenas.items() if own.arena.world == world}
+
+    def list_aside(self) -> tuple[OwnArena, ...]:
+        """Return the arenas that were set aside, in the order of their ranks."""
+        with self._lock:
+            return tuple(sorted(self._aside, key=lambda own: own.arena.rank))
+
+    def forget_aside(self) -> tuple[str, ...]:
+        """Forget the arenas that were set aside; return their paths."""
+        with self._lock:
+            gone, self._aside = self._aside, ()
+        return tuple(own.path for own in gone)
 
     def list_snapshots(self) -> Sealed:
         """Return the sealed snapshots of all arenas, for each rank the newest first."""
@@ -151,5 +174,5 @@ class ArenaTable:
 
     def drop_left(self, launch: KeeperLaunch) -> None:
         """Drop all snapshots, even pinned ones, whose lineage this launch does not continue."""
-        for own in self.list_arenas():
+        for own in (*self.list_arenas(), *self.list_aside()):
             drop_left(own.arena, launch)

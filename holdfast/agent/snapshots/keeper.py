@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from holdfast.agent.snapshots.arena_table import ArenaTable, OwnArena
+from holdfast.agent.snapshots.arenas_aside import ArenasAside
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
 from holdfast.agent.snapshots.copies_for_peers import PeerCopies
 from holdfast.agent.snapshots.departure_writer import FinalWriter
@@ -116,26 +117,29 @@ class Keeper:
         self._shelf = PeerCopies(self._notes, self._arenas, for_peers, self.disk, ports)
         self._launch = KeeperLaunch()
         self._requests = RequestNotes(self._notes, ports)
+        self._aside = ArenasAside(self._arenas, ports)
         self._seen: dict[int, tuple[tuple[int, int], ...]] = {}  # rank -> seq and flags of what was looked at last
 
     def adopt_arenas(self, kept: tuple[KeptArena, ...]) -> None:
         """Take over from an earlier agent: the arenas, the launch, and the ranks' arena requests."""
+        errand: LaunchHere | None = None
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            errand = from_json(self._notes.read_note(_LAUNCH), LaunchHere)
         for one in kept:
             with contextlib.suppress(ArenaError):  # made, and never used
-                self._adopt_arena(one)
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            self._begin_generation(from_json(self._notes.read_note(_LAUNCH), LaunchHere))
+                self._adopt_arena(one, errand.world_size if errand and errand.restore.replicated else 0)
+        if errand:
+            self._begin_generation(errand)
             self._shelf.begin_launch(msgspec.structs.replace(self._launch, shared_step=sys.maxsize))  # of its own line
         for want in self._requests.read_requests():
             self._on_want(want)
         self._persisting.mark_recalled()
 
-    def _adopt_arena(self, kept: KeptArena) -> None:
-        arena = Arena.open(kept.path)
+    def _adopt_arena(self, kept: KeptArena, world: int) -> None:
         if kept.name.startswith(PREFIX):
-            self._shelf.adopt_arena(kept.name, arena)
+            self._shelf.adopt_arena(kept.name, Arena.open(kept.path))
         else:
-            self._arenas.put_arena(kept.path, arena)
+            self._aside.adopt_arena(kept.name, kept.path, world)
 
     def _on_want(self, want: ArenaRequest) -> None:
         """Note a rank's arena request; if the rank is of this generation and has an arena, tell the keeper's parts."""
@@ -171,7 +175,7 @@ class Keeper:
 
     def list_copies(self) -> tuple[Copy, ...]:
         """Return all snapshots, copies and parities on this node that could be restored."""
-        arenas = [own.arena for own in self._arenas.list_arenas()]
+        arenas = [own.arena for own in (*self._arenas.list_arenas(), *self._arenas.list_aside())]
         own = [self._describe_copy(arena, one, True) for arena in arenas for one in arena.list_sealed()]
         return (
             *own,
@@ -233,6 +237,8 @@ class Keeper:
         self._seen.clear()
         self._requests.begin_launch()
         self._shelf.begin_launch(self._launch)
+        if errand.restore.replicated:
+            self._arenas.set_aside(errand.world_size)
         self._arenas.drop_left(self._launch)
         self.disk.remove_given_up(self._launch)
         try:
@@ -302,13 +308,16 @@ class Keeper:
             if given.why:
                 self._ports.say(given.why)
             slots = given.slots
-        path = await self._ports.make_arena(f"rank-{want.rank}", arena_bytes(want.image_bytes, slots))
+        size_bytes = arena_bytes(want.image_bytes, slots)
+        path = await self._aside.make_memory(want.rank, self._launch.generation, size_bytes)
         layout, world = bytes.fromhex(want.layout), want.world
         arena = Arena.make(path, layout=layout, image_bytes=want.image_bytes, slots=slots, rank=want.rank, world=world)
         return self._arenas.put_arena(path, arena)
 
     async def _find_state(self, asked: StateRequest) -> StateGrant | KeeperRefusal:
         launch, source = self._launch, self._launch.find_source(asked.rank)
+        if launch.restore.replicated:
+            return await self._aside.find_replica(launch, asked.rank)
         if source is None:
             told = launch.restore
             return StateGrant(source="none", run=launch.run, doubts=told.doubts, stored=told.stored)
@@ -319,7 +328,7 @@ class Keeper:
         own = self._arenas.find_arena(asked.rank)
         if own is None:
             return KeeperRefusal(why=f"this node has no snapshot of rank {asked.rank} at step {launch.restore.step}")
-        return await self._own_state(own)
+        return await self._aside.verify_state(own, launch.restore.step)
 
     async def _disk_state(self, source: Source) -> StateGrant | KeeperRefusal:
         """Read a rank's state from this node's disk into its arena, and verify it."""
@@ -354,20 +363,6 @@ class Keeper:
         step, took_s = self._launch.restore.step, self._ports.clock.monotonic() - began_at
         size = f"{plan.image_bytes / 1e9:.3g} GB" if plan.image_bytes > 1e7 else f"{plan.image_bytes / 1e6:.2g} MB"
         self._ports.say(f"rank {plan.rank} got {size} of step {step} from {nodes} in {took_s:.2f} s")
-
-    async def _own_state(self, own: OwnArena) -> StateGrant | KeeperRefusal:
-        """Verify the rank's own snapshot and return where it lies; drop a damaged one, so it is never offered again."""
-        step, arena = self._launch.restore.step, own.arena
-        for one in arena.list_sealed():
-            if one.step != step:
-                continue
-            wrong = await asyncio.to_thread(arena.verify, one.slot)
-            if not wrong:
-                return StateGrant(source="memory", step=step, arena=own.path, slot=one.slot)
-            arena.drop(one.slot)
-            self._ports.say(f"dropped the damaged snapshot of rank {arena.rank} at step {step} ({wrong})")
-            return KeeperRefusal(why=wrong)
-        return KeeperRefusal(why=f"this node no longer has a snapshot of rank {arena.rank} at step {step}")
 
     async def _fetch_state(self, source: Source) -> StateGrant | KeeperRefusal:
         """Fetch the state of a rank that ran on another node: from keepers that hold it, into an arena on this node."""
@@ -407,6 +402,7 @@ class Keeper:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._requests.try_again()
+                await self._aside.free_unneeded(self._launch.ranks)
                 for work in self._due_writes():
                     tasks.create_task(work)
                 if self.backing.is_next_ready():

@@ -376,7 +376,7 @@ def _incidents_table(report: Report, bill: Bill) -> Table:
     redone = {restart.incident: restart.redone for restart in report.restarts}
     for record in report.incidents:
         swapped = f"; {', '.join(record.admitted)} took its place" if record.admitted else ""
-        swapped += describe_kept(record)
+        swapped += describe_kept(record) + (f"; {record.short}" if record.short else "")
         why = f"{record.verdict.reason}{swapped}{describe_new_release(record)}{_fresh_start_text(record)}"
         lost = _lost_text(record, bill.incidents.get(record.number, {}), redone.get(record.number))
         happened = f"{record.cause}{describe_step(record)}{describe_again(record)}"

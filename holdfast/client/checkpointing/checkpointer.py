@@ -37,6 +37,7 @@ from holdfast.client.checkpointing.extra_state import ExtraState, extras_room
 from holdfast.client.checkpointing.model_state import ModelState
 from holdfast.client.checkpointing.optimizer_step_pre_hook import do_nothing
 from holdfast.client.checkpointing.rank_collectives import RankWorld
+from holdfast.client.checkpointing.replicated_state import announce_sizes
 from holdfast.client.checkpointing.rival_run import RivalRun
 from holdfast.client.checkpointing.state_restore import StateRestore
 from holdfast.client.snapshot.live_state_items import ChangedError
@@ -108,7 +109,7 @@ class Checkpointer:
         self._metadata, self._last = b"", -1
         self._stall_s = 0.0  # what the last save took
         self.skipped = 0  # saves for which there was no room
-        self.restored_from = ""  # "memory", "peer", "disk", "storage"; "none": nothing was found
+        self.restored_from = ""  # "memory", "peer", "replica", "disk", "storage"; "none": nothing was found
         self._lay_out()
         atexit.register(_on_exit, weakref.ref(self))
 
@@ -288,18 +289,16 @@ class Checkpointer:
         found = flatten_state(state, self._source.holders_of)
         extra = world.largest_of(extras_room(self._extras.pack_extras(0, list(found.objects))))
         specs = [*found.specs, extra_spec(extra, world.rank, world.size)]
-        layout = arrange_image(
-            specs, record_sizes, rank=world.rank, world=world.size, form=f"torch {torch.__version__}"
-        )
+        form = f"torch {torch.__version__}"
+        layout = arrange_image(specs, record_sizes, rank=world.rank, world=world.size, form=form)
         gathered = world.gather_layouts(layout)
         self._metadata = dcp.encode_metadata(gathered) if gathered else b""
+        announce_sizes(layout, self._say_once)
         self._source.bind_layout(layout, found)
         self._snapshots = self._make_memory(layout)
         if self._replay:
             return True  # no more of its memory is used than to read a checkpoint
-        devices = {
-            thing.device for thing in found.objects.values() if isinstance(thing, torch.Tensor) and thing.is_cuda
-        }
+        devices = {one.device for one in found.objects.values() if isinstance(one, torch.Tensor) and one.is_cuda}
         if len(devices) == 1:
             guarded, followed = self._source.guarded_items(), self._source.is_followed
             side = self._snapshots.use_gpu(devices.pop(), guarded, self._say_once, followed=followed)
@@ -333,7 +332,9 @@ class Checkpointer:
         if state.source == "none":
             return self._restore_newest(state)
         restoring = self._start_restore()
-        if state.source == "storage":
+        if state.replicated:
+            restoring.from_replicas(state, self._world, self._generation, link.path.parent)
+        elif state.source == "storage":
             if why := self._load_checkpoint(restoring, state.url, state.step):
                 raise StateError(f"{state.url} cannot be restored: {why}")
         else:

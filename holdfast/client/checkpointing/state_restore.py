@@ -1,13 +1,14 @@
 """Restores a state from an image in memory or from a checkpoint, even one that was split among ranks differently."""
 
 import warnings
+from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as torch_dcp
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from holdfast.checkpoint import checkpoint_load, dcp
-from holdfast.checkpoint.arena import STORED, Arena
+from holdfast.checkpoint.arena import STORED, Arena, SnapshotName
 from holdfast.checkpoint.image_layout import EXTRA
 from holdfast.checkpoint.image_metadata import unpack_metadata
 from holdfast.checkpoint.manifest import StorageError
@@ -15,10 +16,13 @@ from holdfast.checkpoint.record_locations import locate_pieces
 from holdfast.checkpoint.state_image import StateError, StateImage, bytes_of
 from holdfast.client.checkpointing.extra_state import ExtraState
 from holdfast.client.checkpointing.model_state import ModelState
+from holdfast.client.checkpointing.rank_collectives import RankWorld
+from holdfast.client.checkpointing.replicated_state import extra_index, open_image, sign_items, spread_image
 from holdfast.client.checkpointing.script_state_dict import UserState
 from holdfast.client.snapshot.cuda_host_memory import CudaStreams
 from holdfast.client.snapshot.gpu_upload import GpuUpload
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
+from holdfast.wire.rank_keeper_messages import StateGrant
 
 
 class StateRestore:
@@ -42,6 +46,65 @@ class StateRestore:
         self._upload_image(image, path, arena.image_at(slot))
         if arena.slot_seq(slot) != found[0].seq:
             raise StateError(f"the snapshot of step {step} was overwritten while it was read")
+
+    def from_replicas(self, state: StateGrant, world: RankWorld, generation: int, folder: Path) -> None:
+        """Restore the whole state that this node or another rank has; a collective. Afterwards each rank has a snapshot
+        of it. A rank that got the state of another keeps its own random numbers."""
+        has = state.source != "replica"
+        if has:
+            self._from_whole(state, folder)
+        told = world.gather_all((has, sign_items(self._snapshots.layout)))
+        source = next((rank for rank, (there, _) in enumerate(told) if there), None)
+        if source is None:
+            raise StateError(f"no rank has the state of step {state.step}")
+        if len({sign for _, sign in told}) > 1:
+            raise StateError("ranks have different states, so none can take that of another")
+        if not has:
+            self._receive_whole(state.step, generation, source)
+            return
+        slot = self._find_or_take(state.step, generation)
+        if not all(there for there, _ in told):
+            spread_image(self._snapshots.images[slot], source=source, lacks=False)
+
+    def _from_whole(self, state: StateGrant, folder: Path) -> None:
+        """Restore the whole state from any rank's snapshot on this node, even of another number of ranks."""
+        arena = Arena.open(state.arena)
+        if arena.layout == self._snapshots.layout.digest:
+            self.from_memory(state.arena, state.slot, state.step)
+            return
+        image, seq = open_image(arena, state.slot, folder), arena.slot_seq(state.slot)
+        told = unpack_metadata(image.payload_bytes(extra_index(image.layout)))
+        self._source.restore_image(image, told.absent)
+        if arena.slot_seq(state.slot) != seq or told.step != state.step:
+            raise StateError(f"the snapshot of step {state.step} was overwritten while it was read")
+        self._extras.restore(told, here=True)
+
+    def _find_or_take(self, step: int, generation: int) -> int:
+        """Return the slot of this rank's snapshot of the restored step; take one if there is none."""
+        for sealed in self._snapshots.arena.list_sealed():
+            if sealed.step == step:
+                return sealed.slot
+        things = self._source.read()
+        packed = self._extras.pack_extras(step, things.absent, self._extras.made)
+        taken = self._snapshots.take_snapshot(SnapshotName(step=step, generation=generation, flags=0), things, packed)
+        self._snapshots.close()
+        if taken is None:
+            raise StateError("there is no free slot for the state that was restored")
+        return taken.slot
+
+    def _receive_whole(self, step: int, generation: int, source: int) -> None:
+        """Restore the whole state of rank `source`, and keep it as a snapshot of this rank."""
+        slot = self._snapshots.arena.begin_slot(step, generation)
+        if slot is None:
+            raise StateError("there is no free slot for another rank's state")
+        image = self._snapshots.images[slot.index]
+        image.write_frames()
+        extra = spread_image(image, source=source, lacks=True)
+        image.put_bytes(self._snapshots.extra, extra)
+        slot.seal()
+        told = unpack_metadata(image.payload_bytes(self._snapshots.extra))
+        self._source.restore_image(image, told.absent)
+        self._extras.restore(told, here=False)
 
     def drop_later(self, step: int) -> None:
         """Drop the snapshots of later steps: they belong to a lineage that the job has left."""

@@ -4,11 +4,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.survival.torch_groups import is_fsdp
-from holdfast.client.training.group_calls import GROUP_CALLS
+from holdfast.client.training.group_calls import GROUP_CALLS, GroupCall
+
+_FIXED = {"rank", "world_size", "store"}
+_PLAIN_ARGUMENTS = 3  # of init_process_group: backend, init_method and timeout
 
 
 def find_refusal(model: torch.nn.Module | None, unknown: list[str], groups: list[Any]) -> str:
@@ -31,6 +35,20 @@ def find_refusal(model: torch.nn.Module | None, unknown: list[str], groups: list
     devices = {parameter.device.type for parameter in model.parameters()} if model is not None else set[str]()
     if devices - {"cpu", "cuda"}:
         return f"its model is on {', '.join(sorted(devices))}, and only processors and CUDA are known to go on"
+    return ""
+
+
+def find_fixed_size(model: torch.nn.Module | None, made: list[GroupCall]) -> str:
+    """Return in words why this script's groups or model are for one number of ranks only; "" if they are not."""
+    if _FIXED & made[0].kwargs.keys() or len(made[0].args) > _PLAIN_ARGUMENTS:
+        return "init_process_group was told the rank, the world size or a store; leave these to the environment"
+    if any(call.args or call.kwargs.get("ranks") is not None for call in made[1:]):
+        return "it has process groups of some ranks"
+    modules = list(model.modules()) if model is not None else []
+    if any(is_fsdp(module) for module in modules):
+        return "FSDP divides the model among them"
+    if any(isinstance(parameter, DTensor) for module in modules for parameter in module.parameters(recurse=False)):
+        return "its model is divided among them"
     return ""
 
 

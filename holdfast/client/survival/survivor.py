@@ -10,19 +10,20 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar
 
 import torch
 
 from holdfast.checkpoint.keeper_client import current_generation
+from holdfast.client.checkpointing.replicated_state import WorldSizes
 from holdfast.client.snapshot.seal_fence import SEAL_FENCE
 from holdfast.client.survival import torch_groups
 from holdfast.client.survival.order_line import OrderLine
-from holdfast.client.survival.survival_refusal import find_refusal
-from holdfast.client.training.group_calls import GROUP_CALLS, list_groups
+from holdfast.client.survival.survival_refusal import find_fixed_size, find_refusal
+from holdfast.client.training.group_calls import GROUP_CALLS, GroupCall, list_groups
 from holdfast.client.training.message_counts import find_counts
 from holdfast.client.training.progress import here as progress
-from holdfast.wire.progress_environment import KEEPER, PATIENCE, REHEARSAL, RESUME, SEATLESS
+from holdfast.wire.progress_environment import KEEPER, PATIENCE, REHEARSAL, RESUME, SEATLESS, STANDING
 from holdfast.wire.replay_environment import is_replay
 from holdfast.wire.survivor_messages import SOCKET
 
@@ -48,7 +49,12 @@ class Here(NamedTuple):
 
 
 def survive(
-    *, model: torch.nn.Module | None = None, optimizer: Any = None, mesh: object = None
+    *,
+    model: torch.nn.Module | None = None,
+    optimizer: Any = None,
+    mesh: object = None,
+    semantics: Literal["exact", "fp_order"] = "exact",
+    rehearsal: Callable[[], object] | None = None,
 ) -> Callable[[Callable[[Here], Result]], Callable[[], Result]]:
     """Mark the training function: when another rank fails, it is interrupted and called again, in the same process.
 
@@ -57,6 +63,15 @@ def survive(
     of an interrupted step are dropped: those of `model`, and those of parameters that only `optimizer` (one, or
     several) knows. `mesh` is passed on to `holdfast.attach`.
 
+    `semantics` is the least that must hold of what is computed: "exact", the bits of a run without failures, or
+    "fp_order", the same samples in the same steps, but sums of floats in another order. With "fp_order" ranks also go
+    on when a node is missing, if `--min-nodes` allows it, and when nodes come: the function is then called with
+    another `here.rank` and `here.world`, and must give its ranks the same batch, as `holdfast.GlobalBatch` does.
+
+    `rehearsal` makes one step like those of the function, with made-up samples and without the Checkpointer. A spare
+    rank calls it while the others train (`recovery.spares`), so that its own first step takes no longer than theirs.
+    No other rank takes part, and what it computes is discarded.
+
     >>> @holdfast.survive(model=torch.nn.Linear(2, 1))
     ... def train(here):
     ...     return here.rank
@@ -64,6 +79,8 @@ def survive(
     0
     """
 
+    if semantics not in ("exact", "fp_order"):
+        raise ValueError(f'semantics must be "exact" or "fp_order", not {semantics!r}')
     owners = [] if optimizer is None else list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
     if strange := [type(one).__name__ for one in owners if not hasattr(one, "zero_grad")]:
         raise TypeError(f"optimizer must be an optimizer, or several, not {strange[0]}: it has no zero_grad")
@@ -73,15 +90,26 @@ def survive(
         def survivor() -> Result:
             if mesh is not None:
                 progress.attach(mesh=mesh)
-            return run_surviving(model, owners, function)
+            script = Script(model, owners, any_size=semantics == "fp_order", rehearsal=rehearsal)
+            return run_surviving(script, function)
 
         return survivor
 
     return decorate
 
 
-def run_surviving(model: torch.nn.Module | None, optimizers: list[Any], function: Callable[[Here], Result]) -> Result:
+class Script(NamedTuple):
+    """What a script has told about itself besides its function."""
+
+    model: torch.nn.Module | None
+    optimizers: list[Any]
+    any_size: bool = False  # it goes on with any number of ranks
+    rehearsal: Callable[[], object] | None = None
+
+
+def run_surviving(script: Script, function: Callable[[Here], Result]) -> Result:
     """Run the function until it returns, in as many generations as that takes."""
+    model, any_size = script.model, script.any_size
     slot, patience_s = progress.find_slot(), float(os.environ.get(PATIENCE, "0"))
     if slot is None or is_replay() or not patience_s:
         return function(_read_place())
@@ -91,10 +119,12 @@ def run_surviving(model: torch.nn.Module | None, optimizers: list[Any], function
         reason = why if holders else "its process groups were made before holdfast could see it"
         if GROUP_CALLS.rehearses:
             raise RuntimeError(f"this rank cannot join others that went on: {reason}")
-        if int(os.environ.get("RANK", "0")) == 0:
-            print(f"holdfast: no rank survives the failure of another one: {reason}", file=sys.stderr, flush=True)
+        _say_first(f"no rank survives the failure of another one: {reason}")
         return function(_read_place())
-    survivor = Survivor(model, optimizers, holders, patience_s)
+    if fixed := find_fixed_size(model, made) if any_size else "":
+        _say_first(f"the number of ranks cannot change while they go on: {fixed}")
+    WorldSizes.any = any_size and not fixed
+    survivor = Survivor(script, holders, patience_s)
     del made  # groups that were left end with their last reference
     try:
         result = survivor.run(function, slot)
@@ -102,6 +132,11 @@ def run_surviving(model: torch.nn.Module | None, optimizers: list[Any], function
         survivor.hang_up()
     survivor.retire()
     return result
+
+
+def _say_first(sentence: str) -> None:
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(f"holdfast: {sentence}", file=sys.stderr, flush=True)
 
 
 def _read_place() -> Here:
@@ -112,21 +147,18 @@ def _read_place() -> Here:
 class Survivor:
     """Calls the function that survives once per generation, and regroups in between."""
 
-    def __init__(
-        self,
-        model: torch.nn.Module | None,
-        optimizers: list[Any],
-        holders: torch_groups.GroupHolders,
-        patience_s: float,
-    ) -> None:
-        self._model, self._optimizers, self._holders, self._patience_s = model, optimizers, holders, patience_s
+    def __init__(self, script: Script, holders: torch_groups.GroupHolders, patience_s: float) -> None:
+        self._model, self._optimizers, self._rehearsal = script.model, script.optimizers, script.rehearsal
+        self._holders, self._patience_s = holders, patience_s
         self._line = OrderLine(Path(os.environ[KEEPER]).with_name(SOCKET), _break_off)
         self._slot: SlotWriter | None = None
 
     def run(self, function: Callable[[Here], Result], slot: "SlotWriter") -> Result:
         self._slot, SEAL_FENCE.armed = slot, True
-        if os.environ.get(REHEARSAL) == SEATLESS:
+        if (how := os.environ.get(REHEARSAL)) in (SEATLESS, STANDING):
             torch_groups.warm_gpu(self._model)
+            if how == STANDING:
+                self._rehearse()
             self._rejoin(self._line.wait_for_seat(_read_place().rank))
         elif GROUP_CALLS.rehearses:
             self._regroup()
@@ -151,6 +183,27 @@ class Survivor:
             traceback.clear_frames(failure.__traceback__)  # what the function had is free for the next time
             del failure
             self._rejoin(self._line.park())
+
+    def _rehearse(self) -> None:
+        """Make the script's rehearsed step: in groups of this process alone or, if the model is divided among ranks,
+        in fake ones. All of it is overwritten by the state of the rank whose seat this process takes."""
+        if self._rehearsal is None:
+            return
+        made = list(GROUP_CALLS.made)
+        fixed = find_fixed_size(self._model, made)
+        if fixed and torch_groups.has_ddp(self._model):  # whose sums do not end in fake groups
+            print(f"holdfast: the step is not rehearsed: {fixed}", file=sys.stderr, flush=True)
+            return
+        if not fixed:
+            torch_groups.forget_groups()
+            self._bind_groups(made, alone=True)
+        with torch_groups.unsaved_buffers(self._model), GROUP_CALLS.rehearsed_step():
+            self._rehearsal()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        made = list(GROUP_CALLS.made)
+        torch_groups.forget_groups()
+        GROUP_CALLS.made[:] = made
 
     def hang_up(self) -> None:
         self._line.close()
@@ -188,11 +241,15 @@ class Survivor:
         torch_groups.forget_groups()
         os.environ.pop(REHEARSAL, None)
         GROUP_CALLS.be_lenient()
-        shows = sys.excepthook
-        self._holders.replace_groups(GROUP_CALLS.make_again(made))
-        sys.excepthook = shows  # torch has put the rank before its lines when the first group was made
+        self._bind_groups(made)
         progress.on_group_teardown("")
         progress.on_group()
+
+    def _bind_groups(self, made: list[GroupCall], *, alone: bool = False) -> None:
+        """Make these groups again, put them in place of the old ones, and have the model use them without gradients."""
+        shows = sys.excepthook
+        self._holders.replace_groups(GROUP_CALLS.make_again(made, alone=alone))
+        sys.excepthook = shows  # torch has put the rank before its lines when the first group was made
         if self._model is not None:
             torch_groups.bind_model(self._model)
         for optimizer in self._optimizers:

@@ -4,6 +4,7 @@ import gc
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from types import CellType, FrameType, MappingProxyType
 from typing import Any
@@ -92,6 +93,18 @@ def warm_gpu(model: torch.nn.Module | None) -> None:
     torch.cuda.synchronize(first.device)
 
 
+@contextmanager
+def unsaved_buffers(model: torch.nn.Module | None) -> Iterator[None]:
+    """After this block, the model's buffers that are in no state dict are as they were before it."""
+    saved = set(model.state_dict()) if model is not None else set[str]()
+    named = dict(model.named_buffers()) if model is not None else {}
+    before = {buffer: buffer.detach().clone() for name, buffer in named.items() if name not in saved}
+    yield
+    with torch.no_grad():
+        for buffer, content in before.items():
+            buffer.copy_(content)
+
+
 def forget_groups() -> None:
     """Forget all groups after an abort. New ones then get the names of the old, in the same order."""
     if dist.is_initialized():
@@ -145,6 +158,10 @@ def bind_model(model: Any) -> None:
             state = module._get_fsdp_state()
             if state._is_root:
                 state._reset_iter_state()
+
+
+def has_ddp(model: torch.nn.Module | None) -> bool:
+    return model is not None and any(isinstance(module, DistributedDataParallel) for module in model.modules())
 
 
 def is_fsdp(module: Any) -> bool:

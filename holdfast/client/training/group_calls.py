@@ -6,7 +6,8 @@ that function already. Its groups are fake until then: they have the right size,
 
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -40,12 +41,22 @@ class GroupCalls:
 
     def __init__(self) -> None:
         self.made: list[GroupCall] = []
+        self.steps_aside = False  # whether steps are a rehearsal
         self.lenient = False  # whether torch lets this process live when another one of its groups dies
 
     @property
     def rehearses(self) -> bool:
         """Whether this process's groups are fake until it joins the survivors."""
         return bool(os.environ.get(REHEARSAL))
+
+    @contextmanager
+    def rehearsed_step(self) -> Iterator[None]:
+        """Within this block, steps of optimizers are a rehearsal, and count for nothing."""
+        self.steps_aside = True
+        try:
+            yield
+        finally:
+            self.steps_aside = False
 
     def init_group(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call torch's init_process_group, or make a fake group in its place, and record the call."""
@@ -83,11 +94,17 @@ class GroupCalls:
         whole = group is None or group is dist.group.WORLD
         self.made[:] = [] if whole else [call for call in self.made if call.group is not group]
 
-    def make_again(self, made: list[GroupCall]) -> dict[Any, Any]:
-        """Make these groups again, over the store that the environment now names; return old groups mapped to new."""
+    def make_again(self, made: list[GroupCall], *, alone: bool = False) -> dict[Any, Any]:
+        """Make these groups again, over the store that the environment now names; return old groups mapped to new. With
+        `alone`, make them with no other process; none of them may be of some ranks only."""
         self.made.clear()
         for call in made:
-            group = call.make(*call.args, **call.kwargs)
+            args, kwargs = call.args, call.kwargs
+            if alone and call is made[0]:
+                args = args[:1]
+                kwargs = {name: value for name, value in kwargs.items() if name != "init_method"}
+                kwargs |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+            group = call.make(*args, **kwargs)
             self.made.append(call._replace(group=group or dist.group.WORLD))
         return {old.group: new.group for old, new in zip(made, self.made, strict=True)}
 

@@ -13,6 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from holdfast.client.training import inferred_resume_step, process_group_lifecycle
+from holdfast.client.training.group_calls import GROUP_CALLS
 from holdfast.client.training.parameter_count import ParameterCount
 from holdfast.client.training.progress import RankProgress
 from holdfast.wire.progress_environment import MADE_UP, REHEARSAL
@@ -44,6 +45,8 @@ class StepCount:
         return result
 
     def on_optimizer_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if GROUP_CALLS.steps_aside:
+            return
         self._updated = True
         if (parameters := self._parameters.add_optimizer(optimizer)) is not None:
             self._progress.note_parameters(parameters)

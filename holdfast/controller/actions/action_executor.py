@@ -22,7 +22,13 @@ from holdfast.core.incident import incident_text
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.snapshots import final_checkpoint
 from holdfast.core.snapshots.lineage import Line, add_launch, bans_before, is_of_line
-from holdfast.core.snapshots.restore_choice import choose_known_restore, count_disks, leave_out_disks, steps_on_disks
+from holdfast.core.snapshots.restore_choice import (
+    choose_known_restore,
+    choose_replicated,
+    count_disks,
+    leave_out_disks,
+    steps_on_disks,
+)
 from holdfast.model.action import (
     Acquire,
     Action,
@@ -265,13 +271,13 @@ class ActionExecutor:
                 skips=action.skips,
                 eases=action.eases,
                 # Ranks that have no state to restore would go on from what they had, and others from the beginning.
-                keep=action.keep and (bool(plan.sources) or plan.stored >= 0),
+                keep=action.keep and (plan.is_held or plan.stored >= 0),
             )
             for seat in action.seats
         }
         outcome = await self._gather_outcome(action.id, errands, self.view.limits.launch_s)
         outcome = msgspec.structs.replace(outcome, disks=disks, apart=plan.apart)
-        worth_telling = plan.sources or self.registry.stored >= 0 or plan.doubts
+        worth_telling = plan.is_held or self.registry.stored >= 0 or plan.doubts
         return msgspec.structs.replace(outcome, detail=plan.reason) if worth_telling else outcome
 
     def _steps_on_disks(self, launch: Launch, plan: Restore) -> set[int]:
@@ -280,7 +286,7 @@ class ActionExecutor:
         line, left = (self._noted.line, self._noted.left) if self._noted else ((), ())
         held = [copy for copy in held if is_of_line(line, launch.generation, copy.generation, copy.step)]
         left = (*left, *launch.doubts)
-        return steps_on_disks(launch.seats, leave_out_disks(held, left), plan.step if plan.sources else -1)
+        return steps_on_disks(launch.seats, leave_out_disks(held, left), plan.step if plan.is_held else -1)
 
     def _recall_or_plan(self, launch: Launch) -> Restore:
         """Return the launch's restore plan: the noted one, which an earlier controller may have sent, or a new one."""
@@ -289,10 +295,9 @@ class ActionExecutor:
             self._noted = kept
             return kept.restore
         plan, nodes = self._choose_restore(launch, kept), tuple(seat.node for seat in launch.seats)
-        number = launch.release.number
-        if plan.sources and kept and kept.release not in (0, number) and plan.step > self.registry.stored:
+        number, step = launch.release.number, plan.step if plan.is_held else -1
+        if plan.is_held and kept and kept.release not in (0, number) and plan.step > self.registry.stored:
             plan = msgspec.structs.replace(plan, store=True)
-        step = plan.step if plan.sources else -1
         line, left = _known_lines(launch, kept)
         line = add_launch(line, LaunchOrigin(generation=launch.generation, step=step, maker=plan.maker))
         self._note_plan(
@@ -331,18 +336,20 @@ class ActionExecutor:
         usable = [copy for copy in held if copy.step <= least and self._tries[copy.step] < most]
         known_nodes = {*(seat.node for seat in launch.seats), *(kept.nodes if kept else ()), *self.registry.local_nodes}
         plan = choose_known_restore(launch.seats, usable, known_nodes, least if launch.verified else None, line)
+        if launch.resizes and not launch.verified:
+            plan = choose_replicated(launch.seats, [one for one in usable if one.node in known_nodes], line, plan)
         plan = msgspec.structs.replace(plan, doubts=launch.doubts)
         stored = self.registry.stored
         if kept and any(source.disk for source in plan.sources):  # all memory was lost, so nobody may know but the note
             stored = max(stored, kept.stored)
-        if least >= stored > plan.step and not (plan.sources and stored in self._stored_tried):
+        if least >= stored > plan.step and not (plan.is_held and stored in self._stored_tried):
             reason = f"step {stored} on storage is newer than any step that memory or disks hold for every rank"
             return Restore(doubts=launch.doubts, stored=stored, reason=reason, apart=plan.apart)
         self.registry.lower_stored(plan.step)
         return plan
 
     def _count_try(self, plan: Restore) -> None:
-        if plan.sources:
+        if plan.is_held:
             self._tries[plan.step] += 1
         elif plan.stored >= 0:
             self._stored_tried.add(plan.stored)

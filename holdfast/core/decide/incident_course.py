@@ -2,11 +2,10 @@
 
 from collections.abc import Collection
 
-import msgspec
-
 from holdfast.core.decide import launching
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.open_planned_restart import Pause
+from holdfast.core.decide.surviving_ranks import can_survive, make_parking
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import is_echo, is_node_loss
 from holdfast.core.incident.incident_case import IncidentCase, machine_faults
@@ -18,33 +17,18 @@ from holdfast.model.alarm import LEFT, Alarm, Kind
 from holdfast.model.event import Outcome, Phase, Progress
 from holdfast.model.incident_record import Remedy, Verdict
 
-_FAILED_SURVIVALS = 2
-_SURVIVED = (Kind.CRASH, Kind.SILENCE, Kind.HANG, Kind.HEALTH)  # what other ranks can outlive
-
 
 def open_trouble(state: JobState, now: float, alarm: Alarm) -> str:
     """Open an incident, or start the next round of the open one, and stop every rank at once."""
     state.failed_survivals += state.incident is not None and state.incident.parked
     incident = add_failure(state, now, alarm)
-    incident.parked = _can_survive(state, alarm)
+    incident.parked = can_survive(state, alarm)
     stop = launching.make_stop(state, incident.silent)
     if incident.parked:
-        ranks = {rank for seat in state.nodes.active_seats if seat.node in stop.nodes for rank in seat.ranks}
-        told = len(ranks.difference(alarm.ranks))
-        standing = alarm.ranks if alarm.kind is Kind.HANG else ()
-        stop = msgspec.structs.replace(stop, park_s=state.limits.survive_s, parking=told, standing=standing)
+        stop = make_parking(state, stop, alarm)
     state.emit(stop)
     state.enter(Phase.STOPPING, stop.id)
     return describe_round(incident)
-
-
-def _can_survive(state: JobState, alarm: Alarm) -> bool:
-    """Whether the surviving ranks can be parked instead of ended: all ranks must have reported with their first step
-    that they can survive. Not after an alarm about what ranks compute, because their processes may be at fault, nor
-    after ranks of this script have twice failed to go on."""
-    if state.failed_survivals >= _FAILED_SURVIVALS or state.limits.survive_s <= 0:
-        return False
-    return state.progress is not None and state.progress.survives and alarm.kind in _SURVIVED
 
 
 def add_failure(state: JobState, now: float, alarm: Alarm) -> Incident:

@@ -6,6 +6,7 @@ import msgspec
 
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.open_planned_restart import Pause, resumed_step
+from holdfast.core.decide.surviving_ranks import describe_short, keeps_ranks
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import is_node_loss, is_node_proof
 from holdfast.core.incident.incident_case import machine_faults
@@ -253,7 +254,7 @@ def _part_with_late(state: JobState, now: float) -> None:
 
 
 def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> str:
-    before, world = state.nodes.seated, world_size(state.nodes.seats)
+    before, world, sitting = state.nodes.seated, world_size(state.nodes.seats), len(state.nodes.seats)
     admitted = state.nodes.take_seats(seats)
     if state.interruption:
         state.interruption.admitted += admitted
@@ -271,18 +272,14 @@ def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> s
     state.nodes.standbys.fleet.told_queue = ""
     state.grow_at = now + state.limits.last_call_s
     launch = state.resume_point.make_launch(next(state.ids), state.generation, seats, state.nodes.astray, release)
-    changed = release.number != old or world_size(seats) != world
-    state.emit(msgspec.structs.replace(launch, keep=keeps_ranks(state, changed=changed)))
+    state.resizes = state.resizes and release.number == old
+    changed = release.number != old or (world_size(seats) != world and not state.resizes)
+    launch = msgspec.structs.replace(launch, keep=keeps_ranks(state, changed=changed), resizes=state.resizes)
+    state.emit(launch)
+    if (short := describe_short(state)) and len(seats) != sitting:
+        state.emit(Say(text=f"going on with {short}"))
     state.enter(Phase.LAUNCHING, launch.id)
     return f"launching generation {state.generation} on {', '.join(s.node for s in seats)}"
-
-
-def keeps_ranks(state: JobState, *, changed: bool) -> bool:
-    """Whether parked ranks keep their processes: on a restart or eviction without a `changed` release or world size."""
-    incident, verdict = state.incident, state.verdict
-    if changed or incident is None or verdict is None or not incident.parked:
-        return False
-    return verdict.remedy in (Remedy.RESTART, Remedy.EVICT)
 
 
 def wait_for_nodes(state: JobState, now: float) -> str:
@@ -301,9 +298,10 @@ def on_started(state: JobState, now: float, event: Outcome) -> str:
     state.enter(Phase.STARTING)
     if state.interruption:
         state.interruption.launched_at, state.interruption.apart = now, event.apart
+        state.interruption.kept, state.interruption.short = event.kept, describe_short(state)
+        state.interruption.renewed = world_size(state.nodes.seats) - event.kept if event.kept else 0
     if state.incident:
-        state.incident.disks, state.incident.kept = event.disks, event.kept
-        state.incident.renewed = world_size(state.nodes.seats) - event.kept if event.kept else 0
+        state.incident.disks = event.disks
     return f"generation {state.generation} started" + (f", {event.detail}" if event.detail else "")
 
 
@@ -312,7 +310,7 @@ def on_progress(state: JobState, now: float, event: Progress) -> str:
         return ""
     if state.standing is not None and event.at > state.standing.at:
         on_stall_over(state, state.standing, event)
-    state.progress, state.untold = event, False
+    state.progress, state.untold, state.resizes = event, False, event.resizes
     if event.at > state.taken_over_at:
         state.taken_over_at = 0.0
     state.failures.on_progress(event)

@@ -27,6 +27,10 @@ class Pause(msgspec.Struct, kw_only=True):
     for_release: int = 0  # 0: it is for something else
     brought_in: int = 0  # the release that came in with it
     apart: str = ""  # as in Record
+    parked: bool = False  # ranks are told to park instead of being ended
+    kept: int = 0  # as in Record
+    renewed: int = 0
+    short: str = ""
 
     @classmethod
     def begin_pause(cls, now: float, why: str, generation: int, good: Progress | None) -> "Pause":
@@ -85,6 +89,9 @@ class Pause(msgspec.Struct, kw_only=True):
             counted=self.counted and self.good_step >= 0,
             brought_in=self.brought_in if self.brought_in != self.for_release else 0,
             apart=self.apart,
+            kept=self.kept,
+            renewed=self.renewed,
+            short=self.short,
         )
         return msgspec.structs.replace(change, sentence=change_sentence(change))
 
@@ -122,4 +129,5 @@ def _describe_restart(change: Change) -> str:
     )
     lost = incident_text.lost_steps(change) or 0
     steps = f"{incident_text.count_steps(lost)} and " if lost > 0 else ""
-    return f"{change.why}: restarted{at}{nodes}{held}, lost {steps}{lost_s:.1f} s"
+    kept, on = incident_text.describe_kept(change), f" on {change.short}" if change.short else ""
+    return f"{change.why}: restarted{at}{on}{kept}{nodes}{held}, lost {steps}{lost_s:.1f} s"

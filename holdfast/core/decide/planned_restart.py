@@ -3,6 +3,7 @@
 from holdfast.core.decide import incident_course, launching
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.open_planned_restart import Pause
+from holdfast.core.decide.surviving_ranks import can_grow, make_parking
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Outcome, Phase
 from holdfast.model.incident_record import HELD
@@ -21,20 +22,23 @@ def start_if_wanted(state: JobState, now: float) -> str:
     if drained and len(state.nodes.usable_pool) >= len(drained):
         return pause_job(state, now, f"{', '.join(drained)} drained by {state.requests.draining[drained[0]]}")
     if state.phase is Phase.TRAINING and now >= state.grow_at and state.nodes.may_grow():
-        return pause_job(state, now, f"{len(state.nodes.usable_pool)} more nodes are there")
+        return pause_job(state, now, f"{len(state.nodes.usable_pool)} more nodes are there", grows=True)
     return ""
 
 
-def pause_job(state: JobState, now: float, why: str, release: int = 0) -> str:
-    """End all ranks for a planned restart. A new pause replaces one that has not reached a step yet."""
+def pause_job(state: JobState, now: float, why: str, release: int = 0, *, grows: bool = False) -> str:
+    """End all ranks for a planned restart. A new pause replaces one that has not reached a step yet. If the job grows,
+    ranks that can go on among more are parked instead."""
     if state.incident is None:
         replaced = state.pause
         pause = state.interruption = Pause.begin_pause(now, why, state.generation, state.progress)
         pause.good_at = max(pause.good_at, min(state.taken_over_at, now))  # as with an incident
-        pause.for_release = release
+        pause.for_release, pause.parked = release, grows and can_grow(state)
         if replaced:
             pause.take_over(replaced)
     stop = launching.make_stop(state)
+    if state.pause and state.pause.parked:
+        stop = make_parking(state, stop)
     state.emit(stop)
     state.enter(Phase.PAUSING, stop.id)
     state.paused_for, state.next_move = why, f"pausing: {why}"

@@ -2,6 +2,7 @@
 
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.open_planned_restart import Pause
+from holdfast.core.decide.surviving_ranks import describe_short
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.open_incident import Incident
 from holdfast.core.rank_ranges import format_ranks
@@ -22,7 +23,7 @@ def tell_present(state: JobState, now: float, step: int, ending: str, mute: tupl
             where = ", ".join(seat.node for seat in state.nodes.seats)
             return f"generation {generation} is being launched on {where}{why}"
         case Phase.STARTING:
-            kept = state.incident.kept if state.incident else 0
+            kept = state.interruption.kept if state.interruption else 0
             old = f", {kept} of them in the {'process' if kept == 1 else 'processes'} from before" if kept else ""
             return f"the ranks of generation {generation} run{old}; no step was seen yet{why}"
         case Phase.TRAINING if state.progress and state.progress.parted:
@@ -30,13 +31,16 @@ def tell_present(state: JobState, now: float, step: int, ending: str, mute: tupl
         case Phase.TRAINING:
             who = "the ranks that tell of steps have" if mute else "every rank has"
             untold = f"; {format_ranks(mute)} {'tell' if len(mute) > 1 else 'tells'} of none" if mute else ""
-            return f"training; {who} made {made}{untold}{_describe_stand(state, now)}"
+            short = f" on {on}" if (on := describe_short(state)) else ""
+            return f"training{short}; {who} made {made}{untold}{_describe_stand(state, now)}"
         case Phase.STOPPING if state.incident and state.incident.parked:
             return f"ranks leave the step and stay, and those that cannot are being stopped{why}"
         case Phase.STOPPING:
             return f"all ranks are being stopped{why}"
         case Phase.PROBING:
             return f"nodes are being tested{why}"
+        case Phase.PAUSING if state.pause and state.pause.parked:
+            return f"ranks leave the step and stay: {state.paused_for}"
         case Phase.PAUSING:
             return f"all ranks are being ended for a planned restart: {state.paused_for}"
         case Phase.HELD if state.requests.held:

@@ -210,6 +210,7 @@ class JobPace:
             loss=_mean_loss(tuple(b.loss for b in beats)),
             last_at=last_at,
             survives=all(b.survives for b in beats),
+            resizes=all(b.resizes for b in beats),
         )
 
 

@@ -343,7 +343,8 @@ def _describe_remedy(record: Record) -> str:
     went_on = "restarted" if is_fresh_start(record) or record.resumed_from is None else "resumed"
     if record.admitted:
         return f"evicted {', '.join(record.evicted)}, admitted {', '.join(record.admitted)} and {went_on}{kept}"
-    return f"evicted {', '.join(record.evicted)} and {went_on} on fewer nodes"
+    fewer = f"{record.short}{kept}" if record.short else "fewer nodes"
+    return f"evicted {', '.join(record.evicted)} and {went_on} on {fewer}"
 
 
 def _step_range(skip: Skip) -> str:
@@ -358,7 +359,7 @@ def count_ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
 
 
-def describe_kept(record: Record) -> str:
+def describe_kept(record: Record | Change) -> str:
     """Return a clause about the ranks that went on in their processes; "" if none did."""
     if not record.kept:
         return ""

@@ -59,6 +59,7 @@ class Incident(msgspec.Struct, kw_only=True):
     parked: bool = False  # ranks that survive were told to wait for the next launch, not to end
     kept: int = 0  # as in Record
     renewed: int = 0
+    short: str = ""
     disks: int = 0  # that the newest launch reads states from
     apart: str = ""  # as in Record
     evicted: tuple[str, ...] = ()
@@ -277,9 +278,8 @@ class Incident(msgspec.Struct, kw_only=True):
 
     def make_record(self, verdict: Verdict, resumed_at: float, resumed_from: int | None) -> Record:
         """Return the record of the incident at its end."""
-        cause = self.first or self.name_cause()
+        cause, stopped_at = self.first or self.name_cause(), max(self.stopped_at, self.opened_at)
         named, (lost_since, stepped_at) = self.first_named or cause, self._date_loss(cause)
-        stopped_at = max(self.stopped_at, self.opened_at)
         record = Record(
             number=self.number,
             generation=self.generation,
@@ -320,6 +320,7 @@ class Incident(msgspec.Struct, kw_only=True):
             ordered_at=self.ordered_at,
             kept=self.kept,
             renewed=self.renewed,
+            short=self.short,
             skipped=self.skipped,
             disks=self.disks,
             apart=self.apart,

@@ -32,7 +32,7 @@ class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):
         which of them may be used."""
         if any(doubt.bans_state(generation, step) for doubt in self.restore.doubts):
             return True
-        return bool(self.restore.sources) and generation == self.generation - 1 and step > self.restore.step
+        return self.restore.is_held and generation == self.generation - 1 and step > self.restore.step
 
     def refuse_request(self, generation: int) -> str:
         """Return why a rank of this generation is not served; empty if it is."""
@@ -53,6 +53,6 @@ def read_launch(errand: LaunchHere) -> KeeperLaunch:
         run=marked_run_id(errand.run_id, errand.mark),
         ranks=tuple(seat.ranks),
         restore=restore,
-        shared_step=restore.step if restore.sources and not errand.astray else -1,
+        shared_step=restore.step if restore.is_held and not errand.astray else -1,
         line=errand.line,
     )

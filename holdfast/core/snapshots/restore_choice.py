@@ -77,6 +77,29 @@ def _choose_of_lines(seats: tuple[Seat, ...], copies: Collection[Copy], not_afte
     return max(plans, key=lambda plan: plan.step if plan.sources else -1)
 
 
+def choose_replicated(seats: tuple[Seat, ...], copies: Collection[Copy], line: Line, other: Restore) -> Restore:
+    """Return the plan to restore a state that is whole on every rank, in a world of any size, if its step is newer than
+    that of the plan `other`. It is the newest step of one lineage that every seated node holds for as many ranks as it
+    had, if it holds a state at all. A node that holds none gets it from the ranks of another one."""
+    plans = [other]
+    for head in list_heads(line, {copy.generation for copy in copies}):
+        held: dict[str, dict[tuple[int, int], set[int]]] = {seat.node: {} for seat in seats}
+        for copy in copies:
+            usable = copy.whole and not (copy.disk or copy.poisoned) and copy.node in held
+            if usable and is_of_line(line, head, copy.generation, copy.step):
+                held[copy.node].setdefault((copy.step, copy.world), set()).add(copy.rank)
+        steps = [
+            {step for (step, _), ranks in held[seat.node].items() if len(ranks) >= seat.nproc}
+            for seat in seats
+            if held[seat.node]
+        ]
+        if steps and (common := set.intersection(*steps)):
+            step = max(common)
+            reason = f"restoring step {step} on {len(steps)} of {len(seats)} nodes from own memory"
+            plans.append(Restore(step=step, maker=find_maker(line, head, step), replicated=True, reason=reason))
+    return max(plans, key=lambda plan: plan.step if plan.is_held else -1)
+
+
 def _find_sources(seats: tuple[Seat, ...], copies: tuple[Copy, ...]) -> tuple[Source, ...] | None:
     """Return a source for every rank; None if a rank has none."""
     sources = []

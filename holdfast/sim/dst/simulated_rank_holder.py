@@ -161,6 +161,9 @@ class SimHolder:
     def learn_imports(self, trains: bool) -> None:
         pass
 
+    def keep_spares(self, trains: bool) -> None:
+        pass
+
     def hear_imports(self, modules: tuple[str, ...]) -> None:
         pass
 

@@ -24,6 +24,7 @@ from holdfast.wire.rank_memory.slot_writer import (
     OWN_NORM,
     PARTED,
     PARTING,
+    RESIZES,
     RETURNED,
     RING,
     RING_AT,
@@ -85,6 +86,7 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
     lasting_bad_step: int = -1  # the first step whose loss was not finite and whose next one was not either
     claimed: bool = False  # the process of this pid makes the rank's steps
     survives: bool = False  # it can go on in its process when another rank fails
+    resizes: bool = False  # and among more or fewer ranks, with the same batch
     ending: str = ""  # of a script: "returned", "parting" (it destroys its process groups), "parted" (none is left)
 
 
@@ -202,5 +204,6 @@ def _parse_reading(body: bytes) -> SlotReading:
         parameters=parameters,
         claimed=bool(flags & CLAIMED),
         survives=bool(flags & SURVIVES),
+        resizes=bool(flags & RESIZES),
         ending=next((word for flag, word in _ENDINGS.items() if flags & flag), ""),
     )

@@ -39,6 +39,7 @@ PARTING, PARTED = 1024, 2048  # the script destroys its process groups; it has n
 NUMBERED = 8192  # a first step that was counted has the number that the job's steps have
 MADE_UP = 4096  # the optimizer's count has a step that torch made only to create its state
 SURVIVES = 16384  # the rank can go on in its process when another one fails
+RESIZES = 32768  # its whole state is on every rank, and its script goes on with any number of ranks
 
 
 class SlotWriter:
@@ -239,6 +240,10 @@ class SlotWriter:
     def mark_survives(self, yes: bool) -> None:
         """Record whether this process can go on when another rank fails."""
         self._set_flag(SURVIVES, yes)
+
+    def mark_resizes(self) -> None:
+        """Record that this rank can go on among more or fewer ranks, with the same batch."""
+        self._set_flag(RESIZES)
 
     def mark_returned(self) -> None:
         """Record that the script has returned without failure; only the interpreter's own exit is left."""

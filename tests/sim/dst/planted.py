@@ -13,7 +13,7 @@ from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.agent_ingest import AgentIngest
 from holdfast.controller.node_links import NodeLinks
 from holdfast.core.agent_state_machine import AgentProtocol
-from holdfast.core.decide import launching
+from holdfast.core.decide import launching, surviving_ranks
 from holdfast.core.decide.action_ids import ActionIds
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.detect.silence import SilenceDetector
@@ -282,7 +282,7 @@ def disks_are_cleared_by_eviction(patch: Patch) -> None:
 
 def parked_ranks_get_new_code(patch: Patch) -> None:
     """Ranks that survive are told to go on though the next generation has another release or world size."""
-    keeps = launching.keeps_ranks
+    keeps = surviving_ranks.keeps_ranks
     patch.setattr(launching, "keeps_ranks", lambda state, *, changed: keeps(state, changed=False))
 
 

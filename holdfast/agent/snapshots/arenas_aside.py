@@ -1,0 +1,72 @@
+"""The states in the arenas of this node's ranks; arenas of a world of another size are set aside, to restore from.
+
+A state that is whole on every rank can be restored in a world of any size. Its snapshots are laid out for the old size,
+so ranks get new arenas, and the old ones stay until every rank here has a snapshot of its own.
+"""
+
+import asyncio
+
+import msgspec
+
+from holdfast.agent.snapshots.arena_table import ArenaTable, OwnArena
+from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
+from holdfast.checkpoint.arena import Arena
+from holdfast.core.snapshots.keeper_launch import KeeperLaunch
+from holdfast.wire.rank_keeper_messages import KeeperRefusal, StateGrant
+
+
+class ArenasAside:
+    def __init__(self, arenas: ArenaTable, ports: KeeperPorts) -> None:
+        self._arenas, self._ports = arenas, ports
+        self._names: dict[str, str] = {}  # by path
+
+    def adopt_arena(self, name: str, path: str, world: int) -> None:
+        """Take over a rank's arena from an earlier agent; set it aside if it is of another world than `world`, which
+        is 0 if any will do. Raises ArenaError."""
+        arena = Arena.open(path)
+        self._names[path] = name
+        self._arenas.put_arena(path, arena, aside=bool(world) and arena.world != world)
+
+    async def make_memory(self, rank: int, generation: int, size_bytes: int) -> str:
+        """Have memory made for a rank's next arena, in place of its present one; return its path."""
+        own, name = self._arenas.find_arena(rank), f"rank-{rank}"
+        if own is not None:
+            name = self._names.get(own.path, name)
+        elif name in {self._names.get(one.path) for one in self._arenas.list_aside()}:
+            name = f"{name}-{generation}"
+        path = await self._ports.make_arena(name, size_bytes)
+        self._names[path] = name
+        return path
+
+    async def verify_state(self, own: OwnArena, step: int) -> StateGrant | KeeperRefusal:
+        """Verify a snapshot of this step and return where it lies; drop a damaged one, so it is never offered again."""
+        arena = own.arena
+        for one in arena.list_sealed():
+            if one.step != step:
+                continue
+            wrong = await asyncio.to_thread(arena.verify, one.slot)
+            if not wrong:
+                return StateGrant(source="memory", step=step, arena=own.path, slot=one.slot)
+            arena.drop(one.slot)
+            self._ports.say(f"dropped the damaged snapshot of rank {arena.rank} at step {step} ({wrong})")
+            return KeeperRefusal(why=wrong)
+        return KeeperRefusal(why=f"this node no longer has a snapshot of rank {arena.rank} at step {step}")
+
+    async def find_replica(self, launch: KeeperLaunch, rank: int) -> StateGrant:
+        """Return where the whole state lies on this node: in the rank's own arena or one that was set aside, beginning
+        with that of the rank that had its place on the node; else another rank has it."""
+        own, aside = self._arenas.find_arena(rank), self._arenas.list_aside()
+        first, step = launch.ranks.index(rank), launch.restore.step
+        for one in (*((own,) if own else ()), *aside[first:], *aside[:first]):
+            if isinstance(state := await self.verify_state(one, step), StateGrant):
+                return msgspec.structs.replace(state, replicated=True)
+        return StateGrant(source="replica", step=step, replicated=True)
+
+    async def free_unneeded(self, ranks: tuple[int, ...]) -> None:
+        """Free what was set aside, once each of these ranks has a snapshot of its own."""
+        if not self._arenas.list_aside():
+            return
+        owns = [self._arenas.find_arena(rank) for rank in ranks]
+        if all(own is not None and own.arena.list_sealed() for own in owns):
+            for path in self._arenas.forget_aside():
+                await self._ports.make_arena(self._names.pop(path), 0)

@@ -1,0 +1,103 @@
+"""States that every rank has the whole of, as with DDP: they can be restored among more or fewer ranks than saved them.
+
+A snapshot of another number of ranks has its tensors cut in other places, so it is read by its own layout. A rank whose
+node has no snapshot gets the image of another rank, through the process group.
+"""
+
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from holdfast.checkpoint.arena import Arena
+from holdfast.checkpoint.image_layout import EXTRA, ImageLayout
+from holdfast.checkpoint.state_image import StateError, StateImage
+from holdfast.client.training.progress import here
+from holdfast.core.decoding import from_msgpack
+from holdfast.wire.rank_keeper_messages import layout_file_name
+
+_CHUNK_BYTES = 64 << 20
+
+
+class WorldSizes:
+    """Whether the script of this process goes on with any number of ranks, as it says itself."""
+
+    any = False
+
+
+def is_replicated(layout: ImageLayout) -> bool:
+    """Return whether every rank has the whole state that this layout is of."""
+    everyone = tuple(range(layout.world))
+    return all(item.spec.replicas == everyone for item in layout.items if item.spec.key != EXTRA)
+
+
+def announce_sizes(layout: ImageLayout, say: Callable[[str], None]) -> None:
+    """Announce that this rank goes on with any number of ranks, if its script says so and every rank has all state."""
+    if not WorldSizes.any or (slot := here.find_slot()) is None:
+        return
+    if is_replicated(layout):
+        slot.mark_resizes()
+    else:
+        say("the number of ranks cannot change while they go on: their states differ")
+
+
+def extra_index(layout: ImageLayout) -> int:
+    return next(index for index, item in enumerate(layout.items) if item.spec.key == EXTRA)
+
+
+def open_image(arena: Arena, slot: int, folder: Path) -> StateImage:
+    """Return an image with the layout that it was written in, which is in the keeper's folder. Raises StateError."""
+    path = folder / layout_file_name(arena.rank, arena.layout.hex())
+    try:
+        layout = from_msgpack(path.read_bytes(), ImageLayout)
+    except (OSError, msgspec.DecodeError) as e:
+        raise StateError(f"the layout of a snapshot of {arena.world} ranks cannot be read: {e}") from None
+    if layout.digest != arena.layout:
+        raise StateError(f"{path} is of another snapshot")
+    return StateImage(layout, arena.slot_image(slot))
+
+
+def sign_items(layout: ImageLayout) -> str:
+    """Return a hash of what the image holds, in order; equal on all ranks that have the same state."""
+    told = [(i.spec.key, i.spec.start, i.spec.shape, i.length) for i in layout.items if i.spec.key != EXTRA]
+    return blake2b(msgspec.msgpack.encode(told), digest_size=16).hexdigest()
+
+
+def spread_image(image: StateImage, *, source: int, lacks: bool) -> bytes:
+    """Copy the image of rank `source` into those of ranks that lack it; a collective of all ranks. Return the extra
+    state of `source`. Images may have their items at different offsets, but they have the same ones."""
+    sends = dist.get_rank() == source
+    gloo = "gloo" in str(dist.get_backend())
+    device = torch.device("cpu") if gloo else torch.device("cuda", torch.cuda.current_device())
+    told: list[Any] = [bytes(image.payload_bytes(extra_index(image.layout))) if sends else b""]
+    dist.broadcast_object_list(told, src=source, device=device)
+    for pieces in _list_pieces(image):
+        sizes = [piece.numel() for piece in pieces]
+        moved = torch.cat(pieces).to(device) if sends else torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        dist.broadcast(moved, src=source)
+        if lacks:
+            for piece, came in zip(pieces, moved.cpu().split(sizes), strict=True):
+                piece.copy_(came)
+    extra: bytes = told[0]
+    return extra
+
+
+def _list_pieces(image: StateImage) -> Iterator[list[torch.Tensor]]:
+    """Yield the memory of all items but the extra state, in order, as lists of pieces of bounded size."""
+    found: list[torch.Tensor] = []
+    room = _CHUNK_BYTES
+    for item in image.layout.items:
+        at = item.offset if item.spec.key != EXTRA else item.end
+        while at < item.end:
+            size = min(room, item.end - at)
+            found.append(torch.frombuffer(image.memory[at : at + size], dtype=torch.uint8))
+            at, room = at + size, room - size
+            if not room:
+                yield found
+                found, room = [], _CHUNK_BYTES
+    if found:
+        yield found
