@@ -57,4 +57,5 @@ def _on_lost_journal(state: JobState, now: float, lost: Lost) -> str:
         return told if state.phase is Phase.HELD else f"{told}; {launching.wait_for_nodes(state, now)}"
     state.case = None
     alarm = Alarm(kind=Kind.CRASH, at=now, suspects=(), reason=told, generation=state.generation, signature="journal")
-    return incident_course.open_trouble(state, now, alarm)
+    # Nobody goes on in its process: which release that runs, the journal does not say any more.
+    return incident_course.open_trouble(state, now, alarm, may_park=False)

@@ -18,11 +18,12 @@ from holdfast.model.event import Outcome, Phase, Progress
 from holdfast.model.incident_record import Remedy, Verdict
 
 
-def open_trouble(state: JobState, now: float, alarm: Alarm) -> str:
-    """Open an incident, or start the next round of the open one, and stop every rank at once."""
+def open_trouble(state: JobState, now: float, alarm: Alarm, *, may_park: bool = True) -> str:
+    """Open an incident, or start the next round of the open one, and stop every rank at once; with `may_park`, ranks
+    that can survive stay in their processes."""
     state.failed_survivals += state.incident is not None and state.incident.parked
     incident = add_failure(state, now, alarm)
-    incident.parked = can_survive(state, alarm)
+    incident.parked = may_park and can_survive(state, alarm)
     stop = launching.make_stop(state, incident.silent)
     if incident.parked:
         stop = make_parking(state, stop, alarm)

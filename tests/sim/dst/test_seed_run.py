@@ -148,6 +148,11 @@ def test_seeds_of_ranks_that_survive(first: int) -> None:
         assert play_seed(draw_surviving(seed), REAL_PARTS, known()).failure == "", f"seed {seed}"
 
 
+def test_ranks_of_a_generation_that_the_journal_has_lost_do_not_survive() -> None:
+    """They may run another release than the one that the journal still knows."""
+    assert play_seed(draw_surviving(573), REAL_PARTS, known()).failure == ""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", FORGOT_ONCE)
 def test_seeds_that_failed_once_with_such_a_journal(seed: int) -> None:
