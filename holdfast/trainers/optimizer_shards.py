@@ -98,12 +98,20 @@ class ModuleBuffers:
         self._module = module
 
     def state_dict(self) -> Values:
-        saved = self._module.state_dict()
-        return {name: saved[name] for name, _ in self._module.named_buffers() if name in saved}
+        """Return the live buffers by their names in the module; wrappers may name them in another way in theirs."""
+        return {
+            f"{path}.{name}" if path else name: buffer
+            for path, part in self._module.named_modules()
+            for name, buffer in part._buffers.items()
+            if buffer is not None and name not in part._non_persistent_buffers_set
+        }
 
     def load_state_dict(self, state: Values) -> None:
-        for name, own in self.state_dict().items():
-            own.copy_(state[name])
+        own = self.state_dict()
+        if missing := sorted(own.keys() - state.keys()):  # it would keep its first value without a word
+            raise StateError(f"the model's buffer {missing[0]} was not saved")
+        for name, buffer in own.items():
+            buffer.copy_(state[name])
 
 
 class PlainFields:
