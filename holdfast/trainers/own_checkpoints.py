@@ -16,6 +16,17 @@ from holdfast.client.checkpointing.rank_collectives import RankWorld
 
 _HEAD_BYTES = 8  # of a safetensors file: the length of its header
 _MOST_HEADER_BYTES = 100_000_000
+_DAMAGE = (  # what reading a damaged file raises, whose directory or header may say anything
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    OverflowError,
+    RuntimeError,
+    zipfile.BadZipFile,
+)
 
 
 class OwnCheckpoint(NamedTuple):
@@ -67,11 +78,11 @@ def distcp_fault(folder: Path) -> str:
                 record = file.read(place.length)
             if len(record) < place.length:
                 return f"{place.relative_path} is cut short"
-            if record.startswith(b"PK") and zipfile.ZipFile(io.BytesIO(record)).testzip():  # as torch.save writes it
+            if record.startswith(b"PK") and not _is_whole_archive(io.BytesIO(record)):
                 return f"{place.relative_path} is damaged"
     except FileNotFoundError as e:
         return f"{Path(str(e.filename)).name} is missing"
-    except (OSError, StateError, zipfile.BadZipFile, RuntimeError) as e:
+    except (StateError, *_DAMAGE) as e:
         return f"it is not whole ({e})"
     return ""
 
@@ -85,10 +96,16 @@ def _file_fault(path: Path) -> str:
         if path.suffix == ".json":
             json.loads(path.read_bytes())
             return ""
-        with zipfile.ZipFile(path) as file:  # what torch.save writes
-            return "is damaged" if file.testzip() else ""
-    except (OSError, ValueError, zipfile.BadZipFile, RuntimeError) as e:
+        return "" if _is_whole_archive(path) else "is damaged"
+    except _DAMAGE as e:
         return f"is not whole ({e})"
+
+
+def _is_whole_archive(file: Path | io.BytesIO) -> bool:
+    """Return whether the checksums are right in an archive of torch.save, which compresses nothing."""
+    with zipfile.ZipFile(file) as archive:
+        is_plain = all(one.compress_type == 0 and one.compress_size == one.file_size for one in archive.infolist())
+        return is_plain and archive.testzip() is None
 
 
 def _safetensors_fault(path: Path) -> str:

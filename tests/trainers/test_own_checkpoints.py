@@ -95,6 +95,38 @@ def test_every_record_of_a_checkpoint_of_torch_is_read(
     assert distcp_fault(tmp_path).startswith(fault)
 
 
+# Of an archive of torch.save: where an entry of the directory begins, a byte in it, and a bit of that.
+PLACES = {
+    "a name that is no text": (b"PK\1\2", 46, 0x80),
+    "more bytes than there are": (b"PK\1\2", 26, 0x80),
+    "more bytes than it had": (b"PK\1\2", 22, 0x80),
+    "compressed": (b"PK\1\2", 10, 0x08),
+    "a directory behind the file": (b"PK\6\6", 53, 0x80),
+    "a directory before the file": (b"PK\6\6", 40, 0x01),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("place", PLACES)
+def test_damage_to_the_directory_of_an_archive_is_a_fault_like_any_other(place: str, tmp_path: Path) -> None:
+    entry, at, bit = PLACES[place]
+    torch_dcp.save({"weight": torch.ones(100), "step": 7}, checkpoint_id=tmp_path, no_dist=True)
+    torch.save({"moment": torch.ones(100)}, tmp_path / "optimizer.pt")
+    assert not distcp_fault(tmp_path) and not first_fault([tmp_path / "optimizer.pt"])
+    for name in ("__0_0.distcp", "optimizer.pt"):
+        content = bytearray((tmp_path / name).read_bytes())
+        content[content.index(entry) + at] ^= bit
+        (tmp_path / name).write_bytes(content)
+    assert distcp_fault(tmp_path) and first_fault([tmp_path / "optimizer.pt"])
+
+
+@pytest.mark.parametrize("header", [b'{"a":{"data_offset":[0,4]}}', b'{"a":7}', b"[]"])
+def test_damage_to_the_header_of_safetensors_is_a_fault_like_any_other(header: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    assert first_fault([path]).startswith("model.safetensors ")
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_the_plans_that_megatron_keeps_beside_the_rest_do_not_matter(tmp_path: Path) -> None:
     """As its `.metadata` holds them: the plan of every rank, which says once more what the rank has written."""
