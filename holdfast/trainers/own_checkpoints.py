@@ -40,17 +40,21 @@ def find_own_checkpoint(folder: Path, name: str, find_fault: Callable[[Path], st
     """Return the newest whole checkpoint that every node sees; a collective.
 
     `name` is a pattern for checkpoints' names, its first group the number. `find_fault` returns why a checkpoint is not
-    whole.
+    whole. It reads every byte, so none is looked at that is older than a whole one.
     """
-    world, found = RankWorld(), list[OwnCheckpoint]()
+    world = RankWorld()
     looks = os.environ.get("LOCAL_RANK", "0") == "0"  # the other ranks of a node would see the same
-    for one in list_newest_first(folder, name) if looks else ():
-        if not (fault := find_fault(Path(one.path))):
-            found.append(one)
-        elif world.rank == 0:
-            say_left_out(one.path, fault)
-    told = [set(all_of_node) for all_of_node in world.gather_all(found if looks else None) if all_of_node is not None]
-    return max(set.intersection(*told), default=None)
+    listed = world.gather_all(list_newest_first(folder, name) if looks else None)
+    seen = [set(all_of_node) for all_of_node in listed if all_of_node is not None]
+    for one in sorted(set.union(*seen), reverse=True):
+        faults = ["not every node sees it"]
+        if all(one in all_of_node for all_of_node in seen):
+            faults = [fault for fault in world.gather_all(find_fault(Path(one.path)) if looks else "") if fault]
+        if not faults:
+            return one
+        if world.rank == 0:
+            say_left_out(one.path, faults[0])
+    return None
 
 
 def list_newest_first(folder: Path, name: str) -> list[OwnCheckpoint]:

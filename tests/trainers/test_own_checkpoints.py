@@ -3,15 +3,29 @@
 import pickle  # noqa: TID251 to write what Megatron writes
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as torch_dcp
 from safetensors.torch import save_file
 
+from holdfast.trainers import own_checkpoints
 from holdfast.trainers.own_checkpoints import OwnCheckpoint, distcp_fault, find_own_checkpoint, first_fault
+from tests.trainers.played_ranks import PlayedRanks
 
 FILES = ("model.safetensors", "optimizer.pt", "state.json")
+
+
+class LocalRank(dict[str, str]):
+    """The environment of ranks of which a node has two."""
+
+    def __init__(self, ranks: PlayedRanks) -> None:
+        self._ranks = ranks
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return str(self._ranks.rank % 2) if name == "LOCAL_RANK" else default
 
 
 def make_checkpoint(folder: Path) -> Path:
@@ -65,6 +79,44 @@ def test_the_newest_whole_one_is_found(tmp_path: Path, capsys: pytest.CaptureFix
     assert found == OwnCheckpoint(10, str(tmp_path / "checkpoint-10"))
     assert capsys.readouterr().err == (
         f"holdfast: {tmp_path}/checkpoint-11 is left out: model.safetensors is cut short\n"
+    )
+
+
+def test_none_is_read_that_is_older_than_a_whole_one(tmp_path: Path) -> None:
+    for step in (9, 10, 11, 12):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    read = []
+
+    def fault_of_newest(folder: Path) -> str:
+        read.append(folder.name)
+        return "is half" if folder.name == "checkpoint-12" else ""
+
+    found = find_own_checkpoint(tmp_path, r"checkpoint-(\d+)", fault_of_newest)
+    assert found and found.step == 11
+    assert read == ["checkpoint-12", "checkpoint-11"]
+
+
+def test_every_node_must_find_it_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks 0 and 2 are the first of two nodes; the second does not see step 12 yet, and cannot read 11."""
+    for step in (9, 10, 11, 12):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    ranks, read, listed = PlayedRanks(4), list[tuple[int, str]](), own_checkpoints.list_newest_first
+    monkeypatch.setattr(own_checkpoints, "RankWorld", lambda: ranks)
+    monkeypatch.setattr(own_checkpoints, "os", SimpleNamespace(environ=LocalRank(ranks)))
+    monkeypatch.setattr(own_checkpoints, "list_newest_first", lambda *args: listed(*args)[ranks.rank == 2 :])
+
+    def fault_of_eleven(folder: Path) -> str:
+        read.append((ranks.rank, folder.name))
+        return "it is half" if folder.name == "checkpoint-11" and ranks.rank == 2 else ""
+
+    found = ranks.run(lambda rank: find_own_checkpoint(tmp_path, r"checkpoint-(\d+)", fault_of_eleven))
+    assert found == [OwnCheckpoint(10, str(tmp_path / "checkpoint-10"))] * 4
+    assert sorted(read) == [(rank, f"checkpoint-{step}") for rank in (0, 2) for step in (10, 11)]
+    assert capsys.readouterr().err == (
+        f"holdfast: {tmp_path}/checkpoint-12 is left out: not every node sees it\n"
+        f"holdfast: {tmp_path}/checkpoint-11 is left out: it is half\n"
     )
 
 
