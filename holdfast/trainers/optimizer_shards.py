@@ -26,6 +26,7 @@ class ShardCheckpointer:
     def __init__(self, optimizers: Sequence[Optimizer], module: torch.nn.Module, extra: Values, **more: Any) -> None:
         """`extra` is per rank, as are the buffers; `more` goes to the Checkpointer, with `path` among it."""
         self._optimizers = optimizers
+        self._weights = set(module.parameters())
         self._more = more
         self._extra = {"groups": GroupValues(optimizers), "buffers": ModuleBuffers(module), **extra}
         self._checkpointer: Checkpointer | None = None
@@ -36,7 +37,7 @@ class ShardCheckpointer:
         if not peek_state(self._more["path"]).step:
             return 0
         for optimizer in self._optimizers:
-            if (kept := foresee_state(optimizer, also_masters=True)) is None:
+            if (kept := foresee_state(optimizer, self._is_trained)) is None:
                 raise StateError(f"the state of a {type(optimizer).__name__} cannot be made before its first step")
             for parameter, own in kept.items():
                 optimizer.state[parameter] = allocate_state(parameter, own) | optimizer.state[parameter]
@@ -54,6 +55,11 @@ class ShardCheckpointer:
         """Make the newest snapshot a checkpoint, as a script's end does."""
         if self._checkpointer:
             self._checkpointer.close()
+
+    def _is_trained(self, parameter: torch.Tensor) -> bool:
+        """Autograd knows the weights of the model, of which some may be frozen. It does not know all masters of them:
+        trainers copy gradients there."""
+        return parameter.requires_grad or parameter not in self._weights
 
     def _make_checkpointer(self) -> Checkpointer:
         return Checkpointer(state_dict=self._read, extra=self._extra, **self._more)

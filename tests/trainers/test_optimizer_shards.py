@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from holdfast.checkpoint.state_image import StateError
-from holdfast.trainers.optimizer_shards import ModuleBuffers, PlainFields, ShardCheckpointer
+from holdfast.trainers.optimizer_shards import GroupValues, ModuleBuffers, PlainFields, ShardCheckpointer
 
 
 class MasterWeights:
@@ -113,3 +113,39 @@ def test_a_state_without_a_buffer_is_refused() -> None:
     del saved["running_var"]
     with pytest.raises(StateError, match=r"running_var"):
         buffers.load_state_dict(saved)
+
+
+def make_frozen(path: Path) -> tuple[torch.nn.Module, torch.optim.Optimizer, ShardCheckpointer]:
+    """A model with a frozen weight, whose optimizer was given all parameters."""
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    model[0].weight.requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    return model, optimizer, ShardCheckpointer([optimizer], model, {}, path=path, every=1)
+
+
+def test_a_frozen_parameter_gets_no_state(tmp_path: Path) -> None:
+    model, optimizer, held = make_frozen(tmp_path / "ckpt")
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    held.save(1)
+    held.close()
+    again, new, restoring = make_frozen(tmp_path / "ckpt")
+    assert restoring.restore(lambda: None) == 1
+    assert len(new.state) == 3 and again[1].weight.equal(model[1].weight)
+    assert new.state[again[1].weight]["exp_avg"].equal(optimizer.state[model[1].weight]["exp_avg"])
+
+
+def test_a_state_of_more_parameters_than_the_optimizer_will_hold_is_refused() -> None:
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
+    values = GroupValues([optimizer])
+    for weight in weights:
+        weight.grad = torch.ones(2)
+    optimizer.step()
+    saved = values.state_dict()
+    values.load_state_dict(saved)
+    del optimizer.state[weights[0]]
+    with pytest.raises(StateError) as refused:
+        values.load_state_dict(saved)
+    assert str(refused.value) == "the optimizers will hold [1] states of parameters, and [2] were saved"
