@@ -1,4 +1,4 @@
-"""What is kept of a DeepSpeed engine, and how its calls pass through ours; DeepSpeed is played, the Checkpointer real."""
+"""What is kept of a DeepSpeed engine, and how calls pass through ours; DeepSpeed is played, the Checkpointer is not."""
 
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
