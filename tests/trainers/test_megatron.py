@@ -140,7 +140,6 @@ def test_weights_states_and_buffers_come_back(
 )
 def test_ranks_with_different_experts_are_no_replicas_of_each_other(
     megatron: ModuleType,
-    state: ParallelState,
     kind: type[PlayedOptimizer],
     experts: list[list[int]],
     replicated: list[int] | None,
@@ -155,7 +154,7 @@ def test_ranks_with_different_experts_are_no_replicas_of_each_other(
         def restore(self, gather: object) -> int:
             return 0
 
-    ranks = PlayedRanks(4)
+    ranks, state = PlayedRanks(4), megatron.parallel_state
     state.replicas = [0, 1, 2, 3]
     monkeypatch.setattr(state, "get_expert_data_parallel_group", lambda: experts[ranks.rank])
     monkeypatch.setattr(megatron, "ShardCheckpointer", NotedShards)

@@ -115,7 +115,7 @@ def test_a_state_without_a_buffer_is_refused() -> None:
         buffers.load_state_dict(saved)
 
 
-def make_frozen(path: Path) -> tuple[torch.nn.Module, torch.optim.Optimizer, ShardCheckpointer]:
+def make_frozen(path: Path) -> tuple[torch.nn.Sequential, torch.optim.Optimizer, ShardCheckpointer]:
     """A model with a frozen weight, whose optimizer was given all parameters."""
     torch.manual_seed(7)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
