@@ -70,10 +70,10 @@ def refusal_of(engine: DeepSpeedEngine) -> str:
     optimizer = engine.optimizer
     if isinstance(engine, PipelineEngine):
         return "a PipelineEngine makes whole steps by itself"
+    if engine.has_moe_layers:
+        return "experts are split over ranks in another way"
     if isinstance(optimizer, DeepSpeedZeroOptimizer):
-        if optimizer.cpu_offload:
-            return "the optimizer's state is offloaded"
-        return "experts are split over ranks in another way" if engine.has_moe_layers else ""
+        return "the optimizer's state is offloaded" if optimizer.cpu_offload else ""
     if isinstance(optimizer, Optimizer):
         return ""
     return f"{type(optimizer).__name__} keeps weights in its own way; ZeRO 1 and 2 and plain optimizers are known"
@@ -88,9 +88,8 @@ def _shards_of(engine: DeepSpeedEngine, extra: Extras, storage: Extras) -> Shard
     if is_split:
         told["scaler"] = PlainFields(optimizer.loss_scaler)
     plain = optimizer.optimizer if is_split else optimizer
-    return ShardCheckpointer(
-        [plain], engine.module, told, optimizer=optimizer, replicated=None if is_split else True, **storage
-    )
+    replicated = True if not is_split and engine.mp_world_size == 1 else None
+    return ShardCheckpointer([plain], engine.module, told, optimizer=optimizer, replicated=replicated, **storage)
 
 
 def _gather_of(engine: DeepSpeedEngine) -> Callable[[], object]:
@@ -117,10 +116,12 @@ def _report_steps(engine: DeepSpeedEngine, held: ShardCheckpointer | None) -> No
                 held.save(engine.global_steps)
         return made
 
-    def save_with_generators(save_dir: Any, tag: Any = None, client_state: Extras | None = None, **kwargs: Any) -> Any:
+    def save_with_generators(
+        save_dir: Any, tag: Any = None, client_state: Extras | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
         with holdfast.phase("save"):
             told = RankWorld().gather_all(msgspec.msgpack.encode(read_generators()))
-            return save(save_dir, tag=tag, client_state={**(client_state or {}), _GENERATORS: told}, **kwargs)
+            return save(save_dir, tag, {**(client_state or {}), _GENERATORS: told}, *args, **kwargs)
 
     engine.backward, engine.step, engine.save_checkpoint = backward_with_loss, reported_step, save_with_generators
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer, MixedPrecisionOptimizer
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 
 import holdfast
 from holdfast.checkpoint.state_image import StateError
+from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.trainers.optimizer_shards import ShardCheckpointer
 from holdfast.trainers.own_checkpoints import OwnCheckpoint, distcp_fault, find_own_checkpoint, first_fault
 
@@ -65,7 +67,7 @@ class HeldMegatron:
             torch.nn.ModuleList(models),
             told,
             optimizer=optimizer,
-            replicated=None if is_split else parallel_state.get_data_parallel_group(with_context_parallel=True),
+            replicated=None if is_split else _find_replicas(),
             path=path,
             every=every,
             keep=keep,
@@ -114,6 +116,15 @@ def refusal_of(chain: Sequence[MegatronOptimizer]) -> str:
         if one.config.use_precision_aware_optimizer or one.config.reuse_grad_buf_for_mxfp8_param_ag:
             return "master weights are inside the optimizer's kernel, or weights have 8 bits"
     return ""
+
+
+def _find_replicas() -> "dist.ProcessGroup | None":
+    """Return the group of ranks that hold the same tensors; None if some of them hold different experts. A collective.
+    Experts of different ranks have the same names and shapes here, so one would be taken for the other."""
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    of_experts = parallel_state.get_expert_data_parallel_group()
+    is_same = sorted(dist.get_process_group_ranks(group)) == sorted(dist.get_process_group_ranks(of_experts))
+    return group if all(RankWorld().gather_all(is_same)) else None
 
 
 def _fault_of(folder: Path) -> str:

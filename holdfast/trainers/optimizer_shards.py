@@ -26,6 +26,7 @@ class ShardCheckpointer:
     def __init__(self, optimizers: Sequence[Optimizer], module: torch.nn.Module, extra: Values, **more: Any) -> None:
         """`extra` is per rank, as are the buffers; `more` goes to the Checkpointer, with `path` among it."""
         self._optimizers = optimizers
+        self._weights = set(module.parameters())
         self._more = more
         self._extra = {"groups": GroupValues(optimizers), "buffers": ModuleBuffers(module), **extra}
         self._checkpointer: Checkpointer | None = None
@@ -36,7 +37,7 @@ class ShardCheckpointer:
         if not peek_state(self._more["path"]).step:
             return 0
         for optimizer in self._optimizers:
-            if (kept := foresee_state(optimizer, also_masters=True)) is None:
+            if (kept := foresee_state(optimizer, self._is_trained)) is None:
                 raise StateError(f"the state of a {type(optimizer).__name__} cannot be made before its first step")
             for parameter, own in kept.items():
                 optimizer.state[parameter] = allocate_state(parameter, own) | optimizer.state[parameter]
@@ -54,6 +55,11 @@ class ShardCheckpointer:
         """Make the newest snapshot a checkpoint, as a script's end does."""
         if self._checkpointer:
             self._checkpointer.close()
+
+    def _is_trained(self, parameter: torch.Tensor) -> bool:
+        """Autograd knows the weights of the model, of which some may be frozen. It does not know all masters of them:
+        trainers copy gradients there."""
+        return parameter.requires_grad or parameter not in self._weights
 
     def _make_checkpointer(self) -> Checkpointer:
         return Checkpointer(state_dict=self._read, extra=self._extra, **self._more)
@@ -98,12 +104,20 @@ class ModuleBuffers:
         self._module = module
 
     def state_dict(self) -> Values:
-        saved = self._module.state_dict()
-        return {name: saved[name] for name, _ in self._module.named_buffers() if name in saved}
+        """Return the live buffers by their names in the module; wrappers may name them in another way in theirs."""
+        return {
+            f"{path}.{name}" if path else name: buffer
+            for path, part in self._module.named_modules()
+            for name, buffer in part._buffers.items()
+            if buffer is not None and name not in part._non_persistent_buffers_set
+        }
 
     def load_state_dict(self, state: Values) -> None:
-        for name, own in self.state_dict().items():
-            own.copy_(state[name])
+        own = self.state_dict()
+        if missing := sorted(own.keys() - state.keys()):  # it would keep its first value without a word
+            raise StateError(f"the model's buffer {missing[0]} was not saved")
+        for name, buffer in own.items():
+            buffer.copy_(state[name])
 
 
 class PlainFields:

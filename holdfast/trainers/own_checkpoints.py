@@ -16,6 +16,17 @@ from holdfast.client.checkpointing.rank_collectives import RankWorld
 
 _HEAD_BYTES = 8  # of a safetensors file: the length of its header
 _MOST_HEADER_BYTES = 100_000_000
+_DAMAGE = (  # what reading a damaged file raises, whose directory or header may say anything
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    OverflowError,
+    RuntimeError,
+    zipfile.BadZipFile,
+)
 
 
 class OwnCheckpoint(NamedTuple):
@@ -29,17 +40,21 @@ def find_own_checkpoint(folder: Path, name: str, find_fault: Callable[[Path], st
     """Return the newest whole checkpoint that every node sees; a collective.
 
     `name` is a pattern for checkpoints' names, its first group the number. `find_fault` returns why a checkpoint is not
-    whole.
+    whole. It reads every byte, so none is looked at that is older than a whole one.
     """
-    world, found = RankWorld(), list[OwnCheckpoint]()
+    world = RankWorld()
     looks = os.environ.get("LOCAL_RANK", "0") == "0"  # the other ranks of a node would see the same
-    for one in list_newest_first(folder, name) if looks else ():
-        if not (fault := find_fault(Path(one.path))):
-            found.append(one)
-        elif world.rank == 0:
-            say_left_out(one.path, fault)
-    told = [set(all_of_node) for all_of_node in world.gather_all(found if looks else None) if all_of_node is not None]
-    return max(set.intersection(*told), default=None)
+    listed = world.gather_all(list_newest_first(folder, name) if looks else None)
+    seen = [set(all_of_node) for all_of_node in listed if all_of_node is not None]
+    for one in sorted(set.union(*seen), reverse=True):
+        faults = ["not every node sees it"]
+        if all(one in all_of_node for all_of_node in seen):
+            faults = [fault for fault in world.gather_all(find_fault(Path(one.path)) if looks else "") if fault]
+        if not faults:
+            return one
+        if world.rank == 0:
+            say_left_out(one.path, faults[0])
+    return None
 
 
 def list_newest_first(folder: Path, name: str) -> list[OwnCheckpoint]:
@@ -67,11 +82,11 @@ def distcp_fault(folder: Path) -> str:
                 record = file.read(place.length)
             if len(record) < place.length:
                 return f"{place.relative_path} is cut short"
-            if record.startswith(b"PK") and zipfile.ZipFile(io.BytesIO(record)).testzip():  # as torch.save writes it
+            if record.startswith(b"PK") and not _is_whole_archive(io.BytesIO(record)):
                 return f"{place.relative_path} is damaged"
     except FileNotFoundError as e:
         return f"{Path(str(e.filename)).name} is missing"
-    except (OSError, StateError, zipfile.BadZipFile, RuntimeError) as e:
+    except (StateError, *_DAMAGE) as e:
         return f"it is not whole ({e})"
     return ""
 
@@ -85,10 +100,16 @@ def _file_fault(path: Path) -> str:
         if path.suffix == ".json":
             json.loads(path.read_bytes())
             return ""
-        with zipfile.ZipFile(path) as file:  # what torch.save writes
-            return "is damaged" if file.testzip() else ""
-    except (OSError, ValueError, zipfile.BadZipFile, RuntimeError) as e:
+        return "" if _is_whole_archive(path) else "is damaged"
+    except _DAMAGE as e:
         return f"is not whole ({e})"
+
+
+def _is_whole_archive(file: Path | io.BytesIO) -> bool:
+    """Return whether the checksums are right in an archive of torch.save, which compresses nothing."""
+    with zipfile.ZipFile(file) as archive:
+        is_plain = all(one.compress_type == 0 and one.compress_size == one.file_size for one in archive.infolist())
+        return is_plain and archive.testzip() is None
 
 
 def _safetensors_fault(path: Path) -> str:

@@ -11,6 +11,7 @@ from torchtitan.trainer import Trainer
 import holdfast
 from holdfast.client.checkpointing.checkpointer import Checkpointer
 from holdfast.client.checkpointing.rank_collectives import RankWorld
+from holdfast.client.checkpointing.state_peek import peek_state
 from holdfast.client.training.rank_sentence import say
 from holdfast.trainers.own_checkpoints import distcp_fault, find_own_checkpoint, list_newest_first
 
@@ -61,12 +62,12 @@ class HeldCheckpoints:
             self._checkpointer = Checkpointer(
                 model=trainer.model_parts[0], optimizer=[*trainer.optimizers], extra=extra, **self._storage
             )
-            if step < 0 and self._checkpointer.restore():
+            if (step < 0 or peek_state(None).is_chosen) and self._checkpointer.restore():
                 return True
-        folder = str(getattr(self._own, "folder", ""))
-        if step >= 0 or not list_newest_first(Path(folder), _NAME):  # a URL is no folder here, and left to TorchTitan
+        folder = Path(str(getattr(self._own, "folder", "")))  # a URL is no folder here, and left to TorchTitan
+        if step >= 0 or not any(RankWorld().gather_all(bool(list_newest_first(folder, _NAME)))):
             return bool(self._own.load(step))
-        found = find_own_checkpoint(Path(folder), _NAME, distcp_fault)
+        found = find_own_checkpoint(folder, _NAME, distcp_fault)
         return found is not None and bool(self._own.load(found.step))
 
     def save(self, curr_step: int, last_step: bool = False) -> bool:

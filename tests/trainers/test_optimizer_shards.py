@@ -1,12 +1,13 @@
 """What an optimizer holds comes back bit for bit into a new one that has made no step yet."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from holdfast.checkpoint.state_image import StateError
-from holdfast.trainers.optimizer_shards import PlainFields, ShardCheckpointer
+from holdfast.trainers.optimizer_shards import GroupValues, ModuleBuffers, PlainFields, ShardCheckpointer
 
 
 class MasterWeights:
@@ -69,3 +70,82 @@ def test_an_optimizer_whose_state_cannot_be_foreseen_is_refused(tmp_path: Path) 
     held = ShardCheckpointer([optimizer], model, {}, path=tmp_path / "ckpt")
     with pytest.raises(StateError, match=r"\bLBFGS\b"):
         held.restore(lambda: None)
+
+
+class Wrapper(torch.nn.Module):
+    """Its state dict has the names of the inner module, as that of Megatron's DistributedDataParallel has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = torch.nn.BatchNorm1d(4)
+        self.module.register_buffer("scratch", torch.zeros(1), persistent=False)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.state_dict(*args, **kwargs)
+
+    def forward(self, batch: torch.Tensor) -> Any:
+        return self.module(batch)
+
+
+def test_buffers_come_back_whatever_a_wrapper_calls_them(tmp_path: Path) -> None:
+    def make() -> tuple[torch.nn.ModuleList, torch.optim.Optimizer, ShardCheckpointer]:
+        models = torch.nn.ModuleList([Wrapper(), Wrapper()])
+        optimizer = torch.optim.SGD(models.parameters(), lr=0.1, momentum=0.9)
+        return models, optimizer, ShardCheckpointer([optimizer], models, {}, path=tmp_path / "ckpt", every=1)
+
+    models, optimizer, held = make()
+    for n, model in enumerate(models):
+        model(torch.arange(8.0).reshape(2, 4) + n).sum().backward()
+    optimizer.step()
+    held.save(1)
+    held.close()
+    again, _, restoring = make()
+    assert restoring.restore(lambda: None) == 1
+    names = {f"{n}.module.{name}" for n in (0, 1) for name in ("running_mean", "running_var", "num_batches_tracked")}
+    assert ModuleBuffers(again).state_dict().keys() == names
+    saved, restored = dict(models.named_buffers()), dict(again.named_buffers())
+    assert all(saved[name].any() and saved[name].equal(restored[name]) for name in names)
+
+
+def test_a_state_without_a_buffer_is_refused() -> None:
+    buffers = ModuleBuffers(torch.nn.BatchNorm1d(4))
+    saved = buffers.state_dict()
+    del saved["running_var"]
+    with pytest.raises(StateError, match=r"running_var"):
+        buffers.load_state_dict(saved)
+
+
+def make_frozen(path: Path) -> tuple[torch.nn.Sequential, torch.optim.Optimizer, ShardCheckpointer]:
+    """A model with a frozen weight, whose optimizer was given all parameters."""
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    model[0].weight.requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    return model, optimizer, ShardCheckpointer([optimizer], model, {}, path=path, every=1)
+
+
+def test_a_frozen_parameter_gets_no_state(tmp_path: Path) -> None:
+    model, optimizer, held = make_frozen(tmp_path / "ckpt")
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    held.save(1)
+    held.close()
+    again, new, restoring = make_frozen(tmp_path / "ckpt")
+    assert restoring.restore(lambda: None) == 1
+    assert len(new.state) == 3 and again[1].weight.equal(model[1].weight)
+    assert new.state[again[1].weight]["exp_avg"].equal(optimizer.state[model[1].weight]["exp_avg"])
+
+
+def test_a_state_of_more_parameters_than_the_optimizer_will_hold_is_refused() -> None:
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
+    values = GroupValues([optimizer])
+    for weight in weights:
+        weight.grad = torch.ones(2)
+    optimizer.step()
+    saved = values.state_dict()
+    values.load_state_dict(saved)
+    del optimizer.state[weights[0]]
+    with pytest.raises(StateError) as refused:
+        values.load_state_dict(saved)
+    assert str(refused.value) == "the optimizers will hold [1] states of parameters, and [2] were saved"

@@ -3,15 +3,29 @@
 import pickle  # noqa: TID251 to write what Megatron writes
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as torch_dcp
 from safetensors.torch import save_file
 
+from holdfast.trainers import own_checkpoints
 from holdfast.trainers.own_checkpoints import OwnCheckpoint, distcp_fault, find_own_checkpoint, first_fault
+from tests.trainers.played_ranks import PlayedRanks
 
 FILES = ("model.safetensors", "optimizer.pt", "state.json")
+
+
+class LocalRank(dict[str, str]):
+    """The environment of ranks of which a node has two."""
+
+    def __init__(self, ranks: PlayedRanks) -> None:
+        self._ranks = ranks
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return str(self._ranks.rank % 2) if name == "LOCAL_RANK" else default
 
 
 def make_checkpoint(folder: Path) -> Path:
@@ -68,6 +82,44 @@ def test_the_newest_whole_one_is_found(tmp_path: Path, capsys: pytest.CaptureFix
     )
 
 
+def test_none_is_read_that_is_older_than_a_whole_one(tmp_path: Path) -> None:
+    for step in (9, 10, 11, 12):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    read = []
+
+    def fault_of_newest(folder: Path) -> str:
+        read.append(folder.name)
+        return "is half" if folder.name == "checkpoint-12" else ""
+
+    found = find_own_checkpoint(tmp_path, r"checkpoint-(\d+)", fault_of_newest)
+    assert found and found.step == 11
+    assert read == ["checkpoint-12", "checkpoint-11"]
+
+
+def test_every_node_must_find_it_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks 0 and 2 are the first of two nodes; the second does not see step 12 yet, and cannot read 11."""
+    for step in (9, 10, 11, 12):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    ranks, read, listed = PlayedRanks(4), list[tuple[int, str]](), own_checkpoints.list_newest_first
+    monkeypatch.setattr(own_checkpoints, "RankWorld", lambda: ranks)
+    monkeypatch.setattr(own_checkpoints, "os", SimpleNamespace(environ=LocalRank(ranks)))
+    monkeypatch.setattr(own_checkpoints, "list_newest_first", lambda *args: listed(*args)[ranks.rank == 2 :])
+
+    def fault_of_eleven(folder: Path) -> str:
+        read.append((ranks.rank, folder.name))
+        return "it is half" if folder.name == "checkpoint-11" and ranks.rank == 2 else ""
+
+    found = ranks.run(lambda rank: find_own_checkpoint(tmp_path, r"checkpoint-(\d+)", fault_of_eleven))
+    assert found == [OwnCheckpoint(10, str(tmp_path / "checkpoint-10"))] * 4
+    assert sorted(read) == [(rank, f"checkpoint-{step}") for rank in (0, 2) for step in (10, 11)]
+    assert capsys.readouterr().err == (
+        f"holdfast: {tmp_path}/checkpoint-12 is left out: not every node sees it\n"
+        f"holdfast: {tmp_path}/checkpoint-11 is left out: it is half\n"
+    )
+
+
 @pytest.mark.parametrize("there", [False, True])
 def test_there_may_be_none(there: bool, tmp_path: Path) -> None:
     if there:
@@ -93,6 +145,38 @@ def test_every_record_of_a_checkpoint_of_torch_is_read(
     assert distcp_fault(tmp_path) == ""
     damage(tmp_path / name)
     assert distcp_fault(tmp_path).startswith(fault)
+
+
+# Of an archive of torch.save: where an entry of the directory begins, a byte in it, and a bit of that.
+PLACES = {
+    "a name that is no text": (b"PK\1\2", 46, 0x80),
+    "more bytes than there are": (b"PK\1\2", 26, 0x80),
+    "more bytes than it had": (b"PK\1\2", 22, 0x80),
+    "compressed": (b"PK\1\2", 10, 0x08),
+    "a directory behind the file": (b"PK\6\6", 53, 0x80),
+    "a directory before the file": (b"PK\6\6", 40, 0x01),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("place", PLACES)
+def test_damage_to_the_directory_of_an_archive_is_a_fault_like_any_other(place: str, tmp_path: Path) -> None:
+    entry, at, bit = PLACES[place]
+    torch_dcp.save({"weight": torch.ones(100), "step": 7}, checkpoint_id=tmp_path, no_dist=True)
+    torch.save({"moment": torch.ones(100)}, tmp_path / "optimizer.pt")
+    assert not distcp_fault(tmp_path) and not first_fault([tmp_path / "optimizer.pt"])
+    for name in ("__0_0.distcp", "optimizer.pt"):
+        content = bytearray((tmp_path / name).read_bytes())
+        content[content.index(entry) + at] ^= bit
+        (tmp_path / name).write_bytes(content)
+    assert distcp_fault(tmp_path) and first_fault([tmp_path / "optimizer.pt"])
+
+
+@pytest.mark.parametrize("header", [b'{"a":{"data_offset":[0,4]}}', b'{"a":7}', b"[]"])
+def test_damage_to_the_header_of_safetensors_is_a_fault_like_any_other(header: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    assert first_fault([path]).startswith("model.safetensors ")
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -44,13 +44,14 @@ Make = Callable[[torch.Tensor, torch.device], torch.Tensor]  # a tensor like one
 Kept = dict[str, Any]  # name -> Blank, value, or a dict of the same kind
 
 
-def foresee_state(optimizer: Optimizer, *, also_masters: bool = False) -> dict[torch.Tensor, Kept] | None:
-    """Return the future state of every trained parameter; None if it cannot be predicted for this optimizer. With
-    `also_masters` a parameter counts that autograd does not know, because a trainer copies its gradient there."""
+def foresee_state(
+    optimizer: Optimizer, is_trained: Callable[[torch.Tensor], bool] = lambda parameter: parameter.requires_grad
+) -> dict[torch.Tensor, Kept] | None:
+    """Return the future state of every trained parameter; None if it cannot be predicted for this optimizer."""
     known: dict[tuple[object, ...], Kept] = {}
     kept: dict[torch.Tensor, Kept] = {}
     held = [(n, p) for n, group in enumerate(optimizer.param_groups) for p in group["params"]]
-    trained = [(n, p) for n, p in held if also_masters or p.requires_grad]
+    trained = [(n, p) for n, p in held if is_trained(p)]
     for number, parameter in trained:
         part, group = local_tensor(parameter), optimizer.param_groups[number]
         kind = (number, part.shape, part.stride(), part.dtype, part.device, isinstance(parameter, DTensor))
