@@ -71,7 +71,7 @@ PACKAGE = ROOT / "holdfast"
 # zygotes that wait for what ranks write of their imports, 30; one line each for TorchTitan, DeepSpeed and
 # Megatron-Core, 420; states that are asked for again, 40.
 TOTAL_LINES = 85_900
-SETTINGS = 117  # a detector has about five: its stance, its pace, its limits; hooks have five
+SETTINGS = 118  # a detector has about five: its stance, its pace, its limits; hooks have five
 NOUNS = 81  # structs in holdfast/model/; the last one is what a launch resumed from
 
 FILE_LINES = 400  # without imports, which are a list
@@ -96,6 +96,10 @@ CATCH_ALL = frozenset(
         "client/boot/script_runner.py::run_script",
         "client/training/logged_losses.py::_report",
         "client/training/logger_hooks.py::seen",  # inside of the script's own call of its logger
+        "client/training/tracker_events.py::attempt",  # as above, of W&B, MLflow and TensorBoard
+        "client/training/tracker_events.py::run",
+        "client/training/tracker_runs.py::_start_run",  # and then without us, as the script wrote it
+        "client/training/tracker_runs.py::log_mlflow_parameters",  # raised again, unless a resumed run is the reason
         "client/training/progress.py::attach",
         "client/training/progress.py::phase",
         "client/training/progress.py::step",

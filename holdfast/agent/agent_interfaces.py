@@ -21,7 +21,7 @@ from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Mark,
 from holdfast.model.release import Release
 from holdfast.model.stacks import Trace
 from holdfast.model.state_copy import Address, Aim, Copy
-from holdfast.wire.agent_messages import TraceRequest
+from holdfast.wire.agent_messages import JobFigures, TraceRequest
 from holdfast.wire.holder_messages import HolderRank, KeptArena, RankKey
 from holdfast.wire.rank_memory.flight_log_reader import FlightReport
 from holdfast.wire.rank_memory.slot_reader import SlotReading
@@ -123,6 +123,10 @@ class NodeRanks(Protocol):
     def read_mesh(self) -> Dims: ...
     def read_replayable(self) -> str: ...
     def read_loss_source(self) -> str: ...
+    def read_trackers(self) -> str: ...
+
+    def write_figures(self, figures: JobFigures) -> None:
+        """Show the ranks the job's incidents, restarts and ETTR."""
 
 
 class RankTracer(Protocol):

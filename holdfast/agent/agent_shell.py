@@ -49,6 +49,7 @@ from holdfast.wire.agent_messages import (
     ErrandMessage,
     HashReport,
     Hello,
+    JobFigures,
     NodeNotice,
     ReachRequest,
     ScriptImports,
@@ -211,6 +212,8 @@ class Agent:
                 self._tasks.create_task(self.keeper.apply_aim(aim))
             case TraceRequest():
                 self._tasks.create_task(self._trace_stacks(message))
+            case JobFigures():
+                self.ranks.write_figures(message)
             case ScriptImports(modules=modules):
                 self.ranks.hear_imports(modules)
             case ReachRequest(peers=peers):
@@ -391,6 +394,7 @@ class Agent:
             replayable=self.ranks.read_replayable(),
             peak_flops=self.health.peak_flops,
             loss_source=source,
+            trackers=self.ranks.read_trackers(),
             mute=tuple(sorted({key.rank for key in self.ranks.held if key.generation == generation} - {*stepped})),
         )
         return self._complete_beat(beat)

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from holdfast.model.errand import LaunchHere
+from holdfast.model.job_and_seats import marked_run_id
 from holdfast.wire import progress_environment
 from holdfast.wire.rank_memory import flight_log_writer
 from holdfast.wire.run_and_node_specs import NodeSpec
@@ -42,4 +43,6 @@ def rank_variables(spec: NodeSpec, errand: LaunchHere, local: int, slots: str, k
         "HOLDFAST_SLOT": f"{slots}:{local}",
         "HOLDFAST_FLIGHT": f"{slots}:{flight_log_writer.flight_log_offset(spec.nproc, local)}",
     }
+    if spec.settings.logs.trackers:
+        values[progress_environment.TRACKED_RUN] = marked_run_id(errand.run_id, errand.mark)
     return {k: str(v) for k, v in values.items()}

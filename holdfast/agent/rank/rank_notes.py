@@ -1,5 +1,7 @@
-"""Reads the files in which ranks leave longer notes for their agent: mesh, replayable, source of losses."""
+"""Files by which an agent and its ranks tell each other longer things: mesh, replayable, source of losses, trackers,
+the job's figures."""
 
+import contextlib
 from pathlib import Path
 
 import msgspec
@@ -7,8 +9,9 @@ import msgspec
 from holdfast.core.decoding import from_json
 from holdfast.model.job_and_seats import Dims
 from holdfast.wire import progress_environment, replay_environment
+from holdfast.wire.agent_messages import JobFigures
 
-_SOURCE_BYTES = 200  # of the file in which a rank says where its losses are read from
+_NOTE_BYTES = 200  # of a file in which a rank says where its losses are read from, or which trackers it uses
 
 
 def read_mesh(path: Path) -> Dims:
@@ -30,8 +33,25 @@ def read_replayable(folder: Path) -> str:
 
 def read_loss_source(folder: Path) -> str:
     """Return where a rank's losses are read from; empty if nowhere, or if the script reports them itself."""
+    return _read_text(folder / progress_environment.LOSS_SOURCE)
+
+
+def read_trackers(folder: Path) -> str:
+    """Return which trackers a rank uses, in words; empty if none."""
+    return _read_text(folder / progress_environment.TRACKERS)
+
+
+def _read_text(path: Path) -> str:
     try:
-        source = (folder / progress_environment.LOSS_SOURCE).read_bytes()
+        return path.read_bytes()[:_NOTE_BYTES].decode("utf-8", "replace")
     except OSError:
         return ""
-    return source[:_SOURCE_BYTES].decode("utf-8", "replace")
+
+
+def write_figures(folder: Path, figures: JobFigures) -> None:
+    """Leave the job's figures for the ranks; where that fails, trackers show older ones."""
+    path = folder / progress_environment.FIGURES
+    whole = path.with_suffix(".new")
+    with contextlib.suppress(OSError):
+        whole.write_bytes(msgspec.json.encode(figures))
+        whole.replace(path)

@@ -30,6 +30,7 @@ from holdfast.wire import (
     run_and_node_specs,
     survivor_messages,
 )
+from holdfast.wire.agent_messages import JobFigures
 from holdfast.wire.holder_messages import (
     ArenaMade,
     ExecRank,
@@ -300,6 +301,12 @@ class RankProcesses:
 
     def read_loss_source(self) -> str:
         return rank_notes.read_loss_source(self.keeper_path.parent)
+
+    def read_trackers(self) -> str:
+        return rank_notes.read_trackers(self.keeper_path.parent)
+
+    def write_figures(self, figures: JobFigures) -> None:
+        rank_notes.write_figures(self.keeper_path.parent, figures)
 
     def entry_for(self, release: Release) -> EntryPoint:
         """Return the entry point that ranks of a release run."""

@@ -8,6 +8,7 @@ from holdfast.model.job_and_seats import Dims
 from holdfast.model.observation import Mark, StepValues
 from holdfast.sim.dst.failpoints import FaultChances
 from holdfast.sim.dst.simulated_machine import SimMachine, SimRank
+from holdfast.wire.agent_messages import JobFigures
 from holdfast.wire.holder_messages import HolderListing, HolderRank, KeptArena, RankEnded, RankKey, ZygoteWarmed
 from holdfast.wire.rank_memory.slot_reader import SlotReading
 
@@ -173,3 +174,9 @@ class SimHolder:
 
     def read_loss_source(self) -> str:
         return ""
+
+    def read_trackers(self) -> str:
+        return ""
+
+    def write_figures(self, figures: JobFigures) -> None:
+        pass
