@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import importlib
+import random
 import shutil
 import subprocess
 import sys
@@ -77,7 +78,8 @@ class LiveSource(JournalSource):
             {"node": f"n{n}", "role": "active", "step": step - (n == 7), "phase": "", "loss": 2.0} for n in range(NODES)
         ]
         now = f"training; every rank has made step {step - 1}"
-        return JobPresence(status={"now": now, "step": step - 1, "nodes": nodes}, now=self.now)
+        lateness = "".join(random.Random(step).choices("jklmn", k=NODES * NPROC))  # as noise makes it
+        return JobPresence(status={"now": now, "step": step - 1, "nodes": nodes, "lateness": lateness}, now=self.now)
 
 
 def measure_live(path: Path, later: tuple[Entry, ...]) -> tuple[float, int]:
