@@ -10,7 +10,7 @@ from aiohttp import web
 
 from holdfast.core.decoding import from_json
 from holdfast.core.terminal_sanitizer import strip_tree
-from holdfast.dash.page_assets import TYPES, read_assets
+from holdfast.dash.page_assets import TYPES, served_assets
 from holdfast.dash.page_feed import PageFeed
 from holdfast.dash.page_session import ENTER, HEADERS, USED_UP, PageSession
 from holdfast.dash.page_source import PageSource, SourceError
@@ -204,7 +204,7 @@ class PageServer:
 
 
 def _asset(name: str) -> web.Response:
-    found = read_assets().get(name)
+    found = served_assets().get(name)
     if found is None:
         raise web.HTTPNotFound(text="there is no such file")
     return web.Response(text=found, content_type=TYPES[name.rpartition(".")[2]], charset="utf-8")
