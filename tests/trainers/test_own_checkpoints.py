@@ -9,7 +9,8 @@ import torch
 import torch.distributed.checkpoint as torch_dcp
 from safetensors.torch import save_file
 
-from holdfast.trainers.own_checkpoints import OwnCheckpoint, distcp_fault, find_own_checkpoint, first_fault
+from holdfast.checkpoint.file_faults import distcp_fault, first_fault
+from holdfast.trainers.own_checkpoints import OwnCheckpoint, find_own_checkpoint
 
 FILES = ("model.safetensors", "optimizer.pt", "state.json")
 
