@@ -5,6 +5,7 @@ stand for them in the first test.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,99 @@ def test_trackers_are_left_alone_where_that_is_set(start: Start, told: Path) -> 
     job.ends(0)
     assert read_lines(told) == [{"run": None, "generation": "1"}]
     assert "are logged to" not in job.text()
+
+
+# The rank logs until it has seen the figures of its second generation, and what it logged is on the disk.
+def run_real(start: Start, setup: str, close: str, *, is_logged: Callable[[], object]) -> None:
+    job = start(script=SCRIPT.format(setup=setup, close=close))
+    kill_and_wait(job)
+    job.until(is_logged, "figures of the second generation")
+    job.finish()
+    job.ends(0)
+    assert len(job.report().incidents) == 1
+    assert "Traceback" not in job.text()
+
+
+def test_the_real_wandb(start: Start, tmp_path: Path) -> None:
+    """Offline: each generation has a folder of its own, under one id. A changed configuration is no error."""
+    pytest.importorskip("wandb", reason="no wandb: only a played one is tried")
+    setup = """
+import wandb
+generation = os.environ["HOLDFAST_GENERATION"]
+run = wandb.init(project="p", dir=folder, mode="offline", config={"generation": generation})
+run.config.host = generation
+log = lambda step: run.log({"train/loss": 1 / step})
+"""
+
+    def read_rows() -> list[bytes]:
+        return [path.read_bytes() for path in (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")]
+
+    def is_logged() -> bool:
+        return any(b"killed by SIGKILL" in rows for rows in read_rows())
+
+    run_real(start, setup, "run.finish()", is_logged=is_logged)
+    [rows] = [rows for rows in read_rows() if b"killed by SIGKILL" in rows]
+    assert b"holdfast/ettr" in rows and b"holdfast/incident" in rows and b"holdfast: incident 1" in rows  # an alert
+    ids = {path.name.rpartition("-")[2] for path in (tmp_path / "wandb").glob("offline-run-*")}
+    assert len(ids) == 1 and len(read_rows()) == 2
+
+
+@pytest.mark.filterwarnings("ignore")  # of its database
+def test_the_real_mlflow(start: Start, tmp_path: Path) -> None:
+    """With SQLite: one run, with the metrics of both generations. A changed parameter is no error."""
+    mlflow = pytest.importorskip("mlflow", reason="no mlflow: only a played one is tried")
+    store = f"sqlite:///{tmp_path}/mlflow.db"
+    setup = f"""
+import mlflow
+mlflow.set_tracking_uri("{store}")
+mlflow.start_run(run_name=os.environ["HOLDFAST_GENERATION"])
+mlflow.log_params({{"host": os.environ["HOLDFAST_GENERATION"], "lr": 1}})
+log = lambda step: mlflow.log_metric("train/loss", 1 / step, step=step)
+"""
+    client = mlflow.MlflowClient(store)
+
+    def read_runs() -> list[Any]:
+        return list(client.search_runs(["0"]))
+
+    def is_logged() -> bool:
+        return any("holdfast.incident.1" in run.data.tags for run in read_runs())
+
+    run_real(start, setup, "", is_logged=is_logged)
+    [run] = read_runs()
+    assert "killed by SIGKILL" in run.data.tags["holdfast.incident.1"]
+    assert (run.info.run_name, run.info.status) == ("1", "FINISHED")
+    assert run.data.params == {"host": "1", "lr": "1"}
+    assert run.data.metrics["holdfast/restarts"] == run.data.metrics["holdfast/incidents"] == 1
+    assert 0 < run.data.metrics["holdfast/ettr"] < 1
+    steps = [one.step for one in client.get_metric_history(run.info.run_id, "train/loss")]
+    assert steps.count(1) == 2, "both generations log to it"
+
+
+def test_the_real_tensorboard(start: Start, tmp_path: Path) -> None:
+    """Both generations write to the folder that the script names."""
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="no tensorboard: only a played one is tried"
+    )
+    setup = """
+from torch.utils.tensorboard import SummaryWriter
+board = SummaryWriter(f"{folder}/board", flush_secs=1)
+log = lambda step: board.add_scalar("train/loss", 1 / step, step)
+"""
+
+    def read_events() -> Any:
+        found = accumulator.EventAccumulator(f"{tmp_path}/board", size_guidance={"tensors": 0, "scalars": 0})
+        found.Reload()
+        return found
+
+    def read_texts() -> list[str]:
+        events = read_events()
+        if "holdfast/incident/text_summary" not in events.Tags()["tensors"]:
+            return []
+        return [one.tensor_proto.string_val[0].decode() for one in events.Tensors("holdfast/incident/text_summary")]
+
+    run_real(start, setup, "board.close()", is_logged=read_texts)
+    [text] = read_texts()
+    assert text.startswith("incident 1: ") and "killed by SIGKILL" in text
+    restarts = [one.value for one in read_events().Scalars("holdfast/restarts")]
+    assert restarts[0] == 0.0 and restarts[-1] == 1.0
+    assert len(list((tmp_path / "board").glob("events.*"))) == 2
