@@ -16,7 +16,7 @@ from holdfast.config import Settings
 from holdfast.core.agent_state_machine import ErrandDone, HeedEpoch, RememberDone, RememberLeaving
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere
-from holdfast.model.job_and_seats import Dims, HostIdentity
+from holdfast.model.job_and_seats import HostIdentity
 from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Mark, Reach, StepValues, Strain
 from holdfast.model.release import Release
 from holdfast.model.stacks import Trace
@@ -120,10 +120,10 @@ class NodeRanks(Protocol):
     def proven_imports(self) -> tuple[str, ...]:
         """The script's modules that the zygote has preloaded, once a rank is known to start when forked with them."""
 
-    def read_mesh(self) -> Dims: ...
-    def read_replayable(self) -> str: ...
+    def read_notes(self) -> dict[str, Any]:
+        """Return the fields of a beat that ranks have left notes on: mesh, replayable, trackers."""
+
     def read_loss_source(self) -> str: ...
-    def read_trackers(self) -> str: ...
 
     def write_figures(self, figures: JobFigures) -> None:
         """Show the ranks the job's incidents, restarts and ETTR."""

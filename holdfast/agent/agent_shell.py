@@ -390,12 +390,10 @@ class Agent:
             exact=self.controller_clock.is_exact,
             arrivals={rank: told.arrivals for rank, told in reports.items()},
             gpus={rank: told.gpu for rank, told in reports.items() if told.gpu},
-            mesh=self.ranks.read_mesh(),
-            replayable=self.ranks.read_replayable(),
             peak_flops=self.health.peak_flops,
             loss_source=source,
-            trackers=self.ranks.read_trackers(),
             mute=tuple(sorted({key.rank for key in self.ranks.held if key.generation == generation} - {*stepped})),
+            **self.ranks.read_notes(),
         )
         return self._complete_beat(beat)
 

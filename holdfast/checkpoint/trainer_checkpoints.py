@@ -9,6 +9,7 @@ import re
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,35 +117,36 @@ def _outlines(paths: Iterable[Path]) -> Iterator[dict[str, object]]:
     """Yield the plain values that files of torch.save hold; nothing for a file that cannot be read."""
     for path in sorted(paths):
         try:
-            with zipfile.ZipFile(path) as file:
-                name = next((name for name in file.namelist() if name.endswith("/data.pkl")), "")
-                if not name or file.getinfo(name).file_size > _MOST_OUTLINE_BYTES:
-                    continue
-                found = outline_pickle(file.read(name))
+            found = outline_pickle(_read_pickle(path))
         except (OSError, zipfile.BadZipFile, OutlineError, RuntimeError):
             continue
         yield found.state if isinstance(found, Blank) else found if isinstance(found, dict) else {}
+
+
+def _read_pickle(path: Path) -> bytes:
+    with zipfile.ZipFile(path) as file:
+        name = next((name for name in file.namelist() if name.endswith("/data.pkl")), "")
+        if not name or file.getinfo(name).file_size > _MOST_OUTLINE_BYTES:
+            raise OutlineError("there is no pickle in it, or too large a one")
+        return file.read(name)
 
 
 def _missing_deepspeed(folder: Path) -> tuple[str, bool]:
     """Return which file of an optimizer's or a model's parts is missing, and whether the number of parts is known."""
     names = {path.name for path in folder.glob("*_states.pt")}
     parts = [found for name in names if (found := _ZERO.fullmatch(name))]
-    models = [name for name in names if name.startswith("mp_rank_")]
+    has_models = any(name.startswith("mp_rank_") for name in names)
     told = next(_outlines(folder.glob(_STATES)), {})
     sizes = [told.get(name) for name in ("dp_world_size", "mp_world_size")]
     replicas, slices = (size if isinstance(size, int) and 0 < size < 1 << 20 else 0 for size in sizes)
-    if parts and not models and not any(found[4].startswith("model") for found in parts):
+    if not has_models and not any(found[4].startswith("model") for found in parts):
         return "mp_rank_00_model_states.pt is missing", False
+    needed = [f"mp_rank_{part:02d}_model_states.pt" for part in range(slices if has_models else 0)]
     most = [max((int(found[place]) for found in parts), default=-1) + 1 for place in (2, 3)]
-    for prefix, suffix in sorted({(found[1], found[4]) for found in parts}):
-        for replica in range(max(replicas, most[0])):
-            for slice_ in range(max(slices, most[1])):
-                name = f"{prefix}_{replica}_mp_rank_{slice_:02d}_{suffix}"
-                if name not in names:
-                    return f"{name} is missing", bool(replicas)
-    whole = [f"mp_rank_{slice_:02d}_model_states.pt" for slice_ in range(slices if models else 0)]
-    missing = next((f"{name} is missing" for name in whole if name not in names), "")
+    places = [*product(range(max(replicas, most[0])), range(max(slices, most[1])))]
+    kinds = sorted({(found[1], found[4]) for found in parts})
+    needed += [f"{kind}_{replica}_mp_rank_{part:02d}_{end}" for kind, end in kinds for replica, part in places]
+    missing = next((f"{name} is missing" for name in needed if name not in names), "")
     return missing, bool(replicas and slices)
 
 

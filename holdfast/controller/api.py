@@ -180,8 +180,7 @@ def status_of(controller: Controller) -> Status:
 
 
 def _add_traffic(view: NodeView, links: tuple[LinkTraffic, ...]) -> NodeView:
-    ours = pick_job_links(links)
-    if not ours:
+    if not (ours := pick_job_links(links)):
         return view
     into, out = sum(link.in_bytes_s for link in ours), sum(link.out_bytes_s for link in ours)
     return msgspec.structs.replace(view, in_bytes_s=into, out_bytes_s=out)

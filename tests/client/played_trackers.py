@@ -31,6 +31,8 @@ def play_wandb(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]
     run_module, init_module = ModuleType("wandb.sdk.wandb_run"), ModuleType("wandb.sdk.wandb_init")
 
     class Config:
+        items: dict[str, object]
+
         def __init__(self) -> None:
             object.__setattr__(self, "items", {"host": "a"})
 
@@ -58,6 +60,7 @@ def play_wandb(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]
         project: str | None = None,
         id: str | None = None,
         resume: object = None,
+        *,
         mode: str | None = None,
         settings: object = None,
         refuses: str = "",

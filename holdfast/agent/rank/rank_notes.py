@@ -3,6 +3,7 @@ the job's figures."""
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -12,6 +13,12 @@ from holdfast.wire import progress_environment, replay_environment
 from holdfast.wire.agent_messages import JobFigures
 
 _NOTE_BYTES = 200  # of a file in which a rank says where its losses are read from, or which trackers it uses
+
+
+def read_notes(mesh: Path) -> dict[str, Any]:
+    """Return the fields of a beat that ranks have left notes on; the file of the mesh lies among the others."""
+    told = {"replayable": read_replayable(mesh.parent), "trackers": read_trackers(mesh.parent)}
+    return {"mesh": read_mesh(mesh), **told}
 
 
 def read_mesh(path: Path) -> Dims:

@@ -51,7 +51,8 @@ class TrackerRuns:
 
 def _start_run(tracker: str, call: "RunCall", choose: Callable[[], dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
     """Return the run that the tracker starts with the chosen arguments, and these; without them if it refuses."""
-    if chosen := attempt(choose, {}):
+    nothing: dict[str, Any] = {}
+    if chosen := attempt(choose, nothing):
         try:
             return call.plain(**chosen), chosen
         except Exception as e:
@@ -81,13 +82,15 @@ def start_wandb(runs: TrackerRuns, call: RunCall) -> Any:
 def _choose_wandb_run(runs: TrackerRuns, given: dict[str, Any]) -> dict[str, Any]:
     """Return all arguments of a call that resumes or begins this rank's run; none if the run is not ours to choose."""
     settings = given.get("settings")
-    read = settings.get if isinstance(settings, dict) else lambda name: getattr(settings, name, None)
+    preset = (
+        settings if isinstance(settings, dict) else {name: getattr(settings, name, None) for name in _WANDB_SETTINGS}
+    )
     chosen = (
         any(os.environ.get(name) for name in _WANDB_VARIABLES)
         or any(given.get(name) for name in _WANDB_ARGUMENTS)
         or given.get("resume") not in (None, "allow")
         or given.get("mode") in ("disabled", "shared")
-        or any(read(name) for name in _WANDB_SETTINGS)
+        or any(preset.get(name) for name in _WANDB_SETTINGS)
     )
     active = getattr(sys.modules.get("wandb"), "run", None)  # it may be returned as it is
     if chosen or active is not None or not runs.is_rank():

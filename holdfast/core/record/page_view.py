@@ -14,6 +14,7 @@ from holdfast.core.record.job_report import report_of
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.record.lost_time_bill import Bill, draw_bill
 from holdfast.core.record.node_history import NodeHistory, NodeStory, ProbeResult
+from holdfast.core.record.page_lateness import HeldLateness
 from holdfast.core.record.release_pace import ReleasePace, describe_paces
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.model.action import Launch, Stage
@@ -25,7 +26,6 @@ from holdfast.model.release import Release
 _POINTS = 1200  # of the curve; of twice as many, every second one stays
 _STORAGE = 50  # reports of checkpoints, the newest
 _RECENT_S = 120.0  # over which the present pace is measured
-_ROW, _HELD_S = 64, 20.0  # of the map of lateness
 _GOOD = (TimeUse.TRAIN, TimeUse.REDO)
 
 
@@ -162,21 +162,6 @@ class PageView(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits | None
     opinions: tuple[str, ...]
     lateness: tuple[str, ...]  # of a live job, in rows of 64 ranks: a change sends the rows that changed
-
-
-class HeldLateness:
-    """The map of lateness as pages have it: a new one every 20 s is at most 60 KB a minute for 16,384 ranks."""
-
-    def __init__(self) -> None:
-        self._rows: tuple[str, ...] = ()
-        self._until = 0.0
-
-    def hold(self, now: float | None, told: str) -> tuple[str, ...]:
-        """Return the rows to show, given the newest map; those from before while they are new enough."""
-        rows = tuple(told[at : at + _ROW] for at in range(0, len(told), _ROW))
-        if now is None or now >= self._until or len(rows) != len(self._rows):
-            self._rows, self._until = rows, (now or 0.0) + _HELD_S
-        return self._rows
 
 
 class PageFold:
