@@ -122,8 +122,8 @@ class PageServer:
         return _asset(request.match_info["name"])
 
     async def _show_view(self, request: web.Request) -> web.Response:
-        if not self._feed.whole:
-            await self._await_news(0)
+        async with self._news:  # the reader counts a version before it has written the view
+            await self._news.wait_for(lambda: self._feed.whole)
         self._wanted.set()
         answer = web.Response(body=self._feed.whole, content_type="application/json")
         answer.enable_compression()
